@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torchkiln.model.cell import Cell, Resolution
     from torchkiln.model.image import BuiltImage
     from torchkiln.model.lock import LockedCell
+    from torchkiln.model.progress import Reporting
     from torchkiln.publish.publish import PublishedImage
     from torchkiln.publish.verification import Verified
     from torchkiln.store.store import Store
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 class CellName:
     """The name of a cell of the matrix; the options of the command line have the same names and values.
 
-    `torch` and `cuda` may be prefixes: "2.7" is the newest 2.7 release. `with_` names components.
+    `torch` and `cuda` may be prefixes: "2.7" is the newest 2.7 release. `with_` names components. `gpus` are
+    the GPUs of a thin image, "9.0" or "H100"; `own_use`: NVIDIA's libraries are changed, too.
     """
 
     torch: str
@@ -42,6 +45,8 @@ class CellName:
     flavor: str = "runtime"
     os: str = "debian12"
     with_: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    own_use: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +118,7 @@ def build(
     demand_own_layout(project.layout)
     folder, store = _folder(project), _store(project)
     locked = folder.fresh(_cell(cell, folder), os.environ)
+    folder.keep(locked)
     environment = Environment(store=store, fetcher=LazyIndex(store), observer=Silent(), say=project.say)
     options = BuildOptions(sources=BaseSources(locked_only=locked_only), layer_format=layer_format)
     return build_locked(
@@ -129,6 +135,7 @@ def publish(
     trusted_keys: tuple[Path, ...] = (),
     signing_key: Path | None = None,
     override: str | None = None,
+    licence_confirmed: bool = False,
 ) -> PublishedImage:
     """Push *image*, a tag of `project.layout`, if its smoke reports satisfy the policy of the matrix.
 
@@ -137,7 +144,9 @@ def publish(
     :param trusted_keys: public keys; if there are any, a report counts only if one of them signed it.
     :param signing_key: signs the SBOM, the provenance, the reports and the gate's decision.
     :param override: publish although the policy is not satisfied; the reason is stored with the image.
-    :raises GateRefused: the reports do not satisfy the policy.
+    :param licence_confirmed: you have the right to distribute NVIDIA's libraries with changes; only an image
+        that was built with `own_use` needs it.
+    :raises GateRefused: the reports do not satisfy the policy, or *licence_confirmed* is missing.
     :raises VerificationFailed: an image or a report is damaged, or a signature does not verify.
     :raises RegistryError: the registry refuses, or cannot be reached.
     :raises ConfigError: there is no such image, or a file of *project* or a key is wrong.
@@ -180,6 +189,7 @@ def publish(
         repository=parse_repository(repository),
         day=f"{datetime.now(timezone.utc):%Y%m%d}",
         override=override,
+        licence_confirmed=licence_confirmed,
     )
     return session.publish(image, target)
 
@@ -233,6 +243,11 @@ class _LockObserver:
 
     say: Callable[[str], None]
 
+    def reporting(self) -> AbstractContextManager[Reporting]:
+        from torchkiln.model.progress import Reporting
+
+        return nullcontext(Reporting(say=self.say))
+
     def locked(self, result: LockResult) -> None: ...
 
     def failed(self, tag: str, error: KilnError) -> None: ...
@@ -265,8 +280,11 @@ def _named_keys(files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
 
 def _cell(name: CellName, folder: LockFolder) -> Cell:
     """:raises ConfigError: the matrix does not have the cell, or has several that match."""
+    from torchkiln.matrix.kept_gpus import kept_gpus
     from torchkiln.matrix.select import Selection, select
 
+    if name.own_use and not name.gpus:
+        raise ConfigError(f"{name}: own_use needs gpus", hint='name the GPUs of the image: gpus=("9.0",)')
     cells = select(
         Selection(
             torch=(name.torch,),
@@ -274,6 +292,8 @@ def _cell(name: CellName, folder: LockFolder) -> Cell:
             flavor=(name.flavor,),
             os=(name.os,),
             components=name.with_,
+            gpus=kept_gpus(name.gpus, folder.facts) if name.gpus else (),
+            own_use=name.own_use,
         ),
         folder.matrix,
     )

@@ -1,7 +1,7 @@
 """Defines the exceptions: one class for each kind of failure, with its exit code and a hint.
 
 `cli.main` is the only place that catches them: it prints message and hint to stderr and exits
-with ``exit_code``. The README lists the codes.
+with ``exit_code``. docs/reference.md lists the codes.
 """
 
 from __future__ import annotations

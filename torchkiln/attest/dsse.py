@@ -97,7 +97,7 @@ def decode(data: bytes, *, where: str) -> Envelope:
 
     :raises VerificationFailed: it is not an envelope.
     """
-    hint = "`smoke --report FILE --key KEY` writes a signed report"
+    hint = "`torchkiln smoke TAG --report FILE --key KEY` writes a signed report"
     try:
         document = json_of(data)
         if wrong := sentences(document, _ENVELOPE, where):
@@ -148,7 +148,7 @@ def fingerprint(key: PublicKey) -> str:
 def private_key(pem: bytes, passphrase: str | None, *, where: str) -> PrivateKey:
     """The key in the PEM file *where*.
 
-    :raises ConfigError: it is not a supported private key; the message has nothing of its content.
+    :raises ConfigError: it is not a supported private key; the message contains nothing of the key.
     """
     try:
         key = load_pem_private_key(pem, passphrase.encode() if passphrase else None)

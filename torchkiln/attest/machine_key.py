@@ -22,7 +22,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.ownership import fault_of_secret
 
 _LIMIT = 4096  # bytes of the key's file
-_HINT = "delete it: a new key is generated, and records of the old one are made again (smoke runs run again)"
+_HINT = "delete it: a new key is generated, and smoke tests run again, as records of the old key do not count"
 
 
 def signed(store: Store, payload_type: str, payload: bytes) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,8 @@ from torchkiln.util.schema import sentences
 PROVENANCE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:torchkiln:build:1"
 _LOCK = "lock.json"
+_PURL = "pkg:pypi/torchkiln@"
+_VERSION = re.compile(r"[0-9][0-9A-Za-z.+!]{0,39}")
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["buildDefinition", "runDetails"],
@@ -60,21 +64,33 @@ class SourceRevision:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SourcePackage:
+    """The installed package that built the image, where torchkiln does not run from a checkout."""
+
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
     """The content of a provenance that is needed to rebuild an image."""
 
     locked: LockedCell
     recipe: int
-    source: str  # the revision; empty: unknown
+    source: str  # the revision, or "torchkiln 0.1.0" of an installed package; empty: unknown
     builder: str
+
+    @property
+    def short_source(self) -> str:
+        """The source as people write it: of a revision the first twelve digits."""
+        return self.source if " " in self.source else self.source[:12]
 
 
 def provenance(
-    locked: LockedCell, image: Digest, *, source: SourceRevision | None, builder: str
+    locked: LockedCell, image: Digest, *, source: SourceRevision | SourcePackage | None, builder: str
 ) -> Statement:
     """How *image* was built from *locked*.
 
-    :param source: None: torchkiln does not run from a checkout.
+    :param source: None: unknown, a checkout without git.
     :param builder: a URL or a URN.
     """
     cell, lock = locked.resolution.cell, to_json(locked)
@@ -148,18 +164,28 @@ def origin(statement: Statement, *, where: str) -> Origin:
         builder = str(details["builder"]["id"])
     except (LookupError, TypeError, ValueError):
         raise VerificationFailed(f"{where}: no lock, or no builder", hint=hint) from None
-    source = named.get("source", {}).get("digest", {})
+    source = named.get("source", {})
     return Origin(
         locked=from_json(lock, where=f"{where}: {_LOCK}"),
         recipe=definition["internalParameters"]["recipe"],
-        source=str(source.get("gitCommit", "")) if isinstance(source, dict) else "",
+        source=_source_name(source),
         builder=builder,
     )
 
 
-def _source(source: SourceRevision | None) -> list[dict[str, Any]]:
+def _source_name(source: Mapping[str, Any]) -> str:
+    digest = source.get("digest", {})
+    if isinstance(digest, dict) and "gitCommit" in digest:
+        return str(digest["gitCommit"])
+    version = str(source.get("uri", "")).removeprefix(_PURL)
+    return f"torchkiln {version}" if _VERSION.fullmatch(version) else ""
+
+
+def _source(source: SourceRevision | SourcePackage | None) -> list[dict[str, Any]]:
     if source is None:
         return []
+    if isinstance(source, SourcePackage):
+        return [{"name": "source", "uri": f"{_PURL}{source.version}"}]
     changed = {"annotations": {"changed": True}} if source.changed else {}
     return [{"name": "source", "digest": {"gitCommit": source.revision}, **changed}]
 

@@ -19,7 +19,7 @@ _SCHEMA: dict[str, Any] = {
 
 
 def retraction(tag: str, image: Digest, *, reason: str, when: str) -> Statement:
-    """That *image*, called *tag*, must not be used any more.
+    """The statement that *image*, tagged *tag*, must not be used.
 
     :param when: UTC, "2026-11-22T17:05:16Z".
     :raises ConfigError: no reason.

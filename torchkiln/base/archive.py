@@ -89,7 +89,7 @@ def packages_without_file(locked: LockedBase | LockedTools, files: BaseFiles) ->
 
 
 def merged(recorded: BaseFiles | None, now: BaseFiles) -> BaseFiles:
-    """*recorded* and *now* of one base together: an archive removes entries, but does not change them."""
+    """The entries of *recorded* and *now*, of one base: archives remove entries, but never change them."""
     debs = {(deb.name, deb.version): deb for files in (now, recorded) if files for deb in files.debs}
     return BaseFiles(base=now.base, debs=tuple(debs[key] for key in sorted(debs)))
 

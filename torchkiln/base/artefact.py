@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from torchkiln.base import keeping
@@ -12,9 +12,10 @@ from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.keeping import package_changes, to_json
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import BaseRecipe, recipe
-from torchkiln.base.sources import variables
+from torchkiln.base.sources import values
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase
+from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
 
@@ -67,11 +68,11 @@ def ensure(
     base_file: Path | None = None,
     locked_only: bool = False,
     environ: Mapping[str, str] | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    report: Reporting = UNREPORTED,
 ) -> tuple[LockedBase, tuple[str, ...]]:
     """The base to build on, and its differences from *locked*: see `keeping.ensure`."""
-    spec = _spec(recipe(os_name), store, os.environ if environ is None else environ, say)
-    return keeping.ensure(spec, locked, store, file=base_file, locked_only=locked_only, say=say)
+    spec = _spec(recipe(os_name), store, os.environ if environ is None else environ, report)
+    return keeping.ensure(spec, locked, store, file=base_file, locked_only=locked_only, report=report)
 
 
 def rebuild(
@@ -80,10 +81,10 @@ def rebuild(
     *,
     environ: Mapping[str, str],
     locked: LockedBase | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    report: Reporting = UNREPORTED,
 ) -> LockedBase:
     """Build the base from the archive now; the result replaces *locked* on this machine."""
-    return keeping.rebuild(_spec(wanted, store, environ, say), store, locked=locked)
+    return keeping.rebuild(_spec(wanted, store, environ, report), store, locked=locked)
 
 
 def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None = None) -> LockedBase:
@@ -91,18 +92,18 @@ def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None =
 
     :raises BuildFailed: it is not the *locked* one, or not a base; nothing is stored.
     """
-    return keeping.adopt(_spec(recipe(os_name), store, {}, lambda _: None), file, store, locked=locked)
+    return keeping.adopt(_spec(recipe(os_name), store, {}, UNREPORTED), file, store, locked=locked)
 
 
 def _spec(
-    wanted: BaseRecipe, store: Store, environ: Mapping[str, str], say: Callable[[str], None]
+    wanted: BaseRecipe, store: Store, environ: Mapping[str, str], report: Reporting
 ) -> keeping.ArtefactSpec[LockedBase]:
     def read(blob: Path, encoded: Blob, name: str) -> LockedBase:
         return locked_base(wanted.os, encoded, inspect(blob, name=name))
 
     def key(locked: LockedBase) -> str:
         """Depends on the mirrors: another mirror may still have the locked packages."""
-        parts = (wanted.key(), locked.digest, *(environ.get(name, "") for name in variables(wanted)))
+        parts = (wanted.key(), locked.digest, *values(wanted, environ))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     return keeping.ArtefactSpec(
@@ -112,7 +113,7 @@ def _spec(
         option="--base FILE",
         export="torchkiln base export",
         kind=LockedBase,
-        make=lambda: build(wanted, store, environ=environ, say=say),
+        make=lambda: build(wanted, store, environ=environ, report=report),
         read=read,
         key=key,
     )

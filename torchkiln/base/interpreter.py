@@ -1,4 +1,4 @@
-"""Extracts the Python of a base and says how to run it.
+"""Extracts the Python of a base and returns the command that runs it.
 
 Byte-code must come from the image's exact interpreter. Its files are extracted from the base once, and it is
 started with the base's own loader, independent of the host's Python and C library.

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase, LockedTools, OsPackage, artefact_fields, artefact_json
+from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.compression import GZIP, IDENTITY
 from torchkiln.oci.encode import encode
 from torchkiln.oci.opening import bounded
@@ -30,7 +31,7 @@ SCHEMA = 1
 _REBUILT = "bases"
 _LIMIT = 4 << 20  # bytes of a lock file, which has ten thousand
 _UNPACKED = 8 << 30  # bytes of a tar; the largest has half a gigabyte
-_NEWER = "lock the current packages with: torchkiln lock --upgrade-base"
+_NEWER = "lock the current packages with: torchkiln lock TAG --upgrade-base"
 _SAME = ("same packages, different bytes",)
 
 Artefact = TypeVar("Artefact", LockedBase, LockedTools)
@@ -59,7 +60,7 @@ def ensure(
     file: Path | None = None,
     locked_only: bool = False,
     fits: bool = True,
-    say: Callable[[str], None] = lambda _: None,
+    report: Reporting = UNREPORTED,
 ) -> tuple[Artefact, tuple[str, ...]]:
     """The artefact, with its blob in *store*, and its package differences from *locked*.
 
@@ -84,7 +85,7 @@ def ensure(
             return locked, ()
         found = _rebuilt(spec, locked, store)
         if found is None:
-            say(f"the locked {spec.description} is not in the cache; building it from the archive")
+            report.say(f"the locked {spec.description} is not in the cache; building it from the archive")
             found = spec.make()
             if found.digest == locked.digest:
                 return locked, ()
@@ -127,7 +128,7 @@ def adopt(
         if locked is not None and encoded.digest != locked.digest:
             raise BuildFailed(
                 f"{file} is not the locked {spec.short_name}: expected {locked.digest}, got {encoded.digest}",
-                hint=f"export the locked one on the machine that has it: {spec.export} FILE",
+                hint=f"export the locked one on a machine that has it: {spec.export} FILE",
             )
         found = spec.read(temporary, encoded, str(file))
         store.adopt(temporary, store.blob(encoded.digest))
@@ -154,7 +155,7 @@ def _bounded(spec: ArtefactSpec[Artefact], tar: BinaryIO, file: Path, locked: Ar
         if locked:
             return BuildFailed(
                 f"{file} is not the locked {spec.short_name}: it unpacks to more than {limit} bytes",
-                hint=f"export the locked one on the machine that has it: {spec.export} FILE",
+                hint=f"export the locked one on a machine that has it: {spec.export} FILE",
             )
         return BuildFailed(f"{file} is not a {spec.short_name}: it unpacks to more than {limit >> 30} GiB")
 

@@ -11,7 +11,7 @@ import subprocess
 import tarfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -20,11 +20,13 @@ from typing import IO
 from torchkiln.base.archive import read_lists, record_files
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
+from torchkiln.base.package_count import PackageCount
 from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe
 from torchkiln.base.sources import ArchiveSources, edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools
 from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.encode import encode
 from torchkiln.oci.tar_reader import IteratorFile, pieces_of
 from torchkiln.store.store import Store
@@ -84,13 +86,14 @@ def build(
     store: Store,
     *,
     environ: Mapping[str, str],
-    say: Callable[[str], None] = lambda _: None,
+    report: Reporting = UNREPORTED,
 ) -> LockedBase:
     """Build *recipe* from the current state of the archive and put the blob into *store*.
 
     Runs as root, or as a user with user namespaces. Takes about a minute and temporarily 800 MB in $TMPDIR.
     *environ* has the proxies and mirrors; they do not change the result.
 
+    :param report: gets the steps, and the packages that are configured.
     :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
     :raises ConfigError: a mirror is not a URL.
     :raises BuildFailed: mmdebstrap failed, or its result is not a valid base.
@@ -99,7 +102,7 @@ def build(
     try:
         with scratch(recipe, environ) as place:
             argv = command(recipe, environ, unprivileged=os.geteuid() != 0, place=place)
-            with running(argv, place.env, recipe, say) as tar, store.writable():
+            with running(argv, place.env, recipe, report) as tar, store.writable():
                 encoded = encode(IteratorFile(chain([dev_folder(recipe.epoch)], pieces_of(tar))), temporary)
             contents = inspect(temporary)
             debs = read_lists(place.lists, contents.packages)
@@ -121,7 +124,7 @@ def ask_archive(
     locked: LockedBase | LockedTools,
     *,
     environ: Mapping[str, str],
-    say: Callable[[str], None] = lambda _: None,
+    report: Reporting = UNREPORTED,
 ) -> BaseFiles:
     """The files of the packages of *locked* in the archive's current signed index; builds no base.
 
@@ -129,7 +132,7 @@ def ask_archive(
     """
     with scratch(recipe, environ) as place:
         argv = command(recipe, environ, unprivileged=os.geteuid() != 0, place=place, bare=True)
-        with running(argv, place.env, recipe, say) as tar:
+        with running(argv, place.env, recipe, report) as tar:
             while tar.read(1 << 20):
                 pass
         return BaseFiles(base=locked.digest, debs=read_lists(place.lists, locked.packages))
@@ -170,6 +173,7 @@ def command(
     return [
         *isolated,
         "mmdebstrap",
+        "--verbose",  # the output of apt and dpkg, which names each package
         f"--mode={'unshare' if unprivileged else 'root'}",
         f"--variant={variant}",
         *((f"--include={','.join(packages)}",) if packages else ()),
@@ -246,7 +250,7 @@ def dev_folder(epoch: int) -> bytes:
 
 @contextlib.contextmanager
 def running(
-    argv: list[str], env: Mapping[str, str], recipe: BaseRecipe, say: Callable[[str], None]
+    argv: list[str], env: Mapping[str, str], recipe: BaseRecipe, report: Reporting
 ) -> Iterator[IO[bytes]]:
     """The stdout of mmdebstrap, which is ended with the block.
 
@@ -255,7 +259,7 @@ def running(
 
     :raises BuildFailed: it failed; the message has the cause.
     """
-    last: deque[str] = deque(maxlen=60)
+    last: deque[str] = deque(maxlen=400)
     lock = held(Path(env["TMPDIR"]))
     # In a new session: Ctrl-C only reaches this process, which ends the whole group.
     with contextlib.ExitStack() as stack:
@@ -276,7 +280,7 @@ def running(
         stack.enter_context(_watched(process.pid))
         assert process.stdout is not None
         assert process.stderr is not None
-        listener = threading.Thread(target=_listen, args=(process.stderr, last, say), daemon=True)
+        listener = threading.Thread(target=_listen, args=(process.stderr, last, report), daemon=True)
         listener.start()
         try:
             yield process.stdout
@@ -318,13 +322,16 @@ def _watched(group: int) -> Iterator[None]:
             watchdog.kill()
 
 
-def _listen(stream: IO[bytes], last: deque[str], say: Callable[[str], None]) -> None:
+def _listen(stream: IO[bytes], last: deque[str], report: Reporting) -> None:
+    """Read mmdebstrap's stderr: keep its last lines, and report its steps and the packages."""
+    packages = PackageCount(report.observer)
     for raw in stream:
         line = raw.decode(errors="replace").rstrip()
         if line:
             last.append(line)
+            packages.read(line)
         if line.startswith("I: ") and not line.startswith(_HIDDEN):
-            say(line.removeprefix("I: "))
+            report.say(line.removeprefix("I: "))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from torchkiln.base.recipe import BaseRecipe
 from torchkiln.errors import ConfigError
+from torchkiln.matrix.mirrors import preset_of
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.untrusted import declared
 
@@ -31,17 +32,28 @@ def variables(recipe: BaseRecipe) -> tuple[str, str, str]:
     return operating_system(recipe.os).variables
 
 
+def values(recipe: BaseRecipe, environ: Mapping[str, str]) -> tuple[str, str, str]:
+    """Mirror, security mirror and keyring as *environ* sets them, or its preset; empty where neither does.
+
+    :raises ConfigError: there is no such preset.
+    """
+    preset = preset_of(environ)
+    mirror, security, keyring = (environ.get(name) or preset.get(name, "") for name in variables(recipe))
+    return mirror, security, keyring
+
+
 def sources_of(recipe: BaseRecipe, environ: Mapping[str, str]) -> ArchiveSources:
     """The sources in *environ*, by default those of *recipe*.
 
     :raises ConfigError: a mirror is not a URL, or the keyring is not an absolute path.
     """
     mirror, security, keyring = variables(recipe)
-    mirrors = {name: declared(environ.get(name, "")) for name in (mirror, security)}
+    found = dict(zip((mirror, security, keyring), values(recipe, environ), strict=True))
+    mirrors = {name: declared(found[name]) for name in (mirror, security)}
     for name, (address, _) in mirrors.items():
         if address and not _ADDRESS.fullmatch(address):
-            raise ConfigError(f"{name} is not a valid URL of an archive: {environ[name]!r}")
-    path = PurePosixPath(environ.get(keyring) or recipe.keyring)
+            raise ConfigError(f"{name} is not a valid URL of an archive: {found[name]!r}")
+    path = PurePosixPath(found[keyring] or recipe.keyring)
     if not path.is_absolute() or not re.fullmatch(r"[\w./+~-]+", str(path)):
         raise ConfigError(f"{keyring} is not an absolute path: {str(path)!r}")
     return ArchiveSources(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,11 +19,12 @@ from torchkiln.base.complaint import Unsolvable
 from torchkiln.base.contents import inspect
 from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command, dev_folder, running, scratch
 from torchkiln.base.recipe import BaseRecipe, recipe
-from torchkiln.base.sources import sources_of, variables
+from torchkiln.base.sources import sources_of, values
 from torchkiln.errors import BuildFailed
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, OsPackage
+from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import ENCODER, encode
 from torchkiln.oci.upper import write_upper
@@ -31,7 +32,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
 
 _PIN_PRIORITY = 1001  # above 1000 apt keeps the version even if a newer one is required
-_UPGRADE = "the archive has newer packages; build a new base: torchkiln lock --upgrade-base"
+_UPGRADE = "the archive has newer packages; build a new base: torchkiln lock TAG --upgrade-base"
 
 
 def lock_path(images: Path, os_name: str, name: str) -> Path:
@@ -62,17 +63,17 @@ def ensure(
     file: Path | None = None,
     locked_only: bool = False,
     environ: Mapping[str, str] | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    report: Reporting = UNREPORTED,
 ) -> tuple[LockedTools, tuple[str, ...]]:
     """The tools on *base*, and their differences from *locked*: see `keeping.ensure`.
 
     For another base than the locked one they are built again.
     """
     spec = _spec(
-        locked.name, packages_of(locked.name), base, store, os.environ if environ is None else environ, say
+        locked.name, packages_of(locked.name), base, store, os.environ if environ is None else environ, report
     )
     fits = locked.base == base.digest
-    return keeping.ensure(spec, locked, store, file=file, locked_only=locked_only, fits=fits, say=say)
+    return keeping.ensure(spec, locked, store, file=file, locked_only=locked_only, fits=fits, report=report)
 
 
 def rebuild(
@@ -82,10 +83,10 @@ def rebuild(
     *,
     environ: Mapping[str, str],
     locked: LockedTools | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    report: Reporting = UNREPORTED,
 ) -> LockedTools:
     """Build the tools from the archive now; the result replaces *locked* on this machine."""
-    spec = _spec(name, packages_of(name), base, store, environ, say)
+    spec = _spec(name, packages_of(name), base, store, environ, report)
     return keeping.rebuild(spec, store, locked=locked)
 
 
@@ -96,7 +97,7 @@ def adopt(
 
     :raises BuildFailed: they are not the *locked* ones, or not tools on that base; nothing is stored.
     """
-    return keeping.adopt(_spec(name, (), base, store, {}, lambda _: None), file, store, locked=locked)
+    return keeping.adopt(_spec(name, (), base, store, {}, UNREPORTED), file, store, locked=locked)
 
 
 def build(
@@ -106,7 +107,7 @@ def build(
     store: Store,
     *,
     environ: Mapping[str, str],
-    say: Callable[[str], None] = lambda _: None,
+    report: Reporting = UNREPORTED,
 ) -> LockedTools:
     """Install *packages* on *base*, whose blob is in *store*, from the archive; put the layer into *store*.
 
@@ -123,7 +124,7 @@ def build(
         with scratch(wanted, environ) as place:
             layer = Path(place.env["TMPDIR"], "layer.tar")
             try:
-                whole = _installed(tuple(packages), base, store, wanted, environ, place, say)
+                whole = _installed(tuple(packages), base, store, wanted, environ, place, report)
                 with (
                     GZIP.open(store.blob(base.digest)) as lower,
                     whole.open("rb") as upper,
@@ -162,7 +163,7 @@ def _installed(
     wanted: BaseRecipe,
     environ: Mapping[str, str],
     place: Scratch,
-    say: Callable[[str], None],
+    report: Reporting,
 ) -> Path:
     """The tar of the whole system, base and *packages*."""
     folder = Path(place.env["TMPDIR"])
@@ -173,7 +174,7 @@ def _installed(
     argv = command(wanted, environ, unprivileged=os.geteuid() != 0, place=place, onto=onto)
     whole = folder / "whole.tar"
     try:
-        with running(argv, place.env, wanted, say) as tar, whole.open("wb") as out:
+        with running(argv, place.env, wanted, report) as tar, whole.open("wb") as out:
             out.write(dev_folder(wanted.epoch))
             shutil.copyfileobj(tar, out, 1 << 20)
     except Unsolvable as error:
@@ -215,15 +216,14 @@ def _spec(
     base: LockedBase,
     store: Store,
     environ: Mapping[str, str],
-    say: Callable[[str], None],
+    report: Reporting,
 ) -> keeping.ArtefactSpec[LockedTools]:
     wanted = recipe(base.os)
     requested = tuple(packages)
 
     def key(locked: LockedTools) -> str:
         """Depends on the base and the mirrors, which decide the packages."""
-        mirrors = tuple(environ.get(variable, "") for variable in variables(wanted))
-        parts = (wanted.key(), *requested, base.digest, locked.digest, *mirrors)
+        parts = (wanted.key(), *requested, base.digest, locked.digest, *values(wanted, environ))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     return keeping.ArtefactSpec(
@@ -233,7 +233,7 @@ def _spec(
         option="--tools FILE",
         export=f"torchkiln base export --tools {name}",
         kind=LockedTools,
-        make=lambda: build(name, requested, base, store, environ=environ, say=say),
+        make=lambda: build(name, requested, base, store, environ=environ, report=report),
         read=lambda blob, encoded, called: _read(blob, encoded, name, base, called=called),
         key=key,
     )

@@ -113,7 +113,7 @@ class ItemUsage:
             case "rubbish":
                 return "left behind by an ended process"
             case "makers":
-                return f"needed to make layers again, of {_listed(self.makers)}"
+                return f"needed to rebuild layers of {_listed(self.makers)}"
             case "short-lived":
                 return f"deleted after {SHORT_LIVED[self.item.kind]:.0f} days without use"
             case "useless":

@@ -15,10 +15,9 @@ from torchkiln.build.worker import cores
 from torchkiln.cache.policy import ItemUsage, PrunePolicy, expendable, item_usages
 from torchkiln.cache.usage import CacheUsage
 from torchkiln.errors import KilnError
-from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedWheel
-from torchkiln.oci.unpack import root_of
-from torchkiln.store.file_locks import clear, in_use
+from torchkiln.oci.unpack import set_root_aside
+from torchkiln.store.file_locks import clear
 from torchkiln.store.store import Store
 from torchkiln.util import scratch
 from torchkiln.util.files import remove_tree, tree_size
@@ -144,31 +143,12 @@ def _discard(store: Store, usage: ItemUsage, aside: list[Path]) -> None:
         return
     aside += store.set_aside(store.root / record for record in item.along if record.startswith("records/"))
     if item.kind == "unpacked images":
-        aside += _set_root_aside(store, path)
+        aside += set_root_aside(store, path)
         return
     aside += store.set_aside([path])
     if item.kind in ("wheels", "partial wheels"):
         with contextlib.suppress(OSError):  # the folder is not empty
             path.parent.rmdir()
-
-
-def _set_root_aside(store: Store, root: Path) -> list[Path]:
-    moved = store.set_aside([root])
-    if any(in_use(path) for path in moved):
-        for path in moved:  # a command was started in it in the meantime
-            path.rename(root)
-        return []
-    return moved
-
-
-def forget_root(store: Store, manifest: Digest) -> None:
-    """Delete the unpacked image *manifest*, unless a command runs in it."""
-    with store.gate():
-        root = root_of(store, manifest)
-        if aside := _set_root_aside(store, root):
-            aside += store.set_aside([store.root / "records" / "roots" / f"{root.name}.json"])
-    for path in aside:
-        remove_tree(path)
 
 
 def _fault(store: Store, usage: ItemUsage, advanced: Callable[[int], None]) -> str:

@@ -21,6 +21,7 @@ from torchkiln.cache.policy import CacheItem, Kind, Root
 from torchkiln.errors import KilnError
 from torchkiln.lock.file import from_json
 from torchkiln.matrix.os_tools import is_tools
+from torchkiln.matrix.tags import preferred_name
 from torchkiln.model.lock import LockedTools, LockedWheel
 from torchkiln.oci.layout import Layout, open_layout
 from torchkiln.plan.layers import files_of
@@ -68,12 +69,15 @@ def _layouts(store: Store, more: Iterable[Path]) -> list[Path]:
 
 
 def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[str]) -> Iterator[Root]:
-    """A root for each tag of *layout*; a layout that cannot be read needs all of its blobs."""
+    """A root for each named image of *layout*; a layout that cannot be read needs all of its blobs."""
     if not (layout.path / "index.json").exists() and not (layout.path / "oci-layout").exists():
         return  # a build created the folder and ended before it wrote to it
     try:
         refs = open_layout(layout.path).refs()
-        images = [layout.image(ref) for ref in refs]
+        names: dict[str, list[str]] = {digest: [] for digest in refs.values()}
+        for ref, digest in refs.items():
+            names[digest].append(ref)
+        images = [layout.image(preferred_name(found)) for found in names.values()]
         converted = {blob_path(str(record.get("digest"))): key for key, record in _conversions(store)}
     except (KilnError, OSError) as error:
         unread.append(f"{layout.path}: {error}")
@@ -174,7 +178,7 @@ class _Scan:
         yield from self._folders()
         for name in ("pages", "urls", "metadata", "beside"):
             yield from self._files(f"records/{name}", ".json", "index pages")
-        for name in ("evidence", "agreed"):
+        for name in ("evidence", "agreed", "contents", "hashes", "effects"):
             yield from self._files(f"records/{name}", ".json", "layer texts")
         yield from self._leftovers()
         for path in sorted(self._root.glob("*")):

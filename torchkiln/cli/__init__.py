@@ -13,37 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from torchkiln import __version__
-from torchkiln.errors import BuildFailed, KilnError, ToolMissing
+from torchkiln.cli.commands import COMMANDS, EARLIER, SECTIONS
+from torchkiln.cli.shared import terminal
+from torchkiln.cli.shared.groups import first_sentence
+from torchkiln.cli.shared.program import as_typed, program
+from torchkiln.errors import BuildFailed, KilnError, ToolMissing, printable
+from torchkiln.util.places import HOW_TO_INSTALL
 
-# name → (module, attribute); imported when used, because a build that changes nothing takes half a second.
-COMMANDS = {
-    "build": ("torchkiln.cli.build", "build"),
-    "list": ("torchkiln.cli.grid", "list_command"),
-    "matrix": ("torchkiln.cli.matrix", "matrix"),
-    "explain": ("torchkiln.cli.grid", "explain"),
-    "pick": ("torchkiln.cli.grid", "pick"),
-    "lock": ("torchkiln.cli.lock", "lock"),
-    "plan": ("torchkiln.cli.plan", "plan"),
-    "toolkit": ("torchkiln.cli.toolkit", "toolkit"),
-    "sharing": ("torchkiln.cli.sharing", "sharing"),
-    "render": ("torchkiln.cli.render", "render"),
-    "base": ("torchkiln.cli.base", "base"),
-    "run": ("torchkiln.cli.run", "run"),
-    "diff": ("torchkiln.cli.diff", "diff"),
-    "smoke": ("torchkiln.cli.smoke", "smoke"),
-    "gate": ("torchkiln.cli.gate", "gate"),
-    "sbom": ("torchkiln.cli.sbom", "sbom"),
-    "scan": ("torchkiln.cli.scan", "scan"),
-    "publish": ("torchkiln.cli.publish", "publish"),
-    "verify": ("torchkiln.cli.verify", "verify"),
-    "retract": ("torchkiln.cli.repository", "retract"),
-    "catalog": ("torchkiln.cli.repository", "catalog"),
-    "cache": ("torchkiln.cli.cache", "cache"),
-    "doctor": ("torchkiln.cli.doctor", "doctor"),
-}
 INTERRUPTED = 130
+_OWN = ("--help", "-h", "--version")  # options of torchkiln itself
+_SUMMARY = 60  # characters of a command's description in a shell
 TERMINATED = 128 + signal.SIGTERM
 # Parts of messages of threads and libraries that ran out of memory.
 _OUT_OF_MEMORY = ("start new thread", "failed to map segment", "Cannot allocate memory")
@@ -73,29 +55,46 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click does, but without an import of all commands, which takes two seconds."""
-        limit = formatter.width - 6 - max(map(len, COMMANDS))
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name, click.Command(name, help=_docstring(*place)).get_short_help_str(limit))
-                    for name, place in COMMANDS.items()
-                ]
-            )
+        """In sections, and without an import of all commands, which takes two seconds."""
+        width = max(map(len, COMMANDS))
+        for title, places in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", _summary(name)) for name in places])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As click does, but also without an import of all commands; and the options of `build`."""
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        if incomplete.startswith("-") and (build := self.get_command(ctx, "build")):
+            options += build.shell_complete(click.Context(build, parent=ctx), incomplete)
+        return [
+            *(CompletionItem(name, help=_summary(name)) for name in names),
+            *options,
+        ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in ("--help", "-h", "--version")):
+        completing = ctx.resilient_parsing and not args  # then a shell asks for the commands
+        if not completing and (not args or (args[0].startswith("-") and args[0] not in _OWN)):
             args = ["build", *args]
+        if args and args[0] in EARLIER:
+            now = EARLIER[args[0]]
+            click.echo(f"torchkiln: `{args[0]}` is now `{as_typed(' '.join(('torchkiln', *now)))}`", err=True)
+            args = [*now, *args[1:]]
         return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS:
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], COMMANDS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; the commands are: {', '.join(COMMANDS)}"
             raise click.UsageError(f"no such command: {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
+
+
+def _summary(name: str) -> str:
+    """The first sentence of the description of the command *name*."""
+    return first_sentence(name, _docstring(*COMMANDS[name]))
 
 
 def _docstring(module: str, function: str) -> str | None:
@@ -117,7 +116,7 @@ def torchkiln() -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run a command, and exit with its exit code (the README lists them)."""
+    """Run a command, and exit with its exit code (docs/reference.md lists them)."""
     signals = _SignalHandler()
     code = _run(args, signals)
     signals.exit_on_signal(code)
@@ -168,22 +167,29 @@ class _SignalHandler:
 def _run(args: list[str] | None, signals: _SignalHandler) -> int:
     """Run the command, print its error if it fails, and return the exit code."""
     try:
-        result: Any = torchkiln.main(args=args, prog_name="torchkiln", standalone_mode=False)
-    except click.ClickException as error:
+        result: Any = torchkiln.main(
+            args=args, prog_name=program(), standalone_mode=False, color=terminal.color()
+        )
+    except click.exceptions.NoArgsIsHelpError as error:  # a group without a command: its help
         error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f"see: {context.command_path} --help" if context else ""
+        terminal.print_error(_sentence(error.format_message()), hint)
         return error.exit_code
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except (KeyboardInterrupt, click.Abort):
         signals.exit_on_signal(signals.code)
-        _print_error(signals.message)
+        terminal.print_error(signals.message)
         return signals.code
     except KilnError as error:
-        _print_error(error.message, error.hint)
+        terminal.print_error(error.message, error.hint)
         return error.exit_code
     except (MemoryError, SystemError, RuntimeError, ImportError) as error:
         if _is_out_of_memory(error):
-            _print_error(
+            terminal.print_error(
                 f"not enough memory: {error}" if str(error) else "not enough memory",
                 "check ulimit and the container's limits; completed work is kept",
             )
@@ -191,8 +197,8 @@ def _run(args: list[str] | None, signals: _SignalHandler) -> int:
         if isinstance(error, RuntimeError):
             raise
         # A broken installation; or a memory limit: a module whose import failed once is half imported.
-        _print_error(
-            f"a library cannot be loaded: {error}", "run: make setup; if memory is limited, check ulimit"
+        terminal.print_error(
+            f"a library cannot be loaded: {error}", f"{HOW_TO_INSTALL}; if memory is limited, check ulimit"
         )
         return ToolMissing.exit_code
     except BrokenPipeError:  # `torchkiln list | head`
@@ -202,7 +208,7 @@ def _run(args: list[str] | None, signals: _SignalHandler) -> int:
         where = f"{error.filename}: " if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and not where:
             where = "the cache or the output: "
-        _print_error(f"{where}{error.strerror or error}", _HINTS.get(error.errno or 0, ""))
+        terminal.print_error(f"{where}{error.strerror or error}", _HINTS.get(error.errno or 0, ""))
         return BuildFailed.exit_code
     return result if isinstance(result, int) else 0
 
@@ -212,7 +218,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, SystemError)) or any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
-def _print_error(message: str, hint: str = "") -> None:
-    click.echo(click.style("error: ", fg="red", bold=True) + message, err=True)
-    if hint:
-        click.echo(click.style("hint: ", fg="yellow") + hint, err=True)
+def _sentence(message: str) -> str:
+    """A message of click in the style of this program's: "no such option '--x'"."""
+    return printable(message[:1].lower() + message[1:]).removesuffix(".")

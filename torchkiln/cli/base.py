@@ -11,12 +11,16 @@ import click
 from torchkiln.base import archive, artefact, keeping, mmdebstrap, tools
 from torchkiln.base.keeping import package_changes
 from torchkiln.base.recipe import recipe
-from torchkiln.cli.shared.console import open_cache
-from torchkiln.cli.shared.options import images_folder
+from torchkiln.cli.shared import terminal
+from torchkiln.cli.shared.console import open_cache, progress
+from torchkiln.cli.shared.groups import Group
+from torchkiln.cli.shared.options import images_folder, mirror_option
+from torchkiln.cli.shared.tables import beside
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.matrix.os_tools import is_tools
 from torchkiln.model.lock import LockedBase, LockedTools
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
+from torchkiln.model.progress import Reporting
 from torchkiln.store.store import Store
 
 _os = click.option(
@@ -39,7 +43,7 @@ def _say(line: str) -> None:
     click.echo(f"base: {line}", err=True)
 
 
-@click.group("base")
+@click.group("base", cls=Group)
 def base() -> None:
     """Manage the base of an OS: the layer of distribution packages that all its images share.
 
@@ -50,6 +54,7 @@ def base() -> None:
 @base.command("build")
 @_os
 @_tools
+@mirror_option
 @images_folder
 @click.option("--lock", "relock", is_flag=True, help="lock the result")
 def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
@@ -58,7 +63,9 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
     The first base of an OS is locked. A later one is compared with the lock, and replaces it with --lock.
     """
     store = open_cache()
-    locked, built = _rebuilt(images, os_name, name, store)
+    with progress(quiet=False) as observer:
+        report = Reporting(say=_say, observer=observer)
+        locked, built = _rebuilt(images, os_name, name, store, report)
     if built.untrusted:
         _say(f"warning: built from an untrusted archive of {os_name}; the lock records it")
     if locked is None or (relock and built != locked):
@@ -74,6 +81,7 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
 @base.command("files")
 @_os
 @_tools
+@mirror_option
 @images_folder
 def files(os_name: str, name: str | None, images: Path) -> None:
     """Record the hashes of the .deb files of the locked base, for SBOMs; print the file's path.
@@ -84,7 +92,7 @@ def files(os_name: str, name: str | None, images: Path) -> None:
     locked = _locked(images, os_name, name)
     noted = archive.read_files(images, locked, open_cache())
     found = archive.merged(
-        noted, mmdebstrap.ask_archive(recipe(os_name), locked, environ=os.environ, say=_say)
+        noted, mmdebstrap.ask_archive(recipe(os_name), locked, environ=os.environ, report=Reporting(say=_say))
     )
     for package in archive.packages_without_file(locked, found):
         _say(f"no hash for {package}: the archive no longer has it")
@@ -118,7 +126,7 @@ def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
         *([("archive", "untrusted")] if locked.untrusted else []),
         ("cache", str(store.blob(locked.digest)) if cached else "not in the cache"),
     ):
-        click.echo(f"{key:<9} {value}")
+        click.echo(beside(f"{key:<9} ", value, terminal.columns(err=False)))
 
 
 @base.command("export")
@@ -173,15 +181,17 @@ def _write(images: Path, found: LockedBase | LockedTools) -> Path:
     return artefact.write_lock(images, found)
 
 
-def _rebuilt(images: Path, os_name: str, name: str | None, store: Store) -> tuple[_Either | None, _Either]:
+def _rebuilt(
+    images: Path, os_name: str, name: str | None, store: Store, report: Reporting
+) -> tuple[_Either | None, _Either]:
     """The locked base or tools layer, if any, and the one built from the current packages."""
     if name is None:
         base = artefact.read_lock(images, os_name)
-        return base, artefact.rebuild(recipe(os_name), store, environ=os.environ, locked=base, say=_say)
+        return base, artefact.rebuild(recipe(os_name), store, environ=os.environ, locked=base, report=report)
     _check(name)
     below, locked = _locked_base(images, os_name), tools.read_lock(images, os_name, name)
-    artefact.ensure(below, store, os_name=os_name, locked_only=True, say=_say)
-    return locked, tools.rebuild(name, below, store, environ=os.environ, locked=locked, say=_say)
+    artefact.ensure(below, store, os_name=os_name, locked_only=True, report=report)
+    return locked, tools.rebuild(name, below, store, environ=os.environ, locked=locked, report=report)
 
 
 def _taken(

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from torchkiln.cli.shared import console
+from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.context import BuildContext
-from torchkiln.cli.shared.options import images_folder, json_option, layout_option, quiet_option
-from torchkiln.cli.shared.selection import CellOptions, selection
-from torchkiln.errors import KilnError
+from torchkiln.cli.shared.options import (
+    images_folder,
+    json_option,
+    layout_option,
+    mirror_option,
+    quiet_option,
+)
+from torchkiln.cli.shared.project import project_cell, project_option
+from torchkiln.cli.shared.selection import CellOptions, cell_selection
+from torchkiln.cli.shared.tables import beside
+from torchkiln.cli.shared.terminal import print_error
+from torchkiln.errors import ConfigError, KilnError
 from torchkiln.index.lazy import LazyIndex
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
 from torchkiln.store.root import cache_root
 
 if TYPE_CHECKING:
+    from torchkiln.build.image import BuildResult
     from torchkiln.model.cell import Cell
 
+T = TypeVar("T")
+_SHORT = 0.05  # seconds; shorter steps are only in the total
 _FORMATS = ("oci", "oci-archive", "docker-archive")
+_NOT_OF_PROJECTS = ("engine", "load", "ahead", "plain_http", "smoke", "tier", "form", "dry_run")
 _ONLY = {
     "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
     "docker": ("builder", "cache_from", "cache_to"),
@@ -30,7 +45,7 @@ _ONLY = {
 
 
 @click.command()
-@selection
+@cell_selection
 @images_folder
 @layout_option("the OCI layout to build into; images in it share blobs")
 @click.option(
@@ -85,8 +100,10 @@ _ONLY = {
     metavar="FILE",
     help="use the tools layer of this file for devel images (from `base export --tools NAME`)",
 )
+@project_option
 @click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock")
 @click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
+@mirror_option
 @json_option
 @quiet_option
 @click.pass_context
@@ -108,6 +125,7 @@ def build(
     cache_to: tuple[str, ...],
     base: str | None,
     tools: str | None,
+    project: Path | None,
     locked: bool,
     dry_run: bool,
     as_json: bool,
@@ -116,10 +134,26 @@ def build(
     """Build the images of the selected cells from their locks; print their digests.
 
     If one of several cells fails, the others are still built; the exit code is the highest of the failures.
+
+    With --project, build the image of the project in DIR, its packages and code, on the image of one cell;
+    its name in the layout is the name of the project. A missing DIR/torchkiln.lock.json is made.
     """
     _refuse_other_engine_options(ctx, engine)
     if tier and not smoke:
         raise click.UsageError("--tier needs --smoke")
+    if project is not None:
+        from torchkiln.build.build import BuildOptions
+        from torchkiln.cli.shared.project_build import build_in
+        from torchkiln.project.ready import ProjectRequest
+
+        _refuse(ctx, _NOT_OF_PROJECTS, "cannot be combined with --project")
+        cell, locks = project_cell(chosen, project, images)
+        context = BuildContext(locks.matrix, locks.facts, images, base, tools, locked, quiet)
+        options = BuildOptions(sources=context.sources(), layer_format=layer_format)
+        request = ProjectRequest(folder=project, cell=cell)
+        result = build_in(request, locks, context, output.absolute(), options)
+        click.echo(json.dumps(result) if as_json else result["digest"])
+        return
     cells, matrix, facts = chosen.cells(must_name=True)
     context = BuildContext(matrix, facts, images, base, tools, locked, quiet)
     image_builder: _Builder = _EmbeddedBuilder(
@@ -132,7 +166,8 @@ def build(
     if smoke:
         from torchkiln.cli.shared import built_smoke
 
-        session = built_smoke.session_of(chosen, images)
+        lines = built_smoke.SmokeLines()
+        session = built_smoke.session_of(chosen, images, lines)
     failures: list[KilnError] = []
     for cell in cells:
         try:
@@ -141,14 +176,16 @@ def build(
             else:
                 result, report = image_builder.build(cell), None
                 if smoke:
-                    report = built_smoke.run_checks(result, session, tier, alone=len(cells) == 1)
+                    report = built_smoke.run_checks(result, session, lines, tier, alone=len(cells) == 1)
                 click.echo(json.dumps(result) if as_json else result["digest"])
                 if report:
                     built_smoke.demand_pass(report)
         except KilnError as error:
             if len(cells) == 1:
                 raise
-            console.say(f"torch {cell.torch}, CUDA {cell.cuda}, {cell.flavor}, {cell.os}: {error.message}")
+            kept = f", GPUs {','.join(cell.gpus)}" if cell.gpus else ""
+            name = f"torch {cell.torch}, CUDA {cell.cuda}, {cell.flavor}, {cell.os}{kept}"
+            print_error(f"{name}: {error.message}", error.hint)
             failures.append(error)
     if len(cells) > 1 and as_json and not dry_run:
         codes = [error.exit_code for error in failures]
@@ -167,10 +204,16 @@ class _Builder(Protocol):
 def _refuse_other_engine_options(ctx: click.Context, engine: str) -> None:
     """:raises click.UsageError: an option of the other engine is used, which would be ignored."""
     for other, names in _ONLY.items():
-        for parameter in ctx.command.params:
-            given = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-            if other != engine and parameter.name in names and given:
-                raise click.UsageError(f"{parameter.opts[0]} is for --engine {other}")
+        if other != engine:
+            _refuse(ctx, names, f"is for --engine {other}")
+
+
+def _refuse(ctx: click.Context, names: Sequence[str], why: str) -> None:
+    """:raises click.UsageError: one of the options *names* is used."""
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if parameter.name in names and given:
+            raise click.UsageError(f"{parameter.opts[0]} {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +238,13 @@ class _EmbeddedBuilder:
         context, store = self.context, self.context.store()
         into = engine_to_load_into() if self.load else None  # before the build: fail early
         locked = context.locked(cell)
+        if self.ahead and cell.own_use:
+            raise ConfigError(
+                "--ahead would upload NVIDIA's libraries with changes (--own-use)",
+                hint="build without --ahead; if you have the right to distribute the image, then run:"
+                " torchkiln push --licence-confirmed",
+            )
+        context.keep(locked)
         with (
             console.progress(quiet=context.quiet) as observer,
             uploads_ahead(self.ahead, self.plain_http, store, observer) as ahead,
@@ -213,14 +263,24 @@ class _EmbeddedBuilder:
                 ),
                 options=builder.BuildOptions(sources=context.sources(), layer_format=self.layer_format),
             )
-            sent = ahead.settled()
-            loaded = load_into(into, built.image, cell, context, observer) if into else ()
-        result = console.numbers(built) | ({"loaded": list(loaded)} if into else {}) | sent
+            built, sent = _timed("upload", built, ahead.settled)
+            loaded: tuple[str, ...] = ()
+            if into:
+                built, loaded = _timed(
+                    "load", built, lambda: load_into(into, built.image, cell, context, observer)
+                )
+        archived: dict[str, Any] = {}
         if self.form != "oci":
             from torchkiln.oci.archive import archive_image
 
-            archive = archive_image(built.image, self.form, repository=context.matrix.repository)  # type: ignore[arg-type]
-            result["archive"] = str(archive)
+            repository = context.matrix.repository
+            built, archive = _timed(
+                "archive",
+                built,
+                lambda: archive_image(built.image, self.form, repository=repository),  # type: ignore[arg-type]
+            )
+            archived = {"archive": str(archive)}
+        result = console.numbers(built) | ({"loaded": list(loaded)} if into else {}) | sent | archived
         if not context.quiet:
             console.summary(built)
         result |= context.trust_of(locked)
@@ -229,6 +289,17 @@ class _EmbeddedBuilder:
         if into:
             context.say(f"loaded into {into.host} ({into.kind} {into.version}): {', '.join(loaded)}")
         return result
+
+
+def _timed(stage: str, built: BuildResult, step: Callable[[], T]) -> tuple[BuildResult, T]:
+    """*built*, whose times and total include *step*, and what *step* returns."""
+    started = time.monotonic()
+    result = step()
+    seconds = time.monotonic() - started
+    *stages, (total, before) = built.seconds
+    if seconds >= _SHORT:
+        stages.append((stage, seconds))
+    return replace(built, seconds=(*stages, (total, before + seconds))), result
 
 
 def _forecast(context: BuildContext, cell: Cell, layer_format: LayerFormat) -> dict[str, Any]:
@@ -247,7 +318,7 @@ def _print_forecast(found: dict[str, Any], as_json: bool) -> None:
     click.echo(found["tag"])
     for step in found["layers"]:
         size = "?" if step["bytes"] is None else console.size(step["bytes"])
-        click.echo(f"  {step['do']:<8} {size:>9}  {step['what']}")
+        click.echo(beside(f"  {step['do']:<8} {size:>9}  ", step["what"], terminal.columns(err=False)))
     unknown = f", {found['of_unknown_size']} of unknown size" if "of_unknown_size" in found else ""
     click.echo(
         f"  to download: {console.size(found['download_bytes'])} in {found['downloads']} wheels{unknown}"

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared.console import open_cache, size
+from torchkiln.cli.shared.image_names import NamedImage
+from torchkiln.cli.shared.program import as_typed
 from torchkiln.errors import ConfigError
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke.bundle.contents import contents
@@ -34,7 +36,7 @@ class BundleTarget:
         if self.part_size is not None and self.is_tar:
             raise ConfigError(
                 f"--bundle {self.place}: --part-size needs a folder, not a tar",
-                hint="name it without .tar, or leave out --part-size",
+                hint="name it without .tar, or omit --part-size",
             )
 
     @property
@@ -43,17 +45,17 @@ class BundleTarget:
 
 
 def make_bundle(
-    ref: str, output: Path, images: Path, matrix_file: Path, request: SmokeRequest, target: BundleTarget
+    named: NamedImage, images: Path, matrix_file: Path, request: SmokeRequest, target: BundleTarget
 ) -> None:
-    """Write the bundle that runs *request* in the image *ref* of the layout *output*; print its path.
+    """Write the bundle that runs *request* in the image *named*; print its path.
 
     :raises KilnError: as the smoke session's `run`; *target* exists, or cannot be written.
     """
     if RUNTIMES[request.runtime].in_engine:
         raise ConfigError(
-            f"--runtime {request.runtime}: a bundle does not run in an engine", hint="leave out --runtime"
+            f"--runtime {request.runtime}: a bundle does not run in an engine", hint="omit --runtime"
         )
-    image, tag, locked = image_and_lock(ref, output, images)
+    image, tag, locked = image_and_lock(named.ref, named.layout, images)
     store = open_cache()
     arguments, suite = _arguments(request), request.checks.suite
     with parts_of(
@@ -78,7 +80,8 @@ def make_bundle(
     else:
         first = f"python3 {name}/run.py"
     click.echo(f"on the GPU host, as root or where user namespaces are allowed:\n  {first}", err=True)
-    click.echo(f"then copy its report.json back:\n  torchkiln gate {tag} --report report.json", err=True)
+    gate = as_typed(f"torchkiln gate {tag} --report report.json")
+    click.echo(f"then copy its report.json back:\n  {gate}", err=True)
     click.echo(target.place)
 
 

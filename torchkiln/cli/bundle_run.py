@@ -3,7 +3,7 @@
 
 Needs Python 3.8 or newer, Linux on x86-64, and root or user namespaces; no network, no packages, no Docker.
 The host's Python only verifies the bundle. The bundle's own Python does the rest; it is started through its
-own loader, so that it uses nothing of the host's Python or C library. Without --report the report is
+own loader, so that it uses neither the host's Python nor its C library. Without --report the report is
 report.json beside this file. Exit codes are those of `torchkiln smoke run`.
 """
 
@@ -15,12 +15,14 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LAUNCH = os.path.join(HERE, "python", "usr", "launch")
 PYTHON = os.path.join(LAUNCH, "python3")
 UNWRITABLE, MACHINE, DAMAGED = 6, 8, 12  # exit codes
+LARGE = 1_000_000_000  # bytes; less is verified in about two seconds
 # The loader finds the libraries of the bundle; by --argv0 Python finds its own files.
 LAUNCHER = """#!/bin/sh
 exec {loader} --inhibit-cache --library-path {libraries} --argv0 "$0" {program} "$@"
@@ -44,7 +46,9 @@ def main() -> None:
 
 def start(bundle: dict[str, Any], arguments: list[str]) -> NoReturn:
     """Run this file with the bundle's own Python, if no file of the bundle is damaged."""
-    wrong = [name for name, digest in sorted(bundle["files"].items()) if sha256(name) != digest]
+    progress = Progress(bundle["files"])
+    files = sorted(bundle["files"].items())
+    wrong = [name for name, digest in files if sha256(name, progress.advance) != digest]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         leave(DAMAGED, f"the bundle is damaged: {', '.join(wrong[:3])}{more}; copy it here again")
@@ -70,13 +74,39 @@ def run(bundle: dict[str, Any], arguments: list[str]) -> None:
     torchkiln([*words, *bundle["arguments"], *arguments])
 
 
-def sha256(name: str) -> str | None:
+class Progress:
+    """Prints a line for each tenth of a large bundle that is verified."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.total = sum(size_of(name) for name in names)
+        self.done = self.printed = 0
+
+    def advance(self, count: int) -> None:
+        """Count bytes that were read."""
+        self.done += count
+        tenths = 10 * self.done // max(self.total, 1)
+        if self.total >= LARGE and tenths > self.printed:
+            self.printed = tenths
+            amount = f"{self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB"
+            sys.stderr.write(f"smoke: verified {amount} of the bundle\n")
+
+
+def size_of(name: str) -> int:
+    """The bytes of a file of the bundle; 0 if it is missing."""
+    try:
+        return os.path.getsize(os.path.join(HERE, *name.split("/")))
+    except OSError:
+        return 0
+
+
+def sha256(name: str, advance: Callable[[int], None]) -> str | None:
     """The hash of a file of the bundle, hex; None if the file cannot be read."""
     digest = hashlib.sha256()
     try:
         with open(os.path.join(HERE, *name.split("/")), "rb") as file:
             for piece in iter(lambda: file.read(1 << 20), b""):
                 digest.update(piece)
+                advance(len(piece))
     except OSError:
         return None
     return digest.hexdigest()

@@ -24,6 +24,7 @@ from torchkiln.cache.policy import (
 )
 from torchkiln.cache.usage import CacheUsage, cache_usage
 from torchkiln.cli.shared import console
+from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import images_folder, json_option, options
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import ConfigError, VerificationFailed
@@ -35,7 +36,7 @@ from torchkiln.store.store import Store
 _FEW = 3  # items with the same fault that are named; more are counted
 
 
-@click.group("cache")
+@click.group("cache", cls=Group)
 def cache() -> None:
     """Show, prune or verify the cache.
 
@@ -94,7 +95,9 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> 
         for (kind, command, _, _), group in groups.items()
     ]
     if rows:
-        table(("kind", "count", "size", "last use", "deleted by", "kept because"), rows, right=(1, 2))
+        table(
+            ("kind", "count", "size", "last use", "deleted by", "kept because"), rows, right=(1, 2), text=(5,)
+        )
     shared = [usage for usage in usages if usage.item.shared]
     click.echo(f"{_size(usages)} in {store.root}; {_size(shared)} of it are hard links into layouts")
     for command, paths in (("prune", pruned), ("prune --all", all_pruned)):
@@ -160,7 +163,7 @@ def prune(
             (kind, str(len(group)), _size(group), common_reason(group)) for (kind, _), group in groups.items()
         ]
         if rows:
-            table(("kind", "count", "size", "note"), rows, right=(1, 2))
+            table(("kind", "count", "size", "note"), rows, right=(1, 2), text=(3,))
         freed = f"{'would free' if dry_run else 'freed'} {console.size(done.freed)}"
         click.echo(f"{freed}; {_size(done.left)} stay in {store.root}")
     if busy:
@@ -186,7 +189,14 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
     started = time.monotonic()
     read: list[int] = []
     found = _read_cache(store, layouts, images)
-    faults = pruning.faults(store, found, advanced=read.append)
+    with console.progress(quiet=False) as observer:
+        observer.begin("verify", "cache", sum(item.size for item in found.items))
+
+        def advanced(count: int) -> None:
+            read.append(count)
+            observer.advance("verify", "cache", count)
+
+        faults = pruning.faults(store, found, advanced=advanced)
     seconds = time.monotonic() - started
     console.say(f"read {console.size(sum(read))} in {seconds:.1f} s")
     damaged_tags: dict[str, None] = {}
@@ -230,7 +240,7 @@ def _store() -> Store:
     if root.exists() and not root.is_dir():
         raise ConfigError(f"the cache {root} is not a folder", hint="set TORCHKILN_CACHE to a folder")
     if not root.exists():
-        console.say(f"there is no cache in {root} yet; the first build makes it")
+        console.say(f"no cache in {root} yet; the first build creates it")
     return Store(root, on_wait=console.waiting)
 
 

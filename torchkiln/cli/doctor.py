@@ -8,7 +8,10 @@ from dataclasses import asdict
 import click
 
 from torchkiln.build.doctor import examine
+from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.options import json_option
+from torchkiln.cli.shared.tables import beside
+from torchkiln.errors import printable
 from torchkiln.store.root import cache_root
 
 
@@ -16,8 +19,11 @@ from torchkiln.store.root import cache_root
 @json_option
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Check this host. Exits with 0 if the default engine has all it needs, else with 1."""
-    probes = examine(cache_root())
+    """Try what a build needs: namespaces, programs, disk, index, engine; name the packages that are missing.
+
+    Exits with 0 if the default engine has all it needs, else with 1.
+    """
+    probes = examine(cache_root(), _reach_index)
     if as_json:
         click.echo(json.dumps([asdict(probe) for probe in probes]))
     else:
@@ -27,7 +33,26 @@ def doctor(context: click.Context, as_json: bool) -> None:
                 part = probe.part
                 click.echo(part)
             mark = click.style("ok     ", fg="green") if probe.ok else click.style("missing", fg="red")
-            click.echo(f"  {mark}  {probe.what}: {probe.found}")
+            width = terminal.columns(err=False)
+            # The escape sequences of the mark have no width.
+            text = beside(" " * 11, printable(f"{probe.what}: {probe.found}"), width)
+            click.echo(f"  {mark}  {text.lstrip()}")
             if not probe.ok:
-                click.echo(f"           {probe.cure}")
+                click.echo(beside(" " * 11, printable(probe.cure), width))
     context.exit(0 if all(probe.ok for probe in probes if probe.part == "embedded engine") else 1)
+
+
+def _reach_index() -> str:
+    """Request a page from the default index; returns its host."""
+    import os
+
+    from torchkiln.index.package_index import open_index
+    from torchkiln.index.settings import host_of
+    from torchkiln.model.cell import Source
+    from torchkiln.store.store import Store
+    from torchkiln.util.scratch import scratch
+
+    with scratch("doctor") as folder:
+        index = open_index(os.environ, Store(folder))
+        index.demand_reachable((Source.DEFAULT,))
+    return host_of(index.pages.settings.default_url)

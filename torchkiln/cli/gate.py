@@ -10,17 +10,18 @@ import click
 
 from torchkiln.attest.keys import NamedKey
 from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show
+from torchkiln.cli.shared.image_names import named_image
 from torchkiln.cli.shared.options import images_folder, layout_option, suite_option
 from torchkiln.cli.shared.reports import trust
 from torchkiln.cli.shared.selection import CellOptions, selection
+from torchkiln.cli.shared.targets import name_argument
 from torchkiln.cli.shared.trust_options import active_policy, policy_option
-from torchkiln.errors import ConfigError
 from torchkiln.gate.gate import GateResult, clear
 from torchkiln.smoke.session import image_and_lock
 
 
 @click.command("gate", options_metavar="[OPTIONS]")
-@click.argument("tag", required=False, metavar="[TAG]")
+@name_argument
 @selection
 @reports_option
 @trust
@@ -31,7 +32,7 @@ from torchkiln.smoke.session import image_and_lock
 @suite_option
 @click.option("--json", "as_json", is_flag=True, help="print JSON: cleared, missing, checks")
 def gate(
-    tag: str | None,
+    name: str | None,
     chosen: CellOptions,
     report_files: tuple[Path, ...],
     trust_files: tuple[NamedKey, ...],
@@ -46,18 +47,15 @@ def gate(
 
     Exits with 7 and a list of what is missing if not, with 12 if a signature is wrong.
     """
-    if bool(tag) == chosen.any:
-        raise ConfigError(
-            "gate takes one image: a TAG, or --torch and --cuda", hint="see: torchkiln gate --help"
-        )
+    image = named_image(name, output, chosen, command="gate")
     active = active_policy(policy_file, chosen.matrix_file, chosen.grid()[0])
     inputs = inputs_of(active, suite_folder, reports=report_files, trust=trust_files, nonce=nonce)
-    found, _, locked = image_and_lock(tag or chosen.tag("gate"), output, images)
+    found, _, locked = image_and_lock(image.ref, image.layout, images)
     result = inputs.judge(found, locked)
     show(result)
     if as_json:
         click.echo(json.dumps(_json(result), indent=2))
-    clear(result)
+    clear(result, inputs.options)
     left_out = [f"{check} ({fact})" for check, fact in result.left_out]
     also = f"; not applicable: {', '.join(left_out)}" if left_out else ""
     click.echo(f"gate: {result.tag}: {len(result.passed)} checks passed{also}", err=True)

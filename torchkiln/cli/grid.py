@@ -3,49 +3,42 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.options import images_folder, json_option, split
-from torchkiln.cli.shared.selection import CellOptions, selection
-from torchkiln.cli.shared.tables import table
+from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
+from torchkiln.cli.shared.tables import beside, table
 from torchkiln.errors import ConfigError, NothingSelected
-from torchkiln.lock.ci_matrix import CiJob, changed, digest_in, github_matrix
-from torchkiln.lock.lock import load_locked
 from torchkiln.lock.notes import by_record_in, untrusted_in
 from torchkiln.matrix import facts
 from torchkiln.matrix.explain import Explanation, needs, to_json
 from torchkiln.matrix.explain import explain as explanation_of
 from torchkiln.matrix.facts import Facts
-from torchkiln.matrix.gpu_archs import served_classes
+from torchkiln.matrix.gpu_archs import kept_archs, served_classes
 from torchkiln.matrix.pick import Candidate, Picked, parse_driver, parse_gpus
 from torchkiln.matrix.pick import pick as choose
 from torchkiln.matrix.public_record import record_notice, recorded
 from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import with_thin
 from torchkiln.matrix.sentences import reason
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.cell import Resolution, TorchBuild
+from torchkiln.model.cell import Cell, Resolution, TorchBuild
 from torchkiln.model.untrusted import USES
-from torchkiln.util.git import open_revision
 
 _STYLES = {"native": "green", "minor-compat": "yellow", "unavailable": "red"}
 T = TypeVar("T")
 
 
 @click.command("list")
-@selection
+@cell_selection_anywhere
 @json_option
-@click.option("--github", is_flag=True, help="print the locked cells as a matrix for GitHub Actions")
-@click.option(
-    "--changed-since",
-    "since",
-    metavar="GIT_REF",
-    help="with --github: only cells whose lock or recipe changed since this revision",
-)
+@click.option("--github", is_flag=True, hidden=True)  # an earlier name of `ci matrix`, like --changed-since
+@click.option("--changed-since", "since", hidden=True)
 @images_folder
 def list_command(as_json: bool, github: bool, since: str | None, images: Path, chosen: CellOptions) -> None:
     """List the cells of the matrix, with status, driver, GPU capabilities and tag."""
@@ -56,6 +49,9 @@ def list_command(as_json: bool, github: bool, since: str | None, images: Path, c
     cells, matrix, facts = chosen.cells()
     resolutions = [resolve(cell, matrix, facts) for cell in cells]
     if github:
+        from torchkiln.cli.ci import matrix_line
+
+        console.say("`list --github` is now `torchkiln ci matrix`")
         click.echo(matrix_line(resolutions, images, since))
         return
     if as_json:
@@ -69,11 +65,11 @@ def list_command(as_json: bool, github: bool, since: str | None, images: Path, c
         header[2:2] = ["FLAVOR", "OS"]
         for line, cell in zip(lines, cells, strict=True):
             line[2:2] = [cell.flavor, cell.os]
-    table(header, lines, styles=_STYLES)
+    table(header, lines, styles=_STYLES, text=(len(header) - 2, len(header) - 1))
 
 
 @click.command("explain")
-@selection
+@cell_selection_anywhere
 @json_option
 @images_folder
 def explain(as_json: bool, images: Path, chosen: CellOptions) -> None:
@@ -88,7 +84,7 @@ def explain(as_json: bool, images: Path, chosen: CellOptions) -> None:
 
 
 @click.command("pick")
-@selection
+@cell_selection_anywhere
 @click.option(
     "--driver", required=True, metavar="V", help="the host's driver, 535.104.05, or its branch, 535"
 )
@@ -97,7 +93,10 @@ def explain(as_json: bool, images: Path, chosen: CellOptions) -> None:
 )
 @json_option
 def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: CellOptions) -> None:
-    """List the images that run with this driver and these GPUs, best first, and why others do not."""
+    """List the images that run with this driver and these GPUs, best first, and why others do not.
+
+    The thin images of the matrix's `gpus` are among them; after a full image its thin ones.
+    """
     faults: dict[str, str] = {}  # message → hint
 
     def attempt(parse: Callable[[], T], hint: str) -> T | None:
@@ -115,6 +114,8 @@ def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: CellOptions) 
     if parsed_driver is None or gpus is None or found is None:
         raise ConfigError.of(faults, hint="; ".join(faults.values()))
     cells, matrix, known = found
+    if not chosen.kept_gpus:
+        cells = with_thin(cells, matrix)
     choice = choose((resolve(cell, matrix, known) for cell in cells), parsed_driver, gpus)
     if as_json:
         click.echo(json.dumps(_choice_json(choice), indent=2))
@@ -127,7 +128,7 @@ def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: CellOptions) 
 def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
     """One cell in the JSON of `list`; scripts use it, so keys are only ever added."""
     cell, build = resolution.cell, resolution.build
-    classes = served_classes(build.archs, facts.gpus) if build else ()
+    classes = served_classes(build.archs, facts.gpus, cell.gpus) if build else ()
     return {
         "torch": cell.torch,
         "cuda": cell.cuda,
@@ -142,7 +143,8 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
         "source": build.source.value if build else None,
         "min_driver": resolution.min_driver,
         "full_driver": resolution.full_driver,
-        "archs": list(build.archs) if build else [],
+        **_of_thin_image(cell),
+        "archs": list(kept_archs(build.archs, cell.gpus)) if build else [],
         "capabilities": [kind.capability for kind in classes],
         "nearest": [{"torch": torch, "cuda": cuda} for torch, cuda in resolution.nearest],
         "lockable": resolution.lockable,
@@ -151,6 +153,12 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
         "untrusted": untrusted_in(images, resolution),
         "by_record": list(by_record_in(images, resolution)),
     }
+
+
+def _of_thin_image(cell: Cell) -> dict[str, Any]:
+    if not cell.gpus:
+        return {}
+    return {"gpus": list(cell.gpus), **({"own_use": True} if cell.own_use else {})}
 
 
 def _columns(resolution: Resolution, images: Path) -> list[str]:
@@ -173,7 +181,7 @@ def _columns(resolution: Resolution, images: Path) -> list[str]:
         build.version.partition("+")[2],
         build.source.value,
         resolution.min_driver or "-",
-        _codes(build),
+        _codes(kept_archs(build.archs, cell.gpus)),
         tag_of(resolution) + _lock_remark(resolution, images),
     ]
 
@@ -184,10 +192,10 @@ def _lock_remark(resolution: Resolution, images: Path) -> str:
     return "  (locked by public record)" if by_record_in(images, resolution) else ""
 
 
-def _codes(build: TorchBuild) -> str:
+def _codes(archs: Sequence[str]) -> str:
     """`sm_50 sm_90 compute_90` as `5.0 9.0 9.0+PTX`."""
     codes = []
-    for arch in build.archs:
+    for arch in archs:
         kind, _, digits = arch.partition("_")
         codes.append(f"{digits[:-1]}.{digits[-1]}" + ("+PTX" if kind == "compute" else ""))
     return " ".join(codes)
@@ -218,7 +226,7 @@ def _explained(explanation: Explanation, images: Path) -> str:
             _field("wheel", f"torch {build.version}, {_served_by(build)}; CUDA {build.cuda}, {libraries}"),
             _field("drivers", f"{resolution.min_driver} or newer ({explanation.require_cuda})"),
             _field("", f"{resolution.full_driver} or newer: without CUDA's compatibility mode"),
-            _field("GPU code", " ".join(build.archs)),
+            _field("GPU code", " ".join(explanation.archs)),
             *_listed(
                 "runs on", [f"{capability}  {', '.join(names)}" for capability, names in explanation.gpus]
             ),
@@ -227,7 +235,7 @@ def _explained(explanation: Explanation, images: Path) -> str:
         this, that = ("default-index", "native")[:: 1 if explanation.prefer == "default-index" else -1]
         both = [f"{this} (this matrix): {_in_short(resolution)}", f"{that}: {_in_short(other)}"]
         lines += _listed("prefer", both)
-    others = [f"{each.version}, {_served_by(each)}: {_codes(each)}" for each in resolution.alternatives]
+    others = [f"{each.version}, {_served_by(each)}: {_codes(each.archs)}" for each in resolution.alternatives]
     lines += _listed("not used", others)
     lines += _listed("needs", [" and ".join(explanation.needs)] if explanation.needs else [])
     if explanation.recorded:
@@ -257,7 +265,7 @@ def _served_by(build: TorchBuild) -> str:
 
 
 def _field(name: str, value: str) -> str:
-    return f"{name:<10} {value}"
+    return beside(f"{name:<10} ", value, terminal.columns(err=False))
 
 
 def _listed(name: str, values: Sequence[str]) -> list[str]:
@@ -265,13 +273,15 @@ def _listed(name: str, values: Sequence[str]) -> list[str]:
 
 
 def _choice_lines(choice: Picked) -> list[str]:
-    lines = _listed("host", choice.host)
+    lines, width = _listed("host", choice.host), terminal.columns(err=False)
     for rank, offer in enumerate(choice.runs, 1):
         remarks = f"  ({'; '.join(offer.conditions)})" if offer.conditions else ""
-        lines.append(f"{rank:>2}. {_name(offer)}{remarks}")
+        lines.append(beside(f"{rank:>2}. ", f"{_name(offer)}{remarks}", width))
     if choice.fails and not choice.host:
         lines += ["", "does not run:"]
-        lines += [f"    {_name(offer)}: {'; '.join(offer.obstacles)}" for offer in choice.fails]
+        lines += [
+            beside("    ", f"{_name(offer)}: {'; '.join(offer.obstacles)}", width) for offer in choice.fails
+        ]
     return lines
 
 
@@ -294,6 +304,7 @@ def _choice_json(choice: Picked) -> dict[str, Any]:
             "flavor": cell.flavor,
             "os": cell.os,
             "status": resolution.status.value,
+            **_of_thin_image(cell),
             "lockable": resolution.lockable,
             "against": list(offer.obstacles),
             "minding": list(offer.conditions),
@@ -304,30 +315,3 @@ def _choice_json(choice: Picked) -> dict[str, Any]:
         "runs": [to_dict(offer) for offer in choice.runs],
         "fails": [to_dict(offer) for offer in choice.fails],
     }
-
-
-# How git writes "no commit": the commit before the first of a branch, in events of a forge. All is new then.
-_NO_COMMIT = re.compile(r"0{40}|0{64}")
-
-
-def matrix_line(resolutions: Sequence[Resolution], images: Path, since: str | None) -> str:
-    """A matrix of the *resolutions* that have a lock in *images*; with *since*, of those that changed since.
-
-    :raises ConfigError: git does not know *since*.
-    :raises Stale: a lock is broken.
-    """
-    tags = [tag_of(resolution) for resolution in resolutions if resolution.build is not None]
-    locks = [load_locked(images, tag) for tag in tags if (images / tag / "lock.json").exists()]
-    if since is None:
-        return github_matrix(CiJob(locked=locked) for locked in locks)
-    return github_matrix(changed(locks, _digests_at(since, tags, images)))
-
-
-def _digests_at(since: str, tags: Sequence[str], images: Path) -> dict[str, str | None]:
-    """The digest of each lock at the revision *since*."""
-    if _NO_COMMIT.fullmatch(since):
-        return {}
-    revision = open_revision(since, images)
-    names = revision.names()
-    locks = {tag: revision.read(f"{tag}/lock.json") for tag in tags if tag in names}
-    return {tag: digest_in(lock) for tag, lock in locks.items() if lock is not None}

@@ -12,8 +12,10 @@ from torchkiln.build.record import record_layers
 from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.lock_changes import show_changes
 from torchkiln.cli.shared.lock_output import LockOutput, say
-from torchkiln.cli.shared.options import images_folder
-from torchkiln.cli.shared.selection import CellOptions, selection
+from torchkiln.cli.shared.options import images_folder, mirror_option
+from torchkiln.cli.shared.project import project_cell, project_option
+from torchkiln.cli.shared.project_output import project_json, show_project
+from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.errors import ConfigError, Stale
 from torchkiln.lock.choice import lockable
 from torchkiln.lock.folder import LockFolder
@@ -21,11 +23,15 @@ from torchkiln.lock.lock import how_to_lock
 from torchkiln.lock.session import LockRequest, LockSession
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
+from torchkiln.project.file import load_project, save_project
+from torchkiln.project.freshness import require_fresh_project
+from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
+from torchkiln.project.session import lock_folder
 from torchkiln.store.store import Store
 
 
 @click.command("lock")
-@selection
+@cell_selection
 @click.option(
     "--upgrade",
     "upgrade",
@@ -52,15 +58,18 @@ from torchkiln.store.store import Store
     metavar="GIT_REF",
     help="only print how the locks differ from this revision, as Markdown",
 )
-@click.option("--json", "as_json", is_flag=True, help="with --diff: print JSON")
+@click.option("--json", "as_json", is_flag=True, help="with --diff or --project: print JSON")
 @click.option(
     "--as-of",
     metavar="DATE",
     help="ignore packages uploaded on this day (UTC) or later  [default: today]",
 )
+@project_option
+@mirror_option
 @images_folder
 def lock(
     chosen: CellOptions,
+    project: Path | None,
     upgrade: tuple[str, ...],
     upgrade_base: bool,
     record: bool,
@@ -74,9 +83,21 @@ def lock(
     """Write a lock for each selected cell, images/<tag>/lock.json: every wheel and the base, with sha256.
 
     A lock that exists keeps its versions unless --upgrade is used. Prints the tags of the locked cells.
+
+    With --project, lock the packages of a project on the image of one cell, into DIR/torchkiln.lock.json.
+    Prints what moves, and the project's name.
     """
-    if as_json and since is None:
-        raise click.UsageError("--json needs --diff")
+    if as_json and since is None and project is None:
+        raise click.UsageError("--json needs --diff or --project")
+    if project is not None:
+        if upgrade_base or record or by_record or since is not None:
+            raise click.UsageError(
+                "--project cannot be combined with --upgrade-base, --record, --public-record or --diff"
+            )
+        cell, locks = project_cell(chosen, project, images)
+        wanted = ProjectRequest(folder=project, cell=cell, as_of=as_of, upgrade=upgrade)
+        (_check_project if check else _lock_project)(wanted, locks, as_json=as_json)
+        return
     if since is not None:
         show_changes(since, images, chosen.tags() if chosen.any else (), as_json=as_json)
         return
@@ -107,6 +128,28 @@ def _check(folder: LockFolder, cells: Sequence[Cell], *, sweeping: bool) -> None
     say(f"{found.fresh} fresh")
 
 
+def _lock_project(request: ProjectRequest, locks: LockFolder, *, as_json: bool) -> None:
+    found = lock_folder(request, locks, open_cache(), environ=os.environ)
+    show_project(found)
+    path = save_project(request.folder, found.lock)
+    say(f"wrote {path}")
+    click.echo(project_json(found) if as_json else found.lock.name)
+
+
+def _check_project(request: ProjectRequest, locks: LockFolder, *, as_json: bool) -> None:
+    if as_json:
+        raise click.UsageError("--check prints no JSON")
+    lock = load_project(request.folder)
+    if lock is None:
+        raise Stale(
+            f"{request.folder}: the project is not locked yet",
+            hint=f"run: torchkiln lock --project {request.folder}",
+        )
+    parent = fresh_parent(locks, request.cell, os.environ)
+    require_fresh_project(request.folder, lock, needs_of(request.folder, parent, open_cache()), parent)
+    say("1 fresh")
+
+
 def _record(folder: LockFolder, cells: Sequence[Cell], store: Store, *, sweeping: bool) -> None:
     for cell in cells:
         tag = tag_of(folder.resolution(cell))
@@ -118,4 +161,6 @@ def _record(folder: LockFolder, cells: Sequence[Cell], store: Store, *, sweeping
         elif sweeping:
             say(f"{tag}: unchanged, it was not built on this machine")
         else:
-            raise ConfigError(f"{tag}: not built on this machine", hint="build it first: torchkiln build")
+            raise ConfigError(
+                f"{tag}: not built on this machine", hint=f"build it first: torchkiln build {tag}"
+            )

@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared.console import open_cache
-from torchkiln.cli.shared.options import matrix_option
+from torchkiln.cli.shared.groups import Group
+from torchkiln.cli.shared.options import matrix_option, mirror_option
+from torchkiln.cli.shared.program import as_typed
 from torchkiln.errors import ConfigError
 from torchkiln.index.offered import open_offered
 from torchkiln.matrix import facts
@@ -25,7 +27,7 @@ _FACTS = "torchkiln/data/compat.yaml"
 _LIMIT = 1 << 20  # bytes
 
 
-@click.group("matrix")
+@click.group("matrix", cls=Group)
 def matrix() -> None:
     """Add a torch release to matrix.yaml and to the facts."""
 
@@ -34,6 +36,7 @@ def matrix() -> None:
 @click.argument("package", type=click.Choice(["torch"]), metavar="torch")
 @click.argument("version", metavar="VERSION")
 @click.option("--write", is_flag=True, help="write the line into matrix.yaml")
+@mirror_option
 @matrix_option
 def add(package: str, version: str, write: bool, matrix_file: Path) -> None:
     """Print the line for matrix.yaml and the block of facts that a new torch release needs.
@@ -92,4 +95,5 @@ def _write(matrix_file: Path, release: ReleaseMetadata, known: Facts, *, beyond:
             hint="insert it with an editor",
         )
     write_atomic(matrix_file, text.encode(), mode=matrix_file.stat().st_mode & 0o777)
-    click.echo(f"matrix: wrote {matrix_file}; next: torchkiln lock --torch {release.version}", err=True)
+    command = as_typed(f"torchkiln lock --torch {release.version}")
+    click.echo(f"matrix: wrote {matrix_file}; next: {command}", err=True)

@@ -13,18 +13,20 @@ from typing import Any
 import click
 
 from torchkiln.attest.keys import NamedKey
-from torchkiln.cli.shared import console
-from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show
+from torchkiln.cli.shared import console, pushed_output
+from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show, with_key
+from torchkiln.cli.shared.image_names import named_images, one_layout
 from torchkiln.cli.shared.options import (
     images_folder,
     layout_option,
-    plain_http_option,
-    quiet_option,
     suite_option,
+    upload_options,
 )
 from torchkiln.cli.shared.reports import trust
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.signing_options import signer_of, signing_options
+from torchkiln.cli.shared.targets import names_argument
+from torchkiln.cli.shared.terminal import print_error
 from torchkiln.cli.shared.trust_options import active_policy, policy_option
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import ClearedImage, GateResult
@@ -49,7 +51,7 @@ from torchkiln.registry.reference import parse_repository
 @signing_options
 @click.option(
     "--tag",
-    "names",
+    "only_tags",
     multiple=True,
     metavar="NAME",
     help="publish only under this tag, not under TAG, its dated form and its aliases; repeatable",
@@ -66,13 +68,10 @@ from torchkiln.registry.reference import parse_repository
 @click.option(
     "--mount-from", multiple=True, metavar="REPOSITORY", help="mount layers from here; the same registry"
 )
-@plain_http_option
-@click.option("--jobs", type=click.IntRange(1, 32), default=4, show_default=True, help="parallel uploads")
-@click.option("--json", "as_json", is_flag=True, help="print a JSON object for each image")
-@quiet_option
-@click.argument("tags", nargs=-1, metavar="[TAG]...")
+@upload_options
+@names_argument
 def publish(
-    tags: tuple[str, ...],
+    names: tuple[str, ...],
     chosen: CellOptions,
     target: str,
     report_files: tuple[Path, ...],
@@ -80,7 +79,7 @@ def publish(
     policy_file: Path | None,
     key_file: Path | None,
     keyless: bool,
-    names: tuple[str, ...],
+    only_tags: tuple[str, ...],
     dated: str | None,
     override: str | None,
     images: Path,
@@ -88,6 +87,7 @@ def publish(
     suite_folder: Path | None,
     mount_from: tuple[str, ...],
     plain_http: bool,
+    licence_confirmed: bool,
     jobs: int,
     as_json: bool,
     quiet: bool,
@@ -100,19 +100,17 @@ def publish(
     the exit code is the highest. Prints each reference with its digest. Log in with `docker login`.
     """
     repository = parse_repository(target)
-    if chosen.any:
-        tags = (*tags, *chosen.tags())
-    if not tags:
-        raise ConfigError(
-            "publish: no image is named", hint="name a TAG of the layout, or --torch and --cuda"
-        )
-    tags = tuple(dict.fromkeys(tags))
+    found = named_images(names, output, chosen)
+    if not found:
+        raise ConfigError("publish: no image given", hint="pass a TAG of the layout, or --torch and --cuda")
+    layout, tags = one_layout(found, "publish")
     matrix, facts = chosen.grid()
     active = active_policy(policy_file, chosen.matrix_file, matrix)
     inputs = inputs_of(active, suite_folder, reports=report_files, trust=trust_files)
     signer = signer_of(key_file, keyless, demanded=inputs.policy.signed)
+    inputs = with_key(inputs, key_file, signer)
     session = PublishSession(
-        layout=output,
+        layout=layout,
         images=images,
         matrix=matrix,
         facts=facts,
@@ -125,8 +123,9 @@ def publish(
     to = PublishTarget(
         repository=repository,
         day=dated or f"{datetime.now(timezone.utc):%Y%m%d}",
-        names=names,
+        names=only_tags,
         override=override,
+        licence_confirmed=licence_confirmed,
         mount_from=mount_from,
         plain_http=plain_http,
         jobs=jobs,
@@ -159,47 +158,18 @@ class _PublishOutput:
 
     def published(self, ref: str, image: PublishedImage) -> None:
         if not self.quiet:
-            console.say(_summary(ref, image))
+            pushed = pushed_output.summary(ref, image.pushed, image.tags)
+            console.say(f"{pushed}; {len(image.attached)} statements attached")
         click.echo(json.dumps(_json(ref, image)) if self.as_json else image.pushed.reference)
 
     def failed(self, ref: str, error: KilnError) -> None:
-        console.say(f"{ref}: {error.message}" + (f"\n  {error.hint}" if error.hint else ""))
-
-
-def _summary(ref: str, published: PublishedImage) -> str:
-    pushed = published.pushed
-    return (
-        f"{ref}: {len(pushed.blobs)} blobs ({pushed.count('sent')} sent, {pushed.count('mounted')} mounted, "
-        f"{pushed.count('there')} there already), {console.size(pushed.bytes_sent)} in "
-        f"{pushed.seconds:.1f} s; {pushed.repository}: {', '.join(published.tags)}; "
-        f"{len(published.attached)} statements attached"
-    )
+        print_error(f"{ref}: {error.message}", error.hint)
 
 
 def _json(ref: str, published: PublishedImage) -> dict[str, Any]:
     """The object that `publish --json` prints."""
-    pushed = published.pushed
-    return {
-        "image": ref,
-        "reference": pushed.reference,
-        "digest": pushed.digest,
-        "repository": str(pushed.repository),
-        "tags": list(published.tags),
-        "bytes_sent": pushed.bytes_sent,
-        "sent": pushed.count("sent"),
-        "mounted": pushed.count("mounted"),
-        "there": pushed.count("there"),
-        "blobs": [
-            {
-                "digest": blob.digest,
-                "size": blob.size,
-                "how": blob.how,
-                "sent": blob.sent,
-                "from": blob.source,
-            }
-            for blob in pushed.blobs
-        ],
+    return pushed_output.to_json(ref, published.pushed, published.tags) | {
         "statements": [{"kind": kind, "digest": digest} for kind, digest in published.attached],
-        "seconds": round(pushed.seconds, 3),
+        "seconds": round(published.pushed.seconds, 3),
         "override": published.override,
     }

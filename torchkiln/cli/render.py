@@ -8,41 +8,52 @@ from pathlib import Path
 import click
 
 from torchkiln.base.recipe import recipe
-from torchkiln.cli.shared.options import images_folder
-from torchkiln.cli.shared.selection import CellOptions, selection
+from torchkiln.cli.shared.options import FOLDER, images_folder
+from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.docker import bake
 from torchkiln.docker.dockerfile import load_templates, render_folder
-from torchkiln.errors import NothingSelected, Stale
+from torchkiln.errors import ConfigError, NothingSelected, Stale
 from torchkiln.matrix.resolve import resolve
-from torchkiln.matrix.select import all_cells, select
+from torchkiln.matrix.select import all_cells
 from torchkiln.matrix.tags import tag_of
 from torchkiln.plan.load import plan_cell
+from torchkiln.plan.plan import GENERATED
 from torchkiln.util.files import write_atomic
 from torchkiln.util.places import TEMPLATES
 
 
 @click.command("render")
-@selection
+@cell_selection
 @images_folder
 @click.option("--check", is_flag=True, help="write nothing; exit with 5 if a file is stale")
-def render(chosen: CellOptions, images: Path, check: bool) -> None:
+@click.option(
+    "--rootfs",
+    type=FOLDER,
+    help="also write the files of rootfs/ into this new folder, for `docker buildx build --build-context`",
+)
+def render(chosen: CellOptions, images: Path, check: bool, rootfs: Path | None) -> None:
     """Write images/<tag>/{Dockerfile,image.json} from the locks; print the tags.
 
     The default is every cell that has a lock; then images/docker-bake.json, which lists them, is written too.
+    Thin images have no Dockerfile.
     """
+    if check and rootfs:
+        raise click.UsageError("--check and --rootfs cannot be used together")
+    if rootfs and rootfs.exists() and any(rootfs.iterdir()):
+        raise ConfigError(f"--rootfs {rootfs}: directory not empty", hint="name a new folder")
     grid, known = chosen.grid()
-    cells = select(chosen.selection(), grid) if chosen.any else all_cells(grid)
+    cells = chosen.cells()[0] if chosen.any else all_cells(grid)
     sweeping = chosen.every or not chosen.any
     if sweeping:
         resolutions = (resolve(cell, grid, known) for cell in cells)
         cells = tuple(
             found.cell
             for found in resolutions
-            if found.build and (images / tag_of(found) / "lock.json").is_file()
+            if found.build and not found.cell.gpus and (images / tag_of(found) / "lock.json").is_file()
         )
     if not cells:
         raise NothingSelected(f"no cell has a lock in {images}", hint="run: torchkiln lock --all")
-    templates = load_templates(TEMPLATES)
+    templates = load_templates(TEMPLATES, grid.folder)
     stale: list[str] = []
     plans = [plan_cell(cell, grid, known, images=images) for cell in cells]
     for cell, plan in zip(cells, plans, strict=True):
@@ -59,6 +70,10 @@ def render(chosen: CellOptions, images: Path, check: bool) -> None:
             stale += _faults(images, whole)
         else:
             _write(images, whole)
+    if rootfs:  # the same for all
+        for file in plans[0].overlay.files:
+            if file.path not in GENERATED:
+                write_atomic(rootfs / file.path, file.data, mode=file.mode)
     if stale:
         raise Stale("\n".join(stale), hint="run: torchkiln render")
 

@@ -1,4 +1,4 @@
-"""`torchkiln catalog` and `retract`: lists the images of a repository, and withdraws one."""
+"""`torchkiln ls` and `withdraw`: lists the images of a repository, and withdraws one."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ from torchkiln.cli.shared.trust_options import active_policy, policy_option, tru
 from torchkiln.errors import ConfigError, RegistryError, printable
 from torchkiln.matrix import facts, matrix
 from torchkiln.publish.attached import NOT_VERIFIED
-from torchkiln.publish.catalog import CatalogEntry
-from torchkiln.publish.catalog import catalog as list_images
+from torchkiln.publish.catalog import CatalogEntry, catalog
 from torchkiln.publish.connect import open_registry
-from torchkiln.publish.retract import retract as retract_image
+from torchkiln.publish.retract import retract
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import parse_reference, parse_repository
 from torchkiln.smoke.reuse import TIME
 
 
-@click.command("catalog")
+@click.command("ls")
 @click.argument("target", metavar="REGISTRY/REPOSITORY")
 @trust_options("--key")
 @policy_option
 @matrix_option
 @plain_http_option
 @json_option
-def catalog(
+def ls(
     target: str,
     keys: tuple[NamedKey, ...],
     identity: str | None,
@@ -52,7 +51,7 @@ def catalog(
     trust = trust_of(active, keys, identity, issuer)
     with open_registry(repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
-        images = list_images(RepositoryReader(registry, repository), trust)
+        images = catalog(RepositoryReader(registry, repository), trust)
     if as_json:
         document = {
             "repository": str(repository),
@@ -64,6 +63,8 @@ def catalog(
                     "tags": list(image.tags),
                     "version": image.version,
                     "gpus": list(image.gpus),
+                    **({"only_for": list(image.only_for)} if image.only_for else {}),
+                    **({"own_use": True} if image.own_use else {}),
                     "good": image.good,
                     "override": image.override,
                     "retracted": image.retracted,
@@ -78,7 +79,7 @@ def catalog(
         return
     if not trust.verifies:
         console.say(NOT_VERIFIED)
-    table(("TAGS", "DIGEST", "TESTED ON", "WARNINGS"), [_row(image) for image in images])
+    table(("TAGS", "DIGEST", "TESTED ON", "WARNINGS"), [_row(image) for image in images], text=(0, 2, 3))
 
 
 def _row(image: CatalogEntry) -> list[str]:
@@ -89,6 +90,8 @@ def _row(image: CatalogEntry) -> list[str]:
 def _warnings(image: CatalogEntry) -> str:
     warnings = [f"retracted: {image.retracted}"] if image.retracted else []
     warnings += [f"published with --override: {image.override}"] if image.override else []
+    warnings += [f"only for capability {', '.join(image.only_for)}"] if image.only_for else []
+    warnings += ["NVIDIA's libraries are changed: for own use"] if image.own_use else []
     warnings += [f"not published as {tag}: the tag was moved" for tag in image.misnamed]
     warnings += [
         f"retraction ignored, not signed by a trusted key: {reason}" for reason in image.untrusted_retractions
@@ -99,7 +102,7 @@ def _warnings(image: CatalogEntry) -> str:
     return "; ".join(warnings)
 
 
-@click.command("retract")
+@click.command("withdraw")
 @click.argument("target", metavar="REGISTRY/REPOSITORY:TAG|@DIGEST")
 @click.option("--reason", required=True, help="why it is withdrawn; stored with the image")
 @signing_options
@@ -108,7 +111,7 @@ def _warnings(image: CatalogEntry) -> str:
 @matrix_option
 @plain_http_option
 @json_option
-def retract(
+def withdraw(
     target: str,
     reason: str,
     key_file: Path | None,
@@ -123,7 +126,7 @@ def retract(
 ) -> None:
     """Withdraw a published image, and move its tags back to the last good image.
 
-    The digest and the dated tag stay; `verify` then refuses the image, and `catalog` shows the reason. A tag
+    The digest and the dated tag stay; `verify` then refuses the image, and `ls` shows the reason. A tag
     without a good image is deleted; if the registry cannot delete tags, the command fails (exit 9).
     """
     reference = parse_reference(target)
@@ -144,7 +147,7 @@ def retract(
         registry.check()
         reading = RepositoryReader(registry, reference.repository)
         when = datetime.now(timezone.utc).strftime(TIME)
-        result = retract_image(reading, reading.require(name), signer, trust, grid, reason=reason, when=when)
+        result = retract(reading, reading.require(name), signer, trust, grid, reason=reason, when=when)
     for move in result.moved:
         without = "deleted" if move.gone else "not moved"
         outcome = f"moved to {move.to}" if move.to else f"{without}: no good image is left for it"

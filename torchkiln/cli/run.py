@@ -11,9 +11,11 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared import console
+from torchkiln.cli.shared.image_names import NamedImage, locate
 from torchkiln.cli.shared.options import FOLDER, gpus_option, layout_option, parse_size, shm_size_option
 from torchkiln.cli.shared.runtime_options import EngineLines, runtime_option
-from torchkiln.cli.shared.selection import CellOptions, selection
+from torchkiln.cli.shared.selection import CellOptions, selection_for_running
+from torchkiln.cli.shared.targets import name_argument
 from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.runtimes.command import Bind, Command, RuntimeSettings, Streams, parse_user
@@ -39,7 +41,7 @@ class _WithTail(click.Command):
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
-@selection
+@selection_for_running
 @layout_option()
 @runtime_option(interactive=True)
 @click.option("--user", metavar="UID[:GID]", help="run as this user  [default: the image's user]")
@@ -63,7 +65,7 @@ class _WithTail(click.Command):
 @click.option(
     "--entrypoint/--no-entrypoint", default=True, help="run the image's entrypoint, or only COMMAND"
 )
-@click.argument("tag", required=False)
+@name_argument
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(
@@ -80,7 +82,7 @@ def run(
     ports: tuple[str, ...],
     gpus: str | None,
     entrypoint: bool,
-    tag: str | None,
+    name: str | None,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND in the image TAG, or in that of the selected cell, of the layout.
@@ -93,15 +95,17 @@ def run(
     is published on 127.0.0.1, and port 22 as 2222 if SSH_PUBLIC_KEY is set.
     """
     command = (*command, *ctx.meta.get("torchkiln.tail", ()))
-    if chosen.any:
-        if tag is not None:
-            raise ConfigError(
-                f"{tag!r} names an image, and so do the options",
-                hint="put -- before the command, or drop one",
-            )
-        tag = chosen.tag("run")
+    if chosen.any and name is not None:
+        raise ConfigError(
+            f"both {name!r} and the options select an image",
+            hint="put -- before the command, or omit the TAG or the options",
+        )
+    of_engine = (name or "").startswith(DOCKER)
+    named = NamedImage(layout=output, ref=chosen.tag("run") if chosen.any else name)
+    if not chosen.any and not of_engine:
+        named = locate(name, output, chosen)
     selected = RUNTIMES[runtime]
-    if not selected.in_engine and (ports or (tag or "").startswith(DOCKER)):
+    if not selected.in_engine and (ports or of_engine):
         raise click.UsageError("--publish and docker:NAME need --runtime docker")
     settings = RuntimeSettings(env=tuple(_variables(variables)), gpus=gpus, shm_size=parse_size(shm_size))
     to_run = Command(
@@ -113,8 +117,8 @@ def run(
         ports=ports,
     )
     source = ImageSource(
-        ref=tag,
-        layout=output,
+        ref=named.ref,
+        layout=named.layout,
         store=console.open_cache(),
         repository=lambda: chosen.grid()[0].repository,
     )

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared.console import open_cache, say
-from torchkiln.cli.shared.options import FILE, images_folder, layout_option, matrix_option
+from torchkiln.cli.shared.console import open_cache, progress, say
+from torchkiln.cli.shared.image_names import named_image
+from torchkiln.cli.shared.options import FILE, images_folder, layout_option
+from torchkiln.cli.shared.selection import CellOptions, selection
+from torchkiln.cli.shared.targets import name_argument
 from torchkiln.errors import ConfigError, VerificationFailed
-from torchkiln.matrix import facts, matrix
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.sbom.image import bill_of_image
 from torchkiln.sbom.listed import LIMIT
@@ -22,7 +24,8 @@ from torchkiln.util.strict_json import read_file
 
 
 @click.command("sbom")
-@click.argument("tag")
+@name_argument
+@selection
 @click.option(
     "--format",
     "form",
@@ -34,23 +37,26 @@ from torchkiln.util.strict_json import read_file
 @click.option(
     "--check", "document", type=FILE, help="compare this SBOM with the image instead of printing one"
 )
-@matrix_option
 @images_folder
 @layout_option()
-def sbom(tag: str, form: str, document: Path | None, matrix_file: Path, images: Path, output: Path) -> None:
+def sbom(
+    name: str | None, chosen: CellOptions, form: str, document: Path | None, images: Path, output: Path
+) -> None:
     """Print the SBOM of the image TAG: every wheel and OS package, with hash, licence and package URL.
 
     It is made from the lock and the layers of the image; a layer is read only once. Exits with 12 if the
     image does not match its lock, or the document of --check does not match the image.
     """
+    named = named_image(name, output, chosen, command="sbom")
     store = open_cache()
     if document is not None:
-        _check(document, open_layout(output).image(tag), store)
+        _check(document, open_layout(named.layout).image(named.ref), store)
         return
     start = time.monotonic()
-    found, _, locked = image_and_lock(tag, output, images)
-    name = matrix.read(matrix_file, facts.load()).repository
-    bill = bill_of_image(found, locked, images, store, name=name)
+    found, tag, locked = image_and_lock(named.ref, named.layout, images)
+    name = chosen.grid()[0].repository
+    with progress(quiet=False) as observer:
+        bill = bill_of_image(found, locked, images, store, name=name, observer=observer)
     for note in bill.notes:
         say(f"sbom: {note}")
     say(f"sbom: {tag}: {len(bill.components)} components, read in {time.monotonic() - start:.1f} s")
@@ -72,7 +78,8 @@ def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
         raise ConfigError(
             f"{document}: {error.strerror}", hint="name a file that torchkiln sbom printed"
         ) from error
-    items = items_of(read_evidence(image, store))
+    with progress(quiet=False) as observer:
+        items = items_of(read_evidence(image, store, observer=observer))
     if wrong := [f"  {line}" for line in matches(data, image.manifest, items, where=document.name)]:
         raise VerificationFailed(
             "\n".join([f"{document.name} does not match {image.ref}:", *wrong]),

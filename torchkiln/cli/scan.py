@@ -11,9 +11,11 @@ from typing import Any
 import click
 
 from torchkiln.cli.shared.console import say
+from torchkiln.cli.shared.image_names import named_image
 from torchkiln.cli.shared.options import EXISTING_FILE, FILE, json_option, layout_option
-from torchkiln.cli.shared.tables import columns
-from torchkiln.cli.verify import split_target
+from torchkiln.cli.shared.selection import CellOptions, selection
+from torchkiln.cli.shared.tables import table
+from torchkiln.cli.shared.targets import name_argument
 from torchkiln.errors import ConfigError, GateRefused, printable
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.sbom import allowances as allowance_list
@@ -38,7 +40,8 @@ _LEVELS = ("unknown", "negligible", "low", "medium", "high", "critical")
 
 
 @click.command("scan")
-@click.argument("target", metavar="TAG|DIR:REF")
+@name_argument
+@selection
 @click.option(
     "--tool", type=click.Choice(["trivy", "grype"]), help="the scanner  [default: the one on the PATH]"
 )
@@ -72,7 +75,8 @@ _LEVELS = ("unknown", "negligible", "low", "medium", "high", "critical")
 @layout_option()
 @json_option
 def scan(
-    target: str,
+    name: str | None,
+    chosen: CellOptions,
     tool: Tool | None,
     report: Path | None,
     fail_on: str,
@@ -89,10 +93,11 @@ def scan(
     """
     if report and tool:
         raise click.UsageError("--report and --tool cannot be used together: a report needs no scanner")
+    named = named_image(name, output, chosen, command="scan")
     today = datetime.now(timezone.utc).date()
-    named = allow or (LIST if LIST.exists() else None)
-    allowances = allowance_list.read(named, on=today) if named else ()
-    image = _image(target, output)
+    listed = allow or (LIST if LIST.exists() else None)
+    allowances = allowance_list.read(listed, on=today) if listed else ()
+    image = open_layout(named.layout).image(named.ref)
     found = _read(report) if report else _run(image, tool, timeout)
     confirm(found, manifest=image.manifest, config=image.config_digest)
     threshold = Threshold(severity=Severity[fail_on.upper()], unfixed="ignore" if ignore_unfixed else "count")
@@ -100,18 +105,11 @@ def scan(
     if as_json:
         click.echo(json.dumps(_json(image, found, threshold, judgement, today), indent=2))
     else:
-        for line in _lines(judgement):
-            click.echo(line)
+        table((), _rows(judgement), text=(5,))
     for line in _summary(image, found, judgement):
         say(line)
     if judgement.refused:
-        raise _refusal(image, threshold, judgement, named or LIST, today)
-
-
-def _image(target: str, output: Path) -> ImageOnDisk:
-    """A tag of the layout *output*, or `DIR:REF`."""
-    folder, ref = split_target(target)
-    return open_layout(folder).image(ref) if folder.is_dir() else open_layout(output).image(target)
+        raise _refusal(image, threshold, judgement, listed or LIST, today)
 
 
 def _read(report: Path) -> Scan:
@@ -130,11 +128,11 @@ def _run(image: ImageOnDisk, tool: Tool | None, timeout: float) -> Scan:
     return run_scanner.scan(image, chosen, os.environ, timeout_s=timeout)
 
 
-def _lines(judgement: ScanVerdict) -> list[str]:
-    """The refused and the allowed vulnerabilities, in columns."""
+def _rows(judgement: ScanVerdict) -> list[tuple[str, ...]]:
+    """The refused and the allowed vulnerabilities."""
     rows = [(*_cells(found), "refused") for found in judgement.refused]
     rows += [(*_cells(found), f"allowed until {by.until}: {by.reason}") for found, by in judgement.allowed]
-    return columns(rows)
+    return rows
 
 
 def _cells(found: Vulnerability) -> tuple[str, ...]:
@@ -173,7 +171,7 @@ def _refusal(
     return GateRefused(
         f"{image.ref}: {count} {threshold.severity.word} or worse and not allowed",
         missing=lines,
-        hint=f"to get fixes: torchkiln lock --upgrade; to allow one for a while, add to {listed}: - {entry}",
+        hint=f"to get fixes: torchkiln lock TAG --upgrade; to allow one for now, add to {listed}: - {entry}",
     )
 
 

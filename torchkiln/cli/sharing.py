@@ -1,4 +1,4 @@
-"""`torchkiln sharing`: shows which layers images share, in a registry and on a host's disk."""
+"""`torchkiln plan sharing`: shows which layers images share, in a registry and on a host's disk."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared import sharing_tables
-from torchkiln.cli.shared.console import say, size
+from torchkiln.cli.shared.console import progress, say, size
 from torchkiln.cli.shared.options import images_folder, layout_option
-from torchkiln.cli.shared.selection import CellOptions, selection
+from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.sharing_json import to_json
 from torchkiln.compare.sharing import Stack, share
 from torchkiln.compare.stacks import names_in, stacks_in, stacks_of
@@ -26,7 +26,7 @@ from torchkiln.plan.load import plan_locked
 
 
 @click.command("sharing")
-@selection
+@cell_selection
 @images_folder
 @layout_option(
     "count the images of this OCI layout instead of the layers that the locks record", default=None
@@ -80,8 +80,14 @@ def _of_layout(chosen: CellOptions, output: Path) -> tuple[Stack, ...]:
     names = names_in(layout, {tag_of(each) for each in _buildable(chosen)} if chosen.any else None)
     if not names:
         what = "none of the selected images" if chosen.any else "no image"
-        raise NothingSelected(f"{output} has {what}", hint=f"run: torchkiln build --output {output}")
-    return stacks_in(layout, names, lambda count, total: say(f"reading {count} layers, {size(total)}"))
+        raise NothingSelected(f"{output} has {what}", hint=f"run: torchkiln build TAG --output {output}")
+    with progress(quiet=False) as observer:
+        return stacks_in(
+            layout,
+            names,
+            observer,
+            begin=lambda count, total: say(f"reading {count} layers, {size(total)}"),
+        )
 
 
 def _buildable(chosen: CellOptions) -> list[Resolution]:

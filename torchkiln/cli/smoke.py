@@ -8,6 +8,8 @@ import click
 
 from torchkiln.attest.keys import private_key
 from torchkiln.cli.bundle import BundleTarget, make_bundle
+from torchkiln.cli.shared.groups import default_group
+from torchkiln.cli.shared.image_names import named_image
 from torchkiln.cli.shared.options import (
     EXISTING_FILE,
     gpus_option,
@@ -19,8 +21,9 @@ from torchkiln.cli.shared.options import (
 )
 from torchkiln.cli.shared.reports import ReportFiles, demand, publish, read, report_options, show
 from torchkiln.cli.shared.runtime_options import runtime_option
-from torchkiln.cli.shared.selection import CellOptions, selection
-from torchkiln.cli.shared.smoke_output import session_of
+from torchkiln.cli.shared.selection import CellOptions, selection_for_running
+from torchkiln.cli.shared.smoke_output import SmokeLines, session_of
+from torchkiln.cli.shared.targets import name_argument
 from torchkiln.errors import ConfigError
 from torchkiln.smoke.report import demand_pass
 from torchkiln.smoke.run import Checks
@@ -28,23 +31,14 @@ from torchkiln.smoke.session import SmokeRequest
 from torchkiln.smoke.suite import load_suite
 
 
-class _DefaultGroup(click.Group):
-    """`smoke TAG` is `smoke run TAG`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args != ["--help"] and (not args or args[0] not in self.commands):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group("smoke", cls=_DefaultGroup)
+@click.group("smoke", cls=default_group("run"))
 def smoke() -> None:
     """Run the smoke tests in a built image; show or make reports. `smoke TAG` means `smoke run TAG`."""
 
 
 @smoke.command("run")
-@click.argument("tag", required=False)
-@selection
+@name_argument
+@selection_for_running
 @images_folder
 @layout_option()
 @runtime_option()
@@ -53,8 +47,7 @@ def smoke() -> None:
 @click.option(
     "--tier",
     type=click.IntRange(0, 3),
-    default=0,
-    show_default=True,
+    show_default="0; with --only, that of the named checks",
     help="run the checks of this tier and of those below",
 )
 @click.option("--only", multiple=True, metavar="ID", help="run only this check; repeatable")
@@ -85,14 +78,14 @@ def smoke() -> None:
 @click.option("--nonce", metavar="WORD", help="a word to store in the report, for `gate --nonce`")
 @report_options
 def run(
-    tag: str | None,
+    name: str | None,
     chosen: CellOptions,
     images: Path,
     output: Path,
     runtime: str,
     gpus: str | None,
     shm_size: str,
-    tier: int,
+    tier: int | None,
     only: tuple[str, ...],
     limit: float,
     force: bool,
@@ -108,12 +101,11 @@ def run(
 ) -> None:
     """Run the checks in the image TAG, or in that of the selected cell; print the verdict.
 
+    TAG can be an alias; DIR:REF is an image of another layout.
+
     Exits with 10 if the image fails a check, with 11 if the host cannot run them.
     """
-    if bool(tag) == chosen.any:
-        raise ConfigError(
-            "smoke takes one image: a TAG, or --torch and --cuda", hint="see: torchkiln smoke run --help"
-        )
+    image = named_image(name, output, chosen, command="smoke run")
     if bundle and (key_file or report_file or junit or markdown or as_json):
         raise ConfigError(
             "--bundle runs no checks, so there is no report to write",
@@ -126,21 +118,29 @@ def run(
     shared = parse_size(shm_size)
     demand(nonce, "nonce")
     key = private_key(key_file) if key_file else None  # before the run: it may take long
+    suite = load_suite(suite_folder)
     request = SmokeRequest(
-        checks=Checks(suite=load_suite(suite_folder), tier=tier, only=only, limit_s=limit, nonce=nonce),
+        checks=Checks(
+            suite=suite,
+            tier=suite.tier_of(only) if tier is None else tier,
+            only=only,
+            limit_s=limit,
+            nonce=nonce,
+        ),
         runtime=runtime,
         gpus=gpus,
         shm_size=shared,
         force=force,
     )
-    ref = tag or chosen.tag("smoke")
     if bundle:
         parts = parse_size(part_size, "--part-size") if part_size else None
         target = BundleTarget(place=bundle, part_size=parts)
-        make_bundle(ref, output, images, chosen.matrix_file, request, target)
+        make_bundle(image, images, chosen.matrix_file, request, target)
         return
-    report = session_of(chosen, images).run(ref, output, request)
-    publish(report, ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json), key)
+    lines = SmokeLines()
+    report = session_of(chosen, images, lines).run(image.ref, image.layout, request)
+    files = ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json)
+    publish(report, files, key, printed=lines.printed)
     demand_pass(report)
 
 

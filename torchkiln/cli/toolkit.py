@@ -1,4 +1,4 @@
-"""`torchkiln toolkit`: shows the archives and layers of a devel image's CUDA toolkit, or writes its files."""
+"""`torchkiln plan toolkit`: shows archives and layers of a devel image's toolkit, or writes its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchkiln.build.cuda_layers import lay_out
 from torchkiln.build.records import cached_record
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import FOLDER, images_folder, json_option, quiet_option
-from torchkiln.cli.shared.selection import CellOptions, selection
+from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.errors import ConfigError
 from torchkiln.index.archives import CudaArchives
 from torchkiln.model.plan import ImagePlan, ToolkitLayer
@@ -23,7 +23,7 @@ from torchkiln.store.store import Store
 
 
 @click.command("toolkit")
-@selection
+@cell_selection
 @images_folder
 @click.option(
     "--to",
@@ -42,7 +42,7 @@ def toolkit(chosen: CellOptions, images: Path, folder: Path | None, as_json: boo
     cells, grid, known = chosen.cells(must_name=True)
     if len(cells) != 1:
         raise ConfigError(
-            f"toolkit takes one image, the options select {len(cells)}",
+            f"toolkit takes one image, but the options select {len(cells)}",
             hint="name one --torch and one --cuda",
         )
     plan = plan_cell(cells[0], grid, known, images=images)
@@ -70,7 +70,7 @@ def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> Non
 
 
 def _json(plan: ImagePlan, store: Store) -> dict[str, Any]:
-    """The object that `toolkit --json` prints."""
+    """The object that `plan toolkit --json` prints."""
     locked = plan.locked
     layers = [(spec, cached_record(spec, store)) for spec in plan.of(ToolkitLayer)]
     sizes = [made.blob.size for _, made in layers if made]

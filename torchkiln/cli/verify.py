@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from torchkiln.attest.keys import NamedKey
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import here_or_checkout, json_option, plain_http_option, suite_option
+from torchkiln.cli.shared.image_names import locate
+from torchkiln.cli.shared.options import json_option, layout_option, plain_http_option, suite_option
+from torchkiln.cli.shared.selection import CellOptions, selection_anywhere
+from torchkiln.cli.shared.targets import split_target
 from torchkiln.cli.shared.trust_options import active_policy, policy_option, trust_of, trust_options
 from torchkiln.errors import ConfigError, VerificationFailed, printable
 from torchkiln.matrix import facts, matrix
@@ -19,20 +24,27 @@ from torchkiln.publish.verification import Depth, Verified, VerifySession, verif
 from torchkiln.registry.reference import ImageReference, parse_reference
 from torchkiln.smoke.suite import load_suite
 
+# A reference in a registry has a slash.
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|sha256:[0-9a-f]{64}")
+
 
 @click.command("verify")
-@click.argument("target", metavar="DIR[:REF]|REGISTRY/REPOSITORY[:TAG|@DIGEST]")
+@click.argument("target", required=False, metavar="TAG|DIR[:REF]|REGISTRY/REPOSITORY[:TAG|@DIGEST]")
+@selection_anywhere
 @trust_options("--key")
 @click.option("--full", is_flag=True, help="also download the layers, and verify every byte")
 @click.option("--rebuild", is_flag=True, help="build the image again from its lock, and compare the digests")
 @click.option("--untrusted", is_flag=True, help="with --rebuild: build without a trusted key or identity")
+@layout_option("the OCI layout that has the TAG", owned=False)
 @policy_option
 @suite_option
 @plain_http_option
 @json_option
 @click.option("--quiet", "-q", is_flag=True, help="print only the digest, or the faults")
 def verify(
-    target: str,
+    target: str | None,
+    chosen: CellOptions,
+    output: Path,
     keys: tuple[NamedKey, ...],
     identity: str | None,
     issuer: str,
@@ -53,14 +65,21 @@ def verify(
     verified, and --json prints "trusted": false.
     """
     if untrusted and not rebuild:
-        raise ConfigError("--untrusted requires --rebuild", hint="add --rebuild, or leave out --untrusted")
-    folder, ref = split_target(target)
-    if folder.is_dir():
-        _layout(target, folder, ref, as_json)
+        raise ConfigError("--untrusted requires --rebuild", hint="add --rebuild, or omit --untrusted")
+    if (target is not None) == chosen.any:
+        raise ConfigError(
+            "verify takes one image: a TAG, DIR:REF, a reference in a registry, or --torch and --cuda",
+            hint="see: torchkiln verify --help",
+        )
+    if target is None or is_in_layout(target, output):
+        folder, ref = _place(target, output, chosen)
+        _layout(target or f"{folder}:{ref}", folder, ref, as_json, quiet)
         return
     reference, depth = published_reference(target), Depth(full=full, rebuild=rebuild, untrusted=untrusted)
-    known, matrix_file = facts.load(), policy_file or here_or_checkout("matrix.yaml")
+    known, matrix_file = facts.load(), policy_file or chosen.matrix_file
     grid = matrix.read(matrix_file, known)
+    if policy_file is None:  # rootfs/ of the current folder is not trusted to say what an image contains
+        grid = replace(grid, folder=None)
     active = active_policy(policy_file, matrix_file, grid)
     trust = trust_of(active, keys, identity, issuer)
     suite = load_suite(suite_folder)
@@ -87,6 +106,22 @@ def verify(
         click.echo(f"{result.digest} {result.reference}")
 
 
+def is_in_layout(target: str, output: Path) -> bool:
+    """Whether *target* names a layout or an image of one, and not an image in a registry."""
+    return split_target(target)[0].is_dir() or bool(_TAG.fullmatch(target) and output.is_dir())
+
+
+def _place(target: str | None, output: Path, chosen: CellOptions) -> tuple[Path, str | None]:
+    """The layout that *target* or the selection names, and the image in it; None: all of its images."""
+    if target is None:
+        return output, chosen.tag("verify")
+    folder, ref = split_target(target)
+    if folder.is_dir() and ref is None:
+        return folder, None
+    found = locate(target, output, chosen, owned=False)
+    return found.layout, found.ref
+
+
 def _print(result: Verified, *, as_json: bool, quiet: bool) -> None:
     if as_json:
         document = {
@@ -107,8 +142,9 @@ def _print(result: Verified, *, as_json: bool, quiet: bool) -> None:
                 mark = what = ""
 
 
-def _layout(target: str, folder: Path, ref: str | None, as_json: bool) -> None:
-    names, faults = verify_layout(folder, ref)
+def _layout(target: str, folder: Path, ref: str | None, as_json: bool, quiet: bool) -> None:
+    with console.progress(quiet=quiet) as observer:
+        names, faults = verify_layout(folder, ref, observer)
     if as_json:
         images = [{"ref": name, "digest": digest} for name, digest in names.items()]
         details = [{"where": fault.where, "what": fault.what} for fault in faults]
@@ -129,17 +165,6 @@ def _layout(target: str, folder: Path, ref: str | None, as_json: bool) -> None:
         )
 
 
-def split_target(target: str) -> tuple[Path, str | None]:
-    """`dist/layout:tag` as folder and ref; the name of a folder may contain a colon."""
-    if Path(target).is_dir():
-        return Path(target), None
-    folder, colon, ref = target.partition(":")
-    while colon and not Path(folder).is_dir():
-        more, colon, ref = ref.partition(":")
-        folder += ":" + more
-    return (Path(folder), ref) if colon else (Path(target), None)
-
-
 def published_reference(target: str) -> ImageReference:
     """*target* as a reference in a registry.
 
@@ -148,8 +173,8 @@ def published_reference(target: str) -> ImageReference:
     try:
         return parse_reference(target)
     except ConfigError as error:
+        reason = error.message.removeprefix(f"{target}: ").removeprefix("invalid reference: ")
         raise ConfigError(
-            f"{target}: no such folder, and not a reference in a registry "
-            f"({error.message.removeprefix(f'{target}: ')})",
+            f"{target}: no such folder, and not a registry reference ({reason})",
             hint="name a layout, DIR or DIR:TAG, or an image in a registry, REGISTRY/REPOSITORY:TAG",
         ) from None

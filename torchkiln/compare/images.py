@@ -6,7 +6,7 @@ From an engine, files are read with `docker export`, and layers with `docker sav
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +18,12 @@ from torchkiln.compare.packages import names_packages, packages_of
 from torchkiln.docker.daemon import Engine, connected
 from torchkiln.errors import ConfigError, ToolMissing, VerificationFailed
 from torchkiln.model.contents import Layer, LayerContents, LayeredImage, TreeEntry, WholeImage
+from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.read_tar import DAMAGED, PathFilter, apply_layer, layer_contents
 
-#: Paths that an engine creates in every container, whatever the image has there.
+#: Paths that an engine creates in every container, and replaces if the image has them.
 ENGINE_PATHS = frozenset(
     [
         *(".dockerenv", "dev", "dev/console", "dev/pts", "dev/shm", "proc", "sys"),
@@ -41,48 +42,61 @@ class ImageReader(Protocol):
     def as_container(self) -> bool:
         """Whether `whole` contains ENGINE_PATHS."""
 
-    def whole(self, wanted: PathFilter) -> WholeImage:
+    def digest(self) -> str:
+        """The digest of its manifest, or of what the engine has instead."""
+
+    def whole(self, wanted: PathFilter, observer: Observer) -> WholeImage:
         """All files, with the text of those that are *wanted*."""
 
-    def layered(self, known: Mapping[str, Layer]) -> LayeredImage:
+    def layered(self, known: Mapping[str, Layer], observer: Observer) -> LayeredImage:
         """All layers; *known* ones, by diff_id, are not read again."""
 
 
-def whole_images(a: ImageReader, b: ImageReader, wanted: PathFilter) -> tuple[WholeImage, WholeImage]:
+def whole_images(
+    a: ImageReader, b: ImageReader, wanted: PathFilter, observer: Observer
+) -> tuple[WholeImage, WholeImage]:
     """Both images by files; without ENGINE_PATHS if only one side has them.
 
     :raises KilnError: an image cannot be read.
     """
-    left, right = a.whole(wanted), b.whole(wanted)
+    left, right = a.whole(wanted, observer), b.whole(wanted, observer)
     if a.as_container == b.as_container:
         return left, right
     return _as_image(left), _as_image(right)
 
 
-def layered_images(a: ImageReader, b: ImageReader) -> tuple[LayeredImage, LayeredImage]:
+def same_digest(a: ImageReader, b: ImageReader) -> str | None:
+    """The digest that both images have; None if they differ. Nothing of the images is read.
+
+    :raises KilnError: an image cannot be found.
+    """
+    return a.digest() if a.digest() == b.digest() else None
+
+
+def layered_images(a: ImageReader, b: ImageReader, observer: Observer) -> tuple[LayeredImage, LayeredImage]:
     """Both images by layers; a layer that both have is read once.
 
     :raises KilnError: an image cannot be read.
     """
-    left = a.layered({})
-    return left, b.layered({layer.diff_id: layer for layer in left.layers})
+    left = a.layered({}, observer)
+    return left, b.layered({layer.diff_id: layer for layer in left.layers}, observer)
 
 
-def contents_of(layer: LayerOnDisk, wanted: PathFilter) -> LayerContents:
+def contents_of(layer: LayerOnDisk, wanted: PathFilter, observer: Observer | None = None) -> LayerContents:
     """The contents of *layer*, with the text of *wanted* files.
 
     :raises VerificationFailed: it is damaged or does not match its diff_id.
     """
-    with _opened(layer) as stream:
+    with _opened(layer, observer) as stream:
         return layer_contents(stream, wanted)
 
 
-def unpacked_of(layer: LayerOnDisk) -> int:
+def unpacked_of(layer: LayerOnDisk, observer: Observer | None = None) -> int:
     """The uncompressed size of *layer* in bytes; it is read to its end.
 
     :raises VerificationFailed: it is damaged or does not match its diff_id.
     """
-    with _opened(layer) as stream:
+    with _opened(layer, observer) as stream:
         return sum(len(chunk) for chunk in iter(partial(stream.read, _CHUNK), b""))
 
 
@@ -93,29 +107,34 @@ class InLayout:
     image: ImageOnDisk
     as_container: bool = False
 
-    def whole(self, wanted: PathFilter) -> WholeImage:
+    def digest(self) -> str:
+        return self.image.manifest
+
+    def whole(self, wanted: PathFilter, observer: Observer) -> WholeImage:
         """All files, merged from the layers.
 
         :raises VerificationFailed: a layer is damaged or does not match its diff_id.
         """
         tree: dict[str, TreeEntry] = {}
+        begin_reading(self.image.layers, observer)
         for layer in self.image.layers:
-            with _opened(layer) as stream:
+            with _opened(layer, observer) as stream:
                 apply_layer(tree, stream, wanted)
         return WholeImage(tree=tree, settings=self._settings())
 
-    def layered(self, known: Mapping[str, Layer]) -> LayeredImage:
+    def layered(self, known: Mapping[str, Layer], observer: Observer) -> LayeredImage:
         """All layers.
 
         :raises VerificationFailed: as `whole`.
         """
         titles = titles_of(self.image.config, len(self.image.layers))
         layers = []
+        begin_reading([layer for layer in self.image.layers if layer.diff_id not in known], observer)
         for layer, title in zip(self.image.layers, titles, strict=True):
             if layer.diff_id in known:
                 contents = known[layer.diff_id].contents
             else:
-                contents = contents_of(layer, names_packages)
+                contents = contents_of(layer, names_packages, observer)
             layers.append(Layer(diff_id=layer.diff_id, title=title, size=layer.size, contents=contents))
         return _layered(self.image.manifest, self._settings(), layers)
 
@@ -132,7 +151,12 @@ class InEngine:
     engine: Engine
     as_container: bool = True
 
-    def whole(self, wanted: PathFilter) -> WholeImage:
+    def digest(self) -> str:
+        with self._api() as client:
+            found: str = client.inspect_image(self.name)["Id"]
+        return found
+
+    def whole(self, wanted: PathFilter, observer: Observer) -> WholeImage:
         """All files, as in a new container.
 
         :raises ConfigError: there is no such image.
@@ -143,13 +167,13 @@ class InEngine:
             description = client.inspect_image(self.name)
             container = client.create_container(self.name, entrypoint=["true"])["Id"]
             try:
-                with stream_of(client.export(container)) as stream:
+                with stream_of(_counted(client.export(container), description, observer)) as stream:
                     apply_layer(tree, stream, wanted)
             finally:
                 client.remove_container(container, force=True, v=True)
         return WholeImage(tree=tree, settings=_engine_settings(description))
 
-    def layered(self, known: Mapping[str, Layer]) -> LayeredImage:
+    def layered(self, known: Mapping[str, Layer], observer: Observer) -> LayeredImage:
         """All layers; their compressed sizes are known only if the engine stores them compressed.
 
         :raises ConfigError: there is no such image.
@@ -161,7 +185,7 @@ class InEngine:
             if all(diff_id in known for diff_id in diff_ids):
                 layers = [known[diff_id] for diff_id in diff_ids]
             else:
-                with stream_of(client.get_image(self.name)) as stream:
+                with stream_of(_counted(client.get_image(self.name), description, observer)) as stream:
                     layers = read_saved(stream, names_packages)
         return _layered(description["Id"], _engine_settings(description), layers)
 
@@ -176,13 +200,25 @@ class InEngine:
         except ImageNotFound as error:
             raise ConfigError(
                 f"{self.name}: no such image in the engine at {self.engine.host}",
-                hint="see `docker image ls`, or load an image with `torchkiln build --load`",
+                hint="see `docker image ls`, or load an image with `torchkiln build TAG --load`",
             ) from error
         except (DockerException, *DAMAGED) as error:
             raise ToolMissing(
                 f"cannot read {self.name} from the engine at {self.engine.host}: {error}",
                 hint="check with: docker save; docker export",
             ) from error
+
+
+def _counted(chunks: Iterable[bytes], description: Mapping[str, Any], observer: Observer) -> Iterator[bytes]:
+    """The *chunks* of an image of an engine, reported; their total is about the image's size."""
+    name, left = str(description.get("Id", "")), int(description.get("Size") or 0)
+    observer.begin("read", name, left)
+    for chunk in chunks:
+        observer.advance("read", name, min(len(chunk), left))
+        left -= min(len(chunk), left)
+        yield chunk
+    observer.advance("read", name, left)
+    observer.end("read", name)
 
 
 def _as_image(image: WholeImage) -> WholeImage:
@@ -207,14 +243,24 @@ def _platform(description: Mapping[str, Any], system: str, processor: str) -> st
     return f"{description.get(system, '')}/{description.get(processor, '')}"
 
 
+def begin_reading(layers: Iterable[LayerOnDisk], observer: Observer) -> None:
+    """Report that *layers* will be read, before the first is."""
+    for layer in layers:
+        observer.begin("read", layer.digest, layer.size)
+
+
 @contextmanager
-def _opened(layer: LayerOnDisk) -> Iterator[BinaryIO]:
-    """The uncompressed tar of *layer*; its digest is verified at the end."""
+def _opened(layer: LayerOnDisk, observer: Observer | None) -> Iterator[BinaryIO]:
+    """The uncompressed tar of *layer*; its digest is verified at the end. Call `begin_reading` first."""
+    observer = observer or Silent()
     try:
-        with open_layer(layer.path) as stream:
+        with open_layer(
+            layer.path, on_read=lambda count: observer.advance("read", layer.digest, count)
+        ) as stream:
             hashed = _Hashed(stream)
             yield cast(BinaryIO, hashed)
             found = hashed.digest()
+        observer.end("read", layer.digest)
     except DAMAGED as error:
         raise VerificationFailed(f"cannot read layer {layer.digest}: {error}", hint=LAYOUT_HINT) from error
     if found != layer.diff_id:

@@ -7,14 +7,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from torchkiln.build.cache_keys import key_of
 from torchkiln.build.predicted_digest import predicted_blobs
 from torchkiln.compare.docker_save import titles_of
-from torchkiln.compare.images import LAYOUT_HINT, unpacked_of
+from torchkiln.compare.images import LAYOUT_HINT, begin_reading, unpacked_of
 from torchkiln.compare.sharing import Level, Stack
 from torchkiln.errors import VerificationFailed
-from torchkiln.matrix.tags import parse_name
+from torchkiln.matrix.tags import preferred_name
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 from torchkiln.model.layer_format import split_format
 from torchkiln.model.plan import ImagePlan, MadeLayer
+from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, Layout
 
 _MAX_TITLE = 200  # characters
@@ -56,14 +57,18 @@ def names_in(layout: Layout, tags: Collection[str] | None = None) -> tuple[str, 
     for name, digest in layout.refs().items():
         names[digest].append(name)
     return tuple(
-        _preferred(found) or digest
+        preferred_name(found) or digest
         for digest, found in names.items()
         if tags is None or any(split_format(name)[0] in tags for name in found)
     )
 
 
 def stacks_in(
-    layout: Layout, names: Iterable[str], begin: Callable[[int, int], None] = lambda _count, _size: None
+    layout: Layout,
+    names: Iterable[str],
+    observer: Observer | None = None,
+    *,
+    begin: Callable[[int, int], None] = lambda _count, _size: None,
 ) -> tuple[Stack, ...]:
     """The images *names* of *layout*. Each layer is read once, to get its unpacked size.
 
@@ -76,7 +81,8 @@ def stacks_in(
     for layer in layers.values():
         _check_size(layer)
     begin(len(layers), sum(layer.size for layer in layers.values()))
-    unpacked = {key: unpacked_of(layer) for key, layer in layers.items()}
+    begin_reading(layers.values(), observer or Silent())
+    unpacked = {key: unpacked_of(layer, observer) for key, layer in layers.items()}
     return tuple(
         Stack(
             tag=name,
@@ -109,9 +115,3 @@ def _check_size(layer: LayerOnDisk) -> None:
         raise VerificationFailed(
             f"{layer.path}: size mismatch: {size} bytes, {layer.size} in the manifest", hint=LAYOUT_HINT
         )
-
-
-def _preferred(names: Sequence[str]) -> str | None:
-    """The shortest of *names* that is a tag of torchkiln, else the shortest; None if there is none."""
-    tags = [name for name in names if parse_name(split_format(name)[0])]
-    return min(tags or names, key=len, default=None)

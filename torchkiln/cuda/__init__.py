@@ -1,4 +1,4 @@
 """Makes layers of NVIDIA's CUDA toolkit archives.
 
-One rule says which files of an archive are installed, and where.
+One rule determines which files of an archive are installed, and where.
 """

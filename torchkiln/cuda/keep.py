@@ -1,7 +1,7 @@
 """Extracts the installed files of an NVIDIA archive to a tar of files and links.
 
 The hash of the archive was checked before, but a wrong lock must not lead to files outside of the toolkit's
-folder, so names and links are checked. `cuda_tree` says which files are installed where; the others are
+folder, so names and links are checked. `cuda_tree` determines which files are installed where; the others are
 skipped.
 """
 

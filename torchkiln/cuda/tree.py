@@ -1,4 +1,4 @@
-"""Says where a file of an NVIDIA archive is installed, if it is. Pure.
+"""Maps a path in an NVIDIA archive to its installed path, if it is installed. Pure.
 
 An archive has one folder, `cuda_nvcc-linux-x86_64-12.1.105-archive`, with `bin`, `include`, `lib`, `nvvm` and
 others. NVIDIA's installer writes the same files to /usr/local/cuda-12.1, headers and libraries below

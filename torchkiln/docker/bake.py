@@ -19,7 +19,7 @@ def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
     """The file's bytes. Its paths are relative to the folder that has images/ and rootfs/.
 
     Users can set these bake variables: REPOSITORY, WHEELS (a folder), BASE_<OS>, and for devel images
-    TOOLKIT_<CUDA>, a folder that `torchkiln toolkit` fills.
+    TOOLKIT_<CUDA>, a folder that `torchkiln plan toolkit` fills.
     """
     groups: dict[str, list[str]] = {"default": []}
     for plan in plans:

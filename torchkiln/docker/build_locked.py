@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchkiln.build.build import check_trusted
+from torchkiln.build.build import after, check_trusted
 from torchkiln.build.environment import Environment
 from torchkiln.build.prerequisites import BaseSources, ready
 from torchkiln.matrix.facts import Facts
@@ -41,6 +42,7 @@ def build_on_docker(
     from torchkiln.index.settings import index_settings
     from torchkiln.util.places import TEMPLATES
 
+    started = time.monotonic()
     check_trusted(locked, sources)
     environment.store.sweep()
     base_recipe = recipe(locked.resolution.cell.os)
@@ -55,12 +57,13 @@ def build_on_docker(
         sources if options.base is None else None,
         what=f"builds {tag_of(locked.resolution)} on Docker",
     ) as (plan, moved):
+        prepared = time.monotonic() - started
         built = docker_build.build(
             plan,
-            render_folder(plan, load_templates(TEMPLATES), base_recipe.packages),
+            render_folder(plan, load_templates(TEMPLATES, matrix.folder), base_recipe.packages),
             engine,
             environment,
             repository=matrix.repository,
             options=options,
         )
-    return replace(built, base_moved=moved)
+    return replace(built, base_moved=moved, seconds=after(prepared, built.seconds))

@@ -147,7 +147,7 @@ def _buildx_version(environ: Mapping[str, str]) -> tuple[int, ...]:
         raise ToolMissing("the Docker client, `docker`, is not installed", hint=hint) from error
     version = re.search(r"v?(\d+)\.(\d+)", result.stdout)
     if result.returncode or not version:
-        raise ToolMissing("the Docker client has no buildx plugin, which builds need", hint=hint)
+        raise ToolMissing("the Docker client has no buildx plugin, which is required to build", hint=hint)
     return int(version[1]), int(version[2])
 
 

@@ -15,6 +15,7 @@ from packaging.utils import parse_wheel_filename
 
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.os_tools import packages_of
+from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import SYSTEMS
@@ -23,6 +24,7 @@ from torchkiln.model.recipe import PREFIX, USER, site
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.micromamba import program_path
 from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
+from torchkiln.util.places import how_to_restore
 
 ENTRY = "Dockerfile.j2"
 _BESIDE = "components"  # the folder of components' files that are neither wheel nor program
@@ -60,27 +62,48 @@ class _Program:
     folders: tuple[tuple[str, int], ...]
 
 
-def load_templates(folder: Path) -> dict[str, str]:
+def load_templates(folder: Path, project: Path | None = None) -> dict[str, str]:
     """The templates below *folder* by their name there.
 
-    :raises ConfigError: the main template is missing.
+    :param project: the folder of a matrix; templates of its templates/ are added, and replace those of the
+        same name.
+    :raises ConfigError: the main template is missing; one of the project is a link, or not UTF-8.
     """
-    found = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.j2")}
+    found = _texts(folder)
+    if project is not None:
+        found |= _texts(project / "templates")
     if ENTRY not in found:
-        raise ConfigError(
-            f"{folder / ENTRY}: no such file", hint="torchkiln runs from its checkout; clone it again"
-        )
+        raise ConfigError(f"{folder / ENTRY}: no such file", hint=how_to_restore("templates"))
+    return found
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    """The templates below *folder*. A link, in a project of others, could lead to any file of the user."""
+    found = {}
+    for path in [folder, *sorted(folder.rglob("*.j2"))]:
+        if path.is_symlink():
+            raise ConfigError(f"{path}: a symbolic link", hint="replace it by a regular file or folder")
+        if path == folder:
+            continue
+        try:
+            found[path.relative_to(folder).as_posix()] = path.read_text("utf-8")
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}", hint="save the template as UTF-8") from error
     return found
 
 
 def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[str]) -> str:
-    """The Dockerfile of *plan*; *os_packages* are what the base must hold.
+    """The Dockerfile of *plan*; *os_packages* are the packages that the base must have.
 
-    :raises ConfigError: a template is wrong, or the lock has no pip to install with.
+    Templates of a project are other people's input: they can read the plan, and call nothing unsafe.
+
+    :raises ConfigError: a template is wrong or unsafe, or the lock has no pip to install with.
     """
+    demand_full(plan.locked)
     import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = jinja2.Environment(
+    environment = ImmutableSandboxedEnvironment(
         loader=jinja2.DictLoader(templates),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -115,8 +138,20 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             constraints=_generated(plan)[CONSTRAINTS].decode(),
             user=USER,
         )
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, OverflowError) as error:  # range() beyond the limit: OverflowError
         raise ConfigError(f"templates: {error}", hint="fix the template") from error
+
+
+def demand_full(locked: LockedCell) -> None:
+    """Check that a Dockerfile can build the image of *locked*.
+
+    :raises ConfigError: it is a thin image.
+    """
+    if locked.device_code:
+        raise ConfigError(
+            f"{tag_of(locked.resolution)}: a Dockerfile cannot build a thin image (--gpus)",
+            hint="build it with the embedded engine; `torchkiln build TAG --load` puts it into Docker",
+        )
 
 
 def render_folder(
@@ -144,7 +179,7 @@ def quote(value: str) -> str:
 
 
 def pip_options(locked: LockedCell) -> tuple[str, ...]:
-    """The options with which `pip download` takes the locked wheels on a host of any Python and system."""
+    """The options with which `pip download` accepts the locked wheels on any host."""
     version = locked.base.python
     abi = "cp" + "".join(version.split(".")[:2])  # pip adds abi3 and none to it
     return (
@@ -155,7 +190,7 @@ def pip_options(locked: LockedCell) -> tuple[str, ...]:
 
 
 def _platforms(wheels: Iterable[LockedWheel]) -> list[str]:
-    """As few platform tags as fit all *wheels*: pip derives none from another, and "any" by itself."""
+    """The fewest platform tags that match all *wheels*; pip derives only "any" by itself."""
     tags = [{tag.platform for tag in parse_wheel_filename(wheel.filename)[3]} for wheel in wheels]
     left = [platforms for platforms in tags if "any" not in platforms]
     found = []

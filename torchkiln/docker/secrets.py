@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchkiln.base.recipe import BaseRecipe
-from torchkiln.base.sources import variables
+from torchkiln.base.sources import values, variables
 from torchkiln.errors import ConfigError
 from torchkiln.model.untrusted import declared
 
@@ -49,7 +49,8 @@ def apt_secrets(recipe: BaseRecipe, environ: Mapping[str, str], ca_bundle: Path 
 def _sources(recipe: BaseRecipe, environ: Mapping[str, str]) -> list[str]:
     """Lines of a sources.list; none if no mirror is set."""
     mirror, security, _ = variables(recipe)
-    urls = {name: declared(environ.get(name, ""))[0] for name in (mirror, security)}
+    found = values(recipe, environ)
+    urls = {mirror: declared(found[0])[0], security: declared(found[1])[0]}
     if urls[security] and not urls[mirror]:
         raise ConfigError(f"{security} is set but {mirror} is not", hint=f"set both, or only {mirror}")
     if not urls[mirror]:

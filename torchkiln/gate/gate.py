@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass
 from datetime import datetime, timedelta, timezone
 
 from torchkiln.errors import ConfigError, GateRefused
 from torchkiln.gate.check_status import GPUS, CheckStatus, check_status
+from torchkiln.gate.hints import GivenOptions, Needed, commands
 from torchkiln.lock.lock import lock_digest
+from torchkiln.matrix.gpu_archs import is_kept_for
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
@@ -29,7 +31,8 @@ from torchkiln.smoke.suite import Suite
 from torchkiln.smoke.verdict import verdict
 
 _CLEARANCE = object()
-_CLOCKS = timedelta(days=1)  # by which two machines may differ
+_GPU = "GPU "  # before a capability in `missing`
+_CLOCKS = timedelta(minutes=5)  # by which two machines may differ, as in Kerberos
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +76,22 @@ class GateResult:
         signed = [set(signed_report.signers) for signed_report in self.signed_reports]
         return tuple(sorted(set.intersection(*signed))) if signed else ()
 
+    @property
+    def needed(self) -> Needed:
+        """What must run: the checks that are not proved, or all if only the reports are refused."""
+        required = tuple(status for status in self.statuses if status.required)
+        gpus = tuple(what.removeprefix(_GPU) for what, _ in self.missing if what.startswith(_GPU))
+        names = {name for capability in gpus for name in _unproved(required, capability)}
+        names |= {status.check for status in required if status.lacks}
+        return Needed(
+            tag=self.tag,
+            checks=tuple(status for status in required if not names or status.check in names),
+            suite=self.statuses,
+            gpus=gpus,
+            signed=self.policy.signed,
+            reports=self.signed_reports,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClearedImage:
@@ -87,9 +106,10 @@ class ClearedImage:
             raise TypeError("only the gate clears an image")
 
 
-def clear(result: GateResult) -> ClearedImage:
+def clear(result: GateResult, given: GivenOptions | None = None) -> ClearedImage:
     """Clear an image that meets all requirements.
 
+    :param given: options of the command, for the hints.
     :raises GateRefused: something is missing; the message lists all of it, the hint the commands.
     """
     if result.missing:
@@ -98,7 +118,7 @@ def clear(result: GateResult) -> ClearedImage:
             f"{result.tag} ({result.image[:19]}) is not cleared: "
             f"{count} {'requirement is' if count == 1 else 'requirements are'} not met",
             missing=result.missing,
-            hint="\n".join(_commands(result)),
+            hint="\n".join(commands(result.needed, given or GivenOptions())),
         )
     return ClearedImage(result=result, override=None, by=_CLEARANCE)
 
@@ -127,14 +147,16 @@ def judge(
 ) -> GateResult:
     """Check *signed_reports* against *policy*.
 
-    Several reports complete each other (one GPU here, two there), and each must be valid: a failure in one is
-    not made good by a pass in another.
+    Several reports complete each other (one GPU here, two there), and each must be valid: a pass in one
+    does not cancel a failure in another.
 
     :param nonce: that every report must have; None: any.
     :param at: now; None: reports may have any age.
     """
     tag, policy = tag_of(locked.resolution), policy.of(locked.resolution)
-    facts = facts_of(locked, {}, tag=tag, lock_digest=lock_digest(locked), manifest=image)
+    digest = lock_digest(locked)
+    image_json = _image_json(locked, digest)
+    facts = facts_of(locked, {}, tag=tag, lock_digest=digest, manifest=image)
     statuses = tuple(
         check_status(
             check,
@@ -150,13 +172,14 @@ def judge(
         missing.append(("lock", f"{USES}: lock it again with sources that you trust"))
     for signed_report in signed_reports:
         faults = [
-            *_of_image(signed_report, locked, image),
+            *_of_image(signed_report, tag, image, image_json),
             *_of_request(signed_report, policy, suite, nonce, at),
         ]
         missing += [(signed_report.name, text) for text in faults]
     required = [status for status in statuses if status.required]
     missing += [(status.check, text) for status in required for text in status.lacks]
-    missing += _of_gpus(policy, required)
+    kept = locked.resolution.cell.gpus
+    missing += _of_gpus([gpu for gpu in policy.gpus if is_kept_for(gpu, kept)], required)
     return GateResult(
         tag=tag,
         image=image,
@@ -178,9 +201,12 @@ def _of_policy(policy: Policy, suite: Suite) -> Iterator[str]:
         yield "it requires no check of the suite"
 
 
-def _of_image(signed_report: SignedReport, locked: LockedCell, image: Digest) -> Iterator[str]:
-    """Why a report is not of *image*."""
-    report, tag = signed_report.report, tag_of(locked.resolution)
+def _of_image(signed_report: SignedReport, tag: str, image: Digest, image_json: str) -> Iterator[str]:
+    """Why a report is not of *image*.
+
+    :param image_json: SHA-256, hex, of the image's image.json.
+    """
+    report = signed_report.report
     if report.image is None:
         yield "is a report of an environment, not of an image"
         return
@@ -188,14 +214,16 @@ def _of_image(signed_report: SignedReport, locked: LockedCell, image: Digest) ->
         yield f"is a report of another image: {report.image}, not {image}"
     if report.tag != tag:
         yield f"has the tag {report.tag}"
-    if json.loads(report.host).get("image_json_sha256") != _image_json(locked):
+    host = json.loads(report.host)
+    yield from (f"contradicts itself: the host {text}" for text in hosts.contradictions(host))
+    if host.get("image_json_sha256") != image_json:
         yield "the image.json in the image differs from that of the lock"
 
 
 def _of_request(
     signed_report: SignedReport, policy: Policy, suite: Suite, nonce: str | None, at: datetime | None
 ) -> Iterator[str]:
-    """Why a report does not meet *policy*, whatever its image."""
+    """Why a report of any image does not meet *policy*."""
     report = signed_report.report
     if report.suite not in (suite.digest, *policy.suites):
         yield f"was made by another suite: {report.suite[:19]}, not {suite.digest[:19]}"
@@ -207,9 +235,9 @@ def _of_request(
     if at and _is_of_the_future(report.when, at):
         yield f"ran at {report.when}, which is in the future"
     elif at and policy.report_age and age_of(report, at) > timedelta(days=policy.report_age):
-        ran = f"ran at {report.when}" if report.when else "does not say when it ran"
+        ran = f"ran at {report.when}" if report.when else "has no time of its run"
         yield f"{ran}: the policy requires runs of the last {policy.report_age} days"
-    if not signed_report.signers and (policy.signed or not (signed_report.own or policy.strangers)):
+    if not signed_report.signers and (policy.signed or not (signed_report.own or policy.accept_unsigned)):
         reason = "is not signed by a trusted key" if signed_report.signed else "is not signed"
         yield reason if policy.signed else f"{reason}, and is not of a run in this machine's cache"
 
@@ -222,33 +250,23 @@ def _is_of_the_future(when: str | None, at: datetime) -> bool:
         return False
 
 
-def _of_gpus(policy: Policy, required: Sequence[CheckStatus]) -> Iterator[tuple[str, str]]:
-    """The required GPUs on which a check is not proved that is proved on others."""
-    for capability in policy.gpus:
-        lacking = [
-            status.check
-            for status in required
-            if GPUS[status.tier] and not status.lacks and capability not in status.capabilities
-        ]
-        if lacking:
-            yield f"GPU {capability}", f"no report on such GPUs proves {', '.join(lacking)}"
+def _of_gpus(gpus: Iterable[str], required: Sequence[CheckStatus]) -> Iterator[tuple[str, str]]:
+    """Those of *gpus* on which a check is not proved that is proved on others."""
+    for capability in gpus:
+        if lacking := _unproved(required, capability):
+            yield f"{_GPU}{capability}", f"no run on these GPUs passed {', '.join(lacking)}"
 
 
-def _commands(result: GateResult) -> Iterator[str]:
-    """The commands that provide what is missing."""
-    if result.policy.signed or any(not (signed.signers or signed.own) for signed in result.signed_reports):
-        yield "name the key that signed a report: --trust PUBLIC.pem"
-    required = [status.tier for status in result.statuses if status.required]
-    gpus = [name.removeprefix("GPU ") for name, _ in result.missing if name.startswith("GPU ")]
-    lacking = [status.tier for status in result.statuses if status.required and status.lacks]
-    tier = max(lacking or required, default=0)
-    where = f" on a host with {GPUS[tier]} GPU{'s' if GPUS[tier] > 1 else ''}" if GPUS[tier] else ""
-    where += f" of capability {', then '.join(gpus)}" if gpus else ""
-    key = " --key KEY.pem" if result.policy.signed else ""
-    yield f"run the missing checks{where}: torchkiln smoke {result.tag} --tier {tier} --report FILE{key}"
+def _unproved(required: Iterable[CheckStatus], capability: str) -> list[str]:
+    """The checks that are proved, but not on GPUs of *capability*."""
+    return [
+        status.check
+        for status in required
+        if GPUS[status.tier] and not status.lacks and capability not in status.capabilities
+    ]
 
 
-def _image_json(locked: LockedCell) -> str:
-    """SHA-256, hex, of the image's image.json."""
-    files = plan(locked, (), aliases=(), lock_digest=lock_digest(locked)).overlay.files
+def _image_json(locked: LockedCell, digest: Digest) -> str:
+    """SHA-256, hex, of the image's image.json; *digest* is the lock's."""
+    files = plan(locked, (), aliases=(), lock_digest=digest).overlay.files
     return next(hashlib.sha256(file.data).hexdigest() for file in files if file.path == IMAGE_JSON)

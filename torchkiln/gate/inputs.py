@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from torchkiln.attest.roles import KeyInRole, keys_for
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import GateResult, judge
+from torchkiln.gate.hints import GivenOptions
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.report import SignedReport
+from torchkiln.model.report import Finding, SignedReport
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.smoke import attestation
+from torchkiln.smoke import attestation, hosts
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.suite import Suite
+from torchkiln.smoke.verdict import host_fault, verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +34,7 @@ class GateInputs:
     named: tuple[KeyInRole, ...] = ()  # of the caller; a laboratory's makes signatures a requirement
     given: tuple[Path, ...] = ()  # reports, and folders of them; empty: this machine's own runs
     nonce: str | None = None
+    options: GivenOptions = field(default_factory=GivenOptions)  # of the command, for the hints
 
     @property
     def trusted(self) -> tuple[KeyInRole, ...]:
@@ -41,7 +45,7 @@ class GateInputs:
         """:raises ConfigError: the policy, of that file, requires signatures, and no key is trusted."""
         if self.policy.signed and not keys_for("laboratory", self.trusted):
             raise ConfigError(
-                f"the policy in {policy_file} requires signed reports, and no key is trusted",
+                f"the policy in {policy_file} requires signed reports, but no trusted key is given",
                 hint="name the signer's public key: --trust PUBLIC.pem, "
                 "or `keys` in a file that --policy names",
             )
@@ -66,7 +70,7 @@ class GateInputs:
     def _signed_reports(self, image: Digest) -> list[SignedReport]:
         own = self.runs.of(image)
         if not self.given:
-            return own
+            return [signed_report for signed_report in own if not _is_superseded(signed_report, own)]
         made_here = [signed_report.report for signed_report in own]
         return [
             replace(signed_report, own=signed_report.report in made_here)
@@ -88,3 +92,25 @@ class GateInputs:
                 continue
             if image_of_report == image:
                 yield filed.signed_report(keys)
+
+
+def _is_superseded(signed_report: SignedReport, own: Sequence[SignedReport]) -> bool:
+    """Whether a later run of this machine's makes an inconclusive one dispensable.
+
+    An inconclusive run has no failure of the image, but its age or its suite can be refused. It counts
+    only for the checks that passed in it, and all of these are in the later run.
+    """
+    report = signed_report.report
+    if report.verdict != "inconclusive" or verdict(report.findings) != "inconclusive":
+        return False
+    passed = {finding.id for finding in report.findings if finding.outcome == "passed"}
+    return any(
+        passed <= {finding.id for finding in later.findings if _is_conclusive(finding)}
+        and (later.when or "") > (report.when or "")
+        and hosts.capability(json.loads(later.host)) == hosts.capability(json.loads(report.host))
+        for later in (other.report for other in own)
+    )
+
+
+def _is_conclusive(finding: Finding) -> bool:
+    return finding.outcome == "passed" or (finding.outcome == "failed" and host_fault(finding) is None)

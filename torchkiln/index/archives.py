@@ -6,7 +6,8 @@ The hashes are in the lock, so a mirror need not be trusted.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,23 @@ if TYPE_CHECKING:
 
 VARIABLE = "TORCHKILN_CUDA_ARCHIVES"
 _HOW = (
-    f"set {VARIABLE} to the URL of NVIDIA's redist folder or of a mirror (the part before cuda_nvcc/),"
-    " or to a local folder with the files"
+    f"set {VARIABLE} to https://developer.download.nvidia.com/compute/cuda/redist, to a mirror of it"
+    " (the part before cuda_nvcc/), or to a local folder with the files"
 )
+
+
+@contextmanager
+def _described(archive: LockedArchive) -> Iterator[None]:
+    """Errors name *archive* and how to set its location."""
+    try:
+        yield
+    except BadWheel as error:
+        raise BadArchive(archive.filename, error.reason) from None
+    except BuildFailed as error:
+        raise BuildFailed(
+            f"{archive.path} (sha256 {archive.sha256}): {error.message}",
+            hint=f"{_HOW}. {error.hint}",
+        ) from error
 
 
 class CudaArchives:
@@ -48,10 +63,27 @@ class CudaArchives:
                 f" of NVIDIA's CUDA toolkit, {sum(archive.size for archive in archives) / 1e9:.2f} GB",
                 hint=_HOW,
             )
-        if archives and "://" in self._location:
+        if archives and self._remote:
             self._open_mirror()
         elif archives and not Path(self._location).is_dir():
             raise ConfigError(f"{VARIABLE}: {self._location}: neither a folder nor a URL", hint=_HOW)
+
+    def demand_reachable(self, archives: Collection[LockedArchive]) -> None:
+        """Request the last byte of the smallest of *archives*, or look for all of them in the folder.
+
+        :raises BuildFailed: the server cannot be reached, or a file is not found.
+        """
+        self.require(archives)
+        for archive in sorted(archives, key=lambda archive: archive.size)[: 1 if self._remote else None]:
+            with _described(archive):
+                if self._remote:
+                    self._open_mirror().tail(archive, 1)
+                else:
+                    self._in_folder(archive)
+
+    @property
+    def _remote(self) -> bool:
+        return "://" in self._location
 
     def archive(
         self,
@@ -68,8 +100,8 @@ class CudaArchives:
         :raises ConfigError: the variable is neither a URL nor a folder.
         """
         self.require((archive,))
-        try:
-            if "://" in self._location:
+        with _described(archive):
+            if self._remote:
                 fetch = self._open_mirror().fetch
                 complete = fetch_verified(fetch, archive, part, on_progress=on_progress, cancelled=cancelled)
                 return part if complete else None
@@ -77,13 +109,6 @@ class CudaArchives:
             verify(archive, found)
             on_progress(archive.size)
             return found
-        except BadWheel as error:
-            raise BadArchive(archive.filename, error.reason) from None
-        except BuildFailed as error:
-            raise BuildFailed(
-                f"{archive.path} (sha256 {archive.sha256}): {error.message}",
-                hint=f"{_HOW}. {error.hint}",
-            ) from error
 
     def _in_folder(self, archive: LockedArchive) -> Path:
         """The file in NVIDIA's layout below the folder, or directly in it."""

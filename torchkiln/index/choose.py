@@ -1,13 +1,16 @@
-"""Chooses the wheel for an image among the files of a release. Pure."""
+"""Chooses the wheel for an image among the files of a release, and finds the newest release. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 
 from torchkiln.errors import Unresolvable
+from torchkiln.index.listing import ListedFile
 from torchkiln.model.index import FileAt
 from torchkiln.model.platform import LINUX_AMD64
 
@@ -55,3 +58,23 @@ def choose(release: str, files: Iterable[FileAt], hashes: Collection[str], tags:
             hint="choose another version: add a bound in matrix.yaml",
         )
     return min(fitting, key=lambda candidate: candidate[:4])[4]
+
+
+def newest_of(files: Iterable[ListedFile], allowed: SpecifierSet, python: str, tags: Iterable[Tag]) -> str:
+    """The newest of the *allowed* final releases that has a wheel among *files* with one of *tags*; or "".
+
+    Yanked wheels do not count.
+    """
+    accepted = frozenset(tags)
+    found: list[Version] = []
+    for file in files:
+        if file.yanked is not None or not file.filename.endswith(".whl"):
+            continue
+        try:
+            _, version, _, wheel_tags = parse_wheel_filename(file.filename)
+            fits = SpecifierSet(file.requires_python or "").contains(f"{python}.0")
+        except (InvalidWheelFilename, InvalidSpecifier):
+            continue
+        if fits and not version.is_prerelease and version in allowed and not accepted.isdisjoint(wheel_tags):
+            found.append(version)
+    return str(max(found)) if found else ""

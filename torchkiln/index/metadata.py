@@ -132,7 +132,7 @@ def located(file: ListedFile, base: str) -> FileAt:
     if why := unsafe(url, base):
         raise BuildFailed(
             f"unsafe link of {file.filename}: {why}",
-            hint="the index, or a proxy before it, is at fault; use another index",
+            hint="the index, or a proxy in front of it, is at fault; use another index",
         )
     return FileAt(filename=file.filename, url=url, size=file.size, sha256=file.sha256)
 

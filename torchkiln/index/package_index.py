@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BadWheel, BuildFailed, Unresolvable
-from torchkiln.index.choose import choose, tags_of
+from torchkiln.index.choose import choose, newest_of, tags_of
+from torchkiln.index.dates import uploaded_before
 from torchkiln.index.download import Downloads
 from torchkiln.index.metadata import Metadata
 from torchkiln.index.pages import Pages
@@ -23,6 +26,8 @@ from torchkiln.model.index import FileAt, IndexRequest, KnownWheel, variable_of
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 
+_SMALL = "pip"  # a project whose page is small
+
 
 class PackageIndex:
     """The configured indexes, for a lock and for a build."""
@@ -33,16 +38,33 @@ class PackageIndex:
             tuple[str, str], str
         ] = {}  # (project, version) of yanked locked wheels → the reason
 
+    def demand_reachable(self, indexes: Iterable[Source]) -> None:
+        """Request the page of a small project from each of *indexes*, which need not have it.
+
+        :raises BuildFailed: an index cannot be reached.
+        """
+        for index in indexes:
+            self.pages.settings.url(index)  # Unresolvable: it is not configured
+            with suppress(Unresolvable), self.pages.page(_SMALL, index, fresh=True):
+                pass
+
     def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
         """The wheels for *wanted*, by name, with their sizes; given wheels have size 0.
 
         :raises Unresolvable: the requirements conflict, or an index is not configured or lacks a project.
         :raises BuildFailed: an index is unavailable or at fault.
         """
-        pins, metadata = self._pins(wanted), Metadata(self.pages)
-        tags = tags_of(wanted.python, wanted.glibc)
+        return (*self.locked(self.pins(wanted), wanted), *map(_given_wheel, wanted.known))
 
-        def locked(pin: Pin) -> LockedWheel:
+    def locked(self, pins: Iterable[Pin], wanted: IndexRequest) -> tuple[LockedWheel, ...]:
+        """The wheels of *pins*, which are a part of `pins(wanted)`, with their sizes.
+
+        :raises Unresolvable: a release has no wheel for the image.
+        :raises BuildFailed: an index is unavailable or at fault.
+        """
+        metadata, tags = Metadata(self.pages), tags_of(wanted.python, wanted.glibc)
+
+        def wheel_of(pin: Pin) -> LockedWheel:
             files = self.pages.files(pin.name, pin.index, pin.hashes)
             file = self.pages.measure(choose(f"{pin.name} {pin.version}", files, pin.hashes, tags))
             if not file.size:
@@ -60,7 +82,17 @@ class PackageIndex:
             )
 
         with ThreadPoolExecutor(WORKERS) as pool:
-            return (*pool.map(locked, pins), *map(_given_wheel, wanted.known))
+            return tuple(pool.map(wheel_of, pins))
+
+    def newest(self, name: str, wanted: IndexRequest, allowed: SpecifierSet) -> str:
+        """The newest of the *allowed* final releases of *name* that fit the date and the Python of *wanted*.
+
+        :return: the version; "" if there is none.
+        :raises Unresolvable: the index does not have the project.
+        :raises BuildFailed: the page cannot be read.
+        """
+        files, _ = uploaded_before(self.pages, name, Source.DEFAULT, wanted.as_of)
+        return newest_of(files, allowed, wanted.python, tags_of(wanted.python, wanted.glibc))
 
     def own(self, file: OwnFile) -> LockedWheel:
         """*file*, which is on no index, downloaded and verified.
@@ -95,8 +127,12 @@ class PackageIndex:
         at = FileAt(filename=wheel.filename, url=path.as_uri(), size=wheel.size, sha256=wheel.sha256)
         return metadata_of(self.pages.session, at).requires
 
-    def _pins(self, wanted: IndexRequest) -> tuple[Pin, ...]:
-        """uv's pins, with torch's dependencies from PyTorch's index bound to that index."""
+    def pins(self, wanted: IndexRequest) -> tuple[Pin, ...]:
+        """uv's pins, with torch's dependencies from PyTorch's index bound to that index.
+
+        :raises Unresolvable: the requirements conflict, or an index is not configured or lacks a project.
+        :raises BuildFailed: an index is unavailable or at fault.
+        """
         while True:
             pins = compile_pins(wanted, self.pages)
             # uv binds only direct requirements to an index; triton is a dependency of torch.

@@ -31,7 +31,7 @@ def found_on(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ..
     for sha256 in refused.keys() - {file.sha256 for file in found}:
         raise BuildFailed(
             f"{redact(page.url)}: {refused[sha256]}",
-            hint="the index, or a proxy before it, is at fault; use another index",
+            hint="the index, or a proxy in front of it, is at fault; use another index",
         )
     return found
 

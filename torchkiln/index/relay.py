@@ -27,8 +27,8 @@ from torchkiln.index.read_page import release_files
 from torchkiln.index.session import TOTAL
 from torchkiln.model.cell import Source
 
-PROJECTS = 1_000  # pages that a resolver may request; a cell has 130 packages
-FILES = 120_000  # on all pages together; a cell has 64,000
+PROJECTS = 1_000  # pages that a resolver may request; a cell has 130 packages, one with vllm 230
+FILES = 300_000  # on all pages together; a cell has 64,000, one with vllm 164,000
 METADATA = 3_000  # metadata files
 _BYTES = 64 << 20  # of metadata
 _JSON = "application/vnd.pypi.simple.v1+json"

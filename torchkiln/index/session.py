@@ -76,7 +76,7 @@ def send(session: IndexSession, method: str, url: str, **kwargs: Any) -> request
     except UnsafeRedirect as error:
         raise BuildFailed(
             f"{redact(error.url)}: unsafe redirect: {error}",
-            hint="the index, or a proxy before it, is at fault; use another index",
+            hint="the index, or a proxy in front of it, is at fault; use another index",
         ) from error
     except requests.TooManyRedirects as error:
         raise BuildFailed(

@@ -17,13 +17,16 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from torchkiln.errors import ConfigError, Unresolvable
+from torchkiln.matrix import mirrors
 from torchkiln.model.cell import Source
 from torchkiln.model.untrusted import declared
 
 _OWN = "TORCHKILN_INDEX_"
 PYTORCH_VARIABLE = f"{_OWN}PYTORCH"
+PYTORCH_ADDRESS = "https://download.pytorch.org/whl"  # only for messages: it has no default
 _LEFT_OUT_OF_PIP = ("extra-index-url", "find-links")
 _LEFT_OUT_OF_UV = ("UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")
+_OTHER_INDEX = f"the package index of {mirrors.NAME}, because another one is configured"
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>`]+")
 
 
@@ -56,7 +59,8 @@ class IndexSettings:
         if self.pytorch_url is None:
             raise Unresolvable(
                 "these wheels are only on PyTorch's own index, and that index is not configured",
-                hint=f"set {PYTORCH_VARIABLE} to its simple index URL (the part before /torch/)",
+                hint=f"set {PYTORCH_VARIABLE} to {PYTORCH_ADDRESS} or its folder for one CUDA"
+                f" ({PYTORCH_ADDRESS}/cu118), or to a mirror: a simple index, the part before /torch/",
             )
         return self.pytorch_url
 
@@ -67,18 +71,19 @@ def index_settings(
     """The settings from *environ* and the user's pip configuration.
 
     :param pip_config: output of ``pip config list``; None runs pip.
-    :param default_url: the index if the user set none; None is PyPI.
-    :raises ConfigError: an address is not an http(s) URL.
+    :param default_url: the index if neither the user nor the mirror sets one; None is PyPI.
+    :raises ConfigError: an address is not an http(s) URL, or there is no such mirror.
     """
     pip = parse_pip_config(pip_config_list(environ) if pip_config is None else pip_config)
     if default_url is None:
         from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
         default_url = PYPI_SIMPLE_ENDPOINT
-    configured = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or pip.get("index-url")
+    configured = environ.get(mirrors.INDEX) or environ.get("UV_INDEX_URL") or pip.get("index-url")
+    of_mirror = mirrors.preset_of(environ).get(mirrors.INDEX)
     faults: list[str] = []
     logins: list[tuple[str, str, str]] = []
-    default = _address(configured or default_url, "index-url", faults, logins)
+    default = _address(configured or of_mirror or default_url, "index-url", faults, logins)
     pytorch, untrusted = declared(environ.get(PYTORCH_VARIABLE, ""))
     pytorch_url = _address(pytorch, PYTORCH_VARIABLE, faults, logins) if pytorch else None
     places = tuple(
@@ -97,7 +102,8 @@ def index_settings(
         proxy=pip.get("proxy"),
         logins=tuple(logins),
         left_out=tuple(name for name in _LEFT_OUT_OF_PIP if pip.get(name))
-        + tuple(name for name in _LEFT_OUT_OF_UV if environ.get(name)),
+        + tuple(name for name in _LEFT_OUT_OF_UV if environ.get(name))
+        + ((_OTHER_INDEX,) if configured and of_mirror else ()),
         places=places,
     )
 
@@ -142,7 +148,10 @@ def parse_pip_config(text: str) -> dict[str, str]:
 
 def redact(url: str) -> str:
     """*url* for a message: scheme, host and last path component, nothing else."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # https://[x]: not an IPv6 address
+        return f"{url.partition('://')[0]}://…"
     name = PurePosixPath(parts.path).name
     origin = f"{parts.scheme}://{host_of(url)}"
     return f"{origin}/…/{name}" if name else origin
@@ -173,8 +182,12 @@ def with_address(settings: IndexSettings, url: str, setting: str) -> tuple[Index
 
 def _address(url: str, setting: str, faults: list[str], logins: list[tuple[str, str, str]]) -> str:
     """*url* without its credentials, which are added to *logins*."""
-    parts = urlsplit(url.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url.strip())
+        host, _ = parts.hostname, parts.port  # a port that is no number raises ValueError, too
+    except ValueError:  # https://[x]: not an IPv6 address
+        host = None
+    if not host or parts.scheme not in ("http", "https"):
         faults.append(f"{setting}: not an http(s) URL")
         return ""
     if parts.username is not None:
@@ -183,7 +196,7 @@ def _address(url: str, setting: str, faults: list[str], logins: list[tuple[str, 
 
 
 def _place(value: str, setting: str, faults: list[str], logins: list[tuple[str, str, str]]) -> str:
-    """A URL as `_address` returns it; of a local folder its file: URL."""
+    """A URL as `_address` returns it; for a local folder its file: URL."""
     if Path(value).is_dir():
         return Path(value).absolute().as_uri()
     return _address(value, f"{setting}: no such folder", faults, logins)

@@ -10,9 +10,9 @@ import re
 import resource
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -21,19 +21,22 @@ from torchkiln.errors import BuildFailed, KilnError, ToolMissing, Unresolvable
 from torchkiln.index.pages import Pages
 from torchkiln.index.relay import Relay
 from torchkiln.index.settings import redact_text
-from torchkiln.index.uv_project import PINS, arguments, environment, files
+from torchkiln.index.uv_project import NAME, PINS, arguments, environment, files
 from torchkiln.model.cell import Source
 from torchkiln.model.index import IndexRequest
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
+from torchkiln.util.places import HOW_TO_INSTALL
 
-MEMORY = 160 << 20  # bytes that uv may hold; a cell takes half of that
+MEMORY = 320 << 20  # bytes that uv may hold; a cell takes a quarter of that, one with vllm half
 CPU = 40  # seconds of all cores together; a cell takes two
 SECONDS = 900.0  # of wall clock time
 _POLL = 0.05  # seconds between two checks of uv
 _STDERR = 1 << 20  # bytes of uv's messages that are read
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+_VIA = re.compile(r"\s*# via (.*)")
+_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _UNKNOWN = re.compile(
     r"(?:Because )?(\S+) was not found in the (?:package registry|provided package locations)"
 )
@@ -47,6 +50,7 @@ class Pin:
     version: str
     hashes: frozenset[str]
     index: Source
+    via: tuple[str, ...] = ()  # the packages that require it
 
 
 def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
@@ -57,8 +61,8 @@ def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
     """
     if wanted.bound:
         pages.settings.url(Source.PYTORCH)
-    uv = _uv()
-    with _private_folder(pages.store) as folder, Relay(pages, as_of=wanted.as_of) as relay:
+    uv = find_uv()
+    with private_folder(pages.store) as folder, Relay(pages, as_of=wanted.as_of) as relay:
         for name, text in files(wanted, relay.url(Source.PYTORCH)).items():
             (folder / name).write_text(text)
         messages = folder / "stderr.txt"
@@ -72,7 +76,7 @@ def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
                 stderr=stderr,
             )
             try:
-                fault = _watch(process, relay)
+                fault = watch(process, lambda: bool(relay.failures))
             finally:
                 process.kill()
                 process.wait()
@@ -89,33 +93,43 @@ def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
 def parse_pins(text: str, *, bound: tuple[str, ...]) -> tuple[Pin, ...]:
     """The pins in a compiled requirements file with hashes; requirements by URL are skipped."""
     logical = text.replace("\\\n", " ").splitlines()
-    pins = []
+    pins: list[Pin] = []
     for line in logical:
-        if not (found := _PIN.match(line)):
-            continue
-        name = canonicalize_name(found["name"])
-        pins.append(
-            Pin(
+        if found := _PIN.match(line):
+            name = canonicalize_name(found["name"])
+            pin = Pin(
                 name=name,
                 version=found["version"],
                 hashes=frozenset(_HASH.findall(line)),
                 index=Source.PYTORCH if name in bound else Source.DEFAULT,
             )
-        )
+            pins.append(pin)
+        elif pins and (comment := _VIA.match(line)):
+            pins[-1] = replace(pins[-1], via=_packages(comment[1]))
     return tuple(pins)
 
 
-def _uv() -> str:
+def _packages(names: str) -> tuple[str, ...]:
+    """The packages in a comment of uv's, without the project that is compiled."""
+    parts = (part.strip() for part in names.split(","))
+    return tuple(canonicalize_name(part) for part in parts if _PROJECT.fullmatch(part) and part != NAME)
+
+
+def find_uv() -> str:
+    """The path of uv.
+
+    :raises ToolMissing: it is not installed.
+    """
     from uv import find_uv_bin
 
     try:
         return find_uv_bin()
     except FileNotFoundError as error:
-        raise ToolMissing("uv is not installed", hint="run: make setup") from error
+        raise ToolMissing("uv is not installed", hint=HOW_TO_INSTALL) from error
 
 
 @contextmanager
-def _private_folder(store: Store) -> Iterator[Path]:
+def private_folder(store: Store) -> Iterator[Path]:
     """A folder in the cache that only this user can access; the next run removes those of killed runs."""
     store.sweep()
     folder = store.temporary("resolver")
@@ -127,8 +141,11 @@ def _private_folder(store: Store) -> Iterator[Path]:
         remove_tree(folder)
 
 
-def _watch(process: subprocess.Popen[bytes], relay: Relay) -> KilnError | None:
-    """Wait for uv; returns why it was stopped, or None."""
+def watch(process: subprocess.Popen[bytes], failed: Callable[[], bool] = lambda: False) -> KilnError | None:
+    """Wait for uv; returns why it was stopped, or None.
+
+    :param failed: whether there is no reason to wait any longer.
+    """
     with suppress(OSError):
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU, CPU + 1))
     end = time.monotonic() + SECONDS
@@ -138,7 +155,7 @@ def _watch(process: subprocess.Popen[bytes], relay: Relay) -> KilnError | None:
             if process.returncode < 0:
                 return _limit_exceeded(f"{CPU} seconds of processor time")
             return None
-        if relay.failures:  # the resolution has failed already
+        if failed():
             return None
         if _resident(process.pid) > MEMORY:
             return _limit_exceeded(f"{MEMORY >> 20} MiB of memory")
@@ -155,7 +172,7 @@ def _resident(pid: int) -> int:
 
 def _limit_exceeded(limit: str) -> BuildFailed:
     return BuildFailed(
-        f"the resolver was stopped: it took more than {limit}",
+        f"the resolver was stopped: it used more than {limit}",
         hint="the index is at fault, or the requirements in matrix.yaml are too wide: add bounds",
     )
 

@@ -16,6 +16,7 @@ from torchkiln.model.platform import LINUX_AMD64
 
 PLATFORM = f"{LINUX_AMD64.machine}-manylinux_2_28"
 PINS = "pins.txt"
+NAME = "the-image"  # of the project
 
 
 def arguments(wanted: IndexRequest) -> list[str]:
@@ -33,7 +34,7 @@ def arguments(wanted: IndexRequest) -> list[str]:
         "--no-python-downloads",
         "--generate-hashes",
         "--no-header",
-        "--no-annotate",
+        *("--annotation-style", "line"),
         *("--index-strategy", "first-index"),
         *("--keyring-provider", "disabled"),
         *("--constraints", "constraints.txt"),
@@ -60,7 +61,7 @@ def files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
     """File name → text."""
     project = [
         "[project]",
-        'name = "the-image"',
+        f"name = {_string(NAME)}",
         'version = "0"',
         f'requires-python = "=={wanted.python}.*"',
         f"dependencies = {_array((*wanted.requirements, *map(_by_url, wanted.known)))}",

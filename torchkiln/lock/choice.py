@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from torchkiln.errors import KilnError, NothingSelected, Unresolvable
-from torchkiln.index.settings import PYTORCH_VARIABLE
+from torchkiln.index.settings import PYTORCH_ADDRESS, PYTORCH_VARIABLE
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.lock import how_to_lock
 from torchkiln.lock.request import NO_RECORD, PublicRecord
@@ -51,7 +51,8 @@ def lockable(
         found.append(cell)
     if not found:
         raise NothingSelected(
-            "none of the selected cells can be locked here", hint="`list` shows the status of each cell"
+            "none of the selected cells can be locked here",
+            hint="`torchkiln list` shows the status of each cell",
         )
     return tuple(found)
 
@@ -71,12 +72,12 @@ def record_of(
         raise Unresolvable(
             f"{tag_of(resolution)}: not all of torch, torchvision and torchaudio {build.variant} for Python"
             f" {python} are on public record",
-            hint=f"omit --public-record, and set {PYTORCH_VARIABLE} to the index's address",
+            hint=f"omit --public-record, and set {PYTORCH_VARIABLE} to {PYTORCH_ADDRESS} or a mirror of it",
         )
     if known and not by_record and pytorch_url is None:
         raise Unresolvable(
             f"{tag_of(resolution)}: its torch is only on PyTorch's own index, which is not configured",
-            hint=f"set {PYTORCH_VARIABLE} to the index's address, or use the hashes on public record:"
-            f" {how_to_lock(resolution.cell, by_record=True)}",
+            hint=f"set {PYTORCH_VARIABLE} to {PYTORCH_ADDRESS} or a mirror of it, or use the hashes on public"
+            f" record: {how_to_lock(resolution.cell, by_record=True)}",
         )
     return PublicRecord(torch=recorded(facts, build, python), known=known if by_record else ())

@@ -107,7 +107,7 @@ def _new(
             raise Unresolvable(
                 f"{component.name} conflicts with the locked packages of {tag}: {error.message}",
                 hint=f"constrain it under `components: {component.name}` in matrix.yaml, or upgrade the plain"
-                " image: torchkiln lock --upgrade PACKAGE",
+                " image: torchkiln lock TAG --upgrade PACKAGE",
             ) from error
     if not (new or component.wheels or component.program):
         raise ConfigError(

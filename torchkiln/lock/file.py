@@ -14,11 +14,13 @@ from torchkiln.errors import Stale
 from torchkiln.matrix.cuda_redist import digest_of
 from torchkiln.model import fields
 from torchkiln.model.cell import Limit, Resolution, Source
+from torchkiln.model.device_code import cut_wheels
 from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.lock import LockedArchive, LockedCell, artefact_fields, artefact_json
 from torchkiln.util import codec
 from torchkiln.util.schema import sentences, shipped, shown
 from torchkiln.util.strict_json import json_of
+from torchkiln.util.versions import numbers
 
 SCHEMA = 2
 _WHEEL_FILE = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[0-9][A-Za-z0-9_.]*)?(-[A-Za-z0-9_.]+){3}\.whl")
@@ -39,7 +41,7 @@ class _Envelope:
 _ENVELOPE = ("schema", "digest", "indexes", "seal")
 _ORDER = (
     *("schema", "digest", "inputs", "as_of", "epoch", "indexes", "untrusted", "by_record", "resolution"),
-    *("wheels", "components", "archives", "base", "tools", "layers", "seal"),
+    *("wheels", "components", "device_code", "archives", "base", "tools", "layers", "seal"),
 )
 
 
@@ -113,6 +115,9 @@ def how_to_restore(document: object, where: str) -> str:
     names = cell.get("components") if isinstance(cell, dict) else None
     if isinstance(names, list) and all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
         options.append(f" --with {','.join(names)}")
+    gpus = cell.get("gpus") if isinstance(cell, dict) else None
+    if isinstance(gpus, list) and all(isinstance(gpu, str) and _PLAIN.fullmatch(gpu) for gpu in gpus):
+        options.append(f" --gpus {','.join(gpus)}" + (" --own-use" if cell.get("own_use") is True else ""))
     if isinstance(document, dict) and "by_record" in document:
         options.append(" --public-record")
     return (
@@ -173,22 +178,13 @@ def _seal(document: Mapping[str, Any]) -> Digest:
 
 def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
     """The contradictions in *document*, which matches its schema."""
-    seen: set[str] = set()
-    for number, wheel in enumerate(document["wheels"]):
-        at, name = f"wheels[{number}]", wheel["name"]
-        if not _WHEEL_FILE.fullmatch(wheel["filename"]):
-            yield f"{at}.filename: {shown(wheel['filename'])} is not the name of a wheel's file"
-            continue
-        file, version, *_ = wheel["filename"].split("-")
-        if re.sub(r"[_.]+", "-", file).lower() != name or not _same_version(version, wheel["version"]):
-            yield f"{at}: {wheel['filename']} is not a wheel of {name} {wheel['version']}"
-        if name in seen:
-            yield f"{at}: duplicate wheel of {name}"
-        seen.add(name)
+    yield from wheel_faults(document["wheels"])
+    seen = {wheel["name"] for wheel in document["wheels"]}
     without_size = [(wheel["name"], wheel["index"]) for wheel in document["wheels"] if "size" not in wheel]
     if without_size != [(name, Source.PYTORCH.value) for name in document.get("by_record", ())]:
         yield "by_record: must list the wheels of PyTorch's index that have no size"
     yield from _component_faults(document, seen)
+    yield from _device_code_faults(document)
     if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):
         yield "indexes: must list the indexes of the wheels"
     if document["resolution"]["build"]["cudnn"] is None:
@@ -203,6 +199,22 @@ def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"tools: {name or 'none'}, but the cell needs {needed or 'none'}"
     elif tools and (tools["os"], tools["base"]) != (base["os"], base["digest"]):
         yield "tools: made for another base"
+
+
+def wheel_faults(wheels: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """File names in *wheels*, which match their schema, that belong to other wheels, and duplicates."""
+    seen: set[str] = set()
+    for number, wheel in enumerate(wheels):
+        at, name = f"wheels[{number}]", wheel["name"]
+        if not _WHEEL_FILE.fullmatch(wheel["filename"]):
+            yield f"{at}.filename: {shown(wheel['filename'])} is not the name of a wheel's file"
+            continue
+        file, version, *_ = wheel["filename"].split("-")
+        if re.sub(r"[_.]+", "-", file).lower() != name or not _same_version(version, wheel["version"]):
+            yield f"{at}: {wheel['filename']} is not a wheel of {name} {wheel['version']}"
+        if name in seen:
+            yield f"{at}: duplicate wheel of {name}"
+        seen.add(name)
 
 
 def _archive_faults(document: Mapping[str, Any]) -> Iterator[str]:
@@ -223,10 +235,10 @@ def _component_faults(document: Mapping[str, Any], wheels: set[str]) -> Iterator
     """Differences between the components of the cell, its resolution and the lock."""
     resolution, locked = document["resolution"], document.get("components", [])
     resolved, names = resolution.get("components", []), resolution["cell"].get("components", [])
-    if any([one["name"] for one in listed] != names for listed in (resolved, locked)):
+    if any([item["name"] for item in listed] != names for listed in (resolved, locked)):
         yield "components: the cell, its resolution and the lock have different components"
     hashes = [
-        [one["program"]["sha256"] for one in listed if "program" in one] for listed in (resolved, locked)
+        [item["program"]["sha256"] for item in listed if "program" in item] for listed in (resolved, locked)
     ]
     if hashes[0] != hashes[1]:
         yield "components: a program has another sha256 than in the resolution"
@@ -237,6 +249,24 @@ def _component_faults(document: Mapping[str, Any], wheels: set[str]) -> Iterator
         if shared := sorted(set(component["wheels"]) & owned):
             yield f"components: {', '.join(shared)} belongs to two components"
         owned |= set(component["wheels"])
+
+
+def _device_code_faults(document: Mapping[str, Any]) -> Iterator[str]:
+    """Differences between the cell's GPUs and the device code that the image keeps."""
+    cell, found = document["resolution"]["cell"], document.get("device_code", {})
+    gpus, own_use = cell.get("gpus", []), cell.get("own_use", False)
+    if found.get("gpus", []) != gpus:
+        yield "device_code: the cell has other GPUs"
+    if found and found["own_use"] != own_use:
+        yield "device_code.own_use: differs from that of the cell"
+    if own_use and not gpus:
+        yield "resolution.cell: own_use without gpus"
+    if gpus != sorted(gpus, key=numbers):
+        yield "resolution.cell.gpus: not in ascending order"
+    wheels = found.get("wheels", [])
+    expected = cut_wheels((wheel["name"] for wheel in document["wheels"]), own_use=own_use)
+    if found and tuple(wheels) != expected:
+        yield f"device_code.wheels: must be {', '.join(expected)}"
 
 
 def _same_version(a: str, b: str) -> bool:
@@ -280,7 +310,9 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
     resolution = document["resolution"]
     limits = [codec.plain(Limit.parse(text)) for text in resolution["limits"]]
     values = _without(document, *_ENVELOPE)
-    values["layers"] = [{"title": one["title"], "blob": _without(one, "title")} for one in document["layers"]]
+    values["layers"] = [
+        {"title": layer["title"], "blob": _without(layer, "title")} for layer in document["layers"]
+    ]
     artefacts = {key: artefact_fields(values[key]) for key in ("base", "tools") if key in values}
     return codec.typed(LockedCell, {**values, **artefacts, "resolution": {**resolution, "limits": limits}})
 

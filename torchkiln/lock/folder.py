@@ -8,9 +8,10 @@ from pathlib import Path
 
 from torchkiln.base import artefact, tools
 from torchkiln.errors import Unresolvable
-from torchkiln.index.settings import PYTORCH_VARIABLE
+from torchkiln.index.settings import PYTORCH_ADDRESS, PYTORCH_VARIABLE
 from torchkiln.lock.freshness import require_fresh, staleness
-from torchkiln.lock.lock import how_to_lock, load_locked
+from torchkiln.lock.lock import how_to_lock, load_locked, save
+from torchkiln.lock.thin import lock_thin
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.resolve import require_buildable, resolve
@@ -47,25 +48,62 @@ class LockFolder:
         return resolve(cell, self.matrix, self.facts)
 
     def below(self, cell: Cell) -> Resolution:
-        """The present resolution of *cell* without its components."""
+        """The present resolution of the cell on whose lock that of *cell* is based.
+
+        A thin cell is based on the same cell for all GPUs, one with components on the same cell without them.
+        """
+        if cell.gpus:
+            return self.resolution(replace(cell, gpus=(), own_use=False))
         return self.resolution(replace(cell, components=()))
+
+    def thin(self, resolution: Resolution, previous: LockedCell | None = None) -> LockedCell:
+        """The lock of a thin cell, made from that of the same cell for all GPUs; nothing is written.
+
+        :raises Stale: that lock is missing, invalid, or made from another matrix or other facts.
+        """
+        below = self.below(resolution.cell)
+        full = load_locked(self.path, tag_of(below), how=how_to_lock(below.cell))
+        return lock_thin(resolution, full, below=below, bound=self.bound, previous=previous)
+
+    def load(self, cell: Cell) -> LockedCell:
+        """The lock of *cell*; that of a thin cell is made if it is missing, and not written.
+
+        :raises Unresolvable: the cell is unavailable.
+        :raises Stale: the lock is missing or invalid.
+        """
+        resolution = self.resolution(cell)
+        require_buildable(resolution)
+        if cell.gpus and not self._has(resolution):
+            return self.thin(resolution)
+        return load_locked(self.path, tag_of(resolution), how=how_to_lock(cell))
+
+    def keep(self, locked: LockedCell) -> bool:
+        """Write *locked* if the folder has no lock of its cell; returns whether it was written."""
+        if self._has(locked.resolution):
+            return False
+        save(self.path, locked)
+        return True
+
+    def _has(self, resolution: Resolution) -> bool:
+        return (self.path / tag_of(resolution) / "lock.json").exists()
 
     def fresh(self, cell: Cell, environ: Mapping[str, str]) -> LockedCell:
         """The lock of *cell*, made from the present matrix and facts.
 
         :raises Unresolvable: the cell is unavailable, or *environ* does not set the index that it needs.
-        :raises Stale: the lock is missing, invalid, or made from another matrix or other facts.
+        :raises Stale: the lock is missing, invalid, or made from another matrix or other facts; a missing one
+            of a thin cell is made, see `load`.
         """
         resolution = self.resolution(cell)
         source = require_buildable(resolution).source
         tag = tag_of(resolution)
         if source is Source.PYTORCH and not environ.get(PYTORCH_VARIABLE):
-            then = "" if (self.path / tag / "lock.json").exists() else f", then: {how_to_lock(cell)}"
+            then = "" if self._has(resolution) else f", then: {how_to_lock(cell)}"
             raise Unresolvable(
                 f"{tag}: its torch is only on PyTorch's own index, which is not configured",
-                hint=f"set {PYTORCH_VARIABLE} to the index's address{then}",
+                hint=f"set {PYTORCH_VARIABLE} to {PYTORCH_ADDRESS} or a mirror of it{then}",
             )
-        locked = load_locked(self.path, tag, how=how_to_lock(cell))
+        locked = self.load(cell)
         require_fresh(locked, resolution, self.bound)
         return locked
 
@@ -79,7 +117,8 @@ class LockFolder:
             resolution = self.resolution(cell)
             tag = tag_of(resolution) if resolution.build else None
             # Only locks of wheels on the default index must be committed; others are checked if they exist.
-            committed = resolution.lockable and cell.os == DEFAULT_OS and not cell.components
+            derived = cell.components or cell.gpus
+            committed = resolution.lockable and cell.os == DEFAULT_OS and not derived
             if tag is None or (sweeping and not committed and not (self.path / tag).is_dir()):
                 continue
             reasons = self._staleness(resolution)
@@ -95,5 +134,5 @@ class LockFolder:
             self.bound,
             artefact.read_lock(self.path, cell.os),
             tools.read_lock(self.path, cell.os, resolution.tools) if resolution.tools else None,
-            self.below(cell) if resolution.components else None,
+            self.below(cell) if resolution.components or cell.gpus else None,
         )

@@ -21,7 +21,7 @@ def outdated(locked: LockedCell, resolution: Resolution, bound: tuple[str, ...])
         return ""
     was, now = plain(locked.resolution), plain(resolution)
     differing = sorted(name for name in now.keys() | was if was.get(name) != now.get(name))
-    return f"made with other {', '.join(differing)}" if differing else "made with other rules"
+    return f"locked with other {', '.join(differing)}" if differing else "locked with other rules"
 
 
 def require_fresh(
@@ -49,7 +49,7 @@ def staleness(
     """Why the committed lock of *resolution* is stale, as phrases; empty: it is fresh.
 
     :param base: the committed base of its OS; *tools*: the committed tools of its name.
-    :param below: the resolution of the same cell without components, if it has any.
+    :param below: that of the cell on whose lock this one is based: without components, or for all GPUs.
     """
     try:
         locked = load_locked(images, tag_of(resolution))
@@ -73,12 +73,14 @@ def staleness(
 
 
 def _differing_below(images: Path, locked: LockedCell, below: Resolution) -> tuple[str, ...]:
-    """How the lock of *below* differs from the plain part of *locked*, which has components."""
+    """How the lock of *below* differs from the part of *locked* that is based on it."""
     try:
         lower = load_locked(images, tag_of(below))
     except Stale as error:
         return (error.message,)
-    added = {name for component in locked.components for name in component.wheels}
+    shared = {component.name for component in lower.components}
+    more = (component for component in locked.components if component.name not in shared)
+    added = {name for component in more for name in component.wheels}
     plain_part = {wheel.name: wheel for wheel in locked.wheels if wheel.name not in added}
     present = {wheel.name: wheel for wheel in lower.wheels}
     names = plain_part.keys() | present

@@ -40,7 +40,7 @@ from torchkiln.model.lock import (
     artefact_json,
 )
 from torchkiln.model.operating_system import DEFAULT_OS, operating_system
-from torchkiln.model.recipe import RECIPE
+from torchkiln.model.recipe import DEVICE_CODE_RULE, RECIPE
 from torchkiln.util.files import write_atomic
 from torchkiln.util.strict_json import json_of, read_file, text_of
 
@@ -151,7 +151,7 @@ def _archives(resolution: Resolution, known: Collection[LockedArchive]) -> tuple
     if digest_of(known) != toolkit.archives:
         raise Unresolvable(
             f"the archives of CUDA {toolkit.release} differ from those of the resolution",
-            hint="pass `lock` the archives of the facts that `resolve` used",
+            hint="pass to lock() the archives of the facts that resolve() used",
         )
     return tuple(sorted(known, key=lambda archive: archive.component))
 
@@ -173,6 +173,7 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
         "resolution": plain(resolution),
         "bound": bound if build and build.source is Source.PYTORCH else (),
         "glibc": operating_system(resolution.cell.os).glibc,
+        **({"device_code": DEVICE_CODE_RULE} if resolution.cell.gpus else {}),
     }
     return digest_of_json(inputs)
 
@@ -183,12 +184,14 @@ def how_to_lock(cell: Cell, *, by_record: bool = False) -> str:
     words += [f"--flavor {cell.flavor}"] if cell.flavor != "runtime" else []
     words += [f"--os {cell.os}"] if cell.os != DEFAULT_OS else []
     words += [f"--with {','.join(cell.components)}"] if cell.components else []
+    words += [f"--gpus {','.join(cell.gpus)}"] if cell.gpus else []
+    words += ["--own-use"] if cell.own_use else []
     words += ["--public-record"] if by_record else []
     return " ".join(words)
 
 
-def load_locked(images: Path, tag: str, *, how: str = "torchkiln lock") -> LockedCell:
-    """The committed lock of *tag* in the folder *images*; *how* is the command that creates it.
+def load_locked(images: Path, tag: str, *, how: str = "") -> LockedCell:
+    """The committed lock of *tag* in the folder *images*; *how*: the command that creates it.
 
     :raises ConfigError: *tag* is invalid.
     :raises Stale: the lock is missing, belongs to another image, or was changed after `lock` wrote it; then
@@ -196,10 +199,13 @@ def load_locked(images: Path, tag: str, *, how: str = "torchkiln lock") -> Locke
     """
     path = images / tag / "lock.json"
     if not _TAG.fullmatch(tag):
-        raise ConfigError(f"{tag[:200]!r} is not the tag of an image", hint="`list` shows all tags")
+        raise ConfigError(
+            f"{tag[:200]!r} is not the tag of an image", hint="`torchkiln list --all` shows all tags"
+        )
     try:
         data = read_file(path, _LIMIT)
     except FileNotFoundError:
+        how = how or f"torchkiln lock {tag}"
         raise Stale(f"{path}: no such file: the cell is not locked yet", hint=f"run: {how}") from None
     except OSError as error:
         raise Stale(f"{path}: {error.strerror}", hint=how_to_restore(None, str(path))) from None

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
 from torchkiln.model.index import KnownWheel
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools
+from torchkiln.model.project import ProjectLock
 
 EVERYTHING = ("*",)
+
+
+def kept_versions(previous: LockedCell | ProjectLock | None, upgrade: Collection[str]) -> dict[str, str]:
+    """The version of each package of a *previous* lock that is not in *upgrade*."""
+    if previous is None or set(EVERYTHING) & set(upgrade):
+        return {}
+    moving = {canonicalize_name(name) for name in upgrade}
+    return {wheel.name: wheel.version for wheel in previous.wheels if wheel.name not in moving}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,10 +37,7 @@ class Versions:
     @property
     def kept(self) -> dict[str, str]:
         """The version of each package that is not upgraded."""
-        if self.previous is None or set(EVERYTHING) & set(self.upgrade):
-            return {}
-        moving = {canonicalize_name(name) for name in self.upgrade}
-        return {wheel.name: wheel.version for wheel in self.previous.wheels if wheel.name not in moving}
+        return kept_versions(self.previous, self.upgrade)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Protocol
@@ -18,8 +19,9 @@ from torchkiln.lock.lock import how_to_lock, load_locked, lock, save
 from torchkiln.lock.request import EVERYTHING, Versions
 from torchkiln.lock.systems import Systems
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.cell import Cell, Resolution
+from torchkiln.model.cell import Cell, Resolution, Source
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.progress import Reporting
 from torchkiln.store.store import Store
 
 
@@ -53,6 +55,9 @@ class LockObserver(Protocol):
     def say(self, line: str) -> None:
         """A line of diagnostics."""
 
+    def reporting(self) -> AbstractContextManager[Reporting]:
+        """Receives the progress of a base or of tools that are built."""
+
     def locked(self, result: LockResult) -> None:
         """A cell was locked, and its files are written."""
 
@@ -77,12 +82,13 @@ class LockSession:
     ) -> None:
         self._folder, self._request, self._observer = folder, request, observer
         self._date = date_of(request.as_of)
+        self._locked: set[str] = set()  # tags
         self._index = open_index(environ, store)
         self._systems = Systems(
-            folder.path, store, environ=environ, say=observer.say, upgrade=request.upgrade_base
+            folder.path, store, environ=environ, report=observer.reporting, upgrade=request.upgrade_base
         )
         if left_out := self._index.pages.settings.left_out:
-            observer.say(f"ignored by design: {', '.join(left_out)}")
+            observer.say(f"ignored settings: {', '.join(left_out)}")
 
     def run(self, cells: Sequence[Cell], *, sweeping: bool) -> None:
         """Lock *cells*.
@@ -106,13 +112,17 @@ class LockSession:
         """Lock *cell* and write its files; versions of the present lock are kept unless upgraded.
 
         :raises Unresolvable: the cell is unavailable, or its requirements conflict.
-        :raises ConfigError: a package to upgrade is not in the lock.
+        :raises ConfigError: a package to upgrade is not in the lock, or only thin cells are upgraded.
         """
         resolution = self._folder.resolution(cell)
         tag = tag_of(resolution)
         previous = self._previous(tag)
-        found = (self._with_components if resolution.components else self._plain)(resolution, previous)
+        if cell.gpus:
+            found = self._thin(resolution, previous)
+        else:
+            found = (self._with_components if resolution.components else self._plain)(resolution, previous)
         save(self._folder.path, found)
+        self._locked.add(tag)
         versions = [(wheel.name, wheel.version) for wheel in found.wheels]
         reasons = self._index.yanked
         yanked = tuple((*version, reasons[version]) for version in versions if version in reasons)
@@ -143,6 +153,9 @@ class LockSession:
         record = record_of(
             resolution, facts, by_record=self._request.by_record, pytorch_url=settings.pytorch_url
         )
+        if self._systems.builds(resolution):
+            own = resolution.build is not None and resolution.build.source is Source.PYTORCH and not record
+            self._index.demand_reachable((Source.DEFAULT, Source.PYTORCH) if own else (Source.DEFAULT,))
         return lock(
             resolution,
             self._index,
@@ -167,6 +180,17 @@ class LockSession:
             below=below,
             bound=self._folder.bound,
         )
+
+    def _thin(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
+        """The lock made from that of the same cell for all GPUs, which alone can be upgraded."""
+        full = tag_of(self._folder.below(resolution.cell))
+        request = self._request
+        if full not in self._locked and (request.upgrade or request.upgrade_base or request.as_of):
+            raise ConfigError(
+                f"{tag_of(resolution)}: it has the packages of {full}, and cannot be upgraded alone",
+                hint=f"run: torchkiln lock {full} with the same options, then this without them",
+            )
+        return self._folder.thin(resolution, previous)
 
 
 def date_of(as_of: str | None) -> str:

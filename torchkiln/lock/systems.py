@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from torchkiln.base import archive, artefact, tools
@@ -11,11 +12,17 @@ from torchkiln.lock.request import System
 from torchkiln.matrix.facts import Facts
 from torchkiln.model.cell import Resolution
 from torchkiln.model.lock import LockedBase, LockedTools
+from torchkiln.model.progress import Reporting
 from torchkiln.store.store import Store
+from torchkiln.util.files import write_atomic
+from torchkiln.util.places import IMAGES
 
 
 class Systems:
-    """The locked bases in *images*; missing ones are built, with *upgrade* all are rebuilt."""
+    """The locked bases in *images*; with *upgrade* they are rebuilt.
+
+    If *images* lacks one, the locks of torchkiln's own images are copied; else it is built.
+    """
 
     def __init__(
         self,
@@ -23,13 +30,20 @@ class Systems:
         store: Store,
         *,
         environ: Mapping[str, str],
-        say: Callable[[str], None],
+        report: Callable[[], AbstractContextManager[Reporting]],
         upgrade: bool = False,
     ) -> None:
-        self._images, self._store, self._environ, self._say = images, store, environ, say
+        self._images, self._store, self._environ, self._report = images, store, environ, report
         self._upgrade = upgrade
         self._bases: dict[str, LockedBase] = {}
         self._tools: dict[tuple[str, str], LockedTools] = {}
+
+    def builds(self, resolution: Resolution) -> bool:
+        """Whether `of` builds the base of *resolution*, which takes minutes."""
+        os_name = resolution.cell.os
+        if os_name in self._bases:
+            return False
+        return self._upgrade or artefact.read_lock(self._images, os_name) is None
 
     def of(self, resolution: Resolution, facts: Facts) -> System:
         """The base, tools and archives of *resolution*."""
@@ -43,24 +57,37 @@ class Systems:
     def _base(self, os_name: str) -> LockedBase:
         if os_name not in self._bases:
             base = artefact.read_lock(self._images, os_name)
+            if base is None and not self._upgrade:
+                base = self._copied(os_name)
             if base is None or self._upgrade:
-                base = artefact.rebuild(
-                    recipe(os_name), self._store, environ=self._environ, locked=base, say=self._say
-                )
+                with self._report() as report:
+                    base = artefact.rebuild(
+                        recipe(os_name), self._store, environ=self._environ, locked=base, report=report
+                    )
                 artefact.write_lock(self._images, base)
                 archive.commit_files(self._images, base, self._store)
             self._bases[os_name] = base
         return self._bases[os_name]
+
+    def _copied(self, os_name: str) -> LockedBase | None:
+        """torchkiln's own lock of the base, copied with those of its tools; None if it has none."""
+        folder = artefact.lock_path(IMAGES, os_name).parent
+        if not folder.is_dir():
+            return None
+        for path in sorted(folder.glob("*.json")):
+            write_atomic(self._images / folder.name / path.name, path.read_bytes())
+        return artefact.read_lock(self._images, os_name)
 
     def _tools_on(self, base: LockedBase, name: str) -> LockedTools:
         """The locked tools *name* on *base*; built if they are missing or made for another base."""
         if (base.os, name) not in self._tools:
             found = tools.read_lock(self._images, base.os, name)
             if found is None or found.base != base.digest:
-                artefact.ensure(base, self._store, os_name=base.os, locked_only=True, say=self._say)
-                found = tools.rebuild(
-                    name, base, self._store, environ=self._environ, locked=found, say=self._say
-                )
+                with self._report() as report:
+                    artefact.ensure(base, self._store, os_name=base.os, locked_only=True, report=report)
+                    found = tools.rebuild(
+                        name, base, self._store, environ=self._environ, locked=found, report=report
+                    )
                 tools.write_lock(self._images, found)
                 archive.commit_files(self._images, found, self._store)
             self._tools[base.os, name] = found

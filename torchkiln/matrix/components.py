@@ -13,6 +13,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from torchkiln.matrix import kept_gpus
 from torchkiln.model.cell import Cell, CellComponent, OwnFile, TorchBuild
 from torchkiln.model.layer_format import NAMED_FORMATS
 from torchkiln.model.operating_system import SYSTEMS
@@ -74,7 +75,7 @@ def faults(data: object, packages: Iterable[str]) -> Iterator[tuple[tuple[str | 
             yield at, "is empty; add requires, wheels or program"
         suffix = body.get("suffix")
         if isinstance(suffix, str):
-            if suffix in _TAKEN:
+            if suffix in _TAKEN or kept_gpus.is_taken(suffix):
                 yield (*at, "suffix"), f"{suffix} has another meaning in tags; choose another suffix"
             elif suffix in seen:
                 yield (*at, "suffix"), f"{suffix} is the suffix of {seen[suffix]} already"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torchkiln.matrix.facts import Facts, SourceInfo
-from torchkiln.matrix.gpu_archs import served_classes
+from torchkiln.matrix.gpu_archs import kept_archs, served_classes
 from torchkiln.matrix.matrix import Matrix, Prefer
 from torchkiln.matrix.public_record import recorded
 from torchkiln.matrix.resolve import require_cuda, resolve
@@ -31,7 +31,8 @@ class Explanation:
     otherwise: Resolution | None  # with the other value of `prefer`; None: the same build
     tag: str | None
     aliases: tuple[str, ...]
-    gpus: tuple[tuple[str, tuple[str, ...]], ...]  # (capability, names) that the build's code serves
+    archs: tuple[str, ...]  # of the device code in the image
+    gpus: tuple[tuple[str, tuple[str, ...]], ...]  # (capability, names) that this code serves
     require_cuda: str | None
     needs: tuple[str, ...]  # see `needs`
     recorded: str | None  # hex sha256 of torch's wheel in the public record
@@ -45,7 +46,7 @@ def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
     other = next(choice for choice in _PREFERENCES if choice != matrix.prefer)
     otherwise = resolve(cell, replace(matrix, prefer=other), facts)
     build = resolution.build
-    classes = served_classes(build.archs, facts.gpus) if build else ()
+    classes = served_classes(build.archs, facts.gpus, cell.gpus) if build else ()
     known = recorded(facts, build, cell.python) if build else None
     about = [*_facts_of(resolution), *(["index_sha256"] if known else [])]
     used = tuple((fact, facts.citations[fact]) for fact in about)
@@ -58,6 +59,7 @@ def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
         otherwise=otherwise if otherwise.build != build else None,
         tag=tag_of(resolution) if build else None,
         aliases=aliases_of(resolution, matrix, facts),
+        archs=kept_archs(build.archs, cell.gpus) if build else (),
         gpus=tuple((kind.capability, kind.x86_names) for kind in classes if kind.x86_names),
         require_cuda=require_cuda(resolution) if build else None,
         needs=needs(resolution) if build else (),
@@ -85,6 +87,7 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
         "limits": [{"fact": fact, "text": text} for fact, text in explanation.limits],
         "resolution": asdict(explanation.resolution),
         "otherwise": asdict(explanation.otherwise) if explanation.otherwise else None,
+        "archs": list(explanation.archs),
         "gpus": {capability: list(names) for capability, names in explanation.gpus},
         "require_cuda": explanation.require_cuda,
         "needs": list(explanation.needs),

@@ -17,11 +17,12 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix import cuda_redist
 from torchkiln.matrix.cuda_redist import Redist
 from torchkiln.model.cell import Toolkit
+from torchkiln.util.places import how_to_restore
 from torchkiln.util.schema import dotted, shipped
 from torchkiln.util.strict_json import text_of
 
 _LIMIT = 1 << 20  # bytes; the file has 50,000
-_HINT = "restore it: git checkout -- torchkiln/data/compat.yaml"
+_HINT = how_to_restore("torchkiln/data/compat.yaml")
 
 Pairs = tuple[tuple[str, str], ...]
 IndexHash = tuple[str, str, str, str]  # of PyTorch's index: variant, CPython tag, project, hex
@@ -157,7 +158,7 @@ class Facts:
     citations: Mapping[str, tuple[str, ...]] = field(hash=False)  # fact id -> source ids
 
     def reasons(self) -> Mapping[str, str]:
-        """The sentences that say why a smoke check does not apply, by the id of their fact."""
+        """The reasons why a smoke check does not apply, by the id of their fact."""
         traps = {trap.id.removeprefix("traps."): trap.limit for trap in self.traps if trap.limit}
         return traps | dict(self.checks)
 

@@ -7,10 +7,11 @@ compiled for every capability from X.Y on, but only by a driver at least as new 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from torchkiln.matrix.facts import GpuClass
+from torchkiln.util.versions import numbers
 
 Served = Literal["cubin", "ptx"]
 
@@ -22,19 +23,53 @@ def how_served(archs: Iterable[str], capability: str) -> Served | None:
 
     :raises ValueError: an arch or the capability is invalid.
     """
-    major, minor = (int(part) for part in capability.split("."))
-    parsed = [_parsed(arch) for arch in archs]
-    if any(kind == "sm" and x == major and y <= minor for kind, x, y in parsed):
-        return "cubin"
-    if any(kind == "compute" and (x, y) <= (major, minor) for kind, x, y in parsed):
-        return "ptx"
-    return None
+    found = _loaded(archs, capability)
+    return None if found is None else "cubin" if found[0] == "sm" else "ptx"
 
 
-def served_classes(archs: Iterable[str], gpus: Iterable[GpuClass]) -> tuple[GpuClass, ...]:
-    """Those of *gpus* on which code of *archs* runs with some driver."""
+def served_classes(
+    archs: Iterable[str], gpus: Iterable[GpuClass], kept: Sequence[str] = ()
+) -> tuple[GpuClass, ...]:
+    """Those of *gpus* on which code of *archs* runs with some driver.
+
+    :param kept: the capabilities whose device code an image keeps; empty: it keeps all.
+    """
     listed = tuple(archs)
-    return tuple(gpu_class for gpu_class in gpus if how_served(listed, gpu_class.capability))
+    return tuple(
+        gpu_class
+        for gpu_class in gpus
+        if is_kept_for(gpu_class.capability, kept) and how_served(listed, gpu_class.capability)
+    )
+
+
+def is_kept_for(capability: str, kept: Sequence[str]) -> bool:
+    """Whether a GPU of *capability* loads the device code of an image that keeps that of *kept*; empty: all.
+
+    Code for one of them runs on the same major and the minors from its own on. The code of other GPUs of
+    that major is not certain to be there: for 8.6, one library has code of sm_80 and another that of sm_86.
+    """
+    major, minor = numbers(capability)
+    return not kept or any(x == major and y <= minor for x, y in map(numbers, kept))
+
+
+def kept_archs(archs: Sequence[str], kept: Sequence[str]) -> tuple[str, ...]:
+    """Those of *archs* that GPUs of the capabilities *kept* load; empty: all of them.
+
+    A capability loads the machine code of the highest minor that runs on it, else the newest PTX.
+    """
+    if not kept:
+        return tuple(archs)
+    loaded = {_loaded(archs, capability) for capability in kept}
+    return tuple(arch for arch in archs if _parsed(arch) in loaded)
+
+
+def _loaded(archs: Iterable[str], capability: str) -> tuple[str, int, int] | None:
+    """Kind, major and minor of the code that a GPU of *capability* loads; None: there is none for it."""
+    major, minor = numbers(capability)
+    parsed = [_parsed(arch) for arch in archs]
+    machine = [(kind, x, y) for kind, x, y in parsed if kind == "sm" and x == major and y <= minor]
+    ptx = [(kind, x, y) for kind, x, y in parsed if kind == "compute" and (x, y) <= (major, minor)]
+    return max(machine or ptx, default=None)
 
 
 def _parsed(arch: str) -> tuple[str, int, int]:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import date
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal
 
 from torchkiln.errors import ConfigError
-from torchkiln.matrix import components
+from torchkiln.matrix import components, kept_gpus
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.policy import CellPattern, Policy, policy_of
+from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Flavor
+from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.util import located_yaml
+from torchkiln.util.places import INSTALLED
 from torchkiln.util.schema import Path as SchemaPath
 from torchkiln.util.schema import shipped, shown
 from torchkiln.util.strict_json import read_file, text_of
 from torchkiln.util.versions import nearest, numbers
 
 _MAX_FAULTS = 50  # of each kind
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_PYTHON = re.compile(r"3\.[0-9]{1,4}")
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}")
 
 Prefer = Literal["default-index", "native"]
@@ -37,7 +43,7 @@ class OsChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedIndex:
-    """An index beside the default one, bound to the packages that may come from it."""
+    """An index in addition to the default one, bound to the packages that may come from it."""
 
     name: str  # "pytorch"
     packages: tuple[str, ...]
@@ -75,12 +81,15 @@ class Matrix:
     os: tuple[OsChoice, ...]
     packages: tuple[str, ...]  # PEP 508
     components: tuple[components.ComponentOffer, ...]  # by name
+    gpus: tuple[Gpus, ...]  # of thin images, in addition to the image of each cell for all GPUs
     repository: str
     prefer: Prefer
     indexes: tuple[NamedIndex, ...]
     aliases: Aliases
     bounds: tuple[Bound, ...]
     policy: Policy
+    # Where the file is, and beside it the project's rootfs/ and templates/; None: not read from a file.
+    folder: Path | None = field(default=None, compare=False)
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -109,11 +118,13 @@ def read(path: Path, facts: Facts) -> Matrix:
         line = str(error).removeprefix("line ")
         raise ConfigError(f"{path}:{line}", hint=f"correct {path} and save it as UTF-8") from None
     except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror or error}",
-            hint="name the file: --matrix FILE; the default is ./matrix.yaml, else the checkout's",
-        ) from None
-    return load(text, facts, name=str(path))
+        hint = "name the file: --matrix FILE; the default is ./matrix.yaml"
+        if not INSTALLED:
+            hint += ", then the checkout's"
+        elif isinstance(error, FileNotFoundError):
+            hint = "write one: torchkiln init; or name the file: --matrix FILE"
+        raise ConfigError(f"{path}: {error.strerror or error}", hint=hint) from None
+    return replace(load(text, facts, name=str(path)), folder=path.parent)
 
 
 def load(text: str, facts: Facts, *, name: str = "matrix.yaml") -> Matrix:
@@ -145,6 +156,7 @@ def _matrix(data: dict[str, Any]) -> Matrix:
         os=tuple(OsChoice(name=name, python=body["python"]) for name, body in data["os"].items()),
         packages=tuple(data["packages"]),
         components=components.offers_of(data.get("components", {})),
+        gpus=kept_gpus.axis_of(data.get("gpus", ())),
         repository=data["repository"],
         prefer=data.get("prefer", "default-index"),
         indexes=tuple(
@@ -172,13 +184,29 @@ def _semantic_faults(data: dict[str, Any], facts: Facts) -> Iterator[tuple[Schem
         package = re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower()
         if package in ("torch", "torchvision", "torchaudio"):
             yield ("packages", index), f"every image has the {package} of its cell; remove it here"
+    yield from _python_faults(data.get("os"))
     always = [text for _, text in _texts(data.get("packages"))]
     yield from components.faults(data.get("components"), always)
+    yield from kept_gpus.faults(data.get("gpus"), facts)
     for index, bound in _mappings(data.get("bounds")):
         yield from _cell_faults(data, ("bounds", index), bound)
     policy = data.get("policy")
     if isinstance(policy, dict):
         yield from _policy_faults(data, policy, facts)
+
+
+def _python_faults(systems: Any) -> Iterator[tuple[SchemaPath, str]]:
+    """A Python that the operating system does not ship: neither its base nor a lock could have it."""
+    for name, body in systems.items() if isinstance(systems, dict) else ():
+        shipped_python = SYSTEMS[name].python if name in SYSTEMS else None
+        python = body.get("python") if isinstance(body, dict) else None
+        if (
+            shipped_python
+            and isinstance(python, str)
+            and _PYTHON.fullmatch(python)
+            and python != shipped_python
+        ):
+            yield ("os", name, "python"), f"{name} has Python {shipped_python}, not {python}"
 
 
 def _policy_faults(
@@ -192,6 +220,18 @@ def _policy_faults(
                 yield (*at, "gpus", index), f"unknown GPU capability {shown(gpu)}; nearest: {near}"
     for at, cell in _exceptions(policy):
         yield from _cell_faults(data, at, cell, also=("status",))
+    for index, key in _mappings(policy.get("keys")):
+        until = key.get("until")
+        if isinstance(until, str) and _DATE.fullmatch(until) and not _is_date(until):
+            yield ("policy", "keys", index, "until"), f"{until!r} is not a valid date; example: 2027-03-31"
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _exceptions(policy: dict[str, Any]) -> Iterator[tuple[SchemaPath, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Picks the cells that run on a host with a given driver and GPUs, best first, and says why others do not.
+"""Picks the cells that run on a host with a given driver and GPUs, best first, and explains the others.
 
 The cells are resolved first, then each is checked against the host.
 """
@@ -12,12 +12,14 @@ from typing import Literal
 
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.facts import Facts, GpuClass
-from torchkiln.matrix.gpu_archs import how_served
+from torchkiln.matrix.gpu_archs import how_served, is_kept_for
 from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import major_of, nearest, numbers
 
 _BRAND = {"nvidia", "geforce", "tesla"}  # optional words in the names of GPUs
+_SERIES = {"rtx", "gtx"}  # optional: "3090", "A6000"
+_JETSON = {"jetson", "orin", "xavier", "thor", "tegra"}  # words in the names of NVIDIA's ARM modules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,7 @@ class Gpu:
 
     name: str  # "H100", or the capability if no name was given
     kind: GpuClass
+    jetson: bool = False  # an ARM module with a GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,21 +81,22 @@ def parse_driver(text: str) -> DriverVersion:
     return DriverVersion(version=bare)
 
 
-def parse_gpus(texts: Iterable[str], facts: Facts) -> tuple[Gpu, ...]:
-    """*texts*, each a GPU's name as NVIDIA or nvidia-smi writes it, or a capability ("9.0", "sm_90").
+def parse_gpus(texts: Iterable[str], facts: Facts, *, option: str = "--gpu") -> tuple[Gpu, ...]:
+    """*texts*, each a GPU's name ("NVIDIA GeForce RTX 3090", "3090"), or a capability ("9.0", "sm_90").
 
+    :param option: that has the values, for the error.
     :raises ConfigError: lists all unknown names, each with the nearest known ones.
     """
     found, faults = [], []
     for text in texts:
-        gpu = _by_capability(text, facts) or _by_name(text, facts)
+        gpu = _by_capability(text, facts) or _by_name(text, facts) or _jetson(text)
         if gpu:
             found.append(gpu)
         else:
             near = nearest(text, [name for kind in facts.gpus for name in kind.names])
-            faults.append(f"--gpu {text}: unknown GPU" + (f"; nearest: {', '.join(near)}" if near else ""))
+            faults.append(f"{option} {text}: unknown GPU" + (f"; nearest: {', '.join(near)}" if near else ""))
     if faults:
-        raise ConfigError.of(faults, hint="name a known GPU, or its compute capability: --gpu 9.0")
+        raise ConfigError.of(faults, hint=f"name a known GPU, or its compute capability: {option} 9.0")
     return tuple(found)
 
 
@@ -100,7 +104,7 @@ def pick(resolutions: Iterable[Resolution], driver: DriverVersion, gpus: Sequenc
     """Check each of *resolutions* against a host with *driver* and all of *gpus*.
 
     Best first: the newest torch; then builds of the default index; then those that need no compatibility
-    mode; then the newest CUDA.
+    mode; then the newest CUDA; then runtime; then images for all GPUs.
     """
     host = tuple(fault for gpu in gpus for fault in _host_faults(driver, gpu))
     candidates = [_candidate(resolution, driver, gpus) for resolution in resolutions]
@@ -113,17 +117,20 @@ def pick(resolutions: Iterable[Resolution], driver: DriverVersion, gpus: Sequenc
 
 def _rank(
     resolution: Resolution, driver: DriverVersion
-) -> tuple[tuple[int, ...], bool, bool, tuple[int, ...], bool]:
+) -> tuple[tuple[int, ...], bool, bool, tuple[int, ...], bool, bool]:
     cell = resolution.cell
     on_default_index = resolution.build is not None and resolution.build.source is Source.DEFAULT
     full = resolution.full_driver is not None and driver.reaches(resolution.full_driver) != "no"
-    return (numbers(cell.torch), on_default_index, full, numbers(cell.cuda), cell.flavor == "runtime")
+    runtime = cell.flavor == "runtime"
+    return (numbers(cell.torch), on_default_index, full, numbers(cell.cuda), runtime, not cell.gpus)
 
 
 def _host_faults(driver: DriverVersion, gpu: Gpu) -> Iterable[str]:
     kind, first, last = gpu.kind, gpu.kind.first_branch, gpu.kind.last_branch
     unsupported = f"driver {driver.version} does not support {_called(gpu)}"
-    if gpu.name in kind.aarch64:
+    if gpu.jetson:
+        yield f"{gpu.name} is not served: Jetsons are aarch64; the images are for {LINUX_AMD64.machine}"
+    elif gpu.name in kind.aarch64:
         yield f"{gpu.name} needs an aarch64 host; the images are for {LINUX_AMD64.machine}"
     if first and driver.branch < first:
         yield f"{unsupported}; the first branch that does is {first}"
@@ -147,8 +154,13 @@ def _candidate(resolution: Resolution, driver: DriverVersion, gpus: Sequence[Gpu
     if at_min != "no" and at_full == "no":
         conditions.append(f"in CUDA's compatibility mode, as the driver is older than {full}")
     for gpu in gpus:
+        if gpu.jetson:
+            continue  # no host with one runs any image
         how = how_served(build.archs, gpu.kind.capability)
-        if how is None:
+        if not is_kept_for(gpu.kind.capability, resolution.cell.gpus):
+            kept = ", ".join(resolution.cell.gpus)
+            obstacles.append(f"its device code is for {kept} only, not for {_called(gpu)}")
+        elif how is None:
             obstacles.append(
                 f"{build.version} has no code for {_called(gpu)}, only for {' '.join(build.archs)}"
             )
@@ -158,6 +170,8 @@ def _candidate(resolution: Resolution, driver: DriverVersion, gpus: Sequence[Gpu
             )
         elif how == "ptx":
             conditions.append(f"{_called(gpu)} runs from PTX: the driver compiles it at first use")
+    if resolution.cell.gpus:
+        conditions.append(f"has device code for {', '.join(resolution.cell.gpus)} only")
     if build.source is not Source.DEFAULT:
         conditions.append("needs PyTorch's own index (TORCHKILN_INDEX_PYTORCH)")
     return Candidate(resolution=resolution, obstacles=tuple(obstacles), conditions=tuple(conditions))
@@ -181,16 +195,32 @@ def _by_name(text: str, facts: Facts) -> Gpu | None:
         (len(words), name, kind)
         for kind in facts.gpus
         for name in kind.names
-        if (words := _words(name)) == wanted[: len(words)]
+        for words in _spellings(name)
+        if words == wanted[: len(words)]
     ]
     if not matches:
         return None
     _, name, kind = max(matches, key=lambda match: match[0])
-    return Gpu(name=name, kind=kind)
+    return Gpu(name=name, kind=kind, jetson=bool(_JETSON & set(_words(name))))
+
+
+def _jetson(text: str) -> Gpu | None:
+    """A Jetson module that the facts do not have, or None. Its capability does not matter."""
+    if not _JETSON & set(_words(text)):
+        return None
+    unknown = GpuClass(capability="", names=(), first_branch=None, last_branch=None, aarch64=())
+    return Gpu(name=text.strip(), kind=unknown, jetson=True)
+
+
+def _spellings(name: str) -> list[list[str]]:
+    """The words of *name*; for "RTX 3090" also those of "3090"."""
+    words = _words(name)
+    return [words, words[1:]] if words[0] in _SERIES and len(words) > 1 else [words]
 
 
 def _words(name: str) -> list[str]:
-    return [word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _BRAND]
+    """Words and numbers, which may be written together: "RTX 2080Ti" and "rtx2080 ti" are the same."""
+    return [word for word in re.findall(r"[a-z]+|[0-9]+", name.lower()) if word not in _BRAND]
 
 
 def _called(gpu: Gpu) -> str:

@@ -61,7 +61,7 @@ class Policy:
     suites: tuple[Digest, ...] = ()  # other suites whose reports are accepted, besides the present one
     keys: tuple[TrustedKey, ...] = ()
     cells: tuple[PolicyException, ...] = ()
-    strangers: bool = False  # accept reports without a trusted signature, for inspection only
+    accept_unsigned: bool = False  # accept reports without a trusted signature, for inspection only
     age: int = 30  # days for which `smoke` reuses a passed run that would be repeated unchanged
 
     def of(self, resolution: Resolution) -> Policy:

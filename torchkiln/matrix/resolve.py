@@ -14,7 +14,7 @@ from torchkiln.errors import Unresolvable
 from torchkiln.matrix.components import files_of, for_cell
 from torchkiln.matrix.cuda_redist import digest_of
 from torchkiln.matrix.facts import Facts, KnownToolkit, Release, Trap, Variant
-from torchkiln.matrix.gpu_archs import served_classes
+from torchkiln.matrix.gpu_archs import kept_archs, served_classes
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.os_tools import tools_of
 from torchkiln.model.cell import (
@@ -45,6 +45,8 @@ def _plain(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
     candidates = sorted(_candidates(cell, release), key=lambda build: _rank(build, cell, matrix))
     if not candidates:
         return _unavailable(cell, matrix, facts, _why_none(cell, release, facts))
+    if why := _why_unserved(cell, candidates[0], facts):
+        return _unavailable(cell, matrix, facts, why)
     return _resolved(cell, matrix, facts, candidates)
 
 
@@ -54,12 +56,12 @@ def require_buildable(resolution: Resolution) -> TorchBuild:
     :raises Unresolvable: the cell is unavailable, or is devel and its toolkit is not known.
     """
     cell = resolution.cell
-    name = f"torch {cell.torch} with CUDA {cell.cuda} ({cell.flavor}, {cell.os})"
+    kept = f", GPUs {','.join(cell.gpus)}" if cell.gpus else ""
+    name = f"torch {cell.torch} with CUDA {cell.cuda} ({cell.flavor}, {cell.os}{kept})"
     if resolution.build is None:
         near = ", ".join(f"--torch {torch} --cuda {cuda}" for torch, cuda in resolution.nearest)
-        raise Unresolvable(
-            f"{name} is unavailable: {resolution.why_unavailable}", hint=f"nearest: {near}" if near else ""
-        )
+        hint = f"nearest: {near}" if near else "omit --gpus: an image for all GPUs" if cell.gpus else ""
+        raise Unresolvable(f"{name} is unavailable: {resolution.why_unavailable}", hint=hint)
     if any(limit.fact == "rules.devel-toolkit" for limit in resolution.limits):
         raise Unresolvable(
             f"{name} cannot be built: torchkiln knows neither wheels nor archives of the CUDA {cell.cuda}"
@@ -201,9 +203,14 @@ def _limits(cell: Cell, build: TorchBuild, facts: Facts, traps: Sequence[Trap]) 
     if build.cuda != cell.cuda:
         for rule in ("minor-compat-ptx", "minor-compat-calls", "minor-compat-jit"):
             yield Limit(fact=f"rules.{rule}")
-    has_ptx = any(arch.startswith("compute_") for arch in build.archs)
-    yield Limit(fact="rules.ptx-needs-driver" if has_ptx else "rules.no-ptx")
-    served = served_classes(build.archs, facts.gpus)
+    has_ptx = any(arch.startswith("compute_") for arch in kept_archs(build.archs, cell.gpus))
+    if cell.gpus:
+        yield Limit(fact="rules.device-code", values=cell.gpus)
+    if has_ptx or not cell.gpus:
+        yield Limit(fact="rules.ptx-needs-driver" if has_ptx else "rules.no-ptx")
+    if cell.own_use:
+        yield Limit(fact="rules.own-use")
+    served = served_classes(build.archs, facts.gpus, cell.gpus)
     if unserved := [gpus.capability for gpus in facts.gpus if gpus not in served and gpus.x86_names]:
         yield Limit(fact="rules.unserved", values=tuple(unserved))
     floor = int(major_of(facts.floors[major_of(cell.cuda)].driver))
@@ -224,6 +231,15 @@ def _limits_of_devel(cell: Cell, facts: Facts) -> Iterable[Limit]:
         yield Limit(fact="rules.devel-archives")
         if facts.redist.untrusted:
             yield Limit(fact="rules.untrusted-toolkit")
+
+
+def _why_unserved(cell: Cell, build: TorchBuild, facts: Facts) -> str:
+    """The GPUs of *cell* that code of *build* does not serve, as a clause; empty: there are none."""
+    served = [kind.capability for kind in served_classes(build.archs, facts.gpus) if kind.x86_names]
+    without = [capability for capability in cell.gpus if capability not in served]
+    if not without:
+        return ""
+    return f"{build.version} has no code for capability {', '.join(without)}, only for {', '.join(served)}"
 
 
 def _why_none(cell: Cell, release: Release, facts: Facts) -> str:
@@ -265,9 +281,11 @@ def _nearest(cell: Cell, matrix: Matrix, facts: Facts) -> tuple[tuple[str, str],
     """Of the cells that work, the one with the same torch and the nearest CUDA, and the reverse."""
 
     def works(torch: str, cuda: str) -> bool:
-        other = Cell(torch=torch, cuda=cuda, flavor=cell.flavor, os=cell.os, python=cell.python)
+        other = replace(cell, torch=torch, cuda=cuda)
+        builds = _candidates(other, facts.releases[torch])
+        build = min(builds, key=lambda build: _rank(build, other, matrix), default=None)
         bounded = any(bound.covers(other) for bound in matrix.bounds)
-        return not bounded and any(True for _ in _candidates(other, facts.releases[torch]))
+        return not bounded and build is not None and not _why_unserved(other, build, facts)
 
     def by_distance(value: str, known: Sequence[str], others: Iterable[str]) -> list[str]:
         order = sorted({*known, value}, key=numbers)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix import components
 from torchkiln.matrix.matrix import Matrix, Pair
 from torchkiln.model.cell import Cell
+from torchkiln.model.device_code import Gpus
 from torchkiln.model.operating_system import DEFAULT_OS
-from torchkiln.util.versions import DOTTED, nearest, newest, numbers
+from torchkiln.util.versions import DOTTED, minor_of, nearest, newest, numbers
 
 DEFAULT_FLAVOR = "runtime"
 
@@ -25,6 +26,8 @@ class Selection:
     flavor: tuple[str, ...] = ()
     os: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
+    gpus: Gpus = ()  # of thin images; (): images for all GPUs, and with `every` those of the matrix's `gpus`
+    own_use: bool = False
     every: bool = False
 
 
@@ -32,11 +35,12 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     """The cells of *matrix* that match *selection*, in the matrix's order, each once.
 
     A version prefix selects the newest match that has a cell with the other option: ``2.7`` the newest 2.7,
-    and ``12`` the newest CUDA 12 of that. Defaults: every torch and CUDA, the runtime flavor, debian12; with
-    ``every``: all flavors and systems. Each cell gets the named components.
+    and ``12`` the newest CUDA 12 of that; torch ``2`` is ambiguous. Defaults: every torch and CUDA, the
+    runtime flavor, debian12; with ``every``: all flavors and systems. Each cell gets the named components
+    and GPUs.
 
     :param must_name: refuse a selection with neither torch nor CUDA nor ``every``.
-    :raises ConfigError: lists all values that the matrix does not have.
+    :raises ConfigError: lists all values that are ambiguous or that the matrix does not have.
     :raises NothingSelected: an option has no value, or *must_name* applies.
     """
     os_names = tuple(choice.name for choice in matrix.os)
@@ -57,7 +61,7 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
         )
     if must_name and not (selection.every or "torch" in named or "cuda" in named):
         raise NothingSelected(
-            "nothing selected", hint="use --torch and --cuda, or --all; `list` shows the cells"
+            "nothing selected", hint="use --torch and --cuda, or --all; `torchkiln list` shows the cells"
         )
     faults: list[str] = []
     torch_matches = _matches("torch", named.get("torch"), matrix.releases, faults)
@@ -73,10 +77,10 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
         near = ", ".join(nearest(name[:40], offered) or offered) or "none"
         faults.append(f"--with {name}: no such component in matrix.yaml; nearest: {near}")
     pairs = [(torch, cuda) for torch, cuda in matrix.pairs if torch in torches and cuda in cudas]
-    if "torch" in named and "cuda" in named:
+    if "torch" in named and "cuda" in named and not faults:  # an unknown torch has no cell with any CUDA
         faults += _unpaired(torches, cudas, pairs, matrix)
     if faults:
-        raise ConfigError.of(faults, hint="`list --all` shows every cell of the matrix")
+        raise ConfigError.of(faults, hint="`torchkiln list --all` shows every cell of the matrix")
     return tuple(
         Cell(
             torch=torch,
@@ -85,13 +89,24 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
             os=choice.name,
             python=choice.python,
             components=added,
+            gpus=gpus,
+            own_use=selection.own_use,
         )
-        for (torch, cuda), flavor, choice in product(
+        for (torch, cuda), flavor, choice, gpus in product(
             pairs,
             (flavor for flavor in matrix.flavors if flavor in flavors),
             (choice for choice in matrix.os if choice.name in systems),
+            ((), *matrix.gpus) if selection.every and not selection.gpus else (selection.gpus,),
         )
     )
+
+
+def with_thin(cells: Iterable[Cell], matrix: Matrix) -> tuple[Cell, ...]:
+    """*cells*, each followed by its thin ones by the matrix's `gpus`, each once."""
+    found = (
+        variant for cell in cells for variant in (cell, *(replace(cell, gpus=gpus) for gpus in matrix.gpus))
+    )
+    return tuple(dict.fromkeys(found))
 
 
 def everywhere(selection: Selection, matrix: Matrix) -> tuple[str, ...]:
@@ -117,7 +132,9 @@ def _matches(
     found = []
     for value in named:
         matches = [version for version in valid if version == value or version.startswith(f"{value}.")]
-        if matches:
+        if option == "torch" and "." not in value and len({minor_of(version) for version in matches}) > 1:
+            faults.append(f"--torch {value}: ambiguous; the matrix has {', '.join(matches)}")
+        elif matches:
             found.append(matches)
         else:
             form = "" if DOTTED.fullmatch(value) else " (not a version)"

@@ -38,6 +38,8 @@ def limit_text(limit: Limit, facts: Facts) -> str:
     match limit.fact:
         case "rules.unserved":
             return text.format(_gpus(limit.values, facts))
+        case "rules.device-code":
+            return text.format(", ".join(limit.values))
         case "rules.young-gpu":
             drivers = (value.split(":") for value in limit.values)
             return text.format(", ".join(f"{capability} from {branch}" for capability, branch in drivers))
@@ -51,4 +53,4 @@ def limit_text(limit: Limit, facts: Facts) -> str:
 def _gpus(capabilities: Sequence[str], facts: Facts) -> str:
     """`"10.0 (B200)"` for each of *capabilities*."""
     names = {gpus.capability: ", ".join(gpus.x86_names[:2]) for gpus in facts.gpus}
-    return "; ".join(f"{one} ({names[one]})" for one in capabilities)
+    return "; ".join(f"{capability} ({names[capability]})" for capability in capabilities)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.kept_gpus import OWN_USE, ascending, gpus_in, suffix_of
 from torchkiln.matrix.matrix import Matrix, Pair
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell, Resolution, Status
+from torchkiln.model.device_code import Gpus
 from torchkiln.model.layer_format import NAMED_FORMATS, split_format, tag_suffix
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.util.versions import major_of, minor_of, numbers
@@ -19,9 +21,11 @@ from torchkiln.util.versions import major_of, minor_of, numbers
 _DAY = re.compile(r"[0-9]{8}[a-z0-9]*")
 _SYSTEMS = "|".join(re.escape(name) for name in SYSTEMS)
 _FORMATS = "|".join(NAMED_FORMATS)
+_GPUS = f"sm[0-9]+|{OWN_USE}"
 _TAG = re.compile(
     r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)"
-    rf"(?P<suffixes>(?:-(?!(?:{_SYSTEMS})(?:-|$)|(?:{_FORMATS})(?:-|$))[a-z][a-z0-9]*)*)(?:-(?P<os>{_SYSTEMS}))?"
+    rf"(?P<suffixes>(?:-(?!(?:{_SYSTEMS}|{_FORMATS}|{_GPUS})(?:-|$))[a-z][a-z0-9]*)*)"
+    rf"(?P<gpus>(?:-sm[1-9][0-9]{{1,2}})+(?P<own_use>-{OWN_USE})?)?(?:-(?P<os>{_SYSTEMS}))?"
 )
 
 _LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # looks like an image's own tag
@@ -30,7 +34,8 @@ _LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # looks like an image's own tag
 def tag_of(resolution: Resolution) -> str:
     """The image's own tag, ``2.7.1-cuda12.1-cudnn9-runtime``.
 
-    Component suffixes and any OS but debian12 follow: ``-runtime-conda-transformers-ubuntu22.04``.
+    Component suffixes, the GPUs of a thin image and any OS but debian12 follow:
+    ``-runtime-conda-transformers-sm90-ubuntu22.04``.
 
     :raises ValueError: the cell is unavailable.
     """
@@ -38,8 +43,8 @@ def tag_of(resolution: Resolution) -> str:
     if build is None or build.cudnn is None:
         raise ValueError(f"no tag for an unavailable cell: torch {cell.torch} with CUDA {cell.cuda}")
     added = "".join(f"-{component.suffix}" for component in resolution.components)
-    suffix = _os_suffix(cell.os)
-    return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{added}{suffix}"
+    suffix = f"{added}{suffix_of(cell)}{_os_suffix(cell.os)}"
+    return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{suffix}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +56,15 @@ class ParsedTag:
     flavor: str
     os: str
     suffixes: tuple[str, ...] = ()  # of components, "transformers"
+    gpus: Gpus = ()  # of a thin image, ("8.0", "9.0")
+    own_use: bool = False
 
 
 def parse_name(tag: str) -> ParsedTag | None:
     """Parse a result of `tag_of`; None: it is not an image's own tag."""
     found = _TAG.fullmatch(tag)
-    if found is None:
+    gpus = gpus_in(found["gpus"] or "") if found else ()
+    if found is None or gpus != ascending(gpus):
         return None
     return ParsedTag(
         torch=found["torch"],
@@ -64,22 +72,30 @@ def parse_name(tag: str) -> ParsedTag | None:
         flavor=found["flavor"],
         os=found["os"] or DEFAULT_OS,
         suffixes=tuple(found["suffixes"].split("-")[1:]),
+        gpus=gpus,
+        own_use=found["own_use"] is not None,
     )
+
+
+def preferred_name(names: Sequence[str]) -> str | None:
+    """Of the *names* of one image the shortest that is an own tag, else the shortest; None: there is none."""
+    tags = [name for name in names if parse_name(split_format(name)[0])]
+    return min(tags or names, key=len, default=None)
 
 
 def names_of(named: ParsedTag, matrix: Matrix) -> tuple[str, ...]:
     """Every alias that an image with such a tag has by *matrix*'s rules if it is the newest."""
-    return () if named.suffixes else tuple(_aliases(named, matrix).values())
+    return () if named.suffixes or named.gpus else tuple(_aliases(named, matrix).values())
 
 
 def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[str, ...]:
     """The moving tags of *resolution*'s image by *matrix*'s rules; empty for an unavailable cell.
 
-    An image with components has none, so that ``latest`` is always a plain image. Unavailable cells do not
-    count for what is newest.
+    An image with components and a thin image have none, so that ``latest`` is always a plain image for all
+    GPUs. Unavailable cells do not count for what is newest.
     """
     cell = resolution.cell
-    if resolution.build is None or cell.components:
+    if resolution.build is None or cell.components or cell.gpus:
         return ()
     of_minor = [pair for pair in matrix.pairs if minor_of(pair[0]) == minor_of(cell.torch)]
     rivals = {
@@ -170,11 +186,17 @@ def _differing(tag: str, own: str) -> str:
             ("flavor", a.flavor, b.flavor),
             ("OS", a.os, b.os),
             ("components", "-".join(a.suffixes), "-".join(b.suffixes)),
+            ("GPUs", ",".join(a.gpus) or "all", ",".join(b.gpus) or "all"),
+            ("libraries cut for own use", _yes(a.own_use), _yes(b.own_use)),
             ("layers", split_format(tag)[1], split_format(own)[1]),
         )
         if ours != theirs
     ]
     return f": the tag says {', '.join(parts)}" if parts else ""
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:

@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from torchkiln.model import fields
+from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Flavor
 from torchkiln.util import codec
 
@@ -26,6 +27,9 @@ class Cell:
     python: fields.Version  # the OS's own, "3.11"
     # names of the components added by --with; sorted
     components: Annotated[tuple[fields.Name, ...], Meta(max_length=20, extra_json_schema=_UNIQUE)] = ()
+    # compute capabilities whose device code the image keeps, ascending; (): all of the wheels'
+    gpus: Gpus = ()
+    own_use: bool = False  # NVIDIA's libraries are cut, too, which their licence may allow for own use only
 
 
 class Status(str, Enum):

@@ -53,6 +53,7 @@ FactId = Annotated[
     ),
 ]
 Architecture = Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,40}$", description='an architecture, "sm_90"')]
+Capability = Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9]$", description='a compute capability, "9.0"')]
 OsTools = Annotated[
     str,
     Meta(pattern=r"^devel(-gcc[0-9]{1,2})?$", description='the OS\'s tools of a devel image, "devel-gcc11"'),

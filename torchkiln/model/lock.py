@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from torchkiln.model import fields
 from torchkiln.model.cell import Resolution, Source
+from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import ImageLayer
 from torchkiln.util import codec
@@ -151,6 +152,7 @@ class LockedCell:
     # of a devel cell's toolkit, sorted by component
     archives: Annotated[tuple[LockedArchive, ...], Meta(max_length=100)] = ()
     components: fields.Few[LockedComponent] = ()  # by name; their layers are on top
+    device_code: DeviceCode | None = None  # None: the libraries are as in their wheels
 
     @property
     def os_packages(self) -> tuple[OsPackage, ...]:

@@ -1,6 +1,6 @@
 """Defines the operating systems that images are based on.
 
-A new system also needs its name in `data/matrix.schema.json`. `smoke_tests/tag.py` repeats the default's
+A new system also needs its name in `data/matrix.schema.json`. `smoke_tests/expected.py` repeats the default's
 name, as the suite runs without torchkiln.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
+from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
 
@@ -58,6 +59,7 @@ class WheelLayer:
     title: str  # "torch 2.7.1", "dependencies (98 wheels)"
     wheels: tuple[LockedWheel, ...]
     python: str  # full version of the base's interpreter, which compiles the byte-code
+    device_code: DeviceCode | None = None  # its `wheels` are those of this layer
 
     @property
     def inputs(self) -> tuple[LockedWheel, ...]:
@@ -128,9 +130,34 @@ class OverlayLayer:
         return sum(len(file.data) for file in self.files)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemovalLayer:
+    """Removes paths of the layers below, by the whiteouts of OCI."""
+
+    kind: ClassVar = "removal"
+    title: str  # "without fsspec 2026.9.0"
+    paths: tuple[str, ...]  # relative to /, sorted; a folder with everything in it
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files: whiteouts are empty."""
+        return 0
+
+    @property
+    def files(self) -> tuple[OverlayFile, ...]:
+        """The whiteouts."""
+        split = (path.rpartition("/") for path in self.paths)
+        return tuple(
+            OverlayFile(path=f"{folder}{slash}{WHITEOUT}{name}", mode=0o644, data=b"")
+            for folder, slash, name in split
+        )
+
+
+WHITEOUT = ".wh."  # in a layer, an entry of that name and another's removes the other of the layers below
+
 MadeLayer = WheelLayer | ToolkitLayer | ProgramLayer
 """Made from locked files, and cached by a key (`build.cache_keys`)."""
-PlannedLayer = ArtefactLayer | MadeLayer | OverlayLayer
+PlannedLayer = ArtefactLayer | MadeLayer | RemovalLayer | OverlayLayer
 L = TypeVar("L", bound=PlannedLayer)
 
 
@@ -160,6 +187,7 @@ class ImagePlan:
     config: ImageConfig
     epoch: int
     recipe: int  # see `model.recipe.RECIPE`
+    requested: tuple[str, ...] = ()  # PEP 508: of a project, beside the requirements in `locked`
 
     def of(self, kind: type[L]) -> tuple[L, ...]:
         """The layers of one *kind*, in order."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from torchkiln.model.lock import LockedArchive, LockedWheel
 
-Work = Literal["download", "convert", "toolkit", "compress", "base", "write", "step", "load", "push"]
+Work = Literal[
+    "download", "convert", "toolkit", "compress", "packages", "write", "step", "load", "push", "verify",
+    "read",
+]  # fmt: skip
 
 
 class Observer(Protocol):
-    """Receives progress. Called from several threads; sizes are bytes."""
+    """Receives progress. Called from several threads; sizes are bytes, of "packages" their number."""
 
     def begin(self, work: Work, name: str, total: int) -> None: ...
 
@@ -50,6 +54,12 @@ class ArchiveSource(Protocol):
         :raises BuildFailed: it is not.
         """
 
+    def demand_reachable(self, archives: Collection[LockedArchive]) -> None:
+        """Request a byte of one of *archives*; nothing if there are none.
+
+        :raises BuildFailed: the location cannot be reached, or no longer has the file.
+        """
+
     def archive(
         self,
         archive: LockedArchive,
@@ -69,3 +79,14 @@ class Silent:
     def advance(self, work: Work, name: str, count: int) -> None: ...
 
     def end(self, work: Work, name: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reporting:
+    """Where a task reports: lines of diagnostics, and its progress."""
+
+    say: Callable[[str], None] = lambda _: None
+    observer: Observer = field(default_factory=Silent)
+
+
+UNREPORTED = Reporting()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 RECIPE = 3  # increase it when the same lock results in other bytes; plan and image.json contain it
 
+DEVICE_CODE_RULE = 1  # increase it when the same wheel, cut for the same GPUs, results in other bytes
+
 PREFIX = "/opt/venv"  # the virtual environment, first on PATH
 USER = "user"  # the account, uid 1000, for people who do not work as root
 WHEEL_EPOCH = 315532800  # mtime of every file from a wheel: 1980-01-01, the oldest date of the zip format

@@ -29,7 +29,8 @@ Time = Annotated[
     ),
 ]
 Nonce = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9._~:-]{8,128}$", description="8 to 128 of A-Z a-z 0-9 . _ ~ : -")
+    str,
+    Meta(pattern=r"^[A-Za-z0-9._~:-]{8,128}$", description="8 to 128 characters of A-Z a-z 0-9 . _ ~ : -"),
 ]
 CheckId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,80}$", description="the id of a check")]
 #: The schemas of `measured` and `threshold` in a document, where they are objects, not JSON texts.
@@ -75,6 +76,9 @@ class SmokeReport:
     findings: Annotated[tuple[Finding, ...], Meta(max_length=1000)]
     verdict: Verdict
     host: str = field(metadata={codec.SCHEMA: {"$ref": "#/$defs/host"}})  # JSON text
+    # when torchkiln compared the unpacked files with the image's layers; None: an engine or an environment,
+    # where no files are unpacked, or an older report
+    verified: Time | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,7 +68,7 @@ def write_archive(
     except OSError as error:
         raise BuildFailed(
             f"{target}: the archive cannot be written: {error.strerror or error}",
-            hint="free disk space, or choose another folder with --output; `verify` checks the layout",
+            hint="free disk space, or choose another folder: --output; `torchkiln verify` checks the layout",
         ) from error
 
 

@@ -1,9 +1,9 @@
 """Compresses a tar to a gzip blob with one pinned encoder.
 
-Layers that are not wheels (base, toolkit, overlay) have no deflate streams to copy, so they are compressed
-here. The same tar gives the same bytes on every machine: it is cut into members of a fixed length, and each
-is compressed by the libdeflate in the PyPI package `deflate`, whose output does not depend on the processor,
-the system's zlib or the number of threads.
+Layers that are not wheels (base, toolkit, overlay) and changed files have no deflate streams to copy, so they
+are compressed here. The same tar gives the same bytes on every machine: it is cut into members of a fixed
+length, and each is compressed by the libdeflate in the PyPI package `deflate`, whose output does not depend
+on the processor, the system's zlib or the number of threads.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import hashlib
 import io
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import deflate
@@ -22,6 +23,7 @@ from torchkiln.errors import ToolMissing
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 from torchkiln.oci.tar_reader import Stream, read_fully
+from torchkiln.util.places import HOW_TO_INSTALL
 
 LEVEL = 6
 """Of 12. The 510 MB base on two cores: level 3 2.4 s, 180 MB; 6 3.5, 174; 7 4.3, 173; 9 10, 172.5."""
@@ -55,32 +57,38 @@ def encode_bytes(tar: bytes) -> tuple[bytes, Blob]:
     return bytes(blob), encoded
 
 
-def _encode(tar: Stream, write: Callable[[bytes], object]) -> Blob:
+def members(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Each of *pieces*, of at most `MEMBER` bytes, with its gzip member; compressed in parallel.
+
+    :raises ToolMissing: another version of the encoder is installed.
+    """
     if deflate.__version__ != _PINNED:
         raise ToolMissing(
             f"deflate {_PINNED} is required, but {deflate.__version__} is installed",
-            hint="run: make setup",
+            hint=HOW_TO_INSTALL,
         )
+    workers = min(os.cpu_count() or 1, 4)
+    in_flight: deque[tuple[bytes, Future[bytes]]] = deque()
+    with ThreadPoolExecutor(workers) as pool:  # libdeflate runs without the GIL
+        for piece in pieces:
+            in_flight.append((piece, pool.submit(_member, piece)))
+            if len(in_flight) > workers + 1:
+                first, member = in_flight.popleft()
+                yield first, member.result()
+        while in_flight:
+            first, member = in_flight.popleft()
+            yield first, member.result()
+
+
+def _encode(tar: Stream, write: Callable[[bytes], object]) -> Blob:
     tar_hash, blob_hash = hashlib.sha256(), hashlib.sha256()
     unpacked = size = 0
-    workers = min(os.cpu_count() or 1, 4)
-    in_flight: deque[Future[bytes]] = deque()
-
-    def drain(down_to: int) -> None:
-        nonlocal size
-        while len(in_flight) > down_to:
-            member = in_flight.popleft().result()
-            blob_hash.update(member)
-            size += len(member)
-            write(member)
-
-    with ThreadPoolExecutor(workers) as pool:  # libdeflate runs without the GIL
-        while (chunk := read_fully(tar, MEMBER)) or (not unpacked and not in_flight):
-            in_flight.append(pool.submit(_member, chunk))
-            tar_hash.update(chunk)
-            unpacked += len(chunk)
-            drain(workers + 1)
-        drain(0)
+    for piece, member in members(_pieces(tar)):
+        tar_hash.update(piece)
+        unpacked += len(piece)
+        blob_hash.update(member)
+        size += len(member)
+        write(member)
     return Blob(
         digest=Digest(f"sha256:{blob_hash.hexdigest()}"),
         diff_id=Digest(f"sha256:{tar_hash.hexdigest()}"),
@@ -94,5 +102,20 @@ def deflated(data: bytes) -> bytes:
     return bytes(deflate.deflate_compress(data, LEVEL))
 
 
-def _member(chunk: bytes) -> bytes:
-    return bytes(deflate.gzip_compress(chunk, LEVEL))
+def _pieces(tar: Stream) -> Iterator[bytes]:
+    """*tar* in pieces for `members`; an empty one is an empty piece."""
+    yield read_fully(tar, MEMBER)
+    while piece := read_fully(tar, MEMBER):
+        yield piece
+
+
+def _member(piece: bytes) -> bytes:
+    if len(piece) == MEMBER and piece == bytes(MEMBER):
+        return _member_of_zeros()
+    return bytes(deflate.gzip_compress(piece, LEVEL))
+
+
+@cache
+def _member_of_zeros() -> bytes:
+    """The member of `MEMBER` zeros, of which cut libraries have many."""
+    return bytes(deflate.gzip_compress(bytes(MEMBER), LEVEL))

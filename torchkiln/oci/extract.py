@@ -10,10 +10,14 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from torchkiln.oci.tar_names import removed_by
 from torchkiln.oci.tar_reader import TarEntry
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BLOCK = 16 << 10  # bytes of the smallest hole; a multiple of what file systems allocate
+_ZEROS = bytes(_BLOCK)
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOTHING = "is a whiteout of a path that no layer below contains"
 
 
 class EntryRefused(ValueError):
@@ -21,17 +25,18 @@ class EntryRefused(ValueError):
 
 
 class Extractor:
-    """Writes into the empty folder *root*, to which no other process writes. Call `close` at the end.
+    """Writes into the folder *root*, to which no other process writes. Call `close` at the end.
 
-    If the caller is root, files get the owners that the image says; else the caller owns them.
+    If the caller is root, files get the owners of the image; otherwise the caller owns them.
+
+    :param folders: those that *root* already has; otherwise it must be empty.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, folders: Iterable[TarEntry] = ()) -> None:
         self._root = os.open(root, _FOLDER)
         self._owners = os.geteuid() == 0
-        self._folders: dict[
-            str, TarEntry
-        ] = {}  # get modes and times at the end: until then they must be writable
+        # They get modes and times at the end: until then they must be writable.
+        self._folders = {entry.path: entry for entry in folders}
         self._parent = ("", self._root)  # the last one used: the next entry mostly has the same
 
     def add(self, entry: TarEntry, content: Iterable[memoryview]) -> None:
@@ -44,7 +49,8 @@ class Extractor:
             raise EntryRefused("is a device or a pipe")
         folder, _, name = entry.path.rpartition("/")
         if name.startswith(".wh."):
-            raise EntryRefused("is a whiteout; whiteouts are not supported")
+            self._whiteout(entry)
+            return
         if not name:
             self._folders[""] = entry
             return
@@ -61,6 +67,27 @@ class Extractor:
                 self._set_owner(entry, name, parent)
             else:
                 self._link(entry, name, parent)
+
+    def _whiteout(self, entry: TarEntry) -> None:
+        """Remove a path of lower layers; `LayerPaths` refuses a layer that also contains it."""
+        removed = removed_by(entry.path)
+        if not removed or entry.kind != "file" or entry.size:
+            raise EntryRefused("is a whiteout that is not supported: it is opaque, or not an empty file")
+        folder, _, name = removed.rpartition("/")
+        try:
+            parent = self._walk(folder)
+        except FileNotFoundError:
+            raise EntryRefused(_NOTHING) from None
+        try:
+            _remove_all(name, parent)
+        except FileNotFoundError:
+            raise EntryRefused(_NOTHING) from None
+        finally:
+            os.close(parent)
+        self._close_parent()  # it may have been removed
+        inside = f"{removed}/"
+        for path in [path for path in self._folders if path == removed or path.startswith(inside)]:
+            del self._folders[path]
 
     def finish(self) -> None:
         """Set owners, modes and times of the folders; nothing can be added afterwards."""
@@ -124,8 +151,8 @@ class Extractor:
         descriptor = os.open(name, _FILE, 0o600, dir_fd=parent)
         try:
             for piece in content:
-                while piece:
-                    piece = piece[os.write(descriptor, piece) :]
+                _write_sparsely(descriptor, piece)
+            os.ftruncate(descriptor, entry.size)  # it may end with a hole
             if self._owners:  # before fchmod: chown clears set-user-ID bits
                 os.fchown(descriptor, entry.uid, entry.gid)
             os.fchmod(descriptor, stat.S_IMODE(entry.mode))
@@ -149,6 +176,23 @@ class Extractor:
         os.utime(name, (entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
 
 
+def _write_sparsely(descriptor: int, piece: memoryview) -> None:
+    """Write *piece*, with a hole for each block of zeros: cut libraries have many."""
+    position = os.lseek(descriptor, 0, os.SEEK_CUR)
+    written = 0
+    for start in range(-position % _BLOCK, len(piece) - _BLOCK + 1, _BLOCK):
+        if not piece[start] and bytes(piece[start : start + _BLOCK]) == _ZEROS:
+            _write_fully(descriptor, piece[written:start])
+            written = start + _BLOCK
+            os.lseek(descriptor, position + written, os.SEEK_SET)
+    _write_fully(descriptor, piece[written:])
+
+
+def _write_fully(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
 def _remove(name: str, parent: int) -> None:
     """Remove the file or link of a lower layer.
 
@@ -161,3 +205,20 @@ def _remove(name: str, parent: int) -> None:
     if stat.S_ISDIR(found):
         raise EntryRefused("would replace a directory")
     os.unlink(name, dir_fd=parent)
+
+
+def _remove_all(name: str, parent: int) -> None:
+    """Remove the file, link or folder; no link is followed.
+
+    :raises FileNotFoundError: it does not exist.
+    """
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+        os.unlink(name, dir_fd=parent)
+        return
+    folder = os.open(name, _FOLDER, dir_fd=parent)
+    try:
+        for below in os.listdir(folder):
+            _remove_all(below, folder)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=parent)

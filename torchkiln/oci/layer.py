@@ -1,7 +1,7 @@
 """Writes a `tar+gzip` layer in one pass, which also computes its digest and diff_id.
 
 Headers, padding and generated files are collected in stored gzip members. Data that is already compressed is
-copied into a gzip member of its own: the caller passes the deflate bytes and the content. Nothing is
+copied into a gzip member of its own, or is whole members: the caller passes it and the content. Nothing is
 compressed here.
 
 A layer that was made before (`recorded`) is made again without inflating or hashing the content: if the blob
@@ -141,7 +141,10 @@ class LayerWriter:
 
 
 class Member:
-    """A file being written: its pieces are all `plain` or all `spliced`. A *silent* one is only hashed."""
+    """A file being written: its pieces are all `plain`, all `spliced` or all `packed`.
+
+    A *silent* one is only hashed.
+    """
 
     def __init__(self, layer: LayerWriter, *, silent: bool) -> None:
         self._layer = layer
@@ -171,6 +174,14 @@ class Member:
         if deflate:
             layer._emit(deflate)
         layer._account(content)
+
+    def packed(self, member: bytes, content: bytes) -> None:
+        """Add the next bytes as a gzip *member*, with its *content*, which is always hashed."""
+        self.sha256.update(content)
+        if not self.silent:
+            self._layer._flush()
+            self._layer._emit(member)
+            self._layer._account(content)
 
     def _hash(self, content: bytes) -> None:
         if not self._layer.recorded:

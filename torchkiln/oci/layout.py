@@ -21,6 +21,7 @@ from typing import Any
 from filelock import FileLock
 
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
+from torchkiln.matrix.tags import preferred_name
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.layer import ImageLayer
@@ -136,12 +137,12 @@ def open_layout(path: Path) -> Layout:
     :raises VerificationFailed: it is not an OCI layout, or one of an unknown version.
     """
     if not path.is_dir():
-        raise ConfigError(f"{path}: no such directory", hint="`build` prints the folder of the OCI layout")
+        raise ConfigError(f"{path}: no such directory", hint="name the folder that torchkiln build wrote")
     version = read_document(path / "oci-layout").get("imageLayoutVersion")
     if version != VERSION["imageLayoutVersion"]:
         raise VerificationFailed(
             f"{path / 'oci-layout'}: unknown layout version {shown(version)}",
-            hint="`build` writes version 1.0.0; build the image again",
+            hint="build the image again: torchkiln writes version 1.0.0",
         )
     for folder in (path / "blobs", path / "blobs" / "sha256"):
         check_directory(folder)
@@ -272,7 +273,7 @@ class Layout:
                 raise ConfigError(
                     f"{self.path}: {found} in the layout", hint=f"name one as {self.path}:NAME; {known}"
                 )
-            return next(iter(refs.items()))
+            return (name := preferred_name(list(refs)) or ""), refs[name]
         if ref in refs:
             return ref, refs[ref]
         for entry in self.entries():

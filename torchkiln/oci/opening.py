@@ -1,4 +1,4 @@
-"""Opens the tar in a layer blob; its first bytes say how it is compressed.
+"""Opens the tar in a layer blob; its first bytes determine the compression.
 
 Engines do the same and ignore the media type; readers compare the diff_id.
 """
@@ -6,33 +6,41 @@ Engines do the same and ignore the media type; readers compare the diff_id.
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BufferedReader, FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from torchkiln.oci.compression import HEAD, of_head
 from torchkiln.oci.tar_reader import RATIO, most_unpacked
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
-def open_layer(blob: Path, *, ahead: bool = False) -> BinaryIO:
+_PIECE = 1 << 18  # bytes of one read
+
+
+def open_layer(blob: Path, *, ahead: bool = False, on_read: Callable[[int], None] | None = None) -> BinaryIO:
     """The tar in *blob*. Reading raises ValueError if it is damaged or much too large.
 
     :param ahead: a thread may decompress ahead of the reader.
+    :param on_read: called with the length of each piece of *blob* that was read; excludes *ahead*.
     :raises OSError: it cannot be opened.
     :raises ValueError: its beginning is damaged.
     """
-    with blob.open("rb") as file:
-        compression = of_head(file.read(HEAD))
+    with blob.open("rb") as head:
+        compression = of_head(head.read(HEAD))
+    file = cast(BinaryIO, BufferedReader(_Counted(blob, on_read), _PIECE)) if on_read else None
     try:
-        stream = compression.open_ahead(blob) if ahead else compression.open(blob)
+        stream = compression.open_ahead(blob) if ahead else compression.open(file or blob)
     except EOFError as error:
         raise ValueError(f"the data is damaged: {error}") from error
     limit = most_unpacked(blob.stat().st_size)
-    return bounded(
-        stream,
-        limit,
-        lambda: ValueError(f"the blob unpacks to more than {limit} bytes, {RATIO} times its size"),
-    )
+
+    def over() -> ValueError:
+        return ValueError(f"the blob unpacks to more than {limit} bytes, {RATIO} times its size")
+
+    return cast(BinaryIO, _Bounded(stream, limit, over, file))
 
 
 def bounded(stream: BinaryIO, limit: int, over: Callable[[], Exception]) -> BinaryIO:
@@ -40,12 +48,28 @@ def bounded(stream: BinaryIO, limit: int, over: Callable[[], Exception]) -> Bina
 
     If *stream* is damaged, reading raises ValueError.
     """
-    return cast(BinaryIO, _Bounded(stream, limit, over))
+    return cast(BinaryIO, _Bounded(stream, limit, over, None))
+
+
+class _Counted(FileIO):
+    """A file that reports how much was read of it."""
+
+    def __init__(self, path: Path, on_read: Callable[[int], None]) -> None:
+        super().__init__(path, "rb")
+        self._on_read = on_read
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int | None:
+        count = super().readinto(buffer)
+        self._on_read(count or 0)
+        return count
 
 
 class _Bounded:
-    def __init__(self, stream: BinaryIO, limit: int, over: Callable[[], Exception]) -> None:
-        self._stream, self._left, self._over = stream, limit, over
+    def __init__(
+        self, stream: BinaryIO, limit: int, over: Callable[[], Exception], file: BinaryIO | None
+    ) -> None:
+        """*file*, which *stream* reads, is closed with it."""
+        self._stream, self._left, self._over, self._file = stream, limit, over, file
 
     def read(self, size: int = -1, /) -> bytes:
         try:
@@ -59,6 +83,8 @@ class _Bounded:
 
     def close(self) -> None:
         self._stream.close()
+        if self._file:
+            self._file.close()
 
     def __enter__(self) -> _Bounded:
         return self

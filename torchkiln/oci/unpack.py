@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -14,9 +14,12 @@ from torchkiln.errors import BuildFailed, VerificationFailed, printable
 from torchkiln.model.digest import Digest
 from torchkiln.oci.confine import confined
 from torchkiln.oci.extract import EntryRefused, Extractor
+from torchkiln.oci.layer_index import Content, IndexedEntry, LayerIndex
+from torchkiln.oci.linked import link_tree
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.tar_names import LayerPaths
-from torchkiln.oci.tar_reader import TarReader, pieces_of
+from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
+from torchkiln.store.file_locks import in_use
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree, tree_size
 
@@ -34,9 +37,18 @@ def root_of(store: Store, manifest: Digest) -> Path:
     return store.root / "rootfs" / manifest.removeprefix("sha256:")
 
 
-def unpacked_root(manifest: Digest, layers: Sequence[LayerBlob], store: Store) -> Path:
+def unpacked_root(
+    manifest: Digest,
+    layers: Sequence[LayerBlob],
+    store: Store,
+    *,
+    indexed: Callable[[Digest, LayerIndex], None] = lambda diff_id, index: None,
+    reuse: bool = True,
+) -> Path:
     """The unpacked image *manifest* in the cache, unpacked at the first call. It must not be changed.
 
+    :param indexed: called with the entries of each layer that was unpacked.
+    :param reuse: link the files of an unpacked image with the lowest of *layers*, and unpack only the others.
     :raises VerificationFailed: a layer has another diff_id, or reaches outside the root.
     :raises BuildFailed: the disk is full or not writable.
     """
@@ -44,35 +56,89 @@ def unpacked_root(manifest: Digest, layers: Sequence[LayerBlob], store: Store) -
     if not root.is_dir():
         with store.lock(f"rootfs-{root.name}", "unpacks that image"):
             if not root.is_dir():
-                _unpack_into_cache(layers, root, store)
+                for layer, index in _unpack_into_cache(layers, root, store, reuse=reuse):
+                    indexed(layer.diff_id, index)
     # The record's time is that of the last use; the time of the root is visible in the image.
     store.touch(store.root / "records" / "roots" / f"{root.name}.json")
     return root
 
 
-def _unpack_into_cache(layers: Sequence[LayerBlob], root: Path, store: Store) -> None:
-    """Unpack in tmp/, which `sweep` cleans after a killed process, and record the size."""
+def set_root_aside(store: Store, root: Path) -> list[Path]:
+    """Rename the unpacked image *root*, to be deleted; return nothing if a command runs in it."""
+    moved = store.set_aside([root])
+    if any(in_use(path) for path in moved):
+        for path in moved:  # a command was started in it in the meantime
+            path.rename(root)
+        return []
+    return moved
+
+
+def forget_root(store: Store, manifest: Digest) -> None:
+    """Delete the unpacked image *manifest*, unless a command runs in it."""
+    with store.gate():
+        root = root_of(store, manifest)
+        if aside := set_root_aside(store, root):
+            aside += store.set_aside([store.root / "records" / "roots" / f"{root.name}.json"])
+    for path in aside:
+        remove_tree(path)
+
+
+def lower_root(store: Store, layers: Sequence[LayerBlob]) -> tuple[Path, int] | None:
+    """The unpacked image with most of the lowest *layers*, and their number; None: there is none."""
+    diff_ids = [layer.diff_id for layer in layers]
+    found = {name: list(record.get("layers", ())) for name, record in store.records("roots")}
+    fitting = {name: own for name, own in found.items() if own and own == diff_ids[: len(own)] != diff_ids}
+    name = max(fitting, key=lambda name: len(fitting[name]), default="")
+    root = store.root / "rootfs" / name
+    return (root, len(fitting[name])) if name and root.is_dir() else None
+
+
+def _unpack_into_cache(
+    layers: Sequence[LayerBlob], root: Path, store: Store, *, reuse: bool
+) -> list[tuple[LayerBlob, LayerIndex]]:
+    """Unpack in tmp/, which `sweep` cleans after a killed process, and record the size.
+
+    Returns the layers that were unpacked, with their entries.
+    """
     temporary = store.temporary("root")
+    lower, count = (reuse and lower_root(store, layers)) or (None, 0)
     try:
-        unpack(layers, temporary)
+        indexes = _on_lower(layers[count:], temporary, lower) if lower else None
+        if indexes is None:
+            count, indexes = 0, unpack(layers, temporary)
         size, files = tree_size(temporary)
         # Private: set-user-ID programs of the image would work outside of it, too.
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.parent.chmod(0o700)
-        store.put_record("roots", root.name, {"bytes": size, "files": files})
+        names = [layer.diff_id for layer in layers]
+        store.put_record("roots", root.name, {"bytes": size, "files": files, "layers": names})
         os.replace(temporary, root)
+        return list(zip(layers[count:], indexes, strict=True))
     except OSError as error:
         raise BuildFailed(f"{root} cannot be created: {error.strerror}") from error
     finally:
         remove_tree(temporary)
 
 
-def unpack(layers: Sequence[LayerBlob], into: Path) -> None:
+def _on_lower(layers: Sequence[LayerBlob], into: Path, lower: Path) -> tuple[LayerIndex, ...] | None:
+    """`unpack` on the files of *lower*; None if these cannot be linked, or another process deletes them."""
+    try:
+        return unpack(layers, into, lower=lower)
+    except BuildFailed:
+        remove_tree(into)
+        return None
+
+
+def unpack(layers: Sequence[LayerBlob], into: Path, *, lower: Path | None = None) -> tuple[LayerIndex, ...]:
     """Unpack *layers*, lowest first, to the folder *into*, which appears complete or not at all.
 
+    Returns the entries of each layer.
+
+    :param lower: an unpacked image on which the layers belong; *into* gets hard links to its files.
+
     If the caller is root, files have the owners of the image; else the caller owns them, and a user namespace
-    maps it to root. Later layers may add and replace, not delete: whiteouts are refused, as are device nodes
-    and entries that would be written through a link.
+    maps it to root. Later layers may add, replace, and remove single paths by whiteouts. Opaque whiteouts are
+    refused, as are device nodes and entries that would be written through a link.
 
     :raises VerificationFailed: a layer is damaged, has another diff_id, or has a refused entry; the message
         names it.
@@ -84,27 +150,50 @@ def unpack(layers: Sequence[LayerBlob], into: Path) -> None:
     except OSError as error:
         raise BuildFailed(f"{into} cannot be created: {error.strerror}") from error
     try:
-        confined(work, lambda check: _unpack_all(layers, work, check))
+        folders = link_tree(lower, work) if lower else ()
+        indexes = confined(work, lambda check: _unpack_all(layers, work, check, folders))
         os.replace(work, into)
+        return indexes
     except OSError as error:
         raise BuildFailed(f"{into} cannot be created: {error.strerror}") from error
     finally:
         remove_tree(work)
 
 
-def _unpack_all(layers: Sequence[LayerBlob], root: Path, check: Callable[[], None]) -> None:
+def layer_index(layer: LayerBlob) -> LayerIndex:
+    """The entries of *layer*, which is read and verified, not unpacked.
+
+    :raises VerificationFailed: as `unpack`.
+    """
+    return _read_layer(layer, _drain, lambda: None)
+
+
+def _drain(entry: TarEntry, content: Iterable[memoryview]) -> None:
+    for _ in content:
+        pass
+
+
+def _unpack_all(
+    layers: Sequence[LayerBlob], root: Path, check: Callable[[], None], folders: Iterable[TarEntry]
+) -> tuple[LayerIndex, ...]:
     root.chmod(0o755)
-    extractor = Extractor(root)
+    extractor = Extractor(root, folders)
     try:
-        for layer in layers:
-            _unpack_layer(layer, extractor, check)
+        indexes = tuple(_read_layer(layer, extractor.add, check) for layer in layers)
         extractor.finish()
+        return indexes
     finally:
         extractor.close()
 
 
-def _unpack_layer(layer: LayerBlob, extractor: Extractor, check: Callable[[], None]) -> None:
+def _read_layer(
+    layer: LayerBlob,
+    add: Callable[[TarEntry, Iterable[memoryview]], None],
+    check: Callable[[], None],
+) -> LayerIndex:
+    """Pass each entry and its content to *add*, which reads it; return the list of all."""
     hasher, paths = hashlib.sha256(), LayerPaths()
+    index: list[IndexedEntry] = []
 
     def pieces(stream: BinaryIO) -> Iterator[bytes]:
         for piece in pieces_of(stream):
@@ -118,13 +207,16 @@ def _unpack_layer(layer: LayerBlob, extractor: Extractor, check: Callable[[], No
             for entry in tar:
                 for fault in paths.add(entry):
                     raise EntryRefused(fault)
+                content = Content(entry, tar.content())
                 try:
-                    extractor.add(entry, tar.content())
+                    add(entry, content)
                 except EntryRefused as error:
                     raise EntryRefused(f"layer entry {entry.path!r} {error}") from None
+                index.append(content.listed())
     except ValueError as error:
         raise VerificationFailed(f"{layer.path.name}: {printable(str(error))}") from error
     if (found := f"sha256:{hasher.hexdigest()}") != layer.diff_id:
         raise VerificationFailed(
             f"{layer.path.name}: diff_id mismatch: expected {layer.diff_id}, got {found}"
         )
+    return tuple(index)

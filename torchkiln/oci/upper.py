@@ -45,7 +45,7 @@ def write_upper(lower: BinaryIO, whole: BinaryIO, out: BinaryIO, *, mtime: int) 
             more = [f"and {len(faults) - _LISTED} more"] if len(faults) > _LISTED else []
             raise BuildFailed(
                 "\n".join(["the installed packages cannot be a separate layer:", *faults[:_LISTED], *more]),
-                hint="leave out the package that causes this",
+                hint="remove the package that causes this",
             )
         folders = (folder for name in changed for folder in parents(name))
         for path in sorted({*changed, *folders}):

@@ -18,6 +18,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 from torchkiln.oci.layer import NotCompressible
 from torchkiln.oci.tar_reader import read_fully
+from torchkiln.util.places import HOW_TO_INSTALL
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -61,7 +62,7 @@ def compress(
     if zstd.zstd_version != _PINNED:
         raise ToolMissing(
             f"libzstd {_PINNED} is required, but this Python has {zstd.zstd_version}",
-            hint="run: make setup, with Python 3.10 to 3.13; or use --layer-format gzip",
+            hint=f"{HOW_TO_INSTALL}, with Python 3.10 to 3.13; or use --layer-format gzip",
         )
     compressor = zstd.ZstdCompressor(options=_OPTIONS)
     compressor.set_pledged_input_size(unpacked)

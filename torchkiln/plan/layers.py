@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchkiln.errors import BuildFailed
+from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import MadeLayer, ToolkitLayer, WheelLayer
 from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER
@@ -74,7 +75,21 @@ def plain_layers(locked: LockedCell) -> tuple[WheelLayer, ...]:
     """
     added = {name for component in locked.components for name in component.wheels}
     plain = (wheel for wheel in locked.wheels if wheel.name not in added)
-    return wheel_layers(plain, python=locked.base.python)
+    layers = wheel_layers(plain, python=locked.base.python)
+    return tuple(_cut(layer, locked.device_code) for layer in layers)
+
+
+def _cut(layer: WheelLayer, device_code: DeviceCode | None) -> WheelLayer:
+    """*layer* with the part of *device_code* that concerns its wheels.
+
+    A layer without such wheels does not change, so that it is shared with the image of all GPUs.
+    """
+    own = {wheel.name for wheel in layer.wheels}
+    names = tuple(name for name in device_code.wheels if name in own) if device_code else ()
+    if device_code is None or not names:
+        return layer
+    title = f"{layer.title} for {', '.join(device_code.gpus)}"
+    return replace(layer, title=title, device_code=replace(device_code, wheels=names))
 
 
 def component_layers(locked: LockedCell) -> tuple[MadeLayer, ...]:
@@ -89,6 +104,17 @@ def component_layers(locked: LockedCell) -> tuple[MadeLayer, ...]:
         if component.program:
             found.append(program_layer(component.program))
     return tuple(found)
+
+
+def project_layers(wheels: Iterable[LockedWheel], *, python: str) -> tuple[WheelLayer, ...]:
+    """The layers of a project's wheels: the big ones first, because they change less often.
+
+    :raises BuildFailed: a wheel is larger than the limit of a layer.
+    """
+    ordered = _checked(wheels)
+    small = [wheel for wheel in ordered if wheel.size < BIG_WHEEL]
+    big = [wheel for wheel in ordered if wheel.size >= BIG_WHEEL]
+    return (*_layers("project", big, python), *_layers("project", small, python))
 
 
 def files_of(locked: LockedCell) -> tuple[LockedWheel, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchkiln.lock.lock import how_to_lock, load_locked, lock_digest
+from torchkiln.lock.folder import LockFolder
+from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.resolve import require_buildable, resolve
-from torchkiln.matrix.tags import aliases_of, tag_of
+from torchkiln.matrix.tags import aliases_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
@@ -24,20 +24,18 @@ def plan_cell(cell: Cell, matrix: Matrix, facts: Facts, *, images: Path) -> Imag
     :raises Stale: its lock is missing or invalid.
     :raises ConfigError: rootfs/ is invalid.
     """
-    resolution = resolve(cell, matrix, facts)
-    require_buildable(resolution)
-    locked = load_locked(images, tag_of(resolution), how=how_to_lock(cell))
-    return plan_locked(locked, matrix, facts)
+    return plan_locked(LockFolder(images, matrix, facts).load(cell), matrix, facts)
 
 
 def plan_locked(locked: LockedCell, matrix: Matrix, facts: Facts, *, rootfs: Path = ROOTFS) -> ImagePlan:
-    """The plan of *locked* with the files of *rootfs*.
+    """The plan of *locked* with the files of *rootfs*, and of rootfs/ beside the file of *matrix*.
 
-    :raises ConfigError: *rootfs* is invalid.
+    :raises ConfigError: a file of them is not allowed.
     """
+    project = matrix.folder / "rootfs" if matrix.folder else None
     return plan(
         locked,
-        load(rootfs),
+        load(rootfs, project),
         aliases=aliases_of(locked.resolution, matrix, facts),
         lock_digest=lock_digest(locked),
     )

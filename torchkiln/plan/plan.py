@@ -8,9 +8,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 from torchkiln.errors import ConfigError
+from torchkiln.matrix.gpu_archs import kept_archs
 from torchkiln.matrix.resolve import require_buildable, require_cuda
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import TorchBuild
+from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive, LockedCell, LockedTools
 from torchkiln.model.plan import (
@@ -23,6 +25,7 @@ from torchkiln.model.plan import (
     OverlayLink,
     PlannedLayer,
     ProgramLayer,
+    RemovalLayer,
     ToolkitLayer,
     WheelLayer,
 )
@@ -31,7 +34,8 @@ from torchkiln.model.untrusted import is_untrusted
 from torchkiln.plan import micromamba
 from torchkiln.plan.cuda_toolkit import compiler_links, settings, toolkit_links
 from torchkiln.plan.layers import archive_layers, component_layers, plain_layers
-from torchkiln.util.files import pretty_json
+from torchkiln.util.files import rows_json
+from torchkiln.util.versions import numbers
 
 SCHEMA = 2  # of image.json and of `plan --json`
 IMAGE_JSON = "etc/torchkiln/image.json"
@@ -72,7 +76,7 @@ def plan(
             raise ConfigError(f"rootfs/{file.path}: the plan generates this file", hint="delete it")
     generated = (
         OverlayFile(
-            path=IMAGE_JSON, mode=0o644, data=pretty_json(_image_facts(locked, build, tag, lock_digest))
+            path=IMAGE_JSON, mode=0o644, data=rows_json(_image_facts(locked, build, tag, lock_digest))
         ),
         OverlayFile(path=CONSTRAINTS, mode=0o644, data=constraints(locked).encode()),
     )
@@ -118,7 +122,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest) -> ImageConfig:
-    toolkit, conda = settings(locked), micromamba.settings(locked)
+    toolkit, conda, cell = settings(locked), micromamba.settings(locked), locked.resolution.cell
     return ImageConfig(
         env=(
             ("PATH", ":".join((f"{PREFIX}/bin", *toolkit.programs, _SYSTEM_PATH, *conda.programs))),
@@ -134,6 +138,7 @@ def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest
             ("NVIDIA_VISIBLE_DEVICES", "all"),
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
             ("NVIDIA_REQUIRE_CUDA", require_cuda(locked.resolution)),
+            *_require_arch(cell.gpus),
             *toolkit.env,
             *conda.env,
         ),
@@ -148,6 +153,18 @@ def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest
             command=("/opt/torchkiln/healthcheck",), interval=30, timeout=5, start_period=30, retries=3
         ),
     )
+
+
+def _require_arch(gpus: Gpus) -> tuple[tuple[str, str], ...]:
+    """NVIDIA's container toolkit starts no container with other GPUs: the same major, from the minor on.
+
+    A space means "or", and a comma "and".
+    """
+    lowest: dict[int, int] = {}
+    for major, minor in map(numbers, gpus):
+        lowest[major] = min(minor, lowest.get(major, minor))
+    served = " ".join(f"arch>={major}.{minor},arch<{major + 1}.0" for major, minor in lowest.items())
+    return (("NVIDIA_REQUIRE_ARCH", served),) if served else ()
 
 
 def _labels(
@@ -165,7 +182,11 @@ def _labels(
         "torchkiln.status": resolution.status.value,
         "torchkiln.min_driver": resolution.min_driver,
         "torchkiln.full_driver": resolution.full_driver,
-        "torchkiln.archs": " ".join(build.archs),
+        "torchkiln.archs": " ".join(kept_archs(build.archs, cell.gpus)),
+        "torchkiln.gpus": " ".join(cell.gpus),
+        "torchkiln.wheel_archs": " ".join(build.archs) if cell.gpus else None,
+        "torchkiln.device_code": str(locked.device_code.rule) if locked.device_code else None,
+        "torchkiln.own_use": "true" if cell.own_use else None,
         "torchkiln.cudnn": build.cudnn,
         "torchkiln.nccl": build.nccl,
         "torchkiln.python": locked.base.python,
@@ -200,7 +221,8 @@ def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: D
         "nccl": build.nccl,
         "min_driver": resolution.min_driver,
         "full_driver": resolution.full_driver,
-        "archs": list(build.archs),
+        "archs": list(kept_archs(build.archs, cell.gpus)),
+        **_cut_facts(locked),
         "limits": [str(limit) for limit in resolution.limits],
         "lock": lock_digest,
         "base": locked.base.digest,
@@ -212,6 +234,24 @@ def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: D
         ],
         **({"archives": [_archive_facts(archive) for archive in locked.archives]} if locked.archives else {}),
     }
+
+
+def device_code_facts(locked: LockedCell) -> dict[str, Any]:
+    """What a thin image says about its device code; nothing for other images.
+
+    `archs` of an image are those of the code that is kept, `wheel_archs` those of torch's wheel.
+    """
+    build, cut = locked.resolution.build, locked.device_code
+    if build is None or cut is None:
+        return {}
+    return {"gpus": list(cut.gpus), "wheel_archs": list(build.archs), "device_code": cut.rule}
+
+
+def _cut_facts(locked: LockedCell) -> dict[str, Any]:
+    if locked.device_code is None:
+        return {}
+    own_use = {"own_use": True} if locked.resolution.cell.own_use else {}
+    return {**device_code_facts(locked), "cut_wheels": list(locked.device_code.wheels), **own_use}
 
 
 def _tools_facts(tools: LockedTools) -> dict[str, Any]:
@@ -281,6 +321,8 @@ def _layer_json(layer: PlannedLayer) -> dict[str, Any]:
         case ProgramLayer():
             folders = {path: f"{mode:04o}" for path, mode in layer.folders}
             values |= {"wheels": [layer.program.filename], **_links_json(layer.links), "folders": folders}
+        case RemovalLayer():
+            return values | {"removed": list(layer.paths)}
         case OverlayLayer():
             values |= _links_json(layer.links)
     return values | {"files": [_file_json(file) for file in layer.files]}

@@ -1,48 +1,80 @@
-"""Reads rootfs/, the files that are copied into every image."""
+"""Reads rootfs/, the files that are copied into every image, and the project's rootfs/ over it."""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 
 from torchkiln.errors import ConfigError
 from torchkiln.model.plan import OverlayFile
+from torchkiln.util.places import how_to_restore
+
+# Names that mean the same to tar, to COPY of a Dockerfile and to a shell.
+_NAME = re.compile(r"[A-Za-z0-9._+@][A-Za-z0-9._+@-]*")
+_DELETION = ".wh."  # in a layer, a name that begins so deletes a file of the layers below
 
 
-def load(rootfs: Path) -> tuple[OverlayFile, ...]:
+def load(rootfs: Path, project: Path | None = None) -> tuple[OverlayFile, ...]:
     """Every regular file below *rootfs*, by path; modes are 0755 if the owner may execute, else 0644.
 
     Git stores only that part of a mode, and the umask of a checkout must not change an image.
 
-    :raises ConfigError: the folder is missing, or contains links or special files; lists all of them.
+    :param project: a folder whose files are added, and replace those of the same path; it need not exist.
+    :raises ConfigError: *rootfs* is missing, *project* is a link, or one of the two contains links, special
+        files or names that are not allowed; lists all of them.
     """
     if not rootfs.is_dir():
-        raise ConfigError(
-            f"{rootfs}: no such folder", hint="torchkiln runs from its checkout; clone the repository again"
-        )
-    files: list[OverlayFile] = []
+        raise ConfigError(f"{rootfs}: no such folder", hint=how_to_restore("rootfs"))
     faults: list[str] = []
-    for folder, folders, names in os.walk(rootfs, followlinks=False):
+    files = _read(rootfs, faults)
+    if project is not None and project.is_symlink():
+        raise ConfigError(f"{project}: a symbolic link", hint="replace it by a folder")
+    if project is not None and project.is_dir() and not project.samefile(rootfs):
+        added = _read(project, faults)
+        faults += [f"{project / path}: {fault}" for path in added if (fault := _fault(path))]
+        files |= added
+        faults += [f"{project / path}: a file, but also a folder" for path in _files_and_folders(files)]
+    if faults:
+        raise ConfigError.of(sorted(faults), hint="replace it by a regular file, or rename it")
+    return tuple(files[path] for path in sorted(files))
+
+
+def _read(folder: Path, faults: list[str]) -> dict[str, OverlayFile]:
+    """The files below *folder* by path; adds a line to *faults* for everything else."""
+    files: dict[str, OverlayFile] = {}
+    for above, folders, names in os.walk(folder, followlinks=False):
         # Caches of Python, mypy and similar tools.
         folders[:] = [
             name
             for name in folders
-            if name != "__pycache__" and not Path(folder, name, "CACHEDIR.TAG").exists()
+            if name != "__pycache__" and not Path(above, name, "CACHEDIR.TAG").exists()
         ]
-        for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
-            path = Path(folder, name)
+        for name in [*names, *(name for name in folders if Path(above, name).is_symlink())]:
+            path = Path(above, name)
             mode = path.lstat().st_mode
             if not stat.S_ISREG(mode):
                 faults.append(f"{path}: only regular files can go into an image")
                 continue
-            files.append(
-                OverlayFile(
-                    path=path.relative_to(rootfs).as_posix(),
-                    mode=0o755 if mode & stat.S_IXUSR else 0o644,
-                    data=path.read_bytes(),
-                )
-            )
-    if faults:
-        raise ConfigError.of(sorted(faults), hint="replace it by a copy of the file")
-    return tuple(sorted(files, key=lambda file: file.path))
+            place = path.relative_to(folder).as_posix()
+            data = path.read_bytes()
+            files[place] = OverlayFile(path=place, mode=0o755 if mode & stat.S_IXUSR else 0o644, data=data)
+    return files
+
+
+def _fault(path: str) -> str:
+    """Why *path* cannot be in a project's rootfs/; empty if it can."""
+    for part in PurePosixPath(path).parts:
+        if part.startswith(_DELETION):
+            return f"a name that begins with {_DELETION} deletes files of an image"
+        if not _NAME.fullmatch(part):
+            return "a name may have only letters, digits and ._+@-, and not begin with -"
+    return ""
+
+
+def _files_and_folders(paths: Iterable[str]) -> list[str]:
+    """Those of *paths* that are also the folder of another."""
+    folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
+    return sorted(folders.intersection(paths))

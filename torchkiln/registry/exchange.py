@@ -109,7 +109,7 @@ class Exchange:
     def _invalid(self, what: str, why: str) -> RegistryError:
         return RegistryError(
             f"{self._host}: {what}: the response is {why}",
-            hint="the registry, or a proxy before it, is at fault",
+            hint="the registry, or a proxy in front of it, is at fault",
         )
 
 

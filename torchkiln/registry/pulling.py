@@ -37,7 +37,7 @@ def documents(reading: RepositoryReader, found: Document, layout: Path, ref: str
         raise VerificationFailed(
             f"{reading.repository}: {ref} is not an image that torchkiln published: its media type is "
             f"{found.media_type[:80]!r}",
-            hint="name an image that `publish` pushed: `catalog` lists them",
+            hint="name an image that `torchkiln publish` pushed: `torchkiln ls` lists them",
         )
     try:
         config = parse_digest(manifest["config"]["digest"])

@@ -26,7 +26,7 @@ from torchkiln.registry.session import READS, Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.util.files import replacing
 from torchkiln.util.http.retry import GivenUp, Progress, retry
-from torchkiln.util.schema import shown as told_as
+from torchkiln.util.schema import shown
 from torchkiln.util.strict_json import json_of
 
 _DOCKER = "application/vnd.docker.distribution.manifest."
@@ -36,7 +36,9 @@ _MOST_PAGES = 200
 _MOST_TAGS = 5000
 _LINK = 4 << 10  # characters of a Link header
 _LIST = 48 << 20  # bytes of a list of referrers, all pages together
-_DAMAGED = "the registry, or a proxy before it, sent other bytes than the digest names; nothing was kept"
+_DAMAGED = (
+    "the registry, or a proxy in front of it, sent data that does not match the digest; nothing was stored"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +118,7 @@ class RepositoryReader:
                 near = [tag for tag in self.tags() if tag.startswith(name[:5])][:5]
             except RegistryError:  # too many: they are only for the hint
                 near = []
-            hint = f"similar tags: {', '.join(near)}" if near else "`catalog` lists the tags"
+            hint = f"similar tags: {', '.join(near)}" if near else "`torchkiln ls` lists the tags"
             raise ConfigError(f"{self.repository}: {name}: manifest unknown", hint=hint)
         return found
 
@@ -136,7 +138,7 @@ class RepositoryReader:
             except (ValueError, LookupError, TypeError):
                 raise self._invalid_list(what) from None
             if wrong is not None:
-                raise self._invalid_list(f"{what}: {told_as(wrong)} is not a tag")
+                raise self._invalid_list(f"{what}: {shown(wrong)} is not a tag")
             found.update(dict.fromkeys(tags))
             if len(found) > _MOST_TAGS:
                 raise RegistryError(

@@ -62,7 +62,7 @@ def parse_reference(text: str) -> ImageReference:
         raise ConfigError(f"{text}: invalid reference: it has a scheme", hint=_FORM)
     if not slash or not (host == "localhost" or "." in host or ":" in host):
         raise ConfigError(
-            f"{text}: no registry in the reference", hint=f"{_FORM}; Docker Hub is {DOCKER_HUB}"
+            f"{text}: invalid reference: it has no registry host", hint=f"{_FORM}; Docker Hub is {DOCKER_HUB}"
         )
     _demand_host(host, text)
     path, colon, tag = path.partition(":")

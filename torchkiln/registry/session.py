@@ -89,7 +89,7 @@ class Registry:
 
         :raises RegistryError: it is not, or the request failed.
         """
-        what = "the registry"
+        what = "GET /v2/"
         request = HttpRequest(method="GET", url="/v2/", what=what, scopes=None)
         response = self._retry(what, lambda: self.request_once(request), READS, _FIRST_ATTEMPTS)
         if response.status not in (200, 401, 403):
@@ -142,7 +142,7 @@ class Registry:
         hint = {
             404: "check the repository's name; some registries require that you create it before a push",
             405: "the registry does not accept pushes: it may be a mirror",
-            413: "the registry, or a proxy before it, does not accept blobs of this size",
+            413: "the registry, or a proxy in front of it, does not accept blobs of this size",
         }.get(response.status, "the registry is at fault; try again later")
         return RegistryError(
             f"{self.host}: {what}: {self._authenticator.redact(response.error_text())}", hint=hint
@@ -153,7 +153,8 @@ class Registry:
         count = f"{attempts} attempts" if attempts > 1 else "1 attempt; its Retry-After is too long"
         return RegistryError(
             f"{self.host}: {what}: {reason} ({count})",
-            hint="check the network and the registry; run again to send only what is missing",
+            hint="check the network and the registry, then run the command again; "
+            "completed uploads are not repeated",
         )
 
     def location(self, response: HttpResponse, what: str) -> str:
@@ -172,7 +173,7 @@ class Registry:
         if found != digest:
             raise RegistryError(
                 f"{self.host}: {what}: checksum mismatch: the registry received {found[:80]}, not {digest}",
-                hint="a proxy before the registry may change the data",
+                hint="a proxy in front of the registry may change the data",
             )
 
     def _check(self) -> None:

@@ -19,7 +19,7 @@ from torchkiln.util.strict_json import json_of
 
 Scopes = tuple[str, ...]  # ("repository:team/app:pull,push",)
 _DEFAULT_LIFE = 60.0  # seconds that a token is valid if the response has no expires_in, by the specification
-_LONGEST = 32 << 10  # characters of a token: it goes into the header of each request
+_LONGEST = 32 << 10  # characters of a token, which is in the header of each request
 _USED_LIFE = 0.8  # of its life, after which a token is not used for a new request
 
 
@@ -149,7 +149,7 @@ class Authenticator:
         return _Token(f"Bearer {token}", began + life * _USED_LIFE)
 
     def _check_realm(self, realm: str) -> None:
-        """The password is sent there: require https, unless the registry itself uses http."""
+        """Check the URL that the password is sent to: require https, unless the registry itself uses http."""
         try:
             parts = urlsplit(realm)
             host = parts.hostname or ""

@@ -20,7 +20,7 @@ from torchkiln.registry.session import Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 
-_SMALL = 1 << 20  # bytes up to which a blob goes in one request with its digest
+_SMALL = 1 << 20  # bytes up to which a blob is sent in one request with its digest
 _RESTARTS = 2  # of an upload after an unexpected status
 _BYTES = {"Content-Type": "application/octet-stream"}
 _RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from torchkiln.errors import ConfigError
 
 _MAX_ID = (1 << 32) - 2  # to the kernel, the next number means "leave unchanged"
-_USER_HINT = "the user comes from --user, else from the image; set another: --user 1000:1000"
+_USER_HINT = "the user comes from --user, or from the image; set another: --user 1000:1000"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class RuntimeSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """A command as the user requests it. None or empty: as the image's config says."""
+    """A command as the user requests it. None or empty: the value of the image's config."""
 
     argv: tuple[str, ...] = ()
     entrypoint: bool = True  # False: without the image's entrypoint
@@ -69,7 +69,7 @@ class Exited:
     """How a command ended. `code` is the exit code, or 128 plus the number of the signal that killed it."""
 
     code: int
-    stdout: bytes  # empty if it was passed through
+    stdout: bytes  # empty if it was passed through, or on to a function line by line
     stderr: bytes
     timed_out: bool
 

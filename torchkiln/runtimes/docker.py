@@ -16,18 +16,19 @@ import threading
 from collections.abc import Iterable, Iterator
 from queue import SimpleQueue
 from signal import SIGKILL
-from typing import Any, BinaryIO
+from typing import Any
 
 from torchkiln.docker.daemon import Engine, connected
 from torchkiln.errors import ConfigError, KilnError, ToolMissing
 from torchkiln.runtimes import podman
+from torchkiln.runtimes.capture import LineSink, OnLine, Sink, Tail
 from torchkiln.runtimes.command import Bind, Exited
 from torchkiln.runtimes.docker_args import Container, cdi_devices, parse_port
 
 _TIMEOUT = 60  # seconds until a request must be answered; attached streams have no timeout
 _CHUNK = 1 << 16
 _PORT_IN_USE = "port is already allocated|address already in use"
-_HINTS = (  # by what the engine says
+_HINTS = (  # by the engine's error message
     (_PORT_IN_USE, "publish another port of the host: -p 127.0.0.1:8889:8888"),
     (
         "CDI device",
@@ -43,13 +44,15 @@ _HINTS = (  # by what the engine says
 _STDERR = 2  # the number of that stream in the frames that the engine sends
 
 
-def captured(container: Container, engine: Engine, *, timeout_s: float) -> Exited:
-    """Run *container* without input and capture its output; it is killed after *timeout_s* seconds.
+def captured(container: Container, engine: Engine, *, timeout_s: float, on_line: OnLine) -> Exited:
+    """Run *container* without input; it is killed after *timeout_s* seconds. Returns the end of its stderr.
+
+    Each line of stdout is passed to *on_line* when it is complete.
 
     :raises ConfigError: as `run`.
     :raises ToolMissing: as `run`.
     """
-    out, err, signals, timed_out = io.BytesIO(), io.BytesIO(), SimpleQueue[int](), threading.Event()
+    out, err, signals, timed_out = LineSink(on_line), Tail(), SimpleQueue[int](), threading.Event()
 
     def kill() -> None:
         timed_out.set()
@@ -62,7 +65,8 @@ def captured(container: Container, engine: Engine, *, timeout_s: float) -> Exite
         code = run(container, engine, stdin=None, stdout=out, stderr=err, signals=signals)
     finally:
         timer.cancel()
-    return Exited(code=code, stdout=out.getvalue(), stderr=err.getvalue(), timed_out=timed_out.is_set())
+    out.close()
+    return Exited(code=code, stdout=b"", stderr=err.getvalue(), timed_out=timed_out.is_set())
 
 
 def run(
@@ -70,8 +74,8 @@ def run(
     engine: Engine,
     *,
     stdin: int | None,
-    stdout: BinaryIO,
-    stderr: BinaryIO,
+    stdout: Sink,
+    stderr: Sink,
     signals: SimpleQueue[int],
 ) -> int:
     """Run *container* on *engine* and return its exit code: 128 plus the number of a signal that killed it.
@@ -171,7 +175,7 @@ def _follow(
     name: str,
     engine: Engine,
     stdin: int | None,
-    outputs: tuple[BinaryIO, BinaryIO],
+    outputs: tuple[Sink, Sink],
     signals: SimpleQueue[int],
 ) -> int:
     """Start the container, and pass streams and signals through until it is removed."""
@@ -199,7 +203,7 @@ def _follow(
             signals.put(0)
 
 
-def _copy_output(attached: Any, outputs: tuple[BinaryIO, BinaryIO]) -> None:
+def _copy_output(attached: Any, outputs: tuple[Sink, Sink]) -> None:
     from docker.utils.socket import frames_iter
 
     for number, chunk in frames_iter(attached, tty=False):  # type: ignore[no-untyped-call]

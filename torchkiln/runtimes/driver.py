@@ -61,14 +61,14 @@ class HostDriver:
 def driver_for(image: Mapping[str, str], gpus: str | None) -> HostDriver | None:
     """The driver for an image with the environment *image*; None: the container gets no GPUs.
 
-    :param gpus: "all" or "none"; None: as the image's NVIDIA_VISIBLE_DEVICES says, if the host has a driver.
+    :param gpus: "all" or "none"; None: by the image's NVIDIA_VISIBLE_DEVICES, if the host has a driver.
     :raises ConfigError: *gpus* is another text.
     :raises ToolMissing: *gpus* is "all", and the host has no driver.
     """
     if gpus not in (None, "all", "none"):
         raise ConfigError(
             f"--gpus {gpus}: only all or none is supported without an engine",
-            hint="select GPUs with -e CUDA_VISIBLE_DEVICES=0, or use --runtime docker",
+            hint="set CUDA_VISIBLE_DEVICES=0 instead (`torchkiln run`: -e CUDA_VISIBLE_DEVICES=0)",
         )
     visible = image.get("NVIDIA_VISIBLE_DEVICES", "void")
     if gpus == "none" or (gpus is None and visible in ("none", "void", "")):

@@ -18,6 +18,7 @@ from typing import Any
 from torchkiln.docker.daemon import Engine, find_engine
 from torchkiln.errors import ConfigError
 from torchkiln.runtimes import docker
+from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Bind, Command, Exited, RuntimeSettings, Streams
 from torchkiln.runtimes.docker_args import Container, client_command, parse_port
 from torchkiln.runtimes.driver import killed_for_memory
@@ -45,7 +46,7 @@ class EngineRuntime:
             faults.append(error.message)
         for bind in command.binds:
             if not bind.source.exists():
-                faults.append(f"bind {bind.source}: no such file or directory")
+                faults.append(f"cannot mount {bind.source}: no such file or directory")
         for port in command.ports:
             try:
                 parse_port(port)
@@ -82,10 +83,10 @@ class ImageInEngine:
         """`docker` or `podman`."""
         return self.engine.kind.lower()
 
-    def captured(self, command: Command, *, timeout_s: float) -> Exited:
+    def captured(self, command: Command, *, timeout_s: float, on_line: OnLine) -> Exited:
         """See RunnableImage; binds are copied into the container, because the engine may be remote."""
         container = replace(self._container(command), files=command.binds)
-        return docker.captured(container, self.engine, timeout_s=timeout_s)
+        return docker.captured(container, self.engine, timeout_s=timeout_s, on_line=on_line)
 
     def passed_through(self, command: Command, streams: Streams) -> int:
         """See RunnableImage. Shows the `docker run` line; on a terminal, executes that line."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import io
 import json
 import os
 import secrets
@@ -24,6 +25,7 @@ from typing import Any
 
 from torchkiln.errors import ToolMissing
 from torchkiln.runtimes import enter
+from torchkiln.runtimes.capture import LineSink, OnLine, Tail, receive
 from torchkiln.runtimes.command import Bind, Exited, Program
 from torchkiln.runtimes.driver import HostDriver
 from torchkiln.runtimes.machine_files import machine_files
@@ -62,9 +64,17 @@ class OciRuntime:
     driver: HostDriver | None = None  # mounted into the container, with its GPUs
 
     def run(
-        self, image_root: Path, program: Program, *, timeout_s: float | None = None, capture: bool = True
+        self,
+        image_root: Path,
+        program: Program,
+        *,
+        timeout_s: float | None = None,
+        capture: bool = True,
+        on_line: OnLine | None = None,
     ) -> Exited:
         """Run *program* in *image_root* and capture its output; it is killed after *timeout_s* seconds.
+
+        With *on_line* each line of stdout is passed to it instead of being returned.
 
         :raises ToolMissing: the runtime is not installed or fails, or this process is not root.
         """
@@ -84,7 +94,7 @@ class OciRuntime:
             command += ["--propagation", "private", "sh", "-c", _SCRIPT, "sh"]
             command += [scratch, str(image_root.absolute()), executable, name]
             try:
-                result = _run(command, timeout_s)
+                result = _run(command, timeout_s, on_line)
             finally:
                 _remove_cgroups(name)
             if not result.timed_out and (error := _error_in(Path(scratch, "log"))):
@@ -185,7 +195,9 @@ def _node(name: str, path: Path) -> dict[str, Any]:
     }
 
 
-def _run(command: Sequence[str], timeout_s: float | None) -> Exited:
+def _run(command: Sequence[str], timeout_s: float | None, on_line: OnLine | None) -> Exited:
+    out, err = io.BytesIO(), Tail() if on_line else io.BytesIO()
+    lines = LineSink(on_line) if on_line else None
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -194,16 +206,18 @@ def _run(command: Sequence[str], timeout_s: float | None) -> Exited:
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()  # the kernel then kills every process of the PID namespace
-        out, err = process.communicate()
-        return Exited(code=128 + signal.SIGKILL, stdout=out, stderr=err, timed_out=True)
+        # When `unshare` is killed, the kernel kills every process of the PID namespace.
+        timed_out = receive(
+            process, lines or out, err, timeout_s=timeout_s, kill=lambda process: process.kill()
+        )
+        if lines:
+            lines.close()
     finally:
         process.kill()
         process.wait()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    return Exited(code=code, stdout=out, stderr=err, timed_out=False)
+    code = 128 + signal.SIGKILL if timed_out else code
+    return Exited(code=code, stdout=out.getvalue(), stderr=err.getvalue(), timed_out=timed_out)
 
 
 def _remove_cgroups(name: str) -> None:

@@ -1,13 +1,14 @@
 """Run a command in an unpacked image without an engine, in Linux namespaces.
 
 The command writes to an overlay that is discarded when it ends, never to the image. It uses the host's
-network. This is no security boundary: run only programs that you would run directly on the host.
+network. This is not a security boundary: run only programs that you would run directly on the host.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import subprocess
@@ -16,9 +17,10 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.runtimes.capture import LineSink, OnLine, Tail, receive
 from torchkiln.runtimes.command import Exited, Program
 from torchkiln.runtimes.driver import HostDriver
 from torchkiln.runtimes.machine_files import machine_files
@@ -44,12 +46,14 @@ class RootfsRuntime:
         *,
         timeout_s: float | None = None,
         capture: bool = True,
-        stdin: bytes | None = None,
+        stdin: bytes = b"",
+        on_line: OnLine | None = None,
     ) -> Exited:
         """Run *program* in *image_root*.
 
         With *capture* its output is returned and its input is *stdin*; otherwise it inherits the streams of
-        this process. After *timeout_s* seconds it is killed, with everything that it started.
+        this process. With *on_line* each line of stdout is passed to it instead of being returned. After
+        *timeout_s* seconds it is killed, with everything that it started.
 
         :raises ConfigError: a path or bind is invalid.
         :raises ToolMissing: this host does not allow the namespaces.
@@ -57,7 +61,12 @@ class RootfsRuntime:
         _check(image_root, program)
         spec_read, spec_write = os.pipe()
         fault_read, fault_write = os.pipe()
-        with using(image_root), self._scratch() as scratch, os.fdopen(fault_read, "rb") as faults:
+        with (
+            using(image_root),
+            self._scratch() as scratch,
+            os.fdopen(fault_read, "rb") as faults,
+            _input(stdin) as source,
+        ):
             spec = {
                 "root": str(image_root.absolute()),
                 "argv": list(program.argv),
@@ -77,7 +86,7 @@ class RootfsRuntime:
             }
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_ENTER), str(spec_read), str(fault_write)],
-                stdin=subprocess.PIPE if capture else None,
+                stdin=source if capture else None,
                 stdout=subprocess.PIPE if capture else None,
                 stderr=subprocess.PIPE if capture else None,
                 pass_fds=(spec_read, fault_write),
@@ -88,7 +97,11 @@ class RootfsRuntime:
                 os.close(fault_write)
                 with contextlib.suppress(BrokenPipeError), os.fdopen(spec_write, "wb") as sink:
                     sink.write(json.dumps(spec).encode())
-                out, err, timed_out = _wait(process, stdin, timeout_s)
+                out, err = io.BytesIO(), Tail() if on_line else io.BytesIO()
+                lines = LineSink(on_line) if on_line else None
+                timed_out = receive(process, lines or out, err, timeout_s=timeout_s, kill=_terminate)
+                if lines:
+                    lines.close()
             finally:
                 _terminate(process)
             fault = faults.read().decode(errors="replace")
@@ -97,7 +110,9 @@ class RootfsRuntime:
                 f"the rootfs runtime cannot start a container: {fault}",
                 hint="run as root, or allow user namespaces (sysctl user.max_user_namespaces)",
             )
-        return Exited(code=process.returncode, stdout=out, stderr=err, timed_out=timed_out)
+        return Exited(
+            code=process.returncode, stdout=out.getvalue(), stderr=err.getvalue(), timed_out=timed_out
+        )
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path | None]:
@@ -143,23 +158,22 @@ def _check(image_root: Path, program: Program) -> None:
         faults.append(f"the working directory must be an absolute path: {program.workdir!r}")
     for bind in program.binds:
         if not bind.source.exists():
-            faults.append(f"bind {bind.source}: no such file or directory")
+            faults.append(f"cannot mount {bind.source}: no such file or directory")
         if not bind.target.startswith("/") or bind.target.rstrip("/") == "":
-            faults.append(f"bind {bind.source}: the target must be an absolute path, not /: {bind.target!r}")
+            faults.append(
+                f"cannot mount {bind.source}: the target must be an absolute path, not /: {bind.target!r}"
+            )
     if faults:
         raise ConfigError.of(faults)
 
 
-def _wait(
-    process: subprocess.Popen[bytes], stdin: bytes | None, timeout_s: float | None
-) -> tuple[bytes, bytes, bool]:
-    try:
-        out, err = process.communicate(stdin, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        _terminate(process)
-        out, err = process.communicate()  # its output so far
-        return out or b"", err or b"", True
-    return out or b"", err or b"", False
+@contextlib.contextmanager
+def _input(data: bytes) -> Iterator[IO[bytes]]:
+    """A file with *data*, to read from."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        yield file
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Command, Exited, RuntimeSettings, Streams
 from torchkiln.store.store import Store
 
@@ -62,10 +63,11 @@ class RunnableImage(Protocol):
     def runtime(self) -> str:
         """The runtime's name, for reports."""
 
-    def captured(self, command: Command, *, timeout_s: float) -> Exited:
-        """Run *command* without input and with read-only binds, and capture its output.
+    def captured(self, command: Command, *, timeout_s: float, on_line: OnLine) -> Exited:
+        """Run *command* without input and with read-only binds, and capture its stderr.
 
-        After *timeout_s* seconds everything that it started is killed.
+        Each line of stdout is passed to *on_line* when it is complete. After *timeout_s* seconds everything
+        that it started is killed.
         """
 
     def passed_through(self, command: Command, streams: Streams) -> int:

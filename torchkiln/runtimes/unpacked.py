@@ -9,17 +9,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.oci.unpack import LayerBlob, root_of, unpacked_root
 from torchkiln.runtimes import driver
+from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Command, Exited, Program, RuntimeSettings, Streams, parse_user
 from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
+from torchkiln.runtimes.verified_root import unpacked
 
 
 class Starter(Protocol):
     """Starts programs in a root file system, which it does not modify."""
 
     def run(
-        self, image_root: Path, program: Program, *, timeout_s: float | None = None, capture: bool = True
+        self,
+        image_root: Path,
+        program: Program,
+        *,
+        timeout_s: float | None = None,
+        capture: bool = True,
+        on_line: OnLine | None = None,
     ) -> Exited: ...
 
 
@@ -45,9 +52,7 @@ class UnpackedRuntime:
         image = source.read()
         env = image_env(image) | dict(line.split("=", 1) for line in settings.env)
         starter = self.starter(settings, driver.driver_for(env, settings.gpus))
-        listener.unpacks(image, there=root_of(source.store, image.manifest).is_dir())
-        blobs = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
-        root = unpacked_root(image.manifest, blobs, source.store)
+        root = unpacked(image, source.store, listener)
         config = image.config.get("config") or {}
         return UnpackedImage(runtime=self.name, root=root, config=config, env=env, starter=starter)
 
@@ -62,9 +67,9 @@ class UnpackedImage:
     env: Mapping[str, str] = field(hash=False)
     starter: Starter
 
-    def captured(self, command: Command, *, timeout_s: float) -> Exited:
+    def captured(self, command: Command, *, timeout_s: float, on_line: OnLine) -> Exited:
         """See RunnableImage."""
-        return self.starter.run(self.root, self._program(command), timeout_s=timeout_s)
+        return self.starter.run(self.root, self._program(command), timeout_s=timeout_s, on_line=on_line)
 
     def passed_through(self, command: Command, streams: Streams) -> int:
         """See RunnableImage; *streams* must be those of this process, which the command inherits."""

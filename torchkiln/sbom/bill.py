@@ -10,7 +10,7 @@ import hashlib
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Literal
 from uuid import UUID, uuid5
@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from torchkiln.errors import VerificationFailed
 from torchkiln.matrix.tags import tag_of
+from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import BaseFiles, DebFile, LockedArchive, LockedCell, LockedWheel
 from torchkiln.model.platform import LINUX_AMD64
@@ -55,6 +56,7 @@ class BillComponent:
     source: str = ""  # its source package, "gcc-12 12.2.0-14"
     evidence: str = ""  # the file of the image that its data comes from
     remark: str = ""
+    modified: str = field(default="", repr=False)  # how its files in the image differ from that file's
 
     @property
     def ref(self) -> str:
@@ -90,7 +92,9 @@ class Bill:
 
     def serial(self, document_format: str) -> UUID:
         """The id of its document in *document_format*, unique for the image and the content."""
+        modified = (f"{part.ref}: {part.modified}" for part in self.components if part.modified)
         content = (document_format, self.image, self.tool, *map(repr, self.components), *self.notes)
+        content = (*content, *modified)
         return uuid5(_NAMESPACE, "\n".join(content))
 
 
@@ -119,7 +123,7 @@ def bill_of(
     debs = _debs(locked, files)
     os = [_of_deb(package, debs, distro) for package in evidence.packages]
     dists = {dist.name: dist for dist in evidence.distributions if dist.of_a_wheel}
-    wheels = [_of_wheel(wheel, dists[wheel.name]) for wheel in locked.wheels]
+    wheels = [_of_wheel(wheel, dists[wheel.name], locked.device_code) for wheel in locked.wheels]
     toolkit = [_of_archive(archive) for archive in locked.archives]
     vendored = [_vendored(dist, dists) for dist in evidence.distributions if not dist.of_a_wheel]
     return Bill(
@@ -164,7 +168,7 @@ def _unlike(what: str, locked: Mapping[str, str], image: Mapping[str, str]) -> I
             yield f"{what} {name}: locked {locked.get(name, 'none')}, in the image {image.get(name, 'none')}"
 
 
-def _of_wheel(wheel: LockedWheel, dist: Distribution) -> BillComponent:
+def _of_wheel(wheel: LockedWheel, dist: Distribution, cut: DeviceCode | None) -> BillComponent:
     return BillComponent(
         kind="wheel",
         name=wheel.name,
@@ -173,6 +177,14 @@ def _of_wheel(wheel: LockedWheel, dist: Distribution) -> BillComponent:
         sha256=wheel.sha256,
         licences=dist.licences,
         evidence=dist.path,
+        modified=_cut(cut) if cut and wheel.name in cut.wheels else "",
+    )
+
+
+def _cut(device_code: DeviceCode) -> str:
+    return (
+        f"in its libraries, device code that GPUs of capability {', '.join(device_code.gpus)} do not load is"
+        f" replaced by zeros (torchkiln's rule {device_code.rule})"
     )
 
 
@@ -240,17 +252,17 @@ def _libraries(locked: LockedCell, dists: Mapping[str, Distribution]) -> Iterato
     """CUDA, cuDNN and NCCL: with the version of the torch build, or of the library's own wheel."""
     build = locked.resolution.build
     wheels = {wheel.name: wheel for wheel in locked.wheels}
-    for field, title, stem in _LIBRARIES:
+    for attribute, title, stem in _LIBRARIES:
         own = re.compile(rf"nvidia-{stem}(-cu\d+)?")
         carrier = next((wheels[name] for name in sorted(wheels) if own.fullmatch(name)), wheels.get("torch"))
-        of_build = getattr(build, field) if build else None
+        of_build = getattr(build, attribute) if build else None
         version = of_build or (carrier.version if carrier and own.fullmatch(carrier.name) else None)
         if carrier and version:
             yield BillComponent(
                 kind="library",
                 name=title,
                 version=version,
-                purl=PackageURL("generic", "nvidia", field, version).to_string(),
+                purl=PackageURL("generic", "nvidia", attribute, version).to_string(),
                 licences=dists[carrier.name].licences if own.fullmatch(carrier.name) else (),
                 carrier=carrier.name,
                 remark=f"part of the wheel {carrier.name} {carrier.version}",

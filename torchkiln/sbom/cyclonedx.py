@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from cyclonedx import spdx as spdx_ids
 from cyclonedx.model import AttachedText, HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
-from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.component import Component, ComponentType, Pedigree
 from cyclonedx.model.dependency import Dependency
 from cyclonedx.model.license import DisjunctiveLicense, LicenseAcknowledgement, LicenseExpression
 from cyclonedx.model.tool import ToolRepository
@@ -79,10 +79,26 @@ def _component(part: BillComponent, inside: Iterable[Component]) -> Component:
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=part.sha256)] if part.sha256 else [],
         licenses=_licences(part.licences),
         components=inside,
+        pedigree=_pedigree(part),
         properties=[
             Property(name=f"torchkiln:{name}", value=value) for name, value in properties.items() if value
         ],
     )
+
+
+def _pedigree(part: BillComponent) -> Pedigree | None:
+    """The unmodified component and how this one differs from it; None: it is not modified."""
+    if not part.modified:
+        return None
+    original = Component(
+        name=part.name,
+        version=part.version,
+        type=ComponentType.LIBRARY,
+        bom_ref=f"{part.ref}-unmodified",
+        purl=PackageURL.from_string(part.purl),
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=part.sha256)] if part.sha256 else [],
+    )
+    return Pedigree(ancestors=[original], notes=f"modified: {part.modified}")
 
 
 def _licences(licences: Sequence[Licence]) -> Sequence[DisjunctiveLicense | LicenseExpression]:

@@ -8,6 +8,7 @@ from torchkiln import __version__
 from torchkiln.base.archive import files_of
 from torchkiln.lock.lock import lock_digest
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.progress import Observer
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.plan.plan import plan
 from torchkiln.sbom.bill import Bill, bill_of
@@ -15,7 +16,15 @@ from torchkiln.sbom.read_image import made_of, read_evidence
 from torchkiln.store.store import Store
 
 
-def bill_of_image(image: ImageOnDisk, locked: LockedCell, images: Path, store: Store, *, name: str) -> Bill:
+def bill_of_image(
+    image: ImageOnDisk,
+    locked: LockedCell,
+    images: Path,
+    store: Store,
+    *,
+    name: str,
+    observer: Observer | None = None,
+) -> Bill:
     """The bill of *image*, built from *locked*; layers whose metadata is in *store* are not read.
 
     :param images: the folder of locks.
@@ -27,7 +36,7 @@ def bill_of_image(image: ImageOnDisk, locked: LockedCell, images: Path, store: S
     return bill_of(
         locked,
         image.manifest,
-        read_evidence(image, store, made_of=made_of(planned, store)),
+        read_evidence(image, store, made_of=made_of(planned, store), observer=observer),
         files=files_of(images, locked, store),
         name=name,
         tool=__version__,

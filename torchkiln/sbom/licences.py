@@ -111,7 +111,9 @@ def _of_debian_name(name: str, text: str) -> Licence:
     found = "".join(_debian_families(name)) or _DEBIAN.get(name, name)
     expression = None if " " in found else _canonical(found)
     if expression is None or expression.startswith("LicenseRef-"):
-        return _referred(name_of(name), text or f"{name}\n\nThe package's copyright file says no more of it.")
+        return _referred(
+            name_of(name), text or f"{name}\n\nThe package's copyright file contains no other text about it."
+        )
     return Licence(words=name, expression=expression)
 
 

@@ -11,16 +11,18 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torchkiln.build.records import record_of
-from torchkiln.compare.images import contents_of
+from torchkiln.compare.images import begin_reading, contents_of
 from torchkiln.compare.packages import links_of, texts_of
 from torchkiln.errors import KilnError
 from torchkiln.model.contents import LayerContents
 from torchkiln.model.digest import Digest
 from torchkiln.model.plan import ImagePlan, WheelLayer
+from torchkiln.model.progress import Observer, Silent
 from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.sbom.evidence import Evidence, evidence_of, is_evidence, shortened
@@ -33,7 +35,12 @@ _MAX_TEXT = 16 << 20  # bytes of a text in a wheel; if one is larger, the layer 
 
 
 def read_evidence(
-    image: ImageOnDisk, store: Store, *, made_of: Mapping[Digest, MadeOf] | None = None, jobs: int = 2
+    image: ImageOnDisk,
+    store: Store,
+    *,
+    made_of: Mapping[Digest, MadeOf] | None = None,
+    jobs: int = 2,
+    observer: Observer | None = None,
 ) -> Evidence:
     """The package metadata in *image*.
 
@@ -41,7 +48,8 @@ def read_evidence(
     :raises VerificationFailed: a layer is damaged, or its package metadata is invalid.
     """
     with ThreadPoolExecutor(jobs) as pool:
-        layers = list(pool.map(lambda layer: _layer(layer, store, made_of or {}), image.layers))
+        read = partial(_layer, store=store, known=made_of or {}, observer=observer or Silent())
+        layers = list(pool.map(read, image.layers))
     return evidence_of(texts_of(layers), links_of(layers))
 
 
@@ -65,7 +73,9 @@ def made_of(plan: ImagePlan, store: Store) -> dict[Digest, MadeOf]:
     return found
 
 
-def _layer(layer: LayerOnDisk, store: Store, known: Mapping[Digest, MadeOf]) -> LayerContents:
+def _layer(
+    layer: LayerOnDisk, store: Store, known: Mapping[Digest, MadeOf], observer: Observer
+) -> LayerContents:
     key = layer.diff_id.removeprefix("sha256:")
     cached = _contents(store.record(RECORDS, key) or {})
     if cached is not None:
@@ -73,7 +83,8 @@ def _layer(layer: LayerOnDisk, store: Store, known: Mapping[Digest, MadeOf]) -> 
         return cached
     found = _of_wheels(known[layer.diff_id]) if layer.diff_id in known else None
     if found is None:
-        read = contents_of(layer, is_evidence)
+        begin_reading([layer], observer)
+        read = contents_of(layer, is_evidence, observer)
         texts = {path: shortened(path, text) for path, text in read.texts.items()}
         found = _only(texts, read.links, read.deleted)
     record = {"texts": dict(found.texts), "links": dict(found.links), "deleted": list(found.deleted)}

@@ -6,6 +6,7 @@ import io
 
 from license_expression import LicenseExpression, Licensing
 from spdx_tools.spdx.model.actor import Actor, ActorType
+from spdx_tools.spdx.model.annotation import Annotation, AnnotationType
 from spdx_tools.spdx.model.checksum import Checksum, ChecksumAlgorithm
 from spdx_tools.spdx.model.document import CreationInfo, Document
 from spdx_tools.spdx.model.extracted_licensing_info import ExtractedLicensingInfo
@@ -36,7 +37,7 @@ def spdx(bill: Bill) -> bytes:
             spdx_id=_DOCUMENT,
             name=f"{bill.name}:{bill.tag}",
             document_namespace=f"urn:uuid:{bill.serial('spdx')}",
-            creators=[Actor(ActorType.TOOL, f"torchkiln-{bill.tool}")],
+            creators=[_tool(bill)],
             created=bill.made,
             document_comment="\n".join(bill.notes) or None,
         ),
@@ -46,11 +47,27 @@ def spdx(bill: Bill) -> bytes:
             *_contains(bill),
         ],
         extracted_licensing_info=[_extracted(reference) for reference in _references(bill)],
+        annotations=[_modified(part, bill) for part in bill.components if part.modified],
     )
     out = io.StringIO()
     # The library's validator takes seconds, so only the tests run it.
     write_document_to_stream(document, out, validate=False, drop_duplicates=False)
     return out.getvalue().encode() + b"\n"
+
+
+def _tool(bill: Bill) -> Actor:
+    return Actor(ActorType.TOOL, f"torchkiln-{bill.tool}")
+
+
+def _modified(part: BillComponent, bill: Bill) -> Annotation:
+    """SPDX 2.3 has no field for it; the checksum is that of the unmodified file."""
+    return Annotation(
+        spdx_id=f"SPDXRef-{part.ref}",
+        annotation_type=AnnotationType.OTHER,
+        annotator=_tool(bill),
+        annotation_date=bill.made,
+        annotation_comment=f"modified: {part.modified}",
+    )
 
 
 def _image(bill: Bill) -> Package:

@@ -161,4 +161,6 @@ def _data(path: Path) -> bytes:
     try:
         return read_file(path, 2 * LIMIT)  # base64 makes it a third longer
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="pass a file of `smoke --report FILE`") from error
+        raise ConfigError(
+            f"{path}: {error.strerror}", hint="pass a file of `torchkiln smoke TAG --report FILE`"
+        ) from error

@@ -52,7 +52,7 @@ class KeptRuns:
         return reusable_report(self._reports(), question, at=at, days=days)
 
     def keep(self, report: SmokeReport) -> None:
-        """Store *report*, whatever its verdict. If that fails, only the listener is called."""
+        """Store *report*, with any verdict. If that fails, only the listener is called."""
         try:
             self.store.put_record(_KIND, key_of(report), signed(self.store, _TYPE, to_json(report)))
         except (KilnError, OSError) as error:

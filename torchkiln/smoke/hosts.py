@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchkiln.util.schema import shipped, violations
@@ -25,6 +25,29 @@ def gpus(host: Mapping[str, Any]) -> list[dict[str, Any]]:
 def capability(host: Mapping[str, Any]) -> tuple[int, int] | None:
     """The lowest compute capability of its GPUs; None if there are none."""
     return min(((gpu["capability"][0], gpu["capability"][1]) for gpu in gpus(host)), default=None)
+
+
+def contradictions(host: Mapping[str, Any]) -> Iterator[str]:
+    """Contradictions in *host* between the GPUs, their pairs and the driver's state."""
+    driver, count = _driver(host), len(gpus(host))
+    if count and (driver.get("fault") or driver.get("libcuda") or driver.get("init") not in (0, None)):
+        yield f"lists {count} GPUs, although the driver did not start"
+    if count and not driver.get("cuda"):
+        yield f"lists {count} GPUs, and no CUDA version of the driver"
+    peers = [tuple(pair) for pair in driver.get("peers", ())]
+    links = [tuple(link[:2]) for link in driver.get("links", ())]
+    for name, pairs in (("peers", peers), ("links", links)):
+        if len(set(pairs)) != len(pairs):
+            yield f"{name}: a pair of GPUs is listed twice"
+        if any(not _is_pair(pair, count) for pair in pairs):
+            yield f"{name}: not a pair of its {count} GPUs"
+    if any(isinstance(one, int) and isinstance(other, int) and one > other for one, other in links):
+        yield "links: each pair is listed once, the lower number first"
+
+
+def _is_pair(pair: tuple[Any, ...], count: int) -> bool:
+    numbers = [number for number in pair if isinstance(number, int) and not isinstance(number, bool)]
+    return len(numbers) == 2 and numbers[0] != numbers[1] and max(numbers) < count
 
 
 def lines(host: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree as Xml
 
@@ -18,6 +19,8 @@ from torchkiln.util.strict_json import json_of
 
 SCHEMA = 2
 LIMIT = 16 << 20  # bytes; usual reports have 50 kB, but measured values can be lists
+_ENGINES = ("docker", "podman")  # runtimes whose containers get GPUs by an option
+_LINE = 160  # characters of a message that are printed while the checks run
 _JSON_FIELDS = ("measured", "threshold")  # fields of a Finding that hold JSON
 _HINT = "pass a report that `smoke --report FILE` wrote"
 
@@ -82,7 +85,7 @@ def schema() -> dict[str, Any]:
         "$schema": host.pop("$schema"),
         "title": "What the checks saw inside one image, or in an environment without one",
         **found,
-        "required": ["schema", *(key for key in properties), "checks"],
+        "required": ["schema", *(key for key in found["required"] if key != "findings"), "checks"],
         "properties": {"schema": {"const": SCHEMA}, **properties, "checks": checks},
         "$defs": definitions,
     }
@@ -96,6 +99,8 @@ def _inconsistencies(content: dict[str, Any], where: str) -> Iterator[str]:
     """Faults that the schema cannot express."""
     if (content["image"] is None) != (content["tag"] is None):
         yield f"{where}: image and tag must both be set, or both be null"
+    if content["image"] is None and content.get("verified") is not None:
+        yield f"{where}: verified is set, but there is no image"
     names = [check["id"] for check in content["checks"]]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -116,7 +121,23 @@ def demand_pass(report: SmokeReport) -> None:
     errors: dict[str, type[KilnError]] = {"fail": SmokeFailed, "inconclusive": SmokeInconclusive}
     if error := errors.get(report.verdict):
         checks = [finding.id for finding in report.findings if finding.outcome in ("failed", "skipped")]
-        raise error(f"{subject(report)}: {report.verdict}: {', '.join(checks) or 'no check passed'}")
+        raise error(
+            f"{subject(report)}: {report.verdict}: {', '.join(checks) or 'no check passed'}",
+            hint=_gpu_hint(report),
+        )
+
+
+def _gpu_hint(report: SmokeReport) -> str:
+    """How to provide the GPUs that checks of *report* were skipped for; else empty."""
+    skipped = any(finding.outcome == "skipped" and finding.tier for finding in report.findings)
+    if report.verdict != "inconclusive" or not skipped or hosts.gpus(json.loads(report.host)):
+        return ""
+    if report.runtime in _ENGINES:
+        return (
+            "add --gpus all; the engine's host needs NVIDIA's driver, and nvidia-container-toolkit or a CDI "
+            "specification"
+        )
+    return "run these checks on a host with NVIDIA's driver and GPUs: docs/gpu-hosts/README.md"
 
 
 def to_junit(report: SmokeReport) -> bytes:
@@ -131,7 +152,7 @@ def to_junit(report: SmokeReport) -> bytes:
         time=f"{sum(finding.seconds for finding in report.findings):.3f}",
     )
     properties = Xml.SubElement(suite, "properties")
-    for name in ("image", "suite", "runtime", "tool", "when", "nonce", "verdict"):
+    for name in ("image", "suite", "runtime", "tool", "when", "verified", "nonce", "verdict"):
         value = getattr(report, name)
         if value is not None:
             Xml.SubElement(properties, "property", name=name, value=value)
@@ -169,35 +190,65 @@ def to_markdown(report: SmokeReport) -> str:
     return "\n".join((*head, *rows)) + "\n"
 
 
-def to_lines(report: SmokeReport, reasons: Mapping[str, str] | None = None) -> list[str]:
+def to_line(finding: Finding, width: int, reasons: Mapping[str, str]) -> str:
+    """One line for a terminal while the others run: the values, or the first line of the message."""
+    messages = "\n".join(_messages(finding, reasons)).splitlines()
+    text = f"{messages[0][:_LINE]}{'…' * (len(messages[0]) > _LINE)}" if messages else values(finding)
+    return printable(f"{_start(finding, width)}  {text}".rstrip())
+
+
+def to_lines(
+    report: SmokeReport, reasons: Mapping[str, str] | None = None, printed: Collection[Finding] = ()
+) -> list[str]:
     """Lines for a terminal: the host, one line per check with its values, and the messages of failed checks.
 
     :param reasons: texts for the ids of facts because of which a check does not apply.
+    :param printed: findings that were printed by `to_line`; of these only the failed ones are repeated, with
+        their whole messages, and the outcomes are counted.
     """
-    width = max(14, *(len(finding.id) + 2 for finding in report.findings), 0)
+    width = width_of(finding.id for finding in report.findings)
     lines = [
+        *([""] if printed else []),
         "  ".join(filter(None, (subject(report), report.image))),
         f"suite {report.suite[:19]}  runtime {report.runtime}  {_made(report)}",
         *hosts.lines(json.loads(report.host)),
+        *([f"files    compared with the image's layers at {report.verified}"] if report.verified else []),
         "",
     ]
     for finding in report.findings:
-        lines.append(
-            f"{finding.outcome:<15}{finding.id:<{width}}{finding.seconds:7.1f} s  {values(finding)}".rstrip()
-        )
-        messages = faults(finding) or ([finding.message] if finding.message else [])
-        if finding.outcome == "not-applicable" and reasons and finding.message in reasons:
-            messages = [f"{finding.message}: {reasons[finding.message]}"]
-        lines += [f"    {line}" for message in messages for line in message.splitlines()]
+        if finding in printed and not faults(finding):
+            continue
+        lines.append(f"{_start(finding, width)}  {values(finding)}".rstrip())
+        lines += [
+            f"    {line}" for message in _messages(finding, reasons or {}) for line in message.splitlines()
+        ]
         if fault := host_fault(finding):
             lines.append(f"    (the host: {fault})")
+    if printed:
+        counts = Counter(finding.outcome for finding in report.findings)
+        lines.append(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     return [printable(line) for line in lines]  # text of an image can contain terminal escape sequences
 
 
+def width_of(ids: Iterable[str]) -> int:
+    """The width of the column with *ids*."""
+    return max((14, *(len(name) + 2 for name in ids)))
+
+
 def values(finding: Finding) -> str:
-    """The measured values that have a bound, shortened; of lists the length."""
+    """The measured values that have a bound, shortened; for lists only their length."""
     measured, bounded = json.loads(finding.measured), json.loads(finding.threshold)
     return "  ".join(f"{name} {_short(measured[name])}" for name in bounded if name in measured)
+
+
+def _start(finding: Finding, width: int) -> str:
+    return f"{finding.outcome:<15}{finding.id:<{width}}{finding.seconds:7.1f} s"
+
+
+def _messages(finding: Finding, reasons: Mapping[str, str]) -> list[str]:
+    if finding.outcome == "not-applicable" and finding.message in reasons:
+        return [f"{finding.message}: {reasons[finding.message]}"]
+    return faults(finding) or ([finding.message] if finding.message else [])
 
 
 def _made(report: SmokeReport) -> str:

@@ -1,10 +1,14 @@
-"""Find a kept report that can replace a run: same image, suite and GPUs, recent, and passed."""
+"""Find a kept report that can replace a run: same image, suite and GPUs, recent, and passed.
+
+A later failure of any check makes earlier passes unusable, because the image is at fault. A later run that
+is inconclusive, because the host is at fault, does that for its inconclusive checks only.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
@@ -32,7 +36,8 @@ def reusable_report(
 ) -> SmokeReport | None:
     """The latest report that answers *question* and is at most *days* old at the time *at*.
 
-    None if a later run of the same image on the same GPUs did not pass.
+    None if in a later run of the same image on the same GPUs a check failed, or one of the requested checks
+    was inconclusive.
     """
     same = [
         report for report in kept if _is_same(report, question) and age_of(report, at) <= timedelta(days=days)
@@ -40,12 +45,19 @@ def reusable_report(
     passed = [report for report in same if _passed(report) and question.checks <= _ids(report)]
     best = max(passed, key=_when, default=None)
     later = [report for report in same if best and _when(report) >= _when(best)]
-    return best if all(map(_passed, later)) else None
+    return None if any(_voids(report, question.checks) for report in later) else best
 
 
 def key_of(report: SmokeReport) -> str:
-    """Its key in the cache, in hex; a later report with the same key replaces an earlier one."""
-    parts = [report.image, report.suite, report.runtime, _models(report), sorted(_ids(report))]
+    """Its key in the cache, in hex; a later report with the same key replaces an earlier one.
+
+    So a pass or a failure replaces a pass or a failure of the same checks. An inconclusive report only
+    replaces one with the same outcomes: neither a failure nor a pass is lost by it.
+    """
+    checks: Sequence[object] = sorted(_ids(report))
+    if report.verdict == "inconclusive":
+        checks = sorted([finding.id, finding.outcome] for finding in report.findings)
+    parts = [report.image, report.suite, report.runtime, _models(report), checks]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -65,6 +77,15 @@ def _is_same(report: SmokeReport, question: Question) -> bool:
 
 def _passed(report: SmokeReport) -> bool:
     return report.verdict == verdict(report.findings) == "pass"
+
+
+def _voids(report: SmokeReport, checks: frozenset[str]) -> bool:
+    """Whether *report* makes an earlier pass of *checks* unusable."""
+    if report.verdict != verdict(report.findings) or report.verdict == "fail":
+        return True
+    return any(
+        finding.id in checks and finding.outcome in ("failed", "skipped") for finding in report.findings
+    )
 
 
 def _ids(report: SmokeReport) -> set[str]:

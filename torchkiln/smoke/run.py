@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,16 +17,15 @@ from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.smoke import hosts
-from torchkiln.smoke.report import finding_of
+from torchkiln.smoke.runner_output import OutputReader, RunnerOutput, parse_output
 from torchkiln.smoke.snapshot import copied
 from torchkiln.smoke.suite import Suite, SuiteCheck
 from torchkiln.smoke.verdict import verdict
 from torchkiln.util.scratch import scratch
-from torchkiln.util.strict_json import DEPTH, json_of
 
 SUITE_LIMIT = 1800.0  # seconds for all checks together
+_WHEELS = "/opt/torchkiln/wheels"  # in the image
 _EXTRA_S = 60.0  # seconds beyond that, because the runner enforces the limit itself
-_NESTING = 6  # levels of JSON that a report and a signed statement add around a line of the runner
 
 
 class Ended(Protocol):
@@ -35,21 +34,29 @@ class Ended(Protocol):
     @property
     def code(self) -> int: ...
     @property
-    def stdout(self) -> bytes: ...
-    @property
     def stderr(self) -> bytes: ...
     @property
     def timed_out(self) -> bool: ...
 
 
 class Inside(Protocol):
-    """What smoke() needs of a runtime: run commands in one image, with read-only binds."""
+    """What smoke() needs of a runtime: run commands in one image, with read-only binds.
+
+    Each line of stdout is passed to *on_line* when it is complete.
+    """
 
     @property
     def name(self) -> str: ...
     @property
     def python(self) -> str: ...
-    def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Ended: ...
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        binds: Mapping[str, Path],
+        timeout_s: float,
+        on_line: Callable[[bytes], None],
+    ) -> Ended: ...
     def killed_for_memory(self) -> int:
         """The number of processes that its kernel has killed because memory ran out; 0 if unknown."""
 
@@ -58,7 +65,7 @@ class Inside(Protocol):
 class Checks:
     """The checks of a suite to run.
 
-    :raises ConfigError: the suite has no check with a name in *only*.
+    :raises ConfigError: the suite has no check with a name in *only*, or it is of a higher tier.
     """
 
     suite: Suite
@@ -72,6 +79,12 @@ class Checks:
         if unknown := sorted(set(self.only) - set(ids)):
             faults = [f"no check named {name}" for name in unknown]
             raise ConfigError.of(faults, hint=f"available: {', '.join(ids)}")
+        if self.suite.tier_of(self.only) > self.tier:
+            above = [check for check in self.suite.checks if check.id in self.only and check.tier > self.tier]
+            faults = [
+                f"{check.id} is a check of tier {check.tier}, not of --tier {self.tier}" for check in above
+            ]
+            raise ConfigError.of(faults, hint=f"add --tier {self.suite.tier_of(self.only)}")
 
     @property
     def selected(self) -> list[SuiteCheck]:
@@ -90,17 +103,9 @@ class SmokeSubject:
     image: Digest
     tag: str
     facts: Mapping[str, Any] = field(hash=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerOutput:
-    """The parsed output of the runner."""
-
-    host: dict[str, Any] = field(default_factory=dict)
-    started: tuple[str, ...] = ()
-    findings: dict[str, Finding] = field(default_factory=dict)
-    complete: bool = False  # the runner reached its end, so checks without a finding were not selected
-    invalid: tuple[str, ...] = ()  # the faults of invalid lines
+    verified: str | None = None  # when its unpacked files were compared with its layers
+    # by name: the files of the wheels whose libraries were cut, to compare these with
+    wheels: Mapping[str, Path] = field(default_factory=dict, hash=False)
 
 
 def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
@@ -109,20 +114,36 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(prefixes)}
 
 
-def smoke(subject: SmokeSubject, inside: Inside, checks: Checks, *, wheels: Path, when: str) -> SmokeReport:
+def smoke(
+    subject: SmokeSubject,
+    inside: Inside,
+    checks: Checks,
+    *,
+    wheels: Path,
+    when: str,
+    on_finding: Callable[[Finding], None] = lambda _: None,
+) -> SmokeReport:
     """Run all *checks* in the image of *subject*.
 
     The report has a finding for each selected check; a check without a result has failed.
 
     :param wheels: the folder with pytest.
     :param when: the current time.
+    :param on_finding: called once for each selected check that has ended, while the others run.
     """
-    suite, facts = checks.suite, subject.facts
+    suite, facts, reader = checks.suite, subject.facts, OutputReader()
+    selected = {check.id for check in checks.selected}
+
+    def read(line: bytes) -> None:
+        found = reader.read(line)
+        if found and found.id in selected:
+            on_finding(_checked(found, suite, facts, reader.host))
+
     with scratch("smoke") as folder, copied(suite.runnable(), "smoke_tests") as folder_of_suite:
-        file = folder / "facts.json"
-        file.write_text(json.dumps(facts))
+        file, wheel_files = folder / "facts.json", {name: f"{_WHEELS}/{name}.whl" for name in subject.wheels}
+        file.write_text(json.dumps({**facts, **({"wheel_files": wheel_files} if wheel_files else {})}))
         file.chmod(0o444)
-        argv = [inside.python, "-I", "-B", "/opt/torchkiln/smoke_tests/runner.py"]
+        argv = [inside.python, "-I", "-S", "-B", "/opt/torchkiln/smoke_tests/runner.py"]
         argv += ["--facts", "/opt/torchkiln/smoke-facts.json", "--wheels", "/opt/torchkiln/pytest-wheels"]
         argv += ["--tier", str(checks.tier), "--limit", str(checks.limit_s)]
         argv += [word for check in sorted(checks.only) for word in ("--only", check)]
@@ -130,18 +151,57 @@ def smoke(subject: SmokeSubject, inside: Inside, checks: Checks, *, wheels: Path
             "/opt/torchkiln/smoke_tests": folder_of_suite,
             "/opt/torchkiln/pytest-wheels": wheels,
             "/opt/torchkiln/smoke-facts.json": file,
+            **{wheel_files[name]: path for name, path in subject.wheels.items()},
         }
         before = inside.killed_for_memory()
-        ended = inside.run(argv, binds=binds, timeout_s=checks.limit_s + _EXTRA_S)
+        ended = inside.run(argv, binds=binds, timeout_s=checks.limit_s + _EXTRA_S, on_line=read)
         killed = inside.killed_for_memory() - before
-    output = parse_output(ended.stdout)
+    output = reader.output
     findings = tuple(
         _with_killed(_checked(found, suite, facts, output.host), killed)
         for check in checks.selected
         for found in [output.findings.get(check.id) or _no_result(check, output, _how(ended))]
     )
-    run = {"image": subject.image, "tag": subject.tag, "runtime": inside.name, "nonce": checks.nonce}
-    return _report(findings, output, suite, when=when, **run)
+    return _report(findings, output, suite, when=when, **_of_image(subject, inside.name, checks))
+
+
+def not_run(
+    subject: SmokeSubject, checks: Checks, faults: Sequence[str], *, runtime: str, when: str
+) -> SmokeReport:
+    """The report on an image whose files or config differ from its lock; none of its programs was started.
+
+    All checks failed, since values that its programs report would prove nothing. `lock` has all reasons, or
+    the first check if it is not selected.
+    """
+    differs = "the image differs from its lock"
+    reasons, short = "\n".join((differs, *faults)), f"not run: {differs}\n{faults[0]}"
+    ids = [check.id for check in checks.selected]
+    place = "lock" if "lock" in ids else ids[0] if ids else ""
+    findings = tuple(
+        Finding(
+            id=check.id,
+            tier=check.tier,
+            outcome="failed",
+            seconds=0.0,
+            message=reasons if check.id == place else short,
+            measured="{}",
+            threshold="{}",
+        )
+        for check in checks.selected
+    )
+    run = _of_image(subject, runtime, checks)
+    return _report(findings, RunnerOutput(), checks.suite, when=when, **run)
+
+
+def _of_image(subject: SmokeSubject, runtime: str, checks: Checks) -> dict[str, Any]:
+    """The fields of a report that name image, suite, runtime and time."""
+    return {
+        "image": subject.image,
+        "tag": subject.tag,
+        "runtime": runtime,
+        "nonce": checks.nonce,
+        "verified": subject.verified,
+    }
 
 
 def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str = "run.jsonl") -> SmokeReport:
@@ -186,38 +246,6 @@ def _report(findings: tuple[Finding, ...], output: RunnerOutput, suite: Suite, *
     )
 
 
-def parse_output(stdout: bytes) -> RunnerOutput:
-    """Parse the runner's output; lines of other programs are ignored."""
-    host: dict[str, Any] = {}
-    started: list[str] = []
-    findings: dict[str, Finding] = {}
-    invalid: list[str] = []
-    complete = False
-    for line in stdout.splitlines():
-        try:
-            event = json_of(line, depth=DEPTH - _NESTING)
-            kind = event.pop("event")
-            if kind == "host" and hosts.fits(event):
-                host = event
-            elif kind == "start":
-                started.append(str(event["id"]))
-            elif kind == "finding":
-                found = _finding(event)
-                findings.setdefault(found.id, found)
-            complete = complete or kind == "end"
-        except ValueError as error:
-            if line.startswith(b'{"event"'):
-                invalid.append(str(error))
-        except (KeyError, AttributeError, TypeError):
-            continue
-    return RunnerOutput(host, tuple(started), findings, complete, tuple(invalid))
-
-
-def _finding(event: Mapping[str, Any]) -> Finding:
-    """:raises ValueError: it does not match the report's schema."""
-    return finding_of({field.name: event[field.name] for field in fields(Finding)})
-
-
 def _how(ended: Ended) -> str:
     stderr = "\n".join(ended.stderr.decode("utf-8", "replace").strip().splitlines()[-5:])
     how = "timed out" if ended.timed_out else _exit_status(ended.code)
@@ -253,7 +281,9 @@ def _checked(found: Finding, suite: Suite, facts: Mapping[str, Any], host: Mappi
     """*found*, failed if the suite's own rule, evaluated here, disagrees on whether the check applies."""
     fact = suite.not_applicable(found.id, facts, hosts.capability(host))
     if found.outcome == "not-applicable" and fact != found.message:
-        return replace(found, outcome="failed", message=f"skipped for {found.message!r}, but it applies")
+        return replace(
+            found, outcome="failed", message=f"reported as not applicable: {found.message!r}, but it applies"
+        )
     if found.outcome == "passed" and fact is not None:
         return replace(found, outcome="failed", message=f"passed, although it cannot apply: {fact!r}")
     return found

@@ -12,13 +12,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
+from torchkiln.errors import ConfigError
 from torchkiln.lock.lock import load_locked, lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.project import PARENT_LABEL
 from torchkiln.model.recipe import PREFIX
-from torchkiln.model.report import SmokeReport
+from torchkiln.model.report import Finding, SmokeReport
+from torchkiln.oci.labels import container_config, labels, tag_in
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.runtimes import driver, runtime
+from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Bind, Command, Exited, RuntimeSettings
 from torchkiln.runtimes.runtime import ImageSource, RunnableImage
 from torchkiln.runtimes.table import RUNTIMES
@@ -28,7 +32,8 @@ from torchkiln.smoke.expected import facts_of
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.pytest_wheels import pytest_wheels
 from torchkiln.smoke.reuse import TIME, Question
-from torchkiln.smoke.run import Checks, SmokeSubject, passed_on, smoke
+from torchkiln.smoke.run import Checks, SmokeSubject, not_run, passed_on, smoke
+from torchkiln.smoke.verification import verification
 from torchkiln.store.store import Store
 
 _GPUS_OF_A_JOB = "CUDA_VISIBLE_DEVICES"  # set by Slurm and by users of shared hosts
@@ -54,6 +59,9 @@ class SmokeListener(runtime.RuntimeListener, history.KeptRunsListener, Protocol)
     def starts(self, request: SmokeRequest) -> None:
         """The checks start."""
 
+    def finished(self, finding: Finding) -> None:
+        """A check has ended, and others still run."""
+
 
 class SilentSmokeListener(runtime.SilentRuntimeListener):
     """A listener that ignores all messages."""
@@ -61,6 +69,8 @@ class SilentSmokeListener(runtime.SilentRuntimeListener):
     def answered(self, report: SmokeReport) -> None: ...
 
     def starts(self, request: SmokeRequest) -> None: ...
+
+    def finished(self, finding: Finding) -> None: ...
 
     def unsigned_runs(self, count: int) -> None: ...
 
@@ -76,8 +86,8 @@ class SmokeSession:
     store: Store
     listener: SmokeListener = field(default_factory=SilentSmokeListener)
 
-    def run(self, ref: str, layout: Path, request: SmokeRequest) -> SmokeReport:
-        """Run the checks of *request* in the image *ref*, a tag or digest, of *layout*.
+    def run(self, ref: str | None, layout: Path, request: SmokeRequest) -> SmokeReport:
+        """Run the checks of *request* in the image *ref*, a tag or digest, of *layout*; None: its only image.
 
         :raises ConfigError: there is no such image, or no lock of it.
         :raises ToolMissing: the engine cannot be reached, or this host does not allow namespaces.
@@ -90,16 +100,33 @@ class SmokeSession:
             self.listener.answered(report)
             return report
         digest = lock_digest(locked)
-        facts = facts_of(locked, labels(image), tag=tag, lock_digest=digest, manifest=image.manifest)
+        facts = facts_of(
+            locked, container_config(image), tag=tag, lock_digest=digest, manifest=image.manifest
+        )
+        in_engine = RUNTIMES[request.runtime].in_engine
+        seen = verification(image, locked, self.store, self.listener, in_engine=in_engine)
+        subject = SmokeSubject(
+            image=image.manifest,
+            tag=tag,
+            facts=facts,
+            verified=seen.when,
+            wheels={} if in_engine else cut_wheels(locked, self.store),  # it may be on another machine
+        )
+        when = start.strftime(TIME)
+        if seen.faults:
+            report = not_run(subject, request.checks, seen.faults, runtime=request.runtime, when=when)
+            kept.keep(report)
+            return report
         wheels = pytest_wheels(request.checks.suite.requirements, self.store)
         ready = self._ready(image, layout, request)
         self.listener.starts(request)
         report = smoke(
-            SmokeSubject(image=image.manifest, tag=tag, facts=facts),
+            subject,
             _Inside(ready=ready),
             request.checks,
             wheels=wheels,
-            when=start.strftime(TIME),
+            when=when,
+            on_finding=self.listener.finished,
         )
         kept.keep(report)
         return report
@@ -123,24 +150,27 @@ class SmokeSession:
         return chosen.ready(source, settings, self.listener)
 
 
-def image_and_lock(ref: str, layout: Path, images: Path) -> tuple[ImageOnDisk, str, LockedCell]:
-    """The image *ref* of *layout*, its tag, and its lock in *images*.
+def cut_wheels(locked: LockedCell, store: Store) -> dict[str, Path]:
+    """By name, the files of the wheels whose libraries are cut in the image; those that *store* has."""
+    names = locked.device_code.wheels if locked.device_code else ()
+    found = (wheel for wheel in locked.wheels if wheel.name in names and store.has_wheel(wheel))
+    return {wheel.name: store.wheel(wheel) for wheel in found}
 
-    :raises ConfigError: there is no such image, or no lock of it.
+
+def image_and_lock(ref: str | None, layout: Path, images: Path) -> tuple[ImageOnDisk, str, LockedCell]:
+    """The image *ref* of *layout*, or its only one; its tag, and its lock in *images*.
+
+    :raises ConfigError: there is no such image, or it is that of a project.
+    :raises Stale: there is no lock of it.
     """
     image = open_layout(layout).image(ref)
-    tag = tag_in(image) or ref
+    if parent := labels(image).get(PARENT_LABEL):
+        raise ConfigError(
+            f"{image.ref} is the image of a project: the gate, smoke tests and SBOMs take images of a cell",
+            hint=f"name the image below it, {parent.partition('@')[0]}; push the project's by torchkiln push",
+        )
+    tag = tag_in(image) or image.ref
     return image, tag, load_locked(images, tag)
-
-
-def labels(image: ImageOnDisk) -> Mapping[str, str]:
-    """The labels in the config of *image*."""
-    return image.config.get("config", {}).get("Labels") or {}
-
-
-def tag_in(image: ImageOnDisk) -> str:
-    """The tag in the labels of *image*; empty if there is none."""
-    return labels(image).get("org.opencontainers.image.version", "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,10 +184,12 @@ class _Inside:
     def name(self) -> str:
         return self.ready.runtime
 
-    def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Exited:
+    def run(
+        self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float, on_line: OnLine
+    ) -> Exited:
         bound = tuple(Bind(source=source.resolve(), target=target) for target, source in binds.items())
         command = Command(argv=tuple(argv), entrypoint=False, user="0:0", workdir="/", binds=bound)
-        return self.ready.captured(command, timeout_s=timeout_s)
+        return self.ready.captured(command, timeout_s=timeout_s, on_line=on_line)
 
     def killed_for_memory(self) -> int:
         return self.ready.killed_for_memory()

@@ -56,7 +56,7 @@ def write_tree(files: Mapping[str, bytes], folder: Path) -> None:
         path.write_bytes(data)
         path.chmod(0o444)
     for created in folders:
-        created.chmod(0o755)  # whatever the umask: another user reads it, in a container
+        created.chmod(0o755)  # for any umask: in a container another user reads it
 
 
 @contextmanager

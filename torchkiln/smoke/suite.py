@@ -8,9 +8,9 @@ before a run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
@@ -18,9 +18,12 @@ from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.smoke.snapshot import copied, read_tree
 from torchkiln.smoke.suite_source import canonical, stripped
-from torchkiln.util.places import ROOT
+from torchkiln.util.places import ROOTFS, SMOKE_TESTS
 
 REQUIREMENTS = "requirements.txt"  # pytest and what it needs, with hashes
+# Images contain this file for `doctor`; a suite without one of its own uses it, too.
+DRIVER_PROBE = "probes/driver.py"
+_DRIVER_PROBE_OF_IMAGES = ROOTFS / "opt/torchkiln/workplace/driver_probe.py"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +33,8 @@ class SuiteCheck:
     id: str
     tier: int
     of_image: bool = False  # it compares an image with its lock, and is not run without an image
+    # Its values by name, as declared in the suite; None in a clearance, which names only the checks.
+    values: Mapping[str, Mapping[str, Any]] | None = field(default=None, hash=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,10 +46,15 @@ class Suite:
     digest: Digest
     checks: tuple[SuiteCheck, ...]
     not_applicable: Callable[[str, Mapping[str, Any], tuple[int, int] | None], str | None]
+    expected: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Any]  # name, facts, host
 
     def runnable(self) -> dict[str, bytes]:
         """The files to run: Python without comments and docstrings, which the digest does not cover."""
         return {path: _code(path, data) for path, data in self.files.items()}
+
+    def tier_of(self, names: Iterable[str]) -> int:
+        """The highest tier of the checks *names*; 0 if the suite has none of them."""
+        return max((check.tier for check in self.checks if check.id in names), default=0)
 
     @property
     def requirements(self) -> bytes:
@@ -61,23 +71,32 @@ class Suite:
 def load_suite(folder: Path | None = None) -> Suite:
     """The suite in *folder*; None: torchkiln's own.
 
-    Its two modules without torch are run here, outside of any image. They are compiled from the bytes that
-    were hashed; bytecode in the folder is not loaded.
+    Its modules catalogue, applicable and expected are run here, outside of any image. They are compiled from
+    the bytes that were hashed; bytecode in the folder is not loaded.
 
     :raises ConfigError: it is not a valid suite, or contains a file that is not source or data.
     """
-    folder = folder or ROOT / "smoke_tests"
+    folder = folder or SMOKE_TESTS
     try:
-        files = read_tree(folder)
+        files = _files(folder)
         with copied(files, "smoke_tests") as copy:
             entries = _module(files, "catalogue").catalogue(copy)
             checks = tuple(
-                SuiteCheck(id=entry.id, tier=entry.tier, of_image=entry.of_image) for entry in entries
+                SuiteCheck(id=entry.id, tier=entry.tier, of_image=entry.of_image, values=entry.values)
+                for entry in entries
             )
         rule = _module(files, "applicable").not_applicable
+        expected = _module(files, "expected").expected
     except Exception as error:  # the suite's own code can raise anything
         raise _not_a_suite(folder, error) from error
-    return Suite(folder=folder, files=files, digest=_digest(files), checks=checks, not_applicable=rule)
+    return Suite(
+        folder=folder,
+        files=files,
+        digest=_digest(files),
+        checks=checks,
+        not_applicable=rule,
+        expected=expected,
+    )
 
 
 def suite_digest(folder: Path) -> Digest:
@@ -86,9 +105,17 @@ def suite_digest(folder: Path) -> Digest:
     :raises ConfigError: a file is not allowed in a suite: a link, a device, compiled code.
     """
     try:
-        return _digest(read_tree(folder))
+        return _digest(_files(folder))
     except (OSError, ValueError) as error:
         raise _not_a_suite(folder, error) from error
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """All files of the suite in *folder* by path, sorted by the parts of the path."""
+    files = read_tree(folder)
+    if DRIVER_PROBE not in files:
+        files[DRIVER_PROBE] = _DRIVER_PROBE_OF_IMAGES.read_bytes()
+    return dict(sorted(files.items(), key=lambda item: PurePosixPath(item[0]).parts))
 
 
 def _not_a_suite(folder: Path, error: Exception) -> ConfigError:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol
 
 from torchkiln.model.report import Finding, Verdict
+from torchkiln.util.strict_json import equal, is_number
 
 
 class _Text(Protocol):
@@ -153,7 +154,7 @@ def is_within(value: Any, bound: dict[str, Any]) -> bool:
 
 def _within(value: Any, kind: str, limit: Any) -> bool:
     if kind == "equals":
-        return bool(value == limit)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return equal(value, limit)
+    if not is_number(value) or not is_number(limit):
         return False
     return bool({"at_least": value >= limit, "at_most": value <= limit}.get(kind, False))

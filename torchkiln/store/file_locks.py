@@ -72,7 +72,7 @@ def acquire(
     on_wait: Callable[[Holder], None] = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """As `hold`, until the returned descriptor is closed, such as at the end of the process."""
+    """As `hold`, until the returned descriptor is closed, at the latest at the end of the process."""
     started, notified = time.monotonic(), False
     while (descriptor := _try(path)) is None:
         check()
@@ -139,7 +139,7 @@ def _try(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int | None:
     descriptor, locked = os.open(path, flags | os.O_CLOEXEC, 0o666), False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The former holder may have deleted the file since we opened it; then this lock excludes nobody.
+        # The former holder may have deleted the file since we opened it; then this lock has no effect.
         locked = os.path.samestat(os.fstat(descriptor), os.stat(path))
     except (BlockingIOError, FileNotFoundError):
         pass

@@ -17,7 +17,7 @@ from pathlib import Path
 
 VARIABLE = "TORCHKILN_CACHE_SHARED"
 _READ = 1 << 20
-_LARGEST = 20_000_000_000  # bytes of a file whose size is not known; torch's wheel has 821 MB
+_LARGEST = 20_000_000_000  # bytes of a file of unknown size; torch's wheel has 821 MB
 _KINDS = ("blobs", "wheels")  # named by their hash; each user has the other folders in their own cache
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,12 +25,12 @@ T = TypeVar("T")
 
 def plain(value: Any) -> Any:
     """*value* as dicts, lists, text and numbers, for `json.dumps`."""
-    if is_dataclass(value) and not isinstance(value, type):
+    if (written := _written(value.__class__)) is not None:
         values: dict[str, Any] = {}
-        for field in fields(value):
-            found = getattr(value, field.name)
-            if field.compare and found != _default(field):
-                values |= plain(found) if INLINE in field.metadata else {field.name: plain(found)}
+        for name, default, inline in written:
+            found = getattr(value, name)
+            if found != default:
+                values |= plain(found) if inline else {name: plain(found)}
         return values
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
@@ -115,6 +116,16 @@ def _references(schema: Any, parts: Mapping[str, Any]) -> set[str]:
     if isinstance(schema, list):
         return set().union(*(_references(value, parts) for value in schema))
     return set()
+
+
+@cache
+def _written(kind: type) -> tuple[tuple[str, Any, bool], ...] | None:
+    """Name, default, and whether INLINE, of the written fields of the data class *kind*; None for others."""
+    if not is_dataclass(kind):
+        return None
+    return tuple(
+        (field.name, _default(field), INLINE in field.metadata) for field in fields(kind) if field.compare
+    )
 
 
 def _default(field: Field[Any]) -> Any:

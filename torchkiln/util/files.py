@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,20 @@ def pretty_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
+def rows_json(values: Mapping[str, Any]) -> bytes:
+    """*values* as `pretty_json`, but with one line for each object in a list, and for each other list."""
+    lines = []
+    for key, value in values.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in value) + "\n  ]"
+        elif isinstance(value, list):
+            text = json.dumps(value)
+        else:
+            text = json.dumps(value, indent=2).replace("\n", "\n  ")
+        lines.append(f"  {json.dumps(key)}: {text}")
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
 def remove_tree(path: Path) -> None:
     """Delete a file or a folder, regardless of its permissions; no error if it does not exist.
 
@@ -86,7 +100,7 @@ def mounted_below(path: Path) -> list[str]:
 def replacing(target: Path, *, folder: bool = False) -> Iterator[Path]:
     """A temporary file or *folder* beside *target* that replaces it if the block ends without an exception.
 
-    Deletes first what killed writers of *target* left, which may be gigabytes: a running writer holds a lock.
+    First deletes the files of killed writers of *target*, up to gigabytes: a running writer holds a lock.
 
     :raises OSError: the disk is full, or the parent cannot be written; *target* is then unchanged.
     """

@@ -1,7 +1,8 @@
-"""Reads generated files from a git revision without a checkout."""
+"""Reads generated files from a git revision without a checkout, and lists the files of a checkout."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,15 +43,56 @@ def open_revision(name: str, folder: Path) -> Revision:
     inside = _git(folder, "rev-parse", "--git-dir")
     if inside.returncode != 0:
         message = inside.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
-        raise ConfigError(f"{folder}: {message}", hint="run in a clone with its .git")
+        raise ConfigError(f"{folder}: {message}", hint="run the command in a git clone")
     raise ConfigError(
         f"unknown revision {name!r}",
         hint="in a shallow clone, run: git fetch --unshallow; or name another revision",
     )
 
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+# Settings of a repository that name programs, which git would start while it lists files.
+_NO_PROGRAMS = (
+    "-c",
+    "core.fsmonitor=false",
+    "-c",
+    "core.hooksPath=/dev/null",
+    "-c",
+    "core.untrackedCache=false",
+)
+
+
+def checkout_files(folder: Path) -> dict[str, bool]:
+    """The tracked files (True) and the others that git does not ignore, by path below *folder* of a checkout.
+
+    A path that ends with a slash, or that is a folder, is another repository. Tracked files may be missing.
+    No program that the repository's own settings name is started.
+
+    :raises ConfigError: git refuses the repository.
+    :raises ToolMissing: git is not installed.
+    """
+    listing = ("ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard")
+    listed = _git(folder, *_NO_PROGRAMS, *listing, own=False)
+    if listed.returncode != 0:
+        message = listed.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
+        raise ConfigError(f"{folder}: git cannot list its files: {message}", hint="check: git status")
+    rows = (os.fsdecode(row) for row in listed.stdout.split(b"\0") if row)
+    return {row[2:]: row[0] != "?" for row in rows}
+
+
+def in_checkout(folder: Path) -> bool:
+    """Whether *folder* is below a folder with `.git`."""
+    here = folder.resolve()
+    return any((above / ".git").exists() for above in (here, *here.parents))
+
+
+def _git(folder: Path, *arguments: str, own: bool = True) -> subprocess.CompletedProcess[bytes]:
+    """Run git in *folder*.
+
+    :param own: False: variables such as GIT_DIR, which are set in a hook, name another repository.
+    """
+    env = None if own else {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
     try:
-        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=False)
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, check=False, env=env)
     except FileNotFoundError as error:
-        raise ToolMissing("git: command not found", hint="install git: it reads the revision") from error
+        raise ToolMissing("git: command not found", hint="install git: it reads the repository") from error

@@ -1,7 +1,7 @@
 """Checks that other users cannot change the contents of a folder, as OpenSSH's StrictModes does for ~/.ssh.
 
 The folder, each of its parents and each link on its path must belong to the current user or to root, and no
-other user may write there. A parent with the sticky bit (/tmp) may be writable by all, as nobody else can
+other user may write there. A parent with the sticky bit (/tmp) may be writable by all, as no other user can
 rename the user's files in it.
 """
 
@@ -60,7 +60,7 @@ def fault(path: Path) -> str:
 
 
 def fault_below(root: Path, names: Sequence[str]) -> str:
-    """The same for *names* below a *root* without faults, where symbolic links are faults too."""
+    """As `fault`, for *names* below a *root* without faults; symbolic links are faults too."""
     for name in names:
         try:
             found = (root / name).lstat()

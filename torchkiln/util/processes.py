@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, TypeVar
 
-_CONTEXT = multiprocessing.get_context("spawn")  # not fork: this process has threads
+SPAWN = multiprocessing.get_context("spawn")  # not fork: this process has threads
 # Held while a process starts, which prints a traceback if its parent ends before it has sent everything.
 # Re-entrant, as a signal may interrupt the main thread in `kill`.
 _STARTING = threading.RLock()
@@ -106,9 +106,9 @@ class Workers:
             with _STARTING:
                 if self._killed:
                     raise WorkerDied
-                found, other = _CONTEXT.Pipe()
+                found, other = SPAWN.Pipe()
                 with other:
-                    process = _CONTEXT.Process(
+                    process = SPAWN.Process(
                         target=_serve, args=(other, self._start, self._arguments), daemon=True
                     )
                     process.start()

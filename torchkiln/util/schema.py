@@ -52,8 +52,13 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 @cache
 def shipped(name: str) -> dict[str, Any]:
     """torchkiln's own schema *name*, "lock"."""
-    found: dict[str, Any] = json.loads(files("torchkiln").joinpath(f"data/{name}.schema.json").read_bytes())
+    found: dict[str, Any] = json.loads(shipped_text(name))
     return found
+
+
+def shipped_text(name: str) -> bytes:
+    """The file of torchkiln's own schema *name*."""
+    return files("torchkiln").joinpath(f"data/{name}.schema.json").read_bytes()
 
 
 def violations(

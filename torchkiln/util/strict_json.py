@@ -113,6 +113,22 @@ def json_of(data: bytes, *, depth: int = DEPTH, values: int = VALUES) -> Any:
     return value
 
 
+def equal(value: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; unlike Python's ==, true is not 1. 1 and 1.0 are equal."""
+    if isinstance(value, bool) or isinstance(other, bool):
+        return value is other
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(equal(value[key], other[key]) for key in value)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(equal, value, other))
+    return bool(value == other)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a number; a boolean is not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def levels(text: str) -> int:
     """The nesting depth of lists and mappings in *text*, which need not be JSON.
 

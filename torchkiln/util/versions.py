@@ -8,10 +8,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 DOTTED = re.compile(r"\d+(\.\d+)*")
+_CLOSE = 10  # a greater difference of two numbers is a typing error
 
 
+@lru_cache(maxsize=1024)  # a cell's aliases compare the same few versions thousands of times
 def numbers(version: str) -> tuple[int, ...]:
     """`"12.10"` as `(12, 10)`.
 
@@ -38,14 +41,27 @@ def newest(versions: Iterable[str]) -> str:
 def nearest(value: str, valid: Iterable[str], *, count: int = 3) -> tuple[str, ...]:
     """Up to *count* of the *valid* values that are most similar to *value*, best first.
 
-    Versions are compared by their numbers, words by spelling.
+    Versions are compared by their numbers, words by spelling; so are versions whose numbers are far from all
+    *valid* ones, because a dot is probably missing: 2.77 for 2.7.1.
     """
     choices = list(dict.fromkeys(valid))
+    by_number: tuple[str, ...] = ()
     if DOTTED.fullmatch(value) and all(DOTTED.fullmatch(choice) for choice in choices):
-        return tuple(sorted(choices, key=lambda choice: _distance(value, choice))[:count])
+        by_number = tuple(sorted(choices, key=lambda choice: _distance(value, choice))[:count])
+        if any(_is_close(value, choice) for choice in choices):
+            return by_number
     by_fold = {choice.casefold(): choice for choice in reversed(choices)}
     found = difflib.get_close_matches(value.casefold(), by_fold, n=count, cutoff=0.5)
-    return tuple(by_fold[name] for name in found)
+    return tuple(by_fold[name] for name in found) or by_number
+
+
+def _is_close(version: str, other: str) -> bool:
+    """Whether the two could be releases of one series: neighbouring majors, or one major and close minors."""
+    major, minor = (*numbers(version), 0)[:2]
+    other_major, other_minor = (*numbers(other), 0)[:2]
+    if major == other_major:
+        return abs(minor - other_minor) <= _CLOSE
+    return abs(major - other_major) <= _CLOSE
 
 
 def _distance(one: str, other: str) -> int:

@@ -10,11 +10,15 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 from torchkiln.model.progress import Work
 
@@ -23,23 +27,49 @@ _LABELS: dict[Work, str] = {
     "convert": "convert",
     "toolkit": "toolkit",
     "compress": "compress",
+    "packages": "packages",
     "load": "load",
     "push": "push",
+    "verify": "verify",
+    "read": "read",
 }
 _NAMED = 20_000_000  # bytes; smaller downloads only count in the total
+_NUMBERS = 46  # characters: "821.2/3,100.0 MB 123.4 MB/s 0:00:12" and a short bar
+_NAME = 42  # characters of a description, where there is room
+
+
+class _Amount(DownloadColumn):
+    """Bytes; of packages the number."""
+
+    def render(self, task: Task) -> Text:
+        if not task.fields["counts"]:
+            return super().render(task)
+        return Text(f"{task.completed:.0f}/{task.total or 0:.0f}", style="progress.download")
+
+
+class _Speed(TransferSpeedColumn):
+    """Bytes a second; nothing for packages."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.fields["counts"] else super().render(task)
 
 
 class Bars:
     """An observer that draws bars. rich redraws them in its own thread; this class only counts."""
 
     def __init__(self) -> None:
+        console = Console(stderr=True)
+        width = max(min(_NAME, console.width - _NUMBERS), len("packages"))  # numbers are never cut
+        numbers: list[ProgressColumn] = [
+            _Amount(table_column=Column(no_wrap=True)),
+            _Speed(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        ]
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, max_width=width)),
             BarColumn(None),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
+            *numbers,
+            console=console,
             transient=True,
         )
         self._totals: dict[Work, TaskID] = {}
@@ -56,16 +86,22 @@ class Bars:
         self._progress.stop()
 
     def begin(self, work: Work, name: str, total: int) -> None:
+        if work == "step":
+            with self._guard:
+                self._named[work, name] = self._add(name, None)
         if work not in _LABELS:
             return
         with self._guard:
             if work not in self._totals:
-                self._totals[work] = self._progress.add_task(f"[bold]{_LABELS[work]}", total=0)
+                self._totals[work] = self._add(f"[bold]{_LABELS[work]}", 0, counts=work == "packages")
             task = self._totals[work]
             grown = (self._progress.tasks[self._progress.task_ids.index(task)].total or 0) + total
             self._progress.update(task, total=grown)
             if work == "download" and total >= _NAMED:
-                self._named[work, name] = self._progress.add_task(f"  {name[:40]}", total=total)
+                self._named[work, name] = self._add(f"  {name[:_NAME]}", total)
+
+    def _add(self, description: str, total: int | None, *, counts: bool = False) -> TaskID:
+        return self._progress.add_task(description, total=total, counts=counts)
 
     def advance(self, work: Work, name: str, count: int) -> None:
         with self._guard:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torchkiln.cache.prune import forget_root
 from torchkiln.cli.shared.reports import show_lines
+from torchkiln.cli.shared.smoke_output import SmokeLines as SmokeLines
 from torchkiln.cli.shared.smoke_output import session_of as session_of
 from torchkiln.model.report import SmokeReport
-from torchkiln.oci.unpack import root_of
+from torchkiln.oci.unpack import forget_root, root_of
 from torchkiln.smoke.report import demand_pass as demand_pass
 from torchkiln.smoke.run import Checks
 from torchkiln.smoke.session import SmokeRequest, SmokeSession
 from torchkiln.smoke.suite import load_suite
 
 
-def run_checks(result: dict[str, Any], session: SmokeSession, tier: int, *, alone: bool) -> SmokeReport:
+def run_checks(
+    result: dict[str, Any], session: SmokeSession, lines: SmokeLines, tier: int, *, alone: bool
+) -> SmokeReport:
     """Run the checks in the image of *result*, print the report, and add its summary to *result*.
 
+    :param lines: prints the session's events.
     :param alone: only one image is built. Of several, the unpacked ones are deleted again: each takes twice
         its compressed size.
     """
@@ -30,7 +33,7 @@ def run_checks(result: dict[str, Any], session: SmokeSession, tier: int, *, alon
     finally:
         if not stays:
             forget_root(session.store, manifest)
-    show_lines(report)
+    show_lines(report, lines.printed)
     result["smoke"] = {
         "verdict": report.verdict,
         "checks": {finding.id: finding.outcome for finding in report.findings},

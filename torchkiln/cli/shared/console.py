@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchkiln.cli.shared import terminal
+from torchkiln.cli.shared.lines import LogLines
+from torchkiln.cli.shared.program import as_typed
+from torchkiln.cli.shared.tables import paragraph, table
 from torchkiln.errors import KilnError
-from torchkiln.model.progress import Observer, Silent, Work
+from torchkiln.model.progress import Observer, Silent
 from torchkiln.store.file_locks import Holder
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
@@ -20,54 +22,24 @@ from torchkiln.util.sizes import size as size  # the other commands import it fr
 if TYPE_CHECKING:
     from torchkiln.build.image import BuildResult
 
-_LOG_WIDTH = 140  # columns where stderr is no terminal
-
 
 @contextlib.contextmanager
 def progress(*, quiet: bool) -> Iterator[Observer]:
-    """An observer for one build: bars on a terminal, else a line for each layer; nothing when *quiet*."""
+    """An observer for one task: bars on a terminal with escape sequences, else lines; nothing if *quiet*."""
     if quiet:
         yield Silent()
-    elif sys.stderr.isatty():
+    elif terminal.styled(err=True):
         from torchkiln.cli.shared.bars import Bars
 
         with Bars() as bars:
             yield bars
     else:
-        yield LogLines()
-
-
-class LogLines:
-    """An observer that prints a line on stderr for each finished layer."""
-
-    def __init__(self) -> None:
-        self._sizes: dict[tuple[Work, str], int] = {}
-        self._guard = threading.Lock()
-
-    def begin(self, work: Work, name: str, total: int) -> None:
-        with self._guard:
-            self._sizes[work, name] = total
-
-    def advance(self, work: Work, name: str, count: int) -> None:
-        """Print nothing: a log has no bars."""
-
-    def end(self, work: Work, name: str) -> None:
-        total = self._sizes.get((work, name), 0)
-        if work == "convert":
-            say(f"layer {name}: {size(total)} of wheels")
-        elif work == "toolkit":
-            say(f"layer {name}: from {size(total)} of archives")
-        elif work == "compress":
-            say(f"layer {name}: {size(total)} compressed")
-        elif work == "push":
-            say(f"{name[:19]}: {size(total)} in the registry")
-        elif work == "step":
-            say(name)
+        yield LogLines(say)
 
 
 def say(line: str) -> None:
     """Print one line of diagnostics on stderr."""
-    click.echo(f"torchkiln: {line}", err=True)
+    click.echo(f"torchkiln: {as_typed(line)}", err=True)
 
 
 def open_cache(*, quiet: bool = False) -> Store:
@@ -82,28 +54,27 @@ def waiting(holder: Holder) -> None:
 
 def summary(build: BuildResult) -> None:
     """Print the result on stderr: tag, digest, layers, time by stage."""
-    from rich.console import Console
-    from rich.table import Table
-
     image = build.image
     totals = numbers(build)
-    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _LOG_WIDTH)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("unpacked", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("layer", no_wrap=True, overflow="ellipsis")
-    for layer in image.layers:
-        origin = "reused" if layer.title in build.reused else "new"
-        table.add_row(size(layer.blob.size), size(layer.blob.unpacked), origin, layer.title)
+    rows = [
+        (
+            size(layer.blob.size),
+            size(layer.blob.unpacked),
+            "reused" if layer.title in build.reused else "new",
+            layer.title,
+        )
+        for layer in image.layers
+    ]
     sizes = (size(totals["compressed_bytes"]), size(totals["unpacked_bytes"]))
-    table.add_row(*sizes, "", f"{len(image.layers)} layers")
-    console.print(table)
+    rows.append((*sizes, "", f"{len(image.layers)} layers"))
+    table(("size", "unpacked", "", "layer"), rows, right=(0, 1), text=(3,), err=True)
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in build.seconds)
-    console.print(f"time: {stages}", markup=False)
+    lines = [f"time: {stages}"]
     if image.base_moved:
-        console.print("base newer than the lock: " + "; ".join(image.base_moved), markup=False)
-    console.print(f"{image.tag}: {image.manifest} in {image.layout}", markup=False)
+        lines.append("base newer than the lock: " + "; ".join(image.base_moved))
+    for line in lines:
+        click.echo(paragraph(line, err=True), err=True)
+    click.echo(f"{image.tag}: {image.manifest} in {image.layout}", err=True)
 
 
 def numbers(build: BuildResult) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.lock.folder import LockFolder
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
+from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.untrusted import USES, is_untrusted
@@ -58,7 +59,18 @@ class BuildContext:
 
     def locked(self, cell: Cell) -> LockedCell:
         """The lock of *cell*, if it still matches matrix and facts."""
-        return LockFolder(self.images, self.matrix, self.facts).fresh(cell, os.environ)
+        return self._folder.fresh(cell, os.environ)
+
+    def keep(self, locked: LockedCell) -> None:
+        """Write the lock of a thin cell if it is missing, and say so."""
+        if self._folder.keep(locked):
+            cell = locked.resolution.cell
+            full = tag_of(self._folder.below(cell))
+            self.say(f"locked {tag_of(locked.resolution)}: the wheels are those of {full}")
+
+    @property
+    def _folder(self) -> LockFolder:
+        return LockFolder(self.images, self.matrix, self.facts)
 
 
 def _file(name: str | None, option: str) -> Path | None:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.console import size
-from torchkiln.cli.shared.tables import columns
-from torchkiln.compare.allowed import Sifted
+from torchkiln.cli.shared.tables import laid_out, shortened
+from torchkiln.compare.allowed import AllowedDifference, Sifted
 from torchkiln.compare.layers import Contrast, LayerSet
 from torchkiln.errors import printable
-from torchkiln.model.contents import LayeredImage, WholeImage
+from torchkiln.model.contents import LayeredImage
 
 _LONG = 100  # characters of a value that are shown; --json has all
 
@@ -20,9 +21,16 @@ _LONG = 100  # characters of a value that are shown; --json has all
 def contrast_text(a: str, b: str, found: Contrast) -> str:
     """Tables of the packages and settings that differ, then of layers and sizes."""
     parts: list[str] = []
+    width = terminal.columns(err=False)
 
-    def add(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> None:
-        parts.append("\n".join(columns([header, *rows], right)))
+    def add(
+        header: tuple[str, ...],
+        rows: Sequence[tuple[str, ...]],
+        *,
+        right: tuple[int, ...] = (),
+        text: tuple[int, ...] = (),
+    ) -> None:
+        parts.append("\n".join(laid_out(header, rows, width, right=right, text=text)))
 
     if found.packages:
         rows = [
@@ -34,18 +42,18 @@ def contrast_text(a: str, b: str, found: Contrast) -> str:
         rows = [
             (setting.at, _short(setting.a) or "–", _short(setting.b) or "–") for setting in found.settings
         ]
-        add((f"settings ({len(rows)})", "A", "B"), rows)
+        add((f"settings ({len(rows)})", "A", "B"), rows, text=(1, 2))
     shares = [("shared", found.shared), ("only in A", found.only_a), ("only in B", found.only_b)]
     layers = [(name, *_share(share)) for name, share in shares if share.layers or name == "shared"]
     layers += [("all of A", *_share(found.a)), ("all of B", *_share(found.b))]
     add(("layers", "", "files", "content", "transferred"), layers, right=(1, 2, 3, 4))
     alone = [
-        (where, str(layer.contents.files), size(layer.contents.bytes), _short(layer.title or layer.diff_id))
+        (where, str(layer.contents.files), size(layer.contents.bytes), layer.title or layer.diff_id)
         for where, share in (("A", found.only_a), ("B", found.only_b))
         for layer in share.layers
     ]
     if alone:
-        add(("only in", "files", "content", "layer"), alone, right=(1, 2))
+        add(("only in", "files", "content", "layer"), alone, right=(1, 2), text=(3,))
     if found.reordered:
         parts.append("the same layers in another order")
     verdict = "the images are the same" if found.same else "the images differ"
@@ -70,6 +78,25 @@ def contrast_json(a: str, b: str, left: LayeredImage, right: LayeredImage, found
     return json.dumps(document, indent=2)
 
 
+def same_text(a: str, b: str, digest: str) -> str:
+    """What `diff` prints of images with the same *digest*."""
+    return printable(f"A  {a} ({digest[:19]})\nB  {b} ({digest[:19]})\n\nthe images are the same")
+
+
+def same_json(a: str, b: str, digest: str) -> str:
+    """The object of `diff --json`, without what only the layers say: they were not read."""
+    numbers = dict.fromkeys(("layers", "files", "content_bytes", "compressed_bytes"))
+    document = {
+        "a": {"name": a, "digest": digest, **numbers},
+        "b": {"name": b, "digest": digest, **numbers},
+        "same": True,
+        "packages": [],
+        "settings": [],
+        "layers": {"shared": None, "only_in_a": [], "only_in_b": [], "reordered": False},
+    }
+    return json.dumps(document, indent=2)
+
+
 def sifted_text(found: Sifted) -> Iterator[str]:
     """A line for each difference that is not allowed."""
     for difference in found.left:
@@ -81,11 +108,18 @@ def sifted_text(found: Sifted) -> Iterator[str]:
             yield printable(f"{place}: {what}: {_short(a) or '–'} → {_short(b) or '–'}")
 
 
-def sifted_json(a: str, b: str, left: WholeImage, right: WholeImage, found: Sifted) -> str:
-    """The object that `diff --files --json` prints."""
+def expected_text(found: Sifted, entries: Sequence[AllowedDifference]) -> Iterator[str]:
+    """A line for each difference that one of *entries* allows, with its reason."""
+    for difference, entry in found.allowed:
+        if entry in entries:
+            yield printable(f"/{difference.at}: {difference.what}, as expected ({entry.reason})")
+
+
+def sifted_json(a: tuple[str, int | None], b: tuple[str, int | None], found: Sifted) -> str:
+    """The object that `diff --files --json` prints; *a* and *b*: name, and number of paths."""
     document = {
-        "a": {"name": a, "paths": len(left.tree)},
-        "b": {"name": b, "paths": len(right.tree)},
+        "a": {"name": a[0], "paths": a[1]},
+        "b": {"name": b[0], "paths": b[1]},
         "same": not found.left,
         "differences": [asdict(difference) for difference in found.left],
         "allowed": [{**asdict(difference), "reason": entry.reason} for difference, entry in found.allowed],
@@ -129,4 +163,4 @@ def _package(name: str, place: str) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONG else text[: _LONG - 1] + "…"
+    return shortened(text, _LONG)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from torchkiln.attest.dsse import fingerprint
 from torchkiln.attest.keys import NamedKey, public_keys
+from torchkiln.attest.roles import keys_for
 from torchkiln.cli.shared.reports import signature_line
 from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.cli.shared.tables import table
@@ -16,6 +20,7 @@ from torchkiln.cli.shared.trust_options import ActivePolicy
 from torchkiln.errors import printable
 from torchkiln.gate.check_status import CheckStatus
 from torchkiln.gate.gate import GateResult
+from torchkiln.gate.hints import GivenOptions
 from torchkiln.gate.inputs import GateInputs
 from torchkiln.smoke import hosts
 from torchkiln.smoke.history import KeptRuns
@@ -23,8 +28,10 @@ from torchkiln.smoke.suite import load_suite
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
+if TYPE_CHECKING:
+    from torchkiln.attest.signers import Signer
+
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
-_WIDTH = 70  # characters of measured values
 reports_option = click.option(
     "--report",
     "report_files",
@@ -55,9 +62,26 @@ def inputs_of(
         named=tuple(public_keys(trust)),
         given=tuple(reports),
         nonce=nonce,
+        options=GivenOptions(
+            trust=tuple(str(key.path) for key in trust if "laboratory" in key.roles),
+            reports=tuple(map(str, reports)),
+            nonce=nonce,
+        ),
     )
     found.demand_keys(active.file)
     return found
+
+
+def with_key(inputs: GateInputs, key_file: Path | None, signer: Signer) -> GateInputs:
+    """*inputs*, whose hints name *key_file* if reports that it signs are accepted."""
+    from torchkiln.attest.signers import ByKey
+
+    if key_file is None or not isinstance(signer, ByKey):
+        return inputs
+    laboratories = map(fingerprint, keys_for("laboratory", inputs.trusted))
+    if fingerprint(signer.key.public_key()) not in laboratories:
+        return inputs
+    return replace(inputs, options=replace(inputs.options, key=str(key_file)))
 
 
 def show(result: GateResult) -> None:
@@ -73,13 +97,13 @@ def show(result: GateResult) -> None:
         ("CHECK", "TIER", "REQUIRED", "OUTCOME", "REPORT", "MEASURED"),
         [[printable(text) for text in _row(status, numbers)] for status in result.statuses],
         styles=_STYLES,
+        text=(5,),
         err=True,
     )
 
 
 def _row(status: CheckStatus, numbers: Mapping[str, str]) -> tuple[str, ...]:
     detail = status.measured or status.fact or (status.lacks[0] if status.required else "")
-    short = detail if len(detail) <= _WIDTH else f"{detail[: _WIDTH - 1]}…"
     reports = ", ".join(numbers[name] for name in status.where) or "-"
     required = "yes" if status.required else "no"
-    return status.check, str(status.tier), required, status.outcome, reports, short
+    return status.check, str(status.tier), required, status.outcome, reports, detail

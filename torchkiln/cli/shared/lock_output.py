@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 import click
 
+from torchkiln.cli.shared.console import progress
+from torchkiln.cli.shared.program import as_typed
+from torchkiln.cli.shared.terminal import print_error
 from torchkiln.compare.locks import lock_change
 from torchkiln.errors import KilnError, printable
 from torchkiln.lock.session import LockResult
 from torchkiln.matrix.public_record import record_notice
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.progress import Reporting
 from torchkiln.model.untrusted import USES, is_untrusted
 
 
 def say(line: str) -> None:
     """Print one line on stderr."""
-    click.echo(f"lock: {line}", err=True)
+    click.echo(f"lock: {as_typed(line)}", err=True)
 
 
 class LockOutput:
@@ -23,12 +30,15 @@ class LockOutput:
     def say(self, line: str) -> None:
         say(line)
 
+    @contextmanager
+    def reporting(self) -> Iterator[Reporting]:
+        with progress(quiet=False) as observer:
+            yield Reporting(say=say, observer=observer)
+
     def locked(self, result: LockResult) -> None:
         tag, locked = result.tag, result.lock
         say(f"{tag}: {_contents(locked)}: {_changes(result)}")
-        for name, version, reason in result.yanked:
-            why = f": {printable(reason)[:200]}" if reason else ""
-            say(f"{tag}: warning: {name} {version} was yanked{why}")
+        warn_of_yanked(tag, result.yanked)
         if is_untrusted(locked):
             say(f"{tag}: warning: {USES}")
         if locked.by_record:
@@ -36,7 +46,14 @@ class LockOutput:
         click.echo(tag)
 
     def failed(self, tag: str, error: KilnError) -> None:
-        say(f"{tag}: {error.message}\n  {error.hint}")
+        print_error(f"{tag}: {error.message}", error.hint)
+
+
+def warn_of_yanked(tag: str, yanked: Iterable[tuple[str, str, str]]) -> None:
+    """Print a line for the name, version and reason of each yanked wheel."""
+    for name, version, reason in yanked:
+        why = f": {printable(reason)[:200]}" if reason else ""
+        say(f"{tag}: warning: {name} {version} was yanked{why}")
 
 
 def _contents(locked: LockedCell) -> str:

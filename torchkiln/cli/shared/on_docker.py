@@ -12,6 +12,7 @@ from torchkiln.cli.shared.context import BuildContext
 from torchkiln.docker import build as docker_build
 from torchkiln.docker.build_locked import build_on_docker
 from torchkiln.docker.daemon import Engine, find_engine, load
+from torchkiln.docker.dockerfile import demand_full
 from torchkiln.index.lazy import LazyIndex
 from torchkiln.matrix.tags import aliases_of
 from torchkiln.model.cell import Cell
@@ -33,6 +34,8 @@ class DockerBuilder:
         """Build, print the result, and return what --json prints."""
         context, store = self.context, self.context.store()
         reference = context.base if context.base and not Path(context.base).is_file() else None
+        if cell.gpus:
+            demand_full(context.locked(cell))  # before the engine is needed
         engine = find_engine()
         locked = context.locked(cell)
         with console.progress(quiet=context.quiet) as observer:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from torchkiln.errors import ConfigError
+from torchkiln.matrix import mirrors
 from torchkiln.oci.owned import demand_own_layout
-from torchkiln.util.places import ROOT
+from torchkiln.util.places import INSTALLED, MATRIX
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 Decorator = Callable[[Any], Any]
 FILE = click.Path(path_type=Path, dir_okay=False)
 EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 FOLDER = click.Path(path_type=Path, file_okay=False)
+_HERE = Path("matrix.yaml")
 
 
 def options(*decorators: Decorator) -> Decorator:
@@ -31,17 +35,34 @@ def options(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-def here_or_checkout(name: str) -> Path:
-    """*name* in the current folder if it exists, else torchkiln's own."""
-    return Path(name) if Path(name).exists() else ROOT / name
+def project_matrix() -> Path:
+    """matrix.yaml of the current folder; without one that of the checkout, if torchkiln runs from one."""
+    return _HERE if INSTALLED else nearest_matrix()
+
+
+def nearest_matrix() -> Path:
+    """matrix.yaml of the current folder if it exists, else torchkiln's own."""
+    return _HERE if _HERE.exists() else MATRIX
+
+
+def _images() -> Path:
+    """images/ of the current folder if it exists, else the one beside the matrix."""
+    context = click.get_current_context(silent=True)
+    named = context.params.get("matrix_file") if context else None
+    here = Path("images")
+    return here if here.exists() else (named or project_matrix()).parent / here
 
 
 def layout_option(
-    text: str = "the OCI layout that holds the image", default: Path | None = Path("dist")
+    text: str = "the OCI layout that holds the image",
+    default: Path | None = Path("dist"),
+    *,
+    owned: bool = True,
 ) -> Decorator:
-    """The option --output: an OCI layout that `build` writes."""
+    """The option --output: an OCI layout that `build` writes; *owned*: that other users cannot change."""
+    callback = _demand_own if owned else None
     return click.option(
-        "--output", type=FOLDER, default=default, show_default=True, callback=_demand_own, help=text
+        "--output", type=FOLDER, default=default, show_default=True, callback=callback, help=text
     )
 
 
@@ -52,18 +73,55 @@ def _demand_own(_: click.Context, __: click.Parameter, layout: Path | None) -> P
     return layout
 
 
-matrix_option = click.option(
-    "--matrix",
-    "matrix_file",
-    type=FILE,
-    default=lambda: here_or_checkout("matrix.yaml"),
-    show_default="matrix.yaml",
-    help="the matrix of versions",
+def _use_mirror(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
+    """Set TORCHKILN_MIRROR for this command.
+
+    :raises ConfigError: there is no such mirror.
+    """
+    if name is not None:
+        mirrors.find(name, os.environ)
+        ctx.with_resource(_variable(mirrors.NAME, name))
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+mirror_option = click.option(
+    "--mirror",
+    metavar="NAME",
+    expose_value=False,
+    callback=_use_mirror,
+    help="use the package index and archives of this public mirror, such as tuna",
 )
+
+
+def _matrix_option(default: Callable[[], Path], text: str) -> Decorator:
+    return click.option(
+        "--matrix",
+        "matrix_file",
+        type=FILE,
+        default=default,
+        show_default="matrix.yaml",
+        help=text,
+    )
+
+
+matrix_option = _matrix_option(project_matrix, "the matrix of versions")
+#: For commands that only read the matrix, and so are useful without a project.
+any_matrix_option = _matrix_option(nearest_matrix, "the matrix of versions; without one torchkiln's own")
 images_folder = click.option(
     "--images",
     type=FOLDER,
-    default=lambda: here_or_checkout("images"),
+    default=_images,
     show_default="images",
     help="the folder of locks and Dockerfiles",
 )
@@ -95,3 +153,16 @@ def parse_size(text: str, option: str = "--shm-size") -> int:
     if not match or int(match[1]) == 0:
         raise ConfigError(f"{option} {text}: not a valid size", hint="write for example 64m or 1g")
     return int(match[1]) * _UNITS[match[2]]
+
+
+upload_options = options(
+    plain_http_option,
+    click.option(
+        "--licence-confirmed",
+        is_flag=True,
+        help="for images built with --own-use: you have the right to distribute NVIDIA's changed libraries",
+    ),
+    click.option("--jobs", type=click.IntRange(1, 32), default=4, show_default=True, help="parallel uploads"),
+    click.option("--json", "as_json", is_flag=True, help="print a JSON object for each image"),
+    quiet_option,
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from torchkiln.attest.dsse import PrivateKey
 from torchkiln.attest.keys import NamedKey, public_keys
 from torchkiln.attest.roles import keys_for, role_named
 from torchkiln.cli.shared.options import EXISTING_FILE, FILE, options, suite_option
+from torchkiln.cli.shared.tables import paragraph
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import facts
-from torchkiln.model.report import SignedReport, SmokeReport
+from torchkiln.model.report import Finding, SignedReport, SmokeReport
 from torchkiln.smoke import attestation
 from torchkiln.smoke import report as forms
 from torchkiln.smoke.run import of_environment
@@ -92,7 +93,7 @@ def show(report_file: Path, trust_files: tuple[NamedKey, ...], as_json: bool) ->
         click.echo(json.dumps({"verdict": computed, "stated": report.verdict, "faults": failed, **signed}))
     else:
         for line in forms.to_lines(report, facts.load().reasons()):
-            click.echo(line)
+            click.echo(paragraph(line))
         click.echo(f"\n{signature_line(signed_report)}\n{computed}")
     attestation.demand_sound(signed_report, signed=bool(trusted))
     forms.demand_pass(report)
@@ -129,8 +130,13 @@ def read(
     forms.demand_pass(report)
 
 
-def publish(report: SmokeReport, to: ReportFiles, key: PrivateKey | None = None) -> None:
-    """Write *report* to the named files, signed with *key*; lines for people, then JSON or the verdict."""
+def publish(
+    report: SmokeReport, to: ReportFiles, key: PrivateKey | None = None, *, printed: Collection[Finding] = ()
+) -> None:
+    """Write *report* to the named files, signed with *key*; lines for people, then JSON or the verdict.
+
+    :param printed: the findings that were printed while the checks ran.
+    """
     if to.report and key:
         write_atomic(attestation.beside(to.report), attestation.attest(report, key))
     if to.report:
@@ -139,14 +145,14 @@ def publish(report: SmokeReport, to: ReportFiles, key: PrivateKey | None = None)
         write_atomic(to.junit, forms.to_junit(report))
     if to.markdown:
         write_atomic(to.markdown, forms.to_markdown(report).encode())
-    show_lines(report)
+    show_lines(report, printed)
     click.echo(forms.to_json(report).decode() if to.as_json else report.verdict, nl=not to.as_json)
 
 
-def show_lines(report: SmokeReport) -> None:
-    """*report* for people, on stderr."""
-    for line in forms.to_lines(report, facts.load().reasons()):
-        click.echo(line, err=True)
+def show_lines(report: SmokeReport, printed: Collection[Finding]) -> None:
+    """*report* for people, on stderr; *printed* were printed while the checks ran."""
+    for line in forms.to_lines(report, facts.load().reasons(), printed):
+        click.echo(paragraph(line, err=True), err=True)
 
 
 def demand(value: str | None, name: str) -> None:

@@ -11,11 +11,15 @@ from typing import Any
 
 import click
 
-from torchkiln.cli.shared.options import matrix_option, options
+from torchkiln.cli.shared.completing import COMPONENTS, CUDA, FLAVOR, GPUS, OS, TORCH
+from torchkiln.cli.shared.options import Decorator, any_matrix_option, matrix_option, options
+from torchkiln.cli.shared.targets import names_argument, tag_named
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix import cuda_redist, facts, matrix
 from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.kept_gpus import kept_gpus
 from torchkiln.matrix.matrix import Matrix
+from torchkiln.matrix.named import cell_named
 from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.select import Selection, everywhere, select
 from torchkiln.matrix.tags import tag_of
@@ -27,7 +31,7 @@ _SYSTEMS = ", ".join(f"{name} (default)" if name == DEFAULT_OS else name for nam
 
 @dataclass(frozen=True, slots=True)
 class CellOptions:
-    """The values of the options that select cells."""
+    """The values of the options that select cells, and the names of commands that take cells."""
 
     torch: tuple[str, ...]
     cuda: tuple[str, ...]
@@ -37,22 +41,34 @@ class CellOptions:
     every: bool
     lockable: bool
     matrix_file: Path
+    kept_gpus: tuple[str, ...] = ()  # of thin images; two commands have --gpus with another meaning
+    own_use: bool = False
+    names: tuple[str, ...] = ()  # arguments: tags, aliases, DIR:REF
     _read: list[tuple[Matrix, Facts]] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @property
     def any(self) -> bool:
-        """Whether one of these options was used; --matrix alone does not count."""
-        named = (self.torch, self.cuda, self.flavor, self.os_names, self.components)
-        return bool(any(named) or self.every or self.lockable)
+        """Whether a cell is named or one of these options was used; --matrix alone does not count."""
+        named = (self.names, self.torch, self.cuda, self.flavor, self.os_names, self.components)
+        return bool(any(named) or self.kept_gpus or self.own_use or self.every or self.lockable)
 
     def selection(self) -> Selection:
-        """The same values as `select` takes them."""
+        """The same values as `select` takes them.
+
+        :raises ConfigError: a GPU is unknown, or --own-use is used without --gpus.
+        """
+        if self.own_use and not self.kept_gpus:
+            raise ConfigError(
+                "--own-use needs --gpus", hint="name the GPUs of the image, for example --gpus 9.0"
+            )
         return Selection(
             torch=self.torch,
             cuda=self.cuda,
             flavor=self.flavor,
             os=self.os_names,
             components=self.components,
+            gpus=kept_gpus(self.kept_gpus, self.grid()[1]) if self.kept_gpus else (),
+            own_use=self.own_use,
             every=self.every,
         )
 
@@ -70,14 +86,25 @@ class CellOptions:
         return self._read[0]
 
     def cells(self, *, must_name: bool = False) -> tuple[tuple[Cell, ...], Matrix, Facts]:
-        """The selected cells in the matrix's order, with `grid`.
+        """The named cells, then the selected ones in the matrix's order, each once; with `grid`.
 
-        :param must_name: refuse options that name neither torch nor CUDA nor every cell.
-        :raises ConfigError: values that the matrix does not have; all of them are listed.
+        :param must_name: refuse options that name neither torch nor CUDA nor every cell, unless the matrix
+            has only one torch with one CUDA.
+        :raises ConfigError: names or values that the matrix does not have; all of the values are listed.
         :raises NothingSelected: an option without a value; *must_name*; --lockable, and no cell is lockable.
         """
         matrix, facts = self.grid()
-        found = select(self.selection(), matrix, must_name=must_name and not self.lockable)
+        several = len(matrix.pairs) > 1 and not self.lockable
+        found = tuple(cell_named(tag_named(name), matrix, facts) for name in self.names)
+        if not self.names:
+            found = select(self.selection(), matrix, must_name=must_name and several)
+        elif self.torch or self.cuda or self.every:
+            found = tuple(dict.fromkeys((*found, *select(self.selection(), matrix))))
+        elif self.flavor or self.os_names or self.components or self.kept_gpus or self.own_use:
+            raise ConfigError(
+                "--flavor, --os, --with and --gpus go with --torch and --cuda, not with a TAG",
+                hint=f"leave them out, or name the cell by options instead of {self.names[0]}",
+            )
         for name in everywhere(self.selection(), matrix):
             click.echo(f"--with {name}: ignored: every image has it already", err=True)
         if not self.lockable:
@@ -111,33 +138,103 @@ class CellOptions:
         tags = self.tags()
         if len(tags) != 1:
             raise ConfigError(
-                f"{command} takes one image, the options select {len(tags)}",
+                f"{command} takes one image, but the options select {len(tags)}",
                 hint="name one --torch and one --cuda" + (f"; or one of: {', '.join(tags)}" if tags else ""),
             )
         return tags[0]
 
 
+def cell_selection(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add names of cells as arguments, and the options of `selection`."""
+    named: Callable[..., Any] = names_argument(_with_options(command, matrix_option, named=True))
+    return named
+
+
+def cell_selection_anywhere(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As `cell_selection`; in a folder without matrix.yaml the cells are those of torchkiln's own."""
+    named: Callable[..., Any] = names_argument(_with_options(command, any_matrix_option, named=True))
+    return named
+
+
 def selection(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select cells; *command* receives them together, as the argument `chosen`."""
+    return _with_options(command, matrix_option)
+
+
+def selection_for_running(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As `selection` without --gpus, which in such a command names the GPUs to use."""
+    return _with_options(command, matrix_option, gpus=False)
+
+
+def selection_anywhere(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As `selection`; in a folder without matrix.yaml the cells are those of torchkiln's own."""
+    return _with_options(command, any_matrix_option)
+
+
+_OF_THIN_IMAGES = (
+    click.option(
+        "--gpus",
+        "kept_gpus",
+        multiple=True,
+        metavar="G[,G]",
+        shell_complete=GPUS,
+        help="thin images: keep only the device code for these GPUs, such as 9.0 or H100",
+    ),
+    click.option(
+        "--own-use",
+        is_flag=True,
+        help="with --gpus: cut NVIDIA's libraries, too; their licence may not allow to distribute the image",
+    ),
+)
+
+
+def _with_options(
+    command: Callable[..., Any], of_matrix: Decorator, *, named: bool = False, gpus: bool = True
+) -> Callable[..., Any]:
+    """Add the options.
+
+    :param named: the command's argument `names` are names of cells, and also in `chosen`.
+    :param gpus: with the options of thin images.
+    """
+    left_out = {*(() if named else ("names",)), *(() if gpus else ("kept_gpus", "own_use"))}
+    passed = [each.name for each in fields(CellOptions) if each.init and each.name not in left_out]
 
     @functools.wraps(command)
-    def with_chosen(*arguments: Any, **named: Any) -> Any:
-        chosen = CellOptions(**{each.name: named.pop(each.name) for each in fields(CellOptions) if each.init})
-        return command(*arguments, chosen=chosen, **named)
+    def with_chosen(*arguments: Any, **values: Any) -> Any:
+        chosen = CellOptions(**{name: values.pop(name) for name in passed})
+        return command(*arguments, chosen=chosen, **values)
 
     add = options(
         click.option(
-            "--torch", multiple=True, metavar="X[,Y]", help="torch releases, for example 2.7 or 2.7.1"
+            "--torch",
+            multiple=True,
+            metavar="X[,Y]",
+            shell_complete=TORCH,
+            help="torch releases, for example 2.7 or 2.7.1",
         ),
-        click.option("--cuda", multiple=True, metavar="X[,Y]", help="CUDA versions, for example 12.1"),
-        click.option("--flavor", multiple=True, metavar="F", help="runtime (default), devel"),
-        click.option("--os", "os_names", multiple=True, metavar="OS", help=_SYSTEMS),
         click.option(
-            "--with", "components", multiple=True, metavar="C[,C]", help="components: conda, transformers"
+            "--cuda",
+            multiple=True,
+            metavar="X[,Y]",
+            shell_complete=CUDA,
+            help="CUDA versions, for example 12.1",
         ),
+        click.option(
+            "--flavor", multiple=True, metavar="F", shell_complete=FLAVOR, help="runtime (default), devel"
+        ),
+        click.option("--os", "os_names", multiple=True, metavar="OS", shell_complete=OS, help=_SYSTEMS),
+        click.option(
+            "--with",
+            "components",
+            multiple=True,
+            metavar="C[,C]",
+            shell_complete=COMPONENTS,
+            help="components: conda, transformers",
+        ),
+        *(_OF_THIN_IMAGES if gpus else ()),
         click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
         click.option("--lockable", is_flag=True, help="only cells whose wheels are all on the default index"),
-        matrix_option,
+        of_matrix,
     )
     decorated: Callable[..., Any] = add(with_chosen)
     return decorated

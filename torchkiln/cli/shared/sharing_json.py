@@ -1,4 +1,4 @@
-"""Formats shared layers as JSON, for `sharing --json`."""
+"""Formats shared layers as JSON, for `plan sharing --json`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchkiln.compare.sharing import Sharing, Storage, chain_ids
 
 
 def to_json(found: Sharing) -> dict[str, Any]:
-    """The object that `sharing --json` prints: sizes in bytes, null if unknown. Keys are only ever added."""
+    """The object that `plan sharing --json` prints: sizes in bytes, null if unknown. Keys are only added."""
     return {
         "images": [_image_json(found, image) for image in range(len(found.stacks))],
         "registry": _place_json(found, found.registry, "digest"),

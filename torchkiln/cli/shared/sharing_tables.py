@@ -12,7 +12,6 @@ from torchkiln.compare.sharing import Sharing, Storage, StoredLayer
 from torchkiln.errors import printable
 from torchkiln.model.digest import Digest
 
-_LONG = 60  # characters of a layer's title; --json has all
 _MORE = " + ?"  # after a total that lacks unknown sizes
 
 
@@ -24,10 +23,11 @@ def show(found: Sharing) -> None:
     if found.shared:
         click.echo()
         header = ["COMPRESSED", "KEPT FOR", "UNPACKED", "KEPT ON A DISK FOR", "LAYER"]
-        table(header, [_layer(found, diff_id) for diff_id in found.shared])
+        rows = [_layer(found, diff_id) for diff_id in found.shared]
+        table(header, rows, text=(1, 3, 4))
     click.echo()
     places = (("registry, compressed", found.registry), ("host's disk, unpacked", found.disk))
-    table(["ALL", "IMAGES", "KEPT", "RATIO"], [_sums(name, place) for name, place in places])
+    table(["ALL", "IMAGES", "KEPT", "RATIO"], [_sums(name, place) for name, place in places], text=(3,))
 
 
 def ratio(place: Storage) -> str:
@@ -51,7 +51,7 @@ def _images(title: str, found: Sharing, place: Storage) -> None:
                 ", ".join(f"{size(part.bytes)} with {part.others}" for part in place.parts_of(image)) or "-",
             ]
         )
-    table(["NO", "IMAGE", "LAYERS", title, "SHARED", "WITH OTHER IMAGES"], rows)
+    table(["NO", "IMAGE", "LAYERS", title, "SHARED", "WITH OTHER IMAGES"], rows, text=(5,))
 
 
 def _layer(found: Sharing, diff_id: Digest) -> list[str]:
@@ -65,13 +65,24 @@ def _layer(found: Sharing, diff_id: Digest) -> list[str]:
         _groups(blobs),
         size(sum(copy.bytes for copy in unpacked)) if unpacked else "unknown",
         _groups(unpacked) or "-",
-        title if len(title) <= _LONG else title[: _LONG - 1].rstrip(", ") + "…",
+        title,
     ]
 
 
 def _groups(copies: Iterable[StoredLayer]) -> str:
-    """`1,2 | 3`: the images 1 and 2 share a copy, 3 has its own."""
-    return " | ".join(",".join(str(image + 1) for image in copy.images) for copy in copies)
+    """`1,2,4-9 | 3`: image 3 has a copy of its own, the others share one."""
+    return " | ".join(_ranges([image + 1 for image in copy.images]) for copy in copies)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """*numbers*, which ascend; three or more that follow each other as a range."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
 def _sums(name: str, place: Storage) -> list[str]:

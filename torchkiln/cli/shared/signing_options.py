@@ -43,7 +43,7 @@ def signer_of(key_file: Path | None, keyless: bool, *, demanded: bool) -> Signer
         return job
     if demanded:
         raise ConfigError(
-            "the policy requires signatures, and no key to sign with is named",
+            "the policy requires signatures, but no signing key is given",
             hint="add --key KEY.pem, or in GitHub Actions --keyless",
         )
     console.say(

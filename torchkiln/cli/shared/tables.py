@@ -1,11 +1,25 @@
-"""Prints tables on stdout or stderr, for people and for `awk`."""
+"""Prints tables and lists on stdout or stderr, for people and for `awk`.
+
+On a terminal only text is wrapped, and only at spaces: a number, a tag or a name stays whole. Columns that do
+not fit beside the others continue on a further line.
+"""
 
 from __future__ import annotations
 
-import sys
+import re
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
 
 import click
+
+from torchkiln.cli.shared import terminal
+
+_GAP = "  "
+_INDENT = 4  # of the lines after the first of a row
+_LEAST = 24  # characters of a column of text, before a further line is begun
+_GLUE = "\N{NO-BREAK SPACE}"
+_UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b)")  # "821.2 MB"
 
 
 def table(
@@ -14,37 +28,150 @@ def table(
     *,
     styles: Mapping[str, str] | None = None,
     right: Collection[int] = (),
+    text: Collection[int] = (),
     err: bool = False,
 ) -> None:
-    """Print by rich on a terminal; elsewhere as plain columns that `awk` and `cut` can read.
+    """Print in the width of the terminal; elsewhere as plain columns that `awk` and `cut` can read.
 
+    :param header: the names of the columns; may be empty.
     :param styles: by the whole text of a cell, "green".
     :param right: the numbers of the columns that are aligned to the right.
+    :param text: the numbers of the columns whose text may be wrapped.
     :param err: print on stderr.
     """
-    if (sys.stderr if err else sys.stdout).isatty():
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+    painted = {**dict.fromkeys(header, "bold"), **(styles or {})}
+    width = terminal.columns(err=err)
+    for line in laid_out(header, rows, width, styles=painted, right=right, text=text):
+        click.echo(line, err=err)
 
-        shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for number, name in enumerate(header):
-            shown.add_column(name, justify="right" if number in right else "left", overflow="fold")
-        for row in rows:
-            shown.add_row(*(Text(text, style=(styles or {}).get(text, "")) for text in row))
-        Console(stderr=err).print(shown)
-        return
-    click.echo("\n".join(columns((header, *rows), right)), err=err)
+
+def laid_out(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    *,
+    styles: Mapping[str, str] | None = None,
+    right: Collection[int] = (),
+    text: Collection[int] = (),
+) -> list[str]:
+    """The lines of a table in *width*; None: plain columns. The other parameters are those of `table`."""
+    lines = [header, *rows] if header else rows
+    if not lines:
+        return []
+    if width is None:
+        return columns(lines, right)
+    bands = _bands(lines, width, text)
+    return [shown for line in lines for shown in _row(line, bands, right, styles or {})]
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """*rows* as lines whose columns are two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join(
-            text.rjust(width) if number in right else text.ljust(width)
-            for number, (text, width) in enumerate(zip(row, widths, strict=True))
+        _GAP.join(
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
+
+
+def beside(head: str, text: str, width: int | None) -> str:
+    """*head* and *text*. Text beyond *width* continues below its first word; None: all on one line."""
+    if width is None or len(head) + len(text) <= width:
+        return head + text
+    room = width - len(head)
+    if room >= max(_LEAST, _longest(text)):
+        first, *others = _wrapped(text, room)
+        return "\n".join((head + first, *(" " * len(head) + line for line in others)))
+    lines = [" " * _INDENT + line for line in _wrapped(text, width - _INDENT)]
+    return "\n".join(([head.rstrip()] if head.strip() else []) + lines)
+
+
+def paragraph(line: str, *, err: bool = False) -> str:
+    """*line* as it is printed on a terminal: further lines are indented by four more characters."""
+    width = terminal.columns(err=err)
+    if width is None or len(line) <= width:
+        return line
+    indent = len(line) - len(line.lstrip()) + _INDENT
+    return "\n".join(_wrapped(line, width, indent))
+
+
+def shortened(text: str, most: int) -> str:
+    """*text*, or its beginning up to a space in at most *most* characters, with an ellipsis."""
+    if len(text) <= most:
+        return text
+    start = text[: most - 1]
+    return (start.rpartition(" ")[0].rstrip(" ,;:") or start) + "…"
+
+
+_Band = list[tuple[int, int]]  # number and width of each column of one line
+
+
+def _bands(lines: Sequence[Sequence[str]], width: int, text: Collection[int]) -> list[_Band]:
+    """The columns of each line of a row: as many as fit, in their order."""
+    natural = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    least = [
+        max(min(_LEAST, natural[number]), *(_longest(line[number]) for line in lines))
+        if number in text
+        else natural[number]
+        for number in range(len(natural))
+    ]
+    bands: list[_Band] = [[]]
+    left = width
+    for number, needed in enumerate(least):
+        if bands[-1] and needed > left:
+            bands.append([])
+            left = width - _INDENT
+        bands[-1].append((number, needed))
+        left -= needed + len(_GAP)
+    return [_widened(band, natural, width - _INDENT * bool(at)) for at, band in enumerate(bands)]
+
+
+def _widened(band: _Band, natural: Sequence[int], width: int) -> _Band:
+    """*band* with the free space of its line given to columns that have longer text."""
+    free = width - sum(needed for _, needed in band) - len(_GAP) * (len(band) - 1)
+    wide = []
+    for number, needed in band:
+        more = max(min(free, natural[number] - needed), 0)
+        free -= more
+        wide.append((number, needed + more))
+    return wide
+
+
+def _row(
+    cells: Sequence[str], bands: Sequence[_Band], right: Collection[int], styles: Mapping[str, str]
+) -> list[str]:
+    """The lines of one row."""
+    shown = []
+    for at, band in enumerate(bands):
+        parts = [_wrapped(cells[number], width) for number, width in band]
+        for pieces in zip_longest(*parts, fillvalue=""):
+            line = " " * _INDENT * bool(at)
+            for (number, width), piece in zip(band, pieces, strict=True):
+                space, painted = " " * (width - len(piece)), _painted(piece, styles.get(cells[number], ""))
+                line += (space + painted if number in right else painted + space) + _GAP
+            shown.append(line.rstrip())
+    return shown
+
+
+def _painted(text: str, style: str) -> str:
+    if not (text and style):
+        return text
+    return click.style(text, bold=True) if style == "bold" else click.style(text, fg=style)
+
+
+def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+    """*text* in lines of *width*, broken at spaces only, and not between a number and its unit."""
+    lines = textwrap.wrap(
+        _UNIT.sub(_GLUE, text),
+        max(width, 1),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_GLUE, " ") for line in lines] or [""]
+
+
+def _longest(text: str) -> int:
+    return max(map(len, _UNIT.sub(_GLUE, text).split(" ")))

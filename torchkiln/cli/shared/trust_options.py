@@ -19,7 +19,7 @@ from torchkiln.attest.keys import NamedKey, policy_keys, public_keys
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import EXISTING_FILE, Decorator, options
 from torchkiln.cli.shared.reports import named_keys
-from torchkiln.util.places import ROOT
+from torchkiln.util.places import MATRIX
 
 if TYPE_CHECKING:
     from torchkiln.attest.roles import KeyInRole
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torchkiln.matrix.policy import Policy
 
 _GITHUB = "https://token.actions.githubusercontent.com"
-_OWN = ROOT / "matrix.yaml"  # of this installation: its policy applies where none is named
 
 
 def trust_options(*names: str) -> Decorator:
@@ -89,9 +88,9 @@ def active_policy(policy_file: Path | None, matrix_file: Path, grid: Matrix) -> 
     if chosen is not None:
         found = grid if chosen == matrix_file else matrix.read(chosen, facts.load())
         return ActivePolicy(policy=found.policy, keys=_keys(found.policy, chosen), matrix=found, file=chosen)
-    own = grid if _is_same(matrix_file, _OWN) else matrix.read(_OWN, facts.load())
+    own = grid if _is_same(matrix_file, MATRIX) else matrix.read(MATRIX, facts.load())
     _note_ignored(matrix_file, grid.policy, own.policy)
-    return ActivePolicy(policy=replace(own.policy, keys=()), keys=(), matrix=own, file=_OWN)
+    return ActivePolicy(policy=replace(own.policy, keys=()), keys=(), matrix=own, file=MATRIX)
 
 
 def trust_of(active: ActivePolicy, keys: Sequence[NamedKey], identity: str | None, issuer: str) -> Trust:

@@ -263,23 +263,24 @@ class DocumentInspector:
         return self._read(self.blob(entry.digest), where, entry.digest)
 
     def _read(self, path: Path, where: str, digest: str | None = None) -> dict[str, Any] | None:
+        prefix = "" if where == path.name else f"{path.name}: "
         try:
             data = read_file(path, _LIMIT, follow=False)
         except OSError as error:
-            self._add(where, f"{path.name}: {error.strerror}")
+            self._add(where, f"{prefix}{error.strerror}")
             return None
         if digest is not None and (actual := "sha256:" + hashlib.sha256(data).hexdigest()) != digest:
             self._add(where, f"wrong digest: the content of blob {digest} has {actual}")
         try:
             found = json_of(data, values=_VALUES)
         except ValueError as error:
-            self._add(where, f"{path.name}: {error}")
+            self._add(where, f"{prefix}{error}")
             return None
         if not isinstance(found, dict):
-            self._add(where, f"{path.name} is not a JSON object")
+            self._add(where, f"{prefix}not a JSON object")
             return None
         for what in wrong_case_keys(found):
-            self._add(where, f"{path.name}: {what}")
+            self._add(where, f"{prefix}{what}")
         return found
 
 

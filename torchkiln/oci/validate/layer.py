@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -51,19 +51,23 @@ class LayerFacts:
     faults: tuple[str, ...]
     folders: frozenset[str]
     others: frozenset[str]
+    removed: frozenset[str]  # paths of lower layers, by whiteouts
     missing_parents: tuple[str, ...]  # folders that a lower layer must contain
 
 
-def inspect_layer(path: Path, media_type: str) -> LayerFacts:
+def inspect_layer(
+    path: Path, media_type: str, advanced: Callable[[int], None] = lambda _: None
+) -> LayerFacts:
     """Read the whole blob at *path*, even if it is faulty. Types other than layers are only hashed.
 
+    :param advanced: called with the length of each piece that was read.
     :raises OSError: it cannot be read.
     """
     faults: list[str] = []
     unpacked, size = hashlib.sha256(), 0
     tar = TarInspector()
     with path.open("rb") as file:
-        source = _BlobReader(file)
+        source = _BlobReader(file, advanced)
         if media_type in LAYER_TYPES:
             found = _type_of(bytes(source.peek(4)))
             if found not in (TAR_TYPE, media_type):
@@ -97,6 +101,7 @@ def inspect_layer(path: Path, media_type: str) -> LayerFacts:
         faults=(*faults, *tar.faults()),
         folders=frozenset(tar.paths.folders),
         others=frozenset(tar.paths.others),
+        removed=frozenset(tar.paths.removed),
         missing_parents=tuple(tar.paths.missing_parents()),
     )
 
@@ -108,8 +113,8 @@ class _Broken(Exception):
 class _BlobReader:
     """Reads and hashes a blob."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, advanced: Callable[[int], None]) -> None:
+        self._file, self._advanced = file, advanced
         self._held = memoryview(b"")
         self.hash = hashlib.sha256()
         self.size = 0
@@ -124,6 +129,7 @@ class _BlobReader:
         while len(self._held) < 4 and (more := self._file.read(_READ)):
             self.hash.update(more)
             self.size += len(more)
+            self._advanced(len(more))
             self._held = memoryview(bytes(self._held) + more)
         return self._held[:most]
 

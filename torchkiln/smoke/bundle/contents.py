@@ -24,7 +24,7 @@ from torchkiln.oci.image import canonical_json
 from torchkiln.oci.layout import VERSION, ImageOnDisk
 from torchkiln.smoke.suite import Suite
 from torchkiln.util.files import pretty_json
-from torchkiln.util.places import ROOT
+from torchkiln.util.places import PACKAGE, SHIPPED
 
 SCHEMA = 1
 RUN, BUNDLE = "run.py", "bundle.json"
@@ -86,13 +86,13 @@ def contents(parts: BundleParts) -> tuple[BundleFile, ...]:
         "arguments": list(parts.arguments),
         "files": {file.path: file.sha256 for file in small},
     }
-    run = _file(RUN, ROOT / "torchkiln/cli/bundle_run.py", mode=0o755)
+    run = _file(RUN, PACKAGE / "cli/bundle_run.py", mode=0o755)
     return (run, _bytes(BUNDLE, pretty_json(description)), *small, *_blobs(parts.image))
 
 
 def _folders(parts: BundleParts) -> Mapping[str, Path]:
     return {
-        "checkout/torchkiln": ROOT / "torchkiln",
+        "checkout/torchkiln": PACKAGE,
         f"checkout/images/{parts.tag}": parts.images / parts.tag,
         "packages": parts.packages,
         "python": parts.interpreter,
@@ -101,9 +101,9 @@ def _folders(parts: BundleParts) -> Mapping[str, Path]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files below *folder*; links are followed, broken ones ignored."""
+    """The files below *folder* except `SHIPPED`; links are followed, broken ones ignored."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
+        if path.is_file() and "__pycache__" not in path.parts and SHIPPED not in path.parents:
             yield path
 
 

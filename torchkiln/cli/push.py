@@ -1,0 +1,140 @@
+"""`torchkiln push`: pushes images to a registry without the gate, as unproven."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from torchkiln.cli.shared import console, pushed_output
+from torchkiln.cli.shared.image_names import NamedImage, named_images
+from torchkiln.cli.shared.options import layout_option, upload_options
+from torchkiln.cli.shared.selection import CellOptions, selection
+from torchkiln.cli.shared.targets import names_argument
+from torchkiln.cli.shared.terminal import print_error
+from torchkiln.errors import ConfigError, KilnError
+from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.publish.connect import open_registry
+from torchkiln.publish.licence import demand_licence
+from torchkiln.publish.names import ImageTags, demand_movable
+from torchkiln.registry.history import History
+from torchkiln.registry.push import Pushed, PushOptions
+from torchkiln.registry.push import push as push_image
+from torchkiln.registry.reading import RepositoryReader
+from torchkiln.registry.reference import Repository, parse_repository
+from torchkiln.registry.session import Registry
+
+T = TypeVar("T")
+PREFIX = "unproven-"  # of the default tag: `publish` never sets such a tag
+
+
+@click.command("push", options_metavar="[OPTIONS]")
+@selection
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    metavar="REGISTRY/REPOSITORY",
+    help="where to push: registry.example:5000/me/pytorch",
+)
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="NAME",
+    help="push under this tag; repeatable  [default: unproven-TAG]",
+)
+@layout_option()
+@upload_options
+@names_argument
+def push(
+    names: tuple[str, ...],
+    chosen: CellOptions,
+    target: str,
+    tags: tuple[str, ...],
+    output: Path,
+    plain_http: bool,
+    licence_confirmed: bool,
+    jobs: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Push the images TAG, or those of the selected cells, without tests: for your own use.
+
+    No gate decides and nothing is attached: `verify` refuses such an image, and `ls` warns of it. The tags of
+    `publish` stay where they are unless --tag names one. Prints each reference with its digest.
+    """
+    repository = parse_repository(target)
+    images = named_images(names, output, chosen)
+    if not images:
+        raise ConfigError("push: no image given", hint="pass a TAG of the layout, or --torch and --cuda")
+    if tags and len(images) > 1:
+        raise ConfigError(
+            f"--tag applies to one image, and {len(images)} are selected", hint="push them one at a time"
+        )
+    demand_movable(ImageTags(dated=None, moving=tags))
+    failures: list[KilnError] = []
+
+    def attempt(name: str | None, step: Callable[[], T]) -> T | None:
+        try:
+            return step()
+        except KilnError as error:
+            if len(images) == 1:
+                raise
+            print_error(f"{name}: {error.message}", error.hint)
+            failures.append(error)
+            return None
+
+    opened = [attempt(named.ref, partial(_opened, named, tags, licence_confirmed)) for named in images]
+    with open_registry(repository, os.environ, plain_http=plain_http) as registry:
+        registry.check()
+        send = partial(_pushed, registry=registry, repository=repository, tags=tags, jobs=jobs, quiet=quiet)
+        for image in filter(None, opened):
+            pushed = attempt(image.ref, partial(send, image))
+            if pushed is None:
+                continue
+            console.say(f"warning: {pushed.reference} is unproven: no gate has cleared it")
+            if not quiet:
+                console.say(pushed_output.summary(image.ref, pushed, pushed.tags))
+            result = pushed_output.to_json(image.ref, pushed, pushed.tags) | {"proven": False}
+            click.echo(json.dumps(result) if as_json else pushed.reference)
+    if failures:
+        raise console.worst(failures, len(images), "images")
+
+
+def _opened(named: NamedImage, tags: tuple[str, ...], licence_confirmed: bool) -> ImageOnDisk:
+    """The image, which has a name and may be distributed."""
+    image = open_layout(named.layout).image(named.ref)
+    if not tags and ":" in image.ref:
+        raise ConfigError(
+            f"{image.ref}: no name in {named.layout}",
+            hint="name it in the registry: --tag NAME",
+        )
+    demand_licence(image, confirmed=licence_confirmed)
+    return image
+
+
+def _pushed(
+    image: ImageOnDisk,
+    *,
+    registry: Registry,
+    repository: Repository,
+    tags: tuple[str, ...],
+    jobs: int,
+    quiet: bool,
+) -> Pushed:
+    """Push one image."""
+    tags = tags or (f"{PREFIX}{image.ref}",)
+    reading = RepositoryReader(registry, repository)
+    for tag in tags:
+        present = reading.digest(tag)
+        if present not in (None, image.manifest):
+            console.say(f"{repository}:{tag} moves; it was {present}")
+    with console.progress(quiet=quiet) as observer:
+        options = PushOptions(observer=observer, history=History(console.open_cache(quiet=quiet)), jobs=jobs)
+        return push_image(image, registry, repository, options, tags=tags)

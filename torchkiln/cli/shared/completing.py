@@ -1,0 +1,74 @@
+"""Completes values of options in a shell: versions and tags.
+
+A shell shows no error, so a matrix or folder that cannot be read gives no values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchkiln.errors import KilnError
+
+if TYPE_CHECKING:
+    from torchkiln.matrix.matrix import Matrix
+
+Completion = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _completion(values: Callable[[click.Context], Iterable[str]]) -> Completion:
+    """Complete the last of comma-separated values."""
+
+    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        try:
+            return [f"{before}{comma}{value}" for value in values(context) if value.startswith(last)]
+        except (KilnError, OSError):
+            return []
+
+    return complete
+
+
+def _matrix(context: click.Context) -> Matrix:
+    from torchkiln.cli.shared.options import project_matrix
+    from torchkiln.matrix import facts, matrix
+
+    return matrix.read(context.params.get("matrix_file") or project_matrix(), facts.load())
+
+
+def _tags(context: click.Context) -> Iterable[str]:
+    """The images of the layout."""
+    from torchkiln.oci.layout import open_layout
+
+    return sorted(open_layout(Path(context.params.get("output") or "dist")).refs())
+
+
+def _releases(_: click.Context) -> Iterable[str]:
+    from torchkiln.matrix import facts
+
+    return facts.load().releases
+
+
+def _cudas(_: click.Context) -> Iterable[str]:
+    from torchkiln.matrix import facts
+
+    return facts.load().cuda
+
+
+def _capabilities(_: click.Context) -> Iterable[str]:
+    from torchkiln.matrix import facts
+
+    return [kind.capability for kind in facts.load().gpus if kind.x86_names]
+
+
+KNOWN_TORCH, KNOWN_CUDA = _completion(_releases), _completion(_cudas)
+TORCH = _completion(lambda context: _matrix(context).releases)
+CUDA = _completion(lambda context: _matrix(context).cudas)
+FLAVOR = _completion(lambda context: _matrix(context).flavors)
+OS = _completion(lambda context: [system.name for system in _matrix(context).os])
+COMPONENTS = _completion(lambda context: [offer.name for offer in _matrix(context).components])
+GPUS = _completion(_capabilities)
+TAGS = _completion(_tags)

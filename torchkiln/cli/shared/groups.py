@@ -1,0 +1,43 @@
+"""Defines the groups of commands: help that is not cut, and groups with a default command."""
+
+from __future__ import annotations
+
+import click
+
+_WHOLE = 10_000  # characters: click cuts a help text at a word only beyond this length
+
+
+class Group(click.Group):
+    """A group whose help shows the whole first sentence of each command."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [
+            (name, command.get_short_help_str(_WHOLE))
+            for name, command in self.commands.items()
+            if not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class DefaultGroup(Group):
+    """A group with a default command: `smoke TAG` is `smoke run TAG`."""
+
+    default_command = ""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        completing = ctx.resilient_parsing and not args  # then a shell asks for the commands
+        wants_help = args in (["--help"], ["-h"])
+        if not wants_help and not completing and (not args or args[0] not in self.commands):
+            args = [self.default_command, *args]
+        return super().parse_args(ctx, args)
+
+
+def default_group(command: str) -> type[DefaultGroup]:
+    """The class of a group in which *command* is the default."""
+    return type("DefaultGroup", (DefaultGroup,), {"default_command": command})
+
+
+def first_sentence(name: str, docstring: str | None) -> str:
+    """The first sentence of a command's *docstring*, as a group shows it."""
+    return click.Command(name, help=docstring).get_short_help_str(_WHOLE)

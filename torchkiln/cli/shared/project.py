@@ -1,0 +1,59 @@
+"""Defines the option --project, and finds the cell whose image a project goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from torchkiln.cli.shared.options import FOLDER
+from torchkiln.cli.shared.selection import CellOptions
+from torchkiln.errors import ConfigError, NothingSelected, Stale
+from torchkiln.lock.folder import LockFolder
+from torchkiln.matrix.named import cell_named
+from torchkiln.model.cell import Cell
+from torchkiln.project.file import load_project
+
+project_option = click.option(
+    "--project",
+    type=FOLDER,
+    metavar="DIR",
+    help="the project in this folder, on the image of the selected cell",
+)
+
+
+def project_cell(chosen: CellOptions, folder: Path, images: Path) -> tuple[Cell, LockFolder]:
+    """The cell for the project in *folder*, and the folder of locks.
+
+    Without a selection it is the cell of the project's lock.
+
+    :raises ConfigError: the options select several cells.
+    :raises NothingSelected: they select none, and the project has no lock.
+    :raises Stale: the project's lock is invalid, and no cell is selected.
+    """
+    matrix, facts = chosen.grid()
+    locks = LockFolder(images, matrix, facts)
+    if not chosen.any and (lock := load_project(folder)) is not None:
+        return _cell_of(lock.parent, folder, locks), locks
+    if not chosen.any and len(matrix.pairs) > 1:
+        raise NothingSelected(
+            f"--project {folder}: no image is selected, and the project has no lock",
+            hint="name its torch and CUDA: --torch X --cuda Y; `torchkiln list` shows the cells",
+        )
+    cells, _, _ = chosen.cells(must_name=True)
+    if len(cells) != 1:
+        raise ConfigError(
+            f"--project takes the image of one cell, but the options select {len(cells)}",
+            hint="name one --torch and one --cuda",
+        )
+    return cells[0], locks
+
+
+def _cell_of(tag: str, folder: Path, locks: LockFolder) -> Cell:
+    try:
+        return cell_named(tag, locks.matrix, locks.facts)
+    except ConfigError as error:
+        raise Stale(
+            f"{folder}: its lock is for {tag}, which the matrix does not have",
+            hint=f"choose another image: torchkiln lock --project {folder} --torch X --cuda Y",
+        ) from error

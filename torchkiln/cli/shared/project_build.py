@@ -1,0 +1,77 @@
+"""Builds the image of a project, for `build --project`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torchkiln.build.build import BuildOptions
+from torchkiln.build.environment import Environment
+from torchkiln.build.project import BuiltProject, ProjectSource, build_project
+from torchkiln.cli.shared import console
+from torchkiln.cli.shared.context import BuildContext
+from torchkiln.index.lazy import LazyIndex
+from torchkiln.lock.folder import LockFolder
+from torchkiln.model.project import ProjectLock
+from torchkiln.project.code import ProjectCode, read_code
+from torchkiln.project.file import FILE, save_project
+from torchkiln.project.ready import ProjectRequest, ready_project
+from torchkiln.util.sizes import size
+
+
+def build_in(
+    request: ProjectRequest, locks: LockFolder, context: BuildContext, layout: Path, options: BuildOptions
+) -> dict[str, Any]:
+    """Build the project into *layout*, print the summary, and return what --json prints."""
+    store = context.store()
+
+    def lock() -> ProjectLock:
+        from torchkiln.cli.shared.project_output import show_project  # these load slowly
+        from torchkiln.project.session import lock_folder
+
+        read_code(request.folder)  # its faults are reported before a lock is made
+        found = lock_folder(request, locks, store, environ=os.environ)
+        if not context.quiet:
+            show_project(found)
+        context.say(f"there was no {FILE}: wrote {save_project(request.folder, found.lock)}")
+        return found.lock
+
+    locked, cell = ready_project(request, locks, store, environ=os.environ, lock=lock)
+    context.keep(cell)
+    code = read_code(request.folder)
+    with console.progress(quiet=context.quiet) as observer:
+        environment = Environment(store=store, fetcher=LazyIndex(store), observer=observer, say=context.say)
+        built = build_project(
+            ProjectSource(cell=cell, lock=locked, code=code),
+            context.matrix,
+            context.facts,
+            layout,
+            environment,
+            options,
+        )
+    if not context.quiet:
+        console.summary(built.built)
+        for line in _notes(built, code):
+            context.say(line)
+    return console.numbers(built.built) | _numbers(built, code) | context.trust_of(built.plan.locked)
+
+
+def _notes(built: BuiltProject, code: ProjectCode) -> list[str]:
+    parent = built.parent.image
+    started = ", ".join(built.at_start)
+    return [
+        f"{built.built.image.tag} is on {parent.tag} ({parent.manifest}), with {size(code.bytes)} of code",
+        *(f"warning: {note}" for note in (*code.notes, *built.effect.overwritten)),
+        *([f"warning: Python runs at each start: {started}"] if started else []),
+    ]
+
+
+def _numbers(built: BuiltProject, code: ProjectCode) -> dict[str, Any]:
+    parent = built.parent.image
+    return {
+        "project": built.built.image.tag,
+        "parent": {"tag": parent.tag, "digest": parent.manifest},
+        "code": {"files": len(code.files) + len(code.links), "bytes": code.bytes},
+        "at_start": list(built.at_start),
+    }

@@ -1,0 +1,59 @@
+"""Prints what a project changes in its image, for `lock --project`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torchkiln.cli.shared.lock_output import say, warn_of_yanked
+from torchkiln.cli.shared.tables import table
+from torchkiln.errors import printable
+from torchkiln.model.untrusted import USES
+from torchkiln.project.lock import LockedProject
+from torchkiln.project.moves import Move
+from torchkiln.project.settle import Behind
+from torchkiln.util import codec
+
+_HEADER = ("package", "image", "project", "required by")
+_NEW = "-"
+
+
+def show_project(found: LockedProject) -> None:
+    """Print the table of moved packages and the warnings on stderr."""
+    lock = found.lock
+    added, size = len(lock.wheels) - len(lock.removed), sum(wheel.size for wheel in lock.wheels)
+    say(
+        f"{lock.name} on {lock.parent}, by {found.source}: {added} packages added,"
+        f" {len(lock.removed)} replaced ({size / 1e6:.1f} MB); torch and its libraries are the image's"
+    )
+    if found.moves:
+        table(_HEADER, [_row(move) for move in found.moves], text={3}, err=True)
+    for one in found.behind:
+        say(_warning(one))
+    warn_of_yanked(lock.name, found.yanked)
+    if lock.untrusted:
+        say(f"{lock.name}: warning: {USES}")
+
+
+def project_json(found: LockedProject) -> str:
+    """The same as JSON."""
+    lock = found.lock
+    values: dict[str, Any] = {
+        "name": lock.name,
+        "parent": lock.parent,
+        "source": found.source,
+        "as_of": lock.as_of,
+        "moves": [codec.plain(move) for move in found.moves],
+        "behind": [codec.plain(one) for one in found.behind],
+    }
+    return json.dumps(values, indent=2)
+
+
+def _row(move: Move) -> tuple[str, str, str, str]:
+    after = f"{move.after or _NEW} (fixed)" if move.ignored else move.after
+    return move.name, move.before or _NEW, after, printable(move.why)
+
+
+def _warning(one: Behind) -> str:
+    head = f"warning: {one.name} {one.version} is far older than its newest release {one.newest}"
+    return f"{head}: {printable(one.why)}"

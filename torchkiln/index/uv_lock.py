@@ -1,0 +1,56 @@
+"""Lists the packages of a project's uv.lock with uv, offline and without the project's code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import ExitStack
+
+from torchkiln.errors import ConfigError
+from torchkiln.index.settings import redact_text
+from torchkiln.index.uv import find_uv, private_folder, watch
+from torchkiln.index.uv_project import environment
+from torchkiln.store.store import Store
+
+_OUTPUT = 16 << 20  # bytes that are read; a lock of 500 packages gives 2,000,000
+_ARGUMENTS = (
+    *("export", "--frozen", "--offline", "--no-cache", "--no-config", "--quiet", "--color", "never"),
+    *("--format", "requirements.txt", "--no-emit-project", "--no-default-groups"),
+    *("--no-header", "--no-annotate", "--no-python-downloads", "--python", sys.executable),
+)
+
+
+def exported(name: str, lock: bytes, store: Store) -> str:
+    """The packages of *lock*, a uv.lock, that the project *name* needs to run, as lines with hashes.
+
+    uv gets a pyproject.toml with the name only, as settings in the project's own could name other files.
+
+    :raises ConfigError: uv cannot read the lock; has uv's message.
+    :raises BuildFailed: uv exceeds a limit.
+    """
+    uv = find_uv()
+    with ExitStack() as stack:
+        folder = stack.enter_context(private_folder(store))
+        (folder / "pyproject.toml").write_text(f'[project]\nname = "{name}"\nversion = "0"\n')
+        (folder / "uv.lock").write_bytes(lock)
+        out, messages = folder / "stdout.txt", folder / "stderr.txt"
+        process = subprocess.Popen(
+            [uv, *_ARGUMENTS],
+            cwd=folder,
+            env=environment(str(folder), "http://127.0.0.1:1"),
+            stdin=subprocess.DEVNULL,
+            stdout=stack.enter_context(out.open("wb")),
+            stderr=stack.enter_context(messages.open("wb")),
+        )
+        try:
+            fault = watch(process)
+        finally:
+            process.kill()
+            process.wait()
+        if fault:
+            raise fault
+        if process.returncode:
+            text = redact_text(messages.read_bytes()[:2000].decode("utf-8", "replace").strip())
+            raise ConfigError(f"uv.lock: {text.removeprefix('error: ')}", hint="make it again: uv lock")
+        with out.open("rb") as file:
+            return file.read(_OUTPUT).decode("utf-8", "replace")

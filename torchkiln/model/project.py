@@ -1,0 +1,37 @@
+"""Defines the lock of a project: the wheels that its dependencies add to an image, or replace in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from torchkiln.model import fields
+from torchkiln.model.lock import LockedWheel
+
+LABEL = "torchkiln.project"  # of a project's image: its name
+PARENT_LABEL = "torchkiln.parent"  # the image below it, TAG@DIGEST
+
+_SET = {"uniqueItems": True}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectLock:
+    """The packages of a project on the image of one cell, by hash."""
+
+    name: fields.Name  # "my-project", the image's name in a layout
+    parent: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
+    ]  # the tag of the cell's image
+    parent_lock: fields.Sha256Digest  # `lock_digest` of the cell's lock
+    as_of: fields.Date  # files uploaded on that day (UTC) or later were ignored
+    inputs: fields.Sha256Digest  # of the requirements and the parent's lock: a stale lock is detected
+    requirements: Annotated[
+        tuple[fields.Line, ...], Meta(max_length=5000)
+    ]  # PEP 508, in the order of the files
+    wheels: Annotated[tuple[LockedWheel, ...], Meta(max_length=5000)]  # added or replacing, by name
+    removed: Annotated[
+        tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)
+    ] = ()  # packages of the parent that a wheel of the same name replaces
+    untrusted: bool = False

@@ -1,0 +1,23 @@
+"""Reads the labels and the settings in the config of an image of a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchkiln.oci.layout import ImageOnDisk
+
+
+def labels(image: ImageOnDisk) -> Mapping[str, str]:
+    """The labels in the config of *image*."""
+    return container_config(image).get("Labels") or {}
+
+
+def container_config(image: ImageOnDisk) -> Mapping[str, Any]:
+    """The settings for containers in the config of *image*."""
+    return image.config.get("config") or {}
+
+
+def tag_in(image: ImageOnDisk) -> str:
+    """The tag in the labels of *image*; empty if there is none."""
+    return labels(image).get("org.opencontainers.image.version", "")

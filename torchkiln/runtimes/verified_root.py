@@ -1,0 +1,91 @@
+"""Unpacks an image in the cache, and verifies the files of one that was unpacked before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from torchkiln.errors import BuildFailed, printable
+from torchkiln.oci.layer_index import TreeItem
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.oci.unpack import LayerBlob, forget_root, root_of, unpacked_root
+from torchkiln.runtimes.known_hashes import load_hashes, save_hashes
+from torchkiln.runtimes.layer_indexes import keep_index, kept_tree
+from torchkiln.runtimes.runtime import RuntimeListener
+from torchkiln.runtimes.tree_check import differences
+from torchkiln.store.store import Store
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_NAMED = 3  # most differences in a message
+
+
+def layers_of(image: ImageOnDisk) -> list[LayerBlob]:
+    """The layers of *image* for `unpack`."""
+    return [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
+
+
+def unpacked(image: ImageOnDisk, store: Store, listener: RuntimeListener, *, reuse: bool = True) -> Path:
+    """The unpacked *image* in the cache, unpacked at the first call.
+
+    :param reuse: files of an unpacked image that is below it may be used.
+    :raises VerificationFailed: a layer is damaged.
+    :raises BuildFailed: the disk is full or not writable.
+    """
+    listener.unpacks(image, there=root_of(store, image.manifest).is_dir())
+    return unpacked_root(
+        image.manifest,
+        layers_of(image),
+        store,
+        indexed=lambda diff_id, index: keep_index(store, diff_id, index),
+        reuse=reuse,
+    )
+
+
+def verified(
+    image: ImageOnDisk, store: Store, listener: RuntimeListener
+) -> tuple[Mapping[str, TreeItem], str]:
+    """Compare the unpacked *image* with its layers; return its tree and the time of the comparison, in UTC.
+
+    A copy that differs, or without signed indexes, is deleted and unpacked again.
+
+    :raises VerificationFailed: a layer is damaged.
+    :raises BuildFailed: it differs while a command runs in it, or differs again after it was unpacked, or the
+        disk is full or not writable.
+    """
+    root, layers = unpacked(image, store, listener), layers_of(image)
+    tree = kept_tree(store, layers)
+    faults = ["its list of files is missing or not signed by this machine's key"]
+    if tree is not None and not (faults := _differences(root, tree, store)):
+        return tree, _now()
+    listener.say(f"the unpacked image differs from its layers and is unpacked again: {_shortened(faults)}")
+    forget_root(store, image.manifest)
+    if root.exists():
+        raise BuildFailed(
+            f"{root} differs from the image, and a command is running in it",
+            hint="stop that command, and run again",
+        )
+    unpacked(image, store, listener, reuse=False)  # what differs may be a file of the image below
+    tree = kept_tree(store, layers)
+    if tree is None or (faults := _differences(root, tree, store)):
+        raise BuildFailed(
+            f"{root} differs from the layers that were just unpacked: {_shortened(faults)}",
+            hint="check the disk, and whether another program changes the cache",
+        )
+    return tree, _now()
+
+
+def _differences(root: Path, tree: Mapping[str, TreeItem], store: Store) -> list[str]:
+    hashes = load_hashes(store, root)
+    found = differences(root, tree, hashes)
+    save_hashes(store, root, hashes)
+    return found
+
+
+def _shortened(faults: Sequence[str]) -> str:
+    more = f" and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+    return printable("; ".join(faults[:_NAMED])) + more
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime(_TIME)

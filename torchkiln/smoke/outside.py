@@ -1,0 +1,186 @@
+"""Compares the files and the config of an image with its lock, before any of its programs runs.
+
+A layer with the diff_id of a layer of the lock has the right files. In other layers, each file that Python
+can import or run at start-up must be in the RECORD of a locked distribution with its hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import csv
+import io
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchkiln.errors import printable
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.recipe import PREFIX
+from torchkiln.oci.layer_index import TreeItem
+
+_NAMED = 10  # most paths in a message
+_VALUE = 120  # most characters of a variable
+_VENV = PREFIX.lstrip("/")
+# Folders of modules: of the standard library, of distributions, of a user.
+_MODULES = re.compile(rf"^{_VENV}/|(^|/)lib(64)?/python3(\.\d+)?/|(^|/)(site|dist)-packages/")
+_PROGRAMS = re.compile(r"^(usr/(local/)?)?(s?bin|lib(32|64|x32)?)/")
+_LOADER = re.compile(r"^etc/ld\.so\.")  # preloaded libraries, and folders of libraries
+_UNHASHED = re.compile(r"\.pyc$|\.dist-info/RECORD$")
+# Of a distribution itself: some contain copies of others, with their METADATA and RECORD.
+_METADATA = re.compile(r"(^|/)(site|dist)-packages/[^/]+\.dist-info/METADATA$")
+_RECORD = re.compile(r"(^|/)(site|dist)-packages/[^/]+\.dist-info/RECORD$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedFiles:
+    """The facts of a lock about an image: its layers below the top one, its distributions, its variables."""
+
+    layers: tuple[Digest | None, ...]  # diff_ids, lowest first; None: not recorded
+    wheels: Mapping[str, str] = field(hash=False)  # normalized name -> version
+    env: Mapping[str, str] = field(hash=False)
+
+    @staticmethod
+    def of(locked: LockedCell, layers: Sequence[Digest | None], env: Mapping[str, str]) -> LockedFiles:
+        """The files of *locked*; *layers* and *env* are those of its plan."""
+        wheels = {wheel.name: wheel.version for wheel in locked.wheels}
+        return LockedFiles(layers=tuple(layers), wheels=wheels, env=env)
+
+
+def faults(
+    tree: Mapping[str, TreeItem],
+    diff_ids: Sequence[Digest],
+    env: Mapping[str, str],
+    locked: LockedFiles,
+) -> tuple[str, ...]:
+    """How an image differs from its lock; each text names at most ten paths, and their number.
+
+    :param tree: its files, of layers with these *diff_ids*, lowest first.
+    :param env: the variables in its config.
+    """
+    known = {number for number, diff_id in enumerate(diff_ids) if _at(locked.layers, number) == diff_id}
+    found = [*_env(env, locked.env), *_layers(diff_ids, locked.layers)]
+    found += _distributions(tree, locked.wheels, known)
+    found += _files(tree, known)
+    return tuple(printable(sentence) for sentence in found)
+
+
+def _env(env: Mapping[str, str], expected: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted(env.keys() | expected.keys()):
+        if env.get(name) != expected.get(name):
+            value = (
+                f"sets {_quoted(f'{name}={env[name][:_VALUE]}')}" if name in env else f"does not set {name}"
+            )
+            wish = f"{name}={expected[name][:_VALUE]}" if name in expected else "no such variable"
+            yield f"the image's config {value}; by the lock: {wish}"
+
+
+def _layers(diff_ids: Sequence[Digest], expected: Sequence[Digest | None]) -> Iterator[str]:
+    if len(diff_ids) != len(expected) + 1:
+        yield f"the image has {len(diff_ids)} layers; by the lock: {len(expected) + 1}"
+    for number, (found, wish) in enumerate(zip(diff_ids, expected, strict=False)):
+        if wish is not None and found != wish:
+            yield f"layer {number + 1} is {found}; by the lock: {wish}"
+
+
+def _distributions(
+    tree: Mapping[str, TreeItem], wheels: Mapping[str, str], known: Collection[int]
+) -> Iterator[str]:
+    """Distributions that are not in the lock, missing, of another version, or installed twice."""
+    installed: dict[str, list[str]] = {}
+    others = set()  # not in the lock, and not of a known layer, as a package of the OS is
+    for path, item in tree.items():
+        if _METADATA.search(path) and item.entry.text is not None:
+            name, version = _identity(item.entry.text)
+            installed.setdefault(name, []).append(version)
+            if name not in wheels and item.layer not in known:
+                others.add(name)
+    names = (
+        ("distributions that are not in the lock", others),
+        ("distributions that are missing", wheels.keys() - installed.keys()),
+        (
+            "distributions of another version than in the lock, or installed twice",
+            {name for name in installed.keys() & wheels.keys() if installed[name] != [wheels[name]]},
+        ),
+    )
+    yield from (_sentence(what, which) for what, which in names if which)
+
+
+def _files(tree: Mapping[str, TreeItem], known: Collection[int]) -> Iterator[str]:
+    """Faults of the files of layers that are not *known*."""
+    recorded = _recorded(tree)
+    changed, unknown, replaced, loader = [], [], [], []
+    for path, item in tree.items():
+        if item.layer in known or item.entry.kind == "folder":
+            continue
+        if item.over in known and (_PROGRAMS.match(path) or _MODULES.search(path)):
+            replaced.append(path)
+        elif path in recorded:
+            if item.entry.kind != "file" or not _has_hash(item.entry.sha256, recorded[path], path):
+                changed.append(path)
+        elif _MODULES.search(path):
+            unknown.append(path)
+        elif _LOADER.match(path):
+            loader.append(path)
+    missing = [path for path in recorded if path not in tree]
+    kinds = (
+        ("files that differ from their RECORD", changed),
+        ("files in a RECORD that are missing", missing),
+        ("files in folders of modules that no RECORD has", unknown),
+        ("files that replace those of the lock's layers", replaced),
+        ("files that configure the loader, and are not of the lock's layers", loader),
+    )
+    yield from (_sentence(what, which) for what, which in kinds if which)
+
+
+def _recorded(tree: Mapping[str, TreeItem]) -> dict[str, str]:
+    """The hash of each file in a RECORD, `sha256=...` or empty, by path; "?" if two RECORDs disagree."""
+    found: dict[str, str] = {}
+    for path, item in tree.items():
+        if not _RECORD.search(path) or item.entry.text is None:
+            continue
+        site = path.rsplit("/", 2)[0]
+        with contextlib.suppress(csv.Error):  # then no RECORD has the other files
+            for row in csv.reader(io.StringIO(item.entry.text)):
+                if len(row) == 3:
+                    place = posixpath.normpath(posixpath.join("/", site, row[0])).lstrip("/")
+                    hashed = row[1] or found.get(place, "")
+                    found[place] = hashed if found.get(place, hashed) in ("", hashed) else "?"
+    return found
+
+
+def _has_hash(sha256: str, recorded: str, path: str) -> bool:
+    """Whether a file has the recorded hash; without one, whether the specification allows that."""
+    if not recorded:
+        return bool(_UNHASHED.search(path))
+    algorithm, _, value = recorded.partition("=")
+    try:
+        data = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
+    except (ValueError, binascii.Error):
+        return False
+    return algorithm == "sha256" and data.hex() == sha256
+
+
+def _identity(metadata: str) -> tuple[str, str]:
+    """The normalized name and the version in METADATA."""
+    head = metadata.partition("\n\n")[0]
+    fields = dict(re.findall(r"(?m)^(Name|Version):[ \t]*(.*?)[ \t\r]*$", head))
+    return re.sub(r"[-_.]+", "-", fields.get("Name", "")).lower(), fields.get("Version", "")
+
+
+def _sentence(what: str, names: Iterable[str]) -> str:
+    names = sorted(names)
+    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{what} ({len(names)}): {', '.join(map(_quoted, names[:_NAMED]))}{more}"
+
+
+def _quoted(text: str) -> str:
+    """Text of the image without spaces: it cannot contain an error that `verdict.host_fault` knows."""
+    return text.replace(" ", "\\x20")
+
+
+def _at(layers: Sequence[Digest | None], number: int) -> Digest | None:
+    return layers[number] if number < len(layers) else None

@@ -1,0 +1,74 @@
+"""Verifies an image from outside before its checks start: its unpacked files, then the image by its lock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchkiln.lock.lock import lock_digest
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.plan import ArtefactLayer, ImagePlan, MadeLayer
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.plan.plan import plan
+from torchkiln.runtimes.layer_indexes import kept_tree, tree_of
+from torchkiln.runtimes.runtime import RuntimeListener
+from torchkiln.runtimes.unpacked import image_env
+from torchkiln.runtimes.verified_root import layers_of, verified
+from torchkiln.smoke.outside import LockedFiles, faults
+from torchkiln.store.store import Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    """The result of the comparison outside of the image."""
+
+    faults: tuple[str, ...]  # how the image differs from its lock
+    when: (
+        str | None
+    )  # when the unpacked files were compared with the layers, in UTC; None: an engine has them
+
+
+def verification(
+    image: ImageOnDisk, locked: LockedCell, store: Store, listener: RuntimeListener, *, in_engine: bool
+) -> Verification:
+    """Verify *image*; an unpacked copy that differs from its layers is replaced first.
+
+    :param in_engine: an engine starts it, by the digest of its config, and it is not unpacked.
+    :raises VerificationFailed: a layer is damaged.
+    :raises BuildFailed: it cannot be unpacked.
+    """
+    if in_engine:
+        layers = layers_of(image)
+        tree, when = kept_tree(store, layers), None
+        if tree is None:
+            listener.say("reading the layers of the image once, to compare its files with the lock")
+            tree = tree_of(store, layers)
+    else:
+        tree, when = verified(image, store, listener)
+    planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
+    expected = LockedFiles.of(locked, _recorded(planned, store), dict(planned.config.env))
+    diff_ids = [layer.diff_id for layer in image.layers]
+    return Verification(faults=faults(tree, diff_ids, image_env(image), expected), when=when)
+
+
+def _recorded(planned: ImagePlan, store: Store) -> Sequence[Digest | None]:
+    """The diff_id of each layer below the overlay: by the lock, or by *store*, if it made the layer."""
+    in_lock = {layer.title: layer.blob.diff_id for layer in planned.locked.layers}
+    found: list[Digest | None] = []
+    for spec in planned.layers:
+        if isinstance(spec, ArtefactLayer):
+            found.append(spec.blob.diff_id)
+        elif isinstance(spec, MadeLayer):
+            found.append(in_lock.get(spec.title) or _made(spec, store))
+    return found
+
+
+def _made(spec: MadeLayer, store: Store) -> Digest | None:
+    """The diff_id of the layer that *store* made of verified wheels; None if it made none."""
+    try:
+        from torchkiln.build.records import record_of
+    except ImportError:  # a bundle has no libdeflate, and its cache no layer that was made there
+        return None
+    made = record_of(spec, store)
+    return made.blob.diff_id if made and made.verified else None
