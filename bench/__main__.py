@@ -21,14 +21,16 @@ from bench import growth, machine, report
 from bench.cold import cold
 from bench.meters import Failed
 from bench.ordinary import pip
+from bench.project import project
 from bench.published import published, published_cold, published_others
 from bench.results import SCHEMA, Outcome, addresses_in, outcome_json
 from bench.rows_json import rows_json
 from bench.sibling import sibling
 from bench.sides import Say, keep_bytecode
 from bench.subject import TAG, Subject, real, recorded, served, shrunk
+from bench.thin import thin
 from bench.warm import unchanged, warm
-from tests.standin.index_server import IndexServer
+from tests.servers.index_server import IndexServer
 from torchkiln.errors import KilnError
 from torchkiln.index.settings import redact_text
 from torchkiln.store.root import cache_root
@@ -46,6 +48,8 @@ OF_SUBJECT: dict[str, Callable[[Subject, int, Say], Outcome]] = {
     "published-others": published_others,
     "published-cold": published_cold,
     "sibling": sibling,
+    "thin": thin,
+    "project": project,
 }
 OF_WORKSHOP: dict[str, Callable[[growth.Workshop, int, Say], Outcome]] = {
     "cells": growth.cells,
@@ -54,7 +58,7 @@ OF_WORKSHOP: dict[str, Callable[[growth.Workshop, int, Say], Outcome]] = {
 }
 NAMES = (*OF_SUBJECT, *OF_WORKSHOP)
 NOT_MEASURED = (
-    "Nine real sets: their wheels are 28 GB of downloads; the cells' growth is on generated ones.",
+    "Nine real sets: their wheels are 28 GB of downloads; the growth by cells uses generated wheels.",
 )
 _QUICK = 100  # the quick set has 1/100 of the true sizes
 

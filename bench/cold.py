@@ -16,7 +16,7 @@ def cold(subject: Subject, rounds: int, say: Say) -> Outcome:
     own = streams()
     with_pyc, without = "ours, .pyc cached", "ours, .pyc made"
     bare = (f"curl, {own} connections", f"curl, {own} connections, ranges", "our downloader alone")
-    ways = (
+    contenders = (
         Contender(
             name=with_pyc,
             what="`build`: download, convert, layout",
@@ -24,17 +24,17 @@ def cold(subject: Subject, rounds: int, say: Say) -> Outcome:
         ),
         Contender(
             name=bare[0],
-            what="look-up, then one `curl --parallel`; nothing is hashed",
+            what="find the URLs, then one `curl --parallel`; nothing is hashed",
             run=lambda: sides.download(subject, "curl", own),
         ),
         Contender(
             name=without,
-            what="the same; the base's Python is taken out of the base and compiles",
+            what="the same; extract the base's Python, which compiles",
             run=lambda: build(subject, wheels=False, bytecode=False),
         ),
         Contender(
             name=bare[1],
-            what="the same, each file asked for as a range from its start",
+            what="the same, with a range request for each whole file",
             run=lambda: sides.download(subject, "curl-ranges", own),
         ),
         Contender(
@@ -43,16 +43,16 @@ def cold(subject: Subject, rounds: int, say: Say) -> Outcome:
             run=lambda: sides.download(subject, "own", own),
         ),
     )
-    found = alternate(ways, rounds, say)
+    found = alternate(contenders, rounds, say)
     best = fastest(*(found[name].samples for name in bare[:2]))
     ours = (*found[with_pyc].samples, *found[without].samples)
     return Outcome(
         name="cold",
-        title="Base there, wheels not cached",
+        title="Base cached, wheels not",
         state=(
-            "only the base in our cache (and .pyc files with the base's Python, where said), no page and no"
-            " address of the index kept, for either side; nothing to read but the base; before each run"
-            " what the one before had written was synced and deleted"
+            "our cache has only the base (where stated, .pyc files and the base's Python); no page and no"
+            " URL of the index is cached for either side; before each run, the output of the run"
+            " before it was synced and deleted"
         ),
         sides=tuple(found.values()),
         figures=(
@@ -87,8 +87,8 @@ def cold(subject: Subject, rounds: int, say: Say) -> Outcome:
             ),
         ),
         notes=(
-            "Bare download: of each round the faster curl. A mirror that must fetch a file itself may pass on"
-            " a range as it comes, and hold a plain answer back until it has all of the file.",
+            "Bare download: the faster curl of each round. A mirror that must first fetch a file may stream"
+            " a range request, and delay a plain response until it has the whole file.",
             f"{len(subject.locked.wheels)} wheels, {subject.wheel_bytes / 1e6:,.0f} MB: {subject.name}.",
         ),
     )

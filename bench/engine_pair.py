@@ -114,20 +114,9 @@ class EnginePair:
 
     def _lay(self, folder: Path, requirements: str, bare: bool) -> tuple[str, ...]:
         """Write the Dockerfile and its files; returns the names of its secrets."""
-        settings = index_settings(self.subject.environ)
-        lines = [
-            "[global]",
-            f"index-url = {settings.url(Source.DEFAULT)}",
-            "disable-pip-version-check = true",
-        ]
-        lines += ["cert = /run/secrets/ca"] if settings.ca_bundle else []
-        bundle = Path(settings.ca_bundle) if settings.ca_bundle else None
-        of = recipe(self.subject.locked.base.os)
-        secrets = {
-            "pip": "".join(f"{line}\n" for line in lines).encode(),
-            "ca": bundle.read_bytes() if bundle else b"",
-            **(apt_secrets(of, os.environ, bundle) if bare else {}),
-        }
+        of, bundle = recipe(self.subject.locked.base.os), index_settings(self.subject.environ).ca_bundle
+        of_apt = apt_secrets(of, os.environ, Path(bundle) if bundle else None) if bare else {}
+        secrets = pip_secrets(self.subject) | of_apt
         for name, content in secrets.items():
             (folder / name).write_bytes(content)
         (folder / "requirements.txt").write_text(requirements)
@@ -184,6 +173,17 @@ class EnginePair:
         subprocess.run(
             ["docker", *arguments], env=dict(environ or self.engine), stdout=subprocess.DEVNULL, check=True
         )
+
+
+def pip_secrets(subject: Subject) -> dict[str, bytes]:
+    """The user's index and CA as secrets of a Dockerfile: `pip` for /etc/pip.conf, and `ca`."""
+    settings = index_settings(subject.environ)
+    lines = ["[global]", f"index-url = {settings.url(Source.DEFAULT)}", "disable-pip-version-check = true"]
+    lines += ["cert = /run/secrets/ca"] if settings.ca_bundle else []
+    return {
+        "pip": "".join(f"{line}\n" for line in lines).encode(),
+        "ca": Path(settings.ca_bundle).read_bytes() if settings.ca_bundle else b"",
+    }
 
 
 def engine_pair(subject: Subject) -> EnginePair:

@@ -77,13 +77,13 @@ def _files(wheel: LockedWheel, stem: str, shape: WheelShape) -> Iterator[tuple[s
     for number in range(shape.modules):
         yield f"{top}/m{number}.py", _module()
     left = {"words": int(shape.size * shape.words), "noise": int(shape.size * (1 - shape.words))}
-    for kind, wanted in left.items():
+    for kind, missing in left.items():
         number = 0
         for step in _STEPS:
             piece = _data(kind, step)
-            while wanted >= len(piece.stream):
+            while missing >= len(piece.stream):
                 yield f"{top}/{kind}{number}.so", piece
-                wanted, number = wanted - len(piece.stream), number + 1
+                missing, number = missing - len(piece.stream), number + 1
     tags = "-".join(wheel.filename.removesuffix(".whl").split("-")[-3:])  # a build number may be before them
     metadata = f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n"
     yield f"{stem}.dist-info/METADATA", _piece(metadata.encode())
@@ -132,13 +132,13 @@ class _Zip:
 
     def add(self, path: str, piece: Piece) -> None:
         name = path.encode()
-        told = (piece.crc, len(piece.stream), piece.size, len(name), 0)
+        fields = (piece.crc, len(piece.stream), piece.size, len(name), 0)
         self._directory += _ENTRY.pack(
-            b"PK\1\2", 0x0314, 20, 0x800, 8, 0, _DATE, *told, 0, 0, 0, 0o100644 << 16, self._at
+            b"PK\1\2", 0x0314, 20, 0x800, 8, 0, _DATE, *fields, 0, 0, 0, 0o100644 << 16, self._at
         )
         self._directory += name
         self._count += 1
-        self._write(_LOCAL.pack(b"PK\3\4", 20, 0x800, 8, 0, _DATE, *told) + name)
+        self._write(_LOCAL.pack(b"PK\3\4", 20, 0x800, 8, 0, _DATE, *fields) + name)
         self._write(piece.stream)
 
     def end(self) -> int:

@@ -22,7 +22,7 @@ from torchkiln.util.places import ROOT
 _LONG = 15.0  # seconds; a point that takes longer is measured once
 _MIB = 1 << 20
 _STATE = "base and wheels in our cache, wheels in the page cache, layers not; locks without recorded layers"
-_PYTHON = f"{_STATE}; the base's Python taken out of it before"
+_PYTHON = f"{_STATE}; the base's Python extracted before"
 _TITLES = ("rounds", "seconds (median)", "MB/s of wheels", "core-seconds", "peak memory, MiB")
 _SMALL = WheelShape(size=100_000, words=0.5, modules=5)
 
@@ -69,11 +69,11 @@ def cells(workshop: Workshop, rounds: int, say: Say) -> Outcome:
         ("cells", "MB of different wheels", "MB, cells counted singly"),
         points,
         measured(points, rounds, say),
-        state=f"{_STATE}; .pyc made; a command a cell, one after the other, newest torch first",
+        state=f"{_STATE}; .pyc made; one command per cell, in sequence, newest torch first",
         notes=(
-            f"Generated wheels with the true names and 1/{divisor} of the true sizes: nine real sets are"
-            " 28 GB of downloads. So fewer wheels have a layer of their own than in truth, and what each"
-            " build costs whatever its size weighs more.",
+            f"Generated wheels with the real names and 1/{divisor} of the real sizes: nine real sets are"
+            " 28 GB of downloads. So fewer wheels have a layer of their own than in reality, and the"
+            " fixed cost of a build weighs more.",
         ),
     )
 
@@ -157,7 +157,7 @@ def size(workshop: Workshop, rounds: int, say: Say) -> Outcome:
         points,
         measured(points, rounds, say),
         state=f"{_PYTHON}; no Python sources in the wheel",
-        notes=("One generated wheel is one layer, which is one worker's: the other cores have nothing.",),
+        notes=("One generated wheel is one layer, which one worker makes: the other cores are idle.",),
     )
 
 
@@ -214,7 +214,7 @@ def _outcome(
 
 def _build_all(subjects: Sequence[Subject]) -> Sample:
     """Build the subjects one after the other, with one cache that has their wheels."""
-    wheels = {wheel.name + wheel.sha256: wheel for one in subjects for wheel in one.locked.wheels}
+    wheels = {wheel.name + wheel.sha256: wheel for item in subjects for wheel in item.locked.wheels}
     union = replace(subjects[0], locked=replace(subjects[0].locked, wheels=tuple(wheels.values())))
     cache, layout = union.cache("ours", wheels=True), union.scratch / "layout"
     union.read_wheels()

@@ -9,7 +9,7 @@ from html import escape
 
 from bench.plot import number, sheet
 
-_HEIGHT, _LEFT, _END, _TOP, _FLOOR = 420, 70, 590, 56, 372  # pixels; names stand right of _END
+_HEIGHT, _LEFT, _END, _TOP, _FLOOR = 420, 70, 590, 56, 372  # pixels; names are right of _END
 _MARKED = 40  # points; with more, they are not marked
 _COLOURS = (
     ("#0969da", "#58a6ff", "none"),

@@ -54,7 +54,7 @@ def measure(
 
     :raises Failed: its exit code is not 0.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as talk:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
         started = time.perf_counter()
         process = subprocess.Popen(
             [*argv],
@@ -62,7 +62,7 @@ def measure(
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=out,
-            stderr=talk,
+            stderr=log,
             preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
         )
         watch, over = Watch(process.pid), threading.Event()
@@ -78,10 +78,10 @@ def measure(
                 process.wait()
             over.set()
             looker.join()
-        for stream in (out, talk):
+        for stream in (out, log):
             stream.seek(0)
         if process.returncode:
-            stderr = talk.read()[-2000:].decode(errors="replace")
+            stderr = log.read()[-2000:].decode(errors="replace")
             raise Failed(f"exit code {process.returncode}: {stderr}")
         stages = stage_seconds(watch, usage.ru_utime + usage.ru_stime)
         sample = Sample(wall=wall, user=usage.ru_utime, system=usage.ru_stime, peak=watch.peak, stages=stages)
@@ -92,7 +92,7 @@ def stage_seconds(watch: Watch, total: float) -> tuple[tuple[str, float], ...]:
     """Core-seconds by stage, recognised by command lines and threads.
 
     download: the root's threads except the first; convert: worker processes; byte-code: the workers'
-    children; rest: the rest of *total* (start, plan, layout; and processes that no sample has seen).
+    children; rest: the rest of *total* (start, plan, layout; and processes that no sample shows).
     """
     workers = {pid for pid, one in watch.seen.items() if "multiprocessing.spawn" in one.command}
     compilers = {

@@ -39,12 +39,12 @@ def pip(subject: Subject, rounds: int, say: Say) -> Outcome:
     return Outcome(
         name="pip",
         title=_TITLE,
-        state=f"{STATE}; one round each, for it takes minutes",
+        state=f"{STATE}; one round each, because it takes minutes",
         sides=(mine, *theirs),
         figures=tuple(figures),
         notes=(
             "The venv is made beforehand, untimed; its own pip is in the layer. pip makes .pyc files, so ours"
-            " are made too. Of this rival nothing is hashed; a builder would have to.",
+            " are made too. This rival hashes nothing; a builder would have to.",
         ),
         left_out=left_out,
     )

@@ -11,14 +11,14 @@ from torchkiln.matrix.tags import tag_of
 _PLAIN, _ALONE = "docker build, the same requirements", "docker build, torch alone"
 _KEPT, _MADE, _BY_DOCKER = "ours, .pyc cached", "ours, .pyc made", "ours, --engine docker"
 _NOTES = (
-    "Build and push make the sum; the pull is another engine's, with an empty store. MB out: all that the"
-    " registry has then, in compressed layers.",
-    "Core-seconds and memory are the clients' alone: engine and registry are processes of their own.",
-    "The plain Dockerfile's pip makes .pyc files, as it does by default. Everything is fetched by it while it"
-    " builds; engine docker of ours fetches first, then builds without a network.",
+    "The sum is build and push; another engine with an empty store pulls. MB out: all compressed layers"
+    " in the registry afterwards.",
+    "Core-seconds and memory are those of the clients, without engine and registry.",
+    "The plain Dockerfile's pip makes .pyc files, its default. It downloads everything while it"
+    " builds; our engine docker downloads first, then builds without a network.",
 )
 _STATE = (
-    "the base there (in our cache, in the engine), no wheel, no page of the index, no layer; a fresh registry"
+    "only the base is cached (in our cache, in the engine): no wheel, index page or layer; an empty registry"
     " on this machine for each run"
 )
 
@@ -27,7 +27,7 @@ def published(subject: Subject, rounds: int, say: Say) -> Outcome:
     """With the base in our cache and in the engine."""
     at = engine_pair(subject)
     locked = _requirements(subject)
-    ways = (
+    contenders = (
         Contender(
             name=_KEPT, what="`build --ahead`, then `publish`", run=lambda: at.ours(bytecode=True, pull=False)
         ),
@@ -38,7 +38,7 @@ def published(subject: Subject, rounds: int, say: Say) -> Outcome:
             name=_MADE, what="the same; the base's Python compiles", run=lambda: at.ours(bytecode=False)
         ),
     )
-    found = alternate(ways, rounds, say)
+    found = alternate(contenders, rounds, say)
     return Outcome(
         name="published",
         title="From wheels not cached to an image in a registry",
@@ -61,7 +61,7 @@ def published_others(subject: Subject, rounds: int, say: Say) -> Outcome:
     """As `published`, against torch alone and with `--engine docker`."""
     at = engine_pair(subject)
     (torch,) = (wheel.version for wheel in subject.locked.wheels if wheel.name == "torch")
-    ways: tuple[Contender, ...] = (
+    contenders: tuple[Contender, ...] = (
         Contender(name=_MADE, what="`build --ahead`, then `publish`", run=lambda: at.ours(bytecode=False)),
         Contender(
             name=_ALONE,
@@ -71,8 +71,8 @@ def published_others(subject: Subject, rounds: int, say: Say) -> Outcome:
     )
     if not subject.generated:
         what = "our Dockerfile, a step for each big wheel, `docker push`"
-        ways += (Contender(name=_BY_DOCKER, what=what, run=at.on_docker),)
-    found = alternate(ways, rounds, say)
+        contenders += (Contender(name=_BY_DOCKER, what=what, run=at.on_docker),)
+    found = alternate(contenders, rounds, say)
     rivals = [name for name in (_ALONE, _BY_DOCKER) if name in found]
     return Outcome(
         name="published-others",
@@ -88,7 +88,7 @@ def published_others(subject: Subject, rounds: int, say: Say) -> Outcome:
             for rival in rivals
         ),
         notes=_NOTES,
-        left_out=("engine docker of ours: the generated set has no pip that runs",) * subject.generated,
+        left_out=("engine docker: the pip of the generated set cannot run",) * subject.generated,
     )
 
 
@@ -97,7 +97,7 @@ def published_cold(subject: Subject, rounds: int, say: Say) -> Outcome:
     at = engine_pair(subject)
     locked = _requirements(subject)
     ours, theirs = "ours, from nothing", "docker build from a bare Debian"
-    ways = (
+    contenders = (
         Contender(
             name=ours,
             what="`build --ahead` makes the base too, then `publish`",
@@ -109,7 +109,7 @@ def published_cold(subject: Subject, rounds: int, say: Say) -> Outcome:
             run=lambda: at.plain(locked, bare=True),
         ),
     )
-    found = alternate(ways, rounds, say)
+    found = alternate(contenders, rounds, say)
     return Outcome(
         name="published-cold",
         title="From nothing to an image in a registry",

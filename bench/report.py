@@ -35,7 +35,10 @@ cache: scratch folders are beside it, take up to 10 GB, and are deleted.
 
 def page(document: Mapping[str, Any]) -> str:
     """docs/bench.md from the content of bench.json."""
-    outcomes = [(outcome_from_json(one["outcome"]), one["run"]) for one in document["benchmarks"].values()]
+    outcomes = [
+        (outcome_from_json(benchmark["outcome"]), benchmark["run"])
+        for benchmark in document["benchmarks"].values()
+    ]
     left_out = [*_unmeasured(document), *(line for one, _ in outcomes for line in one.left_out)]
     parts = [
         _HEAD,
@@ -56,8 +59,8 @@ def picture(document: Mapping[str, Any]) -> str:
     """docs/bench-ratios.svg: all figures, grouped by unit."""
     figures = [
         figure
-        for one in document["benchmarks"].values()
-        for figure in outcome_from_json(one["outcome"]).figures
+        for benchmark in document["benchmarks"].values()
+        for figure in outcome_from_json(benchmark["outcome"]).figures
     ]
     units = list(dict.fromkeys(figure.unit for figure in figures))
     ordered = sorted(figures, key=lambda figure: (figure.target is None, units.index(figure.unit)))
@@ -121,7 +124,9 @@ def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
     if staged:
         parts.append("Core-seconds by stage (medians; by process and thread, measured from outside):\n")
         parts.append(table(("side", *STAGES), (_stage_row(side) for side in staged)))
-    legs = list(dict.fromkeys(leg for side in outcome.sides for one in side.samples for leg, _ in one.legs))
+    legs = list(
+        dict.fromkeys(leg for side in outcome.sides for sample in side.samples for leg, _ in sample.legs)
+    )
     if legs:
         parts.append("Seconds of each step (medians):\n")
         parts.append(table(("side", *legs), (_leg_row(side, legs) for side in outcome.sides)))
@@ -175,7 +180,7 @@ def _stage_row(side: Side) -> tuple[str, ...]:
 
 def _leg_row(side: Side, legs: Sequence[str]) -> tuple[str, ...]:
     samples = [dict(sample.legs) for sample in side.samples]
-    times = ([one[leg] for one in samples if leg in one] for leg in legs)
+    times = ([item[leg] for item in samples if leg in item] for leg in legs)
     return (side.name, *(number(statistics.median(found)) if found else "" for found in times))
 
 

@@ -125,7 +125,11 @@ def outcome_from_json(value: Mapping[str, Any]) -> Outcome:
         title=value["title"],
         state=value["state"],
         sides=tuple(
-            Side(name=side["name"], what=side["what"], samples=tuple(_sample(one) for one in side["samples"]))
+            Side(
+                name=side["name"],
+                what=side["what"],
+                samples=tuple(_sample(sample) for sample in side["samples"]),
+            )
             for side in value["sides"]
         ),
         figures=tuple(

@@ -77,7 +77,7 @@ class PublishScene:
 def sibling(subject: Subject, rounds: int, say: Say) -> Outcome:
     """With every layer in another repository of the registry."""
     with _scene(subject) as scene:
-        ways = (
+        contenders = (
             Contender(
                 name=_OURS,
                 what="`publish`: layers mounted; SBOMs, provenance, decision, tags",
@@ -85,14 +85,14 @@ def sibling(subject: Subject, rounds: int, say: Say) -> Outcome:
             ),
             Contender(
                 name=_SKOPEO,
-                what="the image alone, by what skopeo knows",
+                what="the image alone; skopeo uses its own cache of blob locations",
                 run=lambda: scene.skopeo(scene.fresh()),
             ),
             Contender(
                 name=_VERIFY, what="`verify` of the first repository's tag, an empty cache", run=scene.verify
             ),
         )
-        found = alternate(ways, rounds, say)
+        found = alternate(contenders, rounds, say)
     return Outcome(
         name="sibling",
         title="An image whose layers the registry has: published elsewhere there, and verified",
@@ -114,7 +114,7 @@ def sibling(subject: Subject, rounds: int, say: Say) -> Outcome:
                 for name in (_OURS, _VERIFY)
             ),
         ),
-        notes=("What the layers say of their packages was read when the image was published first.",),
+        notes=("The layers' package lists were read when the image was first published.",),
     )
 
 

@@ -32,17 +32,21 @@ class Contender:
     rounds: int | None = None
 
 
-def alternate(ways: Sequence[Contender], rounds: int, say: Say) -> dict[str, Side]:
+def alternate(contenders: Sequence[Contender], rounds: int, say: Say) -> dict[str, Side]:
     """Run A B C, A B C, ..., so that changes of the machine or the network affect all of them."""
-    samples: dict[str, list[Sample]] = {way.name: [] for way in ways}
+    samples: dict[str, list[Sample]] = {contender.name: [] for contender in contenders}
     for turn in range(rounds):
-        for way in ways:
-            if way.rounds is None or turn < way.rounds:
-                os.sync()  # so that none waits for data of another
-                sample = way.run()
-                samples[way.name].append(sample)
-                say(f"  {way.name}, round {turn + 1}: {sample.wall:.2f} s, {sample.core:.1f} core-seconds")
-    return {way.name: Side(name=way.name, what=way.what, samples=tuple(samples[way.name])) for way in ways}
+        for contender in contenders:
+            if contender.rounds is None or turn < contender.rounds:
+                os.sync()  # so that no contender waits for the data of another
+                sample = contender.run()
+                samples[contender.name].append(sample)
+                taken = f"{sample.wall:.2f} s, {sample.core:.1f} core-seconds"
+                say(f"  {contender.name}, round {turn + 1}: {taken}")
+    return {
+        contender.name: Side(name=contender.name, what=contender.what, samples=tuple(samples[contender.name]))
+        for contender in contenders
+    }
 
 
 def build(

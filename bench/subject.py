@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.generated import WheelShape, write_wheel
-from tests.standin.index_server import IndexServer
+from tests.servers.index_server import IndexServer
 from torchkiln.errors import ConfigError
 from torchkiln.lock.lock import load_locked, save
 from torchkiln.matrix.tags import tag_of
@@ -33,6 +33,7 @@ class Subject:
     store: Store  # only read
     scratch: Path  # on the same file system
     environ: Mapping[str, str]
+    options: tuple[str, ...] = ()  # of our build, in addition to those that name the cell
 
     @property
     def generated(self) -> bool:
@@ -89,7 +90,7 @@ class Subject:
         """The command of our build of the cell, without --output."""
         cell = self.locked.resolution.cell
         chosen = ["--torch", cell.torch, "--cuda", cell.cuda, "--images", str(images or self.images)]
-        return [*KILN, "build", *chosen, "--json", "--quiet"]
+        return [*KILN, "build", *chosen, *self.options, "--json", "--quiet"]
 
     def read_wheels(self) -> None:
         """Read the wheels into the page cache."""

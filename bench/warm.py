@@ -19,7 +19,7 @@ def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
     """Layers from cached wheels, against bench.recompress."""
     unrecorded = subject.without_records()
     full, rival = "ours, full verification", "isal at level 1"
-    ways = [
+    contenders = [
         Contender(
             name=full,
             what="lock without recorded layers: every stream is inflated, every hash compared",
@@ -27,17 +27,17 @@ def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
         ),
         Contender(
             name=rival,
-            what="inflate, tar, isal level 1, a process a core; hashes wheels, tars and blobs; no installing",
+            what="inflate, tar, isal level 1, one process per core; hashes wheels, tars, blobs; no install",
             run=lambda: sides.recompress(subject),
         ),
     ]
     recorded = "ours, recorded layers"
     if subject.locked.layers:
         what = "the committed lock: its layers' digests are known, and compared"
-        ways.insert(
+        contenders.insert(
             0, Contender(name=recorded, what=what, run=lambda: build(subject, wheels=True, bytecode=True))
         )
-    found = alternate(ways, rounds, say)
+    found = alternate(contenders, rounds, say)
     figures = [_rate(found[name], subject, 200.0 if name != rival else None) for name in found]
     for name in found:
         if name != rival:
@@ -57,7 +57,7 @@ def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
         sides=tuple(found.values()),
         figures=tuple(figures),
         notes=(
-            "Sizes: ours hold .pyc files, launchers and RECORDs, the rival's only what lies in the wheels.",
+            "Sizes: our layers have .pyc files, launchers and RECORDs, the rival's only the wheels' files.",
         ),
     )
 

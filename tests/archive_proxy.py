@@ -1,4 +1,4 @@
-"""A private Debian archive: HTTPS by a CA of its own and a password, in front of the real one."""
+"""A private Debian archive: an HTTPS proxy with its own CA and a password, in front of the real archive."""
 
 from __future__ import annotations
 
@@ -18,36 +18,45 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateArchive:
-    """Where it is and who it lets in; `asked` has the paths that were served."""
+    """Its address, with credentials, and its CA; `requested` has the served paths."""
 
     address: str  # with user and password
     ca: Path
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
+
+
+@retry(retry=retry_if_exception_type(requests.RequestException), stop=stop_after_attempt(6), reraise=True)
+def fetched(url: str) -> requests.Response:
+    """The archive's response. An attempt can lose its connection; apt would see ours closed instead."""
+    return requests.get(url, timeout=300)
 
 
 @contextmanager
 def private_archive(upstream: str, host: str, login: str, folder: Path) -> Iterator[PrivateArchive]:
-    """*upstream* behind `https://login@host:port`, while the context lasts."""
+    """Serve *upstream* at `https://login@host:port` while the context lasts."""
     ca, certificate = _certificates(host, folder)
-    wanted = "Basic " + base64.b64encode(login.encode()).decode()
-    asked: list[str] = []
+    expected = "Basic " + base64.b64encode(login.encode()).decode()
+    requested: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            if self.headers.get("Authorization") != wanted:
+            if self.headers.get("Authorization") != expected:
                 self._answer(401, b"", {"WWW-Authenticate": 'Basic realm="private"'})
                 return
-            found = requests.get(upstream + self.path, timeout=300)
-            asked.append(self.path)
-            kept = ("Last-Modified", "Content-Type")
+            found = fetched(upstream + self.path)
+            requested.append(self.path)
+            forwarded = ("Last-Modified", "Content-Type")
             self._answer(
-                found.status_code, found.content, {k: found.headers[k] for k in kept if k in found.headers}
+                found.status_code,
+                found.content,
+                {k: found.headers[k] for k in forwarded if k in found.headers},
             )
 
         def _answer(self, code: int, body: bytes, headers: dict[str, str]) -> None:
@@ -67,13 +76,13 @@ def private_archive(upstream: str, host: str, login: str, folder: Path) -> Itera
     server = Server((host, 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    # The handshake is the handler's: one in the accept loop would hold up every other client.
+    # The handler does the handshake: in the accept loop it would block all other clients.
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         address = f"https://{login}@{host}:{server.server_address[1]}"
-        yield PrivateArchive(address=address, ca=ca, asked=asked)
+        yield PrivateArchive(address=address, ca=ca, requested=requested)
     finally:
         server.shutdown()
         server.server_close()
@@ -81,7 +90,7 @@ def private_archive(upstream: str, host: str, login: str, folder: Path) -> Itera
 
 
 def _certificates(host: str, folder: Path) -> tuple[Path, Path]:
-    """A CA's certificate, and key with certificate of a server at *host* that it signed."""
+    """Write a CA's certificate, and the key and certificate that it signed for a server at *host*."""
     authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "private archive's CA")])
     today = datetime.datetime.now(datetime.timezone.utc)

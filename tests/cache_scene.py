@@ -1,4 +1,4 @@
-"""A small cache that a real build made, with its layout: what tests of `torchkiln cache` look at."""
+"""A small cache made by a real build, with its layout, for tests of `torchkiln cache`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Scene:
         place.write_bytes(to_json(planned_cell(self.wheels).locked))
 
     def forget(self) -> None:
-        """No layout any more; and all of it long ago."""
+        """Delete the layout, and date all files far back."""
         shutil.rmtree(self.layout)
         for path in self.cache.rglob("*"):
             os.utime(path, (0, 0))
@@ -46,7 +46,7 @@ class Scene:
     def run(self, *args: str) -> Result:
         return CliRunner().invoke(command, [args[0], "--images", str(self.folder / "images"), *args[1:]])
 
-    def told(self, *args: str) -> Any:
+    def run_json(self, *args: str) -> Any:
         done = self.run(*args, "--json")
         assert done.exception is None, done.exception
         return json.loads(done.stdout)
@@ -61,7 +61,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built once for all tests of a module."""
+    """Build once for all tests of a module."""
     folder = tmp_path_factory.mktemp("made")
     small_wheels(folder / "wheels")
     Scene(folder).build()
@@ -70,7 +70,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def scene(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """A copy, its hard links as they were, which each test may spoil."""
+    """A copy, with its hard links, which each test may damage."""
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
     subprocess.run(["cp", "-a", f"{made}/.", str(tmp_path)], check=True)
     copied = Scene(tmp_path)
@@ -80,7 +80,7 @@ def scene(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def damage(path: Path) -> None:
-    """One byte in place, as a bad disk or a stray write does it: every link to the file has it."""
+    """Change one byte in place, as a bad disk or a stray write does: every link to the file changes."""
     path.chmod(0o644)
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)

@@ -1,28 +1,34 @@
-"""A small cell that can be built: generated wheels, a base of one file, the host's Python as the image's."""
+"""Small cells that can be built: generated wheels, a base of one file, a small toolkit, the host's Python."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import sys
+import tarfile
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
-from tests.planned import LOCK_DIGEST, locked
+from tests.planned import FACTS, LOCK_DIGEST, MATRIX, locked
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import image as image_build
 from torchkiln.build import wheel_layers
 from torchkiln.build.environment import Environment
+from torchkiln.matrix.cuda_redist import Redist
+from torchkiln.matrix.os_tools import TOOLS
+from torchkiln.matrix.resolve import resolve
+from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import ImageLayer
 from torchkiln.model.layer_format import LayerFormat
-from torchkiln.model.lock import LockedBase
+from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, OsPackage
 from torchkiln.model.plan import ImagePlan, OverlayFile
 from torchkiln.model.progress import Fetcher, Silent
 from torchkiln.oci import tar
+from torchkiln.oci.encode import encode_bytes
 from torchkiln.plan.plan import plan
 from torchkiln.store.store import Store
 
@@ -37,7 +43,7 @@ CODE = b"def main():\n    return 0\n"
 
 @dataclass(frozen=True)
 class HostPython:
-    """Stands for `base.interpreter.Interpreter`."""
+    """Replaces `base.interpreter.Interpreter`."""
 
     def argv(self) -> list[str]:
         """The command that starts it."""
@@ -45,12 +51,12 @@ class HostPython:
 
 
 def noise(name: str, size: int) -> bytes:
-    """Bytes that hang on *name* and do not deflate."""
+    """Incompressible bytes that depend on *name*."""
     return hashlib.shake_128(name.encode()).digest(size)
 
 
 def base_of(salt: str = "") -> tuple[bytes, bytes]:
-    """The base, as a tar and as a blob: a name, which hangs on *salt*, and the lock's one package."""
+    """The base, as a tar and as a blob: a name that depends on *salt*, and the lock's one package."""
     contents = {"etc/os-release": f"ID=none{salt}\n", "var/lib/dpkg/status": _STATUS}
     files = [OverlayFile(path=path, mode=0o644, data=text.encode()) for path, text in contents.items()]
     unpacked = tar.archive(files, mtime=0)
@@ -58,10 +64,10 @@ def base_of(salt: str = "") -> tuple[bytes, bytes]:
 
 
 def small_wheels(folder: Path, version: str = "", salt: str = "") -> list[Path]:
-    """Two that get layers of their own (see `planned_cell`), three that share one.
+    """Two wheels that get a layer each (see `planned_cell`), three that share a layer.
 
-    :param version: changes one of them.
-    :param salt: changes all.
+    :param version: changes one wheel.
+    :param salt: changes all wheels.
     """
     specs = [
         WheelSpec(
@@ -87,7 +93,7 @@ def small_wheels(folder: Path, version: str = "", salt: str = "") -> list[Path]:
 
 
 def planned_cell(wheels: Iterable[Path], layers: tuple[ImageLayer, ...] = (), *, salt: str = "") -> ImagePlan:
-    """The plan of a lock of *wheels* in which 100 kB make a wheel big."""
+    """The plan of a lock of *wheels*; wheels of 100 kB and more get their own layer."""
     cell = locked()
     unpacked, packed = base_of(salt)
     base = replace(
@@ -106,7 +112,7 @@ def planned_cell(wheels: Iterable[Path], layers: tuple[ImageLayer, ...] = (), *,
 
 
 def put_base(base: LockedBase, store: Store, salt: str = "") -> None:
-    """The base of `planned_cell` in *store*."""
+    """Put the base of `planned_cell` into *store*."""
     if not store.has_blob(base.digest, base.size):
         temporary = store.temporary("base")
         temporary.write_bytes(base_of(salt)[1])
@@ -122,3 +128,53 @@ def build(
     with patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()):
         environment = Environment(store=store, fetcher=fetcher, observer=Silent())
         return image_build.build(cell, layout, environment, layer_format=layer_format)
+
+
+# --- devel -----------------------------------------------------------------------------------------
+
+
+RELEASE = "12.1.1"
+HOME = "usr/local/cuda-12.1"
+
+
+def resolution(
+    archives: Iterable[LockedArchive], torch: str = "2.7.1", cuda: str = "12.1", release: str = RELEASE
+) -> Resolution:
+    """The devel cell's resolution if NVIDIA's release has *archives*, which are untrusted."""
+    redist = Redist(releases={release: tuple(archives)}, untrusted=True)
+    cell = Cell(torch=torch, cuda=cuda, flavor="devel", os="debian12", python="3.11")
+    return resolve(cell, MATRIX, replace(FACTS, redist=redist))
+
+
+def small_tools(base: LockedBase, store: Store) -> LockedTools:
+    """Tools in *store*, on its *base*; they exist only in dpkg's status file."""
+    path = "var/lib/dpkg/status"
+    with tarfile.open(store.blob(base.digest)) as opened:
+        content = opened.extractfile(f"./{path}")
+        assert content is not None
+        status = content.read().decode()
+    there = {package.name for package in base.packages}
+    named = tuple(OsPackage(name=name, version="1") for name in sorted(TOOLS) if name not in there)
+    stanza = "Package: {}\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+    more = "\n".join(stanza.format(package.name) for package in named)
+    file = OverlayFile(path=path, mode=0o644, data=f"{status.rstrip()}\n\n{more}".encode())
+    blob, encoded = encode_bytes(tar.archive([file], mtime=0))
+    store.blob(encoded.digest).write_bytes(blob)
+    return LockedTools(
+        os=base.os, name="devel", base=base.digest, encoder=base.encoder, packages=named, **asdict(encoded)
+    )
+
+
+def with_toolkit(cell: LockedCell, archives: tuple[LockedArchive, ...]) -> LockedCell:
+    """*cell* as devel, with *archives*."""
+    torch = cell.resolution.cell.torch
+    return replace(cell, resolution=resolution(archives, torch), archives=archives, layers=())
+
+
+def planned_devel(wheels: Iterable[Path], archives: tuple[LockedArchive, ...]) -> ImagePlan:
+    """The plan of that cell with *wheels*."""
+    small = planned_cell(wheels)
+    full_plan = plan(with_toolkit(small.locked, archives), (), aliases=(), lock_digest=LOCK_DIGEST)
+    wheel_layers = [layer for layer in small.layers if layer.kind == "wheels"]
+    rest = [layer for layer in full_plan.layers if layer.kind not in ("base", "wheels")]
+    return replace(full_plan, layers=(small.layers[0], *wheel_layers, *rest))

@@ -1,4 +1,4 @@
-"""Small git checkouts with locks in them, for whatever reads an earlier revision."""
+"""Small git checkouts with locks in them, for tests that read an earlier revision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.planned import locked
 from torchkiln.lock.lock import save
 from torchkiln.model.lock import LockedCell
 
-# Nothing of the user's configuration, hooks or signing takes part.
+# Without the user's configuration, hooks and signing.
 GIT = {
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_SYSTEM": os.devnull,
@@ -22,7 +22,7 @@ GIT = {
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """What git prints."""
+    """Run git; returns its output."""
     done = subprocess.run(
         ["git", *arguments], cwd=folder, env={**os.environ, **GIT}, capture_output=True, text=True, check=True
     )
@@ -30,14 +30,14 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def put(images: Path, cell: LockedCell | None = None) -> LockedCell:
-    """A lock in *images*."""
+    """Write a lock into *images*."""
     cell = cell or locked()
     save(images, cell)
     return cell
 
 
 def commit(folder: Path, message: str = "a state") -> str:
-    """All that is in *folder*, as a commit of a repository that is made where there is none."""
+    """Commit everything in *folder*; creates the repository if it is missing."""
     if not (folder / ".git").exists():
         git(folder, "init", "--quiet", "--initial-branch=main")
     git(folder, "add", "--all")

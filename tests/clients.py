@@ -11,48 +11,66 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, Request, expect, sync_playwright
 
 from tests.needs import give_up
 from tests.workplace import Container
 
-PATIENCE = 300_000  # milliseconds
+TIMEOUT = 300_000  # milliseconds
+ABORTED = "net::ERR_NETWORK_CHANGED"
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-proxy-server"]
 
 
 @contextmanager
 def browsing() -> Iterator[tuple[Page, set[str]]]:
-    """An empty page of a browser that knows nothing yet, and the hosts that it will have asked."""
+    """An empty page of a browser with a new profile, and the set of hosts that it connects to."""
     program = shutil.which("chromium")
     if not program:
         give_up("chromium is not installed: apt-get install chromium")
-    asked: set[str] = set()
+    hosts: set[str] = set()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
         page = browser.new_page()
-        page.set_default_timeout(PATIENCE)
-        page.on("request", lambda request: asked.add(urlsplit(request.url).hostname or "127.0.0.1"))
-        yield page, asked
+        page.set_default_timeout(TIMEOUT)
+        page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname or "127.0.0.1"))
+        yield page, hosts
         browser.close()
 
 
 def address(container: Container) -> str:
-    """Of its log, with the port that was published."""
+    """The URL in its log, with the published port."""
     found = container.says(r"(http://127\.0\.0\.1:)8888(/lab\?token=\w+)")
     return f"{found[1]}{container.port(8888)}{found[2]}"
 
 
+def load(page: Page, url: str) -> None:
+    """Load *url* until no request fails with ERR_NETWORK_CHANGED.
+
+    Chromium aborts its requests when a network interface appears, and each container of other tests adds one.
+    """
+    aborted: list[Request] = []
+    page.on("requestfailed", lambda request: aborted.append(request) if request.failure == ABORTED else None)
+    dialog = page.get_by_role("dialog", name="Error Loading Theme")
+    page.add_locator_handler(dialog, lambda: page.reload())
+    for _ in range(20):
+        aborted.clear()
+        page.goto(url, wait_until="networkidle")
+        if not aborted:
+            return
+    raise AssertionError(f"{len(aborted)} requests failed: {aborted[0].url}: {ABORTED}")
+
+
 def output(container: Container, page: Page, code: str) -> str:
-    """What *code* says in the first cell of a new notebook."""
-    page.goto(address(container))
+    """The output of *code* in the first cell of a new notebook."""
+    load(page, address(container))
     page.get_by_title("Python 3 (ipykernel)").first.click()
-    expect(page.get_by_text("Python 3 (ipykernel) | Idle")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("Python 3 (ipykernel) | Idle")).to_be_visible(timeout=TIMEOUT)
     cell = page.locator(".jp-Notebook .jp-InputArea-editor .cm-content").first
     cell.click()
     page.keyboard.insert_text(code)
     page.keyboard.press("Shift+Enter")
     found = page.locator(".jp-OutputArea-output").first
-    expect(found).to_have_text(re.compile(r"\S"), timeout=PATIENCE)
+    expect(found).to_have_text(re.compile(r"\S"), timeout=TIMEOUT)
     return (found.text_content() or "").strip()
 
 
@@ -61,15 +79,15 @@ READY = r"Server listening on 0\.0\.0\.0 port (\d+)"
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """One key, one container, and the port that it listens on in there."""
+    """A key, a container, and the port on which its sshd listens."""
 
     container: Container
     key: Path
     inside: int = 22
 
     def options(self, **more: str) -> list[str]:
-        """For ssh, scp and sftp; nothing of this machine's user."""
-        told = {
+        """Options for ssh, scp and sftp, without this machine's user configuration."""
+        defaults = {
             "IdentityFile": str(self.key),
             "IdentitiesOnly": "yes",
             "StrictHostKeyChecking": "no",
@@ -78,20 +96,20 @@ class Client:
             "BatchMode": "yes",
             "Port": str(self.container.port(self.inside)),
         }
-        words = (word for name, value in (told | more).items() for word in ("-o", f"{name}={value}"))
+        words = (word for name, value in (defaults | more).items() for word in ("-o", f"{name}={value}"))
         return ["-F", "none", *words]
 
     def ssh(
         self, *command: str, text: str = "", terminal: bool = False, user: str = "root", **more: str
     ) -> subprocess.CompletedProcess[str]:
-        """One session, to its end."""
+        """Run one session until it ends."""
         flags = ["-tt"] if terminal else []
         argv = ["ssh", *flags, *self.options(**more), f"{user}@127.0.0.1", *command]
         return subprocess.run(argv, input=text, capture_output=True, text=True, check=False, timeout=600)
 
 
 def sessions(look: str) -> Mapping[str, tuple[list[str], str, bool]]:
-    """Each kind in which *look* runs: the command, the input, whether there is a terminal."""
+    """Each kind of session that runs *look*: the command, the input, whether there is a terminal."""
     typed = f"stty -echo; PS1=; {look}; exit\n"
     return {
         "login": ([], typed, True),

@@ -1,4 +1,4 @@
-"""Command lines that stand somewhere, held to the command line that there is."""
+"""Check that command lines in texts are valid."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import click
 
 from torchkiln.cli import torchkiln
+from torchkiln.cli.shared.groups import DefaultGroup
 
 
 def demand_parses(words: Sequence[str]) -> None:
-    """Each of *words* is a command or an option that exists, with a value where it takes one.
+    """Require that each of *words* is an existing command or option, with a value if it takes one.
 
     :raises AssertionError: there is no such command.
     :raises click.UsageError: an option is wrong.
@@ -18,8 +19,8 @@ def demand_parses(words: Sequence[str]) -> None:
     context, command = click.Context(torchkiln), torchkiln
     words = ["build", *words] if words[0].startswith("-") else list(words)
     while isinstance(command, click.Group):
-        if command.name == "smoke" and words[0] not in command.list_commands(context):
-            words = ["run", *words]
+        if isinstance(command, DefaultGroup) and (not words or words[0] not in command.commands):
+            words = [command.default_command, *words]
         found = command.get_command(context, words[0])
         assert found is not None, f"there is no command {words[0]!r}"
         command, words = found, words[1:]

@@ -1,8 +1,8 @@
-"""The small cell of `tests.cells`, built the whole way by `build.build`; also as a program, for processes.
+"""The small cell of `tests.cells`, built by `build.build`; also as a program, for processes.
 
     python -m tests.company FOLDER LAYOUT REF PIECE WHEEL...
 
-builds of FOLDER/wheels those that are named, in FOLDER/cache, and tells digest, fetched files, reused layers.
+builds the named wheels of FOLDER/wheels in FOLDER/cache, and prints digest, fetched files, reused layers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchkiln.util.places import ROOT
 
 @contextmanager
 def small_scale(wheels: Sequence[Path]) -> Iterator[None]:
-    """The plan is that of *wheels*, 100 kB make a wheel big, and the host's Python is the image's."""
+    """Plan *wheels*, with a layer for each of 100 kB and more, and the host's Python as the image's."""
     with ExitStack() as patches:
         for module, name, value in (
             (layers, "BIG_WHEEL", 100_000),
@@ -72,7 +72,7 @@ def build(
 
 
 def needs(wheels: Sequence[Path]) -> frozenset[str]:
-    """What that build claims."""
+    """The needs that the build declares."""
     with small_scale(wheels):
         return build_needs(cells.planned_cell(wheels))
 
@@ -80,7 +80,7 @@ def needs(wheels: Sequence[Path]) -> frozenset[str]:
 def start(
     folder: Path, layout: Path, ref: str, wheels: Sequence[str], *, piece: int = 30_000
 ) -> subprocess.Popen[bytes]:
-    """The program below, running; every 30 ms so many bytes of a wheel arrive."""
+    """Start the program below; each 30 ms, *piece* bytes of a wheel arrive."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.company", str(folder), str(layout), ref, str(piece), *wheels],
         stdout=subprocess.PIPE,
@@ -90,7 +90,7 @@ def start(
     )
 
 
-def _told(line: str) -> None:
+def _print(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
@@ -101,10 +101,10 @@ def main() -> None:
         path for path in (Path(folder) / "wheels").glob("*.whl") if path.name.split("-")[0] in names
     )
     index = FakeIndex(wheels, piece=int(piece), pause=0.03)
-    store = Store(Path(folder) / "cache", on_wait=lambda holder: _told(f"waiting for {holder}"))
+    store = Store(Path(folder) / "cache", on_wait=lambda holder: _print(f"waiting for {holder}"))
     built = build(wheels, store.root, Path(layout), index, ref=ref, store=store)
-    told = {"digest": built.image.manifest, "fetched": index.fetched, "reused": built.reused}
-    sys.stdout.write(json.dumps(told))
+    result = {"digest": built.image.manifest, "fetched": index.fetched, "reused": built.reused}
+    sys.stdout.write(json.dumps(result))
 
 
 if __name__ == "__main__":

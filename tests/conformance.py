@@ -1,4 +1,4 @@
-"""A small image with everything that is hard to unpack, and what must be there when it is unpacked."""
+"""A small image with everything that is hard to unpack, and its expected files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ SPECS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Conformance:
-    """The image, as we built it and as its readers see it, and its files."""
+    """The image, as built and as read, and its files."""
 
     image: Image
     built: BuiltImage
@@ -93,7 +93,9 @@ def make(folder: Path) -> Conformance:
         built = build(cell, folder / "cache", folder / "layout", FakeIndex(wheels)).image
     tree = {member.name.rstrip("/"): _of_base(member) for member in BASE}
     for spec, layer in zip(cell.layers, built.layers, strict=True):
-        tree |= _told(spec, cell, wheels, layer.blob.diff_id, folder) if isinstance(spec, WheelLayer) else {}
+        tree |= (
+            _recorded(spec, cell, wheels, layer.blob.diff_id, folder) if isinstance(spec, WheelLayer) else {}
+        )
     for overlaid in cell.overlay.files:
         tree |= folders_of(overlaid.path, cell.epoch)
         tree[overlaid.path] = file(overlaid.data, mode=overlaid.mode, mtime=cell.epoch)
@@ -115,8 +117,8 @@ def _of_base(member: Member) -> Thing:
     return file(member.data, mode=member.mode, mtime=EPOCH)
 
 
-def _told(spec: WheelLayer, cell: ImagePlan, wheels: list[Path], diff_id: Digest, folder: Path) -> Tree:
-    """What the writer of this layer was told. It is made again here, where one can listen."""
+def _recorded(spec: WheelLayer, cell: ImagePlan, wheels: list[Path], diff_id: Digest, folder: Path) -> Tree:
+    """The files that were passed to the writer of this layer, from a second run with a recording writer."""
     inputs = tuple(
         worker.WheelInput(wheel=locked_wheel(path), path=path)
         for wheel in spec.wheels
@@ -131,39 +133,39 @@ def _told(spec: WheelLayer, cell: ImagePlan, wheels: list[Path], diff_id: Digest
         interpreter=tuple(HostPython().argv()),
         out=folder / "again.tar.gz",
     )
-    _Listening.heard = {}
+    _RecordingWriter.recorded_tree = {}
     with (
-        patch.object(worker, "LayerWriter", _Listening),
+        patch.object(worker, "LayerWriter", _RecordingWriter),
         patch.object(worker, "_cancelled", threading.Event(), create=True),
         patch.object(worker, "_progress", [0], create=True),
     ):
         written: Blob = worker.make_layer(job)
     assert written.diff_id == diff_id
-    return _Listening.heard
+    return _RecordingWriter.recorded_tree
 
 
-class _Listening(LayerWriter):
-    """Notes what it is told."""
+class _RecordingWriter(LayerWriter):
+    """Records the files that it is passed."""
 
-    heard: ClassVar[Tree] = {}
+    recorded_tree: ClassVar[Tree] = {}
 
     def file(self, path: str, mode: int, data: bytes) -> None:
         super().file(path, mode, data)
-        self._hear(path, mode, data)
+        self._record(path, mode, data)
 
     @contextlib.contextmanager
     def entry(self, path: str, mode: int, *, size: int, crc: int) -> Iterator[Any]:
         content = bytearray()
         with super().entry(path, mode, size=size, crc=crc) as member:
-            yield _ListeningMember(member, content)
-        self._hear(path, mode, bytes(content))
+            yield _RecordingMember(member, content)
+        self._record(path, mode, bytes(content))
 
-    def _hear(self, path: str, mode: int, data: bytes) -> None:
-        self.heard.update(folders_of(path, WHEELS_MTIME))
-        self.heard[path] = file(data, mode=mode, mtime=WHEELS_MTIME)
+    def _record(self, path: str, mode: int, data: bytes) -> None:
+        self.recorded_tree.update(folders_of(path, WHEELS_MTIME))
+        self.recorded_tree[path] = file(data, mode=mode, mtime=WHEELS_MTIME)
 
 
-class _ListeningMember:
+class _RecordingMember:
     def __init__(self, member: Any, content: bytearray) -> None:
         self._member, self._content = member, content
 
@@ -180,7 +182,7 @@ class _ListeningMember:
 
 
 def of_the_wheels() -> Tree:
-    """The files that the wheels themselves bring into site-packages, by what the wheels were made from."""
+    """The files that the wheels install into site-packages, from the wheels' specifications."""
     return {
         f"{SITE}/{own.path}": file(own.data, mode=own.mode, mtime=WHEELS_MTIME)
         for spec in SPECS
@@ -200,4 +202,4 @@ WRONGS: Mapping[str, tuple[str, _Change]] = {
     "kind": (_LINK, lambda tree: {_LINK: replace(tree[_LINK], kind="file")}),
     "should not be there": ("etc/more", lambda tree: {"etc/more": tree[_FILE]}),
 }
-"""What may be wrong in a tree: what is said of it, where, and how to make it so."""
+"""Possible faults of a tree: the message, the path, and the change that causes it."""

@@ -1,6 +1,8 @@
-"""What holds for every test."""
+"""Settings for all tests."""
 
+import gc
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +15,35 @@ from tests.engine.crane import crane
 from tests.engine.fixture import engine, podman, second_engine
 from tests.engine.registry import registry
 from tests.workplace import workplace
+from torchkiln.index import settings as index_settings
 
 __all__ = ["crane", "engine", "podman", "registry", "scene", "second_engine", "workplace"]
 
 
-# The longest begin first, so that all processes end at about the same time. Files with many containers come
+# The longest start first, so that all processes end at about the same time. Files with many containers come
 # after tests/docker/, which builds in the same engine.
 _FIRST = (
     "tests/docker/",
     "tests/integration/test_campaign.py",
     "tests/integration/test_hostile_index.py",
     "tests/integration/test_registry.py",
-    "tests/unit/test_confused_statements.py",
-    "tests/unit/test_layout_limits.py",
-    "tests/integration/test_smoke_bundle.py",
+    "tests/integration/test_installed.py",
     "tests/integration/test_publish.py",
-    "tests/unit/test_hostile_tar_bombs.py",
-    "tests/unit/test_lock_beside.py",
-    "tests/unit/test_fuzz.py",
+    "tests/integration/test_smoke_bundle.py",
+    "tests/unit/test_registry_limits.py",  # waits for time limits
+    "tests/unit/test_hostile_tars.py",
+    "tests/unit/test_edited_reports.py",
     "tests/integration/test_run_on_docker.py",
     "tests/integration/test_containers.py",
-    "tests/integration/test_ssh.py",
     "tests/integration/test_jupyter.py",
+    "tests/integration/test_confined.py",
+    "tests/integration/test_ssh.py",
     "tests/integration/",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files in that order, then all others."""
+    """Sort the files in that order, then all others."""
 
     def rank(item: pytest.Item) -> int:
         return next((at for at, place in enumerate(_FIRST) if item.nodeid.startswith(place)), len(_FIRST))
@@ -48,8 +51,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests out of garbage collections: 5 % of the CPU time of the tests."""
+    gc.collect()
+    gc.freeze()
+
+
 class ByEngine(LoadScopeScheduling):
-    """A file's tests in one process, as by `--dist loadfile`; and all of tests/docker: they share names."""
+    """A file's tests in one process, as by `--dist loadfile`; and all of tests/docker, which share names."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
@@ -58,18 +67,39 @@ class ByEngine(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
-    """Whatever --dist says."""
+    """Use it for every value of --dist."""
     return ByEngine(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """One more than there are cores, for tests of engines wait; `-n logical` is the cores."""
-    return len(os.sched_getaffinity(0)) + 1 if config.option.numprocesses == "auto" else None
+    """Two more than the number of cores, because tests of engines wait; `-n logical`: the number of cores."""
+    return len(os.sched_getaffinity(0)) + 2 if config.option.numprocesses == "auto" else None
 
 
-# No test is judged by the clock: machines are slow, busy and shared. `make test` draws few examples, the same
-# each time; `make proof` draws more, and others each time (--hypothesis-profile=long).
+@pytest.fixture(scope="session", autouse=True)
+def _pip_is_asked_once() -> Iterator[None]:
+    """Without configuration files the output of `pip config list` follows from the variables of pip alone.
+
+    It costs as much as the rest of a small lock.
+    """
+    real, known = index_settings.pip_config_list, dict[Any, str]()
+
+    def listed(environ: Mapping[str, str]) -> str:
+        if environ.get("PIP_CONFIG_FILE") != os.devnull:
+            return real(environ)
+        variables = frozenset(item for item in environ.items() if item[0].startswith("PIP_"))
+        if variables not in known:
+            known[variables] = real(environ)
+        return known[variables]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_settings, "pip_config_list", listed)
+        yield
+
+
+# No test has a time limit: machines are slow, busy and shared. `make test` draws few examples, the same
+# each time; `make proof` draws more, different each time (--hypothesis-profile=long).
 _CALM = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
 settings.register_profile("short", max_examples=25, derandomize=True, **_CALM)
 settings.register_profile("long", max_examples=100, print_blob=True, **_CALM)

@@ -1,4 +1,4 @@
-"""Hypothesis -> documents: any JSON value, and sound documents in which one thing is changed."""
+"""Hypothesis strategies for documents: any JSON value, and valid documents with one change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VALUES = st.recursive(
 
 @st.composite
 def mutated(draw: st.DrawFn, document: Any) -> Any:
-    """*document* with one node replaced, dropped, doubled, renamed or joined by another."""
+    """*document* with one node replaced, removed, duplicated, renamed or added."""
     changed = copy.deepcopy(document)
     owner, key = draw(st.sampled_from(list(places(changed))))
     match draw(st.sampled_from(("replace", "replace", "drop", "add", "double"))):
@@ -59,7 +59,7 @@ def mutated(draw: st.DrawFn, document: Any) -> Any:
 
 
 def places(value: Any) -> Any:
-    """Every (owner, key) in *value*; of long lists the first two, which stand for all."""
+    """Every (owner, key) in *value*; of long lists only the first two."""
     if isinstance(value, dict):
         items: Any = list(value.items())[:40]
     elif isinstance(value, list):
@@ -73,18 +73,18 @@ def places(value: Any) -> Any:
 
 @st.composite
 def spoiled(draw: st.DrawFn, data: bytes) -> bytes:
-    """*data* with a few bytes cut out, put in or changed."""
+    """*data* with a few bytes removed, inserted or changed."""
     at = draw(st.integers(0, len(data)))
-    gone = draw(st.integers(0, 20))
+    removed = draw(st.integers(0, 20))
     return (
         data[:at]
         + draw(st.binary(max_size=6) | st.sampled_from((b'"', b"{", b"]", b"\\u", b"1e999")))
-        + data[at + gone :]
+        + data[at + removed :]
     )
 
 
 def json_bytes(document: Any) -> bytes:
-    """*document* as JSON; also what no JSON may be, halves of characters and infinite numbers."""
+    """*document* as JSON, also invalid JSON: lone surrogates and infinite numbers."""
     return json.dumps(document).encode("utf-8", "surrogatepass")
 
 
@@ -92,11 +92,11 @@ FEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, Healt
 
 
 def answer(read: Callable[[], Any]) -> Any:
-    """What *read* gives; None where it tells a fault. Anything else it raises is a traceback for a user."""
+    """The result of *read*; None if it reports an error. Any other exception is a bug."""
     try:
         return read()
     except KilnError as error:
-        told = error.message
-    assert told == printable(told) != ""
-    assert all(len(line) < 2000 for line in told.splitlines())
+        error_text = error.message
+    assert error_text == printable(error_text) != ""
+    assert all(len(line) < 2000 for line in error_text.splitlines())
     return None

@@ -1,7 +1,7 @@
-"""libcuda.so.1 and libnvidia-ml.so.1 that answer what the environment says: a driver to break at will.
+"""libcuda.so.1 and libnvidia-ml.so.1 with results set by environment variables: a fake driver.
 
-Nothing computes on them. Their functions have the real ones' signatures (CUDA Driver API and NVML manuals),
-so that the suite's own probe asks them as it asks a driver.
+They compute nothing. Their functions have the real signatures (CUDA Driver API and NVML manuals),
+so that the suite's probe calls them like a driver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_TOLD = """
+_ANSWERS = """
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,22 +23,22 @@ _TOLD = """
 #include <unistd.h>
 
 static const char *text(const char *name, const char *otherwise) {
-    const char *told = getenv(name);
-    return told ? told : otherwise;
+    const char *value = getenv(name);
+    return value ? value : otherwise;
 }
 
 static int number(const char *name, int otherwise) {
-    const char *told = getenv(name);
-    return told ? atoi(told) : otherwise;
+    const char *value = getenv(name);
+    return value ? atoi(value) : otherwise;
 }
 
 static int answer(const char *name) {
-    const char *told = text(name, "0");
-    if (!strcmp(told, "crash")) raise(SIGSEGV);
-    if (!strcmp(told, "hang")) sleep(3600);
-    if (!strncmp(told, "exit", 4)) _exit(atoi(told + 4));
-    if (!strncmp(told, "late", 4)) { sleep(atoi(told + 4)); return 0; }
-    return atoi(told);
+    const char *value = text(name, "0");
+    if (!strcmp(value, "crash")) raise(SIGSEGV);
+    if (!strcmp(value, "hang")) sleep(3600);
+    if (!strncmp(value, "exit", 4)) _exit(atoi(value + 4));
+    if (!strncmp(value, "late", 4)) { sleep(atoi(value + 4)); return 0; }
+    return atoi(value);
 }
 """
 _CUDA = """
@@ -52,7 +52,9 @@ int cuDeviceGetPCIBusId(char *bus, int size, int at) {
 }
 int cuDeviceTotalMem_v2(size_t *bytes, int at) { *bytes = (size_t)number("FAKE_MIB", 81920) << 20; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int at) {
-    int capability = number("FAKE_CAPABILITY", 90);
+    const char *all = text("FAKE_CAPABILITY", "90");
+    for (int skipped = 0; skipped < at && strchr(all, ','); skipped++) all = strchr(all, ',') + 1;
+    int capability = atoi(all);
     *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : 132;
     return 0;
 }
@@ -64,7 +66,7 @@ int nvmlSystemGetDriverVersion(char *version, unsigned size) {
     snprintf(version, size, "%s", text("FAKE_DRIVER", "580.159.04"));
     return 0;
 }
-/* CUDA's GPU 0 is NVML's last: whoever takes one's number for the other's is caught. */
+/* CUDA's GPU 0 is NVML's last: code that confuses the two numbers is found. */
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, intptr_t *handle) {
     unsigned slot;
     if (sscanf(bus, "0000:%x:", &slot) != 1) return 2;
@@ -97,17 +99,17 @@ int nvmlDeviceGetTopologyCommonAncestor(intptr_t one, intptr_t other, int *level
 
 @functools.cache
 def fake_driver() -> Path:
-    """The folder with both libraries: put it into LD_LIBRARY_PATH, and what they answer into FAKE_*.
+    """The folder with both libraries: put it into LD_LIBRARY_PATH, and set the results with FAKE_*.
 
-    FAKE_INIT, FAKE_NVML: what starting returns, or crash, or hang, or late2 (0, after 2 seconds), or exit3
-    (the process ends without a word). FAKE_GPUS, FAKE_CAPABILITY (90), FAKE_MIB, FAKE_FREE_MIB (on the last
-    GPU), FAKE_CUDA (13000), FAKE_DRIVER, FAKE_PEERS (1), FAKE_NVLINKS, FAKE_WAY.
+    FAKE_INIT, FAKE_NVML: the result of initialisation, or crash, hang, late2 (0, after 2 seconds), or exit3
+    (the process exits without output). FAKE_GPUS, FAKE_CAPABILITY (90; 90,80: one for each GPU), FAKE_MIB,
+    FAKE_FREE_MIB (on the last GPU), FAKE_CUDA (13000), FAKE_DRIVER, FAKE_PEERS (1), FAKE_NVLINKS, FAKE_WAY.
     """
     folder = Path(tempfile.mkdtemp(prefix="kiln-driver-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, source in (("libcuda.so.1", _CUDA), ("libnvidia-ml.so.1", _NVML)):
         command = ["gcc", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", str(folder / name)]
-        subprocess.run(command, input=_TOLD + source, text=True, check=True)
+        subprocess.run(command, input=_ANSWERS + source, text=True, check=True)
     return folder
 
 

@@ -1,8 +1,8 @@
-"""A scanner with a memory: arguments as the real one's, a layout that it looks at, a recorded answer.
+"""A fake scanner: it takes the real one's arguments, reads a layout, and prints a recorded report.
 
-Of Trivy's options it takes some that `trivy image --help` of 0.59.1 lists and Trivy's source of 2026-08 still
-has; of Grype's some that `AddFlags` in cmd/grype/cli/options/grype.go has. Whatever else is given ends it. It
-runs under `python -IS`: nothing of ours, nothing installed.
+It knows some of Trivy's options that `trivy image --help` of 0.59.1 lists and Trivy's source of 2026-08 still
+has, and some of Grype's from `AddFlags` in cmd/grype/cli/options/grype.go; others end it. It
+runs under `python -IS`, without our package and without installed packages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def main(tool: str, does: str, home: str) -> None:
-    """Be *tool*: `scan` as asked, or `fail`, `hang`, `babble`; a `mute` one does not tell its version."""
+    """Run as *tool*: `scan`, or `fail`, `hang`, `babble`; with `mute` it does not print its version."""
     call = {"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}
     with (Path(home) / "calls.jsonl").open("a") as memory:
         memory.write(json.dumps(call) + "\n")
@@ -35,8 +35,10 @@ def main(tool: str, does: str, home: str) -> None:
         sys.stdout.write("all is well")
     elif does in ("scan", "mute"):
         manifest, config = _look(Path(place))
-        told = (Path(home) / f"{tool}.json").read_text()
-        sys.stdout.write(told.replace("sha256:" + "d" * 64, manifest).replace("sha256:" + "c" * 64, config))
+        document = (Path(home) / f"{tool}.json").read_text()
+        sys.stdout.write(
+            document.replace("sha256:" + "d" * 64, manifest).replace("sha256:" + "c" * 64, config)
+        )
     sys.stderr.write("INFO\tlooked\n")
 
 
@@ -53,16 +55,19 @@ def _trivy(argv: list[str], does: str) -> str:
     image.add_argument("--ignore-unfixed", action="store_true")
     version = commands.add_parser("version", allow_abbrev=False)
     version.add_argument("-f", "--format", choices=["json"])
-    asked = parser.parse_args(argv)
-    if asked.command == "version":
+    options = parser.parse_args(argv)
+    if options.command == "version":
         if does == "mute":
             sys.exit(1)
-        told = {"Version": "0.59.1", "VulnerabilityDB": {"Version": 2, "UpdatedAt": "2026-11-22T06:00:00Z"}}
-        sys.stdout.write(json.dumps(told))
+        version = {
+            "Version": "0.59.1",
+            "VulnerabilityDB": {"Version": 2, "UpdatedAt": "2026-11-22T06:00:00Z"},
+        }
+        sys.stdout.write(json.dumps(version))
         sys.exit()
-    # `--input FOLDER:TAG` and `FOLDER@DIGEST` choose one of several; a folder's own name cannot hold either.
-    assert (asked.format, re.search("[:@]", asked.input)) == ("json", None)
-    return str(asked.input)
+    # `--input FOLDER:TAG` and `FOLDER@DIGEST` select an image; a folder's name can contain neither.
+    assert (options.format, re.search("[:@]", options.input)) == ("json", None)
+    return str(options.input)
 
 
 def _duration(text: str) -> str:
@@ -79,15 +84,15 @@ def _grype(argv: list[str], does: str) -> str:
     parser.add_argument("-q", "--quiet", action="store_true")
     parser.add_argument("--file")
     parser.add_argument("--only-fixed", action="store_true")
-    asked = parser.parse_args(argv)
-    scheme, _, place = asked.image.partition(":")
-    assert (scheme, asked.output) == ("oci-dir", ["json"])
-    assert asked.config is None or asked.config.is_file()
+    options = parser.parse_args(argv)
+    scheme, _, place = options.image.partition(":")
+    assert (scheme, options.output) == ("oci-dir", ["json"])
+    assert options.config is None or options.config.is_file()
     return place
 
 
 def _look(layout: Path) -> tuple[str, str]:
-    """Manifest and config of the one image in *layout*, all of whose blobs are what their names say."""
+    """Manifest and config of the only image in *layout*; every blob must match its digest."""
     assert json.loads((layout / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
     (entry,) = json.loads((layout / "index.json").read_bytes())["manifests"]
     manifest = json.loads(_blob(layout, entry))

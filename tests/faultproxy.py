@@ -1,7 +1,7 @@
-"""A proxy before a registry: counts what goes by, and breaks what it is told to break.
+"""A proxy in front of a registry: counts requests, and injects faults.
 
-It passes the Host header on, so that the addresses which the registry gives lead back to it. With logins it
-is a token server too, and lets nobody by who has no token of it for what he wants.
+It forwards the Host header, so that the registry's URLs lead back to it. With logins it
+is also a token server, and rejects requests without a token for their scope.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "date", "serv
 
 @dataclass
 class Fault:
-    """One thing that goes wrong, with the requests that fit: *skip* of them go by, then *times* do not.
+    """A fault of the matching requests: *skip* of them pass, then *times* fail.
 
-    status      answered so, and not passed on
-    cut         the connections end when *at* bytes of the body have been passed on
-    unanswered  passed on whole; the connection ends where the answer should come
-    slow        answered after a moment
-    stall       the body is not read, and nothing is ever answered
+    status      answered with this status, not forwarded
+    cut         the connections end when *at* bytes of the body were forwarded
+    unanswered  forwarded completely; the connection ends instead of a response
+    slow        answered after a delay
+    stall       the body is not read, and no response is sent
     digest      answered with another Docker-Content-Digest
     """
 
@@ -49,13 +49,13 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as it came."""
+class ProxiedRequest:
+    """A received request."""
 
     method: str
     path: str
-    body: int  # bytes of it that came
-    status: int  # of the answer; 0: there was none
+    body: int  # received bytes of it
+    status: int  # of the response; 0: none
     range: str = ""  # Content-Range
 
 
@@ -64,14 +64,14 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no news."""
+        """Ignore clients that disconnect."""
 
 
 class FaultProxy:
-    """Stands before the registry at *upstream*; use it in a ``with``.
+    """A proxy in front of the registry at *upstream*; a context manager.
 
-    :param logins: user → password; none: everybody is let by.
-    :param basic: the login itself is wanted with each request, and no token.
+    :param logins: user → password; empty: no authentication.
+    :param basic: each request needs the login itself, not a token.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class FaultProxy:
     ) -> None:
         self.upstream, self.logins, self.basic = upstream, dict(logins or {}), basic
         self.faults: list[Fault] = []
-        self.asked: list[Asked] = []
+        self.requests: list[ProxiedRequest] = []
         self.tokens: dict[str, frozenset[str]] = {}  # token → "repository:team/app:push"
-        self.fetched: list[str] = []  # every token that was given out
-        self.lives = 0  # requests after which a token is spent; 0: never
+        self.fetched: list[str] = []  # every issued token
+        self.lives = 0  # requests after which a token expires; 0: never
         self.token_lifetime = 300
         self._looks = 0
         self.stalled = threading.Event()  # a request stalls now
@@ -107,15 +107,17 @@ class FaultProxy:
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     def blob_bytes(self) -> int:
-        """Bytes of request bodies that went towards blobs, whatever became of them."""
-        return sum(one.body for one in self.asked if "/blobs/uploads/" in one.path)
+        """The bytes of all request bodies for blobs, successful or not."""
+        return sum(request.body for request in self.requests if "/blobs/uploads/" in request.path)
 
     def counted(self, method: str, path: str = "") -> int:
-        """How many requests fit."""
-        return sum(bool(one.method == method and re.search(path, one.path)) for one in self.asked)
+        """The number of matching requests."""
+        return sum(
+            bool(request.method == method and re.search(path, request.path)) for request in self.requests
+        )
 
     def fault(self, method: str, path: str) -> Fault | None:
-        """What is to go wrong with this request."""
+        """The fault to inject into this request."""
         with self._guard:
             for fault in self.faults:
                 if re.fullmatch(fault.method or ".*", method) and re.search(fault.path, path):
@@ -126,20 +128,20 @@ class FaultProxy:
                         return fault
             return None
 
-    def note(self, asked: Asked) -> None:
+    def note(self, request: ProxiedRequest) -> None:
         with self._guard:
-            self.asked.append(asked)
+            self.requests.append(request)
 
     # --- tokens -----------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """From now on no token is good that was given out."""
+        """Make all issued tokens invalid."""
         with self._guard:
             self.tokens.clear()
 
     def give_token(self, path: str, authorization: str) -> tuple[int, dict[str, Any]]:
-        """Status and answer of the token server."""
-        if not self.knows(authorization):
+        """Status and response of the token server."""
+        if not self.accepts_login(authorization):
             return 401, {"errors": [{"code": "UNAUTHORIZED", "message": "wrong login"}]}
         token, allowed = secrets.token_hex(16), set()
         for scope in parse_qs(urlsplit(path).query).get("scope", []):
@@ -150,33 +152,33 @@ class FaultProxy:
             self.fetched.append(token)
         return 200, {"token": token, "expires_in": self.token_lifetime}
 
-    def knows(self, authorization: str) -> bool:
-        """Whether it is the login of somebody."""
+    def accepts_login(self, authorization: str) -> bool:
+        """Whether *authorization* is a known login."""
         user, _, password = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")
         return self.logins.get(user) == password
 
-    def lets_by(self, method: str, path: str, authorization: str) -> bool:
-        """Whether the token allows it; each look spends some of it."""
+    def allows(self, method: str, path: str, authorization: str) -> bool:
+        """Whether the token allows it; each check uses it once."""
         if self.basic:
-            return self.knows(authorization)
+            return self.accepts_login(authorization)
         name = re.match(r"/v2/(.+?)/(?:blobs|manifests)/", path)
-        wanted = set()
+        required = set()
         if name:
-            wanted = {f"repository:{name[1]}:{'pull' if method in ('GET', 'HEAD') else 'push'}"}
+            required = {f"repository:{name[1]}:{'pull' if method in ('GET', 'HEAD') else 'push'}"}
             if source := parse_qs(urlsplit(path).query).get("from"):
-                wanted.add(f"repository:{source[0]}:pull")
+                required.add(f"repository:{source[0]}:pull")
         token = authorization.removeprefix("Bearer ")
         with self._guard:
             if not self.logins:
                 return True
-            good = token in self.tokens and wanted <= self.tokens[token]
+            good = token in self.tokens and required <= self.tokens[token]
             self._looks += good
             if good and self.lives and self._looks % self.lives == 0:
-                del self.tokens[token]  # the next one that comes with it is late
+                del self.tokens[token]  # the next request with it is rejected
             return good
 
     def wait(self) -> None:
-        """Until the test ends."""
+        """Wait until the test ends."""
         self.stalled.set()
         self._ended.wait()
 
@@ -185,7 +187,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         default_request_version = (
-            "HTTP/1.0"  # who tries TLS first is answered as by any server: with a status line
+            "HTTP/1.0"  # a client that tries TLS first gets a status line, as from any server
         )
         disable_nagle_algorithm = True
         got = 0
@@ -197,8 +199,8 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             try:
                 status = self.relay()
             finally:
-                told = self.headers.get("Content-Range", "")
-                proxy.note(Asked(self.command, self.path, self.got, status, told))
+                value = self.headers.get("Content-Range", "")
+                proxy.note(ProxiedRequest(self.command, self.path, self.got, status, value))
 
         do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
 
@@ -211,7 +213,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 return self.say(fault.status, {}, fault.headers)
             if self.path.startswith("/token"):
                 return self.say(*proxy.give_token(self.path, self.headers.get("Authorization", "Basic ")))
-            if not proxy.lets_by(self.command, self.path, self.headers.get("Authorization", "")):
+            if not proxy.allows(self.command, self.path, self.headers.get("Authorization", "")):
                 realm = f'Bearer realm="http://{proxy.host}/token",service="tests",error="invalid_token"'
                 realm = 'Basic realm="tests"' if proxy.basic else realm
                 wrong = {"errors": [{"code": "UNAUTHORIZED", "message": "token, please"}]}
@@ -229,7 +231,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 for piece in self.body(cut):
                     far.send(piece)
                 if cut is None and self.got < int(self.headers.get("Content-Length") or 0):
-                    return self.hang_up()  # as the client did
+                    return self.hang_up()  # as the client disconnected
                 if cut is not None:
                     _end(far)
                     return self.hang_up()
@@ -257,9 +259,9 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 left -= len(piece)
                 yield piece
 
-        def say(self, status: int, told: Any, headers: Mapping[str, str] | None = None) -> int:
-            """Answer by ourselves; as servers do, without reading the body first."""
-            data = json.dumps(told).encode()
+        def say(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> int:
+            """Send our own response; like real servers, without reading the body first."""
+            data = json.dumps(value).encode()
             self.send_response(status)
             for name, value in (headers or {}).items():
                 self.send_header(name, value)
@@ -273,7 +275,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             return status
 
         def hang_up(self) -> int:
-            """By RST: a linger of nothing."""
+            """Close with RST (linger of 0)."""
             linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.close_connection = True
@@ -284,7 +286,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
 
 
 def _end(far: http.client.HTTPConnection) -> None:
-    """No more comes: until the registry has taken what did, the client could ask it for less."""
+    """Wait until the registry has stored the received bytes; otherwise a retry could see fewer."""
     far.sock.shutdown(socket.SHUT_WR)
     with suppress(OSError):
         while far.sock.recv(_PIECE):

@@ -1,4 +1,4 @@
-"""Bases whose Python is not one: programs in C in the place of its loader, which is what is started first."""
+"""Bases with a hostile Python: C programs in place of its loader, which is started first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HEAD = r"""
 #include <time.h>
 #include <unistd.h>
 static void read_all(void) { char buffer[65536]; while (read(0, buffer, sizeof buffer) > 0); }
-static void tell(const char *what, long got) {
+static void report(const char *what, long got) {
   fprintf(stderr, "%s=%ld/%d\n", what, got, got < 0 ? errno : 0);
 }
 int main(int argc, char **argv, char **envp) {
@@ -43,7 +43,7 @@ int main(int argc, char **argv, char **envp) {
 
 
 def program(body: str, folder: Path) -> bytes:
-    """A static program whose main is *body*; it has `read_all` and `tell`, and ends with 9."""
+    """A static program whose main is *body*; it has `read_all` and `report`, and exits with 9."""
     source, made = folder / "hostile.c", folder / "hostile"
     source.write_text(_HEAD + body + "\nreturn 9; }\n")
     subprocess.run(["gcc", "-static", "-O1", "-w", "-o", made, source], check=True)
@@ -51,7 +51,7 @@ def program(body: str, folder: Path) -> bytes:
 
 
 def hostile(body: str, folder: Path, *, inside: bool = True) -> ConfinedPython:
-    """Such a program as a base's Python, as it lies in the cache."""
+    """Such a program as a base's Python, as in the cache."""
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / "python" / LOADER
     place.parent.mkdir(parents=True)
@@ -61,7 +61,7 @@ def hostile(body: str, folder: Path, *, inside: bool = True) -> ConfinedPython:
 
 
 def answer(frames: Iterable[tuple[str, bytes]], end: bytes | None = None) -> bytes:
-    """What a worker writes that answers with *frames*, and *end* instead of its hash."""
+    """The output of a worker that sends *frames*, and *end* instead of its hash."""
     body = b"".join(
         struct.pack("<I", len(part)) + part for path, code in frames for part in (path.encode(), code)
     )
@@ -69,7 +69,7 @@ def answer(frames: Iterable[tuple[str, bytes]], end: bytes | None = None) -> byt
 
 
 def answering(data: bytes) -> str:
-    """The body of a program that reads all, writes *data* and ends well."""
+    """The body of a program that reads all input, writes *data* and exits with 0."""
     array = ",".join(str(byte) for byte in data)
     return (
         f"read_all(); static const unsigned char out[] = {{{array}}}; write(1, out, {len(data)}); _exit(0);"
@@ -88,7 +88,7 @@ def compiled(work: Bytecode, sources: dict[str, bytes]) -> list[tuple[str, bytes
 
 
 def refused(python: ConfinedPython, cache: Path, sources: dict[str, bytes] = SOURCES) -> str:
-    """What a build says that *python* compiles for; nothing is kept of what that did."""
+    """The error of a build for which *python* compiles; nothing of its output is stored."""
     work = Bytecode(WHEEL, Store(cache), VERSION, tuple(python.argv()))
     try:
         with pytest.raises(BuildFailed) as caught:

@@ -1,4 +1,4 @@
-"""The package inside images in tests: an image, a driver, a machine, mounts, and where the doctor looks."""
+"""Fixtures for the package inside images: an image, a driver, a machine, mounts, and the doctor's paths."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HOPPER = Gpu(name="NVIDIA H100", capability=(9, 0), memory=80 << 30)
 _SSHD = Path("/usr/sbin/sshd")
 # Not among tools/system-packages: it would start a service on the host.
 needs_sshd = pytest.mark.skipif(
-    not _SSHD.exists(), reason="the judge of what we write for sshd: apt-get install openssh-server"
+    not _SSHD.exists(), reason="sshd is not installed: apt-get install openssh-server"
 )
 
 
 def image(**more: Any) -> Image:
-    """torch 2.7.1 for CUDA 12.1, but for *more*."""
+    """torch 2.7.1 for CUDA 12.1, with the changes *more*."""
     sound = Image(
         tag="2.7.1-cuda12.1-cudnn9-runtime",
         torch="2.7.1+cu126",
@@ -44,13 +44,14 @@ def image(**more: Any) -> Image:
         min_driver="525.60.13",
         full_driver="560.35.05",
         archs=("sm_80", "sm_90"),
+        wheel_archs=("sm_80", "sm_90"),
         wheels=(("torch", "2.7.1"), ("nvidia-nccl-cu12", "2.26.2"), ("numpy", "2.3.5")),
     )
     return replace(sound, **more)
 
 
 def driver(**more: Any) -> Driver:
-    """A new one with one GPU, but for *more*."""
+    """A recent driver with one GPU, with the changes *more*."""
     sound = Driver(
         version="580.159.04", cuda="13.0", gpus=(HOPPER,), links=(), passed=True, fault="", remedy=""
     )
@@ -58,7 +59,7 @@ def driver(**more: Any) -> Driver:
 
 
 def machine(**more: Any) -> Machine:
-    """A large one, but for *more*."""
+    """A large machine, with the changes *more*."""
     sound = Machine(
         shm=8 << 30, memory=64 << 30, limited=False, cores=8.0, writable=("/workspace", "/tmp"), closed=()
     )
@@ -66,21 +67,21 @@ def machine(**more: Any) -> Machine:
 
 
 def python(code: str, *, before: Sequence[str] = ()) -> str:
-    """What *code* prints, in a process that finds the package; *before* stands before its command."""
+    """The output of *code* in a process that can import the package; *before* precedes its command."""
     found = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n"
     argv = [*before, sys.executable, "-IBc", found + code]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
 def sshd(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """The real one, to its end."""
+    """Run the real sshd until it ends."""
     before = run() if os.geteuid() == 0 else []
     return subprocess.run([*before, str(_SSHD), *arguments], capture_output=True, check=False)
 
 
 @contextmanager
 def says(greeting: bytes | None) -> Iterator[int]:
-    """The port of one that greets whoever comes, and hangs up; None: it keeps silent."""
+    """The port of a server that greets each client and disconnects; None: it sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(300)
         thread = threading.Thread(target=_greet, args=(server, greeting))
@@ -90,17 +91,17 @@ def says(greeting: bytes | None) -> Iterator[int]:
 
 
 def _greet(server: socket.socket, greeting: bytes | None) -> None:
-    """One guest."""
+    """Serve one client."""
     connection, _ = server.accept()
     with connection:
         if greeting is None:
             connection.recv(1 << 16)
-            connection.recv(1)  # until the guest has gone
+            connection.recv(1)  # until the client disconnects
         else:
             connection.sendall(greeting)
 
 
-# What `docker run` would have put there, or not.
+# What `docker run` provides, or not.
 _DEV = """
 mkdir "$1"; mount --rbind /dev "$1"; mount -t tmpfs dev /dev; mkdir /dev/shm
 for name in null zero random urandom; do touch /dev/$name; mount --bind "$1/$name" /dev/$name; done
@@ -113,7 +114,7 @@ _UNSHARE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-us
 
 
 def dev(tmp_path: Path, *nodes: str, shm: str = "1g") -> list[str]:
-    """A /dev with these *nodes* and so much shared memory."""
+    """A /dev with *nodes* and *shm* of shared memory."""
     words = [*_UNSHARE, "sh", "-ec", _DEV, "sh", str(tmp_path / "dev"), " ".join(nodes), shm]
     _try(words)
     (tmp_path / "dev").rmdir()
@@ -121,7 +122,7 @@ def dev(tmp_path: Path, *nodes: str, shm: str = "1g") -> list[str]:
 
 
 def run() -> list[str]:
-    """A /run that holds the empty folder sshd, which root's sshd asks for, and nothing else."""
+    """A /run with only the empty folder sshd, which root's sshd requires."""
     words = [*_UNSHARE, "sh", "-ec", _RUN, "sh"]
     _try(words)
     return words
@@ -134,7 +135,7 @@ def _try(words: Sequence[str]) -> None:
 
 
 class Place:
-    """Where the doctor looks, below one folder: a sound image's parts."""
+    """The doctor's paths, below one folder: the parts of a valid image."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -154,13 +155,13 @@ class Place:
             (self.system / "sys/class/net" / card).write_text("")
 
     def install(self, name: str, version: str) -> None:
-        """As pip notes it."""
+        """Write its metadata, as pip does."""
         folder = self.site / f"{name}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
     def program(self, name: str, script: str) -> None:
-        """The only program of that PATH."""
+        """Write the only program of that PATH."""
         (self.folder / "bin").mkdir(exist_ok=True)
         place = self.folder / "bin" / name
         place.write_text(f"#!/bin/sh\n{script}\n")
@@ -172,9 +173,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     found = Place(tmp_path)
 
     def path(*parts: str | Path) -> Path:
-        """What is the machine's own, from the folder `system`."""
-        whole = Path(*parts)
-        return found.system / whole.relative_to("/") if whole.parts[1] in ("dev", "sys") else whole
+        """Map the machine's paths to the folder `system`."""
+        absolute = Path(*parts)
+        return found.system / absolute.relative_to("/") if absolute.parts[1] in ("dev", "sys") else absolute
 
     monkeypatch.setattr(checks, "SITES", found.site.parents[1])
     monkeypatch.setattr(checks, "FACTS", found.facts)

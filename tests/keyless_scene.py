@@ -1,4 +1,4 @@
-"""A CI job that publishes without a key, and who verifies it elsewhere: a press, a registry, a Sigstore."""
+"""A CI job that publishes without a key, and the verification of its image; registry and Sigstore."""
 
 from __future__ import annotations
 
@@ -13,45 +13,49 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from tests.press import Press, digest_of, press
+from tests.publisher import Publisher, digest_of, new_publisher
 from tests.reports import TAG
-from tests.standin.registry_server import RegistryServer, Repository
-from tests.standin.sigstore_server import IDENTITY, REQUEST_TOKEN, SigstoreServer
+from tests.servers.registry_server import RegistryServer, Repository
+from tests.servers.sigstore_server import IDENTITY, REQUEST_TOKEN, SigstoreServer
 
 TRUST = "TORCHKILN_SIGSTORE_TRUST"
 KIND = "dev.sigstore.bundle.predicateType"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Desk:
-    """A press with an image, and its report; nothing that is done with it changes it."""
+class Prepared:
+    """A publisher with an image and a report of it; tests do not change it."""
 
-    press: Press
+    publisher: Publisher
     report: str
 
 
-def new_desk(folder: Path) -> Desk:
-    made = press(folder)
-    return Desk(press=made, report=made.signed(made.report(made.build())))
+def prepare(folder: Path) -> Prepared:
+    made = new_publisher(folder)
+    return Prepared(publisher=made, report=made.signed(made.report(made.build())))
 
 
 class Job:
-    """Its environment is that of this process."""
+    """A job that runs in the environment of this process."""
 
     def __init__(
-        self, desk: Desk, registry: RegistryServer, sigstore: SigstoreServer, patch: pytest.MonkeyPatch
+        self,
+        prepared: Prepared,
+        registry: RegistryServer,
+        sigstore: SigstoreServer,
+        patch: pytest.MonkeyPatch,
     ) -> None:
-        self.desk, self.report = desk.press, desk.report
+        self.publisher, self.report = prepared.publisher, prepared.report
         self.registry, self.sigstore, self.patch = registry, sigstore, patch
         self.trust(sigstore)
 
     def trust(self, sigstore: SigstoreServer, **instead: Any) -> None:
-        """From now on this process trusts *sigstore*, as it is now."""
-        file = sigstore.trust(self.desk.folder / "trust.json", **instead)
+        """Let this process trust *sigstore* in its current state."""
+        file = sigstore.trust(self.publisher.folder / "trust.json", **instead)
         self.patch.setenv(TRUST, str(file))
 
     def become(self, **environ: str | None) -> None:
-        """Variables set, and unset where None."""
+        """Set variables, or unset them if None."""
         for name, value in environ.items():
             self.patch.delenv(name, raising=False) if value is None else self.patch.setenv(name, value)
 
@@ -64,36 +68,36 @@ class Job:
         return self.registry.repository("team/app")
 
     def publish(self) -> Result:
-        """`publish --keyless`; whatever it says, it says no secret."""
-        lab = str(self.desk.folder / "lab.pub.pem")
-        done = self.desk.run(
-            "publish", TAG, "--to", self.target, *self.desk.here, "--keyless", "--trust", lab,
+        """Run `publish --keyless`; its output must contain no secret."""
+        lab = str(self.publisher.folder / "lab.pub.pem")
+        done = self.publisher.run(
+            "publish", TAG, "--to", self.target, *self.publisher.here, "--keyless", "--trust", lab,
             "--report", self.report, "--dated", "20261122",
         )  # fmt: skip
-        said = f"{done.output}{done.exception}{getattr(done.exception, 'hint', '')}"
+        output = f"{done.output}{done.exception}{getattr(done.exception, 'hint', '')}"
         for secret in (REQUEST_TOKEN, *self.sigstore.tokens):
-            assert secret not in said
+            assert secret not in output
         return done
 
     def verify(self, *more: str, identity: str = IDENTITY) -> Result:
-        """By the laboratory's key, for the report, and the job's identity."""
-        lab = str(self.desk.folder / "lab.pub.pem")
-        who = ("--key", lab, "--identity", identity, "--suite", str(self.desk.suite))
-        return self.desk.run("verify", f"{self.target}:{TAG}", *who, *more)
+        """Verify with the laboratory's key, for the report, and the job's identity."""
+        lab = str(self.publisher.folder / "lab.pub.pem")
+        who = ("--key", lab, "--identity", identity, "--suite", str(self.publisher.suite))
+        return self.publisher.run("verify", f"{self.target}:{TAG}", *who, *more)
 
     def bundles(self) -> dict[str, dict[str, Any]]:
-        """By the digest of the manifest: those that hold a certificate."""
+        """The bundles with a certificate, by manifest digest."""
         found = {}
         for name, data in self.there.manifests.items():
-            told = json.loads(data)
-            if ":" in name and KIND in told.get("annotations", {}):
-                bundle = json.loads(self.there.blobs[told["layers"][0]["digest"]])
+            document = json.loads(data)
+            if ":" in name and KIND in document.get("annotations", {}):
+                bundle = json.loads(self.there.blobs[document["layers"][0]["digest"]])
                 if "certificate" in bundle["verificationMaterial"]:
                     found[name] = bundle
         return found
 
     def change(self, kind: str, how: Callable[[dict[str, Any]], object]) -> None:
-        """*how* changes the bundle of that *kind* as whoever can write to the registry could."""
+        """Change the bundle of *kind* with *how*, as an attacker with write access to the registry can."""
         for name, bundle in self.bundles().items():
             manifest = json.loads(self.there.manifests[name])
             if manifest["annotations"][KIND] != kind:
@@ -109,30 +113,30 @@ class Job:
         raise AssertionError(kind)
 
     def statements(self) -> list[dict[str, Any]]:
-        """What the job signed."""
-        payloads = (one["dsseEnvelope"]["payload"] for one in self.bundles().values())
-        return [json.loads(base64.b64decode(one)) for one in payloads]
+        """The statements that the job signed."""
+        payloads = (bundle["dsseEnvelope"]["payload"] for bundle in self.bundles().values())
+        return [json.loads(base64.b64decode(payload)) for payload in payloads]
 
 
 @contextmanager
 def job(
-    desk: Desk, patch: pytest.MonkeyPatch, *, rekor: int = 1, lists_referrers: bool = True
+    prepared: Prepared, patch: pytest.MonkeyPatch, *, rekor: int = 1, lists_referrers: bool = True
 ) -> Iterator[Job]:
-    """In GitHub Actions, with `id-token: write`."""
+    """A job in GitHub Actions, with `id-token: write`."""
     with RegistryServer() as registry, SigstoreServer(rekor) as sigstore:
-        registry.manners.lists_referrers = lists_referrers
+        registry.behaviour.lists_referrers = lists_referrers
         for name, value in sigstore.job.items():
             patch.setenv(name, value)
         patch.setenv("NO_PROXY", "127.0.0.1")
-        yield Job(desk, registry, sigstore, patch)
+        yield Job(prepared, registry, sigstore, patch)
 
 
-@pytest.fixture(scope="module", name="desk")
-def a_desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    return new_desk(tmp_path_factory.mktemp("keyless") / "desk")
+@pytest.fixture(scope="module", name="prepared")
+def a_prepared_publisher(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepare(tmp_path_factory.mktemp("keyless") / "prepared")
 
 
 @pytest.fixture(name="scene")
-def a_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    with job(desk, monkeypatch) as found:
+def a_job(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    with job(prepared, monkeypatch) as found:
         yield found

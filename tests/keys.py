@@ -1,4 +1,4 @@
-"""Keys for tests of signatures: always the same, and nobody's."""
+"""Fixed keys for tests of signatures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 SECRET = "correct horse battery staple"
 ED = Ed25519PrivateKey.from_private_bytes(b"\x01" * 32)
-STRANGER = Ed25519PrivateKey.from_private_bytes(b"\x02" * 32)
+UNKNOWN_KEY = Ed25519PrivateKey.from_private_bytes(b"\x02" * 32)
 P256 = ec.derive_private_key(12345, ec.SECP256R1())
 KEYS = {"Ed25519": ED, "ECDSA P-256": P256}
 

@@ -1,4 +1,4 @@
-"""Wheels -> layers for tests, and what a layer or a folder holds, told in one form so that they compare."""
+"""Make layers from wheels, and read the tree of a layer or a folder in one comparable form."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchkiln.model.cell import Source
 from torchkiln.model.layer import Blob
+from torchkiln.model.lock import LockedWheel
 from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH
 from torchkiln.oci.layer import LayerWriter
 from torchkiln.wheel.bytecode import Code
+from torchkiln.wheel.cut import Cut
 from torchkiln.wheel.install import Scheme
 from torchkiln.wheel.source import WheelFile
 from torchkiln.wheel.splice import splice
@@ -31,18 +34,30 @@ class Item:
 
 
 def no_code(_path: str) -> bytes | None:
-    """Byte-code of nothing."""
+    """No byte-code."""
     return None
 
 
 def pretended_code(path: str) -> bytes:
-    """A .pyc that only tells where its source is."""
+    """A .pyc that only contains the path of its source."""
     return f"the code of {path}".encode()
 
 
 def sha256(path: Path) -> str:
-    """Of a file, hex."""
+    """The SHA-256 of a file, in hex."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def as_locked(wheel: Path, sha256_of_lock: str = "") -> LockedWheel:
+    """The file *wheel* as in a lock, with its own hash by default; its name need not be valid."""
+    return LockedWheel(
+        name="some",
+        version="1.0",
+        filename=wheel.name,
+        sha256=sha256_of_lock or sha256(wheel),
+        size=wheel.stat().st_size,
+        index=Source.DEFAULT,
+    )
 
 
 def layer_of(
@@ -51,12 +66,13 @@ def layer_of(
     code: Callable[[str], bytes | None] = no_code,
     tail: int = 0,
     scheme: Scheme = SCHEME,
+    cut: Cut | None = None,
 ) -> tuple[bytes, Blob]:
-    """The blob that *wheels* give and what the writer says of it; *tail* bytes of each come beforehand."""
+    """The blob of *wheels* and the writer's description of it; *tail* bytes of each are read beforehand."""
     out = io.BytesIO()
     layer = LayerWriter(out, mtime=WHEEL_EPOCH)
     for wheel in wheels:
-        add(wheel, layer, code=code, tail=tail, scheme=scheme)
+        add(wheel, layer, code=code, tail=tail, scheme=scheme, cut=cut)
     written = layer.finish()
     return out.getvalue(), written
 
@@ -69,8 +85,9 @@ def add(
     tail: int = 0,
     locked: str = "",
     scheme: Scheme = SCHEME,
+    cut: Cut | None = None,
 ) -> None:
-    """Splice *wheel* into *layer*; *locked* is the hash it must have, its own if none is told."""
+    """Splice *wheel* into *layer*; *locked* is the required hash, by default its own."""
     sources: list[str] = []
 
     def bytecode() -> list[Code]:
@@ -81,17 +98,17 @@ def add(
     with WheelFile(wheel, size, tail=end) as file:
         splice(
             file,
-            wheel.name,
-            locked or sha256(wheel),
+            as_locked(wheel, locked),
             layer,
             scheme,
             source=lambda path, _data: sources.append(path),
             bytecode=bytecode,
+            cut=cut,
         )
 
 
 def tree_of_layer(blob: bytes) -> dict[str, Item]:
-    """What Python's tarfile finds in a layer; a path that comes twice is a fault."""
+    """The tree of a layer, by Python's tarfile; each path must occur once."""
     found: dict[str, Item] = {}
     with tarfile.open(fileobj=io.BytesIO(blob), mode="r:gz") as tar:
         for member in tar:
@@ -106,7 +123,7 @@ def tree_of_layer(blob: bytes) -> dict[str, Item]:
 
 
 def tree_of_folder(root: Path) -> dict[str, Item]:
-    """What lies below *root*."""
+    """The tree below *root*."""
     found = {}
     for path in root.rglob("*"):
         mode = path.lstat().st_mode

@@ -19,10 +19,11 @@ from unittest.mock import patch
 
 import yaml
 
-from tests.hostile_documents import Case, Said, locked, provoke
-from tests.keys import ED, STRANGER, pem, public_pem
-from tests.oci_samples import build
+from tests.hostile_documents import Case, Ran, locked, provoke
+from tests.keys import ED, UNKNOWN_KEY, pem, public_pem
+from tests.oci_samples import Member, build, tar_of
 from tests.scans import by_trivy
+from torchkiln.plan.plan import IMAGE_JSON
 from torchkiln.util.places import ROOT
 
 FILE = Path(__file__).with_name("mistakes.yaml")
@@ -81,7 +82,7 @@ def read() -> list[Mistake]:
     ]
 
 
-def make(mistake: Mistake, folder: Path) -> Said:
+def make(mistake: Mistake, folder: Path) -> Ran:
     """Make *mistake* in the empty *folder*; what is printed has placeholders for paths and hashes."""
     environ = {name: value for name, value in os.environ.items() if not CLEARED.match(name)}
     environ |= {
@@ -97,17 +98,17 @@ def make(mistake: Mistake, folder: Path) -> Said:
         arrange=mistake.arrange,
         argv=tuple(shlex.split(mistake.run)),
         code=mistake.code,
-        says=mistake.says,
+        message=mistake.says,
     )
     with (
         patch.dict(os.environ, environ, clear=True),
         patch("torchkiln.util.http.retry.pause", lambda *_: 0.0),
     ):
-        said = provoke(case, folder)
-    text = said.err.replace(str(folder), "{tmp}").replace(str(ROOT), "{torchkiln}")
+        ran = provoke(case, folder)
+    text = ran.err.replace(str(folder), "{tmp}").replace(str(ROOT), "{torchkiln}")
     for pattern, placeholder in PLACEHOLDERS:
         text = re.sub(pattern, placeholder, text)
-    return Said(code=said.code, out=said.out, err=text)
+    return Ran(code=ran.code, out=ran.out, err=text)
 
 
 def _layout() -> None:
@@ -120,12 +121,20 @@ def _keys() -> None:
     Path("key.pem").write_bytes(pem(ED))
     Path("key.pem").chmod(0o600)
     Path("public.pem").write_bytes(public_pem(ED))
-    Path("other.pem").write_bytes(public_pem(STRANGER))
+    Path("other.pem").write_bytes(public_pem(UNKNOWN_KEY))
+
+
+def _own_use() -> None:
+    """A layout of one image, "a", whose image.json says that NVIDIA's libraries are changed."""
+    folders = [Member(name="etc/"), Member(name="etc/torchkiln/")]
+    build(Path.cwd(), tar_of([*folders, Member(name=IMAGE_JSON, data=b'{"own_use": true}')]))
+    Path("layout").rename("dist")
 
 
 SCENES: Mapping[str, Callable[[], Any]] = {
     "lock": locked,
     "layout": _layout,
+    "own-use": _own_use,
     "keys": _keys,
     "matrix": lambda: Path("matrix.yaml").write_text(MATRIX),
     "report": lambda: shutil.copy(PROOF, "report.json"),
@@ -138,8 +147,8 @@ def write() -> None:
     rows = yaml.safe_load(FILE.read_text())
     for row, mistake in zip(rows, read(), strict=True):
         with tempfile.TemporaryDirectory() as folder:
-            said = make(mistake, Path(folder))
-        row["code"], row["says"] = said.code, said.err + (f"STDOUT {said.out}" if said.out else "")
+            ran = make(mistake, Path(folder))
+        row["code"], row["says"] = ran.code, ran.err + (f"STDOUT {ran.out}" if ran.out else "")
     blocks = (
         yaml.dump([row], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000) for row in rows
     )

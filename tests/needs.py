@@ -1,9 +1,11 @@
-"""What tests want of the machine: who lacks it skips, and the reason says how to get it."""
+"""Requirements of tests: skips with the reason, and network options for containers."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,17 +18,61 @@ needs_ldconfig = pytest.mark.skipif(
 needs_mmdebstrap = pytest.mark.skipif(
     not shutil.which("mmdebstrap"), reason="mmdebstrap is not installed: apt-get install mmdebstrap"
 )
+needs_cuobjdump = pytest.mark.skipif(
+    not shutil.which("cuobjdump"),
+    reason="no cuobjdump: pip install nvidia-cuda-cuobjdump, and put its folder into PATH",
+)
 without_gpus = pytest.mark.skipif(
-    Path("/dev/nvidiactl").exists(), reason="this host has GPUs, and it is tested what happens without"
+    Path("/dev/nvidiactl").exists(), reason="this host has GPUs; the test needs a host without"
 )
 
 
+@functools.cache
+def namespaces_fault() -> str:
+    """Why this host allows no namespaces, by another program than ours; empty: it allows them."""
+    kinds = ["--mount", "--pid", "--fork", "--uts", "--ipc", "--net", "--cgroup"]
+    kinds += ["--map-root-user"] if os.geteuid() else []
+    try:
+        done = subprocess.run(["unshare", *kinds, "true"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unshare is not installed: apt-get install util-linux"
+    return done.stderr.strip() if done.returncode else ""
+
+
+needs_namespaces = pytest.mark.skipif(bool(namespaces_fault()), reason=f"no namespaces: {namespaces_fault()}")
+
+
 def tool(name: str) -> None:
-    """Skip where the program *name* is not installed; Debian's package has its name."""
+    """Skip if the program *name* is not installed; Debian's package has the same name."""
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed: apt-get install {name}")
 
 
 def give_up(reason: str) -> NoReturn:
-    """What an engine takes is not here: a skip, or a failure where `.ci/run` set TORCHKILN_NEEDS_ENGINE."""
+    """Skip, because an engine's requirement is missing; fail if `.ci/run` set TORCHKILN_NEEDS_ENGINE."""
     (pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip)(reason)
+
+
+# --- network options of containers -----------------------------------------------------------------
+
+
+_PASSED_ON = (
+    "PIP_INDEX_URL",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "https_proxy",
+    "http_proxy",
+    "no_proxy",
+)
+_CA = "/run/host-ca.crt"
+
+
+def outward(folder: Path) -> list[str]:
+    """Options of `docker run`. A copy of the CA bundle goes into *folder*, which an engine can mount."""
+    options = [word for name in _PASSED_ON if os.environ.get(name) for word in ("-e", name)]
+    if bundle := os.environ.get("SSL_CERT_FILE"):
+        shutil.copyfile(bundle, folder / "ca.crt")
+        options += ["--volume", f"{folder / 'ca.crt'}:{_CA}:ro"]
+        options += [word for name in ("PIP_CERT", "SSL_CERT_FILE") for word in ("-e", f"{name}={_CA}")]
+    return options

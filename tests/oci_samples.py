@@ -64,32 +64,32 @@ def files(**contents: bytes) -> tuple[Member, ...]:
 
 
 def members_of(tar: bytes, count: int = 1) -> bytes:
-    """*tar* as a gzip file of *count* members, as a spliced layer has many."""
+    """*tar* as a gzip file of *count* members, like a spliced layer."""
     step = max(1, -(-len(tar) // count))
     parts = [tar[at : at + step] for at in range(0, len(tar), step)] or [b""]
     return b"".join(gzip.compress(part, mtime=0) for part in parts)
 
 
 def digest(data: bytes) -> Digest:
-    """Its sha256, as a digest."""
+    """The SHA-256 of *data*, as a digest."""
     return Digest("sha256:" + hashlib.sha256(data).hexdigest())
 
 
 @dataclass(frozen=True)
 class BlobFolder:
-    """A folder of blobs that stands for the store."""
+    """A folder of blobs that replaces the store."""
 
     root: Path
 
     def path(self, name: Digest) -> Path:
-        """Where a blob is: the `blob_path` of `write_image`."""
+        """The path of a blob: the `blob_path` of `write_image`."""
         return self.root / name.removeprefix("sha256:")
 
     def layer(self, title: str, tar: bytes, *, pack: Callable[[bytes], bytes] = members_of) -> ImageLayer:
-        """Put a layer in."""
+        """Write a layer."""
         blob = pack(tar)
         self.root.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path(digest(blob)), blob)  # several processes may put in the same
+        write_atomic(self.path(digest(blob)), blob)  # several processes may write the same blob
         return ImageLayer(
             title=title,
             blob=Blob(digest=digest(blob), diff_id=digest(tar), size=len(blob), unpacked=len(tar)),
@@ -97,7 +97,7 @@ class BlobFolder:
 
 
 def config(**changes: object) -> ImageConfig:
-    """An image config with something in each field."""
+    """An image config with a value in each field."""
     values: dict[str, object] = {
         "env": (("PATH", "/opt/venv/bin:/usr/bin"), ("LANG", "C.UTF-8")),
         "entrypoint": ("/usr/bin/tini", "--", "/usr/local/bin/entrypoint"),
@@ -117,7 +117,7 @@ def config(**changes: object) -> ImageConfig:
 def plan(
     tag: str = "2.7.1-cuda12.1-runtime", *, titles: tuple[str, ...] = ("base",), **changes: object
 ) -> ImagePlan:
-    """A plan with *titles* as its layers; what the writers do not read is empty."""
+    """A plan with *titles* as its layers; fields that the writers do not read are empty."""
     cell = Cell(torch="2.7.1", cuda="12.1", flavor="runtime", os="debian12", python="3.11")
     resolution = Resolution(
         cell=cell,
@@ -151,7 +151,7 @@ OWN = (Member(name="opt/venv/x.py", data=b"x = 1\n"),)
 
 
 def build(folder: Path, *tars: bytes, pack: Callable[[bytes], bytes] = members_of, tag: str = "a") -> Layout:
-    """A layout of the base and *tars* on it."""
+    """A layout of the base with *tars* on it."""
     store = BlobFolder(folder / "store")
     layers = [store.layer("base", tar_of(BASE))]
     layers += [store.layer(f"layer {number}", tar, pack=pack) for number, tar in enumerate(tars)]
@@ -160,5 +160,5 @@ def build(folder: Path, *tars: bytes, pack: Callable[[bytes], bytes] = members_o
 
 
 def words(layout: Layout, ref: str | None = None) -> list[str]:
-    """The faults as a user reads them."""
+    """The faults, as shown to the user."""
     return [str(fault) for fault in validate(layout.path, ref)]

@@ -1,4 +1,4 @@
-"""What takes long to make and is only read: made by one of a test run's processes, for all of them."""
+"""Make read-only test data that takes long once per test run, for all its processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The run's folder of that name, which *make* filled for whoever asked first."""
+    """The run's folder *name*, which *make* fills on first use."""
     base = factory.getbasetemp()
     place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     with place.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (done := place.with_suffix(".done")).exists():
-            shutil.rmtree(place, ignore_errors=True)  # of one that failed
+            shutil.rmtree(place, ignore_errors=True)  # left by a failed attempt
             place.mkdir()
             make(place)
             done.touch()

@@ -1,7 +1,7 @@
-"""Runs pip's own command again and again in one process: JSON lines in, exit code and talk out.
+"""Run pip's command repeatedly in one process: JSON lines in, exit code and output out.
 
-Started with the folder of the pip to use. Each line has `links`, `requirements`, `root`; pip installs as the
-Dockerfile tells it to, only with --root: so it writes below that folder what it would write to /opt/venv.
+Its argument is pip's folder. Each line has `links`, `requirements`, `root`; pip installs like the
+Dockerfile, but with --root: it writes below that folder instead of to /opt/venv.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ OPTIONS = (
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Handle requests until stdin ends."""
     sys.path.insert(0, sys.argv[1])
     from pip._internal.cli.main import main as pip
 
     os.umask(0o022)
-    sys.executable = f"{PREFIX}/bin/python"  # what launchers name; in the image it is the one that runs pip
+    sys.executable = f"{PREFIX}/bin/python"  # the shebang of launchers; in the image it runs pip
     for line in sys.stdin:
-        told = json.loads(line)
-        talk = io.StringIO()
-        argv = ["install", *OPTIONS.split(), "--find-links", told["links"], "-r", told["requirements"]]
-        with contextlib.redirect_stdout(talk), contextlib.redirect_stderr(talk):
-            code = pip([*argv, "--root", told["root"], "--prefix", PREFIX])
-        sys.stdout.write(json.dumps({"code": code, "talk": talk.getvalue()}) + "\n")
+        request = json.loads(line)
+        output = io.StringIO()
+        argv = ["install", *OPTIONS.split(), "--find-links", request["links"], "-r", request["requirements"]]
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            code = pip([*argv, "--root", request["root"], "--prefix", PREFIX])
+        sys.stdout.write(json.dumps({"code": code, "output": output.getvalue()}) + "\n")
         sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""A small, made-up lock for tests: a real cell and real names, invented hashes, sizes of the right order."""
+"""A small, invented lock for tests, and the repository's matrix, facts and resolutions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import hashlib
 from dataclasses import replace
 
 from torchkiln.matrix import facts, matrix
+from torchkiln.matrix import facts as facts_of
+from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.resolve import resolve
-from torchkiln.model.cell import Cell, Source
+from torchkiln.matrix.select import Selection, select
+from torchkiln.model.cell import Cell, Resolution, Source
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedBase, LockedCell, LockedTools, LockedWheel, OsPackage
 from torchkiln.model.plan import ImagePlan, OverlayFile
@@ -40,7 +43,7 @@ _MEGABYTES = {
 
 
 def wheel(name: str, version: str, *, megabytes: int) -> LockedWheel:
-    """A pure wheel of that many million bytes whose hash follows from its name and version."""
+    """A pure wheel of *megabytes* million bytes; its hash derives from its name and version."""
     filename = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
     return LockedWheel(
         name=name,
@@ -53,7 +56,7 @@ def wheel(name: str, version: str, *, megabytes: int) -> LockedWheel:
 
 
 def tools_on(base: LockedBase, name: str = "devel") -> LockedTools:
-    """Made-up tools on *base*."""
+    """Invented tools on *base*."""
     return LockedTools(
         os=base.os,
         name=name,
@@ -75,7 +78,7 @@ def locked(torch: str = "2.7.1", cuda: str = "12.1", os_name: str = "debian12") 
     cell = Cell(torch=torch, cuda=cuda, flavor="runtime", os=os_name, python=python[:4])
     return LockedCell(
         resolution=resolve(cell, grid, known),
-        wheels=tuple(wheel(*told.split(), megabytes=size) for told, size in _MEGABYTES.items()),
+        wheels=tuple(wheel(*requirement.split(), megabytes=size) for requirement, size in _MEGABYTES.items()),
         base=LockedBase(
             os=os_name,
             python=python,
@@ -94,7 +97,7 @@ def locked(torch: str = "2.7.1", cuda: str = "12.1", os_name: str = "debian12") 
 
 
 def planned(torch: str = "2.7.1", *wheels: LockedWheel, os_name: str = "debian12") -> ImagePlan:
-    """The plan of that lock, with *wheels* in place of its own if any are given."""
+    """The plan of that lock, with *wheels*, if any, in place of its own."""
     cell = locked(torch, os_name=os_name)
     return plan(
         replace(cell, wheels=wheels) if wheels else cell,
@@ -102,3 +105,21 @@ def planned(torch: str = "2.7.1", *wheels: LockedWheel, os_name: str = "debian12
         aliases=("v2.7", "latest") if os_name == "debian12" else (),
         lock_digest=LOCK_DIGEST,
     )
+
+
+# --- the repository's matrix and facts -------------------------------------------------------------
+
+
+FACTS = facts_of.load()
+MATRIX = matrix_of.read(ROOT / "matrix.yaml", FACTS)
+WITHOUT_BEYOND = replace(MATRIX, beyond=())
+"""torch x CUDA, nothing else."""
+NATIVE_FIRST = replace(MATRIX, prefer="native")
+
+
+def answer(
+    torch: str, cuda: str, *, flavor: str = "runtime", os: str = "debian12", matrix: matrix_of.Matrix = MATRIX
+) -> Resolution:
+    """The resolution of one cell of *matrix*."""
+    (cell,) = select(Selection(torch=(torch,), cuda=(cuda,), flavor=(flavor,), os=(os,)), matrix)
+    return resolve(cell, matrix, FACTS)

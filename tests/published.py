@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.press import Press, press
+from tests.publisher import Publisher, new_publisher
 from tests.reports import TAG
-from tests.standin.registry_server import RegistryServer, Repository
+from tests.servers.registry_server import Behaviour, RegistryServer, Repository
 from torchkiln.errors import VerificationFailed
 from torchkiln.oci.layout import open_layout
 
@@ -25,9 +25,9 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 class Scene:
     """A published image in a registry in memory, where anything can be changed."""
 
-    def __init__(self, desk: Press, server: RegistryServer) -> None:
-        self.desk, self.server, self.target = desk, server, f"{server.host}/team/app"
-        self.image = open_layout(desk.layout).image(TAG)
+    def __init__(self, publisher: Publisher, server: RegistryServer) -> None:
+        self.publisher, self.server, self.target = publisher, server, f"{server.host}/team/app"
+        self.image = open_layout(publisher.layout).image(TAG)
 
     def beside(
         self,
@@ -36,95 +36,113 @@ class Scene:
         subject: str | None = None,
         annotations: dict[str, str] | None = None,
     ) -> str:
-        """Let *documents* of that media type go with the image, as some other tool would put them there.
+        """Attach *documents* of the media type *kind* to the image, as another tool would.
 
-        :param subject: what the manifest says that it goes with, if not with the image.
-        :param annotations: of the manifest, and where the registry lists it.
+        :param subject: the manifest's subject, if not the image.
+        :param annotations: of the manifest, and in the registry's list.
         """
-        told = {
+        document = {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "artifactType": kind,
-            "layers": [{"mediaType": kind, "digest": sha256(one), "size": len(one)} for one in documents],
+            "layers": [{"mediaType": kind, "digest": sha256(item), "size": len(item)} for item in documents],
             "subject": {"mediaType": MANIFEST, "digest": subject or self.image.manifest, "size": 1},
             **({"annotations": annotations} if annotations else {}),
         }
-        self.there.blobs |= {sha256(one): one for one in documents}
-        return self._entered(json.dumps(told).encode())
+        self.there.blobs |= {sha256(item): item for item in documents}
+        return self._store(json.dumps(document).encode())
 
     def lose(self, kind: str) -> None:
-        """What goes with the image and is of that *kind* is gone from the registry, and from its list."""
+        """Remove the attachment of *kind* from the registry and from its list."""
         name, _ = self.attached(kind)
         del self.there.manifests[name]
-        self._relisted([one for one in self.listed() if one["digest"] != name])
+        self._set_list([item for item in self.listed() if item["digest"] != name])
 
     def listed(self) -> list[dict[str, Any]]:
-        """The list under the tag."""
+        """The list of referrers under the tag."""
         data = self.there.manifests.get(self.image.manifest.replace(":", "-"))
         return list(json.loads(data)["manifests"]) if data else []
 
-    def _entered(self, manifest: bytes) -> str:
-        """Its digest; where the registry keeps no list it stands on the one under the tag."""
+    def _store(self, manifest: bytes) -> str:
+        """Store *manifest*; returns its digest. Without the referrers API, list it under the tag."""
         name, kind = sha256(manifest), json.loads(manifest)["artifactType"]
         self.there.manifests[name] = manifest
         entry = {"mediaType": MANIFEST, "artifactType": kind, "digest": name, "size": len(manifest)}
         entry["annotations"] = json.loads(manifest).get("annotations", {})
-        self._relisted([*self.listed(), entry])
+        self._set_list([*self.listed(), entry])
         return name
 
-    def _relisted(self, entries: list[dict[str, Any]]) -> None:
-        if not self.server.manners.lists_referrers:
-            told = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}
-            self.there.manifests[self.image.manifest.replace(":", "-")] = json.dumps(told).encode()
+    def _set_list(self, entries: list[dict[str, Any]]) -> None:
+        if not self.server.behaviour.lists_referrers:
+            document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}
+            self.there.manifests[self.image.manifest.replace(":", "-")] = json.dumps(document).encode()
 
     @property
     def there(self) -> Repository:
         return self.server.repository("team/app")
 
     def publish(self, *more: str, report: str = "") -> None:
-        signed = report or self.desk.signed(self.desk.report(self.image))
-        done = self.desk.publish(self.target, "--report", signed, "--dated", "20261122", *more)
+        """Publish the image; without options by a copy of what an earlier test of the module published."""
+        usual = not more and not report and not self.server.repositories
+        key = (self.target, self.server.behaviour.lists_referrers, self.image.manifest)
+        if usual and key in _published:
+            self.server.repositories["team/app"] = _copy_of(_published[key])
+            return
+        signed = report or self.publisher.signed(self.publisher.report(self.image))
+        done = self.publisher.publish(self.target, "--report", signed, "--dated", "20261122", *more)
         assert done.exit_code == 0, done.exception
+        if usual:
+            _published[key] = _copy_of(self.there)
 
     def verify(self, *more: str, keys: tuple[str, ...] | None = None) -> Any:
-        trusted = self.desk.keys if keys is None else keys
-        return self.desk.run(
-            "verify", f"{self.target}:{TAG}", *trusted, "--suite", str(self.desk.suite), *more
+        trusted = self.publisher.keys if keys is None else keys
+        return self.publisher.run(
+            "verify", f"{self.target}:{TAG}", *trusted, "--suite", str(self.publisher.suite), *more
         )
 
     def counted(self) -> str:
-        """What `verify` tells of the statements."""
+        """The result of `verify` for the signatures."""
         done = self.verify("--json")
         assert done.exit_code == 0, done.exception
-        [text] = [one["text"] for one in json.loads(done.stdout)["points"] if one["what"] == "signatures"]
+        [text] = [
+            point["text"] for point in json.loads(done.stdout)["points"] if point["what"] == "signatures"
+        ]
         return str(text)
 
     def refused(self, *more: str) -> str:
-        """What is wrong."""
+        """The error of `verify`."""
         done = self.verify(*more)
         assert isinstance(done.exception, VerificationFailed), done.exception or done.stdout
         assert (done.exception.exit_code, done.stdout) == (12, "")
         return done.exception.message
 
     def attached(self, kind: str) -> tuple[str, dict[str, Any]]:
-        """The manifest, by digest, of what goes with the image and is of that *kind*."""
+        """Digest and manifest of the attachment of *kind*."""
         for name, data in self.there.manifests.items():
-            told = json.loads(data)
-            if ":" in name and told.get("annotations", {}).get(KIND) == kind:
-                return name, told
+            document = json.loads(data)
+            if ":" in name and document.get("annotations", {}).get(KIND) == kind:
+                return name, document
         raise AssertionError(kind)
 
     def bundle(self, kind: str) -> dict[str, Any]:
-        """What it holds."""
+        """The bundle in the attachment of *kind*."""
         return dict(json.loads(self.there.blobs[self.attached(kind)[1]["layers"][0]["digest"]]))
 
     def replace(self, kind: str, bundle: bytes) -> None:
-        """Put *bundle* in its place, with digests that fit, as whoever can write to the registry could."""
-        _, told = self.attached(kind)
-        told["layers"][0] |= {"digest": sha256(bundle), "size": len(bundle)}
+        """Replace it by *bundle*, with matching digests, as an attacker with write access can."""
+        _, document = self.attached(kind)
+        document["layers"][0] |= {"digest": sha256(bundle), "size": len(bundle)}
         self.lose(kind)
         self.there.blobs[sha256(bundle)] = bundle
-        self._entered(json.dumps(told).encode())
+        self._store(json.dumps(document).encode())
+
+
+# What `publish` stored, by registry, its kind, and image.
+_published: dict[tuple[str, bool, str], Repository] = {}
+
+
+def _copy_of(repository: Repository) -> Repository:
+    return Repository(blobs=dict(repository.blobs), manifests=dict(repository.manifests))
 
 
 def sha256(data: bytes) -> str:
@@ -132,26 +150,38 @@ def sha256(data: bytes) -> str:
 
 
 @pytest.fixture(name="built", scope="module")
-def a_built_press(tmp_path_factory: pytest.TempPathFactory) -> Press:
-    """A registry of one's own has no need of an image of one's own."""
-    desk = press(tmp_path_factory.mktemp("built"))
-    desk.build()
-    return desk
+def a_built_publisher(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
+    """Tests with separate registries share this image."""
+    publisher = new_publisher(tmp_path_factory.mktemp("built"))
+    publisher.build()
+    return publisher
+
+
+@pytest.fixture(name="registry_server", scope="module")
+def a_server() -> Iterator[RegistryServer]:
+    """Empty for each scene."""
+    with RegistryServer() as server:
+        yield server
+    _published.clear()
 
 
 @pytest.fixture(name="scene", params=[True, False], ids=["referrers", "by a tag"])
-def a_scene(request: pytest.FixtureRequest, built: Press, tmp_path: Path) -> Iterator[Scene]:
-    """In a registry that lists referrers, and in one that does not."""
-    yield from _scenes(built, tmp_path, lists_referrers=request.param)
+def a_scene(
+    request: pytest.FixtureRequest, built: Publisher, registry_server: RegistryServer, tmp_path: Path
+) -> Scene:
+    """A scene in a registry with the referrers API, and in one without."""
+    return _scene(built, registry_server, tmp_path, lists_referrers=request.param)
 
 
 @pytest.fixture(name="scene")
-def a_scene_with_referrers(built: Press, tmp_path: Path) -> Iterator[Scene]:
-    """Where it makes no difference to what is tested how the registry lists referrers."""
-    yield from _scenes(built, tmp_path, lists_referrers=True)
+def a_scene_with_referrers(built: Publisher, registry_server: RegistryServer, tmp_path: Path) -> Scene:
+    """A scene for tests that do not depend on the referrers API."""
+    return _scene(built, registry_server, tmp_path, lists_referrers=True)
 
 
-def _scenes(built: Press, folder: Path, *, lists_referrers: bool) -> Iterator[Scene]:
-    with RegistryServer() as server:
-        server.manners.lists_referrers = lists_referrers
-        yield Scene(Press(folder=shutil.copytree(built.folder, folder / "desk")), server)
+def _scene(built: Publisher, server: RegistryServer, folder: Path, *, lists_referrers: bool) -> Scene:
+    server.behaviour = Behaviour(lists_referrers=lists_referrers)
+    server.repositories.clear()
+    server.uploads.clear()
+    server.logins.clear()
+    return Scene(Publisher(folder=shutil.copytree(built.folder, folder / "publisher")), server)

@@ -1,4 +1,4 @@
-"""What the tests of the registry share: small images that do not deflate, and pushes without pauses."""
+"""Helpers of the registry's tests: small incompressible images, and pushes without pauses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from torchkiln.registry.session import Registry
 from torchkiln.store.store import Store
 from torchkiln.util.http.session import DIRECT, Network
 
-# Two that go by PATCH and can be cut, one that goes in one PUT.
+# Two are uploaded by PATCH and can be interrupted, one by a single PUT.
 SIZES = {"torch": 3_000_000, "triton": 1_500_000, "the rest": 30_000}
 
 
 def image(folder: Path, tag: str, sizes: Mapping[str, int] = SIZES, *, labels: str = "") -> ImageOnDisk:
-    """An image in *folder*/dist whose layers hang on their names, its config on *labels*."""
+    """An image in *folder*/dist; its layers depend on their names, its config on *labels*."""
     blobs = BlobFolder(folder / "made")
     layers = [
         blobs.layer(name, tar_of(files(**{f"opt__{number}": noise(name, size)})))
@@ -38,7 +38,7 @@ def image(folder: Path, tag: str, sizes: Mapping[str, int] = SIZES, *, labels: s
 
 @dataclass
 class Rests:
-    """Sleeps for nobody, and remembers how long it should have."""
+    """A sleep function that only records the durations."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ def push_to(
 
 
 def digests(pushed: ImageOnDisk) -> dict[Digest, Path]:
-    """Every blob of an image, the manifest too, with its file."""
+    """The file of every blob of an image, including the manifest."""
     found = {layer.digest: layer.path for layer in pushed.layers}
     return found | {pushed.config_digest: pushed.config_path, pushed.manifest: pushed.manifest_path}
 

@@ -1,4 +1,4 @@
-"""A zip taken to pieces and put together again, with whatever lies one wants in it."""
+"""Take a zip apart and reassemble it, with any false values in its headers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-Lies = Mapping[str, int | bytes]
+FieldOverrides = Mapping[str, int | bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
-    """One entry. `local` and `told`: what its own header and the directory say instead, by field.
+    """One entry. `local` and `central`: false values in its local and its central header, by field.
 
-    Fields: signature, version, flags, method, crc, compressed, size, name, extra; told ones also made, disk,
-    mode, offset, comment, and name_length, extra_length, comment_length, which else follow.
+    Fields: signature, version, flags, method, crc, compressed, size, name, extra; `central` also made, disk,
+    mode, offset, comment, and name_length, extra_length, comment_length, by default the real lengths.
     """
 
     name: bytes
@@ -27,20 +27,20 @@ class Raw:
     method: int
     flags: int = 0x800
     mode: int = 0o100644
-    gap: bytes = b""  # in front of the local header
-    descriptor: bytes = b""  # behind the stream
-    local: Lies = field(default_factory=dict)
-    told: Lies = field(default_factory=dict)
+    gap: bytes = b""  # before the local header
+    descriptor: bytes = b""  # after the stream
+    local: FieldOverrides = field(default_factory=dict)
+    central: FieldOverrides = field(default_factory=dict)
 
 
 def deflated(data: bytes) -> bytes:
-    """As a raw deflate stream."""
+    """*data* as a raw deflate stream."""
     compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
     return compressor.compress(data) + compressor.flush()
 
 
 def entry(name: str, data: bytes, *, stored: bool = False, mode: int = 0o100644) -> Raw:
-    """An honest entry."""
+    """A valid entry."""
     stream = data if stored else deflated(data)
     return Raw(
         name=name.encode(),
@@ -53,12 +53,12 @@ def entry(name: str, data: bytes, *, stored: bool = False, mode: int = 0o100644)
 
 
 def content(raw: Raw) -> bytes:
-    """What is in an honest entry."""
+    """The data of a valid entry."""
     return zlib.decompress(raw.stream, -15) if raw.method else raw.stream
 
 
 def read(path: Path) -> list[Raw]:
-    """The entries of an honest zip."""
+    """The entries of a valid zip."""
     data = path.read_bytes()
     found = []
     with zipfile.ZipFile(path) as archive:
@@ -85,15 +85,15 @@ def write(
     gap: bytes = b"",
     comment: bytes = b"",
     behind: bytes = b"",
-    end: Lies | None = None,
-    end64: Lies | None = None,
+    end: FieldOverrides | None = None,
+    end64: FieldOverrides | None = None,
 ) -> bytes:
-    """The zip that they make.
+    """A zip of the entries.
 
     :param gap: between the last entry and the directory.
-    :param behind: behind the end record and its comment.
-    :param end: lies in the end record: disk, first, here, count, size, offset, comment.
-    :param end64: if given, a zip64 end record, with lies in it (and its locator: at, at_disk, disks, length).
+    :param behind: after the end record and its comment.
+    :param end: false values in the end record: disk, first, here, count, size, offset, comment.
+    :param end64: if set, a zip64 end record with false values (and its locator: at, at_disk, disks, length).
     """
     out, directory = bytearray(front), bytearray()
     count = 0
@@ -101,7 +101,7 @@ def write(
         out += raw.gap
         offset = len(out)
         out += _local(raw) + raw.stream + raw.descriptor
-        directory += _told(raw, offset)
+        directory += _central(raw, offset)
         count += 1
     out += gap
     true = {"disk": 0, "first": 0, "here": count, "count": count, "size": len(directory), "offset": len(out)}
@@ -117,25 +117,25 @@ def write(
 
 
 def _local(raw: Raw) -> bytes:
-    told = {**_true(raw), **raw.local}
-    name, extra = told["name"], told["extra"]
-    numbers = (told[key] for key in ("crc", "compressed", "size"))
-    head = (told["signature"], told["version"], told["flags"], told["method"], 0, 33, *numbers)
-    lengths = (told.get("name_length", len(name)), told.get("extra_length", len(extra)))
+    fields = {**_true(raw), **raw.local}
+    name, extra = fields["name"], fields["extra"]
+    numbers = (fields[key] for key in ("crc", "compressed", "size"))
+    head = (fields["signature"], fields["version"], fields["flags"], fields["method"], 0, 33, *numbers)
+    lengths = (fields.get("name_length", len(name)), fields.get("extra_length", len(extra)))
     return struct.pack("<4s5H3L2H", *head, *lengths) + name + extra
 
 
-def _told(raw: Raw, offset: int) -> bytes:
+def _central(raw: Raw, offset: int) -> bytes:
     extras = {"signature": b"PK\1\2", "made": 0x0314, "disk": 0, "mode": raw.mode << 16}
-    told = {**_true(raw), **extras, "offset": offset, "comment": b"", **raw.told}
-    texts = [told[key] for key in ("name", "extra", "comment")]
+    fields = {**_true(raw), **extras, "offset": offset, "comment": b"", **raw.central}
+    texts = [fields[key] for key in ("name", "extra", "comment")]
     lengths = (
-        told.get(f"{key}_length", len(text))
+        fields.get(f"{key}_length", len(text))
         for key, text in zip(("name", "extra", "comment"), texts, strict=True)
     )
-    numbers = (told[key] for key in ("crc", "compressed", "size"))
-    head = (told["signature"], told["made"], told["version"], told["flags"], told["method"], 0, 33)
-    places = (told["disk"], 0, told["mode"], told["offset"])
+    numbers = (fields[key] for key in ("crc", "compressed", "size"))
+    head = (fields["signature"], fields["made"], fields["version"], fields["flags"], fields["method"], 0, 33)
+    places = (fields["disk"], 0, fields["mode"], fields["offset"])
     return struct.pack("<4s6H3L5H2L", *head, *numbers, *lengths, *places) + b"".join(texts)
 
 
@@ -159,7 +159,7 @@ def changed(path: Path, of: str, **fields: object) -> bytes:
 
 
 def edited(path: Path, name: str, edit: Callable[[Raw], Raw | None]) -> bytes:
-    """The zip at *path* with its entry *name* as *edit* makes it; left out for None."""
+    """The zip at *path* with its entry *name* replaced by *edit*; removed if None."""
     found = read(path)
     assert sum(raw.name == name.encode() for raw in found) == 1
     made = [edit(raw) if raw.name == name.encode() else raw for raw in found]

@@ -1,8 +1,9 @@
-"""Other people's readers of our images: each takes an image apart in its own way. Imports nothing of ours."""
+"""Other programs that read our images and layers, each differently. Imports nothing of torchkiln."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -11,20 +12,20 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from tests.trees import Tree, tree_of_folder, tree_of_tars
 
-_HANGS = 60  # seconds after which a reader of a few MB will not end: newer Pythons' r|gz does not
+_HANGS = 60  # seconds until a reader of a few MB counts as hung; newer Pythons' r|gz hangs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image in an OCI layout, by what the layout itself says."""
+    """An image in an OCI layout, as its index describes it."""
 
     layout: Path
     ref: str
@@ -48,16 +49,16 @@ class Image:
 
 
 class CannotRead(Exception):
-    """A reader ended with an error; the text is its own."""
+    """A reader ended with an error; the text is its error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """`read` gives what is in an image; it may use the folder that it is given."""
+    """`read` returns the tree of an image; it may use the folder that is passed to it."""
 
     name: str
-    package: str  # Debian's, "" for what is Python's own
-    version: tuple[str, ...]  # the command that tells it
+    package: str  # the Debian package, "" for Python itself
+    version: tuple[str, ...]  # the command that prints it
     read: Callable[[Image, Path], Tree]
     many_members: bool = True  # whether it reads a layer of many gzip members
 
@@ -69,8 +70,8 @@ class Reader:
             return "podman mounts an image only for root"
         return ""
 
-    def told_version(self) -> str:
-        """As it tells itself: `1.9.3`."""
+    def version_number(self) -> str:
+        """The version that it prints: `1.9.3`."""
         done = subprocess.run(self.version, capture_output=True, text=True, check=True)
         found = re.search(r"\d+\.\d+[\w.+-]*", done.stdout + done.stderr)
         assert found, done.stdout
@@ -78,7 +79,7 @@ class Reader:
 
 
 def run(*command: str | Path, stdin: BinaryIO | None = None) -> str:
-    """What *command* says on stdout.
+    """The stdout of *command*.
 
     :raises CannotRead: it failed.
     """
@@ -89,7 +90,7 @@ def run(*command: str | Path, stdin: BinaryIO | None = None) -> str:
 
 
 def _layer_by_layer(unpack: Callable[[Path, Path], None]) -> Callable[[Image, Path], Tree]:
-    """Each layer into a folder of its own: what a tar program does to folders that are there differs."""
+    """Unpack each layer into its own folder, because tar programs treat existing folders differently."""
 
     def read(image: Image, folder: Path) -> Tree:
         found: Tree = {}
@@ -103,7 +104,7 @@ def _layer_by_layer(unpack: Callable[[Path, Path], None]) -> Callable[[Image, Pa
 
 
 def _through(*inflater: str) -> Callable[[Image, Path], Tree]:
-    """A program that inflates, into GNU tar. That thinks a folder done when its first files are."""
+    """Pipe an inflating program into GNU tar, which considers a folder finished after its first files."""
 
     def unpack(layer: Path, folder: Path) -> None:
         with tempfile.TemporaryFile() as plain, layer.open("rb") as blob:
@@ -132,7 +133,7 @@ def _python_gzip(image: Image, _folder: Path) -> Tree:
         )
 
 
-# `r|gz` inflates with one decoder and does not look whether another member follows.
+# `r|gz` inflates with one decoder and does not check for further members.
 _STREAM = """
 import sys, tarfile
 with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as packed:
@@ -156,7 +157,7 @@ def _skopeo_to_folder(image: Image, folder: Path) -> Tree:
 
 
 def _skopeo_to_archive(image: Image, folder: Path) -> Tree:
-    """A docker-archive holds plain tars."""
+    """A docker-archive contains uncompressed tars."""
     target = folder / "copy.tar"
     source = f"oci:{image.layout}:{image.ref}"
     run("skopeo", "copy", "--insecure-policy", source, f"docker-archive:{target}:copy:latest")
@@ -178,8 +179,8 @@ def _umoci(image: Image, folder: Path) -> Tree:
 
 
 def _podman(image: Image, folder: Path) -> Tree:
-    """Loaded into a store of its own, then looked at where podman mounts it."""
-    with tempfile.TemporaryDirectory(prefix="run") as short:  # podman takes at most 50 characters here
+    """Load it into a separate store, then read it where podman mounts it."""
+    with tempfile.TemporaryDirectory(prefix="run") as short:  # podman allows at most 50 characters here
         store = ["--root", str(folder / "root"), "--runroot", short, "--storage-driver", "vfs"]
         run("podman", *store, "load", "--input", image.docker_archive)
         try:
@@ -229,3 +230,44 @@ READERS = (
         many_members=False,
     ),
 )
+
+
+# --- tar readers -----------------------------------------------------------------------------------
+
+
+Read = Callable[[Sequence[bytes], Path], Tree]  # layers and an empty folder → the unpacked tree
+
+
+def _program(*command: str) -> Read:
+    def read(layers: Sequence[bytes], folder: Path) -> Tree:
+        for layer in layers:
+            environ = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+            done = subprocess.run([*command, str(folder)], input=layer, capture_output=True, env=environ)
+            if done.returncode:
+                raise CannotRead(done.stderr.decode(errors="replace"))
+        return tree_of_folder(folder)
+
+    return read
+
+
+def _python(layers: Sequence[bytes], _folder: Path) -> Tree:
+    return tree_of_tars(io.BytesIO(layer) for layer in layers)
+
+
+#: By name. Each unpacks into the folder that is passed to it.
+TAR_READERS: Mapping[str, Read] = {
+    "GNU tar": _program("tar", "--delay-directory-restore", "-xpf", "-", "-C"),
+    "bsdtar": _program("bsdtar", "-xpf", "-", "-C"),
+    "Python's tarfile": _python,
+}
+
+
+def comparable(tree: Tree) -> Tree:
+    """*tree* without what readers may choose: folders' times, the root, and folders missing in the tars."""
+    return {
+        os.fsencode(path).decode("utf-8", "surrogateescape"): replace(entry, mtime=0)
+        if entry.kind == "folder"
+        else entry
+        for path, entry in tree.items()
+        if path != "."
+    }

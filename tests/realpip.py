@@ -1,4 +1,4 @@
-"""The locked pip, fetched once, and the comparison of what it writes with our layer."""
+"""The locked pip, downloaded once, and the comparison of its installation with our layer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def locked_pip() -> LockedWheel:
 
 
 def pip_folder(scratch: Path) -> Path:
-    """A folder to put on sys.path that holds that pip; from the index at the first call on a machine."""
+    """A folder to put on sys.path that holds that pip; downloaded at the first call on a machine."""
     store = Store(cache_root())
     wheel = open_downloads(os.environ, store).fetch_wheel(locked_pip(), store)
     folder = scratch / "pip"
@@ -46,7 +46,7 @@ def pip_folder(scratch: Path) -> Path:
 
 
 def requirements(wheels: Sequence[Path]) -> str:
-    """*wheels* as lines with hashes."""
+    """*wheels* as requirement lines with hashes."""
     lines = []
     for wheel in wheels:
         name = parse_name(wheel.name)
@@ -57,7 +57,7 @@ def requirements(wheels: Sequence[Path]) -> str:
 
 
 class RealPip:
-    """One process in which pip installs wheel after wheel."""
+    """A process in which pip installs one wheel after the other."""
 
     def __init__(self, folder: Path) -> None:
         driver = Path(__file__).with_name("pip_driver.py")
@@ -71,21 +71,21 @@ class RealPip:
         )
 
     def install(self, wheels: Sequence[Path], root: Path) -> None:
-        """Install *wheels*, which lie in one folder, below *root*; it must go well."""
-        code, talk = self.attempt(wheels, root)
-        assert code == 0, talk
+        """Install *wheels*, which are in one folder, below *root*; pip must succeed."""
+        code, output = self.attempt(wheels, root)
+        assert code == 0, output
 
-    def attempt(self, wheels: Sequence[Path], root: Path, wanted: str = "") -> tuple[int, str]:
-        """The same, if it goes well: the exit code, and what was said. *wanted*: other requirements' text."""
+    def attempt(self, wheels: Sequence[Path], root: Path, requirement_lines: str = "") -> tuple[int, str]:
+        """The same; returns exit code and output. *requirement_lines*, by default *wheels*."""
         assert self._process.stdin
         assert self._process.stdout
         listed = root.with_name(root.name + ".txt")
-        listed.write_text(wanted or requirements(wheels))
-        told = {"links": str(wheels[0].parent), "requirements": str(listed), "root": str(root)}
-        self._process.stdin.write(json.dumps(told) + "\n")
+        listed.write_text(requirement_lines or requirements(wheels))
+        request = {"links": str(wheels[0].parent), "requirements": str(listed), "root": str(root)}
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
-        return answer["code"], answer["talk"]
+        return answer["code"], answer["output"]
 
     def close(self) -> None:
         """End the process."""
@@ -98,13 +98,13 @@ class RealPip:
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 
-# All that may differ, and why. `as_ours` turns pip's tree into ours by these and nothing else.
+# All allowed differences, with reasons. `as_ours` applies only these to pip's tree.
 ALLOWED = {
-    "INSTALLER": "tells who installed: torchkiln, not pip",
-    "REQUESTED": "pip marks what a user named; in a lock everything is named, so it would tell nothing",
-    "*.pyc": "of the image's own Python, in RECORD without a hash; those in the wheel give way",
-    "RECORD's ghosts": "pip keeps lines of files that it did not install; ours tells what is there",
-    "mtime": "fixed; pip leaves the moment of installation",
+    "INSTALLER": "names the installer: torchkiln, not pip",
+    "REQUESTED": "pip marks what a user named; in a lock everything is named, so it has no meaning",
+    "*.pyc": "of the image's Python, in RECORD without a hash; those in the wheel are replaced",
+    "RECORD's ghosts": "pip keeps lines of files that it did not install; ours lists the installed files",
+    "mtime": "fixed; pip leaves the time of installation",
 }
 
 
@@ -123,8 +123,8 @@ def as_ours(pips: dict[str, Item]) -> dict[str, Item]:
         del tree[path], rows[os.path.relpath(path, SITE)]
     tree[f"{info}INSTALLER"] = Item(kind="file", mode=0o644, data=b"torchkiln\n")
     installer = os.path.relpath(f"{info}INSTALLER", SITE)
-    told = base64.urlsafe_b64encode(hashlib.sha256(b"torchkiln\n").digest()).decode().rstrip("=")
-    rows[installer] = [installer, f"sha256={told}", "10"]
+    request = base64.urlsafe_b64encode(hashlib.sha256(b"torchkiln\n").digest()).decode().rstrip("=")
+    rows[installer] = [installer, f"sha256={request}", "10"]
     for path, code in codes.items():
         tree[path] = Item(kind="file", mode=0o644, data=code)
         for folder in Path(path).parents:
@@ -143,14 +143,14 @@ def cached(source: str) -> str:
 
 
 def source_of(pyc: str) -> str:
-    """As importlib.util.source_from_cache says it, where the source's own name has dots too."""
+    """Like importlib.util.source_from_cache, also if the source's name contains dots."""
     folder, name = os.path.split(pyc)
     stem = re.sub(r"(?<=.)\.opt-[^.]+$", "", name.removesuffix(".pyc")) if name.endswith(".pyc") else ""
     return f"{os.path.dirname(folder)}/{stem.rpartition('.')[0] or stem}.py"
 
 
 def agree(wheel: Path, pip: RealPip, root: Path) -> None:
-    """The one comparison: names first, which read better than whole trees."""
+    """Compare the trees; names first, because they are easier to read."""
     pip.install([wheel], root)
     theirs = as_ours(tree_of_folder(root))
     ours = tree_of_layer(layer_of([wheel], code=pretended_code)[0])

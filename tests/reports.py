@@ -1,4 +1,4 @@
-"""Smoke reports for tests: what a run of a small suite on two GPUs would have told of a locked image."""
+"""Smoke reports for tests, as a run of a small suite on two GPUs would give them for a locked image."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.smoke_suites import FACTS
 from torchkiln.lock.lock import load_locked
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, Outcome, SignedReport, SmokeReport
+from torchkiln.runtimes.capture import OnLine
 from torchkiln.smoke.run import SmokeSubject
 from torchkiln.smoke.suite import Suite, SuiteCheck, load_suite
 from torchkiln.smoke.verdict import verdict
@@ -26,11 +27,12 @@ OTHER = Digest("sha256:" + "cd" * 32)
 LOCKED = load_locked(ROOT / "images", TAG)
 OLD = load_locked(ROOT / "images", "2.0.1-cuda11.7-cudnn8-runtime")
 TIERS = {"import": 0, "compile-cpu": 0, "cuda": 1, "bf16": 1, "nccl-all-reduce": 2, "busbw": 2}
-# The rule is the real one; the checks are few.
+X_IS_1 = {"x": {"equals": 1}}
+# With the real rules, but few checks.
 SUITE = replace(
     load_suite(ROOT / "smoke_tests"),
     digest=Digest("sha256:" + "5a" * 32),
-    checks=tuple(SuiteCheck(id=name, tier=tier) for name, tier in TIERS.items()),
+    checks=tuple(SuiteCheck(id=name, tier=tier, values=X_IS_1) for name, tier in TIERS.items()),
 )
 
 
@@ -46,18 +48,22 @@ class Done:
 
 @dataclass
 class FakeInside:
-    """An image with a memory: answers with one ending, notes what was asked."""
+    """A fake image: each command ends with *ending*; it records the commands in `commands`."""
 
     ending: Done
     name: str = "fake"
     python: str = "/opt/venv/bin/python"
-    asked: list[tuple[list[str], dict[str, Path], Any]] = field(default_factory=list)
+    commands: list[tuple[list[str], dict[str, Path], Any]] = field(default_factory=list)
     kills: int = 0  # by its kernel while the command runs
     killed: int = 3
 
-    def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Done:
+    def run(
+        self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float, on_line: OnLine
+    ) -> Done:
         facts = json.loads(binds["/opt/torchkiln/smoke-facts.json"].read_text())
-        self.asked.append((list(argv), dict(binds), facts))
+        self.commands.append((list(argv), dict(binds), facts))
+        for line in self.ending.stdout.splitlines():
+            on_line(line)
         self.killed += self.kills
         return self.ending
 
@@ -65,13 +71,13 @@ class FakeInside:
         return self.killed
 
 
-def said(*events: Mapping[str, Any]) -> bytes:
+def json_lines(*events: Mapping[str, Any]) -> bytes:
     """The runner's lines."""
     return "".join(json.dumps(event) + "\n" for event in events).encode()
 
 
 def gpu(name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0)) -> dict[str, Any]:
-    """A GPU as the runner tells of it."""
+    """A GPU in the runner's format."""
     return {
         "name": name,
         "capability": list(capability),
@@ -83,7 +89,7 @@ def gpu(name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0)) -> dict
 
 
 def host(*gpus: Mapping[str, Any], tag: str = TAG) -> dict[str, Any]:
-    """A machine with *gpus*, each of which reaches every other, and the image.json that *tag* has."""
+    """A machine with *gpus*, all with peer access, and the image.json of *tag*."""
     pairs = [[a, b] for a in range(len(gpus)) for b in range(len(gpus)) if a != b]
     return {
         "kernel": "6.1",
@@ -104,9 +110,9 @@ def host(*gpus: Mapping[str, Any], tag: str = TAG) -> dict[str, Any]:
 
 
 def found(name: str, outcome: str = "passed", message: str = "", **other: Any) -> Finding:
-    """A finding with one bounded value, within its bound."""
+    """A finding of the check *name*; if it passed, with one value within its bound."""
     values = {"measured": '{"x": 1}', "threshold": '{"x": {"equals": 1}}'} if outcome == "passed" else {}
-    told = Finding(
+    finding = Finding(
         id=name,
         tier=TIERS[name],
         outcome=cast(Outcome, outcome),
@@ -115,12 +121,12 @@ def found(name: str, outcome: str = "passed", message: str = "", **other: Any) -
         measured="{}",
         threshold="{}",
     )
-    return replace(told, **{**values, **other})
+    return replace(finding, **{**values, **other})
 
 
 def report(*others: Finding, **other: Any) -> SmokeReport:
-    """Every check of the suite passed on two GPUs; *others* stand in the place of the same check's."""
-    told = {name: found(name) for name in TIERS} | {finding.id: finding for finding in others}
+    """A report in which all checks passed on two GPUs, except for the findings *others*."""
+    findings = {name: found(name) for name in TIERS} | {finding.id: finding for finding in others}
     base = SmokeReport(
         image=IMAGE,
         tag=TAG,
@@ -129,24 +135,27 @@ def report(*others: Finding, **other: Any) -> SmokeReport:
         tool="0.1.0",
         when=WHEN,
         nonce=None,
-        findings=tuple(told.values()),
-        verdict=verdict(told.values()),
+        findings=tuple(findings.values()),
+        verdict=verdict(findings.values()),
         host=json.dumps(host(gpu(), gpu()), sort_keys=True),
     )
     return replace(base, **other)
 
 
-def without(told: SmokeReport, *names: str) -> SmokeReport:
-    """*told* with the checks *names* deselected, and the verdict that is then right."""
-    findings = tuple(finding for finding in told.findings if finding.id not in names)
-    return replace(told, findings=findings, verdict=verdict(findings))
+def without(smoke_report: SmokeReport, *names: str) -> SmokeReport:
+    """*smoke_report* without the checks *names*, and with the verdict of the others."""
+    findings = tuple(finding for finding in smoke_report.findings if finding.id not in names)
+    return replace(smoke_report, findings=findings, verdict=verdict(findings))
 
 
-def signed_report(told: SmokeReport, name: str = "report.json", *signers: str) -> SignedReport:
-    """*told* as a file that was read; this machine's own, where nobody signed it."""
-    return SignedReport(name=name, report=told, signed=bool(signers), signers=signers, own=not signers)
+def signed_report(smoke_report: SmokeReport, name: str = "report.json", *signers: str) -> SignedReport:
+    """*smoke_report* as a file that was read; without *signers*, a run of this machine."""
+    return SignedReport(
+        name=name, report=smoke_report, signed=bool(signers), signers=signers, own=not signers
+    )
 
 
 def suite_of(**tiers: int) -> Suite:
     """The suite with other checks."""
-    return replace(SUITE, checks=tuple(SuiteCheck(id=name, tier=tier) for name, tier in tiers.items()))
+    checks = (SuiteCheck(id=name, tier=tier, values=X_IS_1) for name, tier in tiers.items())
+    return replace(SUITE, checks=tuple(checks))

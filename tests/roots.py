@@ -1,4 +1,4 @@
-"""Layers and roots small enough to be made in a test, of a handful of the host's own programs."""
+"""Small layers and roots for tests, made of a few of the host's programs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def entry(
 
 
 def layer(folder: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> LayerBlob:
-    """The blob of a layer of *entries* in *folder*, under its digest as in a store."""
+    """The blob of a layer of *entries* in *folder*, named by its digest as in a store."""
     blob, encoded = encode_bytes(tar_of(entries))
     path = folder / encoded.digest.removeprefix("sha256:")
     path.write_bytes(blob)
@@ -53,8 +53,8 @@ def tiny_root(into: Path) -> Path:
         assert found, f"this host has no {name}"
         program = Path(found).resolve()
         _copy(program, into / "bin" / name)
-        told = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
-        for library in re.findall(r"(/\S+) \(0x", told):
+        output = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+        for library in re.findall(r"(/\S+) \(0x", output):
             _copy(Path(library).resolve(), into / library.lstrip("/"))
     (into / "etc").mkdir()
     (into / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nkim:x:1234:1234::/home/kim:/bin/sh\n")
@@ -70,7 +70,12 @@ def tiny_layout(folder: Path, config: dict[str, object], ref: str) -> Path:
 
 def tiny_layers(folder: Path) -> list[LayerBlob]:
     """In *folder*: `tiny_root` and a layer over it with /etc/upper."""
-    root = tiny_root(folder / "root")
+    upper = layer(folder, entry("etc/upper", b"from the upper layer\n"))
+    return [layer(folder, *entries_of(tiny_root(folder / "root"))), upper]
+
+
+def entries_of(root: Path) -> list[tuple[tarfile.TarInfo, bytes]]:
+    """What is in *root*, as entries of a layer, sorted by path."""
     entries = []
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -79,9 +84,8 @@ def tiny_layers(folder: Path) -> list[LayerBlob]:
         elif path.is_dir():
             entries.append(entry(name, kind=tarfile.DIRTYPE))
         else:
-            entries.append(entry(name, path.read_bytes()))
-    upper = layer(folder, entry("etc/upper", b"from the upper layer\n"))
-    return [layer(folder, *entries), upper]
+            entries.append(entry(name, path.read_bytes(), mode=path.stat().st_mode & 0o777))
+    return entries
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -93,7 +97,7 @@ def _copy(source: Path, target: Path) -> None:
 def minimal_layout(
     folder: Path, layers: list[LayerBlob], config: dict[str, object], ref: str, kind: str = "gzip"
 ) -> Path:
-    """An OCI layout of one image, written by hand; its layers are of that *kind*."""
+    """An OCI layout of one image, without our code; its layers are of that *kind*."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 

@@ -1,4 +1,4 @@
-"""A small image that says what is installed in it, and the lock that it was built from."""
+"""A small image with package metadata, and its lock."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torchkiln.store.store import Store
 SITE = "opt/venv/lib/python3.11/site-packages"
 STATUS = "var/lib/dpkg/status"
 FORMAT = "Format: https://www.example.org/doc/packaging-manuals/copyright-format/1.0/\n"
-#: What METADATA says of its licence; of all other wheels: nothing.
-SAID = {
+#: The licence in METADATA; all other wheels have none.
+LICENCES = {
     "jupyterlab": "License: BSD\n",
     "nvidia-cuda-runtime-cu12": "License: NVIDIA Proprietary Software\n",
     "nvidia-cudnn-cu12": "License: NVIDIA Proprietary Software\n",
@@ -47,16 +47,16 @@ DEBS: Mapping[str, tuple[str, str, str, str]] = {
 
 
 def metadata(name: str, version: str, more: str = "") -> str:
-    """A METADATA with a description behind it."""
+    """A METADATA with a description after the headers."""
     return f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n{more}\nLicense: not this one\n"
 
 
 def status(debs: Mapping[str, tuple[str, str, str, str]] = DEBS) -> str:
-    """dpkg's, with one package that was removed."""
-    gone = "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\nArchitecture: all\n"
+    """dpkg's status, with one removed package."""
+    removed_package = "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\nArchitecture: all\n"
     return "\n".join(
         [
-            gone,
+            removed_package,
             *(
                 f"Package: {name}\nStatus: install ok installed\nArchitecture: {architecture}\n"
                 f"Source: {source}\nVersion: {version}\nDescription: what it is\n Name: forged\n"
@@ -69,38 +69,43 @@ def status(debs: Mapping[str, tuple[str, str, str, str]] = DEBS) -> str:
 def locked() -> LockedCell:
     """The lock of the tests, on a base of DEBS."""
     cell = planned.locked()
-    packages = tuple(OsPackage(name=name, version=told[0]) for name, told in DEBS.items())
+    packages = tuple(OsPackage(name=name, version=deb[0]) for name, deb in DEBS.items())
     return replace(cell, base=replace(cell.base, packages=packages))
 
 
 def texts(cell: LockedCell) -> dict[str, str]:
-    """What the files of an image of *cell* say."""
-    said = {
-        f"{SITE}/{one.name.replace('-', '_')}-{one.version}.dist-info/METADATA": metadata(
-            one.name, one.version, SAID.get(one.name, "")
+    """The texts of the files of an image of *cell*."""
+    files_by_path = {
+        f"{SITE}/{package.name.replace('-', '_')}-{package.version}.dist-info/METADATA": metadata(
+            package.name, package.version, LICENCES.get(package.name, "")
         )
-        for one in cell.wheels
+        for package in cell.wheels
     }
-    said[f"{SITE}/pip/_vendor/idna-3.1.dist-info/METADATA"] = metadata("idna", "3.1", "License: BSD\n")
-    said[STATUS] = status()
+    files_by_path[f"{SITE}/pip/_vendor/idna-3.1.dist-info/METADATA"] = metadata(
+        "idna", "3.1", "License: BSD\n"
+    )
+    files_by_path[STATUS] = status()
     for name, (_, _, _, words) in DEBS.items():
         if not words.startswith("->"):
-            said[f"usr/share/doc/{name}/copyright"] = words
-    wheels = [{"name": one.name, "version": one.version, "sha256": one.sha256} for one in cell.wheels]
-    said["etc/torchkiln/image.json"] = json.dumps({"wheels": wheels})
-    return said
+            files_by_path[f"usr/share/doc/{name}/copyright"] = words
+    wheels = [
+        {"name": package.name, "version": package.version, "sha256": package.sha256}
+        for package in cell.wheels
+    ]
+    files_by_path["etc/torchkiln/image.json"] = json.dumps({"wheels": wheels})
+    return files_by_path
 
 
 LINKS = {"usr/share/doc/libstdc++6": "gcc-12-base"}
 
 
 def evidence(**changed: str) -> Evidence:
-    """Of that image, as if nobody had to read it."""
+    """The evidence of that image, without reading it."""
     return evidence_of(texts(locked()) | changed, LINKS)
 
 
 def files(cell: LockedCell, without: Iterable[str] = ()) -> BaseFiles:
-    """What an archive would say of its base, but for the packages *without*."""
+    """The archive's files for its base, except for the packages *without*."""
     debs = tuple(
         DebFile(
             name=name,
@@ -120,23 +125,25 @@ IMAGE = planned.LOCK_DIGEST  # any digest
 
 
 def bill(found: Evidence | None = None, cell: LockedCell | None = None) -> Bill:
-    """Of that image."""
+    """The bill of that image."""
     cell = cell or locked()
     return bill_of(cell, IMAGE, found or evidence(), files=files(cell), name="pytorch-cuda", tool="0.1.0")
 
 
 def image(folder: Path, ref: str = "it") -> ImageOnDisk:
-    """That image in a layout: a base, its wheels, and a layer of torchkiln's own."""
-    said = texts(locked())
-    base = [entry(path, text.encode()) for path, text in said.items() if path.startswith(("usr", "var"))]
+    """That image in a layout: a base, its wheels, and a layer of torchkiln."""
+    files_by_path = texts(locked())
+    base = [
+        entry(path, text.encode()) for path, text in files_by_path.items() if path.startswith(("usr", "var"))
+    ]
     base += [entry(path, kind=SYMTYPE, to=target) for path, target in LINKS.items()]
-    wheels = [entry(path, text.encode()) for path, text in said.items() if path.startswith("opt")]
-    own = [entry(path, text.encode()) for path, text in said.items() if path.startswith("etc")]
+    wheels = [entry(path, text.encode()) for path, text in files_by_path.items() if path.startswith("opt")]
+    own = [entry(path, text.encode()) for path, text in files_by_path.items() if path.startswith("etc")]
     folder.mkdir(exist_ok=True)
     layers = [layer(folder, *entries) for entries in (base, wheels, own)]
     return open_layout(minimal_layout(folder / "dist", layers, {}, ref)).image(ref)
 
 
 def read(found: ImageOnDisk, folder: Path) -> Evidence:
-    """What *found* says, by way of the cache in *folder*."""
+    """The evidence of *found*, with the cache in *folder*."""
     return read_evidence(found, Store(folder))

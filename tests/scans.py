@@ -1,4 +1,4 @@
-"""One small image, what each scanner says of it, and `torchkiln scan` in a folder of a test's own."""
+"""A small image, each scanner's report of it, and `torchkiln scan` in a test's folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAULTS = (
 
 
 def two_images(folder: Path) -> Layout:
-    """The layout `dist` with the image under the name `a`, and a sibling of other labels as `b`."""
+    """The layout `dist` with the image under the name `a`, and an image with other labels as `b`."""
     status = "\n".join(
         f"Package: {name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: {version}\n"
         f"Source: {source}\nMaintainer: nobody\nDescription: {name}\n"
@@ -49,8 +49,8 @@ def two_images(folder: Path) -> Layout:
     wheels = [Member(name="/".join(steps[:depth]) + "/") for depth in range(1, len(steps) + 1)]
     for place in PLACES.values():
         name, version = place.split("/")[-2].removesuffix(".dist-info").split("-")
-        told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        wheels += [Member(name=place.removesuffix("METADATA")), Member(name=place, data=told.encode())]
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        wheels += [Member(name=place.removesuffix("METADATA")), Member(name=place, data=metadata.encode())]
     store = BlobFolder(folder / "store")
     layers = [
         store.layer("base", tar_of(base)),
@@ -62,7 +62,7 @@ def two_images(folder: Path) -> Layout:
 
 
 def by_trivy(image: ImageOnDisk | None = None, **changes: Any) -> dict[str, Any]:
-    """Trivy's report of *image*; without one, with marks that the stand-in replaces."""
+    """Trivy's report of *image*; without one, with placeholders that the fake scanner replaces."""
     config = image.config_digest if image else "sha256:" + "c" * 64
     systems, wheels = [], []
     for name, cve, installed, fixed, severity, _ in FAULTS:
@@ -113,7 +113,7 @@ def by_trivy(image: ImageOnDisk | None = None, **changes: Any) -> dict[str, Any]
 
 
 def by_grype(image: ImageOnDisk | None = None, **changes: Any) -> dict[str, Any]:
-    """Grype's document of *image*; without one, with marks that the stand-in replaces."""
+    """Grype's document of *image*; without one, with placeholders that the fake scanner replaces."""
     manifest = image.manifest if image else "sha256:" + "d" * 64
     config = image.config_digest if image else "sha256:" + "c" * 64
     matches = []
@@ -187,10 +187,10 @@ def by_grype(image: ImageOnDisk | None = None, **changes: Any) -> dict[str, Any]
 DOCUMENTS = {"trivy": by_trivy, "grype": by_grype}
 
 
-def stand_in(folder: Path, tool: str, does: str = "scan") -> Path:
-    """*folder* gets a program called *tool* that takes its arguments as the real one and *does* something.
+def fake_program(folder: Path, tool: str, does: str = "scan") -> Path:
+    """Write a fake program *tool* into *folder* that takes the real one's arguments and does *does*.
 
-    It notes each call in `calls.jsonl` beside it (tests/fake_scanner.py).
+    It logs each call to `calls.jsonl` beside it (tests/fake_scanner.py).
     """
     folder.mkdir(exist_ok=True)
     folder = folder.resolve()
@@ -208,12 +208,12 @@ def today() -> date:
     return datetime.now(timezone.utc).date()
 
 
-def ask(layout: Layout, *more: str, target: str = "a") -> Any:
+def scan_command(layout: Layout, *more: str, target: str = "a") -> Any:
     return CliRunner().invoke(scan, [target, "--output", str(layout.path), *more])
 
 
-def reported(told: dict[str, Any]) -> tuple[str, str]:
-    Path("scan.json").write_text(json.dumps(told))
+def reported(document: dict[str, Any]) -> tuple[str, str]:
+    Path("scan.json").write_text(json.dumps(document))
     return ("--report", "scan.json")
 
 
@@ -227,11 +227,11 @@ def allow(*entries: dict[str, str], name: str = "vulnerabilities.yaml") -> str:
 
 
 def entry(name: str, days: int = 30, **more: str) -> dict[str, str]:
-    return {"id": name, "reason": "nobody can reach it", "until": str(today() + timedelta(days=days)), **more}
+    return {"id": name, "reason": "not reachable", "until": str(today() + timedelta(days=days)), **more}
 
 
-def is_gone(pid: str) -> bool:
-    """Whether the process has ended or does so soon; whoever inherited it may be slow to bury it."""
+def has_ended(pid: str) -> bool:
+    """Whether the process has ended, or ends soon; its new parent may be slow to reap it."""
     stat = Path("/proc", pid, "stat")
     for _ in range(100):
         if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX":

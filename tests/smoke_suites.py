@@ -1,8 +1,9 @@
-"""Small suites and the runner that runs them: a suite is the real one's machinery with other checks in it."""
+"""Small suites, and a function that runs them: the real suite's modules with other checks."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SUITE = Path(__file__).resolve().parent.parent / "smoke_tests"
+DRIVER_PROBE = SUITE.parent / "rootfs/opt/torchkiln/workplace/driver_probe.py"
 CLAIMS = {
     "tag": "2.7.1-cuda12.1-cudnn9-runtime",
     "torch": "2.7.1+cu126",
@@ -30,9 +32,28 @@ FACTS: dict[str, Any] = {"schema": 1, "claims": CLAIMS, "labels": {}, "wheels": 
 def suite_with(folder: Path, checks: Mapping[str, str]) -> Path:
     """A copy of the suite's machinery in *folder* whose only checks are *checks* (file name to source)."""
     shutil.copytree(SUITE, folder, ignore=shutil.ignore_patterns("test_*.py", "__pycache__"))
+    shutil.copyfile(DRIVER_PROBE, folder / "probes" / "driver.py")
     for name, source in checks.items():
-        (folder / name).write_text("import pytest\n\n" + source)
+        (folder / name).write_text(check_file(source))
     return folder
+
+
+def suite_to_read(folder: Path, checks: Mapping[str, str]) -> Path:
+    """A suite as by `suite_with` that is loaded and hashed, but cannot run: only what `load_suite` uses."""
+    folder.mkdir()
+    for name in ("catalogue.py", "applicable.py", "expected.py"):
+        shutil.copyfile(SUITE / name, folder / name)
+    for name, source in checks.items():
+        (folder / name).write_text(check_file(source))
+    return folder
+
+
+def check_file(source: str) -> str:
+    """A file of checks. If *source* declares no VALUES, each check has the value `x`, equal to 1."""
+    if "VALUES = " not in source:
+        names = (name.replace("_", "-") for name in re.findall(r"def test_(\w+)", source))
+        source = f"VALUES = { ({name: {'x': {'equals': 1}} for name in names})!r}\n\n{source}"
+    return f"import pytest\n\n{source}"
 
 
 def run_suite(
@@ -43,11 +64,20 @@ def run_suite(
     facts: Mapping[str, Any] = FACTS,
     env: Mapping[str, str] | None = None,
     wheels: Path | None = None,
+    isolated: bool = True,
 ) -> list[dict[str, Any]]:
-    """Every event that the runner tells; pytest is this interpreter's own where no *wheels* are given."""
-    told = scratch / "facts.json"
-    told.write_text(json.dumps(facts))
-    command = [python, "-I", "-B", str(suite / "runner.py"), "--facts", str(told)]
+    """All events that the runner prints. Without *wheels* it uses this interpreter's pytest."""
+    facts_file = scratch / "facts.json"
+    facts_file.write_text(json.dumps(facts))
+    command = [
+        python,
+        "-I",
+        *(["-S"] if isolated else []),
+        "-B",
+        str(suite / "runner.py"),
+        "--facts",
+        str(facts_file),
+    ]
     command += ["--wheels", str(wheels or scratch), *options]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What a folder or a tar stream holds, path by path, and how two of them differ. Imports nothing of ours."""
+"""The trees of folders and tar streams, and their differences. Imports nothing of torchkiln."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = Literal["file", "folder", "link", "other"]
 
 @dataclass(frozen=True, kw_only=True)
 class Thing:
-    """What is at one path. `size` and `sha256` are a file's, `link` a link's target, `mtime` in seconds."""
+    """The entry at a path. `size` and `sha256` are a file's, `link` a link's target, `mtime` in seconds."""
 
     kind: Kind
     mode: int
@@ -51,7 +51,7 @@ def tree_of_folder(root: Path) -> Tree:
 
 
 def tree_of_tars(archives: Iterable[BinaryIO]) -> Tree:
-    """What is there when *archives* were unpacked one after the other; read with Python's tarfile."""
+    """The tree after unpacking *archives* one after the other; read with Python's tarfile."""
     found: Tree = {}
     for archive in archives:
         with tarfile.open(fileobj=archive, mode="r|") as members:
@@ -65,15 +65,15 @@ def tree_of_tars(archives: Iterable[BinaryIO]) -> Tree:
 
 
 def differences(want: Mapping[str, Thing], got: Mapping[str, Thing]) -> list[str]:
-    """One sentence for each path that is missing, too many, or not what it should be."""
-    told = [f"{path}: missing" for path in sorted(want.keys() - got.keys())]
-    told += [f"{path}: should not be there" for path in sorted(got.keys() - want.keys())]
+    """A sentence for each path that is missing, unexpected or different."""
+    messages = [f"{path}: missing" for path in sorted(want.keys() - got.keys())]
+    messages += [f"{path}: should not be there" for path in sorted(got.keys() - want.keys())]
     for path in sorted(want.keys() & got.keys()):
         for field in fields(Thing):
-            wanted, found = getattr(want[path], field.name), getattr(got[path], field.name)
-            if wanted != found:
-                told.append(f"{path}: {field.name} is {found!r}, should be {wanted!r}")
-    return told
+            expected, found = getattr(want[path], field.name), getattr(got[path], field.name)
+            if expected != found:
+                messages.append(f"{path}: {field.name} is {found!r}, should be {expected!r}")
+    return messages
 
 
 def _on_disk(path: Path) -> Thing:

@@ -1,4 +1,4 @@
-"""Generated wheels as a lock would name them, and places to get them from, good and bad."""
+"""Generated wheels as in a lock, and fetchers for them, good and bad."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchkiln.wheel.install import parse_name
 
 
 def locked_wheel(path: Path) -> LockedWheel:
-    """The wheel at *path*, by content."""
+    """The wheel at *path*, as in a lock."""
     name = parse_name(path.name)
     return LockedWheel(
         name=name.distribution.replace("_", "-").lower(),
@@ -28,9 +28,9 @@ def locked_wheel(path: Path) -> LockedWheel:
 
 
 class FakeIndex:
-    """Serves wheels from memory, in order, and remembers who asked for what; a Fetcher.
+    """A Fetcher that serves wheels from memory, in order, and records the requests.
 
-    `pause` is waited between pieces of `piece` bytes; a file in `broken` stops half-way with that error.
+    It waits `pause` between pieces of `piece` bytes; a file in `broken` stops half-way with that error.
     """
 
     def __init__(

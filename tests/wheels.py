@@ -1,4 +1,4 @@
-"""WheelSpec -> a real wheel, by Python's zipfile: what pip and ours are both given in the tests."""
+"""Make real wheels from WheelSpecs with Python's zipfile, for tests of pip and of our installer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Scheme = Literal["", "purelib", "platlib", "headers", "scripts", "data"]
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """One file of a wheel. `scheme`: "" is the root, others lie under `<name>-<version>.data/<scheme>/`."""
+    """One file of a wheel. `scheme`: "" is the root, others are under `<name>-<version>.data/<scheme>/`."""
 
     path: str
     data: bytes
@@ -32,7 +32,7 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelSpec:
-    """All that a wheel is made of; METADATA, WHEEL, entry_points.txt and RECORD are made from it."""
+    """The content of a wheel, from which METADATA, WHEEL, entry_points.txt and RECORD are made."""
 
     name: str
     version: str = "1.0"
@@ -43,18 +43,18 @@ class WheelSpec:
     tag: str = "py3-none-any"
     purelib: bool = True  # Root-Is-Purelib
     folders: bool = False  # entries for the folders too, as some build tools write them
-    streamed: bool = False  # sizes and CRC in data descriptors behind the data
+    streamed: bool = False  # sizes and CRC in data descriptors after the data
     zip64: bool = False  # every size and offset in a zip64 field
     shuffle: int | None = None  # entries out of order, by this seed; RECORD may come first
 
     @property
     def stem(self) -> str:
-        """`name-version` as it stands in file names."""
+        """`name-version` as in file names."""
         return f"{re.sub(r'[-_.]+', '_', self.name)}-{self.version}"
 
     @property
     def filename(self) -> str:
-        """What the wheel is called."""
+        """The file name of the wheel."""
         return f"{self.stem}-{self.tag}.whl"
 
 
@@ -67,7 +67,7 @@ def make_wheel(
     executable: Iterable[str] = (),
     **options: object,
 ) -> Path:
-    """A wheel of *files* in *folder*; paths may lie in `.data`; *options*: WheelSpec's fields."""
+    """A wheel of *files* in *folder*; paths may be in `.data`; *options*: WheelSpec's fields."""
     runs = frozenset(executable)
     listed = tuple(
         File(path=path, data=data, mode=0o755 if path in runs else 0o644) for path, data in files.items()
@@ -76,7 +76,7 @@ def make_wheel(
 
 
 def write_wheel(spec: WheelSpec, folder: Path) -> Path:
-    """The wheel that *spec* tells, in *folder*; the same bytes every time."""
+    """Write the wheel of *spec* into *folder*; deterministic."""
     entries = [_placed(spec, file) for file in (*spec.files, *_metadata(spec))]
     entries.append(_record(spec, entries))
     if spec.folders:
@@ -84,7 +84,7 @@ def write_wheel(spec: WheelSpec, folder: Path) -> Path:
     if spec.shuffle is not None:
         random.Random(spec.shuffle).shuffle(entries)
     out = io.BytesIO()
-    # zipfile goes to zip64 above a limit; below zero everything is above it.
+    # zipfile uses zip64 above a limit; every size is above a negative limit.
     limit = -1 if spec.zip64 else zipfile.ZIP64_LIMIT
     target = _Pipe(out) if spec.streamed else out
     with patch("zipfile.ZIP64_LIMIT", limit), zipfile.ZipFile(target, "w") as archive:  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def write_wheel(spec: WheelSpec, folder: Path) -> Path:
 
 
 class _Pipe:
-    """A stream that can only be written, so that zipfile uses data descriptors."""
+    """A stream that cannot seek, so that zipfile uses data descriptors."""
 
     def __init__(self, out: io.BytesIO) -> None:
         self.write, self.flush = out.write, out.flush

@@ -1,4 +1,4 @@
-"""A checkout for workflows on trial: small locks, a clone for each job, stand-ins for what costs hours."""
+"""A checkout for tests of workflows: small locks, a clone for each job, stubs for slow programs."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 REGISTRY = "registry.example/team/pytorch-cuda"
 IMAGE = f"{REGISTRY}@sha256:{'e' * 64}"
 SCRIPT = "python train.py --steps 10\npython check.py"
-_COPIED = (".github", "tools/ci", "tools/release.py", "matrix.yaml", "Makefile", ".gitignore")
+_COPIED = (".github", "examples", "tools/ci", "tools/release.py", "matrix.yaml", "Makefile", ".gitignore")
 _TOOLS = ("docker", "gh", "make", "sudo", "chown", "torchkiln")
-_PROGRAM = '#!/bin/sh\nexec {python} -m tests.standin.ci_tools {name} "$@"\n'
+_PROGRAM = '#!/bin/sh\nexec {python} -m tests.servers.ci_tools {name} "$@"\n'
 
-_BUILD = 'import sys\nfrom tests.standin.ci_tools import main\nsys.exit(main("torchkiln", *sys.argv[1:]))\n'
+_BUILD = 'import sys\nfrom tests.servers.ci_tools import main\nsys.exit(main("torchkiln", *sys.argv[1:]))\n'
 
 
 def upgraded(cell: LockedCell) -> LockedCell:
-    """The same with another tqdm, on another base."""
-    wheels = (*(one for one in cell.wheels if one.name != "tqdm"), wheel("tqdm", "9.9", megabytes=1))
+    """The same lock with another tqdm, on another base."""
+    wheels = (*(locked for locked in cell.wheels if locked.name != "tqdm"), wheel("tqdm", "9.9", megabytes=1))
     return replace(cell, wheels=wheels, base=replace(cell.base, digest=Digest("sha256:" + "c" * 64)))
 
 
 def upgrade(images: Path) -> None:
-    """What `lock --upgrade --upgrade-base` would do to the scene's locks."""
+    """Change the scene's locks as `lock --upgrade --upgrade-base` would."""
     cell = upgraded(locked())
     put(images, cell)
     artefact.write_lock(images, cell.base)
@@ -43,7 +43,7 @@ def upgrade(images: Path) -> None:
 
 @dataclass(kw_only=True)
 class Scene:
-    """An origin with two images' locks, of which the last commit brought one; and what was asked in it."""
+    """An origin with the locks of two images, one added by the last commit; and the commands run in it."""
 
     folder: Path
     origin: Path
@@ -52,7 +52,7 @@ class Scene:
     clones: int = field(default=0)
 
     def job(self, file: str, name: str, values: Values, **environ: str) -> list[Ran]:
-        """Run a job as a runner does, in a clone of its own; artifacts are those of all jobs."""
+        """Run a job as a runner does, in its own clone; all jobs share artifacts."""
         return self.runner(**environ).job(file, name, values)
 
     def runner(self, origin: Path | None = None, /, **environ: str) -> Runner:
@@ -75,14 +75,14 @@ class Scene:
             },
         )
 
-    def asked(self, *first: str) -> list[list[str]]:
-        """What programs were asked, in order, that begins with the words *first*; these are left out."""
+    def calls(self, *first: str) -> list[list[str]]:
+        """The recorded commands that begin with the words *first*, in order, without these words."""
         log = self.folder / "state/log"
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         return [line[len(first) :] for line in lines if tuple(line[: len(first)]) == first]
 
     def remember(self, what: str) -> None:
-        """A fact for the stand-ins: `newer`, `fails`, `tampered`."""
+        """Set a fact for the stubs: `newer`, `fails`, `tampered`."""
         (self.folder / "state" / what).touch()
 
 
@@ -95,10 +95,10 @@ def scene(folder: Path) -> Scene:
             shutil.copytree(ROOT / name, origin / name)
         else:
             shutil.copy(ROOT / name, origin / name)
-    for name in ("README.md", "docs/page.md", "tests/golden/one"):
+    for name in ("README.md", "README.zh-CN.md", "docs/page.md", "tests/golden/one"):
         (origin / name).parent.mkdir(parents=True, exist_ok=True)
         (origin / name).write_text("generated\n")
-    (origin / "tools/system-packages").write_text("#!/bin/sh\n")  # the real one would ask apt
+    (origin / "tools/system-packages").write_text("#!/bin/sh\n")  # the real one would run apt
     (origin / "tools/system-packages").chmod(0o755)
     (origin / "build.py").write_text(_BUILD)
     put(origin / "images", locked("2.8.0"))
@@ -117,7 +117,7 @@ def scene(folder: Path) -> Scene:
 
 
 def caller(place: Scene) -> Path:
-    """Somebody else's repository, which has nothing of ours."""
+    """Another repository, without our files."""
     folder = place.folder / "caller"
     if not folder.exists():
         folder.mkdir()
@@ -127,10 +127,10 @@ def caller(place: Scene) -> Path:
 
 
 def gate(place: Scene, *, environ: Mapping[str, str] | None = None, **inputs: str) -> list[Ran]:
-    """The workflow `gate`, called from there; *inputs* beside those that it cannot do without."""
+    """Run the workflow `gate`, called from there; *inputs* in addition to the required ones."""
     offered = loaded(GITHUB / "workflows/gate.yml")["on"]["workflow_call"]["inputs"]
-    given = {
-        **{key: one.get("default", "") for key, one in offered.items()},
+    merged = {
+        **{key: locked.get("default", "") for key, locked in offered.items()},
         "torchkiln": "octo/kiln",
         "ref": place.last,
         "image": IMAGE,
@@ -138,4 +138,4 @@ def gate(place: Scene, *, environ: Mapping[str, str] | None = None, **inputs: st
         **inputs,
     }
     runner = place.runner(caller(place), **(environ or {}))
-    return runner.job("gate.yml", "gate", {f"inputs.{key}": text for key, text in given.items()})
+    return runner.job("gate.yml", "gate", {f"inputs.{key}": text for key, text in merged.items()})

@@ -1,7 +1,7 @@
-"""Workflows, run here: each job's `run:` lines in a scratch checkout, and the few actions they use in small.
+"""Run workflows locally: each job's `run:` lines in a scratch checkout, with small versions of actions.
 
-What costs hours or wants another machine has a stand-in on PATH, which notes what it was asked. Expressions
-get the values that a test gives; one that has none is an error, not nothing, as it would be on GitHub.
+Slow programs, and those of other machines, have a stub on PATH that records its arguments. Expressions
+get the values that a test sets; a missing value is an error, not empty as on GitHub.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Values = Mapping[str, str]
 
 
 def loaded(file: Path) -> dict[str, Any]:
-    """A workflow or an action; every scalar is text, so that `on` is no boolean."""
+    """A workflow or an action; every scalar is text, so that `on` is not a boolean."""
     document: dict[str, Any] = yaml.load(file.read_text(), Loader=yaml.BaseLoader)
     return document
 
 
 def jobs() -> Iterator[tuple[str, str]]:
-    """Every job that has steps, as file and name; the composite action counts as one."""
+    """Every job with steps, as file and name, and the composite action."""
     for file in FILES:
         yield from ((file.name, name) for name, job in loaded(file)["jobs"].items() if "steps" in job)
     yield ("action.yml", "torch-gate")
 
 
 def evaluate(expression: str, values: Values, *, failed: bool = False) -> Any:
-    """What GitHub makes of *expression*, as far as ours go."""
+    """The value of *expression*, for the syntax that we use."""
 
     def word(found: re.Match[str]) -> str:
         if found["text"]:
@@ -58,7 +58,7 @@ def evaluate(expression: str, values: Values, *, failed: bool = False) -> Any:
 
     calls = {"fromJSON": json.loads, "always": lambda: True, "cancelled": lambda: False}
     scope = {"_values": values, "_call": calls, "__builtins__": {}}
-    # Numbers are none of our values; GitHub compares text with them as numbers.
+    # Our values are not numbers; GitHub compares text with numbers as numbers.
     python = re.sub(r"> 0\b", "not in ('', '0')", _NAME.sub(word, expression.strip()))
     result = eval(python.strip(), scope)
     return result if not failed or "always()" in expression else False
@@ -71,7 +71,7 @@ def filled(text: str, values: Values) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """One `run:` line and how it ended."""
+    """One `run:` line and its result."""
 
     line: str
     code: int
@@ -87,17 +87,17 @@ class Runner:
     tools: Path
     artifacts: Path
     environ: Mapping[str, str] = field(default_factory=dict)
-    repositories: Mapping[str, Path] = field(default_factory=dict)  # that a step may check out, by OWNER/NAME
+    repositories: Mapping[str, Path] = field(default_factory=dict)  # for checkouts, by OWNER/NAME
     outputs: dict[str, str] = field(default_factory=dict)  # of steps, by "steps.ID.outputs.NAME"
 
     def job(self, file: str, name: str, values: Values) -> list[Ran]:
-        """Run the steps of a job as far as they go; what failed is the last, but for what always runs."""
+        """Run the steps of a job until one fails; after it only steps with `always()` run."""
         if file == "action.yml":
             return self._composite(self.clone / ".github/actions/torch-gate", values)
         document = loaded(GITHUB / "workflows" / file)
         job = document["jobs"][name]
-        told = {**document.get("env", {}), **job.get("env", {})}
-        environ = {key: filled(text, values) for key, text in told.items()}
+        variables = {**document.get("env", {}), **job.get("env", {})}
+        environ = {key: filled(text, values) for key, text in variables.items()}
         workflow = f"octo/kiln/.github/workflows/{file}@refs/heads/main"
         known = {**values, **{f"env.{key}": text for key, text in environ.items()}}
         return self._steps(job["steps"], {**environ, "GITHUB_WORKFLOW_REF": workflow}, known)
@@ -112,7 +112,7 @@ class Runner:
         ran: list[Ran] = []
         for step in steps:
             known = {**values, **self.outputs}
-            failed = any(one.code for one in ran)
+            failed = any(line.code for line in ran)
             condition = step.get("if", "").removeprefix("${{").removesuffix("}}")
             if not evaluate(condition, known, failed=failed) if condition else failed:
                 continue
@@ -125,8 +125,10 @@ class Runner:
         return ran
 
     def line(self, step: Mapping[str, str], environ: Mapping[str, str]) -> Ran:
-        """One `run:` line under bash as GitHub starts it; nothing is put into it, or a test fails."""
-        assert "${{" not in step["run"], "untrusted text could come in: give it by `env:`"
+        """One `run:` line under bash as GitHub starts it; it must contain no expression."""
+        assert "${{" not in step["run"], (
+            "an expression in `run:` could inject untrusted text: pass it in `env:`"
+        )
         output = self.clone.parent / "output"
         output.write_text("")
         done = subprocess.run(
@@ -152,29 +154,29 @@ class Runner:
         return Ran(line=step["run"], code=done.returncode, out=done.stdout, err=done.stderr)
 
     def _action(self, name: str, arguments: Mapping[str, str]) -> list[Ran]:
-        """What the action does that a later line would notice."""
+        """Do what later lines of the job depend on."""
         if name == "actions/upload-artifact":
             found = self.clone / arguments["path"]
             if not found.exists():
-                return [Ran(line=name, code=1, out="", err=f"{found} is not there")]
+                return [Ran(line=name, code=1, out="", err=f"{found} not found")]
             place = self.artifacts / arguments.get("name", found.name)
             shutil.copytree(found, place) if found.is_dir() else shutil.copy(found, place)
         elif name == "actions/download-artifact":
             found = self.artifacts / arguments["name"]
             if not found.exists():
-                return [Ran(line=name, code=1, out="", err=f"{found} is not there")]
+                return [Ran(line=name, code=1, out="", err=f"{found} not found")]
             place = self.clone / arguments.get("path", ".")
             shutil.copytree(found, place) if found.is_dir() else shutil.copy(found, place)
         elif name.startswith("./"):
             inputs = loaded(self.clone / name / "action.yml")["inputs"]
-            defaults = {key: one.get("default", "") for key, one in inputs.items()}
-            given = {f"inputs.{key}": value for key, value in {**defaults, **arguments}.items()}
-            return self._composite(self.clone / name, given)
+            defaults = {key: line.get("default", "") for key, line in inputs.items()}
+            inputs_by_name = {f"inputs.{key}": value for key, value in {**defaults, **arguments}.items()}
+            return self._composite(self.clone / name, inputs_by_name)
         elif name == "actions/checkout" and "repository" in arguments:
             origin, ref = self.repositories[arguments["repository"]], arguments["ref"]
             lines = 'git clone --quiet "$0" "$1" && git -C "$1" checkout --quiet "$2"'
             command = ["bash", "-c", lines, str(origin), str(self.clone / arguments["path"]), ref]
             subprocess.run(command, capture_output=True, text=True, check=True)
         else:
-            assert name in ("actions/checkout", "actions/cache"), f"what does {name} do?"
+            assert name in ("actions/checkout", "actions/cache"), f"unknown action {name}"
         return []

@@ -1,4 +1,4 @@
-"""Containers of an image as people work in it: the real base, rootfs/, JupyterLab and numpy, but no torch."""
+"""Containers of an image for interactive work: the real base, rootfs/, JupyterLab, numpy, without torch."""
 
 from __future__ import annotations
 
@@ -22,73 +22,73 @@ TAG = "2.6.0-cuda12.1-cudnn9-runtime"  # not 2.7.1, which tests/docker has in th
 IMAGE = f"pytorch-cuda:{TAG}"
 HEALTHCHECK = "/opt/torchkiln/healthcheck"
 _LEFT_OUT = re.compile("nvidia-.*|torch|torchaudio|torchvision|triton|sympy|networkx|mpmath")
-_PATIENCE, _LOOK = 300.0, 0.2  # seconds until a container must say what is waited for
+_TIMEOUT, _LOOK = 300.0, 0.2  # seconds to wait for a line in a container's log
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """One that runs, or has run."""
+    """A container that runs or has ended."""
 
     name: str
     environ: Mapping[str, str]
 
     def docker(self, *arguments: str, check: bool = True, text: str = "") -> subprocess.CompletedProcess[str]:
-        """What Docker's client answers; *text* is its input."""
+        """Run Docker's client with the input *text*."""
         argv = ["docker", *arguments]
         return subprocess.run(
             argv, env=dict(self.environ), input=text, capture_output=True, text=True, check=check
         )
 
     def inside(self, *command: str) -> str:
-        """What *command* says there."""
+        """The output of *command* in the container."""
         done = self.docker("exec", self.name, *command, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def port(self, inside: int) -> int:
-        """Where this machine finds it."""
+        """The published port on this machine."""
         return int(self.docker("port", self.name, str(inside)).stdout.splitlines()[0].rpartition(":")[2])
 
     def logs(self) -> str:
-        """Both streams."""
+        """Its log, both streams."""
         done = self.docker("logs", self.name)
         return done.stdout + done.stderr
 
     def says(self, pattern: str) -> re.Match[str]:
-        """Where its log has *pattern*, once it does.
+        """Wait until its log has *pattern*; returns the match.
 
-        One client follows the log: to ask again and again costs what JupyterLab's own start does.
+        One client follows the log, because polling costs as much as JupyterLab's start.
         """
-        said = ""
+        output = ""
         argv = ["docker", "logs", "--follow", self.name]
         with subprocess.Popen(
             argv, env=dict(self.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as log:
-            patience = Timer(_PATIENCE, log.kill)
-            patience.start()
+            timer = Timer(_TIMEOUT, log.kill)
+            timer.start()
             try:
                 for line in log.stdout or ():
-                    said += line
-                    if found := re.search(pattern, said):
+                    output += line
+                    if found := re.search(pattern, output):
                         return found
             finally:
-                patience.cancel()
+                timer.cancel()
                 log.kill()
-        raise AssertionError(f"it ended, or {_PATIENCE} s did, without {pattern!r}: {said}")
+        raise AssertionError(f"no {pattern!r} before it ended, or in {_TIMEOUT} s: {output}")
 
     def serves(self, pattern: str = "is running at") -> None:
-        """Once its log has *pattern* and the image's own health check is content.
+        """Wait until its log has *pattern* and the image's health check passes.
 
-        Services tell of themselves before they listen, and until then Docker's proxy drops what it accepted.
+        Services log before they listen, and until then Docker's proxy drops connections.
         """
         self.says(pattern)
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _TIMEOUT
         while (done := self.docker("exec", self.name, HEALTHCHECK, check=False)).returncode:
             assert time.monotonic() < end, done.stderr
             time.sleep(_LOOK)
 
     def code(self) -> int:
-        """With what it ended, once it has."""
+        """Wait until it ends; returns the exit code."""
         return int(self.docker("wait", self.name).stdout)
 
 
@@ -101,7 +101,7 @@ class Workplace:
 
     @contextmanager
     def started(self, *options: str, command: Sequence[str] = ()) -> Iterator[Container]:
-        """`docker run -d OPTIONS IMAGE COMMAND`; gone afterwards."""
+        """`docker run -d OPTIONS IMAGE COMMAND`; removed afterwards."""
         argv = ["docker", "run", "--detach", *options, self.image, *command]
         done = subprocess.run(argv, env=dict(self.environ), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -112,20 +112,20 @@ class Workplace:
             container.docker("rm", "--force", "--volumes", container.name)
 
     def run(self, *options: str, command: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        """`docker run --rm OPTIONS IMAGE COMMAND`, to its end."""
+        """`docker run --rm OPTIONS IMAGE COMMAND`; returns the result."""
         argv = ["docker", "run", "--rm", *options, self.image, *command]
         return subprocess.run(argv, env=dict(self.environ), capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Workplace:
-    """In the engine that all processes of a test run have in common."""
+    """The image in the engine that all processes of a test run share."""
     once(tmp_path_factory, "workplace", lambda folder: _load(folder, engine))
     return Workplace(environ=engine)
 
 
 def _load(folder: Path, engine: Mapping[str, str]) -> None:
-    """Built by the embedded engine from what the user's cache has, and loaded; wheels of 105 MB, the base."""
+    """Build it with the embedded engine from the user's cache, and load it; 105 MB of wheels, the base."""
     locked = load_locked(ROOT / "images", TAG)
     wheels = tuple(wheel for wheel in locked.wheels if not _LEFT_OUT.fullmatch(wheel.name))
     save(folder / "images", replace(locked, wheels=wheels, layers=()))

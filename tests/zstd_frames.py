@@ -1,4 +1,4 @@
-"""zstd frames of every legal and broken shape, made by the zstd program and by hand, never with ours."""
+"""zstd frames of every legal and broken shape, made by the zstd program or byte by byte, without our code."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ CHECKSUM = 4  # bytes at a frame's end
 
 
 def program(data: bytes, *options: str) -> bytes:
-    """What the zstd program makes of *data*; with `-d`, the way back. Skips where it is not installed."""
+    """*data* compressed by the zstd program, or decompressed with `-d`. Skips if it is not installed."""
     tool("zstd")
     return subprocess.run(["zstd", "-q", "-c", *options], input=data, capture_output=True, check=True).stdout
 
 
 def skippable(data: bytes, kind: int = 0) -> bytes:
-    """A frame that holds nothing for a reader (RFC 8878, 3.1.2)."""
+    """A skippable frame (RFC 8878, 3.1.2)."""
     return struct.pack("<II", 0x184D2A50 + kind, len(data)) + data
 
 
-def raw_frame(data: bytes, *, told: int | None = None, window_log: int | None = None) -> bytes:
-    """One frame of one raw block, that says it has *told* bytes, or does not say, and wants that window.
+def raw_frame(data: bytes, *, content_size: int | None = None, window_log: int | None = None) -> bytes:
+    """A frame of one raw block, with the content size *content_size*, or without, and that window.
 
-    RFC 8878, 3.1.1: without a window the frame is a single segment, whose length it must say.
+    RFC 8878, 3.1.1: without a window the frame is a single segment, which must have a content size.
     """
     if window_log is None:
-        head = bytes([0b11_1_00000]) + struct.pack("<Q", len(data) if told is None else told)
+        head = bytes([0b11_1_00000]) + struct.pack("<Q", len(data) if content_size is None else content_size)
     else:
-        head = bytes([0b00_0_00000 if told is None else 0b11_0_00000, window_log - 10 << 3])
-        head += b"" if told is None else struct.pack("<Q", told)
+        head = bytes([0b00_0_00000 if content_size is None else 0b11_0_00000, window_log - 10 << 3])
+        head += b"" if content_size is None else struct.pack("<Q", content_size)
     return MAGIC + head + struct.pack("<I", len(data) << 3 | 1)[:3] + data
 
 
@@ -46,33 +46,33 @@ def run_frame(blocks: int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How a blob differs from one whole frame: what is made of the tar, and what the oracle says of it."""
+    """How a blob differs from one complete frame: how it is packed, and the oracle's message."""
 
     pack: Callable[[bytes], bytes]
-    fault: str = ""  # none: it is read
+    fault: str = ""  # empty: it can be read
 
 
 SHAPES: Mapping[str, Shape] = {
-    "the program's": Shape(pack=lambda tar: program(tar, "-19")),
-    "no length, no checksum": Shape(pack=lambda tar: program(tar, "--no-check", "--no-content-size")),
-    "of threads": Shape(pack=lambda tar: program(tar, "-T4")),
+    "a frame of the zstd program": Shape(pack=lambda tar: program(tar, "-19")),
+    "without length and checksum": Shape(pack=lambda tar: program(tar, "--no-check", "--no-content-size")),
+    "a frame of several threads": Shape(pack=lambda tar: program(tar, "-T4")),
     "a window of 128 MiB": Shape(pack=lambda tar: program(tar, "--long=27", "--no-content-size")),
-    "frames": Shape(pack=lambda tar: program(tar[:100]) + program(tar[100:600]) + program(tar[600:])),
+    "several frames": Shape(pack=lambda tar: program(tar[:100]) + program(tar[100:600]) + program(tar[600:])),
     "an empty frame": Shape(pack=lambda tar: program(tar) + program(b"")),
     "skippable frames": Shape(
         pack=lambda tar: skippable(b"?" * 9) + program(tar) + skippable(b"", 15) + skippable(MAGIC * 1000)
     ),
-    "raw": Shape(pack=raw_frame),
-    "nothing": Shape(pack=lambda tar: b"", fault="does not end with two zero blocks"),
-    "cut": Shape(pack=lambda tar: program(tar)[:-9], fault="the zstd frame at byte 0 is truncated"),
+    "a raw block": Shape(pack=raw_frame),
+    "empty data": Shape(pack=lambda tar: b"", fault="does not end with two zero blocks"),
+    "truncated": Shape(pack=lambda tar: program(tar)[:-9], fault="the zstd frame at byte 0 is truncated"),
     "without its checksum": Shape(
         pack=lambda tar: program(tar)[:-CHECKSUM], fault="the zstd frame at byte 0 is truncated"
     ),
-    "cut in the second": Shape(
+    "truncated in the second frame": Shape(
         pack=lambda tar: program(tar) + program(tar)[:7],
         fault=r"the zstd frame at byte [1-9]\d+ is truncated",
     ),
-    "cut in what is skipped": Shape(
+    "truncated in a skippable frame": Shape(
         pack=lambda tar: program(tar) + skippable(b"x" * 9)[:-1],
         fault=r"the zstd frame at byte [1-9]\d+ is truncated",
     ),
@@ -80,30 +80,30 @@ SHAPES: Mapping[str, Shape] = {
         pack=lambda tar: program(tar)[:-CHECKSUM] + bytes(CHECKSUM),
         fault="the zstd frame at byte 0 is damaged",
     ),
-    "more than told": Shape(
-        pack=lambda tar: raw_frame(tar, told=len(tar) - 1, window_log=20),
+    "more than declared": Shape(
+        pack=lambda tar: raw_frame(tar, content_size=len(tar) - 1, window_log=20),
         fault="the zstd frame at byte 0 is damaged",
     ),
-    "less than told": Shape(
-        pack=lambda tar: raw_frame(tar, told=len(tar) + 1, window_log=20),
+    "less than declared": Shape(
+        pack=lambda tar: raw_frame(tar, content_size=len(tar) + 1, window_log=20),
         fault="the zstd frame at byte 0 is damaged",
     ),
     "a huge window": Shape(
         pack=lambda tar: raw_frame(tar, window_log=28), fault="the zstd frame at byte 0 is damaged"
     ),
     "a huge segment": Shape(
-        pack=lambda tar: raw_frame(tar, told=1 << 40), fault="the zstd frame at byte 0 is damaged"
+        pack=lambda tar: raw_frame(tar, content_size=1 << 40), fault="the zstd frame at byte 0 is damaged"
     ),
-    "garbage behind": Shape(
+    "trailing garbage": Shape(
         pack=lambda tar: program(tar) + b"garbage", fault=r"trailing data at byte [1-9]\d+: not a zstd frame"
     ),
-    "zeros behind": Shape(
+    "trailing zeros": Shape(
         pack=lambda tar: program(tar) + bytes(9), fault=r"trailing data at byte [1-9]\d+: not a zstd frame"
     ),
-    "one byte behind": Shape(
+    "one trailing byte": Shape(
         pack=lambda tar: program(tar) + MAGIC[:1], fault=r"trailing data at byte [1-9]\d+: not a zstd frame"
     ),
-    "gzip behind": Shape(
+    "trailing gzip member": Shape(
         pack=lambda tar: program(tar) + b"\x1f\x8b\x08\0",
         fault=r"trailing data at byte [1-9]\d+: not a zstd frame",
     ),

@@ -123,8 +123,9 @@ def in_engine(image: str) -> int:
             cdi=cdi,
             files=(Bind(source=Path(__file__).resolve(), target=_INSIDE),),
         )
-        ended = captured(container, engine, timeout_s=120)
-        output = json.loads(ended.stdout) if ended.code == 0 else ended.stderr.decode()[-300:]
+        lines: list[bytes] = []
+        ended = captured(container, engine, timeout_s=120, on_line=lines.append)
+        output = json.loads(b"".join(lines)) if ended.code == 0 else ended.stderr.decode()[-300:]
         result[f"--gpus {requested}"] = {"asked": gpus, "by CDI": cdi, "inside": output}
     sys.stdout.write(json.dumps(result, indent=1) + "\n")
     every, first, none = (row["inside"] for row in result.values() if isinstance(row, dict))

@@ -23,7 +23,7 @@ from bench.markdown import table  # noqa: E402
 from bench.plot import number  # noqa: E402
 from tools.gpu_mutants import OUTCOMES  # noqa: E402
 from tools.gpu_pictures import BUSBW, GIB, all_reduces, pictures  # noqa: E402
-from tools.gpu_runs import PRECISIONS, Mutants, Run, lengths, mutants, runs  # noqa: E402
+from tools.gpu_runs import PRECISIONS, Mutants, Run, joined, lengths, mutants, runs, timed_batches  # noqa: E402
 from tools.kept import short  # noqa: E402
 from torchkiln.model.report import Finding  # noqa: E402
 from torchkiln.smoke.verdict import verdict  # noqa: E402
@@ -133,7 +133,9 @@ def _benchmark(run: Run, values: Mapping[str, Any]) -> Iterator[str]:
         for length in timed
     ]
     yield f"### {run.title}\n"
-    yield f"{run.summary()}. Batch {values['batch']}, medians of {_counts(values, timed)} steps.\n"
+    batches = joined(timed_batches(values).values())
+    memory = "" if batches == str(values["batch"]) else f" Peak memory: batch {values['batch']}."
+    yield f"{run.summary()}. Batch {batches}, medians of {_counts(values, timed)} steps.{memory}\n"
     if run.earlier:
         yield _EARLIER
     yield table(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.lines import Series, decades, linear, lines, sizes
 from bench.plot import Bar, bars
-from tools.gpu_runs import PRECISIONS, Run, lengths, slowest_rank
+from tools.gpu_runs import PRECISIONS, Run, joined, lengths, slowest_rank, timed_batches
 
 BUSBW = "gpu-busbw.svg"
 GIB = 1 << 30
@@ -31,16 +31,18 @@ def speed(run: Run, values: Mapping[str, Any]) -> str:
     rows: list[Bar] = []
     for length in lengths(values):
         rate, times = values[f"samples_per_s_{length}"], values[f"step_ms_{length}"]
+        batch = timed_batches(values)[length]
         spread = {
             name: (
                 rate[name],
-                *(1000 * values["batch"] / end for end in (max(times[name]), min(times[name]))),
+                *(1000 * batch / end for end in (max(times[name]), min(times[name]))),
             )
             for name in PRECISIONS
         }
         gate = run.bounds("benchmark")[f"speed_{length}"]["at_least"]
         rows += _bars(length, "/s", spread, gate * rate["fp32"], met=values[f"speed_{length}"] >= gate)
-    return bars("A fine-tuning step of BERT-base: samples a second", _legend(run, values), rows)
+    batches = timed_batches(values).values()
+    return bars("A fine-tuning step of BERT-base: samples a second", _legend(run, batches), rows)
 
 
 def memory(run: Run, values: Mapping[str, Any]) -> str:
@@ -51,7 +53,7 @@ def memory(run: Run, values: Mapping[str, Any]) -> str:
         spread = {name: (value, value, value) for name, value in peak.items()}
         gate = run.bounds("benchmark")[f"memory_{length}"]["at_most"]
         rows += _bars(length, "GiB", spread, gate * peak["fp32"], met=values[f"memory_{length}"] <= gate)
-    return bars("A fine-tuning step of BERT-base: peak memory", _legend(run, values), rows)
+    return bars("A fine-tuning step of BERT-base: peak memory", _legend(run, [values["batch"]]), rows)
 
 
 def losses(run: Run, values: Mapping[str, Any]) -> str:
@@ -92,8 +94,8 @@ def busbw(series: Sequence[tuple[Run, Series]]) -> str:
     )
 
 
-def _legend(run: Run, values: Mapping[str, Any]) -> str:
-    return f"{run.summary()}. Batch {values['batch']}; dashed: the gate of AMP FP16."
+def _legend(run: Run, batches: Iterable[int]) -> str:
+    return f"{run.summary()}. Batch {joined(batches)}; dashed: the gate of AMP FP16."
 
 
 def _bars(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,21 @@ def mutants(folder: Path) -> list[Mutants]:
 def lengths(benchmark: Mapping[str, Any]) -> list[int]:
     """The measured sentence lengths."""
     return sorted(int(name.rpartition("_")[2]) for name in benchmark if name.startswith("samples_per_s_"))
+
+
+def timed_batches(benchmark: Mapping[str, Any]) -> dict[int, int]:
+    """The number of sentences in a timed step, by their length; older reports have one for all lengths."""
+    timed = benchmark.get("timed_batch", {})
+    return {length: timed.get(str(length), benchmark["batch"]) for length in lengths(benchmark)}
+
+
+def joined(numbers: Iterable[int]) -> str:
+    """The distinct *numbers* as text.
+
+    >>> joined([64, 64]), joined([256, 64])
+    ('64', '256 and 64')
+    """
+    return " and ".join(dict.fromkeys(map(str, numbers)))
 
 
 def slowest_rank(busbw: Mapping[str, Any]) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Draw the grid in README.md: for each cell its status, and what was built and proved."""
+"""Draw the grid in docs/grid.md: for each cell its status, and what was built and proved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.markdown import table
-from tools.kept import IMAGES, PROOFS, latest_earlier, present, proofs, same_packages, short, without_gpus
+from tools.kept import (
+    IMAGES,
+    PROOFS,
+    as_declared_by,
+    latest_earlier,
+    present,
+    proofs,
+    same_packages,
+    short,
+    without_gpus,
+)
 from torchkiln.gate.cell_state import CellRecord, State, cleared, saw_gpus, state
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts as facts_of
@@ -78,7 +88,7 @@ class ReportSummary:
         best = self._best()
         gpus, day = hosts.kinds(json.loads(best.report.host)), (best.report.when or "").partition("T")[0]
         where = f"on {gpus}" if gpus else "without a GPU"
-        return f"{where}, [{day or 'report'}](docs/proofs/{best.name}), `{short(best.report)}`"
+        return f"{where}, [{day or 'report'}](proofs/{best.name}), `{short(best.report)}`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,8 +201,8 @@ def _square(
 def _was_cleared(reports: Sequence[SignedReport], policy: Policy, locked: LockedCell, suite: Suite) -> bool:
     """Whether *reports*, of one earlier image, satisfy the gate for that image with the suite that they used.
 
-    The contents of that suite are unknown, so every check of today's suite is required. The lock of that
-    image is unknown too: facts and image.json of *locked* are used instead.
+    The contents of that suite are unknown, so every check of today's suite is required, with the values and
+    bounds of the reports. The lock of that image is unknown too: facts and image.json of *locked* are used.
     """
     image_json = (IMAGES / tag_of(locked.resolution) / "image.json").read_bytes()
     assumed = {"image_json_sha256": hashlib.sha256(image_json).hexdigest()}
@@ -202,8 +212,8 @@ def _was_cleared(reports: Sequence[SignedReport], policy: Policy, locked: Locked
         )
         for signed in reports
     ]
-    image, latest = reports[0].report.image, max(reports, key=lambda signed: signed.report.when or "").report
-    return image is not None and cleared(adapted, policy, locked, replace(suite, digest=latest.suite), image)
+    image = reports[0].report.image
+    return image is not None and cleared(adapted, policy, locked, as_declared_by(reports, suite), image)
 
 
 def _failed(signed: SignedReport) -> list[str]:

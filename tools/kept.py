@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport, SmokeReport
 from torchkiln.plan.load import plan_cell
 from torchkiln.smoke import attestation, hosts
+from torchkiln.smoke.suite import Suite
 from torchkiln.util.places import ROOT
 
 IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
@@ -46,6 +48,25 @@ def without_gpus(folder: Path) -> list[SignedReport]:
     return [
         signed for signed in found if signed.report.tag and not hosts.gpus(json.loads(signed.report.host))
     ]
+
+
+def as_declared_by(reports: Sequence[SignedReport], suite: Suite) -> Suite:
+    """*suite* with the digest, values and bounds of *reports*, which an earlier suite made.
+
+    A report does not contain its suite, so its own bounds are taken for the declared ones.
+    """
+    latest = max(reports, key=lambda signed: signed.report.when or "").report
+    values = {
+        finding.id: {
+            name: json.loads(finding.threshold).get(name, {"type": "any"})
+            for name in json.loads(finding.measured)
+        }
+        for signed in sorted(reports, key=lambda signed: signed.report.when or "")
+        for finding in signed.report.findings
+        if finding.outcome == "passed"
+    }
+    checks = (replace(check, values=values.get(check.id, check.values)) for check in suite.checks)
+    return replace(suite, digest=latest.suite, checks=tuple(checks))
 
 
 @cache

@@ -43,7 +43,7 @@ def main() -> None:
         for reader in READERS:
             result = verdict(reader, images.image, images.tree)
             name = reader.name.replace("|", "\\|")
-            rows.append(f"| {name} | {reader.told_version()} | {result} |")
+            rows.append(f"| {name} | {reader.version_number()} | {result} |")
     before, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text("\n".join([before + BEGIN, *rows, END + rest.split(END)[1]]))
 

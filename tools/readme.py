@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the generated parts of README.md and docs/ from matrix, facts, locks and the commands' output.
+"""Writes the generated parts of both READMEs and of docs/ from matrix, facts, locks and the commands' output.
 
 A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`,
 `numbers` (with `; first N rows`), `folders` and `modules` (of torchkiln), `switches` (of a container),
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -26,17 +25,18 @@ from bench.markdown import table  # noqa: E402
 from tools import layout  # noqa: E402
 from tools.grid import grid  # noqa: E402
 from torchkiln.util.files import write_atomic  # noqa: E402
+from torchkiln.util.places import ROOTFS  # noqa: E402
 
 PAGES = (
     ROOT / "README.md",
+    ROOT / "README.zh-CN.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("architecture", "image", "modules", "reference", "sharing", "smoke", "status")
+        for name in ("architecture", "grid", "image", "modules", "reference", "sharing", "smoke", "status")
     ),
 )
 TRANSCRIPTS = ROOT / "docs" / "transcripts"
 NUMBERS = ROOT / "docs" / "numbers.json"
-SETTINGS = ROOT / "rootfs/opt/torchkiln/workplace/settings.py"
 _OUTPUT = re.compile(r"output of (?P<command>.+?)(; first (?P<count>\d+) lines)?")
 _FIGURES = re.compile(r"numbers(; first (?P<count>\d+) rows)?")
 _WIDTH = 150  # characters; a longer line of output is cut, visibly
@@ -57,8 +57,7 @@ def _generated(what: str) -> str:
     if found := _FIGURES.fullmatch(what):
         return numbers(json.loads(NUMBERS.read_bytes()), int(found["count"]) if found["count"] else None)
     if what == "switches":
-        # Not imported, because that would create a __pycache__ in rootfs/.
-        return switches(runpy.run_path(str(SETTINGS))["SWITCHES"])
+        return switches(_settings())
     if found := _OUTPUT.fullmatch(what):
         return output(found["command"], int(found["count"]) if found["count"] else None)
     if what.startswith("transcript "):
@@ -76,6 +75,14 @@ def output(command: str, count: int | None) -> str:
     if left:
         lines = [*lines[:-left], f"… {left} lines left out"]
     return "\n".join(("```console", f"$ python build.py {command}", *lines, "```", ""))
+
+
+def _settings() -> list[tuple[str, str, str]]:
+    """The settings of a container, as its `help` has them."""
+    code = "import json; from workplace.settings import switches; print(json.dumps(switches()))"
+    # Not imported here: -B keeps Python from creating a __pycache__ in rootfs/.
+    place = f"import sys; sys.path.append({str(ROOTFS / 'opt/torchkiln')!r})"
+    return json.loads(_stdout([sys.executable, "-IBc", f"{place}; {code}"]))
 
 
 def _stdout(argv: Sequence[str]) -> str:

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     since = ["--changed-since", options.since] if options.since else []
     # Every step is a command that can be repeated by itself.
-    listed = subprocess.run([*KILN, "list", "--all", "--github", *since], stdout=subprocess.PIPE, check=False)
+    listed = subprocess.run([*KILN, "ci", "matrix", "--all", *since], stdout=subprocess.PIPE, check=False)
     if listed.returncode:
         return listed.returncode
     cells = json.loads(listed.stdout)["include"]
@@ -62,8 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 def release(cell: dict[str, str], options: argparse.Namespace, public: Path) -> int:
     """Release a cell; returns the exit code of the first step that fails, else 0."""
     tag, keys, reports = cell["tag"], (public, *options.trust), []
-    chosen = [word for name in ("torch", "cuda", "flavor", "os") for word in (f"--{name}", cell[name])]
-    steps = [["build", *chosen, "--locked"]]
+    steps = [["build", tag, "--locked"]]
     if options.reports:
         reports = ["--report", str(options.reports)]
         reports += [word for key in keys for word in ("--trust", str(key))]

@@ -41,7 +41,7 @@ class Terminal:
     environ: Mapping[str, str]
 
     def shows(self, line: str) -> list[str]:
-        """The output of *line* on both streams, whatever its exit code."""
+        """The output of *line* on both streams, for any exit code."""
         return self.session(line, ())
 
     def session(self, line: str, typed: Sequence[str]) -> list[str]:

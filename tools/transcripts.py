@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.engine.fixture import reach  # noqa: E402
-from tests.outward import outward  # noqa: E402
+from tests.needs import outward  # noqa: E402
 from tools.terminal import HOST, Terminal, terminal  # noqa: E402
 
 FOLDER = ROOT / "docs" / "transcripts"

@@ -1,4 +1,4 @@
-"""The campaign in full, for `python -m tests.campaign`: every disturbance, its log and its page."""
+"""The complete campaign, for `python -m tests.campaign`: every disturbance, its log and its page."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Seed {seed}, {instants} instants, {seconds} s, Python {python}{mounts}. **{verdi
 
 
 def cut_inside(records: Iterable[Record]) -> dict[str, int]:
-    """How many of *records* were cut with an operation of each kind under way."""
+    """The number of *records* that were interrupted during each kind of operation."""
     counts = Counter(
         op for record in records for op in {*record.flying, *(("read",) if record.halves else ())}
     )
@@ -60,7 +60,7 @@ def cut_inside(records: Iterable[Record]) -> dict[str, int]:
 
 
 def page(log: Mapping[str, Any]) -> str:
-    """Markdown."""
+    """The page, as Markdown."""
     verdict = f"{len(log['wrong'])} faults: see the log." if log["wrong"] else "No fault was found."
     mounts = "" if log["mounts"] else "; without the faults that need a mount, which needs root"
     text = _HEAD.format(**{**log, "verdict": verdict, "mounts": mounts})
@@ -78,7 +78,7 @@ def page(log: Mapping[str, Any]) -> str:
     text += "".join(f"    {line}\n" for line in _sentences(hits))
     for group, title in (("network", "Network and index"), ("host", "The machine")):
         rows = [record for record in log["records"] if record["group"] == group]
-        text += f"\n## {title}\n\n" + _table(("fault", "exit code", "message"), (_told(row) for row in rows))
+        text += f"\n## {title}\n\n" + _table(("fault", "exit code", "message"), (_row(row) for row in rows))
     return text
 
 
@@ -86,8 +86,8 @@ def _signals(hits: list[dict[str, Any]]) -> Iterable[tuple[object, ...]]:
     for name, start in sorted({(record["name"], record["start"]) for record in hits}):
         found = [record for record in hits if (record["name"], record["start"]) == (name, start)]
         codes = Counter(record["code"] for record in found)
-        told = ", ".join(f"{code} ({count}×)" for code, count in sorted(codes.items()))
-        yield name, start, len(found), told, sum(record["leftovers"] > 0 for record in found)
+        counts = ", ".join(f"{code} ({count}×)" for code, count in sorted(codes.items()))
+        yield name, start, len(found), counts, sum(record["leftovers"] > 0 for record in found)
 
 
 def _sentences(hits: list[dict[str, Any]]) -> list[str]:
@@ -98,9 +98,9 @@ def _sentences(hits: list[dict[str, Any]]) -> list[str]:
     return lines[:-1]
 
 
-def _told(record: dict[str, Any]) -> tuple[object, ...]:
-    said = record["sentence"] if record["code"] else "(none: the build succeeds)"
-    lines = [line.replace("|", "\\|").replace("<", "&lt;") for line in said.splitlines()]
+def _row(record: dict[str, Any]) -> tuple[object, ...]:
+    message = record["sentence"] if record["code"] else "(none: the build succeeds)"
+    lines = [line.replace("|", "\\|").replace("<", "&lt;") for line in message.splitlines()]
     return record["name"], record["code"], "<br>".join(lines)
 
 
@@ -110,7 +110,7 @@ def _table(head: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
 
 
 def main() -> int:
-    """Run it; 0 when nothing was lost."""
+    """Run it; returns 0 if nothing was lost."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--instants", type=int, default=120, help="runs that a signal must hit")
@@ -118,20 +118,20 @@ def main() -> int:
     parser.add_argument(
         "--log", type=Path, help="write the log there, and the page of the same name beside it"
     )
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torchkiln-campaign-") as folder:
-        reference = Reference(Scene(Path(folder), seed=told.seed))
+        reference = Reference(Scene(Path(folder), seed=arguments.seed))
         reference.measure()
-        records = [*_instants(reference, told.seed, told.instants, told.jobs)]
+        records = [*_instants(reference, arguments.seed, arguments.instants, arguments.jobs)]
         disturbances = [IMPATIENT, *network.faults(), *host.faults()]
-        records += provoke_all(reference, disturbances, jobs=told.jobs)
+        records += provoke_all(reference, disturbances, jobs=arguments.jobs)
         spoilt = reference.check()
-    log = summary(records, seed=told.seed, asked=told.instants, spoilt=spoilt)
+    log = summary(records, seed=arguments.seed, instants=arguments.instants, spoilt=spoilt)
     log |= {"seconds": round(time.monotonic() - started), "mounts": host.can_mount()}
-    if told.log:
-        told.log.write_text(json.dumps(log, indent=1, ensure_ascii=False) + "\n")
-        told.log.with_suffix(".md").write_text(page(log))
+    if arguments.log:
+        arguments.log.write_text(json.dumps(log, indent=1, ensure_ascii=False) + "\n")
+        arguments.log.with_suffix(".md").write_text(page(log))
     for record in records:
         for line in record.wrong:
             print(f"{record.group}: {record.name} {record.detail}: {line}")
@@ -139,22 +139,22 @@ def main() -> int:
     return 1 if log["wrong"] else 0
 
 
-def _instants(reference: Reference, seed: int, wanted: int, jobs: int) -> Iterator[Record]:
-    """Instants until *wanted* runs were hit; a run that was over before its signal does not count."""
+def _instants(reference: Reference, seed: int, hits_required: int, jobs: int) -> Iterator[Record]:
+    """Instants until *hits_required* runs were hit; a run that ended before its signal does not count."""
     drawn = draw(seed, reference)
     hit = 0
-    while hit < wanted:
-        for record in provoke_all(reference, itertools.islice(drawn, wanted - hit), jobs=jobs):
+    while hit < hits_required:
+        for record in provoke_all(reference, itertools.islice(drawn, hits_required - hit), jobs=jobs):
             hit += not record.late
             yield record
 
 
-def summary(records: list[Record], *, seed: int, asked: int, spoilt: tuple[str, ...]) -> dict[str, Any]:
-    """The log: what was done, what came of it, what was lost."""
+def summary(records: list[Record], *, seed: int, instants: int, spoilt: tuple[str, ...]) -> dict[str, Any]:
+    """The log: disturbances, results, losses."""
     hits = [record for record in records if record.group == "instant" and not record.late]
     return {
         "seed": seed,
-        "instants": asked,
+        "instants": instants,
         "python": platform.python_version(),
         "kernel": platform.release(),
         "counts": {
@@ -162,9 +162,9 @@ def summary(records: list[Record], *, seed: int, asked: int, spoilt: tuple[str, 
             "runs that were over before": sum(record.late for record in records),
             "faults of network and index": sum(record.group == "network" for record in records),
             "faults of the machine": sum(record.group == "host" for record in records),
-            "wheel bytes that the next run found": sum(record.kept for record in records),
-            "wheel bytes that it asked for": sum(record.fetched for record in records),
-            "wheel bytes that it asked for again": sum(record.again for record in records),
+            "wheel bytes that the next run found": sum(record.cached for record in records),
+            "wheel bytes that it requested": sum(record.fetched for record in records),
+            "wheel bytes that it requested again": sum(record.again for record in records),
         },
         "cut inside": cut_inside(hits),
         "wrong": [f"{record.name}: {line}" for record in records for line in record.wrong] + list(spoilt),

@@ -1,4 +1,4 @@
-"""What the machine can do to a build: disks, descriptors, limits and clocks; each fault once."""
+"""Faults of the machine in a build: disks, descriptors, limits and clocks; each once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _READ_ONLY = "(?s)error: .*Read-only file system.*hint: "
 
 
 def can_mount() -> bool:
-    """Whether this host lets us have a mount namespace: only root has one for certain."""
+    """Whether this host allows a mount namespace; only root certainly may."""
     if os.geteuid() or not (shutil.which("unshare") and shutil.which("nsenter")):
         return False
     return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
 
 
 def faults() -> Iterator[Disturbance]:
-    """Each fault with what the build must make of it; those with mounts only where one can mount."""
+    """Each fault with the expected result; those with mounts only if mounting is possible."""
     if can_mount():
         yield _mounted(
             "full disk under the cache, small wheels", _FULL, _tmpfs("cache", "1m"), _grow("cache")
@@ -96,17 +96,17 @@ def _limited(
 
 
 def _failing(op: str, number: int) -> Disturbance:
-    """The file system gives an error where there never is one."""
+    """The file system reports an error that it normally never does."""
     part = "/dist/" if op in ("sync", "link") else "/cache/"
     environ = {"TRACER_FAIL": f"{part} {OPS.index(op)} {number}"}
-    codes = (0,) if op == "link" else (6,)  # what cannot be linked is copied
+    codes = (0,) if op == "link" else (6,)  # files that cannot be linked are copied
     sentence = "" if op == "link" else os.strerror(number)
     name = f"{errno.errorcode[number]} at each {op}"
     return _disturbance(name, codes, sentence, lambda trial: trial.run(environ=environ))
 
 
-def _clock(name: str, told: str) -> Disturbance:
-    return _disturbance(name, (0,), "", lambda trial: trial.run(environ={"TRACER_CLOCK": told}))
+def _clock(name: str, offsets: str) -> Disturbance:
+    return _disturbance(name, (0,), "", lambda trial: trial.run(environ={"TRACER_CLOCK": offsets}))
 
 
 def _strange_times(trial: Trial) -> Ran:
@@ -117,7 +117,7 @@ def _strange_times(trial: Trial) -> Ran:
     return trial.run()
 
 
-# --- mounts, in a namespace of their own that ends with its holder ---------------------------------
+# --- mounts, in a namespace that ends with its first process ---------------------------------
 
 
 def _mounted(
@@ -148,7 +148,7 @@ def _do(trial: Trial, *command: str) -> None:
 
 
 def _folder(trial: Trial, which: str) -> str:
-    """Of the output its parent, which a user makes; the layout itself is made by the build."""
+    """For the output, its parent, which the user makes; the build makes the layout itself."""
     folder = trial.cache if which == "cache" else trial.output.parent
     folder.mkdir(parents=True, exist_ok=True)
     return str(folder)

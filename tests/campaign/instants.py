@@ -1,4 +1,4 @@
-"""A seed → the instants at which runs are cut: signal, victim, and the moment, by clock or by event."""
+"""Draw from a seed the instants at which runs are interrupted: signal, target, and time or event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.campaign.trials import STARTS, Disturbance, Reference
 _INTERRUPTED = r"error: interrupted; completed work is kept"
 _TERMINATED = r"error: terminated; completed work is kept"
 _WORKER = r"error: a worker process was killed"
-# name → signal, victim, exit codes, what stderr tells. A shell shows -2 as 130: it came before we listened.
+# name → signal, victim, exit codes, the message. A shell shows -2 as 130: it came before our handler.
 _KILLS: dict[str, tuple[signal.Signals, str, tuple[int, ...], str]] = {
     "Ctrl-C": (signal.SIGINT, "group", (130, -2), _INTERRUPTED),
     "SIGINT": (signal.SIGINT, "root", (130, -2), _INTERRUPTED),
@@ -30,12 +30,12 @@ _KILLS: dict[str, tuple[signal.Signals, str, tuple[int, ...], str]] = {
 }
 _WEIGHTS = (4, 2, 3, 1, 4, 2, 4)
 _START_WEIGHTS = (4, 3, 2, 3)
-# How often an operation is chosen; renames, links and syncs are few and are where things could go wrong.
+# How often an operation is chosen; renames, links and syncs are rare but the most critical.
 _OP_WEIGHTS = {"write": 5, "read": 4, "rename": 5, "link": 1, "unlink": 1, "sync": 1}
 
 
 def draw(seed: int, reference: Reference) -> Iterator[Disturbance]:
-    """Instants without end, the same for the same *seed* and the same counts."""
+    """An endless sequence of instants, deterministic for *seed* and the counts."""
     dice = random.Random(seed)
     while True:
         kind = dice.choices(list(_KILLS), _WEIGHTS)[0]
@@ -86,7 +86,7 @@ def _by_clock(dice: random.Random, kind: str, start: str, reference: Reference) 
 
 
 def _was_over(ran: Ran) -> bool:
-    """The signal came when all was done: the run ended well in spite of it."""
+    """Whether the run had finished its work before the signal."""
     return ran.code == 0 and bool(ran.out)
 
 
@@ -123,7 +123,7 @@ def _workers(parent: int) -> list[int]:
 
 
 def twice(trial: Trial) -> Ran:
-    """Ctrl-C, and again, for it does not end at once."""
+    """Ctrl-C twice, because the run does not end at once."""
 
     def act(shared: Shared, process: subprocess.Popen[str]) -> Counts:
         while process.poll() is None and not shared.totals()["parent", "read"]:

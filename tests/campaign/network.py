@@ -1,4 +1,4 @@
-"""What an index or a network can do to a build; each fault once."""
+"""Faults of an index or a network in a build; each once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from tests.campaign.scene import Ran, Trial
 from tests.campaign.tracer import Counts, Shared
 from tests.campaign.trials import Disturbance
-from tests.standin.index_server import Faults
+from tests.servers.index_server import Faults
 
-_BIG = "torch-2.7.1"  # converted while it arrives
-_SMALL = "small_03"  # shares its layer, and arrives whole before
+_BIG = "torch-2.7.1"  # converted during the download
+_SMALL = "small_03"  # shares its layer, and is downloaded before
 
 
 def faults() -> Iterator[Disturbance]:
-    """Each fault with what the build must make of it."""
+    """Each fault with the expected result."""
     again = r".* \(6 attempts\)\n.*run again to resume the download"
     for only, which in ((_BIG, "a big wheel"), (_SMALL, "a small wheel")):
         yield _fault(f"wrong bytes in {which}", 6, r"error: \S+\.whl: .*\S", only=only, flip=1_000)
@@ -28,8 +28,8 @@ def faults() -> Iterator[Disturbance]:
         "wrong bytes in the middle of a wheel", 6, r"error: torch\S+: .*\S", only=_BIG, flip=9_000_000
     )
     yield _fault("file too long", 6, r"\d+ bytes on the server", extra=b"more")
-    yield _fault("Content-Length too large", 6, r"\d+ bytes on the server", only=_SMALL, lie=7)
-    yield _fault("Content-Length too small", 6, r"\d+ bytes on the server", only=_SMALL, lie=-7)
+    yield _fault("Content-Length too large", 6, r"\d+ bytes on the server", only=_SMALL, length_error=7)
+    yield _fault("Content-Length too small", 6, r"\d+ bytes on the server", only=_SMALL, length_error=-7)
     yield _fault("bodies break off", 0, "", short=[100_000, 5_000, 1, 0, 900_000])
     yield _fault("connections reset", 0, "", only=_BIG, resets=[1_500_000, 3_000_000, 1])
     yield _fault("connection reset always", 6, "connection closed" + ".*" + again, resets=[0] * 500)
@@ -37,7 +37,7 @@ def faults() -> Iterator[Disturbance]:
     yield _fault("5xx always", 6, "HTTP 503" + again, errors=[503] * 500)
     yield _fault("5xx for every page", 6, "HTTP 500" + again, page_errors=[500] * 500)
     yield _fault("429 with Retry-After", 0, "", errors=[429, 429], retry_after="1")
-    yield _fault("file gone", 6, "HTTP 404 Not Found\n.*does not have this file", only=_BIG, gone=True)
+    yield _fault("file gone", 6, "HTTP 404 Not Found\n.*does not have this file", only=_BIG, deleted=True)
     yield _fault("redirect loop", 6, "redirect loop: more than 10 redirects", loop=True)
     yield _fault("redirect loop for pages", 6, "redirect loop: more than 10 redirects", page_loop=True)
     yield _fault("garbage for pages", 6, "not a project page", page_body=b"\x00\xff<<a href" * 99)
@@ -90,7 +90,7 @@ def _restore(trial: Trial) -> None:
 
 
 def _vanishes(trial: Trial) -> Ran:
-    """Every connection is cut and none is taken any more."""
+    """Cut every connection, and accept no more."""
     trial.server.faults.pace = 4e6
 
     def act(shared: Shared, process: subprocess.Popen[str]) -> Counts:
@@ -102,7 +102,7 @@ def _vanishes(trial: Trial) -> Ran:
 
 
 def _silent(trial: Trial) -> Ran:
-    """Whoever gives up need not wait until the index speaks again."""
+    """A build that gives up must not wait for the silent index."""
     _set(trial, silent=90.0, only=_BIG)
 
     def act(shared: Shared, process: subprocess.Popen[str]) -> Counts:
@@ -117,8 +117,10 @@ def _silent(trial: Trial) -> Ran:
 
 def _wait_for_bytes(trial: Trial, process: subprocess.Popen[str]) -> None:
     def has_come() -> bool:
-        whole = (sent for sent in trial.server.sent if _BIG in sent.path and sent.wanted in ("", "bytes=0-"))
-        return any(sent.count for sent in whole)
+        answers = (
+            sent for sent in trial.server.sent if _BIG in sent.path and sent.requested in ("", "bytes=0-")
+        )
+        return any(sent.count for sent in answers)
 
     while process.poll() is None and not has_come():
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A cache and an output after an accident → what is wrong with them. Shares no code with torchkiln.
+"""Find faults in a cache and an output after an accident. Shares no code with torchkiln.
 
 Written from the documented form of both (docs/architecture.md, the OCI image layout), not from the code that
 writes them: a misunderstanding there must not hide here.
@@ -23,17 +23,17 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What an undisturbed build uses and leaves."""
+    """The inputs and results of an undisturbed build."""
 
     wheels: Mapping[str, bytes]  # by file name
     manifest: str = ""  # "" until it is known
-    interpreter: str = ""  # fingerprint of the base's Python, taken out
+    interpreter: str = ""  # fingerprint of the base's extracted Python
     blobs: frozenset[str] = frozenset()
 
 
 @dataclass
 class Oracle:
-    """Looks at one *cache* and one *layout*; either may be absent. Files are hashed once a look."""
+    """Checks a *cache* and a *layout*; either may be absent. Files are hashed once per check."""
 
     truth: Truth
     cache: Path
@@ -41,14 +41,14 @@ class Oracle:
     _hashes: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def faults(self) -> tuple[str, ...]:
-        """What no accident may leave, a line each, "kind: text"."""
+        """Faults that no accident may leave, a line each, "kind: text"."""
         self._hashes = {}
         found = [*self._blobs(self.cache / "blobs" / "sha256"), *self._wheels(), *self._records()]
         found += [*self._packs(), *self._interpreters(), *self._layout()]
         return tuple(found)
 
     def leftovers(self) -> tuple[str, ...]:
-        """Work in progress: allowed after an accident, gone after the next whole run."""
+        """Work in progress: allowed after an accident, but not after the next complete run."""
         found = list((self.cache / "tmp").glob("*"))
         for root in (self.cache, self.layout, self.layout.parent):
             pattern = "*" if root == self.layout.parent else "**/*"
@@ -57,7 +57,7 @@ class Oracle:
         return tuple(sorted({str(path) for path in found}))
 
     def healed(self) -> tuple[str, ...]:
-        """Faults, and what keeps this from being as if nothing had ever happened."""
+        """Faults, and all differences from the result of an undisturbed build."""
         found = [*self.faults(), *(f"left over: {path}" for path in self.leftovers())]
         names = self._tags()
         if self.truth.manifest not in names.values():
@@ -73,7 +73,7 @@ class Oracle:
     def _blobs(self, folder: Path) -> Iterator[str]:
         for path in sorted(folder.glob("*")):
             if path.name[0] == "." and folder.is_relative_to(self.layout):
-                continue  # a document on its way, see leftovers
+                continue  # a document in progress, see leftovers
             if not _HEX.fullmatch(path.name):
                 yield f"foreign: {path}"
             elif self._hash(path) != path.name:
@@ -89,7 +89,7 @@ class Oracle:
                 yield f"wheel: {path} is not at its hash"
             elif path.name.endswith(".part"):
                 if not true.startswith(data):
-                    yield f"part: {path} ({len(data)} bytes) is no beginning of the wheel"
+                    yield f"part: {path} ({len(data)} bytes) is not the start of the wheel"
             elif data != true:
                 yield f"wheel: {path} has {len(data)} bytes, and is not the wheel of {len(true)}"
 
@@ -102,19 +102,19 @@ class Oracle:
                 continue
             if path.parent.name == "layers":
                 for fault in self._blob_of(self.cache, record["digest"], record["size"]):
-                    yield f"record: {path} says {fault}"
+                    yield f"record: {path} has {fault}"
 
     def _packs(self) -> Iterator[str]:
         """A pack ends in 0xffffffff and the hash of all before that."""
         for path in sorted((self.cache / "bytecode").glob("*.pack")):
             data = path.read_bytes()
             if data[-36:-32] != b"\xff" * 4 or hashlib.sha256(data[:-36]).digest() != data[-32:]:
-                yield f"pack: {path} is not whole"
+                yield f"pack: {path} is not complete"
 
     def _interpreters(self) -> Iterator[str]:
         for path in sorted((self.cache / "interpreters").glob("*")):
             if self.truth.interpreter and (found := fingerprint(path)) != self.truth.interpreter:
-                yield f"interpreter: {path} is not whole ({found})"
+                yield f"interpreter: {path} is not complete ({found})"
 
     def _layout(self) -> Iterator[str]:
         yield from self._blobs(self.layout / "blobs" / "sha256")
@@ -138,7 +138,7 @@ class Oracle:
     def _image(self, digest: str) -> Iterator[str]:
         manifest = self._document(digest)
         if manifest is None:
-            yield f"its manifest {digest} is missing or no JSON"
+            yield f"its manifest {digest} is missing or not JSON"
             return
         for part in (manifest["config"], *manifest["layers"]):
             yield from self._blob_of(self.layout, part["digest"], part["size"])
@@ -146,10 +146,10 @@ class Oracle:
         ids = config["rootfs"]["diff_ids"] if config else []
         if len(ids) != len(manifest["layers"]):
             yield f"{len(ids)} diff_ids for {len(manifest['layers'])} layers"
-        for wanted, layer in zip(ids, manifest["layers"], strict=False):
+        for expected, layer in zip(ids, manifest["layers"], strict=False):
             place = self._place(self.layout, layer["digest"])
-            if place.exists() and (found := self._inflated(place)) != wanted:
-                yield f"layer {layer['digest']} inflates to {found}, not {wanted}"
+            if place.exists() and (found := self._inflated(place)) != expected:
+                yield f"layer {layer['digest']} inflates to {found}, not {expected}"
 
     def _document(self, digest: str) -> dict[str, Any] | None:
         try:
@@ -163,9 +163,9 @@ class Oracle:
         if not path.is_file():
             yield f"{digest} is missing"
         elif path.stat().st_size != size:
-            yield f"{digest} has {path.stat().st_size} bytes, told are {size}"
+            yield f"{digest} has {path.stat().st_size} bytes, but its descriptor says {size}"
         elif self._hash(path) != path.name:
-            yield f"{digest} has other bytes"
+            yield f"{digest} has the wrong digest"
 
     @staticmethod
     def _place(root: Path, digest: str) -> Path:
@@ -173,7 +173,7 @@ class Oracle:
 
     def _hash(self, path: Path) -> str:
         found = path.stat()
-        key = (found.st_dev, found.st_ino)  # a layout's blobs are the cache's, by hard link
+        key = (found.st_dev, found.st_ino)  # a layout's blobs are hard links to the cache's
         if key not in self._hashes:
             self._hashes[key] = hashlib.sha256(path.read_bytes()).hexdigest()
         return self._hashes[key]
@@ -190,7 +190,7 @@ class Oracle:
         return known
 
 
-_INFLATED: dict[str, str] = {}  # what blobs of that hash inflate to; their own hash is taken each time
+_INFLATED: dict[str, str] = {}  # the inflated hash of blobs; their own hash is computed each time
 
 
 def fingerprint(root: Path) -> str:

@@ -1,7 +1,7 @@
-"""Debian's Python, as a base has it: program, loader, C library and the few modules that byte-code takes.
+"""Debian's Python, as in a base: program, loader, C library and the modules that byte-code compilation needs.
 
-A base's Python runs in a sandbox that has nothing but its own files, so a script that starts the host's will
-not do.
+A base's Python runs in a sandbox with only its own files, so a script that starts the host's Python does
+not work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _MODULES = (
     "encodings.utf_8, encodings.ascii, encodings.latin_1, hashlib, importlib.util, os, struct, warnings"
 )
-_ASKED = f"""
+_LIST_FILES = f"""
 import json, sys, {_MODULES}
 files = [one.__file__ for one in sys.modules.values() if getattr(one, "__file__", None)]
 print(json.dumps([os.path.dirname(os.__file__), *files]))
@@ -24,9 +24,9 @@ print(json.dumps([os.path.dirname(os.__file__), *files]))
 
 def python_tree() -> dict[str, tuple[int, bytes]]:
     """Path from the root → mode and content."""
-    program = Path("/usr/bin/python3").resolve()  # not ours, which may need a libpython
+    program = Path("/usr/bin/python3").resolve()  # not this process's, which may need a libpython
     listed = subprocess.run(
-        [program, "-I", "-S", "-B", "-c", _ASKED], capture_output=True, text=True, check=True
+        [program, "-I", "-S", "-B", "-c", _LIST_FILES], capture_output=True, text=True, check=True
     )
     stdlib, *modules = (Path(file).resolve() for file in json.loads(listed.stdout))
     found = {"usr/bin/python3.11": (0o755, program.read_bytes())}
@@ -38,8 +38,8 @@ def python_tree() -> dict[str, tuple[int, bytes]]:
 
 
 def _needed(file: Path) -> list[Path]:
-    """The libraries that a program or an extension module loads, its loader among them."""
+    """The libraries that a program or an extension module loads, including its loader."""
     if file.suffix == ".py":
         return []
-    told = subprocess.run(["ldd", file], capture_output=True, text=True, check=True).stdout
-    return [Path(path) for path in re.findall(r"(/\S+) \(0x", told)]
+    output = subprocess.run(["ldd", file], capture_output=True, text=True, check=True).stdout
+    return [Path(path) for path in re.findall(r"(/\S+) \(0x", output)]

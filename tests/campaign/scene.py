@@ -1,4 +1,4 @@
-"""A small cell for the true command line: matrix, lock, base and wheels of its own, and an index of them."""
+"""A small cell for the real command line: its own matrix, lock, base and wheels, and an index of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.campaign.python_tree import python_tree
 from tests.campaign.tracer import Counts, Plan, Shared, compile_tracer
-from tests.standin.index_server import IndexServer
+from tests.servers.index_server import IndexServer
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.lock.lock import inputs_digest, save
@@ -33,8 +33,8 @@ from torchkiln.model.lock import LockedBase, LockedCell, OsPackage
 from torchkiln.oci.encode import ENCODER, encode
 
 ROOT = Path(__file__).resolve().parents[2]
-MARKER = "TORCHKILN_CAMPAIGN"  # its value is one run's; what carries it is a process of that run
-PATIENCE = 600.0  # seconds until a run counts as hanging
+MARKER = "TORCHKILN_CAMPAIGN"  # its value is unique to a run, and identifies the run's processes
+TIMEOUT = 600.0  # seconds until a run counts as hung
 _MATRIX = """\
 torch: ["2.7.1"]
 cuda: ["12.1"]
@@ -43,7 +43,7 @@ os: {debian12: {python: "3.11"}}
 packages: [numpy]
 repository: campaign
 """
-# Bytes that do not deflate, by wheel; 20 MB make a layer of its own, which is converted while it arrives.
+# Incompressible bytes by wheel; 20 MB get their own layer, which is converted during the download.
 _BIG = {
     "torch": 20_500_000,
     "nvidia-cudnn-cu12": 20_100_000,
@@ -51,7 +51,7 @@ _BIG = {
     "numpy": 1_500_000,
 }
 _SMALL = 5
-# `pip config list` takes a second of processor, twice in each trial; this answers the same.
+# `pip config list` takes a second of CPU, twice in each trial; this prints the same.
 _PIP = "import os\nprint(f\":env:.index-url='{os.environ['PIP_INDEX_URL']}'\")\n"
 _STATUS = "Package: python3.11-minimal\nStatus: install ok installed\nVersion: 3.11.2-6\n\n"
 
@@ -64,41 +64,43 @@ class Ran:
     out: str
     err: str
     seconds: float
-    left: tuple[str, ...] = ()  # processes of it that outlived it for too long
-    flying: Counts = field(default_factory=dict)  # operations under way at the signal
-    fired: bool = False  # whether the planned event came
+    left: tuple[str, ...] = ()  # its processes that survived it for too long
+    flying: Counts = field(default_factory=dict)  # operations in progress at the signal
+    fired: bool = False  # whether the planned event occurred
     hit: bool = False  # whether a signal was sent by the clock
 
 
 class Scene:
-    """Everything a build needs, in *folder*; each trial has a cache and an output of its own in it."""
+    """Everything a build needs, in *folder*; each trial has its own cache and output in it."""
 
     def __init__(self, folder: Path, *, seed: int = 0) -> None:
         self.folder = folder
         self.tracer = compile_tracer(folder)
-        # A copy: what is edited while the campaign runs does not take part.
+        # A copy, so that edits during the campaign have no effect.
         self.checkout = folder / "checkout"
         for name in ("torchkiln", "rootfs", "templates"):
             shutil.copytree(ROOT / name, self.checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "build.py", self.checkout)
         self.wheels = _wheels(folder / "wheels", random.Random(seed))
-        self.files = {("simple", locked_wheel(one).name, one.name): one.read_bytes() for one in self.wheels}
+        self.files = {
+            ("simple", locked_wheel(wheel).name, wheel.name): wheel.read_bytes() for wheel in self.wheels
+        }
         self.base = folder / "base.tar"
         self.base.write_bytes(_base(random.Random(seed)))
         (folder / "matrix.yaml").write_text(_MATRIX)
-        (folder / "stand-in" / "pip").mkdir(parents=True)
-        (folder / "stand-in" / "pip" / "__init__.py").touch()
-        (folder / "stand-in" / "pip" / "__main__.py").write_text(_PIP)
+        (folder / "fake-pip" / "pip").mkdir(parents=True)
+        (folder / "fake-pip" / "pip" / "__init__.py").touch()
+        (folder / "fake-pip" / "pip" / "__main__.py").write_text(_PIP)
         self.tag = self._lock()
         self._runs = itertools.count(1)
 
     def trial(self, name: str) -> Trial:
-        """An empty cache and output, and an index of its own."""
+        """A trial with an empty cache and output, and its own index."""
         return Trial(scene=self, folder=self.folder / "trials" / name)
 
     @property
     def truth(self) -> dict[str, bytes]:
-        """Every wheel's bytes by file name."""
+        """The bytes of every wheel, by file name."""
         return {filename: data for (_, _, filename), data in self.files.items()}
 
     def _lock(self) -> str:
@@ -129,7 +131,7 @@ class Scene:
         return tag_of(resolution)
 
     def number(self) -> int:
-        """A number that no run had."""
+        """A new number for a run."""
         return next(self._runs)
 
 
@@ -142,7 +144,7 @@ class Trial:
     cache: Path = Path()
     output: Path = Path()
     prefix: tuple[str, ...] = ()  # a command that runs the build's command
-    root: Path = Path("/")  # where the build's files are seen from here
+    root: Path = Path("/")  # the build's root, as seen from here
 
     def __post_init__(self) -> None:
         self.cache, self.output = self.folder / "cache", self.folder / "out" / "dist"
@@ -158,8 +160,8 @@ class Trial:
         self.server.__exit__(None, None, None)
         shutil.rmtree(self.folder)
 
-    def seen(self, path: Path) -> Path:
-        """*path* of the build, as we can read it."""
+    def host_path(self, path: Path) -> Path:
+        """*path* of the build, as this process can read it."""
         return self.root / path.relative_to("/")
 
     def command(self, *more: str) -> list[str]:
@@ -184,7 +186,7 @@ class Trial:
         environ: Mapping[str, str] | None = None,
         preexec: Callable[[], None] | None = None,
     ) -> Ran:
-        """Run to the end. *act* may send signals meanwhile; it tells what was under way, or None."""
+        """Run to the end. *act* may send signals meanwhile; it returns the operations in progress or None."""
         mark = f"{os.getpid()}-{self.scene.number()}"
         place = self.folder / "counters"
         shared = Shared(place)
@@ -230,12 +232,12 @@ class Trial:
             shared.close()
 
     def environment(self, mark: str, shared: Path, plan: Plan | None) -> dict[str, str]:
-        """All that the build sees of us."""
+        """The complete environment of the build."""
         return {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(self.folder / "home"),
             "LANG": "C.UTF-8",
-            "PYTHONPATH": str(self.scene.folder / "stand-in"),
+            "PYTHONPATH": str(self.scene.folder / "fake-pip"),
             "PIP_INDEX_URL": self.server.url("simple"),
             "TORCHKILN_CACHE": str(self.cache),
             MARKER: mark,
@@ -245,7 +247,7 @@ class Trial:
         }
 
     def counted(self) -> dict[tuple[str, str], int]:
-        """How often the last run did what: see `Shared.totals`."""
+        """The number of operations of the last run: see `Shared.totals`."""
         data = (self.folder / "counters").read_bytes()
         copy = self.folder / "counters.read"
         shared = Shared(copy)
@@ -257,12 +259,12 @@ class Trial:
 
 
 def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Its output. Not by end of file: a process that outlives it may hold the pipes."""
+    """Its output. Does not wait for end of file: a surviving process may hold the pipes."""
     assert process.stdout
     assert process.stderr
     files = {process.stdout: "out", process.stderr: "err"}
     raw: dict[str, list[bytes]] = {"out": [], "err": []}
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     with selectors.DefaultSelector() as selector:
         for file, name in files.items():
             os.set_blocking(file.fileno(), False)
@@ -270,7 +272,7 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
         over = False
         while selector.get_map():
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(process.args, PATIENCE)
+                raise subprocess.TimeoutExpired(process.args, TIMEOUT)
             ready = selector.select(0.02)
             for key, _ in ready:
                 data = os.read(key.fd, 1 << 16)
@@ -281,20 +283,20 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
             if over and not ready:
                 break
             over = process.poll() is not None
-    process.wait(PATIENCE)
+    process.wait(TIMEOUT)
     process.stdout.close()
     process.stderr.close()
     out, err = (b"".join(raw[name]).decode(errors="replace") for name in ("out", "err"))
     return out, err
 
 
-def survivors(mark: str, folder: str, *, patience: float = 60.0) -> tuple[str, ...]:
-    """Processes of the run *mark* that still live after *patience* seconds; they are ended then.
+def survivors(mark: str, folder: str, *, timeout: float = 60.0) -> tuple[str, ...]:
+    """Processes of the run *mark* that are alive after *timeout* seconds; they are then killed.
 
-    A worker looks once a second whether its parent lives. The base's Python has an empty environment and is
-    known by what it writes, which lies in *folder*.
+    A worker checks once a second whether its parent lives. The base's Python has an empty environment and is
+    recognised by its output path, which is in *folder*.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while found := _living(mark, folder):
         if time.monotonic() > deadline:
             for pid in found:
@@ -315,8 +317,8 @@ def _living(mark: str, folder: str) -> dict[int, str]:
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        ours = f"{MARKER}={mark}".encode() in environ.split(b"\0") or folder.encode() + b"/" in command
-        if ours and state != "Z":
+        belongs = f"{MARKER}={mark}".encode() in environ.split(b"\0") or folder.encode() + b"/" in command
+        if belongs and state != "Z":
             found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
     return found
 
@@ -340,7 +342,7 @@ def _spec(name: str, size: int, dice: random.Random) -> WheelSpec:
 
 
 def _base(dice: random.Random) -> bytes:
-    """A root that has what is asked of a base: a package list and a Python."""
+    """A root with the requirements of a base: a package list and a Python."""
     files = {
         **python_tree(),
         "usr/share/ballast": (0o644, dice.randbytes(3_000_000)),

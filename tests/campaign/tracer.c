@@ -76,7 +76,7 @@ static void fire(void) {
         for (int o = 0; o < OPS; o++) shared->flying[r][o] = shared->begun[r][o] - shared->ended[r][o];
     if (!strcmp(plan_target, "group")) kill(-getpgid((pid_t)shared->root), plan_signal);
     else kill(!strcmp(plan_target, "self") ? getpid() : (pid_t)shared->root, plan_signal);
-    if (plan_signal == SIGKILL) pause(); /* whoever sent it does nothing more, should it not be its own victim */
+    if (plan_signal == SIGKILL) pause(); /* the sender stops here if the signal went to another process */
 }
 
 /* The number of this event if it is the planned one, else 0. */

@@ -1,4 +1,4 @@
-"""What a build does to files and sockets, seen and cut from outside: a library of ours preloaded into it."""
+"""Trace and interrupt the file and socket operations of a build, with a preloaded library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROLES = ("parent", "worker", "other")
 OPS = ("write", "read", "rename", "link", "unlink", "sync")  # read: of a socket
-PHASES = ("before", "inside", "after")  # inside a write: half of it is done
+PHASES = ("before", "inside", "after")  # inside a write: after half of it
 _SLOTS = len(ROLES) * len(OPS)
 _SHARED = struct.Struct(f"=2q{3 * _SLOTS}q")
 Counts = dict[str, int]
@@ -24,7 +24,7 @@ def compiler() -> str | None:
 
 
 def compile_tracer(folder: Path) -> Path:
-    """The library, made in *folder*."""
+    """Compile the library in *folder*."""
     library = folder / "tracer.so"
     source = Path(__file__).with_name("tracer.c")
     command = [
@@ -46,7 +46,7 @@ def compile_tracer(folder: Path) -> Path:
 class Plan:
     """The signal that is sent at the *count*-th *op* of all processes of *role*.
 
-    target: "self" is the process that does it, "root" the one that was started, "group" all of them.
+    target: "self" is the process of the operation, "root" the started process, "group" all of them.
     """
 
     role: str
@@ -57,7 +57,7 @@ class Plan:
     target: str
 
     def text(self) -> str:
-        """As the library reads it."""
+        """The plan in the library's format."""
         numbers = (ROLES.index(self.role), OPS.index(self.op), self.count, PHASES.index(self.phase))
         return f"{' '.join(map(str, numbers))} {int(self.signal)} {self.target}"
 
@@ -71,7 +71,7 @@ class Shared:
             self._map = mmap.mmap(file.fileno(), _SHARED.size)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._map.close()
 
     @property
@@ -81,15 +81,15 @@ class Shared:
 
     @property
     def fired(self) -> bool:
-        """Whether the planned event came."""
+        """Whether the planned event occurred."""
         return bool(self._numbers()[1])
 
     def totals(self) -> dict[tuple[str, str], int]:
-        """How often each role began each operation."""
+        """The number of operations started, by role."""
         return self._table(0)
 
     def flying(self) -> Counts:
-        """Operations under way now, by name, of parent and workers; when the plan has fired, then."""
+        """Operations in progress, by name, of parent and workers; when the plan has fired, at that time."""
         if self.fired:
             return _summed(self._table(2))
         begun, ended = self._table(0), self._table(1)

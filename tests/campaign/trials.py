@@ -1,4 +1,4 @@
-"""A disturbance → what it did, what it left, and whether the next run makes good of it."""
+"""Run a disturbance, record its effects and leftovers, and check that the next run recovers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from typing import Any
 
 from tests.campaign.oracle import Oracle, Truth, fingerprint
 from tests.campaign.scene import Ran, Scene, Trial
-from tests.standin.index_server import Faults
+from tests.servers.index_server import Faults
 
-STARTS = ("empty", "part", "wheels", "layers")  # what the cache holds beforehand
-PACE = 40e6  # bytes a second on each connection, so that there is a download to be cut
+STARTS = ("empty", "part", "wheels", "layers")  # the initial content of the cache
+PACE = 40e6  # bytes a second on each connection, so that a download can be interrupted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """One way to trouble a run, and what the run must then say.
+    """A disturbance of a run, and the expected message.
 
-    codes: exit codes that are right; 0 where the run must get over it. sentence: what stderr must match.
+    codes: the accepted exit codes; 0 if the run must recover. sentence: a pattern for stderr.
     """
 
     group: str
@@ -40,12 +40,12 @@ class Disturbance:
     detail: dict[str, Any] = field(default_factory=dict)
     around: Callable[[Trial], AbstractContextManager[None]] = lambda trial: nullcontext()  # both runs
     undo: Callable[[Trial], None] = lambda trial: None  # before the next run
-    late: Callable[[Ran], bool] = lambda ran: False  # whether it never came to the disturbance
+    late: Callable[[Ran], bool] = lambda ran: False  # whether the disturbance came too late
 
 
 @dataclass(kw_only=True)
 class Record:
-    """What came of a disturbance; `wrong` is empty when all is as it must be."""
+    """The result of a disturbance; `wrong` is empty if all is right."""
 
     group: str
     name: str
@@ -56,26 +56,26 @@ class Record:
     seconds: float
     flying: dict[str, int]
     late: bool = False
-    halves: int = 0  # wheels of which it left a part that was not there before
-    leftovers: int = 0  # files of work in progress that it left
-    kept: int = 0  # bytes of wheels that the cache held when the next run began
-    fetched: int = 0  # bytes of wheels that the next run asked for
-    again: int = 0  # bytes that it had and asked for again
+    halves: int = 0  # wheels of which it left a new partial download
+    leftovers: int = 0  # leftover files of work in progress
+    cached: int = 0  # bytes of wheels in the cache at the start of the next run
+    fetched: int = 0  # bytes of wheels that the next run requested
+    again: int = 0  # bytes that it had and requested again
     wrong: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """For the log."""
+        """The record, for the log."""
         return asdict(self)
 
 
 class Reference:
-    """What an undisturbed build leaves, and caches to begin with."""
+    """The result of an undisturbed build, and initial caches."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.trial = scene.trial("reference")
         with self.trial.server:
-            first = self.trial.run()  # warms the byte-code of our own modules and of pip
+            first = self.trial.run()  # compiles the byte-code of our modules and of pip
             if first.code:
                 raise RuntimeError(f"the undisturbed build failed: {first.err}")
             shutil.rmtree(self.trial.cache)
@@ -97,11 +97,11 @@ class Reference:
             raise RuntimeError(f"the undisturbed build is wrong: {wrong}")
 
     def check(self) -> tuple[str, ...]:
-        """Faults of the undisturbed build: none at the beginning, and none at the end."""
+        """Faults of the undisturbed build; there must be none before and after the campaign."""
         return Oracle(self.truth, self.trial.cache, self.trial.output).healed()
 
     def measure(self) -> None:
-        """How long a run takes from each start, and how often it does what."""
+        """Measure the duration of a run from each start, and its operations."""
         for start in STARTS:
             with self.scene.trial(f"measured-{start}") as trial:
                 self.prepare(trial, start)
@@ -115,10 +115,10 @@ class Reference:
         trial.server.faults.pace = PACE
         if start == "empty":
             return
-        kept = {"part": ("wheels",), "wheels": ("wheels", "interpreters")}.get(start, _ALL)
-        for part in kept:
+        cached = {"part": ("wheels",), "wheels": ("wheels", "interpreters")}.get(start, _ALL)
+        for part in cached:
             shutil.copytree(self.trial.cache / part, trial.cache / part, copy_function=os.link)
-        if start == "part":  # the first half of the big ones, and the small ones whole
+        if start == "part":  # the first half of the big wheels, and all of the small ones
             for path in (trial.cache / "wheels").glob("*/*"):
                 data = path.read_bytes()
                 if len(data) > 1_000_000:
@@ -137,7 +137,7 @@ _ALL = ("wheels", "interpreters", "blobs", "bytecode", "records/layers")
 
 
 def _layers(cache: Path, wheels: Iterable[str]) -> Iterator[Path]:
-    """Record and blob of the layers that hold *wheels*, found by the names inside."""
+    """Record and blob of the layers that hold *wheels*, found by the names in them."""
     for record in list((cache / "records/layers").iterdir()):
         blob = cache / "blobs/sha256" / json.loads(record.read_bytes())["digest"].removeprefix("sha256:")
         with gzip.open(blob) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
@@ -147,16 +147,16 @@ def _layers(cache: Path, wheels: Iterable[str]) -> Iterator[Path]:
 
 
 def provoke(reference: Reference, name: str, disturbance: Disturbance, *, heal: bool = True) -> Record:
-    """*disturbance* on a cache and an output of its own; then the run that must make it good."""
+    """Run *disturbance* on a separate cache and output; then the run that must recover."""
     with reference.scene.trial(name) as trial:
         reference.prepare(trial, disturbance.start)
         with disturbance.around(trial):
-            oracle = Oracle(reference.truth, trial.seen(trial.cache), trial.seen(trial.output))
+            oracle = Oracle(reference.truth, trial.host_path(trial.cache), trial.host_path(trial.output))
             ran = disturbance.run(trial)
             record = _judge(disturbance, ran, trial, oracle)
             disturbance.undo(trial)
             trial.server.faults = Faults()
-            if ran.code == 0:  # it is whole already; nothing may be left for a next run to do
+            if ran.code == 0:  # it is complete; nothing may be left for the next run
                 record.wrong += oracle.healed()
             elif heal:
                 _heal(record, trial, oracle, reference.truth)
@@ -171,7 +171,7 @@ def _judge(disturbance: Disturbance, ran: Ran, trial: Trial, oracle: Oracle) -> 
         start=disturbance.start,
         detail=disturbance.detail,
         code=ran.code,
-        sentence=_said(ran.err, trial),
+        sentence=_last_message(ran.err, trial),
         seconds=round(ran.seconds, 2),
         flying=ran.flying,
         late=late,
@@ -181,34 +181,34 @@ def _judge(disturbance: Disturbance, ran: Ran, trial: Trial, oracle: Oracle) -> 
     )
     if not late and ran.code not in disturbance.codes:
         record.wrong.append(f"exit code {ran.code}, not {disturbance.codes}")
-    # A negative code: the signal took it before it could say a word.
+    # A negative code: the signal killed it before it could print a message.
     if not late and ran.code >= 0 and not re.search(disturbance.sentence, ran.err):
-        record.wrong.append(f"sentence: nothing like {disturbance.sentence!r}")
+        record.wrong.append(f"sentence: no match for {disturbance.sentence!r}")
     if record.wrong or "Traceback" in ran.err:
-        record.wrong.append(f"it said: {ran.err[-3000:]}")
+        record.wrong.append(f"its output: {ran.err[-3000:]}")
     if ran.code == 0 and ran.out != oracle.truth.manifest:
         record.wrong.append(f"digest: {ran.out}")
     return record
 
 
 def _heal(record: Record, trial: Trial, oracle: Oracle, truth: Truth) -> None:
-    """The next run: it succeeds, gives the digest, cleans up, and asks for no byte that is there."""
+    """The next run: it succeeds with the digest, cleans up, and requests no byte that is there."""
     have = _bytes_there(oracle.cache, truth)
     before = len(trial.server.sent)
     ran = trial.run()
-    record.kept = sum(have.values())
+    record.cached = sum(have.values())
     if ran.code or ran.out != truth.manifest:
         record.wrong.append(f"next run: code {ran.code}, {ran.out}: {ran.err[-3000:]}")
     record.wrong += [f"next run: {fault}" for fault in oracle.healed()]
     record.wrong += [f"next run: survivor: {command}" for command in ran.left]
     for filename, data in truth.wheels.items():
-        asked = [sent for sent in trial.server.sent[before:] if sent.path.endswith("/" + filename)]
-        # A look at the directory at the end of a wheel names both ends of its range.
-        came = sum(sent.count for sent in asked if sent.wanted.endswith("-") or not sent.wanted)
+        responses = [sent for sent in trial.server.sent[before:] if sent.path.endswith("/" + filename)]
+        # A request for the directory at the end of a wheel has both ends of its range.
+        came = sum(sent.count for sent in responses if sent.requested.endswith("-") or not sent.requested)
         record.fetched += came
         record.again += max(came - (len(data) - have[filename]), 0)
     if record.again:
-        record.wrong.append(f"next run: {record.again} bytes of wheels came again")
+        record.wrong.append(f"next run: {record.again} bytes of wheels were downloaded again")
 
 
 def _halves(oracle: Oracle) -> int:
@@ -217,7 +217,7 @@ def _halves(oracle: Oracle) -> int:
 
 
 def _bytes_there(cache: Path, truth: Truth) -> dict[str, int]:
-    """How much of each wheel is there and right."""
+    """The number of correct bytes of each wheel in the cache."""
     found = dict.fromkeys(truth.wheels, 0)
     for path in cache.glob("wheels/*/*"):
         name = path.name.removesuffix(".part")
@@ -226,12 +226,12 @@ def _bytes_there(cache: Path, truth: Truth) -> dict[str, int]:
     return found
 
 
-def _said(err: str, trial: Trial) -> str:
-    """What a user reads at the end, without this machine's folders and the ports of the day."""
+def _last_message(err: str, trial: Trial) -> str:
+    """The last message for the user, without this machine's folders and ports."""
     lines = [line for line in err.splitlines() if line.startswith(("error: ", "hint: "))]
-    told = "\n".join(lines) or (err.splitlines() or [""])[-1]
-    told = told.replace(str(trial.folder), "…").replace(str(trial.scene.folder), "…")
-    return re.sub(r"127\.0\.0\.1:\d+", "INDEX", told)
+    message = "\n".join(lines) or (err.splitlines() or [""])[-1]
+    message = message.replace(str(trial.folder), "…").replace(str(trial.scene.folder), "…")
+    return re.sub(r"127\.0\.0\.1:\d+", "INDEX", message)
 
 
 def provoke_all(

@@ -1,22 +1,33 @@
-"""A cell that a real Docker engine builds in seconds: generated wheels, a slim base, the locked pip."""
+"""Scenes for tests on Docker engines: lock, wheels, a slim copy of the real base, and tools."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
+import tarfile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.cells import small_wheels
-from tests.docker.slim import slim_base
+from tests.planned import FACTS, MATRIX
 from tests.realpip import locked_pip
 from tests.unpublished import locked_wheel
-from torchkiln.base import artefact
+from torchkiln.base import artefact, tools
 from torchkiln.index.download import open_downloads
-from torchkiln.lock.lock import load_locked, save
+from torchkiln.lock.lock import inputs_digest, load_locked, save
+from torchkiln.matrix.os_tools import packages_of
+from torchkiln.matrix.resolve import resolve
+from torchkiln.model.cell import Cell
+from torchkiln.model.lock import LockedBase, LockedTools
+from torchkiln.oci.compression import GZIP
+from torchkiln.oci.encode import encode
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -45,14 +56,7 @@ class Scene:
 
     def command(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Any command, in the folder that has `dist`."""
-        return subprocess.run(
-            self.argv(*arguments),
-            env=self.settings(**environ),
-            cwd=self.images.parent,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return forked.run(arguments, env=self.settings(**environ), cwd=self.images.parent)
 
     def argv(self, *arguments: str) -> list[str]:
         """The command line of *arguments*."""
@@ -63,7 +67,7 @@ class Scene:
         return {**self.environ, "TORCHKILN_CACHE": str(self.cache), **environ}
 
     def docker(self, *arguments: str) -> str:
-        """What Docker's own client answers."""
+        """The output of Docker's client."""
         return subprocess.run(
             ["docker", *arguments], env=dict(self.environ), capture_output=True, text=True, check=True
         ).stdout
@@ -71,14 +75,14 @@ class Scene:
 
 @pytest.fixture(scope="session")
 def scene(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Scene:
-    """Lock, wheels and base; the base from the user's cache where it is there."""
+    """Lock, wheels and base; the base from the user's cache, if it is there."""
     root = tmp_path_factory.mktemp("docker")
-    kept, store = Store(cache_root()), Store(root / "cache")
+    user_cache, store = Store(cache_root()), Store(root / "cache")
     locked = load_locked(ROOT / "images", TAG)
-    whole, _ = artefact.ensure(locked.base, kept, os_name="debian12", environ=os.environ)
-    base = slim_base(whole, kept, store)
+    full_base, _ = artefact.ensure(locked.base, user_cache, os_name="debian12", environ=os.environ)
+    base = slim_base(full_base, user_cache, store)
     pip = locked_pip()
-    files = [*small_wheels(root), open_downloads(os.environ, kept).fetch_wheel(pip, kept)]
+    files = [*small_wheels(root), open_downloads(os.environ, user_cache).fetch_wheel(pip, user_cache)]
     wheels = tuple(sorted((*(locked_wheel(file) for file in files[:-1]), pip), key=lambda wheel: wheel.name))
     cell = replace(locked, base=base, wheels=wheels, layers=())
     save(root / "images", cell)
@@ -87,3 +91,107 @@ def scene(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(file) if file.stat().st_dev != root.stat().st_dev else os.link(file, place)
     return Scene(images=root / "images", cache=store.root, environ=engine)
+
+
+# --- the slim base ---------------------------------------------------------------------------------
+
+
+_LIB = "usr/lib/x86_64-linux-gnu"
+_LEFT_OUT = re.compile(
+    rf"\./(usr/(lib/gcc|lib/git-core|lib/python3[^/]*/config-[^/]+|include|share/perl|share/perl5)/.+"
+    rf"|usr/bin/(x86_64-linux-gnu-[^/]+|git[^/]*|scalar)|{_LIB}/[^/]+\.a"
+    rf"|{_LIB}/(perl/.+|gconv/.+|lib[atlu]?san\.so[^/]*|libubsan\.so[^/]*))"
+)
+
+
+def slim_base(base: LockedBase, user_cache: Store, store: Store) -> LockedBase:
+    """Write a slim copy of *base*, which *user_cache* has, into *store*."""
+    with tempfile.TemporaryDirectory() as folder:
+        tar, blob = Path(folder, "base.tar"), Path(folder, "base.tar.gz")
+        with (
+            GZIP.open(user_cache.blob(base.digest)) as stream,
+            tarfile.open(fileobj=stream, mode="r|") as full_tar,
+            tarfile.open(tar, "w", format=tarfile.PAX_FORMAT) as slimmed,
+        ):
+            for member in full_tar:
+                if not _LEFT_OUT.fullmatch(member.name) and not _LEFT_OUT.fullmatch(member.linkname):
+                    slimmed.addfile(member, full_tar.extractfile(member) if member.isfile() else None)
+        encoded = encode(tar, blob)
+        place = store.blob(encoded.digest)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(blob, place)
+    return replace(
+        base,
+        digest=encoded.digest,
+        diff_id=encoded.diff_id,
+        size=encoded.size,
+        unpacked=encoded.unpacked,
+    )
+
+
+# --- tools -----------------------------------------------------------------------------------------
+
+
+DEVEL = "2.11.0-cuda13.0-cudnn9-devel"
+CELL = ("--torch", "2.11", "--cuda", "13.0", "--flavor", "devel")
+TELL_TALE = "tell-tale"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fresh:
+    """Tools built just now; `store` has their blob and the base's."""
+
+    base: LockedBase
+    tools: LockedTools
+    store: Store
+
+    def again(self, folder: Path) -> LockedTools:
+        """The same once more, elsewhere."""
+        return tools.build(
+            "devel", packages_of("devel"), self.base, cached_base(self.base, folder), environ=os.environ
+        )
+
+
+def cached_base(base: LockedBase, folder: Path) -> Store:
+    """A store in *folder* that has *base*."""
+    user_cache, store = Store(cache_root()), Store(folder)
+    artefact.ensure(base, user_cache, os_name=base.os, environ=os.environ)
+    place = store.blob(base.digest)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if folder.stat().st_dev == user_cache.root.stat().st_dev:
+        os.link(user_cache.blob(base.digest), place)
+    else:
+        shutil.copyfile(user_cache.blob(base.digest), place)
+    return store
+
+
+@pytest.fixture(scope="session")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
+    """With a scratch folder and an environment that would show if they leaked."""
+    base = artefact.read_lock(ROOT / "images", "debian12")
+    assert base is not None
+    store = cached_base(base, tmp_path_factory.mktemp("cache"))
+    environ = {**os.environ, "LANG": f"xy_{TELL_TALE}.UTF-8", "no_proxy": TELL_TALE, "SOMETHING": TELL_TALE}
+    made = tools.build("devel", packages_of("devel"), base, store, environ=environ)
+    return Fresh(base=base, tools=made, store=store)
+
+
+@pytest.fixture(scope="session")
+def devel(scene: Scene, fresh: Fresh) -> Scene:
+    """The scene with a devel lock beside the runtime lock."""
+    runtime = load_locked(scene.images, TAG)
+    cell = Cell(torch="2.11.0", cuda="13.0", flavor="devel", os="debian12", python="3.11")
+    resolution = resolve(cell, MATRIX, FACTS)
+    images = scene.images.parent / "devel" / "images"
+    save(
+        images,
+        replace(
+            runtime,
+            resolution=resolution,
+            inputs=inputs_digest(resolution, ()),
+            tools=replace(fresh.tools, base=runtime.base.digest),
+        ),
+    )
+    place = Store(scene.cache).blob(fresh.tools.digest)
+    shutil.copyfile(fresh.store.blob(fresh.tools.digest), place)
+    return replace(scene, images=images)

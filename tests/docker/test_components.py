@@ -1,4 +1,4 @@
-"""Components by both engines: BuildKit with pip, and ours; and conda's program as it lies in a container."""
+"""Components by both engines: BuildKit with pip, and ours; and conda's program in a container."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from torchkiln.model.lock import LockedComponent, LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
-pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
+pytestmark = pytest.mark.network  # pip's wheel, and if it is not cached, the base
 
 NAME = f"pytorch-cuda:{TAG}-conda-transformers"
 LIST = str(ROOT / "torchkiln/data/parity.yaml")
 BOUND = ("torch", "torchvision", "torchaudio", "triton")
-# What conda's program is asked for here: its hook, and where it was started from.
+# The tested commands of conda's program: its hook, and its location.
 PROGRAM = b"""\
 #!/bin/sh
 case $1 in
@@ -39,16 +39,18 @@ esac
 
 @pytest.fixture(scope="module")
 def with_components(scene: Scene) -> tuple[str, ...]:
-    """Options that name the cell with conda and transformers, whose lock stands beside the plain one."""
+    """Options that name the cell with conda and transformers, whose lock is beside the plain one."""
     root = scene.images.parent / "components"
     root.mkdir()
     known = facts.load()
-    told = (ROOT / "matrix.yaml").read_text()
-    official = next(one.program for one in matrix.load(told, known).components if one.program)
-    told = told.replace(official.sha256, hashlib.sha256(PROGRAM).hexdigest())
+    matrix_text = (ROOT / "matrix.yaml").read_text()
+    official = next(
+        component.program for component in matrix.load(matrix_text, known).components if component.program
+    )
+    matrix_text = matrix_text.replace(official.sha256, hashlib.sha256(PROGRAM).hexdigest())
     file = root / "matrix.yaml"
-    file.write_text(told)
-    grid = matrix.load(told, known)
+    file.write_text(matrix_text)
+    grid = matrix.load(matrix_text, known)
     cell = select(Selection(torch=("2.7",), cuda=("12.1",), components=("conda,transformers",)), grid)[0]
     resolution = resolve(cell, grid, known)
     spec = WheelSpec(
@@ -88,7 +90,7 @@ def with_components(scene: Scene) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def image(scene: Scene, with_components: tuple[str, ...]) -> str:
-    """Ours, in the engine; what BuildKit made is there as `theirs:components`."""
+    """Our image, in the engine; BuildKit's is there as `theirs:components`."""
     for arguments, name in ((("--engine", "docker"), "theirs:components"), (("--load",), "ours:components")):
         ran = scene.kiln(*with_components, *arguments)
         assert ran.returncode == 0, ran.stderr
@@ -107,25 +109,25 @@ def test_both_engines_give_the_same_image(scene: Scene, image: str) -> None:
         "docker:theirs:components",
         f"docker:{image}",
     )
-    told = json.loads(ran.stdout)
-    assert (ran.returncode, told["differences"]) == (0, []), told["differences"]
-    assert told["b"]["paths"] > 5_000
+    matrix_text = json.loads(ran.stdout)
+    assert (ran.returncode, matrix_text["differences"]) == (0, []), matrix_text["differences"]
+    assert matrix_text["b"]["paths"] > 5_000
 
 
 def test_the_component_and_the_plain_image_see_each_other(scene: Scene, image: str) -> None:
     say = "import transformers, torch; print(transformers.layers, transformers.__file__)"
-    said = scene.docker("run", "--rm", "--entrypoint", "python", image, "-c", say)
-    assert said == "0 /opt/venv/lib/python3.11/site-packages/transformers/__init__.py\n"
+    output = scene.docker("run", "--rm", "--entrypoint", "python", image, "-c", say)
+    assert output == "0 /opt/venv/lib/python3.11/site-packages/transformers/__init__.py\n"
 
 
 @pytest.mark.parametrize("user", ["0", "1000:1000", "4711:4711"])
-def test_conda_stands_behind_the_images_own_programs(scene: Scene, image: str, user: str) -> None:
+def test_conda_comes_after_the_images_programs_on_the_path(scene: Scene, image: str, user: str) -> None:
     words = (
         "command -v python; command -v conda; micromamba --version; conda --version; echo $HOME; echo $PATH"
     )
-    said = scene.docker("run", "--rm", "--user", user, image, "sh", "-c", words).splitlines()
-    *told, home, path = said[-6:]
-    assert told == [
+    output = scene.docker("run", "--rm", "--user", user, image, "sh", "-c", words).splitlines()
+    *matrix_text, home, path = output[-6:]
+    assert matrix_text == [
         "/opt/venv/bin/python",
         "/opt/conda/condabin/conda",
         "/opt/conda/condabin/micromamba --version in /opt/conda",
@@ -135,15 +137,17 @@ def test_conda_stands_behind_the_images_own_programs(scene: Scene, image: str, u
     assert path.partition(":/opt/conda/condabin")[2] in ("", f":{home}/.local/bin")
 
 
-def test_an_interactive_bash_loads_the_hook_when_it_is_wanted(scene: Scene, image: str) -> None:
+def test_an_interactive_bash_loads_the_hook_if_enabled(scene: Scene, image: str) -> None:
     """As SSH, tmux and Jupyter start it; by each of the three names."""
     words = "type -t conda; conda activate work; type conda | grep -c torchkiln; mamba list; micromamba info"
-    said = scene.docker("run", "--rm", image, "bash", "-ic", words).splitlines()
-    assert said[-5:] == ["function", "hooked: activate work", "0", "hooked: list", "hooked: info"]
+    output = scene.docker("run", "--rm", image, "bash", "-ic", words).splitlines()
+    assert output[-5:] == ["function", "hooked: activate work", "0", "hooked: list", "hooked: info"]
 
 
-def test_the_files_of_a_checkout_build_it_by_hand(scene: Scene, with_components: tuple[str, ...]) -> None:
-    """`render` writes what the Dockerfile copies beside it."""
+def test_the_image_can_be_built_from_the_files_of_a_checkout(
+    scene: Scene, with_components: tuple[str, ...]
+) -> None:
+    """`render` writes the files that the Dockerfile copies."""
     ran = scene.command(
         "render", "--torch", "2.7", "--cuda", "12.1", *with_components, "--images", str(scene.images)
     )

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.devel_cells import HOME, resolution, small_tools
+from tests.cells import HOME, resolution, small_tools
 from tests.docker.scene import TAG, Scene
-from tests.gridcase import MATRIX
-from tests.standin.cuda_archives import facts_from, write_small
+from tests.planned import MATRIX
+from tests.servers.cuda_archives import facts_from, write_small
 from torchkiln.lock.lock import inputs_digest, load_locked, save
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
-pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
+pytestmark = pytest.mark.network  # pip's wheel, and if it is not cached, the base
 
 DEVEL = TAG.replace("runtime", "devel")
 NAME, THEIRS = f"pytorch-cuda:{DEVEL}", "devel:theirs"
 LIST = str(ROOT / "torchkiln/data/parity.yaml")
-# What NVIDIA's installer makes of an archive's folders, told anew here.
+# The folders of NVIDIA's installer for those of an archive, independent of our code.
 MOVED = {
     "include": "targets/x86_64-linux/include",
     "lib": "targets/x86_64-linux/lib",
@@ -43,7 +43,7 @@ LEFT_OUT = (
 
 @pytest.fixture(scope="module")
 def devel(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of archives; the engine has what BuildKit made of them, `dist` what our own engine did."""
+    """The folder of archives; the engine has BuildKit's image of them, `dist` that of our engine."""
     folder = tmp_path_factory.mktemp("redist")
     archives = write_small(folder)
     (folder / "redist.yaml").write_bytes(facts_from(folder, "12.1.1"))
@@ -80,13 +80,13 @@ def test_both_engines_give_the_same_image(scene: Scene, devel: Path) -> None:
     )
 
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
-    assert told["differences"] == told["idle"] == []
+    result = json.loads(ran.stdout)
+    assert result["differences"] == result["idle"] == []
 
 
-def test_it_is_what_gnu_tar_finds_in_the_archives(scene: Scene, devel: Path, tmp_path: Path) -> None:
-    """By name and content, the installer's places told anew; and nothing else lies there but links."""
-    wanted = {}
+def test_the_toolkit_has_the_files_of_the_archives(scene: Scene, devel: Path, tmp_path: Path) -> None:
+    """By name and content, in the installer's folders; everything else there is a link."""
+    expected = {}
     for archive in devel.rglob("*.tar.xz"):
         into = tmp_path / archive.name
         into.mkdir()
@@ -98,24 +98,24 @@ def test_it_is_what_gnu_tar_finds_in_the_archives(scene: Scene, devel: Path, tmp
             if path.is_file() and not path.is_symlink() and taken and "samples" not in name:
                 component = archive.parent.parent.name
                 place = f"{MOVED.get(first, first)}/{rest}" if rest else f"licenses/{component}/{first}"
-                wanted[f"/{HOME}/{place}"] = path.read_bytes()
+                expected[f"/{HOME}/{place}"] = path.read_bytes()
     script = f"find /{HOME} -type f -exec sha256sum {{}} +"
-    said = scene.docker("run", "--rm", "--entrypoint", "sh", THEIRS, "-c", script)
-    there = {line.split()[1]: line.split()[0] for line in said.splitlines()}
+    output = scene.docker("run", "--rm", "--entrypoint", "sh", THEIRS, "-c", script)
+    there = {line.split()[1]: line.split()[0] for line in output.splitlines()}
 
-    assert there == {path: hashlib.sha256(data).hexdigest() for path, data in wanted.items()}
+    assert there == {path: hashlib.sha256(data).hexdigest() for path, data in expected.items()}
     assert len(there) > 15
 
 
-def test_what_lies_where_compilers_look(scene: Scene, devel: Path) -> None:
-    """By way of the links, in a container."""
+def test_files_in_the_search_paths_of_compilers(scene: Scene, devel: Path) -> None:
+    """Through the links, in a container."""
     script = (
         "nvcc; cat $CUDA_HOME/include/cuda.h $CUDA_HOME/lib64/stubs/libcuda.so"
         " $CUDA_HOME/extras/CUPTI/include/cublas_v2.h; readlink /usr/local/cuda"
     )
-    said = scene.docker("run", "--rm", "--entrypoint", "sh", THEIRS, "-c", script)
+    output = scene.docker("run", "--rm", "--entrypoint", "sh", THEIRS, "-c", script)
 
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "release 12.1.1",
         "#define CUDA_VERSION 12010",
         "\x7fELF stub#define CUBLAS 12",
@@ -123,24 +123,26 @@ def test_what_lies_where_compilers_look(scene: Scene, devel: Path) -> None:
     ]
 
 
-def test_an_image_of_untrusted_archives_says_so(scene: Scene, devel: Path) -> None:
+def test_an_image_of_untrusted_archives_has_a_mark(scene: Scene, devel: Path) -> None:
     labels = json.loads(scene.docker("image", "inspect", "--format", "{{json .Config.Labels}}", THEIRS))
 
     assert "rules.untrusted-toolkit" in labels["torchkiln.limits"]
     assert labels["torchkiln.untrusted"] == "true"
-    told = kiln(scene, devel, "build", "--json")
-    assert json.loads(told.stdout)["untrusted"] is True
-    assert "torchkiln: warning: the lock uses an untrusted source" in told.stderr
+    result = kiln(scene, devel, "build", "--json")
+    assert json.loads(result.stdout)["untrusted"] is True
+    assert "torchkiln: warning: the lock uses an untrusted source" in result.stderr
     assert kiln(scene, devel, "build", "--locked").returncode == 6
 
 
-def test_its_sbom_names_the_archives(scene: Scene, devel: Path) -> None:
-    """Made of the lock and the image, and held against the image: another version is told."""
+def test_the_sbom_names_the_archives(scene: Scene, devel: Path) -> None:
+    """Made from the lock and the image, and compared with the image: another version is reported."""
     place = ("--output", str(scene.images.parent / "dist"))
     ran = scene.command("sbom", DEVEL, "--images", str(scene.images), *place)
     assert ran.returncode == 0, ran.stderr
-    (nvcc,) = (one for one in json.loads(ran.stdout)["packages"] if one["name"] == "cuda_nvcc")
-    (locked,) = (one for one in load_locked(scene.images, DEVEL).archives if one.component == nvcc["name"])
+    (nvcc,) = (package for package in json.loads(ran.stdout)["packages"] if package["name"] == "cuda_nvcc")
+    (locked,) = (
+        archive for archive in load_locked(scene.images, DEVEL).archives if archive.component == nvcc["name"]
+    )
     assert (nvcc["versionInfo"], nvcc["checksums"][0]["checksumValue"]) == (locked.version, locked.sha256)
 
     document = devel / "sbom.json"

@@ -1,4 +1,4 @@
-"""`build --engine docker --base REF` behind a private archive: what is told in secret stays nowhere."""
+"""`build --engine docker --base REF` with a private archive: secrets are stored nowhere."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_without_the_secrets_the_package_is_not_found(scene: Scene, upstream: st
     )
 
 
-def test_mirror_password_and_ca_serve_the_build_and_stay_nowhere(
+def test_mirror_password_and_ca_are_used_and_stored_nowhere(
     scene: Scene, archive: PrivateArchive, tmp_path: Path
 ) -> None:
-    """Not in a layer, be it deleted in the next; not in history, config, talk; not in our own folders."""
+    """Not in a layer, not even a deleted file; not in history, config or output; not in our folders."""
     ran = scene.kiln(
         "--engine",
         "docker",
@@ -75,7 +75,7 @@ def test_mirror_password_and_ca_serve_the_build_and_stay_nowhere(
         PIP_INDEX_URL=f"https://u:{INDEX_PASSWORD}@127.0.0.1:9/simple",
     )
     assert ran.returncode == 0, ran.stderr
-    assert any("/nano_" in path for path in archive.asked)
+    assert any("/nano_" in path for path in archive.requested)
     assert scene.docker("run", "--rm", "--entrypoint", "nano", NAME, "--version")
 
     secrets = {
@@ -86,7 +86,7 @@ def test_mirror_password_and_ca_serve_the_build_and_stay_nowhere(
         "CA": archive.ca.read_text().splitlines()[3],
     }
     everything = {
-        "talk": (ran.stdout + ran.stderr).encode(),
+        "diagnostics": (ran.stdout + ran.stderr).encode(),
         "history": scene.docker("history", "--no-trunc", NAME).encode(),
         "config": scene.docker("image", "inspect", NAME).encode(),
         **saved(scene, tmp_path / "image.tar"),

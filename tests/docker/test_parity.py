@@ -1,4 +1,4 @@
-"""Both engines give the same image, held to it by `diff --files`; and what `diff` tells of two images."""
+"""Both engines give the same image, by `diff --files`; and the output of `diff` for two images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.docker.scene import NAME, TAG, Scene
 from torchkiln.util.places import ROOT
 
-pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
+pytestmark = pytest.mark.network  # pip's wheel, and if it is not cached, the base
 
 THEIRS, OURS, PLANTED = "parity:theirs", "parity:ours", "parity:planted"
 LIST = str(ROOT / "torchkiln/data/parity.yaml")
@@ -21,7 +21,7 @@ SITE = "opt/venv/lib/python3.11/site-packages"
 
 @pytest.fixture(scope="module")
 def both(scene: Scene) -> Scene:
-    """The engine has what BuildKit and pip made, and what our own engine made; `dist` has the latter."""
+    """The engine has the image of BuildKit and pip, and that of our engine, which is also in `dist`."""
     for arguments, name in ((("--engine", "docker"), THEIRS), (("--load",), OURS)):
         ran = scene.kiln(*arguments)
         assert ran.returncode == 0, ran.stderr
@@ -30,22 +30,26 @@ def both(scene: Scene) -> Scene:
 
 
 def compared(scene: Scene, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """What `diff --json --exit-code` tells, ending with *code*."""
+    """The result of `diff --json --exit-code`, which exits with *code*."""
     ran = scene.command("diff", "--json", "--exit-code", *arguments)
     assert ran.returncode == code, ran.stderr
-    told: dict[str, Any] = json.loads(ran.stdout)
-    assert told["same"] == (code == 0)
-    return told
+    result: dict[str, Any] = json.loads(ran.stdout)
+    assert result["same"] == (code == 0)
+    return result
 
 
 @pytest.mark.parametrize("ours", [f"docker:{OURS}", TAG], ids=["in the engine", "in the layout"])
 def test_both_engines_give_the_same_image(both: Scene, ours: str) -> None:
-    """Every path and all that belongs to it, every setting, but for the list, of which no entry is idle."""
-    told = compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", ours)
+    """Every path with its attributes, every setting, except for the list, of which every entry is used."""
+    result = compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", ours)
 
-    assert told["b"]["paths"] > 5_000
-    assert told["differences"] == told["idle"] == []
-    assert {Path(one["at"]).name for one in told["allowed"]} == {"INSTALLER", "REQUESTED", "RECORD"}
+    assert result["b"]["paths"] > 5_000
+    assert result["differences"] == result["idle"] == []
+    assert {Path(difference["at"]).name for difference in result["allowed"]} == {
+        "INSTALLER",
+        "REQUESTED",
+        "RECORD",
+    }
 
 
 _CAPABILITY = "b'\\x01\\x00\\x00\\x02\\x00\\x20' + bytes(14)"
@@ -80,22 +84,25 @@ PLANTS = {
 
 
 def test_planted_differences_are_found(both: Scene, tmp_path: Path) -> None:
-    """Of each kind one, made by Docker on top of our image; each is told, and nothing else is."""
+    """One of each kind, made by Docker on top of our image; exactly these are reported."""
     (tmp_path / "Dockerfile").write_text("\n".join([f"FROM {OURS}", *PLANTS, ""]))
     both.docker("buildx", "build", "--quiet", "--load", "--tag", PLANTED, str(tmp_path))
 
-    told = compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", f"docker:{PLANTED}", code=1)
+    result = compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", f"docker:{PLANTED}", code=1)
 
-    found = {(one["at"], one["what"]): (one["a"], one["b"]) for one in told["differences"]}
+    found = {
+        (difference["at"], difference["what"]): (difference["a"], difference["b"])
+        for difference in result["differences"]
+    }
     plants = [plant for plants in PLANTS.values() for plant in plants]
     for at, what, a, b in plants:
         assert (at, what) in found, found
         assert all(re.fullmatch(want, got) for want, got in zip((a, b), found[at, what], strict=True)), found
-    assert len(told["differences"]) == len(plants), found
+    assert len(result["differences"]) == len(plants), found
 
 
-def test_what_people_read(both: Scene) -> None:
-    """A line each on stdout, the sum on stderr; 0, for nobody asked for a code."""
+def test_text_output(both: Scene) -> None:
+    """A line each on stdout, the summary on stderr; exit code 0 without --exit-code."""
     ran = both.command("diff", "--files", f"docker:{THEIRS}", TAG)
 
     assert ran.returncode == 0
@@ -104,19 +111,20 @@ def test_what_people_read(both: Scene) -> None:
     assert re.search(
         rf"/{SITE}/torch-1.0.dist-info/INSTALLER: content: 4 bytes, sha256:\S+ → \d+ bytes", ran.stdout
     )
-    assert re.fullmatch(rf"torchkiln: \d+ paths: {len(lines)} differences, 0 more are allowed\n", ran.stderr)
+    last = ran.stderr.splitlines()[-1]  # after the progress
+    assert re.fullmatch(rf"torchkiln: \d+ paths: {len(lines)} differences, 0 more are allowed", last)
 
 
 def test_reading_an_engine_leaves_nothing_there(both: Scene) -> None:
-    """Neither the container that is exported nor the volume that it brings along."""
+    """Neither the exported container nor its volume is left."""
 
     def there() -> tuple[str, str]:
         of_image = ("--filter", f"ancestor={OURS}")
-        unused = ("--filter", "dangling=true")  # other tests may use the engine too
+        unused = ("--filter", "dangling=true")  # other tests may also use the engine
         return both.docker("ps", "-aq", *of_image), both.docker("volume", "ls", "-q", *unused)
 
     before = there()
-    compared(both, "--files", f"docker:{OURS}", f"docker:{OURS}")
+    compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", f"docker:{OURS}")
     assert there() == before
 
 
@@ -128,15 +136,15 @@ def test_an_entry_that_allows_nothing_is_reported(both: Scene, tmp_path: Path) -
     assert "list.yaml: not needed: mode at opt/nowhere" in ran.stderr
 
 
-def test_by_layers_what_was_uninstalled_and_set(both: Scene, tmp_path: Path) -> None:
+def test_layers_uninstalled_packages_and_settings(both: Scene, tmp_path: Path) -> None:
     """From the layout to the engine: packages of both kinds, settings, shared layers, sizes."""
     changes = "RUN pip uninstall -qy sympy && dpkg --purge nano\nENV MORE=1\n"
     (tmp_path / "Dockerfile").write_text(f"FROM {OURS}\n{changes}")
     both.docker("buildx", "build", "--quiet", "--load", "--tag", "parity:less", str(tmp_path))
 
-    told = compared(both, TAG, "docker:parity:less", code=1)
+    result = compared(both, TAG, "docker:parity:less", code=1)
 
-    (sympy, nano) = told["packages"]
+    (sympy, nano) = result["packages"]
     assert sympy == {
         "system": "python",
         "name": "sympy",
@@ -145,12 +153,12 @@ def test_by_layers_what_was_uninstalled_and_set(both: Scene, tmp_path: Path) -> 
         "b": "",
     }
     assert (nano["system"], nano["name"], nano["b"]) == ("os", "nano", "")
-    assert told["settings"] == [{"name": "Env MORE", "a": "", "b": "1"}]
-    layers = told["layers"]
+    assert result["settings"] == [{"name": "Env MORE", "a": "", "b": "1"}]
+    layers = result["layers"]
     assert (len(layers["shared"]), layers["only_in_a"], len(layers["only_in_b"])) == (5, [], 1)
     assert "pip uninstall" in layers["only_in_b"][0]["title"]
-    assert told["a"]["files"] == sum(layer["files"] for layer in layers["shared"])
-    assert told["b"]["content_bytes"] > told["a"]["content_bytes"] > 100_000_000
+    assert result["a"]["files"] == sum(layer["files"] for layer in layers["shared"])
+    assert result["b"]["content_bytes"] > result["a"]["content_bytes"] > 100_000_000
 
     text = both.command("diff", TAG, "docker:parity:less")
     assert text.returncode == 0
@@ -160,10 +168,10 @@ def test_by_layers_what_was_uninstalled_and_set(both: Scene, tmp_path: Path) -> 
 
 
 def test_an_image_is_the_same_as_itself_in_the_engine(both: Scene) -> None:
-    told = compared(both, TAG, f"docker:{OURS}")
+    result = compared(both, TAG, f"docker:{OURS}")
 
-    assert told["packages"] == told["settings"] == []
-    assert told["a"]["digest"] == told["b"]["digest"]
+    assert result["packages"] == result["settings"] == []
+    assert result["a"]["digest"] == result["b"]["digest"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +179,7 @@ def test_an_image_is_the_same_as_itself_in_the_engine(both: Scene) -> None:
     [
         (("docker:nowhere:1", TAG), 2, "nowhere:1: no such image in the engine at"),
         (("--files", TAG, "docker:nowhere:1"), 2, "nowhere:1: no such image in the engine at"),
-        ((TAG, "2.7.1-cuda12.1"), 2, "did you mean 2.7.1-cuda12.1-cudnn9-"),
+        ((TAG, "2.7.1-cuda12.1"), 2, "did you mean 2.7-cuda12.1-"),
         (("--allow", "x", TAG, TAG), 2, "--allow needs --files"),
         (("--files", "--allow", "nowhere.yaml", TAG, TAG), 2, "nowhere.yaml: No such file"),
     ],
@@ -196,15 +204,15 @@ find /opt/venv -name '*sympy*'
 
 
 def test_pip_behaves_the_same_inside_both(both: Scene) -> None:
-    """And leaves the same files behind when a package goes; none of them the package's."""
-    told = [
+    """And leaves the same files after an uninstall; none belongs to the package."""
+    result = [
         both.docker("run", "--rm", "--entrypoint", "sh", name, "-c", f"exec 2>&1; {PIP}")
         for name in (THEIRS, OURS)
     ]
 
-    assert told[0] == told[1]
-    assert re.search(r"^sympy +1\.0$", told[1], re.MULTILINE)
-    assert "check: 0\n" in told[1]
-    assert "Successfully uninstalled sympy-1.0\nuninstall: 0\n" in told[1]
-    assert "not installed" in told[1].partition("uninstall: 0")[2]
-    assert re.search(r"[0-9a-f]{64}  -\n\Z", told[1])  # the last `find` found nothing
+    assert result[0] == result[1]
+    assert re.search(r"^sympy +1\.0$", result[1], re.MULTILINE)
+    assert "check: 0\n" in result[1]
+    assert "Successfully uninstalled sympy-1.0\nuninstall: 0\n" in result[1]
+    assert "not installed" in result[1].partition("uninstall: 0")[2]
+    assert re.search(r"[0-9a-f]{64}  -\n\Z", result[1])  # the last `find` found nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tests.docker.scene import NAME, TAG, Scene
 from torchkiln.docker.daemon import Engine, find_engine
 from torchkiln.errors import KilnError
-from torchkiln.runtimes.command import Bind
+from torchkiln.runtimes.command import Bind, Exited
 from torchkiln.runtimes.docker import captured
 from torchkiln.runtimes.docker_args import Container
 
@@ -30,57 +31,71 @@ def in_shell(script: str, **more: Any) -> Container:
     return Container(image=NAME, command=("sh", "-c", script), entrypoint=False, **more)
 
 
-def test_what_a_command_says_and_finds(loaded: Engine, tmp_path: Path) -> None:
-    """Both streams, its code, files of ours at their places, root's; and nothing of it stays."""
+def run(container: Container, engine: Engine, *, timeout_s: float = 60) -> tuple[Exited, list[bytes]]:
+    """How the command ended, and its lines."""
+    lines: list[bytes] = []
+    return captured(container, engine, timeout_s=timeout_s, on_line=lines.append), lines
+
+
+def test_output_and_exit_code_of_a_command(loaded: Engine, tmp_path: Path) -> None:
+    """Both streams, the exit code and the mounted files, owned by root; nothing is left afterwards."""
     (tmp_path / "folder/__pycache__").mkdir(parents=True)
     (tmp_path / "folder/a.txt").write_text("from outside\n")
     (tmp_path / "folder/__pycache__/a.pyc").write_text("")
     script = "cat /x/y/a.txt; ls /x/y; stat -c %u:%g /x/y/a.txt; echo $NCCL_DEBUG; pwd >&2; exit 3"
     files = (Bind(source=tmp_path / "folder", target="/x/y"),)
-    ended = captured(
-        in_shell(script, files=files, env=("NCCL_DEBUG=INFO",), workdir="/"), loaded, timeout_s=60
-    )
+    ended, lines = run(in_shell(script, files=files, env=("NCCL_DEBUG=INFO",), workdir="/"), loaded)
 
-    assert ended.stdout.decode() == "from outside\na.txt\n0:0\nINFO\n"
+    assert lines == [b"from outside", b"a.txt", b"0:0", b"INFO"]
     assert (ended.stderr, ended.code, ended.timed_out) == (b"/\n", 3, False)
-    assert captured(in_shell("ls /x"), loaded, timeout_s=60).code != 0
+    assert run(in_shell("ls /x"), loaded)[0].code != 0
+
+
+def test_a_line_arrives_while_the_command_runs(loaded: Engine) -> None:
+    """Seconds before the next one, which may be without a line break."""
+    arrived: dict[bytes, float] = {}
+    container = in_shell("echo first; sleep 5; printf last")
+    captured(container, loaded, timeout_s=60, on_line=lambda it: arrived.update({it: time.monotonic()}))
+
+    assert list(arrived) == [b"first", b"last"]
+    assert arrived[b"last"] - arrived[b"first"] > 2
 
 
 def test_a_command_that_takes_too_long_is_killed(loaded: Engine, scene: Scene) -> None:
-    """What it had said is kept; the container is gone."""
-    ended = captured(in_shell("echo begun; sleep 600"), loaded, timeout_s=2)
+    """Its output is kept; the container is removed."""
+    ended, lines = run(in_shell("echo begun; sleep 600"), loaded, timeout_s=2)
 
-    assert (ended.stdout, ended.code, ended.timed_out) == (b"begun\n", 137, True)
+    assert (lines, ended.code, ended.timed_out) == ([b"begun"], 137, True)
     assert scene.docker("ps", "--all", "--quiet", "--filter", f"ancestor={NAME}") == ""
 
 
 def test_where_the_files_cannot_be_copied_in_no_container_stays(loaded: Engine, scene: Scene) -> None:
-    """A path that goes through a file: the engine refuses it when the container is there already."""
+    """The path leads through a file: the engine refuses it after it has created the container."""
     files = (Bind(source=Path(__file__), target="/etc/passwd/x"),)
     with pytest.raises(KilnError):
-        captured(in_shell("true", files=files), loaded, timeout_s=60)
+        run(in_shell("true", files=files), loaded)
 
     assert scene.docker("ps", "--all", "--quiet", "--filter", f"ancestor={NAME}") == ""
 
 
 def test_a_run_gives_the_same_findings_as_without_an_engine(loaded: Engine, scene: Scene) -> None:
-    """An image whose torch is none: it fails, check by check, in the same way."""
-    told = {}
+    """The image has a fake torch: each check fails in the same way."""
+    reports = {}
     for runtime in ("rootfs", "docker"):
         ran = scene.command(
             "smoke", TAG, "--images", str(scene.images), "--runtime", runtime, "--json", "--shm-size", "64m"
         )
         assert ran.returncode == 10, ran.stderr
-        told[runtime] = json.loads(ran.stdout)
+        reports[runtime] = json.loads(ran.stdout)
 
-    assert told["docker"]["runtime"] == "docker"
-    assert told["docker"]["image"] == told["rootfs"]["image"]
-    assert told["docker"]["host"]["shm"] == told["rootfs"]["host"]["shm"] == 64 << 20
-    # What the kernel killed meanwhile, of whatever other tests ran beside, is no finding.
+    assert reports["docker"]["runtime"] == "docker"
+    assert reports["docker"]["image"] == reports["rootfs"]["image"]
+    assert reports["docker"]["host"]["shm"] == reports["rootfs"]["host"]["shm"] == 64 << 20
+    # Without the processes that the kernel killed meanwhile: they may belong to other tests.
     findings = [
         {
-            check["id"]: (check["outcome"], check["message"].partition("\nmeanwhile the kernel killed ")[0])
-            for check in told[runtime]["checks"]
+            check["id"]: (check["outcome"], check["message"].partition("\nduring the run the kernel ")[0])
+            for check in reports[runtime]["checks"]
         }
         for runtime in ("rootfs", "docker")
     ]
@@ -91,12 +106,12 @@ def test_a_run_gives_the_same_findings_as_without_an_engine(loaded: Engine, scen
 def test_a_build_can_be_followed_by_the_suite(scene: Scene) -> None:
     """The digest is there, and so is what the suite found; the exit code is the suite's."""
     ran = scene.kiln("--smoke", "--json", "--quiet")
-    told = json.loads(ran.stdout)
+    result = json.loads(ran.stdout)
 
     assert ran.returncode == 10
-    assert told["digest"].startswith("sha256:")
-    assert told["smoke"]["verdict"] == "fail"
-    assert told["smoke"]["checks"]["import"] == "failed"
+    assert result["digest"].startswith("sha256:")
+    assert result["smoke"]["verdict"] == "fail"
+    assert result["smoke"]["checks"]["import"] == "failed"
     assert f"error: {TAG}: fail: " in ran.stderr
     assert "--tier needs --smoke" in scene.kiln("--tier", "1").stderr
     refused = scene.kiln("--smoke", "--engine", "docker")

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.scene import Scene
-from tests.docker.tools_scene import CELL, DEVEL, TELL_TALE, Fresh, devel, fresh
-from tests.gridcase import FACTS, MATRIX
+from tests.docker.scene import CELL, DEVEL, TELL_TALE, Fresh, Scene, devel, fresh
 from tests.needs import needs_mmdebstrap
+from tests.planned import FACTS, MATRIX
 from tests.roots import entry, tar_of
 from torchkiln.base import tools
 from torchkiln.base.contents import inspect
@@ -53,9 +52,9 @@ def entries(found: Fresh) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
 def test_the_same_packages_give_the_same_bytes(fresh: Fresh, tmp_path: Path) -> None:
     """The lock was made on another day, by another build; when Debian has moved on, we build twice here."""
     locked = tools.read_lock(ROOT / "images", "debian12", "devel")
-    other = locked if locked and locked.packages == fresh.tools.packages else fresh.again(tmp_path)
+    rebuilt = locked if locked and locked.packages == fresh.tools.packages else fresh.again(tmp_path)
 
-    assert fresh.tools == other
+    assert fresh.tools == rebuilt
 
 
 def test_nothing_of_the_build_and_its_host_is_inside(fresh: Fresh) -> None:
@@ -81,37 +80,37 @@ def test_nothing_of_the_build_and_its_host_is_inside(fresh: Fresh) -> None:
     assert not [name for name in names if name.startswith(("usr/share/man/man", "usr/share/locale/d"))]
 
 
-def test_the_bases_packages_are_as_they_were(fresh: Fresh) -> None:
-    """The layer holds dpkg's whole status."""
-    told = set(inspect(fresh.store.blob(fresh.tools.digest)).packages)
+def test_the_bases_packages_are_unchanged(fresh: Fresh) -> None:
+    """The layer contains dpkg's complete status."""
+    packages = set(inspect(fresh.store.blob(fresh.tools.digest)).packages)
 
-    assert told == {*fresh.base.packages, *fresh.tools.packages}
-    assert {one.name for one in fresh.tools.packages} >= {
+    assert packages == {*fresh.base.packages, *fresh.tools.packages}
+    assert {package.name for package in fresh.tools.packages} >= {
         "cmake",
         "gdb",
         "git-lfs",
         "ninja-build",
         "pkg-config",
     }
-    assert len(told) == len(fresh.base.packages) + len(fresh.tools.packages)
+    assert len(packages) == len(fresh.base.packages) + len(fresh.tools.packages)
 
 
-def test_where_the_archive_has_moved_on_the_bases_packages_stay_and_nothing_is_made(
+def test_tools_are_refused_if_the_archive_would_change_the_bases_packages(
     fresh: Fresh, tmp_path: Path
 ) -> None:
-    """On a base whose git is of long ago: git-email wants that of its own release."""
+    """On a base with an old git: git-email requires that of its own release."""
     store, old = Store(tmp_path), OsPackage(name="git", version="1:1.9-1")
-    packages = tuple(old if one.name == "git" else one for one in fresh.base.packages)
+    packages = tuple(old if package.name == "git" else package for package in fresh.base.packages)
     status = "\n\n".join(
-        f"Package: {one.name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: {one.version}"
-        for one in packages
+        f"Package: {deb.name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: {deb.version}"
+        for deb in packages
     )
     files = {
         "var/lib/dpkg/status": f"{status}\n",
         "etc/apt/preferences.d/x": "",
     }
     tar = tar_of([entry(f"./{path}", text.encode(), mode=0o644) for path, text in files.items()])
-    blob, encoded = encode_bytes(tar)  # all that apt looks at before it asks dpkg to do anything
+    blob, encoded = encode_bytes(tar)  # all that apt reads before it runs dpkg
     place = store.blob(encoded.digest)
     place.parent.mkdir(parents=True)
     place.write_bytes(blob)
@@ -120,7 +119,7 @@ def test_where_the_archive_has_moved_on_the_bases_packages_stay_and_nothing_is_m
     with pytest.raises(BuildFailed, match=r"git-email : Depends: git \(.*\) but 1:1\.9-1 is to be") as caught:
         tools.build("devel", ("git-email",), base, store, environ=os.environ)
     assert caught.value.exit_code == 6
-    assert "lock --upgrade-base" in caught.value.hint
+    assert "lock TAG --upgrade-base" in caught.value.hint
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -129,7 +128,7 @@ def test_where_the_archive_has_moved_on_the_bases_packages_stay_and_nothing_is_m
 
 @pytest.fixture(scope="module")
 def both(devel: Scene) -> Scene:
-    """The engine has what BuildKit made of the Dockerfile, and what our own engine made."""
+    """The engine has BuildKit's image of the Dockerfile, and that of our engine."""
     for arguments, name in ((("--engine", "docker"), THEIRS), (("--load",), OURS)):
         ran = devel.command("build", *CELL, "--images", str(devel.images), "--locked", *arguments)
         assert ran.returncode == 0, ran.stderr
@@ -141,27 +140,27 @@ def test_both_engines_give_the_same_image(both: Scene) -> None:
     allowed = str(ROOT / "torchkiln/data/parity.yaml")
     ran = both.command("diff", "--json", "--files", "--allow", allowed, f"docker:{THEIRS}", f"docker:{OURS}")
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
+    packages = json.loads(ran.stdout)
 
-    assert told["b"]["paths"] > 9_000
-    assert told["differences"] == told["idle"] == []
+    assert packages["b"]["paths"] > 9_000
+    assert packages["differences"] == packages["idle"] == []
 
 
-def test_they_work(both: Scene) -> None:
+def test_the_tools_work(both: Scene) -> None:
     script = (
         "cmake --version; ninja --version; gdb --version; pkg-config --version; git-lfs version; dpkg --audit"
     )
-    said = both.docker(
+    output = both.docker(
         "run", "--rm", "--entrypoint", "sh", OURS, "-ec", f"{script}; dpkg --verify cmake gdb git-lfs"
     )
 
-    assert re.search(r"cmake version 3\.\d+", said)
-    assert "git-lfs/" in said
-    assert said.count("\n") > 6
+    assert re.search(r"cmake version 3\.\d+", output)
+    assert "git-lfs/" in output
+    assert output.count("\n") > 6
 
 
-def test_by_hand_the_context_is_empty_and_apt_brings_what_is_missing(both: Scene) -> None:
-    """The step as it stands in the Dockerfile, on an image that lacks one of the tools."""
+def test_without_a_context_apt_installs_missing_tools(both: Scene) -> None:
+    """The step of the Dockerfile, on an image without one of the tools."""
     text = render(
         plan_locked(load_locked(both.images, DEVEL), MATRIX, FACTS), load_templates(TEMPLATES), ("python3",)
     )
@@ -176,16 +175,16 @@ def test_by_hand_the_context_is_empty_and_apt_brings_what_is_missing(both: Scene
         check=True,
     )
 
-    said = both.docker(
+    output = both.docker(
         "run", "--rm", "--entrypoint", "sh", REDUCED, "-c", "ninja --version; ls /var/lib/apt/lists"
     )
-    assert re.fullmatch(r"1\.\d+\.\d+\n", said)
+    assert re.fullmatch(r"1\.\d+\.\d+\n", output)
 
 
 def test_the_sbom_has_them_with_their_hashes(both: Scene) -> None:
     ran = both.command("sbom", DEVEL, "--images", str(both.images))
     assert ran.returncode == 0, ran.stderr
-    packages = {one["name"]: one for one in json.loads(ran.stdout)["packages"]}
+    packages = {package["name"]: package for package in json.loads(ran.stdout)["packages"]}
 
     assert packages["cmake"]["versionInfo"].startswith("3.")
     assert "pkg:deb/debian/cmake@" in json.dumps(packages["cmake"])

@@ -1,7 +1,7 @@
-"""Engines of other versions and kinds out of a Debian root, each in namespaces of its own, for one process.
+"""Engines of other versions and kinds from a Debian root, each in its own namespaces, for one process.
 
-Unlike the keeper's engine they have no network: what they pull from is on this machine, and containers
-need none. Images in a registry on 127.0.0.1 are theirs to reach, for its network is the host's.
+Unlike the keeper's engine they have no network: their registries are on this machine, and the containers
+need none. They can reach a registry on 127.0.0.1, because they share the host's network.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.engine.podman import SETTINGS
 from tests.engine.root import NoEngine, home, made, start, stop
 
 _ENGINES = ("docker.io", "containerd", "podman", "runc", "iptables", "ca-certificates", "tini")
-_PATIENCE, _LOOK = 300.0, 0.1  # seconds
+_TIMEOUT, _LOOK = 300.0, 0.1  # seconds
 _CONTAINERD = ("containerd", "--root", "/srv/data", "--state", "/run/containerd", "-a", "/srv/sock/ctrd.sock")
 
 
 def old_engines() -> Path:
-    """Debian 12's: Docker 20.10, containerd 1.6, Podman 4.3 (25 seconds, 550 MB on the disk).
+    """The engines of Debian 12: Docker 20.10, containerd 1.6, Podman 4.3 (25 seconds, 550 MB on the disk).
 
     :raises NoEngine: this user or this machine cannot make the root.
     """
@@ -34,7 +34,7 @@ def old_engines() -> Path:
 
 
 def new_engines() -> Path:
-    """Debian testing's, whichever they are (in November 2026 Docker 28.5, containerd 2.1, Podman 5.8).
+    """The current engines of Debian testing (in November 2026 Docker 28.5, containerd 2.1, Podman 5.8).
 
     :raises NoEngine: this user or this machine cannot make the root.
     """
@@ -42,32 +42,32 @@ def new_engines() -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
-    """How an engine's client is spoken to."""
+class ClientSyntax:
+    """The command-line syntax of an engine's client."""
 
     client: tuple[str, ...]
     pull: tuple[str, ...]
     run: tuple[str, ...]
-    name: tuple[str, ...] = ()  # of a container, where one must have it
+    name: tuple[str, ...] = ()  # of a container, if required
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apart:
-    """An engine that answers; its client runs where it does."""
+class SeparateEngine:
+    """A running engine; its client runs in the same namespaces."""
 
-    pid: int  # the namespaces' first process
-    words: Words
+    pid: int  # the first process of the namespaces
+    words: ClientSyntax
 
     def pull(self, image: str) -> subprocess.CompletedProcess[str]:
-        """As its client fetches *image* from a registry without TLS."""
+        """Pull *image* from a registry without TLS."""
         return self.client(*self.words.pull, image)
 
     def run(self, image: str) -> subprocess.CompletedProcess[str]:
-        """The image's own command in a container."""
+        """Run the image's default command in a container."""
         return self.client(*self.words.run, image, *self.words.name)
 
     def client(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Whatever its client does with *arguments*."""
+        """Run its client with *arguments*."""
         inside = ["nsenter", f"--target={self.pid}", "--mount", "--pid", "--root", "--wd"]
         argv = [*inside, *self.words.client, *arguments]
         environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
@@ -75,10 +75,10 @@ class Apart:
 
 
 @contextmanager
-def dockerd(root: Path, place: Path, **features: bool) -> Iterator[Apart]:
+def dockerd(root: Path, place: Path, **features: bool) -> Iterator[SeparateEngine]:
     """The Docker engine of *root*, with its data in *place*, while the context lasts.
 
-    :raises NoEngine: it does not come up.
+    :raises NoEngine: it does not start.
     """
     settings = {
         "features": {name.replace("_", "-"): on for name, on in features.items()},
@@ -88,7 +88,7 @@ def dockerd(root: Path, place: Path, **features: bool) -> Iterator[Apart]:
         **dict.fromkeys(("iptables", "ip6tables", "ip-forward", "ip-masq"), False),
         "bridge": "none",
     }
-    words = Words(
+    words = ClientSyntax(
         client=("docker", "-H", "unix:///srv/sock/docker.sock"),
         pull=("pull",),
         run=("run", "--rm", "--network=none"),
@@ -98,12 +98,12 @@ def dockerd(root: Path, place: Path, **features: bool) -> Iterator[Apart]:
 
 
 @contextmanager
-def containerd(root: Path, place: Path) -> Iterator[Apart]:
+def containerd(root: Path, place: Path) -> Iterator[SeparateEngine]:
     """The containerd of *root* and its client `ctr`, as `dockerd`.
 
-    :raises NoEngine: it does not come up.
+    :raises NoEngine: it does not start.
     """
-    words = Words(
+    words = ClientSyntax(
         client=("ctr", "--address", "/srv/sock/ctrd.sock"),
         pull=("images", "pull", "--plain-http"),
         run=("run", "--rm", "--cgroup="),
@@ -114,13 +114,13 @@ def containerd(root: Path, place: Path) -> Iterator[Apart]:
 
 
 @contextmanager
-def podman(root: Path, place: Path) -> Iterator[Apart]:
+def podman(root: Path, place: Path) -> Iterator[SeparateEngine]:
     """Podman of *root*, which needs no daemon, as `dockerd`.
 
-    :raises NoEngine: it does not run.
+    :raises NoEngine: it does not start.
     """
     storage = ("--root", "/srv/data", "--runroot", "/run/podman", "--storage-driver", "vfs")
-    words = Words(
+    words = ClientSyntax(
         client=("env", "CONTAINERS_CONF=/srv/settings", "podman", *storage),
         pull=("pull", "--tls-verify=false"),
         run=("run", "--rm", "--network=none", f"--cgroup-parent=/{_cgroup(place)}"),
@@ -131,8 +131,8 @@ def podman(root: Path, place: Path) -> Iterator[Apart]:
 
 @contextmanager
 def _daemon(
-    root: Path, place: Path, settings: object, daemon: Sequence[str], words: Words
-) -> Iterator[Apart]:
+    root: Path, place: Path, settings: object, daemon: Sequence[str], words: ClientSyntax
+) -> Iterator[SeparateEngine]:
     if os.geteuid():
         raise NoEngine(f"{daemon[0]} takes root")
     for folder in ("data", "sock"):
@@ -141,23 +141,23 @@ def _daemon(
     (place / "settings").write_text(SETTINGS)  # Podman's
     process = start(root, place, daemon)
     try:
-        yield _awaited(process, words, place)
+        yield _wait_for(process, words, place)
     finally:
         stop(process, _cgroup(place))
 
 
-def _awaited(process: subprocess.Popen[bytes], words: Words, place: Path) -> Apart:
-    end = time.monotonic() + _PATIENCE
+def _wait_for(process: subprocess.Popen[bytes], words: ClientSyntax, place: Path) -> SeparateEngine:
+    end = time.monotonic() + _TIMEOUT
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while time.monotonic() < end and process.poll() is None:
         with suppress(OSError):  # it ends
             for pid in children.read_text().split():
-                found = Apart(pid=int(pid), words=words)
+                found = SeparateEngine(pid=int(pid), words=words)
                 arranged = Path(f"/proc/{pid}/comm").read_text().startswith("tini")
                 if arranged and not found.client("version").returncode:
                     return found
         time.sleep(_LOOK)
-    raise NoEngine(f"it did not come up: {(place / 'log').read_text(errors='replace')[-1200:]}")
+    raise NoEngine(f"it did not start: {(place / 'log').read_text(errors='replace')[-1200:]}")
 
 
 def _cgroup(place: Path) -> str:

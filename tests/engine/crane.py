@@ -1,6 +1,6 @@
-"""crane, of go-containerregistry: a registry that shares no code with docker-registry, and a client of any.
+"""crane, of go-containerregistry: a registry that shares no code with docker-registry, and a client.
 
-From Debian's next release, for Debian 12 and 13 have none: 15 MB to download.
+From Debian testing, because Debian 12 and 13 do not have it: 15 MB to download.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.registry import RunningRegistry, free_port, had, serving
+from tests.engine.registry import RunningRegistry, available, free_port, serving
 from tests.engine.root import home, made, runnable
 
 SUITE = "forky"
-# A mirror may be a week behind: what is asked here is whether Debian signed it.
+# A mirror may be a week old: the check here is Debian's signature.
 OLD_TOO = '--aptopt=Acquire::Check-Valid-Until "false"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningCrane(RunningRegistry):
-    """The same, where manifests and tags are held in memory."""
+    """A crane registry, which stores manifests and tags in memory."""
 
     program: Path
-    apart: bool = False
+    separate_repositories: bool = False
 
     def blob(self, digest: str) -> Path:
         return self.folder / "blobs" / digest.replace(":", "/")
 
     def content(self, repository: str, digest: str) -> bytes:
-        """Manifests are in memory too, so they are asked for."""
+        """Manifests are in memory, so request them."""
         with contextlib.suppress(urllib.error.HTTPError):
             url = f"http://{self.host}/v2/{repository}/manifests/{digest}"
             return bytes(urllib.request.urlopen(url, timeout=300).read())
         return RunningRegistry.content(self, repository, digest)
 
     def tags(self, repository: str) -> list[str]:
-        """As its own client lists them."""
+        """The tags, as listed by its client."""
         argv = [self.program, "ls", f"{self.host}/{repository}"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode == 0 or "NAME_UNKNOWN" in done.stderr, done.stderr
@@ -51,11 +51,11 @@ class RunningCrane(RunningRegistry):
 
 @contextmanager
 def crane_registry(folder: Path) -> Iterator[RunningCrane]:
-    """One with its blobs in *folder*, while the context lasts.
+    """A registry with its blobs in *folder*, while the context lasts.
 
-    :raises NoEngine: it cannot be had on this machine.
+    :raises NoEngine: it is not available on this machine.
     """
-    # A program of its own for each process: a file that runs cannot be written.
+    # A separate program file for each process, because a running file cannot be written.
     root = made(home() / "crane", SUITE, ["crane"], "--variant=extract", OLD_TOO)
     program, host = runnable(root, "usr/bin/crane", folder / "crane"), f"127.0.0.1:{free_port()}"
     (folder / "blobs").mkdir()
@@ -67,12 +67,12 @@ def crane_registry(folder: Path) -> Iterator[RunningCrane]:
 @pytest.fixture(scope="session")
 def crane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCrane]:
     """A second registry on 127.0.0.1, empty at first, for all tests of this process."""
-    yield from had(crane_registry(tmp_path_factory.mktemp("crane") / "its"))
+    yield from available(crane_registry(tmp_path_factory.mktemp("crane") / "its"))
 
 
 @pytest.fixture(name="registry", params=["docker-registry", "crane"])
 def each_registry(
     request: pytest.FixtureRequest, registry: RunningRegistry, crane: RunningCrane
 ) -> RunningRegistry:
-    """In a module that imports it: `registry` is the one, then the other."""
+    """In a module that imports it: `registry` is each of the two."""
     return crane if request.param == "crane" else registry

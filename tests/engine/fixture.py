@@ -1,8 +1,8 @@
-"""What tests ask for: `engine`, the environment that leads Docker's client to a real engine.
+"""Fixtures: `engine` is the environment with which Docker's client reaches a real engine.
 
-One that answers already is used as it is (25 or newer, with buildx). Else one is brought up, one for all
-of a test run's processes, and goes when the run ends. Where none can be had the test is skipped, and fails
-where TORCHKILN_NEEDS_ENGINE is set, as `.ci/run` sets it.
+A running engine is used (25 or newer, with buildx). Otherwise one is started for all
+processes of a test run, and stopped at its end. If none is available the test is skipped, and fails
+if TORCHKILN_NEEDS_ENGINE is set, as `.ci/run` sets it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.engine.podman import podman_service
 from tests.engine.root import NoEngine, home
 from tests.needs import give_up
 
-_OLDEST = 25  # `docker load` reads OCI layouts from here on
+_OLDEST = 25  # `docker load` reads OCI layouts since this version
 _LOOK = 0.2
 
 
@@ -38,7 +38,7 @@ def engine() -> Mapping[str, str]:
 
 @pytest.fixture(scope="session")
 def second_engine(engine: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment that reaches another engine, which knows nothing of the first one's images."""
+    """The environment of another engine, without the images of the first."""
     try:
         return reach(_owner(), "second")
     except NoEngine as error:
@@ -46,20 +46,20 @@ def second_engine(engine: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def reach(owner: int, name: str = "") -> Mapping[str, str]:
-    """The environment that leads to an engine: the user's own, or one that goes with the process *owner*.
+    """The environment of an engine: the user's own, or one that ends with the process *owner*.
 
-    With a *name* it is always one of ours, and another one for each name.
+    With a *name* it is always an engine of the tests, another one for each name.
 
-    :raises NoEngine: none can be had.
+    :raises NoEngine: none is available.
     """
     if not name and _answers():
         return dict(os.environ)
-    return _led_to(_brought_up(owner, name or "run"))
+    return _environment_of(_start(owner, name or "run"))
 
 
 @pytest.fixture(scope="session")
 def podman(engine: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """The environment of the same client, led to a podman that answers as Docker does."""
+    """The environment with which the same client reaches a podman that serves Docker's API."""
     with ExitStack() as stack:
         try:
             found = stack.enter_context(podman_service())
@@ -69,14 +69,14 @@ def podman(engine: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
 
 
 def _owner() -> int:
-    """The process whose end is the run's: pytest itself, or what its workers (pytest-xdist) stand under."""
+    """The main process of the run: pytest itself, or the parent of its workers (pytest-xdist)."""
     return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
 
-def _led_to(place: Path) -> Mapping[str, str]:
-    """The environment that leads to the engine in *place*.
+def _environment_of(place: Path) -> Mapping[str, str]:
+    """The environment of the engine in *place*.
 
-    :raises NoEngine: it did not come up.
+    :raises NoEngine: it did not start.
     """
     if (place / "failed").exists():
         raise NoEngine((place / "failed").read_text())
@@ -84,15 +84,15 @@ def _led_to(place: Path) -> Mapping[str, str]:
     return {name: value for name, value in os.environ.items() if name != "DOCKER_CONTEXT"} | found
 
 
-def _brought_up(owner: int, name: str) -> Path:
-    """Where the run's engine of that name stands, once it is up or has failed."""
+def _start(owner: int, name: str) -> Path:
+    """Start the run's engine of that name; returns its folder when it is ready or has failed."""
     place = home() / f"{name}-{owner}"
     home().mkdir(parents=True, exist_ok=True)
     with (home() / f"starts-{place.name}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
             place.mkdir()
-            # setsid --fork: not this process's child, for the first worker that asks may end before the run.
+            # setsid --fork: not a child of this process, because this worker may end before the run.
             argv = ["setsid", "--fork", sys.executable, "-m", "tests.engine.keeper", str(owner), str(place)]
             with (place / "keeper").open("wb") as log:
                 subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
@@ -102,10 +102,10 @@ def _brought_up(owner: int, name: str) -> Path:
 
 
 def _answers() -> bool:
-    """Whether the user's own engine will do."""
-    asked = ["docker", "version", "--format", "{{.Server.Version}}"]
+    """Whether the user's engine is usable."""
+    argv = ["docker", "version", "--format", "{{.Server.Version}}"]
     try:
-        version = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+        version = subprocess.run(argv, capture_output=True, text=True, timeout=120)
         buildx = subprocess.run(["docker", "buildx", "version"], capture_output=True, timeout=120)
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -1,7 +1,7 @@
-"""First process of the engine's own mount, pid and cgroup namespaces: arranges the root, becomes the daemon.
+"""First process of the engine's mount, pid and cgroup namespaces: prepares the root, executes the daemon.
 
-`python inside.py ROOT PLACE DAEMON ...`; the daemon finds PLACE as /srv, and PLACE/etc over the root's own.
-Nothing of these mounts is seen outside; all of it ends with this process.
+`python inside.py ROOT PLACE DAEMON ...`; PLACE is mounted on /srv, and PLACE/etc over the root's /etc.
+These mounts are invisible outside, and end with this process.
 """
 
 import os
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_KEPT = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_PRESERVED = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 def mount(*arguments: str) -> None:
@@ -35,12 +35,12 @@ def main(root: str, place: str, *daemon: str) -> None:
     os.chdir("/")
     subprocess.run(["umount", "-l", "/run/old"], check=True)
     environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
-    environ |= {name: os.environ[name] for name in _KEPT if name in os.environ}
+    environ |= {name: os.environ[name] for name in _PRESERVED if name in os.environ}
     os.execvpe("tini-static", ["tini-static", "--", *daemon], environ)
 
 
 def own_cgroups() -> None:
-    """Version 1: mounted anew in the new cgroup namespace, so that containers stay below the caller's."""
+    """Version 1: mounted again in the new cgroup namespace, so that containers stay below the caller's."""
     subprocess.run(["umount", "-l", "sys/fs/cgroup"], check=True)
     mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "sys/fs/cgroup")
     for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -1,8 +1,8 @@
-"""Starts the engine, and takes it down when its owner ends, however that ends.
+"""Start the engine, and stop it when its owner ends for any reason.
 
-`python -m tests.engine.keeper OWNER PLACE`: OWNER is the process id that the engine is for. When it is up,
-PLACE/ready holds what clients want in their environment (JSON); when it cannot be, PLACE/failed says why.
-A process of its own: a test run that is killed leaves no daemon, bridge, mount or cgroup behind.
+`python -m tests.engine.keeper OWNER PLACE`: OWNER is the process id of the engine's user. When it is ready,
+PLACE/ready contains the environment of clients (JSON); if it fails, PLACE/failed contains the reason.
+A separate process, so that a killed test run leaves no daemon, bridge, mount or cgroup behind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DOCKERD = (
     *("dockerd", "--config-file", "/srv/daemon.json"),
     *("-H", "unix:///srv/sock/docker.sock", "--pidfile", "/run/docker.pid"),
 )
-_PATIENCE = 300.0  # seconds until dockerd must answer
+_TIMEOUT = 300.0  # seconds until dockerd must respond
 _LOOK = 0.2
 _CGROUP = f"torchkiln-engine-{os.getpid()}"
 
@@ -41,19 +41,19 @@ def main(owner: int, place: Path) -> None:
         try:
             environ = stack.enter_context(engine(place))
         except (NoEngine, OSError) as error:
-            _tell(place / "failed", str(error))
-        except BaseException:  # SIGTERM's SystemExit too: somebody waits for one of the two files
-            _tell(place / "failed", traceback.format_exc())
+            _write(place / "failed", str(error))
+        except BaseException:  # also SIGTERM's SystemExit: a client waits for one of the two files
+            _write(place / "failed", traceback.format_exc())
             raise
         else:
-            _tell(place / "ready", json.dumps(environ))
+            _write(place / "ready", json.dumps(environ))
         while Path("/proc", str(owner)).exists():
             time.sleep(_LOOK)
 
 
 @contextmanager
 def engine(place: Path) -> Iterator[dict[str, str]]:
-    """dockerd while the context lasts; gives what clients want in their environment.
+    """dockerd while the context lasts; yields the environment of clients.
 
     :raises NoEngine: it does not start.
     :raises OSError: no network, no namespaces.
@@ -77,13 +77,13 @@ def engine(place: Path) -> Iterator[dict[str, str]]:
 
 
 def _arrange(place: Path, net: Network) -> None:
-    """What the daemon finds under /srv, and the files of its /etc that are this host's."""
+    """Write the daemon's /srv, and the files of its /etc that come from this host."""
     for folder in ("data", "sock", "etc/ssl/certs"):
         (place / folder).mkdir(parents=True)
     (place / "sock").chmod(0o700)
     settings = {
         "features": {"containerd-snapshotter": True, "cdi": True},
-        "cdi-spec-dirs": [f"/dev/shm/torchkiln-cdi-{place.name}"],  # /dev is the host's there too
+        "cdi-spec-dirs": [f"/dev/shm/torchkiln-cdi-{place.name}"],  # it also sees the host's /dev
         "data-root": "/srv/data",
         "exec-root": "/run/docker2",
         "exec-opts": ["native.cgroupdriver=cgroupfs"],
@@ -104,21 +104,23 @@ def _arrange(place: Path, net: Network) -> None:
 
 
 def _await(daemon: subprocess.Popen[bytes], environ: dict[str, str], place: Path) -> None:
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     while time.monotonic() < end and daemon.poll() is None:
         if _docker(environ, "version").returncode == 0:
             return
         time.sleep(_LOOK)
     last = (place / "log").read_text(errors="replace")[-1200:]
-    raise NoEngine(f"dockerd did not come up: {last}")
+    raise NoEngine(f"dockerd did not start: {last}")
 
 
 def _docker(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    whole = {name: value for name, value in os.environ.items() if name != "DOCKER_CONTEXT"} | environ
-    return subprocess.run(["docker", *arguments], env=whole, capture_output=True, text=True, timeout=300)
+    environment = {name: value for name, value in os.environ.items() if name != "DOCKER_CONTEXT"} | environ
+    return subprocess.run(
+        ["docker", *arguments], env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
-def _tell(file: Path, text: str) -> None:
+def _write(file: Path, text: str) -> None:
     new = file.with_name(file.name + ".new")
     file.parent.mkdir(parents=True, exist_ok=True)
     new.write_text(text)

@@ -1,4 +1,4 @@
-"""A bridge and a NAT table of the engine's own: containers reach the outside, the host's rules stay."""
+"""A bridge and a NAT table for the engine: containers reach the outside, the host's rules do not change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ table ip {name} {{
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """What dockerd is told: its bridge, and the addresses that it may give to networks."""
+    """The settings of dockerd: its bridge, and the address pool of its networks."""
 
     bridge: str
     pool: str
@@ -45,22 +45,22 @@ class Network:
 def network(root: Path) -> Iterator[Network]:
     """A bridge with NAT while the context lasts. *root* holds `ip` and `nft`.
 
-    :raises OSError: the kernel makes none here.
+    :raises OSError: the kernel cannot create it.
     """
     name = f"tk{os.getpid()}"
     pool = next((pool for pool in _POOLS if _is_free(root, pool)), "")
     if not pool:
-        raise OSError(f"every one of {', '.join(_POOLS)} is taken by a route of this machine")
+        raise OSError(f"every address pool overlaps a route of this machine: {', '.join(_POOLS)}")
     if not _BEFORE.exists():
         _BEFORE.write_text(_FORWARD.read_text())
     try:
-        # A bridge without an address of its own has that of a port, which changes when a container ends: the
-        # other containers then send to an address that is gone.
+        # A bridge without its own MAC address has that of a port, which changes when a container ends: the
+        # other containers then send to a stale address.
         mac = "02:54:" + ":".join(f"{byte:02x}" for byte in os.getpid().to_bytes(4, "big"))
         _in(root, "ip", "link", "add", "name", name, "address", mac, "type", "bridge")
         _in(root, "ip", "addr", "add", f"{pool.removesuffix('.0.0/16')}.0.1/24", "dev", name)
         _in(root, "ip", "link", "set", name, "up")
-        # Where nothing was forwarded before, still nothing is but what containers start.
+        # If the host did not forward before, it forwards only connections that containers start.
         last = "" if _BEFORE.read_text().strip() == "1" else "drop"
         _in(root, "nft", "-f", "-", text=_RULES.format(name=name, pool=pool, last=last))
         _FORWARD.write_text("1")
@@ -70,7 +70,7 @@ def network(root: Path) -> Iterator[Network]:
 
 
 def sweep(root: Path) -> None:
-    """What the network of a process that was killed has left."""
+    """Remove what the network of a killed process has left."""
     for name in re.findall(r"table ip (tk\d+)", _in(root, "nft", "list", "tables", check=False)):
         if not Path("/proc", name[2:]).exists():
             found = re.search(r"saddr ([\d./]+) ", _in(root, "nft", "list", "table", "ip", name, check=False))
@@ -87,17 +87,17 @@ def _delete(root: Path, name: str, pool: str) -> None:
 
 
 def _is_free(root: Path, pool: str) -> bool:
-    """Whether no route but the default one leads into it."""
-    wanted = ipaddress.ip_network(pool)
+    """Whether no route except the default one leads into it."""
+    network_pool = ipaddress.ip_network(pool)
     for line in _in(root, "ip", "-4", "-o", "route", "show").splitlines():
         place = line.split()[0]
-        if place != "default" and ipaddress.ip_network(place, strict=False).overlaps(wanted):
+        if place != "default" and ipaddress.ip_network(place, strict=False).overlaps(network_pool):
             return False
     return True
 
 
 def _bridges_in(root: Path, pool: str) -> list[str]:
-    """Ours, and those of compose files and user networks."""
+    """Our bridge, and those of compose files and user networks."""
     lines = _in(root, "ip", "-4", "-o", "addr", "show", "to", pool, check=False).splitlines()
     return [name for line in lines if Path("/sys/class/net", name := line.split()[1], "bridge").is_dir()]
 

@@ -1,4 +1,4 @@
-"""A folder with a layout in it and an engine, Docker's or Podman's: where `run --runtime docker` is tried."""
+"""A folder with a layout, and an engine, Docker's or Podman's, for tests of `run --runtime docker`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.roots import tiny_layout
 from torchkiln.util.places import ROOT
 
@@ -42,14 +43,12 @@ class Place:
         return [*program, "--output", str(self.output), *arguments]
 
     def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        """A run to its end."""
-        argv = self.argv(*arguments)
-        return subprocess.run(
-            argv, input=stdin, env=dict(self.environ), cwd=self.folder, capture_output=True, check=False
-        )
+        """Run until it ends."""
+        words = self.argv(*arguments)[2:]
+        return forked.run_bytes(words, stdin=stdin, env=self.environ, cwd=self.folder)
 
     def started(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A run whose command has said `ready`."""
+        """Start a run; returns when its command has printed `ready`."""
         process = subprocess.Popen(
             self.argv(*arguments),
             env=dict(self.environ),
@@ -61,20 +60,20 @@ class Place:
         assert process.stdout
         if process.stdout.readline() == b"ready\n":
             return process
-        _, said = process.communicate()
-        raise AssertionError(said)
+        _, stderr = process.communicate()
+        raise AssertionError(stderr)
 
     def docker(self, *arguments: str) -> str:
-        """What Docker's own client answers."""
+        """The output of Docker's client."""
         argv = ["docker", *arguments]
         return subprocess.run(
             argv, env=dict(self.environ), capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    def left(self) -> tuple[str, str]:
-        """Containers of the image, and volumes that no container has: other tests may use the engine too.
+    def leftovers(self) -> tuple[str, str]:
+        """Containers of the image, and volumes without a container; other tests may also use the engine.
 
-        Podman keeps the volumes of who was killed.
+        Podman keeps the volumes of a killed run.
         """
         containers = self.docker("ps", "--all", "--quiet", "--filter", f"ancestor={NAME}")
         if self.kind == "podman":
@@ -93,12 +92,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that the engine sees under the same name: of the host, the tests' own engine sees /dev."""
+    """A folder with the same path in the engine: the tests' own engine sees the host's /dev."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
 
 def line_of(stderr: bytes) -> list[str]:
-    """The `docker run` line that was shown, or Podman's own."""
+    """The `docker run` line that was shown, or Podman's."""
     (line,) = re.findall(r"^torchkiln: ((?:docker|podman --url \S+) run .*)$", stderr.decode(), re.MULTILINE)
     return shlex.split(line)

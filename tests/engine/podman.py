@@ -1,4 +1,4 @@
-"""Podman behind the socket that answers as Docker's does: storage, runtime and socket of its own."""
+"""Podman as a service with Docker's API, with separate storage, runtime folder and socket."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.engine.root import NoEngine
 
-_PATIENCE = 300  # seconds; the first start lays the storage out
-# No more than root of this host has, whom a sandbox may give little. And by runc, which takes
+_TIMEOUT = 300  # seconds; the first start initialises the storage
+# Only the capabilities of this host's root, which a sandbox may limit. And with runc, which supports
 # the hybrid cgroups of older hosts; crun does not.
 SETTINGS = """
 [containers]
@@ -30,16 +30,16 @@ events_logger = "file"
 
 @contextmanager
 def podman_service() -> Iterator[Mapping[str, str]]:
-    """What leads Docker's client to a podman of its own, while the context lasts.
+    """The environment with which Docker's client reaches a separate podman, while the context lasts.
 
-    :raises NoEngine: podman or runc is not installed, or its service does not come up.
+    :raises NoEngine: podman or runc is not installed, or its service does not start.
     """
     lacking = [name for name in ("podman", "runc") if not shutil.which(name)]
     if lacking or os.geteuid():
         raise NoEngine(
-            f"podman's socket takes root, podman and runc; not here: {', '.join(lacking) or 'root'}"
+            f"podman's socket requires root, podman and runc; missing: {', '.join(lacking) or 'root'}"
         )
-    with tempfile.TemporaryDirectory(prefix="pod") as short:  # podman takes at most 50 characters here
+    with tempfile.TemporaryDirectory(prefix="pod") as short:  # podman allows at most 50 characters here
         folder = Path(short)
         (folder / "conf").write_text(SETTINGS)
         environ = {**os.environ, "CONTAINERS_CONF": str(folder / "conf"), "TMPDIR": short}
@@ -64,16 +64,16 @@ def podman_service() -> Iterator[Mapping[str, str]]:
 
 
 def _wait(folder: Path, service: subprocess.Popen[bytes]) -> None:
-    """Until the socket is answered at."""
-    ends = time.monotonic() + _PATIENCE
+    """Wait until the socket accepts connections."""
+    ends = time.monotonic() + _TIMEOUT
     while time.monotonic() < ends and service.poll() is None:
         with socket.socket(socket.AF_UNIX) as line:
             try:
                 line.connect(str(folder / "sock"))
-                line.settimeout(_PATIENCE)
+                line.settimeout(_TIMEOUT)
                 line.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
                 if line.recv(1):
                     return
             except OSError:
                 time.sleep(0.2)
-    raise NoEngine(f"podman's service did not come up: {(folder / 'log').read_text(errors='replace')[-600:]}")
+    raise NoEngine(f"podman's service did not start: {(folder / 'log').read_text(errors='replace')[-600:]}")

@@ -1,6 +1,6 @@
-"""Debian's docker-registry, from the root that the test engine has too; one for each process of a test run.
+"""Debian's docker-registry, from the root of the test engine; one for each process of a test run.
 
-In a mount namespace of its own, which ends with it; killed with whoever started it, however that ends.
+In its own mount namespace; killed when its parent ends for any reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from tests.engine.root import NoEngine, ensure, home
 from tests.needs import give_up
 
-_PATIENCE = 300.0  # seconds until it must answer
+_TIMEOUT = 300.0  # seconds until it must respond
 _LOOK = 0.05
 _CONFIG = """\
 version: 0.1
@@ -30,7 +30,7 @@ storage:
   delete: {{enabled: true}}
 http: {{addr: "127.0.0.1:{port}", secret: torchkiln-tests}}
 """
-# The new root is seen in this process's namespace only: nothing is mounted for anybody else.
+# The new root is visible only in this process's namespace: other processes see no new mounts.
 _INSIDE = """\
 mount --bind "$2" "$1/srv" &&
 exec chroot "$1" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root OTEL_TRACES_EXPORTER=none \
@@ -43,31 +43,31 @@ _Running = TypeVar("_Running", bound="RunningRegistry")
 
 @dataclass(frozen=True, kw_only=True)
 class RunningRegistry:
-    """A registry that answers on this machine, with its data in `folder`."""
+    """A registry that runs on this machine, with its data in `folder`."""
 
     host: str  # "127.0.0.1:40123"
     folder: Path
     pid: int
-    apart: bool = True  # a repository sees no other's blobs
+    separate_repositories: bool = True  # a repository cannot read the blobs of others
 
     def blob(self, digest: str) -> Path:
-        """Where it keeps the blob."""
+        """The path of the blob."""
         hexa = digest.removeprefix("sha256:")
         return self.folder / "data/docker/registry/v2/blobs/sha256" / hexa[:2] / hexa / "data"
 
     def content(self, repository: str, digest: str) -> bytes:
-        """Of the blob or manifest; b"" where it has none."""
+        """The content of the blob or manifest; b"" if it is missing."""
         path = self.blob(digest)
         return path.read_bytes() if path.is_file() else b""
 
     def tags(self, repository: str) -> list[str]:
-        """The tags in *repository* that people see, as its own files have them."""
+        """The tags of images in *repository*, from its files."""
         folder = self.folder / "data/docker/registry/v2/repositories" / repository / "_manifests/tags"
         return sorted(path.name for path in folder.glob("*") if not _lists(path.name))
 
 
 def _lists(tag: str) -> bool:
-    """Whether under *tag* lies what goes with an image."""
+    """Whether *tag* is a list of attachments of an image."""
     return tag.startswith("sha256-")
 
 
@@ -75,7 +75,7 @@ def _lists(tag: str) -> bool:
 def docker_registry(folder: Path) -> Iterator[RunningRegistry]:
     """A registry with its data in *folder*, while the context lasts.
 
-    :raises NoEngine: none can be had on this machine.
+    :raises NoEngine: none is available on this machine.
     """
     root = ensure(home())
     port = free_port()
@@ -89,12 +89,12 @@ def docker_registry(folder: Path) -> Iterator[RunningRegistry]:
 
 @contextmanager
 def serving(argv: Sequence[str], host: str, log: Path) -> Iterator[int]:
-    """The process *argv*, a registry that answers at *host*, while the context lasts; it writes to *log*.
+    """The process *argv*, a registry that responds at *host*, while the context lasts; it writes to *log*.
 
-    :raises NoEngine: it does not answer; with the end of what it said.
+    :raises NoEngine: it does not respond; the message has the end of its output.
     """
-    with log.open("wb") as said:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         _await(process, host, log)
         yield process.pid
@@ -104,14 +104,14 @@ def serving(argv: Sequence[str], host: str, log: Path) -> Iterator[int]:
 
 
 def free_port() -> int:
-    """That nobody listens at now."""
+    """A port that no process listens on now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def _await(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     while time.monotonic() < end and process.poll() is None:
         try:
             urllib.request.urlopen(f"http://{host}/v2/", timeout=5).close()
@@ -119,17 +119,17 @@ def _await(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
             time.sleep(_LOOK)
         else:
             return
-    raise NoEngine(f"the registry did not come up: {log.read_text(errors='replace')[-1200:]}")
+    raise NoEngine(f"the registry did not start: {log.read_text(errors='replace')[-1200:]}")
 
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRegistry]:
     """A real registry on 127.0.0.1, empty at first, for all tests of this process."""
-    yield from had(docker_registry(tmp_path_factory.mktemp("registry") / "its"))
+    yield from available(docker_registry(tmp_path_factory.mktemp("registry") / "its"))
 
 
-def had(context: AbstractContextManager[_Running]) -> Iterator[_Running]:
-    """For a fixture: what *context* gives. Where it cannot be had tests skip or fail, as for an engine."""
+def available(context: AbstractContextManager[_Running]) -> Iterator[_Running]:
+    """For a fixture: the value of *context*. If it is not available, tests skip or fail, as for an engine."""
     with ExitStack() as stack:
         try:
             running = stack.enter_context(context)

@@ -1,4 +1,4 @@
-"""The Debian root that the engine runs from, made once, and daemons of it in namespaces of their own."""
+"""The engine's Debian root, made once, and its daemons in their own namespaces."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _CLIENT, _PLUGIN = "usr/bin/docker", "usr/libexec/docker/cli-plugins/docker-buil
 
 
 class NoEngine(Exception):
-    """No engine can be had on this machine; says why."""
+    """No engine is available on this machine; the message has the reason."""
 
 
 def home() -> Path:
-    """Where engines live: beside our cache, not in it, for the tests empty that."""
+    """The folder of engines: beside our cache, not in it, because tests empty the cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchkiln-engine"
 
 
 def ensure(folder: Path) -> Path:
-    """The root in *folder*, made if it is not there (a minute, 250 MB to download, 550 MB on the disk).
+    """The root in *folder*, made if it is missing (a minute, 250 MB to download, 550 MB on the disk).
 
     :raises NoEngine: this user or this machine cannot make one.
     """
@@ -38,7 +38,7 @@ def ensure(folder: Path) -> Path:
 
 
 def made(root: Path, suite: str, packages: Sequence[str], *options: str) -> Path:
-    """The folder *root* with *packages* of Debian, made by mmdebstrap with *options* if it is not there.
+    """The folder *root* with *packages* of Debian, made by mmdebstrap with *options* if it is missing.
 
     :raises NoEngine: this user or this machine cannot make it.
     """
@@ -48,19 +48,19 @@ def made(root: Path, suite: str, packages: Sequence[str], *options: str) -> Path
         if root.is_dir():
             return root
         if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
-            raise NoEngine(f"{', '.join(packages[:2])}: to fetch them takes root and mmdebstrap")
+            raise NoEngine(f"{', '.join(packages[:2])}: downloading them requires root and mmdebstrap")
         new = root.with_name(f"{root.name}.new")
-        shutil.rmtree(new, ignore_errors=True)  # of a run that was cut
+        shutil.rmtree(new, ignore_errors=True)  # of an interrupted run
         argv = ["mmdebstrap", "--mode=root", *options, f"--include={','.join(packages)}", suite, str(new)]
         done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
-            raise NoEngine(f"mmdebstrap could not fetch {', '.join(packages[:2])}: {done.stderr[-600:]}")
+            raise NoEngine(f"mmdebstrap could not install {', '.join(packages[:2])}: {done.stderr[-600:]}")
         new.rename(root)
     return root
 
 
 def client(root: Path, folder: Path) -> Path:
-    """The engine's own client and BuildKit's plugin for this host, in *folder*/bin and *folder*/config.
+    """The engine's client and BuildKit's plugin for this host, in *folder*/bin and *folder*/config.
 
     :raises NoEngine: they do not run on this host.
     """
@@ -70,9 +70,9 @@ def client(root: Path, folder: Path) -> Path:
 
 
 def runnable(root: Path, name: str, target: Path) -> Path:
-    """*target*, which runs *name* of the root: as it is on this host's C library, or by the root's loader.
+    """*target*, which runs *name* of the root: with this host's C library, or with the root's loader.
 
-    :raises NoEngine: neither does.
+    :raises NoEngine: neither works.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(root / name, target)
@@ -92,12 +92,12 @@ def _runs(program: Path) -> bool:
         return False
 
 
-_PATIENCE = 300.0  # seconds until the kernel has ended all processes
+_TIMEOUT = 300.0  # seconds until the kernel has ended all processes
 _LOOK = 0.2
 
 
 def start(root: Path, place: Path, daemon: Sequence[str]) -> subprocess.Popen[bytes]:
-    """*daemon* in *root*, with *place* as its /srv (see `inside.py`); what it says goes to *place*/log."""
+    """*daemon* in *root*, with *place* as its /srv (see `inside.py`); its output goes to *place*/log."""
     flags = ["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
     if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
         flags.append("--cgroup")
@@ -112,17 +112,17 @@ def stop(daemon: subprocess.Popen[bytes], cgroup: str) -> None:
     """Kill the namespaces' first process, and with it all containers, which are in *cgroup*."""
     daemon.kill()  # unshare --kill-child
     daemon.wait()
-    end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end and not _gone(cgroup):
+    end = time.monotonic() + _TIMEOUT
+    while time.monotonic() < end and not _remove_leftovers(cgroup):
         time.sleep(_LOOK)
 
 
-def _gone(cgroup: str) -> bool:
+def _remove_leftovers(cgroup: str) -> bool:
     """Whether the folders that containers leave could be removed."""
-    left = [found for found in Path("/sys/fs/cgroup").glob(f"**/{cgroup}") if found.is_dir()]
-    for cgroups in left:
+    leftovers = [found for found in Path("/sys/fs/cgroup").glob(f"**/{cgroup}") if found.is_dir()]
+    for cgroups in leftovers:
         folders = [folder for folder in cgroups.rglob("*") if folder.is_dir()]
         for folder in (*sorted(folders, key=lambda found: -len(found.parts)), cgroups):
             with suppress(OSError):
                 folder.rmdir()
-    return not any(found.exists() for found in left)
+    return not any(found.exists() for found in leftovers)

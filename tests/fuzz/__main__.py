@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz TARGET`: run it under atheris, tell the figures, keep what crashed it."""
+"""`python -m tests.fuzz TARGET`: run it under atheris, print the figures, save crashing inputs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torchkiln.util.files import pretty_json, write_atomic
 from torchkiln.util.places import ROOT
 
 _RUN = re.compile(r"^#(?P<runs>\d+)\s+\w+\s.*ft: (?P<features>\d+) corp: (?P<corpus>\d+)/", re.MULTILINE)
-_HANG = 20  # seconds that one input may take
+_HANG = 20  # maximum seconds for an input
 
 
 def run(target: str, *, seed: int, runs: int = -1, seconds: int = 0) -> dict[str, int | str]:
-    """Fuzz *target* until *runs* or *seconds* are over; its figures, and what a crash said."""
+    """Fuzz *target* for *runs* or *seconds*; returns its figures, and the message of a crash."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         corpus = Path(scratch) / "corpus"
@@ -28,6 +28,8 @@ def run(target: str, *, seed: int, runs: int = -1, seconds: int = 0) -> dict[str
         argv = [sys.executable, "-m", "tests.fuzz.child", target]
         argv += [f"-{name}={value}" for name, value in options.items()]
         argv += ["-rss_limit_mb=1024", f"-artifact_prefix={scratch}/", str(corpus)]
+        # libFuzzer limits ru_maxrss, which a program inherits from the process that starts it: here a shell.
+        argv = ["sh", "-c", '"$@"; exit $?', "sh", *argv]
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", cwd=ROOT, check=False)
         crashed = [path.read_bytes().hex() for path in Path(scratch).glob("*-*") if path.is_file()]
     lines = list(_RUN.finditer(done.stderr))
@@ -37,24 +39,24 @@ def run(target: str, *, seed: int, runs: int = -1, seconds: int = 0) -> dict[str
     figures |= {key: int(value) for key, value in last.items()}
     figures["crashes"] = len(crashed) if crashed else int(done.returncode != 0)
     if figures["crashes"]:
-        figures |= {"input": crashed[0] if crashed else "", "talk": done.stderr[-4000:]}
+        figures |= {"input": crashed[0] if crashed else "", "stderr": done.stderr[-4000:]}
     return figures
 
 
 def main() -> int:
-    """0 if nothing crashed."""
+    """Run it; returns 0 if nothing crashed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("target", choices=("zip", "layer", "tar", "documents", "pages"))
+    parser.add_argument("target", choices=("zip", "layer", "tar", "documents", "pages", "fatbin"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=int, default=-1)
     parser.add_argument("--seconds", type=int, default=0)
-    parser.add_argument("--record", type=Path, help="a JSON file in which the target's figures are put")
-    told = parser.parse_args()
-    figures = run(told.target, seed=told.seed, runs=told.runs, seconds=told.seconds)
+    parser.add_argument("--record", type=Path, help="a JSON file to which the target's figures are added")
+    arguments = parser.parse_args()
+    figures = run(arguments.target, seed=arguments.seed, runs=arguments.runs, seconds=arguments.seconds)
     sys.stdout.write(json.dumps(figures, indent=1) + "\n")
-    if told.record:
-        kept = json.loads(told.record.read_text()) if told.record.exists() else {}
-        write_atomic(told.record, pretty_json({**kept, told.target: figures}))
+    if arguments.record:
+        recorded = json.loads(arguments.record.read_text()) if arguments.record.exists() else {}
+        write_atomic(arguments.record, pretty_json({**recorded, arguments.target: figures}))
     return 1 if figures["crashes"] else 0
 
 

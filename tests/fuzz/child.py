@@ -1,4 +1,4 @@
-"""One target under libFuzzer (atheris): `python -m tests.fuzz.child TARGET [its options] CORPUS`."""
+"""A target under libFuzzer (atheris): `python -m tests.fuzz.child TARGET [its options] CORPUS`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import atheris
 
 with atheris.instrument_imports(include=["torchkiln"]):
     import torchkiln.attest.provenance
+    import torchkiln.device_code.cut
+    import torchkiln.device_code.inventory
     import torchkiln.index.listing
     import torchkiln.lock.file
     import torchkiln.oci.documents
@@ -20,7 +22,7 @@ with atheris.instrument_imports(include=["torchkiln"]):
     import torchkiln.smoke.report
     import torchkiln.wheel.splice  # noqa: F401
 
-from tests.fuzz import documents_target, layer_target, pages_target, tar_target, zip_target
+from tests.fuzz import documents_target, fatbin_target, layer_target, pages_target, tar_target, zip_target
 
 TARGETS = {
     "zip": zip_target,
@@ -28,11 +30,12 @@ TARGETS = {
     "tar": tar_target,
     "documents": documents_target,
     "pages": pages_target,
+    "fatbin": fatbin_target,
 }
 
 
 def main() -> None:
-    """Does not come back: libFuzzer ends the process."""
+    """Run; does not return, because libFuzzer ends the process."""
     target = TARGETS[sys.argv[1]]
     folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=Path(sys.argv[-1]).parent))
     for number, data in enumerate(target.corpus(folder)):

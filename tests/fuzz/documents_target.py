@@ -1,6 +1,6 @@
-"""Bytes -> JSON, raw or a sound document that a program changed -> refused, or the same to other readers.
+"""Fuzz the JSON reader, raw or with changed documents: it must reject them, or agree with other readers.
 
-Other readers of JSON: the standard library's, and orjson, which is written in Rust by others.
+Other readers of JSON: the standard library's, and orjson, which is independent (Rust).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _ODD: tuple[Any, ...] = (
 
 @cache
 def documents() -> tuple[Any, ...]:
-    """Sound ones, of every kind that strangers send."""
+    """Valid documents, of every kind that comes from outside."""
     files = (
         f"images/{TAG}/lock.json",
         "images/base-debian12/base.json",
@@ -112,16 +112,16 @@ READERS: tuple[Callable[[bytes], object], ...] = (
 
 
 def check(data: bytes, _scratch: Path) -> str:
-    """What became of it: "taken" or "refused"; raises AssertionError where two readers disagree."""
+    """The result: "accepted" or "refused"; raises AssertionError if two readers disagree."""
     decisions = Decisions(data)
     return judge(decisions.rest() if decisions.number(3) == 3 else program(decisions))
 
 
 def judge(data: bytes) -> str:
-    """Ours against the standard library and orjson; each reader of documents gives a value or a KilnError."""
-    # A lock is a hundred times as long as the rest: only the readers of its own kind have it.
+    """Compare our reader with the standard library and orjson; it returns a value or raises KilnError."""
+    # A lock is a hundred times longer than the others, so only the readers of locks read it.
     for reader in READERS if len(data) < 8192 else READERS[:3]:
-        _told(lambda reader=reader: reader(data))  # type: ignore[misc]
+        _read_or_refuse(lambda reader=reader: reader(data))  # type: ignore[misc]
     try:
         value = json_of(data)
     except ValueError:
@@ -130,13 +130,13 @@ def judge(data: bytes) -> str:
     same(value, orjson.loads(data))
     if isinstance(value, dict):
         for key in ("manifests", "layers"):
-            _told(lambda key=key: descriptors(Path("x"), key, value))  # type: ignore[misc]
-        _told(lambda: diff_ids(Path("x"), value))
+            _read_or_refuse(lambda key=key: descriptors(Path("x"), key, value))  # type: ignore[misc]
+        _read_or_refuse(lambda: diff_ids(Path("x"), value))
         assert all(line == line.strip() for line in wrong_case_keys(value))
-    return "taken"
+    return "accepted"
 
 
-def _told(read: Callable[[], object]) -> None:
+def _read_or_refuse(read: Callable[[], object]) -> None:
     message = ""
     try:
         read()
@@ -147,34 +147,34 @@ def _told(read: Callable[[], object]) -> None:
 
 
 def same(ours: Any, theirs: Any) -> None:
-    """Equal, and of the same kinds: 1 is neither true nor 1.0."""
-    waiting = [(ours, theirs)]
-    while waiting:
-        one, other = waiting.pop()
-        assert type(one) is type(other), (one, other)
-        if isinstance(one, dict):
-            assert list(one) == list(other)
-            waiting += zip(one.values(), other.values(), strict=True)
-        elif isinstance(one, list):
-            waiting += zip(one, other, strict=True)
+    """Require equal values and types: 1 is neither true nor 1.0."""
+    pairs = [(ours, theirs)]
+    while pairs:
+        left, right = pairs.pop()
+        assert type(left) is type(right), (left, right)
+        if isinstance(left, dict):
+            assert list(left) == list(right)
+            pairs += zip(left.values(), right.values(), strict=True)
+        elif isinstance(left, list):
+            pairs += zip(left, right, strict=True)
         else:
-            assert one == other, (one, other)
+            assert left == right, (left, right)
 
 
 def program(decisions: Decisions) -> bytes:
-    """A sound document in which up to four things are changed; perhaps some bytes of it, too."""
+    """A valid document with up to four changes, and possibly some changed bytes."""
     changed = copy.deepcopy(decisions.choice(documents()))
     for _ in range(1 + decisions.number(3)):
         there = list(places(changed))
         if not there:
             break
         owner, key = decisions.choice(there)
-        way = decisions.number(3)
-        if way == 0:
+        change = decisions.number(3)
+        if change == 0:
             del owner[key]
-        elif way == 1:
+        elif change == 1:
             owner[key] = copy.deepcopy(decisions.choice(_ODD))
-        elif way == 2 and isinstance(owner, dict):
+        elif change == 2 and isinstance(owner, dict):
             owner[key.swapcase()] = owner[key]
         else:
             owner[key] = [owner[key]]
@@ -194,4 +194,4 @@ def corpus(_scratch: Path) -> list[bytes]:
         b"[[[[]]]]",
     ]
     raw += [json_bytes(document) for document in documents()[:9]]
-    return [b"\x03" + one for one in raw] + [bytes(range(n, n + 40)) for n in range(0, 200, 10)]
+    return [b"\x03" + item for item in raw] + [bytes(range(n, n + 40)) for n in range(0, 200, 10)]

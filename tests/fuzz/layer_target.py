@@ -1,4 +1,4 @@
-"""Bytes -> what is asked of a `LayerWriter` -> tarfile and gzip find exactly that, or a collision is told."""
+"""Fuzz `LayerWriter`: tarfile and gzip must find exactly what was written, or it reports a collision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MODES = (0o644, 0o755, 0o4755, 0o600, 0o777)
 
 
 def check(data: bytes, _scratch: Path) -> str:
-    """What became of it: "written" or "collision"; raises AssertionError where readers see another tree."""
+    """The result: "written" or "collision"; raises AssertionError if readers see another tree."""
     decisions = Decisions(data)
     out = io.BytesIO()
     layer = LayerWriter(out, mtime=WHEEL_EPOCH)
@@ -53,22 +53,22 @@ def check(data: bytes, _scratch: Path) -> str:
 
 
 def _fits(path: str, item: Item, model: dict[str, Item]) -> bool:
-    """Whether *path* may come now: not there, or the same, and nobody's folder or file."""
+    """Whether *path* may be added: new or identical, and no file where a folder is needed."""
     above = [str(folder) for folder in Path(path).parents]
     below = any(other.startswith(f"{path}/") for other in model)
     return not below and not any(folder in model for folder in above) and model.get(path, item) == item
 
 
 def _write(layer: LayerWriter, path: str, item: Item, decisions: Decisions) -> None:
-    """By one of the ways in: whole, in plain pieces, as a deflate stream in pieces."""
+    """Write by one of the methods: whole, in plain pieces, as a deflate stream in pieces."""
     data = item.data
-    way = decisions.number(2)
-    if way == 0 or (way == 2 and not data):
+    method = decisions.number(2)
+    if method == 0 or (method == 2 and not data):
         layer.file(path, item.mode, data)
         return
     cut = decisions.number(len(data))
     with layer.entry(path, item.mode, size=len(data), crc=zlib.crc32(data)) as member:
-        if way == 1:
+        if method == 1:
             for piece in (data[:cut], data[cut:]):
                 member.plain(piece)
         else:
@@ -79,13 +79,13 @@ def _write(layer: LayerWriter, path: str, item: Item, decisions: Decisions) -> N
 
 
 def _folders_first(blob: bytes) -> None:
-    """Each folder comes before what is in it."""
-    seen = {"."}
+    """Require that each folder precedes its content."""
+    folders = {"."}
     with tarfile.open(fileobj=io.BytesIO(blob)) as tar:
         for member in tar:
-            assert str(Path(member.name).parent) in seen, member.name
+            assert str(Path(member.name).parent) in folders, member.name
             if member.isdir():
-                seen.add(member.name)
+                folders.add(member.name)
 
 
 def corpus(_scratch: Path) -> list[bytes]:

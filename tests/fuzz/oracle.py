@@ -1,4 +1,4 @@
-"""A zip -> what an installer makes of it, by `zipfile` and a few lines that share nothing with ours."""
+"""The files that an installer writes of a zip, by `zipfile` and without our code."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FOLDERS = {
 
 
 class Refused(Exception):
-    """The standard library does not take it."""
+    """The standard library rejects it."""
 
 
 def installed(wheel: bytes) -> dict[str, Item]:
-    """The files that pip would write of the wheel's own entries; not what it adds.
+    """The files that pip would write from the wheel's entries, without the files that it generates.
 
-    :raises Refused: `zipfile` has a complaint.
+    :raises Refused: `zipfile` rejects it.
     """
     found: dict[str, Item] = {}
     try:

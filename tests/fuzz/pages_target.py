@@ -1,6 +1,6 @@
-"""Bytes -> a page of an index, written or garbage -> refused in a sentence, or read as pypi_simple reads it.
+"""Fuzz the reader of index pages: it must reject a page with a message, or agree with pypi_simple.
 
-Of garbage nobody knows what it means: there ours must only end in a sentence, and keep to its types.
+Garbage has no defined meaning: our reader must only reject it with a message, or return the right types.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def program(decisions: Decisions) -> tuple[bytes, bool, bool]:
-    """A page, whether it is JSON, and whether other readers must read the same."""
+    """A page, whether it is JSON, and whether other readers must agree."""
     form = decisions.number(3)
     if form == 0:
         return decisions.rest(), bool(decisions.number(1)), False
@@ -56,7 +56,7 @@ def program(decisions: Decisions) -> tuple[bytes, bool, bool]:
 def _link(decisions: Decisions) -> str:
     attributes = [f'href="../../files/{decisions.choice(_FILES)}{decisions.choice(_ENDS)}"']
     for _ in range(decisions.number(3)):
-        text = decisions.take(decisions.number(6)).decode("latin-1")  # readers differ on control characters
+        text = decisions.take(decisions.number(6)).decode("latin-1")  # readers disagree on control characters
         value = html.escape("".join(letter for letter in text if letter.isprintable()).strip())
         key = decisions.choice([key for key in _KEYS if key not in "".join(attributes)] or ["class"])
         attributes.insert(decisions.number(len(attributes)), f'{key}="{value}"')
@@ -79,36 +79,42 @@ def _document(decisions: Decisions) -> Any:
 
 
 def judge(body: bytes, as_json: bool, agreed: bool) -> str:
-    """ "taken" or "refused"; raises where pypi_simple sees other files, or a sound page is refused."""
+    """ "accepted" or "refused"; raises if pypi_simple sees other files, or a valid page is refused."""
     try:
-        told = listing(Page(url=HERE, json=as_json, body=body))
+        result = listing(Page(url=HERE, json=as_json, body=body))
         ours = [
-            (one.filename, told.url(one), one.requires_python, one.yanked is not None) for one in told.files
+            (file.filename, result.url(file), file.requires_python, file.yanked is not None)
+            for file in result.files
         ]
     except BuildFailed:
         if agreed:
             raise
         return "refused"
-    for one in told.files:
-        assert one.size is None or (type(one.size) is int and one.size >= 0)
+    for item in result.files:
+        assert item.size is None or (type(item.size) is int and item.size >= 0)
         assert all(
             isinstance(text, str)
-            for text in (one.filename, one.requires_python, unfit(one.filename, "numpy"))
+            for text in (item.filename, item.requires_python, unfit(item.filename, "numpy"))
         )
     if agreed:
         theirs = [
-            (one.filename, one.url.partition("#")[0], one.requires_python or "", one.is_yanked)
-            for one in ProjectPage.from_html("numpy", body.decode(), HERE).packages
+            (
+                package.filename,
+                package.url.partition("#")[0],
+                package.requires_python or "",
+                package.is_yanked,
+            )
+            for package in ProjectPage.from_html("numpy", body.decode(), HERE).packages
         ]
         assert ours == theirs, (ours, theirs)
-    return "taken"
+    return "accepted"
 
 
 def check(data: bytes, _scratch: Path) -> str:
-    """What became of it."""
+    """The result."""
     return judge(*program(Decisions(data)))
 
 
 def corpus(_scratch: Path) -> list[bytes]:
-    """Each form, some of which is taken."""
+    """Pages of each form, some of which are valid."""
     return [bytes([form, *range(n, n + 60)]) for form in range(4) for n in range(0, 120, 20)]

@@ -1,4 +1,4 @@
-"""Bytes -> decisions: what a fuzzer hands over, spent bit by bit. When nothing is left all answers are 0."""
+"""Decisions from a fuzzer's bytes, consumed step by step. When no bytes remain, all results are 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Decisions:
-    """One stream of bytes, read as numbers, choices and strings."""
+    """A stream of bytes, read as numbers, choices and strings."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -18,20 +18,20 @@ class Decisions:
         return self._at < len(self._data)
 
     def number(self, most: int) -> int:
-        """From 0 to *most*, both possible."""
+        """A number from 0 to *most*, inclusive."""
         count = (most.bit_length() + 7) // 8
         return int.from_bytes(self.take(count), "little") % (most + 1)
 
     def choice(self, of: Sequence[T]) -> T:
-        """One of them."""
+        """An item of *of*."""
         return of[self.number(len(of) - 1)]
 
     def take(self, count: int) -> bytes:
-        """That many bytes, or what is left."""
+        """*count* bytes, or the rest if fewer."""
         found = self._data[self._at : self._at + count]
         self._at += len(found)
         return found
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """All remaining bytes."""
         return self.take(len(self._data))

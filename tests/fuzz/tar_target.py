@@ -1,4 +1,4 @@
-"""Bytes -> a tar full of lies -> refused, or unpacked to the tree that Python's tarfile sees."""
+"""Fuzz the tar reader with false headers: it must reject a tar, or unpack what Python's tarfile sees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.fuzz.source import Decisions
 from tests.hostile.tars import END, binary, head, long, octal, padded, pax, record
-from tests.tar_readers import comparable
+from tests.readers import comparable
 from tests.trees import differences, tree_of_folder, tree_of_tars
 from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest
@@ -35,7 +35,7 @@ _MAGICS = (b"ustar\x0000", b"ustar  \0", b"ustar 00", bytes(8), b"ustar\0\0\0")
 
 
 def program(decisions: Decisions) -> bytes:
-    """A tar, most of it right: wrong ones end at once, and teach nothing."""
+    """A mostly valid tar, because invalid ones are rejected at once and test little."""
     parts = []
     while decisions and len(parts) < 24:
         what = decisions.number(15)
@@ -47,7 +47,7 @@ def program(decisions: Decisions) -> bytes:
         elif what == 2:
             parts.append(decisions.choice((bytes(512), END, decisions.take(40).ljust(512, b"\0"))))
         else:
-            parts.append(_entry(decisions, lying=what == 3))
+            parts.append(_entry(decisions, false_header=what == 3))
     data = b"".join(parts) + END
     if decisions.number(9) == 1 and data:
         at = decisions.number(len(data) - 1)
@@ -68,30 +68,30 @@ def _extended(decisions: Decisions) -> bytes:
     return pax(*records, kind=decisions.choice((b"x", b"x", b"x", b"g")))
 
 
-def _entry(decisions: Decisions, *, lying: bool) -> bytes:
-    kind = decisions.choice(_KINDS if lying else _KINDS[:6])
+def _entry(decisions: Decisions, *, false_header: bool) -> bytes:
+    kind = decisions.choice(_KINDS if false_header else _KINDS[:6])
     name = _path(decisions)[:100]
     data = decisions.take(decisions.number(20)) if kind in (b"0", b"\0", b"7") else b""
     to = _path(decisions)[:100] if kind in (b"1", b"2") else b""
     fields: dict[str, bytes] = {}
     size = len(data)
-    if lying:
+    if false_header:
         fields["magic"] = decisions.choice(_MAGICS)
         fields["prefix"] = decisions.choice((b"", b"a", b".."))
         fields["uid"] = decisions.choice((octal(0, 8), binary(1 << 20, 8), binary(1 << 40, 8), b"\xff" * 8))
         size = decisions.choice((size, 0, 512, 1 << 33, 7))
     form = decisions.choice(_FORMS)
-    told = octal(size, 12) if size < 8 << 30 else binary(size, 12)
-    return head(name, kind, size=told, to=to, form=form, **fields) + padded(data)
+    declared_size = octal(size, 12) if size < 8 << 30 else binary(size, 12)
+    return head(name, kind, size=declared_size, to=to, form=form, **fields) + padded(data)
 
 
 def check(data: bytes, scratch: Path) -> str:
-    """ "taken" or "refused"; raises AssertionError where a reader sees another tree."""
+    """ "accepted" or "refused"; raises AssertionError if a reader sees another tree."""
     return judge(program(Decisions(data)), scratch)
 
 
 def judge(tar: bytes, scratch: Path) -> str:
-    """Of one tar; *scratch* is as it was afterwards."""
+    """Check a tar; *scratch* is unchanged afterwards."""
     blob, root = scratch / "blob", scratch / "roots" / "root"
     blob.write_bytes(tar)
     digest = Digest(f"sha256:{hashlib.sha256(tar).hexdigest()}")
@@ -106,14 +106,16 @@ def judge(tar: bytes, scratch: Path) -> str:
         ours = comparable(tree_of_folder(root))
         theirs = comparable(tree_of_tars([io.BytesIO(tar)]))
     except tarfile.TarError as error:
-        raise AssertionError(f"taken, and Python's tarfile says: {error}") from error
+        raise AssertionError(f"accepted, but Python's tarfile raises: {error}") from error
     finally:
         shutil.rmtree(scratch / "roots")
     unnamed = {path for path in ours if path not in theirs and ours[path].kind == "folder"}
-    assert not (told := differences({p: t for p, t in ours.items() if p not in unnamed}, theirs)), told
-    return "taken"
+    assert not (declared_size := differences({p: t for p, t in ours.items() if p not in unnamed}, theirs)), (
+        declared_size
+    )
+    return "accepted"
 
 
 def corpus(_scratch: Path) -> list[bytes]:
-    """Some programs, of which a third is taken."""
+    """Some programs, a third of which is valid."""
     return [hashlib.sha512(bytes([n])).digest() * 2 for n in range(60)] + [b"\x04" + bytes(30), b"\x05\0\0"]

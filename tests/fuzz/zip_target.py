@@ -1,4 +1,4 @@
-"""Bytes -> a wheel, raw or made by a program of lies -> ours refuses it, or all readers agree about it."""
+"""Fuzz the wheel reader, raw or with false headers: it must reject a wheel, or agree with all readers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.fuzz.oracle import SITE, installed
 from tests.fuzz.source import Decisions
 from tests.hostile import SPEC
 from tests.hostile.installing import INSTALLING
-from tests.hostile.making import INFO, rerecorded
+from tests.hostile.making import INFO, with_new_record
 from tests.hostile.names import NAMES
 from tests.hostile.zips import ZIPS
-from tests.layers import SCHEME, Item, tree_of_layer
+from tests.layers import SCHEME, Item, as_locked, tree_of_layer
 from tests.rawzip import Raw, deflated, entry, read, write
 from tests.realpip import source_of
 from tests.wheels import File, WheelSpec, write_wheel
@@ -60,22 +60,21 @@ _MODES = (0o100644, 0o100755, 0o120777, 0o040755, 0, 0o104755, 0o020644, 0o10000
 
 
 def check(data: bytes, scratch: Path) -> str:
-    """What became of it: "taken" or the reason; raises AssertionError where two readers disagree."""
+    """The result: "accepted" or the reason; raises AssertionError if two readers disagree."""
     decisions = Decisions(data)
     wheel = decisions.rest() if decisions.number(3) == 3 else program(decisions, scratch)
     return judge(wheel, scratch)
 
 
 def judge(wheel: bytes, scratch: Path) -> str:
-    """Ours against `zipfile` and `tarfile`."""
+    """Compare our reader with `zipfile` and `tarfile`."""
     place = scratch / SPEC.filename
     place.write_bytes(wheel)
     out = io.BytesIO()
     layer = LayerWriter(out, mtime=WHEEL_EPOCH)
     try:
         with WheelFile(place, len(wheel)) as file:
-            locked = hashlib.sha256(wheel).hexdigest()
-            splice(file, place.name, locked, layer, SCHEME, source=lambda *_: None, bytecode=lambda: iter(()))
+            splice(file, as_locked(place), layer, SCHEME, source=lambda *_: None, bytecode=lambda: iter(()))
     except BadWheel as error:
         return error.reason
     written = layer.finish()
@@ -93,31 +92,31 @@ def judge(wheel: bytes, scratch: Path) -> str:
     launchers = {path for path in theirs if path.startswith("opt/venv/bin/")}
     for path, item in theirs.items():
         if path == record or (path in launchers and path not in ours):
-            continue  # written anew; a launcher of the build gives way
+            continue  # rewritten; a generated launcher replaces the wheel's
         if stale(path, theirs):
             continue
         if path in launchers and path in ours and ours[path] != item:
             assert b"sys.exit" in ours[path].data, path
             continue
         assert ours.get(path) == item, path
-    return "taken"
+    return "accepted"
 
 
 def stale(path: str, tree: dict[str, Item]) -> bool:
-    """A .pyc of a source that is there too."""
+    """Whether it is a .pyc whose source is also there."""
     cached = path.rpartition("/")[0].endswith("/__pycache__")
     return path.startswith(SITE) and cached and path.endswith(".pyc") and source_of(path) in tree
 
 
 @cache
 def seeds(scratch: Path) -> tuple[Path, ...]:
-    """Honest wheels to start from."""
+    """Valid wheels to start from."""
     forms = (SPEC, RICH, replace(RICH, streamed=True), replace(RICH, zip64=True), replace(RICH, shuffle=3))
     return tuple(write_wheel(spec, scratch / f"seed{n}") for n, spec in enumerate(forms))
 
 
 def program(decisions: Decisions, scratch: Path) -> bytes:
-    """An honest wheel, lied about step by step."""
+    """A valid wheel, falsified step by step."""
     seed = decisions.choice(seeds(scratch))
     if decisions.number(7) == 0:
         return spoiled(bytearray(seed.read_bytes()), decisions)
@@ -130,8 +129,8 @@ def program(decisions: Decisions, scratch: Path) -> bytes:
     if fix:
         with contextlib.suppress(
             UnicodeDecodeError, zlib.error, AssertionError
-        ):  # some have no content any more
-            raws = rerecorded(raws)
+        ):  # some have lost their content
+            raws = with_new_record(raws)
     ends = {
         key: _value(decisions) for key in ("here", "count", "size", "offset") if decisions.number(15) == 1
     }
@@ -147,7 +146,7 @@ def program(decisions: Decisions, scratch: Path) -> bytes:
 
 
 def spoiled(wheel: bytearray, decisions: Decisions) -> bytes:
-    """Bytes changed, cut, doubled anywhere."""
+    """Change, remove or duplicate bytes anywhere."""
     while decisions and wheel:
         at = decisions.number(len(wheel) - 1)
         match decisions.number(3):
@@ -172,12 +171,12 @@ def _name(decisions: Decisions) -> bytes:
     return b"/".join(decisions.choice(_PARTS) for _ in range(1 + decisions.number(3)))
 
 
-def _lied(raws: list[Raw], decisions: Decisions, edit: Callable[[Raw], Raw]) -> list[Raw]:
+def _falsified(raws: list[Raw], decisions: Decisions, edit: Callable[[Raw], Raw]) -> list[Raw]:
     at = decisions.number(len(raws) - 1)
     return [*raws[:at], edit(raws[at]), *raws[at + 1 :]]
 
 
-def _lie_in(where: str) -> Callable[[list[Raw], Decisions], list[Raw]]:
+def _falsify(where: str) -> Callable[[list[Raw], Decisions], list[Raw]]:
     def step(raws: list[Raw], decisions: Decisions) -> list[Raw]:
         def edit(raw: Raw) -> Raw:
             field = decisions.choice((*_FIELDS, "extra", "offset", "mode", "comment", "name"))
@@ -187,7 +186,7 @@ def _lie_in(where: str) -> Callable[[list[Raw], Decisions], list[Raw]]:
                 value = _value(decisions) & (0xFFFFFFFF if field in _WIDE else 0xFFFF)
             return replace(raw, **{where: {**getattr(raw, where), field: value}})
 
-        return _lied(raws, decisions, edit)
+        return _falsified(raws, decisions, edit)
 
     return step
 
@@ -213,31 +212,31 @@ def _both(raws: list[Raw], decisions: Decisions) -> list[Raw]:
                     raw, stream=raw.stream[: decisions.number(len(raw.stream))] + decisions.take(9)
                 )
 
-    return _lied(raws, decisions, edit)
+    return _falsified(raws, decisions, edit)
 
 
 def _content(raws: list[Raw], decisions: Decisions) -> list[Raw]:
-    """Other content, of true size and CRC."""
+    """Replace content, with correct size and CRC."""
 
     def edit(raw: Raw) -> Raw:
         made = entry("", decisions.take(decisions.number(300)), stored=bool(decisions.number(1)))
         return replace(made, name=raw.name, mode=raw.mode)
 
-    return _lied(raws, decisions, edit)
+    return _falsified(raws, decisions, edit)
 
 
 def _info(raws: list[Raw], decisions: Decisions) -> list[Raw]:
-    """A line more, or less, in a metadata file."""
+    """Add or remove a line of a metadata file."""
 
     def edit(raw: Raw) -> Raw:
         name = f"{INFO}/{decisions.choice(('RECORD', 'METADATA', 'WHEEL', 'entry_points.txt'))}".encode()
         return replace(entry("", decisions.take(decisions.number(200))), name=name)
 
-    return [*raws, edit(raws[0])] if decisions.number(1) else _lied(raws, decisions, edit)
+    return [*raws, edit(raws[0])] if decisions.number(1) else _falsified(raws, decisions, edit)
 
 
 def _more(raws: list[Raw], decisions: Decisions) -> list[Raw]:
-    """Another entry."""
+    """Add an entry."""
     made = replace(entry("", decisions.take(decisions.number(60)), stored=True), name=_name(decisions))
     at = decisions.number(len(raws))
     return [*raws[:at], made, *raws[at:]]
@@ -253,20 +252,20 @@ def _doubled(raws: list[Raw], decisions: Decisions) -> list[Raw]:
 
 
 def _stream(raws: list[Raw], decisions: Decisions) -> list[Raw]:
-    """A stream with more behind its end, or of stored blocks."""
+    """A stream with trailing data, or of stored blocks."""
     tail = decisions.take(decisions.number(40))
-    return _lied(
+    return _falsified(
         raws, decisions, lambda raw: replace(raw, stream=deflated(b"") + tail, size=0, crc=0, method=8)
     )
 
 
-STEPS = (_lie_in("local"), _lie_in("told"), _both, _content, _info, _more, _fewer, _doubled, _stream)
+STEPS = (_falsify("local"), _falsify("central"), _both, _content, _info, _more, _fewer, _doubled, _stream)
 
 
 def corpus(scratch: Path) -> list[bytes]:
-    """What a fuzzer starts from: the seeds and all small kinds, raw; a few programs."""
-    honest = seeds(scratch)[0]
+    """The initial corpus: the seeds and all small kinds, raw; a few programs."""
+    valid = seeds(scratch)[0]
     raw = [path.read_bytes() for path in seeds(scratch)]
     kinds = (*NAMES.values(), *ZIPS.values(), *INSTALLING.values())
-    raw += [made for kind in kinds if len(made := kind.make(honest)) < 8192]
+    raw += [made for kind in kinds if len(made := kind.make(valid)) < 8192]
     return [b"\3" + wheel for wheel in raw] + [bytes(range(n, n + 60)) for n in range(99)]

@@ -24,29 +24,29 @@ FOLDERS = {"debian12": GOLDEN, "ubuntu22.04": GOLDEN.with_name(f"{GOLDEN.name}-u
 LAYER_WHEEL = Path(__file__).parent / "golden-1.0-py3-none-any.whl"
 LAYER = Path(__file__).parent / "layer.json"
 LIST = Path(__file__).parent / "list.txt"
-_KEPT = ("Dockerfile", "image.json")
+_GOLDEN_FILES = ("Dockerfile", "image.json")
 
 
 def files(os_name: str = "debian12") -> dict[str, bytes]:
-    """What the golden files of a system should hold, by name."""
+    """The expected golden files of a system, by name."""
     plan = planned(os_name=os_name)
     rendered = render_folder(plan, load_templates(TEMPLATES), PACKAGES)
-    return {name: rendered[name] for name in _KEPT} | {"plan.json": pretty_json(to_json(plan))}
+    return {name: rendered[name] for name in _GOLDEN_FILES} | {"plan.json": pretty_json(to_json(plan))}
 
 
 def layer_facts(wheel: Path) -> dict[str, object]:
-    """The wheel's hash, and the layer that it gives with pretended byte-code."""
+    """The wheel's hash, and its layer with pretended byte-code."""
     _, written = layer_of([wheel], code=pretended_code)
     return {"wheel": sha256(wheel), **asdict(written)}
 
 
 def hostile_documents() -> bytes:
-    """The page of what is said to documents that are not as they should be."""
-    said = {}
+    """The page of messages for malformed documents."""
+    results = {}
     for case in CASES:
         with TemporaryDirectory() as folder:
-            said[case.name] = provoke(case, Path(folder).resolve())
-    return page_of(said).encode()
+            results[case.name] = provoke(case, Path(folder).resolve())
+    return page_of(results).encode()
 
 
 def grid() -> bytes:

@@ -1,4 +1,4 @@
-"""The kinds of wheels that are not as they should be: refused with a reason, or taken as pip takes them."""
+"""Malformed and malicious wheels: refused with a reason, or installed as by pip."""
 
 from tests.hostile.bombs import BOMBS
 from tests.hostile.installing import INSTALLING
@@ -7,14 +7,14 @@ from tests.hostile.names import NAMES
 from tests.hostile.zips import ZIPS
 
 GROUPS: dict[str, dict[str, Kind]] = {
-    "Names and kinds of entries": NAMES,
+    "Names and types of entries": NAMES,
     "The zip's structure": ZIPS,
     "Bombs and smuggled bytes": BOMBS,
-    "What an installer reads": INSTALLING,
+    "Metadata and RECORD": INSTALLING,
 }
 KINDS: dict[str, Kind] = {name: kind for group in GROUPS.values() for name, kind in group.items()}
 REFUSED = {name: kind for name, kind in KINDS.items() if kind.reason}
 TAKEN = {name: kind for name, kind in KINDS.items() if not kind.reason}
-assert len(KINDS) == sum(len(group) for group in GROUPS.values()), "two kinds of one name"
+assert len(KINDS) == sum(len(group) for group in GROUPS.values()), "duplicate names of kinds"
 
 __all__ = ["GROUPS", "KINDS", "REFUSED", "SPEC", "TAKEN", "Kind"]

@@ -1,4 +1,4 @@
-"""What costs more than it looks: bombs by ratio, by count, by kind; bytes smuggled behind a stream."""
+"""Decompression bombs, and data smuggled after the end of a stream."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ SMUGGLED = gzip.compress(b"smuggled", mtime=0)
 ZEROS = deflated(bytes(64 << 20))  # 64 MiB in 64 kB
 
 
-def _bomb(told: int) -> Kind:
-    """64 MiB where the directory tells *told* bytes."""
-    return Kind(field(stream=ZEROS, size=told), "inflates to more than its")
+def _bomb(declared: int) -> Kind:
+    """64 MiB of data, with *declared* bytes in the directory."""
+    return Kind(field(stream=ZEROS, size=declared), "inflates to more than its")
 
 
 def _kernel(raws: list[Raw]) -> list[Raw]:
-    """One stream under many names: the overlapping bomb, 4 GB from one megabyte."""
+    """A stream with many names: the overlapping bomb, 4 GB from a megabyte."""
     first = replace(entry("bad/k0", b""), stream=ZEROS, size=64 << 20)
     return [
         first,
-        *(replace(entry(f"bad/k{n}", b"", stored=True), told={"offset": 0}) for n in range(1, 64)),
+        *(replace(entry(f"bad/k{n}", b"", stored=True), central={"offset": 0}) for n in range(1, 64)),
         *raws,
     ]
 
 
-def _told_large(raws: list[Raw]) -> list[Raw]:
-    """Sixteen honest-looking entries of 3 GB each."""
+def _declared_large(raws: list[Raw]) -> list[Raw]:
+    """Sixteen plausible entries of 3 GB each."""
     giants = [replace(entry(f"bad/g{n}", b""), stream=ZEROS, size=3_000_000_000) for n in range(16)]
     return [*raws, *giants]
 
 
 def _many(_: Path) -> bytes:
-    """200,001 entries, as small as can be."""
+    """200,001 entries of minimal size."""
     out, directory, count = bytearray(), bytearray(), 200_001
     for number in range(count):
         name = b"%06x" % number
@@ -50,19 +50,19 @@ def _many(_: Path) -> bytes:
 
 
 def _deep(raws: list[Raw]) -> list[Raw]:
-    """60 names, each with a thousand folders of its own: a header in the layer for each."""
+    """60 names, each below a thousand folders: each folder needs a header in the layer."""
     return [*raws, *(entry(f"{n}/" + "/".join(["d"] * 1000), b"", stored=True) for n in range(60))]
 
 
 def _scripts(raws: list[Raw]) -> list[Raw]:
-    """Scripts are held until the launchers are known: 70 of one MiB."""
+    """Scripts are kept in memory until the launchers are known: 70 of one MiB."""
     data = bytes(1 << 20)
     made = replace(entry("", data), name=b"")
     return [*raws, *(replace(made, name=f"bad-1.0.data/scripts/s{n}".encode()) for n in range(70))]
 
 
 def _sized(name: str, size: int) -> Kind:
-    """A metadata file of *size* bytes as told; of zeros, if it came to that."""
+    """A metadata file with a declared size of *size* bytes, of zeros."""
     stop = f"{name}' is too large: {size} bytes, at most [0-9]+ are allowed"
     return Kind(
         entries(
@@ -78,9 +78,9 @@ def _sized(name: str, size: int) -> Kind:
 BOMBS: dict[str, Kind] = {
     "bomb": _bomb(len(b"x") * 4500),
     "bomb with size 0": _bomb(0),
-    "bomb of nearly its size": _bomb((64 << 20) - 1),
+    "bomb with a size of one byte less": _bomb((64 << 20) - 1),
     "bomb by ratio": Kind(field(stream=ZEROS, size=2_000_000_000), "unpacks to .* times its own size"),
-    "bomb by sum": Kind(entries(_told_large), "unpacks to 48[0-9]+ bytes"),
+    "bomb by sum": Kind(entries(_declared_large), "unpacks to 48[0-9]+ bytes"),
     "bomb by overlap": Kind(entries(_kernel), "overlaps the previous entry"),
     "bomb by count": Kind(_many, "200001 entries, .* bytes; at most 200000 are allowed"),
     "bomb by folders": Kind(entries(_deep), "more than 50000 directories"),
@@ -103,18 +103,18 @@ BOMBS: dict[str, Kind] = {
         "invalid RECORD: too many lines",
     ),
     "smuggled member": Kind(stream(lambda s: s + SMUGGLED), "trailing data after its deflate stream"),
-    "smuggled far behind": Kind(
+    "smuggled after 300 kB of zeros": Kind(
         stream(lambda s: s + bytes(300_000) + SMUGGLED), "trailing data after its deflate"
     ),
-    "smuggled behind nothing": Kind(
+    "smuggled after an empty stream": Kind(
         entries(lambda raws: [*raws, replace(entry("bad/e", b""), stream=deflated(b"") + SMUGGLED)]),
         "trailing data after",
     ),
-    "smuggled behind a stored block": Kind(
+    "smuggled after a stored block": Kind(
         entries(lambda raws: [*raws, replace(entry("bad/e", b"x"), stream=b"\1\1\0\xfe\xffx" + SMUGGLED)]),
         "trailing data after",
     ),
-    # taken, as pip takes them
+    # accepted, as by pip
     "many zeros": Kind(with_file(File(path="bad/zeros", data=bytes(8 << 20)))),
     "METADATA of a megabyte": Kind(info("LICENSE", b"word " * 200_000)),
     "many files": Kind(
@@ -122,10 +122,10 @@ BOMBS: dict[str, Kind] = {
     ),
     "many entry points": points("\n".join(f"tool{n} = bad:main" for n in range(500)), ""),
     "stored blocks": Kind(
-        lambda honest: write(
+        lambda valid: write(
             [
                 replace(raw, stream=b"\0\0\0\xff\xff" + raw.stream) if raw.name == LIB.encode() else raw
-                for raw in read(honest)
+                for raw in read(valid)
             ]
         )
     ),

@@ -1,4 +1,4 @@
-"""The honest wheel -> one that has a single thing wrong: the ways to make it so."""
+"""Make wheels with a single fault from a valid wheel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.rawzip import Lies, Raw, changed, content, edited, entry, read, write
+from tests.rawzip import FieldOverrides, Raw, changed, content, edited, entry, read, write
 from tests.wheels import File, WheelSpec, write_wheel
 
 CODE = b"def main():\n    return 0\n" * 20
@@ -25,107 +25,107 @@ SPEC = WheelSpec(
     ),
 )
 
-Make = Callable[[Path], bytes]  # given the honest wheel, the bad one's bytes
+Make = Callable[[Path], bytes]  # valid wheel → the bytes of the bad one
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How it is made of the honest wheel, and a regular expression for the reason that is told.
+    """How to make it from the valid wheel, and a regular expression for the reason of the refusal.
 
-    No reason: it is taken, and must be what pip installs.
+    No reason: it is accepted, and must match what pip installs.
     """
 
     make: Make
     reason: str = ""
     filename: str = SPEC.filename
 
-    def write(self, honest: Path, folder: Path) -> Path:
-        """This wheel in *folder*."""
+    def write(self, valid: Path, folder: Path) -> Path:
+        """Write this wheel into *folder*."""
         folder.mkdir(parents=True, exist_ok=True)
         place = folder / self.filename
-        place.write_bytes(self.make(honest))
+        place.write_bytes(self.make(valid))
         return place
 
 
 def with_file(file: File) -> Make:
-    """One more file, in RECORD too."""
+    """Add a file, also to RECORD."""
     return with_spec(files=(*SPEC.files, file))
 
 
 def with_spec(**fields: object) -> Make:
-    """Another wheel of the same file name."""
-    return lambda honest: write_wheel(replace(SPEC, **fields), honest.parent / "spec").read_bytes()  # type: ignore[arg-type]
+    """Another wheel with the same file name."""
+    return lambda valid: write_wheel(replace(SPEC, **fields), valid.parent / "spec").read_bytes()  # type: ignore[arg-type]
 
 
 def named(name: str, reason: str = "an absolute path|the path is not normalized|control") -> Kind:
-    """A file of that name."""
+    """A file named *name*."""
     return Kind(with_file(File(path=name, data=b"x")), f"entry .*: ({reason})" if reason else "")
 
 
 def raw_named(name: bytes, reason: str = "", *, flags: int = 0x800) -> Kind:
-    """An entry of that name, which need not be text, nor what RECORD can tell."""
+    """An entry named *name*, which need not be text or valid in RECORD."""
 
-    def make(honest: Path) -> bytes:
+    def make(valid: Path) -> bytes:
         data = b"x"
         odd = replace(entry("", data, stored=True), name=name, flags=flags)
         text = name.decode("utf-8" if flags & 0x800 else "cp437", "surrogateescape")
-        return write([*rerecorded(read(honest), {text: data} if not reason else {}), odd])
+        return write([*with_new_record(read(valid), {text: data} if not reason else {}), odd])
 
     return Kind(make, reason)
 
 
 def field(of: str = LIB, **fields: object) -> Make:
-    """One entry with other fields, in both places."""
-    return lambda honest: changed(honest, of, **fields)
+    """Change fields of an entry, in both headers."""
+    return lambda valid: changed(valid, of, **fields)
 
 
-def told(of: str = LIB, **lies: int | bytes) -> Make:
-    """The directory lies about one entry."""
-    return lambda honest: changed(honest, of, told=lies)
+def central(of: str = LIB, **fields: int | bytes) -> Make:
+    """Change fields of an entry in the central directory."""
+    return lambda valid: changed(valid, of, central=fields)
 
 
-def local(of: str = LIB, **lies: int | bytes) -> Make:
-    """An entry's own header lies."""
-    return lambda honest: changed(honest, of, local=lies)
+def local(of: str = LIB, **fields: int | bytes) -> Make:
+    """Change fields of an entry in its local header."""
+    return lambda valid: changed(valid, of, local=fields)
 
 
 def mode(bits: int, reason: str = "") -> Kind:
-    """A file of that mode."""
+    """A file with that mode."""
     return Kind(field(mode=bits), reason)
 
 
-def whole(
+def rewritten(
     *,
     front: bytes = b"",
     gap: bytes = b"",
     comment: bytes = b"",
     behind: bytes = b"",
-    end: Lies | None = None,
-    end64: Lies | None = None,
+    end: FieldOverrides | None = None,
+    end64: FieldOverrides | None = None,
 ) -> Make:
-    """All entries, put together otherwise."""
-    return lambda honest: write(
-        read(honest), front=front, gap=gap, comment=comment, behind=behind, end=end, end64=end64
+    """Reassemble all entries, with changes."""
+    return lambda valid: write(
+        read(valid), front=front, gap=gap, comment=comment, behind=behind, end=end, end64=end64
     )
 
 
 def entries(edit: Callable[[list[Raw]], list[Raw]]) -> Make:
-    """Other entries; RECORD stays as it is."""
-    return lambda honest: write(edit(read(honest)))
+    """Change the entries, but not RECORD."""
+    return lambda valid: write(edit(read(valid)))
 
 
 def info(name: str, data: bytes) -> Make:
-    """One more metadata file, in RECORD too."""
+    """Add a metadata file, also to RECORD."""
     return with_file(File(path=f"{INFO}/{name}", data=data))
 
 
 def without(name: str) -> Make:
-    """That entry is left out, in RECORD too."""
-    return lambda honest: write(rerecorded([raw for raw in read(honest) if raw.name != name.encode()]))
+    """Remove an entry, also from RECORD."""
+    return lambda valid: write(with_new_record([raw for raw in read(valid) if raw.name != name.encode()]))
 
 
 def metadata(name: str, old: bytes, new: bytes) -> Make:
-    """METADATA or WHEEL with *new* for *old*, and RECORD made anew."""
+    """METADATA or WHEEL with *new* for *old*, and RECORD updated."""
 
     def edit(raw: Raw) -> Raw:
         if raw.name != f"{INFO}/{name}".encode():
@@ -134,21 +134,21 @@ def metadata(name: str, old: bytes, new: bytes) -> Make:
         assert old in text
         return entry(raw.name.decode(), text.replace(old, new))
 
-    return lambda honest: write(rerecorded([edit(raw) for raw in read(honest)]))
+    return lambda valid: write(with_new_record([edit(raw) for raw in read(valid)]))
 
 
 def record(edit: Callable[[list[str]], list[str]]) -> Make:
-    """Other lines in RECORD."""
+    """Change the lines of RECORD."""
 
     def of(raw: Raw) -> Raw:
         lines = content(raw).decode().splitlines()
         return entry(raw.name.decode(), "".join(f"{line}\n" for line in edit(lines)).encode())
 
-    return lambda honest: edited(honest, f"{INFO}/RECORD", of)
+    return lambda valid: edited(valid, f"{INFO}/RECORD", of)
 
 
 def record_line(edit: Callable[[str], str]) -> Make:
-    """Another line for one file."""
+    """Change the line of one file."""
     return record(lambda lines: [edit(line) if line.startswith(LIB) else line for line in lines])
 
 
@@ -158,22 +158,22 @@ def points(text: str, reason: str = "entry point|no entry") -> Kind:
 
 
 def cut(where: Callable[[bytes], int], reason: str = "bad zip file|hash mismatch") -> Kind:
-    """Only the beginning."""
+    """Truncate the wheel."""
 
-    def make(honest: Path) -> bytes:
-        data = honest.read_bytes()
+    def make(valid: Path) -> bytes:
+        data = valid.read_bytes()
         return data[: where(data)]
 
     return Kind(make, reason)
 
 
 def stream(edit: Callable[[bytes], bytes], name: str = LIB) -> Make:
-    """Another stream in one entry, with the old size and CRC."""
-    return lambda honest: edited(honest, name, lambda raw: replace(raw, stream=edit(raw.stream)))
+    """Change the stream of an entry, with the old size and CRC."""
+    return lambda valid: edited(valid, name, lambda raw: replace(raw, stream=edit(raw.stream)))
 
 
-def rerecorded(raws: list[Raw], more: dict[str, bytes] | None = None) -> list[Raw]:
-    """*raws* with a RECORD that tells the truth, and of the files *more* too; none if there was none."""
+def with_new_record(raws: list[Raw], more: dict[str, bytes] | None = None) -> list[Raw]:
+    """*raws* with a correct RECORD, also for the files *more*; without one if there was none."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     found = {raw.name.decode(): content(raw) for raw in raws if not raw.name.endswith(b"/RECORD")}

@@ -1,4 +1,4 @@
-"""Names and kinds of entries: leaving the folder, hiding, colliding, being no file."""
+"""Faulty names and kinds of entries: path traversal, hidden or colliding names, special files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.hostile.making import (
     LIB,
     SPEC,
     Kind,
+    central,
     entries,
     local,
     mode,
     named,
     raw_named,
-    told,
     with_file,
     with_spec,
 )
@@ -25,7 +25,7 @@ from tests.wheels import File
 
 
 def unicode_path(name: bytes, of: bytes = LIB.encode()) -> bytes:
-    """The extra field that gives an entry *of* another name."""
+    """The extra field that gives the entry *of* another name."""
     return struct.pack("<2HBL", 0x7075, 5 + len(name), 1, zlib.crc32(of)) + name
 
 
@@ -42,20 +42,20 @@ NAMES: dict[str, Kind] = {
         with_file(File(path="../x", data=b"x", scheme="purelib")), "the path is not normalized"
     ),
     "absolute": named("/etc/passwd"),
-    "two slashes in front": named("//etc/passwd"),
+    "two leading slashes": named("//etc/passwd"),
     "drive": named("C:/x.py"),
     "drive, relative": named("c:x.py"),
     "share": named("\\\\host\\share"),
     "backslash": named("bad\\..\\x.py"),
     "dot": named("bad/./x.py"),
-    "empty part": named("bad//x.py"),
+    "empty path component": named("bad//x.py"),
     "empty name": raw_named(b"", "the path is not normalized"),
     "folder with two slashes": raw_named(b"bad//", "the path is not normalized"),
     "tab": named("bad/a\tb.py"),
     "newline": named("bad/a\nb.py"),
     "delete": named("bad/a\x7fb.py"),
     "escape": named("bad/\x1b[2J.py"),
-    "escape of eight bits": named("bad/\x9b2J.py"),
+    "8-bit control character": named("bad/\x9b2J.py"),
     "line separator": named("bad/a\u2028b.py"),
     "right to left": named("bad/\u202egnp.py", "bidirectional control characters"),
     "isolated direction": named("bad/\u2066x\u2069.py", "bidirectional control characters"),
@@ -65,21 +65,25 @@ NAMES: dict[str, Kind] = {
     "whiteout": Kind(with_file(File(path="bad/.wh.lib.so", data=b"")), r"a whiteout name"),
     "opaque": Kind(with_file(File(path="bad/.wh..wh..opq", data=b"")), "a whiteout name"),
     "whiteout folder": Kind(with_file(File(path=".wh.bad/x", data=b"")), "a whiteout name"),
-    "long part": Kind(with_file(File(path="bad/" + "é" * 128, data=b"")), "too long"),
+    "long path component": Kind(with_file(File(path="bad/" + "é" * 128, data=b"")), "too long"),
     "long path": Kind(with_file(File(path="/".join(["d" * 99] * 41), data=b"")), "too long"),
-    "long for its byte-code": Kind(
+    "too long for its byte-code": Kind(
         with_file(File(path="m" * 250 + ".py", data=b"")), "file name too long for its byte-code"
     ),
-    "another name in its header": Kind(
+    "different name in the local header": Kind(
         local(name=b"bad/lib.sO"), "local header and central directory disagree"
     ),
-    "another name in the directory": Kind(
-        told(name=b"bad/lib.sO"), "local header and central directory disagree"
+    "different name in the central directory": Kind(
+        central(name=b"bad/lib.sO"), "local header and central directory disagree"
     ),
-    "a second name": Kind(told(extra=unicode_path(b"../../evil.py")), "a second name, b'../../evil.py'"),
-    "a second name in its header": Kind(local(extra=unicode_path(b"bad/evil.py")), "a second name"),
-    "twice": Kind(entries(lambda raws: [*raws, raws[0]]), "entry 'bad/__init__.py' is a duplicate"),
-    "twice, otherwise": Kind(
+    "Unicode path extra field": Kind(
+        central(extra=unicode_path(b"../../evil.py")), "a second name, b'../../evil.py'"
+    ),
+    "Unicode path extra field in the local header": Kind(
+        local(extra=unicode_path(b"bad/evil.py")), "a second name, b'bad/evil.py'"
+    ),
+    "duplicate entry": Kind(entries(lambda raws: [*raws, raws[0]]), "entry 'bad/__init__.py' is a duplicate"),
+    "duplicate entry with other content": Kind(
         entries(lambda raws: [*raws, entry("bad/__init__.py", b"evil()\n")]),
         "'bad/__init__.py' is a duplicate",
     ),
@@ -91,13 +95,13 @@ NAMES: dict[str, Kind] = {
     "block device": mode(stat.S_IFBLK | 0o644, "not a regular file or directory"),
     "pipe": mode(stat.S_IFIFO | 0o644, "not a regular file or directory"),
     "socket": mode(stat.S_IFSOCK | 0o644, "not a regular file or directory"),
-    "no such type": mode(0o030644, "not a regular file or directory"),
+    "unknown file type": mode(0o030644, "not a regular file or directory"),
     "folder with content": Kind(
         entries(lambda raws: [*raws, entry("bad/sub/", b"hidden", mode=0o040755)]), "a directory with content"
     ),
-    # taken, as pip takes them
+    # accepted, as by pip
     "names that differ in case": named("bad/LIB.so", ""),
-    "two forms of é": Kind(
+    "two Unicode forms of é": Kind(
         with_spec(
             files=(
                 *SPEC.files,
@@ -106,23 +110,23 @@ NAMES: dict[str, Kind] = {
             )
         )
     ),
-    "dot at the end": named("bad/x.", ""),
-    "space at both ends": named("bad/ x ", ""),
-    "dash in front": named("-rf", ""),
+    "trailing dot": named("bad/x.", ""),
+    "leading and trailing space": named("bad/ x ", ""),
+    "leading dash": named("-rf", ""),
     "tilde": named("~/x", ""),
-    "shell in a name": named("bad/$(id);`id`", ""),
-    "Windows' device": named("bad/con.txt", ""),
-    "beyond 16 bits": named("bad/\U0001f600.txt", ""),
-    "part of 255 bytes": named("n" * 255, ""),
+    "shell command in a name": named("bad/$(id);`id`", ""),
+    "Windows device name": named("bad/con.txt", ""),
+    "character beyond 16 bits": named("bad/\U0001f600.txt", ""),
+    "path component of 255 bytes": named("n" * 255, ""),
     "code page 437": raw_named(b"bad/\x81.txt", flags=0),
-    "second name that is the first": Kind(told(extra=unicode_path(LIB.encode()))),
+    "Unicode path extra field with the same name": Kind(central(extra=unicode_path(LIB.encode()))),
     "folder entry": Kind(
         entries(lambda raws: [replace(entry("bad/", b"", stored=True), mode=0o040700), *raws])
     ),
     "folder's mode on a file": mode(0o040755),
     "setuid": mode(0o104755),
     "no mode": mode(0),
-    "made on DOS": Kind(told(made=20)),
-    "module that runs at start": named("bad.pth", ""),
+    "made on DOS": Kind(central(made=20)),
+    "module that runs at start-up": named("bad.pth", ""),
     "sitecustomize": named("sitecustomize.py", ""),
 }

@@ -1,4 +1,4 @@
-"""Writes docs/hostile-wheels.md: the message of torchkiln for each kind, and the result of pip.
+"""Write docs/hostile-wheels.md: torchkiln's message and pip's result for each kind of wheel.
 
 `python -m tests.hostile.table` (part of `make golden`) runs pip on each kind.
 """
@@ -19,22 +19,22 @@ from torchkiln.util.places import ROOT
 
 PAGE = ROOT / "docs" / "hostile-wheels.md"
 FUZZ = ROOT / "docs" / "fuzz.json"
-TAKES = "accepted"
+ACCEPTED = "accepted"
 
 HEAD = """# Hostile wheels
 
 Wheels are untrusted input. Below are {all} kinds of malformed or malicious wheels, each made from a valid
 wheel by one change. {refused} are refused: the build fails with exit code 6, the message names the wheel and
-the reason, and no layer, wheel or image is left. {taken} are unusual but unambiguous: they are accepted, and
-a test compares the layer with the files that pip installs.
+the reason, and no layer, wheel or image is left. {accepted} are unusual but unambiguous: they are accepted,
+and a test compares the layer with the files that pip installs.
 
 The third column is the result of the locks' pip on the same file. pip accepts {stricter} of the {refused}
 refused kinds: it reads zips with the lenient `zipfile`, and does not compare files with RECORD. They are
 refused on purpose: their content differs from their metadata, or other tools read them differently.
 
-`tests/hostile/` makes the wheels. `tests/unit/test_hostile_wheels.py` and
-`test_hostile_wheels_against_pip.py` compare torchkiln with this page. The first also reads all of them in one
-process whose address space is limited to 128 MiB more than a valid wheel needs.
+`tests/hostile/` makes the wheels. `tests/unit/test_hostile_wheels.py` compares torchkiln and pip with this
+page. It also reads all of them in one process whose address space is limited to 128 MiB more than a valid
+wheel needs.
 
 ## Bounds
 
@@ -55,15 +55,15 @@ in Pillow's wheel has 224.
 
 
 def messages() -> dict[str, str]:
-    """Kind → the reason in torchkiln's message; TAKES if the wheel is accepted."""
+    """Kind → the reason in torchkiln's message; ACCEPTED if the wheel is accepted."""
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
-        honest = write_wheel(SPEC, Path(scratch) / "honest")
+        valid = write_wheel(SPEC, Path(scratch) / "valid")
         for name, kind in KINDS.items():
-            wheel = kind.write(honest, Path(scratch) / "kind")
+            wheel = kind.write(valid, Path(scratch) / "kind")
             try:
                 layer_of([wheel])
-                found[name] = TAKES
+                found[name] = ACCEPTED
             except BadWheel as error:
                 found[name] = error.reason
     return found
@@ -73,25 +73,25 @@ def pip_results() -> dict[str, str]:
     """Kind → the result of pip."""
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
-        honest = write_wheel(SPEC, Path(scratch) / "honest")
+        valid = write_wheel(SPEC, Path(scratch) / "valid")
         pip = RealPip(pip_folder(Path(scratch)))
         for number, (name, kind) in enumerate(KINDS.items()):
             folder = Path(scratch) / str(number)
-            wheel = kind.write(honest, folder / "wheels")
+            wheel = kind.write(valid, folder / "wheels")
             code, output = pip.attempt([wheel], folder / "root", f"bad==1.0 --hash=sha256:{sha256(wheel)}\n")
-            found[name] = TAKES if code == 0 else "traceback" if "Traceback" in output else "refused"
+            found[name] = ACCEPTED if code == 0 else "traceback" if "Traceback" in output else "refused"
         pip.close()
     return found
 
 
-def page(ours: dict[str, str], theirs: dict[str, str]) -> str:
+def page(of_torchkiln: dict[str, str], of_pip: dict[str, str]) -> str:
     """The document."""
-    stricter = sum(theirs[name] == TAKES for name in REFUSED)
-    taken = len(KINDS) - len(REFUSED)
-    text = [HEAD.format(all=len(KINDS), refused=len(REFUSED), taken=taken, stricter=stricter)]
+    stricter = sum(of_pip[name] == ACCEPTED for name in REFUSED)
+    accepted = len(KINDS) - len(REFUSED)
+    text = [HEAD.format(all=len(KINDS), refused=len(REFUSED), accepted=accepted, stricter=stricter)]
     for group, kinds in GROUPS.items():
         text += [f"## {group}\n", "| kind | torchkiln | pip |", "| --- | --- | --- |"]
-        text += [f"| {_cell(name)} | {_cell(ours[name])} | {theirs[name]} |" for name in kinds]
+        text += [f"| {_cell(name)} | {_cell(of_torchkiln[name])} | {of_pip[name]} |" for name in kinds]
         text.append("")
     return "\n".join([*text, *_fuzzing()])
 

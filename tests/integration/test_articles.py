@@ -1,6 +1,6 @@
-"""The lines of the articles that people come from, as printed; on a host without a GPU they say so.
+"""The command lines of the articles that users follow, as printed, on a host without a GPU.
 
-`--gpus all` is left out where it stands in them, as an engine without GPUs refuses it. Names of images are
+`--gpus all` is removed from them, because an engine without GPUs rejects it. Names of images are
 this engine's.
 """
 
@@ -21,7 +21,7 @@ from tests.workplace import HEALTHCHECK, IMAGE, Container, Workplace, key
 
 __all__ = ["shared"]
 
-pytestmark = pytest.mark.network  # wheels, and where the cache has none, the base
+pytestmark = pytest.mark.network  # wheels, and if it is not cached, the base
 
 MINOR = "pytorch-cuda:v2.6"  # an alias, as `pytorch-cuda:v2.7` is
 DIRECT = {"http": ""}
@@ -34,7 +34,7 @@ def name() -> str:
 
 @pytest.fixture
 def work(shared: Path) -> Path:
-    """./workspace of somebody who is not root."""
+    """./workspace of a user who is not root."""
     folder = shared / "workspace"
     folder.mkdir()
     os.chown(folder, 1000, 1000)
@@ -43,7 +43,7 @@ def work(shared: Path) -> Path:
 
 
 def on_a_terminal(line: str, environ: Mapping[str, str], typed: str) -> str:
-    """What *line* shows on a terminal into which *typed* goes."""
+    """The output of *line* on a terminal with the input *typed*."""
     argv = ["script", "--quiet", "--return", "--command", line, "/dev/null"]
     done = subprocess.run(
         argv,
@@ -87,7 +87,7 @@ def running(workplace: Workplace, name: str, work: Path, tmp_path: Path) -> Iter
 
 
 def test_jupyter_and_ssh_on_a_terminal(running: tuple[Container, Path], work: Path) -> None:
-    """Both are up; `ssh user@host -p 2222`, `tmux`, `nohup python train.py &`; what is made is the user's."""
+    """Both are up; `ssh user@host -p 2222`, `tmux`, `nohup python train.py &`; files belong to the user."""
     container, private = running
     token = container.says(r"token=(\w{32,})")[1]
     container.says(READY)
@@ -104,7 +104,7 @@ def test_jupyter_and_ssh_on_a_terminal(running: tuple[Container, Path], work: Pa
     assert (found.startswith("work:"), found.splitlines()[-1]) == (True, "1")
 
 
-def test_ctrl_c_ends_it(running: tuple[Container, Path]) -> None:
+def test_ctrl_c_stops_the_container(running: tuple[Container, Path]) -> None:
     container, _ = running
     container.says("is running at")
     container.docker("kill", "--signal", "INT", container.name)
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_it(running: tuple[Container, Path]) -> None:
     assert container.code() == 0
 
 
-def test_in_the_background(workplace: Workplace, name: str) -> None:
+def test_a_container_in_the_background(workplace: Workplace, name: str) -> None:
     """docker run -d ... pytorch-cuda:v2.8, then docker logs, exec and stop."""
     container = Container(name=name, environ=workplace.environ)
     container.docker("run", "-d", "--name", name, MINOR)
@@ -125,21 +125,21 @@ def test_in_the_background(workplace: Workplace, name: str) -> None:
         container.docker("rm", "--force", "--volumes", name)
 
 
-def test_a_shell_that_is_gone_afterwards(workplace: Workplace, work: Path) -> None:
+def test_an_interactive_shell_with_rm(workplace: Workplace, work: Path) -> None:
     """docker run -it --rm --gpus all -v $(pwd):/workspace -p 6006:6006 --shm-size=8g IMAGE bash"""
     line = f"docker run -it --rm -v {work}:/workspace -p 127.0.0.1::6006 --shm-size=8g {IMAGE} bash"
     typed = "df -h /dev/shm | tail -1\nls\nexit 7\n"
-    seen = on_a_terminal(f"{line}; echo code $?", workplace.environ, typed)
+    screen = on_a_terminal(f"{line}; echo code $?", workplace.environ, typed)
 
-    assert "code 7" in seen
-    assert "8.0G" in seen
-    assert "train.py" in seen
-    assert "add --gpus all" in seen
-    assert "/dev/shm has" not in seen
+    assert "code 7" in screen
+    assert "8.0G" in screen
+    assert "train.py" in screen
+    assert "add --gpus all" in screen
+    assert "/dev/shm has" not in screen
 
 
-def test_as_the_caller(workplace: Workplace, work: Path) -> None:
-    """docker run --user $(id -u):$(id -g): files belong to whoever called."""
+def test_a_container_with_the_callers_user_id(workplace: Workplace, work: Path) -> None:
+    """docker run --user $(id -u):$(id -g): files belong to the caller."""
     os.chown(work, 4711, 4711)
     options = ("--user", "4711:4711", "--volume", f"{work}:/workspace")
     ran = workplace.run(*options, command=["sh", "-c", 'python -c \'open("made", "w")\'; id -un'])
@@ -157,9 +157,9 @@ def test_a_job_of_github_actions(workplace: Workplace, name: str, shared: Path) 
         "python -c 'import numpy, sys; print(sys.prefix)'; touch made; echo $HOME $CI\n"
     )
     mounts = ("-v", f"{home}:/github/home", "-v", f"{job}:/__w")
-    given = ("--workdir", "/__w", *mounts, "-e", "HOME=/github/home", "-e", "CI=true")
+    options = ("--workdir", "/__w", *mounts, "-e", "HOME=/github/home", "-e", "CI=true")
     container = Container(name=name, environ=workplace.environ)
-    container.docker("create", "--name", name, *given, "--entrypoint", "tail", IMAGE, "-f", "/dev/null")
+    container.docker("create", "--name", name, *options, "--entrypoint", "tail", IMAGE, "-f", "/dev/null")
     try:
         container.docker("start", name)
         step = container.docker(

@@ -27,13 +27,14 @@ from torchkiln.base.sources import variables
 from torchkiln.build.confined import ConfinedPython
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase
+from torchkiln.model.progress import Reporting
 from torchkiln.oci.compression import GZIP
 from torchkiln.runtimes import sandbox
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
-pytestmark = pytest.mark.proof  # minutes, for real packages are installed
+pytestmark = pytest.mark.proof  # minutes, because real packages are installed
 
 MIRROR, SECURITY_MIRROR, _ = variables(recipe("debian12"))
 
@@ -44,7 +45,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[LockedBase, Store]:
     scratch = tmp_path_factory.mktemp("tell-tale-scratch")
     for folder in (scratch, *scratch.parents):
         if folder.owner() == "root" and folder.is_relative_to(tempfile.gettempdir()):
-            folder.chmod(folder.stat().st_mode | 0o011)  # apt's own user must pass
+            folder.chmod(folder.stat().st_mode | 0o011)  # apt's user must have access
     store = Store(tmp_path_factory.mktemp("cache"))
     environ = {
         **os.environ,
@@ -53,20 +54,25 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[LockedBase, Store]:
         "TELLTALE": "x",
         "no_proxy": "tell-tale",
     }
-    kept = Store(cache_root())
-    with pytest.MonkeyPatch.context() as patch, kept.lock("base-debian12", "builds a base for the tests"):
+    user_cache = Store(cache_root())
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        user_cache.lock("base-debian12", "builds a base for the tests"),
+    ):
         patch.setattr(tempfile, "tempdir", str(scratch))
         base = build(recipe("debian12"), store, environ=environ)
-        _give(base, store, kept)
+        _store_for_others(base, store, user_cache)
     assert list(scratch.iterdir()) == []
     return base, store
 
 
-def _give(base: LockedBase, store: Store, kept: Store) -> None:
-    """The locked base to whoever wants it next: it takes more than a minute to build."""
-    if base == artefact.read_lock(ROOT / "images", "debian12") and not kept.has_blob(base.digest, base.size):
-        blob = Path(shutil.copy(store.blob(base.digest), kept.temporary("base")))
-        kept.adopt(blob, kept.blob(base.digest))
+def _store_for_others(base: LockedBase, store: Store, user_cache: Store) -> None:
+    """Put the locked base into the user's cache, because a build takes more than a minute."""
+    if base == artefact.read_lock(ROOT / "images", "debian12") and not user_cache.has_blob(
+        base.digest, base.size
+    ):
+        blob = Path(shutil.copy(store.blob(base.digest), user_cache.temporary("base")))
+        user_cache.adopt(blob, user_cache.blob(base.digest))
 
 
 @pytest.mark.network
@@ -142,7 +148,7 @@ def python(request: pytest.FixtureRequest) -> ConfinedPython:
     return ConfinedPython(python=interpreter(base, store), sandboxed=request.param)
 
 
-def said(python: ConfinedPython, code: str) -> list[str]:
+def output_of(python: ConfinedPython, code: str) -> list[str]:
     got = subprocess.run(
         [*python.argv(), "-c", code],
         env={"PYTHONPATH": "/nowhere", "PYTHONHASHSEED": "5", "LD_LIBRARY_PATH": "/nowhere", "LC_ALL": "xx"},
@@ -155,14 +161,14 @@ def said(python: ConfinedPython, code: str) -> list[str]:
 
 
 @pytest.mark.network
-def test_the_bases_python_is_the_bases(python: ConfinedPython) -> None:
+def test_the_python_of_a_base_is_its_own(python: ConfinedPython) -> None:
     code = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
-    assert said(python, code) == [python.python.version]
+    assert output_of(python, code) == [python.python.version]
 
 
 @pytest.mark.network
 def test_nothing_of_the_host_is_loaded(python: ConfinedPython) -> None:
-    """In a sandbox there is no /proc that tells; but there is nothing of the host either."""
+    """A sandbox has no /proc to read the maps from, but also no file of the host."""
     code = """
 import os, sys, py_compile, marshal, zipfile, hashlib, ctypes, ssl, lzma, bz2, uuid
 if os.path.exists("/proc/self/maps"):
@@ -175,54 +181,54 @@ for module in list(sys.modules.values()):
 for entry in sys.path: print(entry)
 """
     root = "/usr" if python.sandboxed else str(python.python.root)
-    assert {path for path in said(python, code) if not path.startswith(root)} == set()
+    assert {path for path in output_of(python, code) if not path.startswith(root)} == set()
 
 
 @pytest.mark.network
-def test_sets_are_marshalled_alike_each_time(python: ConfinedPython) -> None:
+def test_sets_are_marshalled_deterministically(python: ConfinedPython) -> None:
     code = "print(compile(\"x in {'a','b','c','d','e','f','g'}\", 'f', 'eval').co_consts[0])"
 
-    assert len({tuple(said(python, code)) for _ in range(4)}) == 1
+    assert len({tuple(output_of(python, code)) for _ in range(4)}) == 1
 
 
 @needs_mmdebstrap
-def test_mmdebstraps_own_words_are_passed_on(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_output_of_mmdebstrap_is_passed_on(tmp_path: Path) -> None:
+    output_of: list[str] = []
     with pytest.raises(BuildFailed, match=r"mmdebstrap failed with exit status \d+") as caught:
         build(
             recipe("debian12"),
             Store(tmp_path),
             environ={MIRROR: f"file://{tmp_path}/no-archive"},
-            say=said.append,
+            report=Reporting(say=output_of.append),
         )
 
     assert "no-archive" in caught.value.message
-    assert "running apt-get update..." in said
+    assert "running apt-get update..." in output_of
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @needs_mmdebstrap
 def test_an_archive_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}/debian"
-    said: list[str] = []
+    output_of: list[str] = []
     with pytest.raises(BuildFailed) as caught:
         build(
             recipe("debian12"),
             Store(tmp_path),
             environ={MIRROR: nowhere, SECURITY_MIRROR: nowhere, "no_proxy": "127.0.0.1"},
-            say=said.append,
+            report=Reporting(say=output_of.append),
         )
 
     first, *rest = caught.value.message.splitlines()
     assert first == "the archive of debian12 cannot be reached:"
     assert [line.startswith(f"  {nowhere}: ") and "connect" in line for line in rest] == [True]
     assert "check the network and the proxy" in caught.value.hint
-    assert not [line for line in said if "received signal" in line]
+    assert not [line for line in output_of if "received signal" in line]
 
 
 @needs_mmdebstrap
-def test_a_full_cache_is_told_as_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as mmdebstrap's fault, which is ended."""
+def test_a_full_cache_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as an error of mmdebstrap, which is stopped."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -238,28 +244,28 @@ def test_a_full_cache_is_told_as_the_cache(tmp_path: Path, monkeypatch: pytest.M
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     """Ctrl-C while the archive does not answer."""
     code = (
-        # A shell that puts the tests into the background has them ignore Ctrl-C, and children inherit that.
+        # In a background job of a shell, tests and their children ignore Ctrl-C.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import os, sys; from pathlib import Path; from torchkiln.base.mmdebstrap import build;"
         "from torchkiln.base.recipe import recipe; from torchkiln.store.store import Store;"
         "build(recipe('debian12'), Store(Path(sys.argv[1]) / 'cache'), environ=os.environ)"
     )
     (tmp_path / "scratch").mkdir()
-    asked = threading.Event()
+    connected = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/debian"
         calls: list[socket.socket] = []
 
         def answer_nothing() -> None:
             calls.append(silent.accept()[0])
-            asked.set()
+            connected.set()
 
         threading.Thread(target=answer_nothing, daemon=True).start()
         environ = {**os.environ, MIRROR: address, "TMPDIR": str(tmp_path / "scratch"), "http_proxy": ""}
         builder = subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path)], env=environ, stderr=subprocess.PIPE
         )
-        assert asked.wait(300)
+        assert connected.wait(300)
         assert processes_in(tmp_path)
         builder.send_signal(signal.SIGINT)
         builder.communicate(timeout=300)

@@ -1,6 +1,6 @@
-"""What goes with an image, as others read it: cosign's layout in the registry, DSSE, Sigstore's bundle.
+"""The attachments of an image, as others read them: cosign's layout in the registry, DSSE, Sigstore's bundle.
 
-The layout is that of cosign's specs/BUNDLE_SPEC.md, read here as plain JSON; signatures are judged by
+The layout is that of cosign's specs/BUNDLE_SPEC.md, read here as plain JSON; signatures are verified by
 securesystemslib and by Sigstore's JavaScript.
 """
 
@@ -20,11 +20,11 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import Key, SSlibKey
 from sigstore_models.bundle.v1 import Bundle
 
-from tests.keyless_scene import Desk, Job, job, new_desk
-from tests.keys import ED, P256, STRANGER, public_pem
+from tests.keyless_scene import Job, Prepared, job, prepare
+from tests.keys import ED, P256, UNKNOWN_KEY, public_pem
 from tests.node_tools import complaint
-from tests.standin.registry_server import RegistryServer, Repository
-from tests.standin.sigstore_server import IDENTITY, ISSUER
+from tests.servers.registry_server import RegistryServer, Repository
+from tests.servers.sigstore_server import IDENTITY, ISSUER
 
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 CONTENT, KIND = "dev.sigstore.bundle.content", "dev.sigstore.bundle.predicateType"
@@ -32,16 +32,16 @@ REPORT = "urn:torchkiln:smoke-report:"
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    return new_desk(tmp_path_factory.mktemp("bundles") / "desk")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepare(tmp_path_factory.mktemp("bundles") / "prepared")
 
 
 @pytest.fixture(scope="module")
-def there(desk: Desk) -> Iterator[Repository]:
+def there(prepared: Prepared) -> Iterator[Repository]:
     """A repository into which an image was published: its statements by P256, its report by ED."""
     with RegistryServer() as server:
-        server.manners.lists_referrers = True
-        done = desk.press.publish(f"{server.host}/team/app", "--report", desk.report)
+        server.behaviour.lists_referrers = True
+        done = prepared.publisher.publish(f"{server.host}/team/app", "--report", prepared.report)
         assert done.exit_code == 0, done.exception
         yield server.repository("team/app")
 
@@ -69,12 +69,12 @@ def signer_of(manifest: dict[str, Any]) -> Any:
     return ED if manifest["annotations"][KIND].startswith(REPORT) else P256
 
 
-def test_each_lies_in_the_registry_as_cosign_lays_it(desk: Desk, there: Repository) -> None:
+def test_attachments_have_the_layout_of_cosign(prepared: Prepared, there: Repository) -> None:
     image = there.manifests[next(iter(there.tags))]
     digest = "sha256:" + hashlib.sha256(image).hexdigest()
     for manifest, bundle in signed(there):
         blob = there.blobs[manifest["layers"][0]["digest"]]
-        said = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
+        payload = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
         assert manifest == {
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
@@ -96,16 +96,16 @@ def test_each_lies_in_the_registry_as_cosign_lays_it(desk: Desk, there: Reposito
                 "digest": digest,
                 "size": len(image),
             },
-            "annotations": {CONTENT: "dsse-envelope", KIND: said["predicateType"]},
+            "annotations": {CONTENT: "dsse-envelope", KIND: payload["predicateType"]},
         }
         assert there.blobs[manifest["config"]["digest"]] == b"{}"
-        assert said["subject"][0]["digest"] == {"sha256": digest.removeprefix("sha256:")}
+        assert payload["subject"][0]["digest"] == {"sha256": digest.removeprefix("sha256:")}
     kinds = {manifest["annotations"][KIND] for manifest, _ in signed(there)}
-    assert "https://sigstore.dev/cosign/sign/v1" in kinds  # what `cosign verify` asks for
+    assert "https://sigstore.dev/cosign/sign/v1" in kinds  # what `cosign verify` requires
 
 
-def test_a_bundle_names_its_key_by_the_hint_alone(there: Repository) -> None:
-    """cosign's library passes over a signature that bears another name than SSH's for the key."""
+def test_a_bundle_names_its_key_only_by_its_hint(there: Repository) -> None:
+    """cosign's library ignores a signature whose key id is not the SSH fingerprint."""
     for manifest, bundle in signed(there):
         assert bundle["mediaType"] == BUNDLE
         hint = {"hint": hint_of(signer_of(manifest))}
@@ -114,7 +114,7 @@ def test_a_bundle_names_its_key_by_the_hint_alone(there: Repository) -> None:
         assert set(signature) == {"sig"}
 
 
-def test_sigstores_own_model_reads_them(there: Repository) -> None:
+def test_sigstores_model_reads_them(there: Repository) -> None:
     for _, bundle in signed(there):
         read = Bundle.from_json(json.dumps(bundle))
 
@@ -123,17 +123,17 @@ def test_sigstores_own_model_reads_them(there: Repository) -> None:
 
 
 def test_securesystemslib_verifies_them(there: Repository) -> None:
-    """By the public key of who signed, and by no other."""
+    """With the signer's public key, and no other."""
     for manifest, bundle in signed(there):
-        signatures = [{"keyid": "it", **one} for one in bundle["dsseEnvelope"]["signatures"]]
+        signatures = [{"keyid": "it", **signature} for signature in bundle["dsseEnvelope"]["signatures"]]
         envelope = Envelope.from_dict({**bundle["dsseEnvelope"], "signatures": signatures})
         envelope.verify([public(signer_of(manifest))], 1)
         with pytest.raises(VerificationError):
-            envelope.verify([public(STRANGER)], 1)
+            envelope.verify([public(UNKNOWN_KEY)], 1)
 
 
 def public(key: Any) -> Key:
-    """As that library has it, which wants names of keys and compares them."""
+    """The key for that library, which requires and compares key ids."""
     return SSlibKey.from_crypto(key.public_key(), keyid="it")
 
 
@@ -141,16 +141,16 @@ def test_sigstores_javascript_verifies_them(there: Repository) -> None:
     for manifest, bundle in signed(there):
         key = signer_of(manifest)
         assert complaint(bundle=bundle, keys={hint_of(key): public_pem(key).decode()}) == ""
-        wrong = complaint(bundle=bundle, keys={hint_of(key): public_pem(STRANGER).decode()})
+        wrong = complaint(bundle=bundle, keys={hint_of(key): public_pem(UNKNOWN_KEY).decode()})
         assert "signature verification failed" in wrong
 
 
 @pytest.mark.parametrize("rekor", [1, 2])
-def test_sigstores_javascript_verifies_what_a_job_signed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rekor: int
+def test_sigstores_javascript_verifies_signatures_of_a_job(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rekor: int
 ) -> None:
     """Certificate, log of certificates, log of signatures, time: all by its own code."""
-    with job(desk, monkeypatch, rekor=rekor) as scene:
+    with job(prepared, monkeypatch, rekor=rekor) as scene:
         assert scene.publish().exit_code == 0
         root = json.loads(scene.sigstore.trust(tmp_path / "trust.json").read_text())["trustedRoot"]
         bundles = list(scene.bundles().values())
@@ -161,17 +161,17 @@ def test_sigstores_javascript_verifies_what_a_job_signed(
         assert "identity" in complaint(
             bundle=bundles[0], trustedRoot=root, identity=IDENTITY + "2", issuer=ISSUER
         )
-        other = {**root, "tlogs": []}
-        assert complaint(bundle=bundles[0], trustedRoot=other, identity=IDENTITY, issuer=ISSUER)
+        other_root = {**root, "tlogs": []}
+        assert complaint(bundle=bundles[0], trustedRoot=other_root, identity=IDENTITY, issuer=ISSUER)
 
 
-def test_a_jobs_bundle_lies_there_likewise(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(scene: Job) -> Iterator[dict[str, Any]]:
+def test_a_jobs_bundle_has_the_same_layout(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    def manifests_of(scene: Job) -> Iterator[dict[str, Any]]:
         for name in scene.bundles():
             yield json.loads(scene.there.manifests[name])
 
-    with job(desk, monkeypatch) as scene:
+    with job(prepared, monkeypatch) as scene:
         assert scene.publish().exit_code == 0
-        for manifest in told(scene):
+        for manifest in manifests_of(scene):
             assert manifest["artifactType"] == manifest["layers"][0]["mediaType"] == BUNDLE
             assert manifest["annotations"][CONTENT] == "dsse-envelope"

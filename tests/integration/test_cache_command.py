@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests import company
+from tests import cells, company
 from tests.cache_scene import Scene, made, scene
+from tests.needs import tool
 from tests.unpublished import FakeIndex
 from torchkiln.cache.policy import PrunePolicy
-from torchkiln.cache.prune import forget_root, prune
+from torchkiln.cache.prune import prune
 from torchkiln.cache.usage import CacheUsage, cache_usage
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.oci.layout import open_layout
-from torchkiln.oci.unpack import LayerBlob, unpacked_root
+from torchkiln.oci.unpack import LayerBlob, forget_root, unpacked_root
 from torchkiln.oci.validate.validate import validate
 from torchkiln.runtimes.rootfs import using
 from torchkiln.store.store import Store
@@ -28,10 +32,10 @@ __all__ = ["made", "scene"]
 # --- show -------------------------------------------------------------------------------------------
 
 
-def test_show_tells_kind_size_use_and_reason(scene: Scene) -> None:
-    """What the tag needs stays; what only makes layers again goes with --all."""
+def test_show_lists_kind_size_use_and_reason(scene: Scene) -> None:
+    """Files that the tag needs stay; with --all, those needed only to rebuild layers are removed."""
     text = scene.run("show").stdout
-    items = scene.told("show")["items"]
+    items = scene.run_json("show")["items"]
 
     assert [line.split("  ")[0] for line in text.splitlines()[1:6]] == [
         *("layers", "bases", "other blobs", "wheels", "byte-code")
@@ -47,11 +51,11 @@ def test_show_tells_kind_size_use_and_reason(scene: Scene) -> None:
     assert kinds["wheels"]["goes_with"] == "prune --all"
     titles = {item["title"] for item in items if item["kind"] == "layers"}
     assert "torch 1.0" in titles
-    assert "torch-1.0-py3-none-any.whl: needed to make" in scene.run("show", "--each").stdout
+    assert "torch-1.0-py3-none-any.whl: needed to rebuild" in scene.run("show", "--each").stdout
 
 
-def test_a_layout_that_cannot_be_read_needs_all_it_has(scene: Scene) -> None:
-    """Nothing goes, and why is told."""
+def test_all_blobs_of_an_unreadable_layout_are_kept(scene: Scene) -> None:
+    """Nothing is removed, and the reason is shown."""
     (scene.layout / "index.json").write_text("{")
     done = scene.run("prune", "--all")
 
@@ -60,17 +64,41 @@ def test_a_layout_that_cannot_be_read_needs_all_it_has(scene: Scene) -> None:
     assert len(scene.files("blobs")) == 5
 
 
+def test_aliases_are_names_in_the_layout(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One image: its digest does not depend on them, skopeo finds each, and the cache counts it once."""
+    alone = company.build(scene.wheels, scene.cache, scene.layout, FakeIndex([]), ref="t").image.manifest
+    planned = cells.planned_cell
+    monkeypatch.setattr(
+        cells, "planned_cell", lambda wheels: replace(planned(wheels), aliases=("v2.7", "latest"))
+    )
+    built = company.build(scene.wheels, scene.cache, scene.layout, FakeIndex([])).image
+    names = open_layout(scene.layout).refs()
+
+    assert built.manifest == alone
+    assert built.ref == built.tag
+    assert set(names) == {"t", built.tag, "v2.7", "latest"}
+    assert set(names.values()) == {alone}
+    assert validate(scene.layout) == ()
+    roots = cache_usage(Store(scene.cache), (), scene.layout.parent / "images").roots
+    assert [root.name for root in roots if root.sort == "tag"] == [f"{built.tag} in {scene.layout}"]
+    tool("skopeo")
+    for name in names:
+        source = f"oci:{scene.layout}:{name}"
+        shown = subprocess.run(["skopeo", "inspect", "--raw", source], capture_output=True, check=True)
+        assert f"sha256:{hashlib.sha256(shown.stdout).hexdigest()}" == alone
+
+
 # --- prune ------------------------------------------------------------------------------------------
 
 
-def test_prune_leaves_what_a_tag_or_a_lock_has_use_for(scene: Scene) -> None:
-    """After a build there is nothing to take; with --all wheels go, and the image is whole."""
-    assert scene.told("prune")["gone"] == []
-    assert scene.told("prune", "--all", "--dry-run")["freed_bytes"] > 0
+def test_prune_keeps_what_a_tag_or_a_lock_needs(scene: Scene) -> None:
+    """After a build nothing is removed; with --all wheels are removed, and the image stays complete."""
+    assert scene.run_json("prune")["gone"] == []
+    assert scene.run_json("prune", "--all", "--dry-run")["freed_bytes"] > 0
     assert len(scene.files("wheels")) == 5
 
-    told = scene.told("prune", "--all")
-    assert {one["kind"] for one in told["gone"]} == {"wheels", "byte-code", "layer texts"}
+    result = scene.run_json("prune", "--all")
+    assert {entry["kind"] for entry in result["gone"]} == {"wheels", "byte-code", "layer texts"}
     assert (scene.files("wheels"), list((scene.cache / "wheels").iterdir())) == ([], [])
     assert validate(scene.layout) == ()
     index = FakeIndex([])
@@ -90,39 +118,41 @@ def test_prune_and_another_form_of_layers(scene: Scene) -> None:
     plain = len(scene.files("blobs")) - len(built.layers)
 
     assert plain == len(built.layers)
-    assert not {"layers", "other blobs", "bases"} & {one["kind"] for one in scene.told("prune")["gone"]}
+    assert not {"layers", "other blobs", "bases"} & {
+        entry["kind"] for entry in scene.run_json("prune")["gone"]
+    }
     assert not former.exists()
-    scene.told("prune", "--all")
+    scene.run_json("prune", "--all")
     assert {path.name for path in scene.files("blobs")} == {layer.blob.digest[7:] for layer in built.layers}
     assert len(scene.files("records/zstd")) == len(built.layers)
     assert validate(scene.layout) == ()
 
 
-def test_prune_when_the_layout_is_gone(scene: Scene) -> None:
-    """Layers go with their records; what a lock names stays, its base even with --all."""
+def test_prune_without_the_layout(scene: Scene) -> None:
+    """Layers are removed with their records; files of a lock stay, its base even with --all."""
     scene.lock()
     scene.forget()
 
-    kinds = {one["kind"] for one in scene.told("prune")["gone"]}
+    kinds = {entry["kind"] for entry in scene.run_json("prune")["gone"]}
     assert kinds == {"layers", "other blobs", "leftovers", "layer texts"}
     assert (len(scene.files("blobs")), len(scene.files("wheels")), len(scene.files("bytecode"))) == (1, 5, 5)
     assert [path.parent.name for path in scene.files("records")] == []
-    scene.told("prune", "--all")
+    scene.run_json("prune", "--all")
     assert (len(scene.files("blobs")), scene.files("wheels")) == (1, [])
     assert scene.files("tmp") == []
     scene.build()
     assert validate(scene.layout) == ()
 
 
-def test_prune_without_lock_and_layout_takes_everything(scene: Scene) -> None:
-    """By default: nobody has any use for it."""
+def test_prune_without_lock_and_layout_removes_everything(scene: Scene) -> None:
+    """Also without --all: nothing needs them."""
     scene.forget()
-    scene.told("prune")
+    scene.run_json("prune")
     assert [scene.files(kind) for kind in ("blobs", "wheels", "bytecode", "records")] == [[], [], [], []]
 
 
-def test_prune_leaves_what_a_running_build_needs(scene: Scene) -> None:
-    """And says whose it is."""
+def test_prune_keeps_what_a_running_build_needs(scene: Scene) -> None:
+    """And names the build."""
     scene.forget()
     with Store(scene.cache).claim("builds that-tag", company.needs(scene.wheels)):
         done = scene.run("prune", "--all")
@@ -130,12 +160,12 @@ def test_prune_leaves_what_a_running_build_needs(scene: Scene) -> None:
         assert "), which builds that-tag" in done.stderr
         assert "a running build may need it" in done.stderr
         assert (len(scene.files("blobs")), len(scene.files("wheels"))) == (5, 5)
-    scene.told("prune", "--all")
+    scene.run_json("prune", "--all")
     assert scene.files("blobs") == []
 
 
-def test_no_build_begins_between_the_look_and_the_deletion(scene: Scene) -> None:
-    """Else it would believe what is about to go."""
+def test_no_build_starts_between_listing_and_deletion(scene: Scene) -> None:
+    """Otherwise it would use files that are about to be deleted."""
     store, begun = Store(scene.cache), threading.Event()
 
     def build() -> None:
@@ -155,7 +185,7 @@ def test_no_build_begins_between_the_look_and_the_deletion(scene: Scene) -> None
 
 
 def test_prune_and_unpacked_images(scene: Scene) -> None:
-    """Gone after 7 days without use, never while a command runs inside."""
+    """Removed after 7 days without use, never while a command runs in it."""
     image = open_layout(scene.layout).image("t")
     layers = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
     store = Store(scene.cache)
@@ -168,13 +198,13 @@ def test_prune_and_unpacked_images(scene: Scene) -> None:
     with using(root):
         assert "a command is running in it" in scene.run("prune", "--all").stderr
     unpacked_root(image.manifest, layers, store)
-    assert scene.told("prune")["gone"] == []  # it was used just now
+    assert scene.run_json("prune")["gone"] == []  # it was used just now
     os.utime(marker, (week, week))
-    assert [one["kind"] for one in scene.told("prune")["gone"]] == ["unpacked images"]
+    assert [entry["kind"] for entry in scene.run_json("prune")["gone"]] == ["unpacked images"]
     assert (root.exists(), marker.exists(), scene.files("tmp")) == (False, False, [])
 
 
-def test_an_unpacked_image_is_forgotten_unless_a_command_runs_in_it(scene: Scene) -> None:
+def test_an_unpacked_image_is_removed_unless_a_command_runs_in_it(scene: Scene) -> None:
     image = open_layout(scene.layout).image("t")
     layers = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
     store = Store(scene.cache)
@@ -187,8 +217,8 @@ def test_an_unpacked_image_is_forgotten_unless_a_command_runs_in_it(scene: Scene
     forget_root(store, image.manifest)
 
 
-def test_prune_takes_what_interrupted_runs_left(scene: Scene) -> None:
-    """Parts of wheels, old locks; not a part that somebody is at."""
+def test_prune_removes_leftovers_of_interrupted_runs(scene: Scene) -> None:
+    """Parts of wheels, old locks; not a part that a process is writing."""
     store = Store(scene.cache)
     parts = [scene.cache / "wheels" / (digit * 64) / "x-1-py3-none-any.whl.part" for digit in "ab"]
     for part in parts:
@@ -204,44 +234,46 @@ def test_prune_takes_what_interrupted_runs_left(scene: Scene) -> None:
     assert not old.exists()
 
 
-def test_prune_to_a_size_that_cannot_be_had(scene: Scene) -> None:
-    """All that may goes, and what stays is told."""
+def test_prune_to_a_size_that_is_not_reachable(scene: Scene) -> None:
+    """Everything allowed is removed, and the rest is listed."""
     done = scene.run("prune", "--max-size", "1kB")
     assert done.exception is None
     assert "the cache still has 52" in done.stderr
     assert scene.files("wheels") == []
 
 
-# --- what a user can do wrong -----------------------------------------------------------------------
+# --- user errors -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         (("prune", "--older-than", "soon"), "--older-than soon: not a valid duration"),
         (("prune", "--max-size", "big"), "--max-size big: not a valid size"),
     ],
 )
-def test_a_slip_of_the_user(args: tuple[str, ...], says: str, scene: Scene) -> None:
+def test_a_user_error_is_reported(args: tuple[str, ...], message: str, scene: Scene) -> None:
     """Exit 2, and nothing was touched."""
     done = scene.run(*args)
     assert isinstance(done.exception, ConfigError)
-    assert (done.exception.message, done.exception.exit_code) == (says, 2)
+    assert (done.exception.message, done.exception.exit_code) == (message, 2)
     assert done.exception.hint.startswith("write ")
 
 
-def test_no_cache_no_trouble(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_cache_is_not_an_error(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Nothing is made, either."""
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "nowhere"))
     for name in ("show", "prune", "verify"):
         done = scene.run(name)
         assert done.exception is None
-        assert "there is no cache in" in done.stderr
+        assert "no cache in" in done.stderr
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_cache_that_is_none(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A file, and a folder that cannot be written: what it is, and what to do."""
+def test_an_invalid_cache_folder(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file, or a folder without write permission: the message names it and the remedy."""
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "file"))
     for name in ("show", "prune", "verify"):

@@ -12,7 +12,7 @@ import pytest
 
 from tests import company
 from tests.cache_scene import Scene, damage, made, scene
-from tests.standin.index_server import IndexServer
+from tests.servers.index_server import IndexServer
 from tests.unpublished import FakeIndex
 from torchkiln.errors import VerificationFailed
 from torchkiln.oci.layout import open_layout
@@ -25,19 +25,19 @@ __all__ = ["made", "scene"]
 # --- verify -----------------------------------------------------------------------------------------
 
 
-def test_verify_of_a_sound_cache(scene: Scene) -> None:
+def test_verify_of_a_valid_cache(scene: Scene) -> None:
     """Every byte is read, none is wrong."""
     done = scene.run("verify")
     assert (done.exception, "no fault" in done.stdout) == (None, True)
-    told = scene.told("verify")
-    assert told["faults"] == []
-    assert told["bytes"] == sum(
+    result = scene.run_json("verify")
+    assert result["faults"] == []
+    assert result["bytes"] == sum(
         path.stat().st_size for kind in ("blobs", "wheels", "bytecode") for path in scene.files(kind)
     )
 
 
-def test_a_damaged_layer_and_the_way_back(scene: Scene) -> None:
-    """Layout and store share the file: the tag is named, repair takes it out, `build` replaces both."""
+def test_a_damaged_layer_and_its_repair(scene: Scene) -> None:
+    """Layout and store share the file: the tag is named, repair deletes it, `build` replaces both."""
     before = open_layout(scene.layout).image("t").manifest
     damage(scene.torch())
     assert len(validate(scene.layout)) > 0
@@ -55,8 +55,8 @@ def test_a_damaged_layer_and_the_way_back(scene: Scene) -> None:
     assert scene.run("verify").exception is None
 
 
-def test_damage_in_a_layout_that_nobody_told_of(scene: Scene) -> None:
-    """It has the same file: that is said, whoever it is."""
+def test_damage_in_an_unregistered_layout(scene: Scene) -> None:
+    """It shares the file; the message names it."""
     shutil.rmtree(scene.cache / "records" / "layouts")
     damage(scene.torch())
     done = scene.run("verify", "--repair")
@@ -64,11 +64,11 @@ def test_damage_in_a_layout_that_nobody_told_of(scene: Scene) -> None:
     assert done.exception.message.endswith("an unknown layout")
 
 
-def test_a_damaged_wheel_is_fetched_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the index that the user has configured; without one it is only taken out, and that is told."""
+def test_a_damaged_wheel_is_downloaded_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the configured index; without one it is only deleted, with a message."""
     scene.lock()
     wheel = next(path for path in scene.files("wheels") if path.name.startswith("torch"))
-    whole = wheel.read_bytes()
+    content = wheel.read_bytes()
     damage(wheel)
     assert isinstance(scene.run("verify").exception, VerificationFailed)
     with IndexServer() as server:
@@ -79,12 +79,12 @@ def test_a_damaged_wheel_is_fetched_again(scene: Scene, monkeypatch: pytest.Monk
         assert "deleted, but it cannot be downloaded again" in failed.stdout
         assert not wheel.exists()
 
-        server.files["simple", "torch", wheel.name] = whole
+        server.files["simple", "torch", wheel.name] = content
         wheel.parent.mkdir(exist_ok=True)
-        wheel.write_bytes(whole[:-1] + b"!")
+        wheel.write_bytes(content[:-1] + b"!")
         mended = scene.run("verify", "--repair")
     assert (mended.exception, "downloaded again" in mended.stdout) == (None, True)
-    assert wheel.read_bytes() == whole
+    assert wheel.read_bytes() == content
 
 
 def break_pack(scene: Scene) -> None:
@@ -99,9 +99,9 @@ def break_page(scene: Scene) -> None:
 
 def break_record(scene: Scene) -> None:
     path = scene.files("records/layers")[0]
-    told = json.loads(path.read_bytes())
+    result = json.loads(path.read_bytes())
     path.unlink()
-    path.write_text(json.dumps({**told, "size": 1}))
+    path.write_text(json.dumps({**result, "size": 1}))
 
 
 def lose_blob(scene: Scene) -> None:
@@ -118,7 +118,7 @@ def break_root(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("breaks", "told"),
+    ("breaks", "result"),
     [
         (break_pack, "the hash of the pack does not match"),
         (break_page, "x.json: invalid JSON"),
@@ -127,15 +127,17 @@ def break_root(scene: Scene) -> None:
         (break_root, "unpacked were"),
     ],
 )
-def test_other_faults_are_found_and_mended(breaks: Callable[[Scene], None], told: str, scene: Scene) -> None:
-    """Told with exit 12, taken out by --repair; then there is none, and the next build is right."""
+def test_other_faults_are_found_and_repaired(
+    breaks: Callable[[Scene], None], result: str, scene: Scene
+) -> None:
+    """Exit code 12, deleted by --repair; afterwards there are none, and the next build is right."""
     before = open_layout(scene.layout).image("t").manifest
     breaks(scene)
     found = scene.run("verify")
     assert isinstance(found.exception, VerificationFailed)
-    assert told in found.stdout
+    assert result in found.stdout
     scene.run("verify", "--repair")
-    assert scene.told("verify")["faults"] == []
+    assert scene.run_json("verify")["faults"] == []
     assert scene.build() == before
     assert validate(scene.layout) == ()
 

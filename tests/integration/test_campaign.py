@@ -20,13 +20,13 @@ from tests.campaign.trials import Disturbance, Reference, provoke_all
 pytestmark = pytest.mark.skipif(
     compiler() is None, reason="no C compiler for the tracer: apt-get install gcc"
 )
-SEED, JOBS = 1, 5  # much of it is waiting
-SHORT, LONG = 6, pytest.param(1, marks=pytest.mark.proof)  # every which one
+SEED, JOBS = 1, 5  # mostly waiting
+SHORT, LONG = 6, pytest.param(1, marks=pytest.mark.proof)  # the step between the tested ones
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reference]:
-    """An undisturbed build, which no disturbed one may have touched in the end."""
+    """An undisturbed build, which the disturbed ones must not change."""
     made = Reference(Scene(tmp_path_factory.mktemp("campaign"), seed=SEED))
     yield made
     assert made.check() == ()
@@ -35,29 +35,29 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reference]:
 def wrong(reference: Reference, disturbances: list[Disturbance], *, heal: bool = True) -> list[str]:
     records = provoke_all(reference, disturbances, jobs=JOBS, heal=heal)
     assert len(records) == len(disturbances)
-    return [f"{one.name} {one.detail}: {fault}" for one in records for fault in one.wrong]
+    return [f"{record.name} {record.detail}: {fault}" for record in records for fault in record.wrong]
 
 
 @pytest.mark.proof
 def test_instants(reference: Reference) -> None:
-    """Cut by signals anywhere: nothing is lost, and the next run makes it whole."""
+    """Interrupted by signals at any time: nothing is lost, and the next run completes the build."""
     reference.measure()
     assert wrong(reference, [IMPATIENT, *itertools.islice(draw(SEED, reference), 12)]) == []
 
 
 @pytest.mark.parametrize("step", [SHORT, LONG])
 def test_network_and_index(reference: Reference, step: int) -> None:
-    """Each fault is told in its own words or got over, and leaves a sound store."""
+    """Each fault has its own message or is survived, and leaves a valid store."""
     assert wrong(reference, list(network.faults())[::step], heal=False) == []
 
 
 @pytest.mark.parametrize("step", [SHORT, LONG])
 def test_the_machine(reference: Reference, step: int) -> None:
-    """Likewise for what disks, limits and clocks do, with most of the work done beforehand."""
-    disturbances = [replace(one, start="network") for one in host.faults()][::step]
+    """The same for faults of disks, limits and clocks, with most of the work done beforehand."""
+    disturbances = [replace(fault, start="network") for fault in host.faults()][::step]
     assert wrong(reference, disturbances, heal=False) == []
 
 
 @pytest.mark.skipif(not host.can_mount(), reason="small and read-only disks take mounts, and mounts root")
 def test_mounts_are_possible() -> None:
-    """Says visibly where the faults with small and read-only disks are left out."""
+    """Shows as a skip where the faults with small and read-only disks are omitted."""

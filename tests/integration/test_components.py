@@ -1,4 +1,4 @@
-"""Images with components by the embedded engine, in small: the plain one below, a program above, faults."""
+"""Images with components by the embedded engine, in small: the plain image below, a program above, faults."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from unittest.mock import patch
 import pytest
 
 from tests.cells import build, planned_cell, small_wheels
-from tests.gridcase import FACTS, MATRIX
 from tests.layers import tree_of_layer
-from tests.planned import LOCK_DIGEST
+from tests.planned import FACTS, LOCK_DIGEST, MATRIX
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build.cache_claims import build_needs
@@ -46,7 +45,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def more(tmp_path: Path) -> list[Path]:
-    """What `transformers` adds here."""
+    """The wheels that `transformers` adds here."""
     specs = (
         WheelSpec(name=name, files=(File(path=f"{name}/__init__.py", data=b"there = True\n"),))
         for name in ("tokenizers", "transformers")
@@ -79,12 +78,12 @@ def with_components(below: ImagePlan, added: list[Path], program: Path) -> Image
         return plan(cell, (), aliases=(), lock_digest=LOCK_DIGEST)
 
 
-def test_it_costs_no_more_than_what_it_adds(wheels: list[Path], program: Path, tmp_path: Path) -> None:
+def test_a_component_costs_only_what_it_adds(wheels: list[Path], program: Path, tmp_path: Path) -> None:
     """The plain image's layers are there, by the same digests; two are made; again, nothing is."""
     below, added, cache = planned_cell(wheels), more(tmp_path), tmp_path / "cache"
     plain = build(below, cache, tmp_path / "layout", FakeIndex(wheels))
     above, index = with_components(below, added, program), FakeIndex([*added, program])
-    told = forecast(above, Store(cache))
+    expected_work = forecast(above, Store(cache))
     built = build(above, cache, tmp_path / "layout", index)
     again = build(above, cache, tmp_path / "layout", FakeIndex([]))
 
@@ -95,7 +94,7 @@ def test_it_costs_no_more_than_what_it_adds(wheels: list[Path], program: Path, t
         "with transformers: tokenizers 1.0, transformers 1.0",
     ]
     assert sorted(index.fetched) == sorted([program.name, *(wheel.name for wheel in added)])
-    assert (told["downloads"], [one["do"] for one in told["layers"]][shared:]) == (
+    assert (expected_work["downloads"], [item["do"] for item in expected_work["layers"]][shared:]) == (
         3,
         ["make", "convert", "make"],
     )
@@ -104,12 +103,12 @@ def test_it_costs_no_more_than_what_it_adds(wheels: list[Path], program: Path, t
     assert validate(tmp_path / "layout") == ()
 
 
-def test_what_is_in_the_programs_layer(wheels: list[Path], program: Path, tmp_path: Path) -> None:
+def test_content_of_the_programs_layer(wheels: list[Path], program: Path, tmp_path: Path) -> None:
     above = with_components(planned_cell(wheels), more(tmp_path), program)
     built = build(
         above, tmp_path / "cache", tmp_path / "layout", FakeIndex([*wheels, *more(tmp_path), program])
     )
-    layer = next(one for one in built.image.layers if one.title == "micromamba 2.9.0")
+    layer = next(item for item in built.image.layers if item.title == "micromamba 2.9.0")
     tree = tree_of_layer(Store(tmp_path / "cache").blob(layer.blob.digest).read_bytes())
 
     binary = tree["opt/conda/condabin/micromamba"]
@@ -134,10 +133,10 @@ def test_the_same_digest_from_a_cold_cache(wheels: list[Path], program: Path, tm
     assert len(found) == 1
 
 
-def test_recorded_layers_hold_and_the_plain_ones_need_no_second_look(
+def test_recorded_layers_are_checked_and_plain_ones_are_not_read_again(
     wheels: list[Path], program: Path, tmp_path: Path
 ) -> None:
-    """A lock that came from the plain one has its layers; `--record` adds what is above."""
+    """A lock derived from the plain one has its layers; `--record` adds those above."""
     below, added, cache = planned_cell(wheels), more(tmp_path), tmp_path / "cache"
     plain = build(below, cache, tmp_path / "layout", FakeIndex(wheels))
     above = with_components(below, added, program)
@@ -145,12 +144,12 @@ def test_recorded_layers_hold_and_the_plain_ones_need_no_second_look(
     with patch("torchkiln.plan.layers.BIG_WHEEL", 100_000):
         known = known_layers(replace(above.locked, layers=plain.image.layers[1:-1]), Store(cache))
     assert known is not None
-    assert [one.title for one in known] == [layer.title for layer in above.layers[1:-1]]
+    assert [item.title for item in known] == [layer.title for layer in above.layers[1:-1]]
 
     wrong = replace(known[-2], blob=replace(known[-2].blob, digest=Digest("sha256:" + "0" * 64)))
-    other = replace(above, locked=replace(above.locked, layers=(*known[:-2], wrong, known[-1])))
+    with_wrong_layer = replace(above, locked=replace(above.locked, layers=(*known[:-2], wrong, known[-1])))
     with pytest.raises(BuildFailed, match=r"layer 'micromamba 2\.9\.0': expected sha256:"):
-        build(other, cache, tmp_path / "layout", FakeIndex([*added, program]))
+        build(with_wrong_layer, cache, tmp_path / "layout", FakeIndex([*added, program]))
 
 
 def test_another_file_is_refused_and_leaves_nothing(
@@ -164,10 +163,10 @@ def test_another_file_is_refused_and_leaves_nothing(
     assert not (tmp_path / "layout" / "index.json").exists()
 
 
-def test_what_an_earlier_run_left_of_it_is_gone_on_from(
+def test_a_partial_download_of_the_program_is_resumed(
     wheels: list[Path], program: Path, tmp_path: Path
 ) -> None:
-    """A beginning is continued; one of something else is thrown away and fetched anew."""
+    """A valid beginning is continued; another one is discarded and downloaded again."""
     above, cache = with_components(planned_cell(wheels), more(tmp_path), program), tmp_path / "cache"
     file = above.locked.components[0].program
     assert file is not None

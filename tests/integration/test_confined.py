@@ -1,4 +1,4 @@
-"""A base's Python that means harm: it can only compute, and what it answers is held to what was asked."""
+"""A hostile Python of a base: it can only compute, and its output is checked against the request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from tests.cells import HostPython, planned_cell, put_base, small_wheels
 from tests.hostile_python import hostile, refused
-from tests.needs import needs_gcc
+from tests.needs import needs_gcc, needs_namespaces
 from tests.unpublished import FakeIndex
 from torchkiln.build import image as image_build
 from torchkiln.build import wheel_layers
@@ -33,7 +33,7 @@ from torchkiln.wheel.bytecode import Compiler
 
 pytestmark = [
     needs_gcc,
-    pytest.mark.skipif(bool(sandbox.fault()), reason=f"no namespaces: {sandbox.fault()}"),
+    needs_namespaces,
 ]
 
 
@@ -46,35 +46,36 @@ def listener() -> Iterator[socket.socket]:
         yield there
 
 
-def test_it_writes_nothing(tmp_path: Path) -> None:
+def test_a_hostile_python_writes_nothing(tmp_path: Path) -> None:
     """By the path that it has on the host, in its own root, through the folder above, in a device."""
     marker = tmp_path / "marker"
     tried = [f"{marker}", "/marker", "/usr/lib/x86_64-linux-gnu/marker", "../../../../marker", "/tmp/marker"]
-    opens = "".join(f'tell("open", open("{path}", O_CREAT | O_WRONLY, 0666));' for path in tried)
-    python = hostile(opens + 'tell("mkdir", mkdir("/x", 0777));', tmp_path)
+    opens = "".join(f'report("open", open("{path}", O_CREAT | O_WRONLY, 0666));' for path in tried)
+    python = hostile(opens + 'report("mkdir", mkdir("/x", 0777));', tmp_path)
     command = python.argv()
     compiler = Compiler(command, tmp_path / "made")
     with pytest.raises(BuildFailed):
         compiler.finish()
 
-    told = compiler._stderr.decode()
-    assert told.count("open=-1/") == len(tried)
-    assert told.startswith(f"open=-1/{errno.ENOENT}\nopen=-1/{errno.EROFS}\nopen=-1/{errno.EROFS}\n")
-    assert "mkdir=-1/38" in told
+    stderr = compiler._stderr.decode()
+    assert stderr.count("open=-1/") == len(tried)
+    assert stderr.startswith(f"open=-1/{errno.ENOENT}\nopen=-1/{errno.EROFS}\nopen=-1/{errno.EROFS}\n")
+    assert "mkdir=-1/38" in stderr
     assert not marker.exists()
     assert not list((tmp_path / "python").rglob("marker"))
 
 
-def test_it_reads_nothing_of_the_host(tmp_path: Path) -> None:
+def test_a_hostile_python_reads_nothing_of_the_host(tmp_path: Path) -> None:
     """No file but its own, no variable, no process, no name of the machine; its root is the folder."""
     os.environ["TORCHKILN_TEST_CANARY"] = "canary-5b1f"
     paths = ["/etc/passwd", "/etc/shadow", "/proc/1/environ", "/proc/self/environ", "/sys", "/dev/null"]
     paths += ["../../../../../../etc/passwd", "/root", str(tmp_path), "/dev/shm", "/run"]
-    opens = "".join(f'tell("open", open("{path}", O_RDONLY));' for path in paths)
+    opens = "".join(f'report("open", open("{path}", O_RDONLY));' for path in paths)
     body = 'for (char **one = envp; *one; one++) fprintf(stderr, "%s\\n", *one);'
     body += 'char name[99] = ""; gethostname(name, 99); fprintf(stderr, "name=%s\\n", name);'
     body += 'char here[99] = ""; getcwd(here, 99); fprintf(stderr, "here=%s\\n", here);'
-    body += 'tell("uid", getuid()); tell("gid", getgid()); tell("pid", getpid()); tell("above", getppid());'
+    body += 'report("uid", getuid()); report("gid", getgid());'
+    body += 'report("pid", getpid()); report("above", getppid());'
     try:
         compiler = Compiler(hostile(opens + body, tmp_path).argv(), tmp_path / "made")
     finally:
@@ -82,25 +83,25 @@ def test_it_reads_nothing_of_the_host(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed):
         compiler.finish()
 
-    told = compiler._stderr.decode()
-    assert told.count(f"open=-1/{errno.ENOENT}") == len(paths)
-    assert "canary-5b1f" not in told
-    assert [line for line in told.splitlines() if line.startswith("PATH")] == []
-    assert "name=sandbox" in told
-    assert "here=/\n" in told
-    assert re.findall(r"(?:uid|gid|pid|above)=(\d+)", told) == ["65534", "65534", "1", "0"]
+    stderr = compiler._stderr.decode()
+    assert stderr.count(f"open=-1/{errno.ENOENT}") == len(paths)
+    assert "canary-5b1f" not in stderr
+    assert [line for line in stderr.splitlines() if line.startswith("PATH")] == []
+    assert "name=sandbox" in stderr
+    assert "here=/\n" in stderr
+    assert re.findall(r"(?:uid|gid|pid|above)=(\d+)", stderr) == ["65534", "65534", "1", "0"]
 
 
-def test_it_connects_to_nothing(tmp_path: Path, listener: socket.socket) -> None:
+def test_a_hostile_python_cannot_connect(tmp_path: Path, listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     body = f"""
         struct sockaddr_in to = {{ .sin_family = AF_INET, .sin_port = htons({port}) }};
         inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
         int found = socket(AF_INET, SOCK_STREAM, 0);
-        tell("socket", found);
-        tell("connect", connect(found, (struct sockaddr *)&to, sizeof to));
-        for (int one = 3; one < 64; one++) if (fcntl(one, F_GETFD) >= 0) tell("inherited", one);
-        tell("last", -1);"""
+        report("socket", found);
+        report("connect", connect(found, (struct sockaddr *)&to, sizeof to));
+        for (int one = 3; one < 64; one++) if (fcntl(one, F_GETFD) >= 0) report("inherited", one);
+        report("last", -1);"""
     message = refused(hostile(body, tmp_path), tmp_path / "cache")
 
     assert "last=-1" in message
@@ -108,9 +109,9 @@ def test_it_connects_to_nothing(tmp_path: Path, listener: socket.socket) -> None
         listener.accept()
 
 
-def test_no_other_call_is_answered(tmp_path: Path) -> None:
+def test_other_system_calls_are_refused(tmp_path: Path) -> None:
     """All numbers of x86-64 that are not on the list: fork, kill, ptrace, mount, unshare, bpf ..."""
-    probes = (335, 336)  # the kernel ends who calls these, before any filter
+    probes = (335, 336)  # the kernel kills callers of these, before any filter
     allowed = ",".join(map(str, (*seccomp.ALLOWED.values(), *probes)))
     body = f"""
         static const int allowed[] = {{{allowed}}};
@@ -120,9 +121,9 @@ def test_no_other_call_is_answered(tmp_path: Path) -> None:
             if (skip) continue;
             errno = 0;
             long got = syscall(number, 0, 0, 0, 0, 0, 0);
-            if (got != -1 || errno != ENOSYS) {{ tell("answered", number); return 8; }}
+            if (got != -1 || errno != ENOSYS) {{ report("answered", number); return 8; }}
         }}
-        tell("none", 0);"""
+        report("none", 0);"""
     assert "none=0/0" in refused(hostile(body, tmp_path), tmp_path / "cache")
     names = "fork vfork clone clone3 kill tgkill ptrace mount unshare setns socket connect bpf keyctl chroot"
     assert not set(names.split()) & set(seccomp.ALLOWED)
@@ -131,15 +132,15 @@ def test_no_other_call_is_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        pytest.param('long got; __asm__("int $0x80" : "=a"(got) : "a"(20)); tell("i386", got);', id="i386"),
-        pytest.param('tell("x32", syscall(0x40000000 | 39));', id="x32"),
+        pytest.param('long got; __asm__("int $0x80" : "=a"(got) : "a"(20)); report("i386", got);', id="i386"),
+        pytest.param('report("x32", syscall(0x40000000 | 39));', id="x32"),
     ],
 )
-def test_other_numberings_end_it(tmp_path: Path, call: str) -> None:
+def test_system_calls_of_other_architectures_kill_it(tmp_path: Path, call: str) -> None:
     assert f"exit status {128 + signal.SIGSYS}" in refused(hostile(call, tmp_path), tmp_path / "cache")
 
 
-def test_a_fork_bomb_is_one_process(tmp_path: Path) -> None:
+def test_a_fork_bomb_stays_one_process(tmp_path: Path) -> None:
     body = """
         int made = 0;
         for (int one = 0; one < 1000; one++) {
@@ -147,7 +148,7 @@ def test_a_fork_bomb_is_one_process(tmp_path: Path) -> None:
             if (child > 0) made++;
             if (!child) _exit(0);
         }
-        tell("made", made);"""
+        report("made", made);"""
     assert "made=0/0" in refused(hostile(body, tmp_path), tmp_path / "cache")
 
 
@@ -155,7 +156,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     body = """
         long got = 0;
         for (char *page; got < 2048 && (page = malloc(1 << 20)); got++) memset(page, 1, 1 << 20);
-        tell("mib", got);"""
+        report("mib", got);"""
     message = refused(hostile(body, tmp_path), tmp_path / "cache")
     found = re.search(r"mib=(\d+)", message)
     assert found
@@ -163,7 +164,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         pytest.param("for (;;) pause();", "timed out", id="sleeps"),
         pytest.param("read_all(); for (;;) pause();", "timed out", id="sleeps at the end"),
@@ -187,7 +188,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
             id="endless output",
         ),
         pytest.param(
-            'read_all(); lseek(1, 1L << 40, SEEK_SET); tell("far", write(1, "x", 1));',
+            'read_all(); lseek(1, 1L << 40, SEEK_SET); report("far", write(1, "x", 1));',
             f"far=-1/{errno.EFBIG}",
             id="a hole in its output",
         ),
@@ -195,16 +196,16 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         pytest.param("raise(SIGSEGV);", "exit", id="dies"),
     ],
 )
-def test_it_does_not_go_on_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+def test_running_time_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
 ) -> None:
-    """Nor when it is handed more than a pipe holds."""
+    """Also when its input exceeds a pipe's buffer."""
     monkeypatch.setattr(bytecode, "_TIMEOUT", 3.0)
     python = hostile(body, tmp_path)
     much = {f"/a/{number}.py": b"x = 1\n" * 3000 for number in range(12)}
 
-    assert said in refused(python, tmp_path / "cache", much)
-    assert said in refused(python, tmp_path / "other")
+    assert message in refused(python, tmp_path / "cache", much)
+    assert message in refused(python, tmp_path / "other")
 
 
 def running(python: ConfinedPython) -> list[Path]:
@@ -220,12 +221,12 @@ def running(python: ConfinedPython) -> list[Path]:
     return found
 
 
-def test_each_wall_stands(tmp_path: Path) -> None:
-    """As the kernel tells it of the process: one wall behind another hides that it is missing."""
+def test_each_isolation_layer_is_active(tmp_path: Path) -> None:
+    """Read from the kernel's process status, because one layer can hide that another is missing."""
     python = hostile("for (;;) pause();", tmp_path)
     compiler = Compiler(python.argv(), tmp_path / "made")
     try:
-        # The kernel names the program of a process before it has laid out its variables.
+        # The kernel shows the program of a process before its variables.
         while not (there := running(python)) or not (there[0] / "environ").read_bytes():
             pass
         (inside,) = there
@@ -260,7 +261,7 @@ def test_each_wall_stands(tmp_path: Path) -> None:
         assert re.search(f"Max {line}", limits)
 
 
-def test_who_kills_the_worker_kills_what_is_inside(tmp_path: Path) -> None:
+def test_killing_the_worker_kills_the_processes_inside(tmp_path: Path) -> None:
     python = hostile("for (;;) pause();", tmp_path)
     compiler = Compiler(python.argv(), tmp_path / "made")
     while not running(python):
@@ -284,47 +285,47 @@ def without_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     sandbox.fault.cache_clear()
 
 
-def test_a_strangers_python_does_not_run_without_namespaces(
+def test_an_untrusted_python_does_not_run_without_namespaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_namespaces: None
 ) -> None:
-    """That of a lock of one's own does, and it is told once."""
+    """The Python of the user's own lock does, with one warning."""
     wheels = small_wheels(tmp_path / "wheels")
-    cell, store, said = planned_cell(wheels), Store(tmp_path / "cache"), list[str]()
+    cell, store, message = planned_cell(wheels), Store(tmp_path / "cache"), list[str]()
     put_base(cell.locked.base, store)
     monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
 
     def build(*, foreign: bool) -> None:
         index, layout = FakeIndex(wheels), tmp_path / "layout"
-        environment = Environment(store=store, fetcher=index, observer=Silent(), say=said.append)
+        environment = Environment(store=store, fetcher=index, observer=Silent(), say=message.append)
         image_build.build(cell, layout, environment, foreign=foreign)
 
     with pytest.raises(ToolMissing, match=r"no sandbox is available .* Operation not permitted"):
         build(foreign=True)
     assert not (tmp_path / "layout").exists()
     build(foreign=False)
-    assert said == [
+    assert message == [
         "no sandbox is available ([Errno 1] Operation not permitted: unshare):"
         " the base's Python runs with a system call filter only"
     ]
 
 
-def test_the_filter_holds_without_namespaces(tmp_path: Path) -> None:
-    body = 'tell("fork", fork()); tell("socket", socket(AF_INET, SOCK_STREAM, 0)); tell("last", -1);'
+def test_the_filter_works_without_namespaces(tmp_path: Path) -> None:
+    body = 'report("fork", fork()); report("socket", socket(AF_INET, SOCK_STREAM, 0)); report("last", -1);'
     compiler = Compiler(hostile(body, tmp_path, inside=False).argv(), tmp_path / "made")
     with pytest.raises(BuildFailed):
         compiler.finish()
     assert compiler._stderr.decode().startswith("fork=-1/38\nsocket=-1/38\n")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become somebody else")
-def test_without_root_a_user_namespace_does(tmp_path: Path) -> None:
-    """The same, started by nobody, by a Python that nobody may read."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_without_root_a_user_namespace_is_used(tmp_path: Path) -> None:
+    """The same, as user `nobody`, with a Python that this user cannot read."""
     system = "/usr/bin/python3"
     if not os.access(system, os.X_OK):
-        pytest.skip(f"no {system}, and nobody may not use root's own: apt-get install python3")
+        pytest.skip(f"no {system}, and user `nobody` may not execute root's: apt-get install python3")
     python = hostile(
-        'tell("uid", getuid()); tell("open", open("/etc/passwd", O_RDONLY)); tell("fork", fork());'
-        'tell("pid", getpid()); tell("write", open("/marker", O_CREAT | O_WRONLY, 0666));',
+        'report("uid", getuid()); report("open", open("/etc/passwd", O_RDONLY)); report("fork", fork());'
+        'report("pid", getpid()); report("write", open("/marker", O_CREAT | O_WRONLY, 0666));',
         tmp_path,
     )
     with tempfile.TemporaryDirectory(prefix="torchkiln-test-") as folder:
@@ -339,5 +340,5 @@ def test_without_root_a_user_namespace_does(tmp_path: Path) -> None:
             argv, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, check=False
         )
     if "unshare" in got.stderr:
-        pytest.skip(f"nobody has no user namespaces here: {got.stderr.strip()}")
+        pytest.skip(f"user `nobody` may not create user namespaces: {got.stderr.strip()}")
     assert got.stderr.splitlines() == ["uid=65534/0", "open=-1/2", "fork=-1/38", "pid=1/0", "write=-1/30"]

@@ -1,4 +1,4 @@
-"""What a base's Python answers is held to what it was asked."""
+"""The output of a base's Python is checked against the request."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from tests.hostile_python import (
     hostile,
     refused,
 )
-from tests.needs import needs_gcc
+from tests.needs import needs_gcc, needs_namespaces
 from torchkiln.build.bytecode import Bytecode
-from torchkiln.runtimes import sandbox
 from torchkiln.store.store import Store
 
 pytestmark = [
     needs_gcc,
-    pytest.mark.skipif(bool(sandbox.fault()), reason=f"no namespaces: {sandbox.fault()}"),
+    needs_namespaces,
 ]
 
-LIES = {
+WRONG_ANSWERS = {
     "another path": (answer([("/a/one.py", PYC), ("/etc/evil.py", PYC)]), "'/etc/evil.py'"),
     "another order": (answer([("/a/two.py", PYC), ("/a/one.py", PYC)]), "'/a/two.py'"),
     "more": (answer([*((path, PYC) for path in SOURCES), ("/a/three.py", PYC)]), "'/a/three.py'"),
@@ -56,14 +55,14 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_an_answer_that_was_not_asked_for(tmp_path: Path, lie: str) -> None:
-    data, said = LIES[lie]
-    assert said in refused(hostile(answering(data), tmp_path), tmp_path / "cache")
+@pytest.mark.parametrize("answer", WRONG_ANSWERS)
+def test_an_unexpected_answer_is_refused(tmp_path: Path, answer: str) -> None:
+    data, message = WRONG_ANSWERS[answer]
+    assert message in refused(hostile(answering(data), tmp_path), tmp_path / "cache")
 
 
-def test_a_true_answer_is_taken(tmp_path: Path) -> None:
-    """By the same way, so that the lies above were refused for what they are."""
+def test_a_valid_answer_is_accepted(tmp_path: Path) -> None:
+    """With the same program, so that the answers above were refused for their content."""
     data = answer([("/a/one.py", PYC), ("/a/two.py", b"")])
     python = hostile(answering(data), tmp_path)
     work = Bytecode(WHEEL, Store(tmp_path / "cache"), VERSION, tuple(python.argv()))

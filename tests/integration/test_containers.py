@@ -1,4 +1,4 @@
-"""Containers: how they start and stop, other users, and what pip and uv may do in them."""
+"""Containers: start and stop, other users, and installs by pip and uv."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 
 from tests.clients import READY, Client
 from tests.engine.place import shared
-from tests.outward import outward
+from tests.needs import outward
 from tests.workplace import HEALTHCHECK, TAG, Workplace, key
 from torchkiln.util.places import ROOTFS
 
 __all__ = ["shared"]
 
-pytestmark = pytest.mark.network  # wheels, and where the cache has none, the base
+pytestmark = pytest.mark.network  # wheels, and if it is not cached, the base
 
 KEEP = ("sh", "-c", "echo up; exec sleep 600")
 
 
-def test_a_command_runs_in_place_of_the_services(workplace: Workplace) -> None:
+def test_a_command_replaces_the_services(workplace: Workplace) -> None:
     ran = workplace.run("-e", "MINE=1", command=["sh", "-c", "echo $MINE $VIRTUAL_ENV; pwd; exit 42"])
 
     assert (ran.returncode, ran.stdout) == (42, "1 /opt/venv\n/workspace\n")
@@ -30,7 +30,9 @@ def test_a_command_runs_in_place_of_the_services(workplace: Workplace) -> None:
 
 
 @pytest.mark.parametrize(("command", "code"), [("nowhere", 127), ("/etc/passwd", 126)])
-def test_what_cannot_run_has_the_shells_codes(workplace: Workplace, command: str, code: int) -> None:
+def test_a_command_that_cannot_run_has_the_shells_exit_code(
+    workplace: Workplace, command: str, code: int
+) -> None:
     ran = workplace.run(command=[command])
 
     assert ran.returncode == code
@@ -39,17 +41,17 @@ def test_what_cannot_run_has_the_shells_codes(workplace: Workplace, command: str
 
 def test_a_signal_reaches_the_command(workplace: Workplace) -> None:
     """Its own answer is the container's code."""
-    loop = "trap 'echo told; exit 7' TERM; echo up; while :; do sleep 0.1; done"
+    loop = "trap 'echo stopping; exit 7' TERM; echo up; while :; do sleep 0.1; done"
     with workplace.started(command=["bash", "-c", loop]) as container:
         container.says("up")
         container.docker("stop", "--time", "20", container.name)
 
         assert container.code() == 7
-        assert "told" in container.logs()
+        assert "stopping" in container.logs()
 
 
 def test_orphans_are_reaped(workplace: Workplace) -> None:
-    """PID 1 is tini: what a shell leaves behind does not stay as a zombie."""
+    """PID 1 is tini: children that a shell leaves do not become zombies."""
     with workplace.started(command=KEEP) as container:
         container.says("up")
         container.inside("sh", "-c", "(sleep 0 & exec sleep 0.2) & exit 0")
@@ -60,7 +62,7 @@ def test_orphans_are_reaped(workplace: Workplace) -> None:
         assert container.inside("ps", "-p", "1", "-o", "comm=") == "tini\n"
 
 
-def test_services_end_when_they_are_told_to(workplace: Workplace, tmp_path: Path) -> None:
+def test_services_stop_on_request(workplace: Workplace, tmp_path: Path) -> None:
     """All of them, within the two seconds after which the engine here would kill them; with 0."""
     options = ("-e", f"SSH_PUBLIC_KEY={key(tmp_path)[1]}", "-e", "TENSORBOARD_LOGDIR=/workspace")
     with workplace.started(*options) as container:
@@ -72,8 +74,8 @@ def test_services_end_when_they_are_told_to(workplace: Workplace, tmp_path: Path
         assert "error" not in container.logs().lower()
 
 
-def test_a_service_that_dies_is_started_again(workplace: Workplace) -> None:
-    """With the same token; and when that does not help, the container ends with what killed it."""
+def test_a_service_that_dies_is_restarted(workplace: Workplace) -> None:
+    """With the same token; if that fails, the container ends with its exit code."""
     kill = ("pkill", "-KILL", "-f", "jupyter-lab")
     with workplace.started() as container:
         for times in range(1, 3):
@@ -89,7 +91,7 @@ def test_a_service_that_dies_is_started_again(workplace: Workplace) -> None:
         assert "3 times within 60 s: the container exits" in container.logs()
 
 
-def test_a_service_that_dies_ends_the_container_if_asked_to(workplace: Workplace) -> None:
+def test_a_service_that_dies_ends_the_container_if_configured(workplace: Workplace) -> None:
     with workplace.started("-e", "TORCHKILN_RESTART=no") as container:
         container.says("is running at")
         container.inside("pkill", "-KILL", "-f", "jupyter-lab")
@@ -98,8 +100,8 @@ def test_a_service_that_dies_ends_the_container_if_asked_to(workplace: Workplace
         assert "jupyter was killed by SIGKILL" in container.logs()
 
 
-def test_what_cannot_be_meant_starts_nothing(workplace: Workplace) -> None:
-    """All of it is named; a port of Kubernetes' own is none of ours."""
+def test_invalid_settings_start_nothing(workplace: Workplace) -> None:
+    """All errors are listed; a variable of Kubernetes for a port is ignored."""
     wrong = {
         "JUPYTER_PORT": "99999",
         "SSH": "perhaps",
@@ -120,10 +122,10 @@ def test_what_cannot_be_meant_starts_nothing(workplace: Workplace) -> None:
     assert "running" not in ran.stderr
 
 
-def test_the_start_says_what_it_found(workplace: Workplace) -> None:
-    """How to get in, what the machine is, and warnings that a person can act on."""
+def test_the_start_prints_its_findings(workplace: Workplace) -> None:
+    """URL and login, the machine, and actionable warnings."""
     with workplace.started("--memory", "900m", "--shm-size", "64m") as container:
-        for said in (
+        for expected in (
             rf"torchkiln: {TAG}: torch 2\.6\.0\+cu124",
             r"Jupyter: http://127\.0\.0\.1:8888/lab\?token=\w{32,}",
             r"SSH: off: no public key \(-e SSH_PUBLIC_KEY=",
@@ -132,10 +134,10 @@ def test_the_start_says_what_it_found(workplace: Workplace) -> None:
             r"warning: no GPU was passed to this container: add --gpus all",
             r"warning: /dev/shm has 64 MiB.*--shm-size=8g",
         ):
-            container.says(said)
+            container.says(expected)
 
 
-def test_help_names_every_switch(workplace: Workplace) -> None:
+def test_help_lists_every_variable(workplace: Workplace) -> None:
     ran = workplace.run(command=["help"])
 
     assert ran.returncode == 0
@@ -143,7 +145,7 @@ def test_help_names_every_switch(workplace: Workplace) -> None:
     assert {"JUPYTER_TOKEN", "SSH_PUBLIC_KEY", "SSH_HOST_KEYS", "TENSORBOARD_LOGDIR", "TZ"} <= names
 
 
-def test_health_is_whether_jupyter_answers(workplace: Workplace) -> None:
+def test_health_is_whether_jupyter_responds(workplace: Workplace) -> None:
     with workplace.started("--health-interval", "1s", "--health-start-period", "60s") as container:
         container.serves()
         container.inside("pkill", "-STOP", "-f", "jupyter-lab")
@@ -152,7 +154,7 @@ def test_health_is_whether_jupyter_answers(workplace: Workplace) -> None:
         assert (done.returncode, done.stderr) == (1, "jupyter: port 8888: timed out\n")
 
 
-def test_a_command_is_healthy_whatever_it_does(workplace: Workplace) -> None:
+def test_a_container_with_a_command_is_always_healthy(workplace: Workplace) -> None:
     with workplace.started(command=KEEP) as container:
         container.says("up")
         container.inside(HEALTHCHECK)
@@ -173,15 +175,15 @@ PROGRAMS = {"pip": ["pip", "install", "--dry-run"], "uv": ["uv", "pip", "install
 
 @pytest.fixture
 def options(workplace: Workplace, shared: Path) -> list[str]:
-    """The slim image has no torch to guard, so numpy, as it is there, takes its place; and a way outward."""
+    """The slim image has no torch, so numpy is protected instead; and the network options."""
     ran = workplace.run(command=["python", "-c", "import numpy; print(numpy.__version__)"])
     (shared / "constraints.txt").write_text(f"numpy=={ran.stdout.strip()}\n")
     return [*outward(shared), "--volume", f"{shared / 'constraints.txt'}:/etc/torchkiln/constraints.txt:ro"]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_what_was_proved_is_not_replaced(workplace: Workplace, options: list[str], program: str) -> None:
-    """Neither asked for nor dragged along; and the message names the way out, which is one."""
+def test_tested_packages_are_not_replaced(workplace: Workplace, options: list[str], program: str) -> None:
+    """Neither directly nor as a dependency; the advice in the message works."""
     command = [*PROGRAMS[program], "numpy==2.3.0"]
     refused = workplace.run(*options, command=command)
     assert refused.returncode != 0
@@ -193,8 +195,8 @@ def test_what_was_proved_is_not_replaced(workplace: Workplace, options: list[str
     assert "2.3.0" in free.stdout + free.stderr
 
 
-def test_the_advice_leaves_the_images_own_alone(workplace: Workplace, options: list[str]) -> None:
-    """An environment beside it has the other version; here nothing has changed."""
+def test_the_advice_does_not_change_the_image(workplace: Workplace, options: list[str]) -> None:
+    """A separate environment has the other version; the image's has not changed."""
     advice = "python -m venv ~/other && PIP_CONSTRAINT= ~/other/bin/pip install"
     assert f"{advice} ...\n" in (ROOTFS / "opt/torchkiln/guard").read_text()
     other = f"{advice} -q numpy==2.3.0"
@@ -203,12 +205,12 @@ def test_the_advice_leaves_the_images_own_alone(workplace: Workplace, options: l
         *options, command=["sh", "-c", f"{other} && ~/other/bin/python {shown}; python {shown}"]
     )
 
-    theirs, ours = ran.stdout.split()
-    assert (theirs, ours != theirs) == ("2.3.0", True)
+    new_version, ours = ran.stdout.split()
+    assert (new_version, ours != new_version) == ("2.3.0", True)
 
 
 def test_an_interactive_shell_explains_it_too(workplace: Workplace, options: list[str]) -> None:
-    """And a package that asks for nothing of torch is installed."""
+    """And a package without a dependency on torch is installed."""
     installed = "pip install -q iniconfig; python -c 'import iniconfig'; exit $?"
     lines = f"pip install -q numpy==2.3.0; echo code $?; {installed}\n"
     with workplace.started(*options, command=["sleep", "600"]) as container:
@@ -220,8 +222,10 @@ def test_an_interactive_shell_explains_it_too(workplace: Workplace, options: lis
     assert done.stderr.count(REFUSED) == 1
 
 
-def test_who_may_not_write_to_the_venv_installs_for_himself(workplace: Workplace, options: list[str]) -> None:
-    """Into his own site, and finds his programs; what the image has cannot be shadowed from there."""
+def test_a_user_without_write_access_installs_into_the_user_site(
+    workplace: Workplace, options: list[str]
+) -> None:
+    """Programs there are found; packages of the image cannot be shadowed from there."""
     shown = "python -c 'import tabulate; print(tabulate.__file__)'"
     script = (
         f"pip install -q tabulate && command -v tabulate && {shown};"
@@ -236,36 +240,36 @@ def test_who_may_not_write_to_the_venv_installs_for_himself(workplace: Workplace
     ], ran.stderr
 
 
-NOBODY_KNOWS = ("--user", "12345:12345")
-# What Kubernetes demands of a pod under the restricted standard; the seccomp profile is the engine's own.
-RESTRICTED = (*NOBODY_KNOWS, "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+UNKNOWN_USER = ("--user", "12345:12345")
+# The restricted pod security standard of Kubernetes, with the engine's seccomp profile.
+RESTRICTED = (*UNKNOWN_USER, "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 SEALED = (*RESTRICTED, "--read-only", "--tmpfs", "/tmp")
 
 IDS = ["unknown", "restricted", "sealed", "known"]
 
 
-@pytest.mark.parametrize("options", [NOBODY_KNOWS, RESTRICTED, SEALED], ids=IDS[:3])
-def test_jupyter_runs_as_anybody(workplace: Workplace, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("options", [UNKNOWN_USER, RESTRICTED, SEALED], ids=IDS[:3])
+def test_jupyter_runs_as_any_user(workplace: Workplace, options: tuple[str, ...]) -> None:
     with workplace.started(*options) as container:
         container.serves()
         assert container.inside("ps", "-o", "uid=", "-C", "jupyter-lab").split() == ["12345"]
         assert container.inside("sh", "-c", "cd /workspace && touch mine && stat -c %u mine") == "12345\n"
 
 
-def test_what_is_made_in_a_bound_workspace_is_the_users(workplace: Workplace, shared: Path) -> None:
-    """And not root's, whom nobody on the host could ask to delete it."""
+def test_files_in_a_bound_workspace_belong_to_the_user(workplace: Workplace, shared: Path) -> None:
+    """Not to root, or the user could not delete them."""
     os.chown(shared, 12345, 12345)
     code = "import numpy; numpy.save('made.npy', numpy.arange(3))"
-    ran = workplace.run(*NOBODY_KNOWS, "--volume", f"{shared}:/workspace", command=["python", "-c", code])
+    ran = workplace.run(*UNKNOWN_USER, "--volume", f"{shared}:/workspace", command=["python", "-c", code])
 
     assert ran.returncode == 0, ran.stderr
     found = (shared / "made.npy").stat()
     assert (found.st_uid, found.st_gid) == (12345, 12345)
 
 
-@pytest.mark.parametrize("options", [NOBODY_KNOWS, RESTRICTED, SEALED, ("--user", "user")], ids=IDS)
-def test_everybody_has_a_name_and_a_home(workplace: Workplace, options: tuple[str, ...]) -> None:
-    """What torch.compile, git, ssh and pip ask for; and a cache that can be written."""
+@pytest.mark.parametrize("options", [UNKNOWN_USER, RESTRICTED, SEALED, ("--user", "user")], ids=IDS)
+def test_every_user_has_a_name_and_a_home(workplace: Workplace, options: tuple[str, ...]) -> None:
+    """As torch.compile, git, ssh and pip require; and a writable cache."""
     code = (
         "import getpass, os, pathlib, pwd; home = pathlib.Path.home(); (home / '.cache').mkdir();"
         "print(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir == str(home), os.environ['LOGNAME'])"
@@ -279,7 +283,7 @@ def test_everybody_has_a_name_and_a_home(workplace: Workplace, options: tuple[st
 
 @pytest.mark.parametrize("inside", [2222, 22])
 def test_ssh_without_root(workplace: Workplace, tmp_path: Path, inside: int) -> None:
-    """On a high port; and on 22, where the engine lets everybody listen there: `-p 2222:22` as for root."""
+    """On a high port; and on 22, if the engine allows all users: `-p 2222:22` as for root."""
     private, public = key(tmp_path)
     options = (*SEALED, "--publish", f"127.0.0.1::{inside}", "-e", f"SSH_PUBLIC_KEY={public}", "-e", "MINE=1")
     with workplace.started(*options) as container:
@@ -291,8 +295,8 @@ def test_ssh_without_root(workplace: Workplace, tmp_path: Path, inside: int) -> 
         assert client.ssh("true", user="root").returncode == 255
 
 
-def test_a_home_in_a_trap_is_not_taken(workplace: Workplace) -> None:
-    """Somebody else was first in /tmp: a link where we would make our folder."""
+def test_a_planted_home_is_not_used(workplace: Workplace) -> None:
+    """Another user made a link in /tmp at the path of our folder."""
     trap = "ln -s /workspace /tmp/home-12345; ln -s /workspace /tmp/names-12345"
     with workplace.started(command=["sh", "-c", f"{trap}; echo up; exec sleep 600"]) as container:
         container.says("up")
@@ -303,11 +307,11 @@ def test_a_home_in_a_trap_is_not_taken(workplace: Workplace) -> None:
         assert container.inside("ls", "/workspace") == ""
 
 
-def test_nobody_else_may_write_the_image(workplace: Workplace) -> None:
-    """No folder or file of the image is open to a user who is not root, but those that are everybody's."""
+def test_other_users_cannot_write_the_image(workplace: Workplace) -> None:
+    """Except for world-writable folders, no folder or file of the image is writable for other users."""
     looked = (
         "find / -xdev -writable -not -type l -not -path '/proc/*' -not -path '/dev/*' -not -path '/tmp/*'"
     )
-    ran = workplace.run(*NOBODY_KNOWS, command=["sh", "-c", f"{looked} 2>/dev/null"])
+    ran = workplace.run(*UNKNOWN_USER, command=["sh", "-c", f"{looked} 2>/dev/null"])
 
     assert set(ran.stdout.split()) <= {"/tmp", "/var/tmp", "/workspace", "/run/lock", "/var/lock"}, ran.stdout

@@ -16,14 +16,14 @@ from tests.workplace import Workplace
 
 __all__ = ["shared"]
 
-pytestmark = [pytest.mark.network, needs_gcc]  # wheels, and where the cache has none, the base
+pytestmark = [pytest.mark.network, needs_gcc]  # wheels, and if it is not cached, the base
 
-ANYBODY = ("--user", "12345:12345", "--cap-drop", "ALL")
+ANY_USER = ("--user", "12345:12345", "--cap-drop", "ALL")
 
 
 @pytest.fixture
 def driver(shared: Path) -> list[str]:
-    """Mounts a driver that answers what FAKE_* variables say, where GKE mounts the real one."""
+    """Mount a fake driver, set by FAKE_* variables, where GKE mounts the real one."""
     for library in fake_driver().iterdir():
         shutil.copy(library, shared)
     shared.chmod(0o755)
@@ -31,15 +31,15 @@ def driver(shared: Path) -> list[str]:
 
 
 def examined(workplace: Workplace, *options: str) -> tuple[int, Mapping[str, Mapping[str, str]]]:
-    """Its exit code, and its lines by what they are about."""
+    """Its exit code, and its lines by subject."""
     ran = workplace.run(*options, command=["doctor", "--json"])
     assert ran.stderr == ""
     return ran.returncode, {line["about"]: line for line in json.loads(ran.stdout)["lines"]}
 
 
-@pytest.mark.parametrize("options", [(), ANYBODY], ids=["root", "anybody"])
+@pytest.mark.parametrize("options", [(), ANY_USER], ids=["root", "any user"])
 def test_without_a_gpu(workplace: Workplace, options: tuple[str, ...]) -> None:
-    """Told, with what to do; no reason to fail, but that this slim image lacks cuDNN's library."""
+    """Reported with a hint, but not an error; the slim image fails only because cuDNN is missing."""
     code, lines = examined(workplace, *options)
 
     assert (lines["driver"]["state"], lines["GPUs"]["state"]) == ("warning", "warning")
@@ -51,9 +51,9 @@ def test_without_a_gpu(workplace: Workplace, options: tuple[str, ...]) -> None:
     assert code == 1
 
 
-def test_with_a_good_one(workplace: Workplace, driver: list[str]) -> None:
+def test_with_a_working_driver(workplace: Workplace, driver: list[str]) -> None:
     """As any user."""
-    _, lines = examined(workplace, *driver, *ANYBODY, "-e", "FAKE_GPUS=2", "--shm-size", "1g")
+    _, lines = examined(workplace, *driver, *ANY_USER, "-e", "FAKE_GPUS=2", "--shm-size", "1g")
 
     assert (lines["driver"]["state"], lines["GPUs"]["state"], lines["/dev/shm"]["state"]) == ("ok",) * 3
     assert "580.159.04, supports CUDA up to 13.0; this image needs 525.60.13" in lines["driver"]["found"]
@@ -74,19 +74,19 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("told", BROKEN)
-def test_what_is_wrong_with_a_driver(workplace: Workplace, driver: list[str], told: str) -> None:
+@pytest.mark.parametrize("fault", BROKEN)
+def test_faults_of_a_driver(workplace: Workplace, driver: list[str], fault: str) -> None:
     """Each kind has its line, a remedy, and the exit code of a problem."""
-    about, found, remedy = BROKEN[told]
-    code, lines = examined(workplace, *driver, "-e", told)
+    about, found, remedy = BROKEN[fault]
+    code, lines = examined(workplace, *driver, "-e", fault)
 
     assert (code, lines[about]["state"]) == (1, "problem")
     assert found in lines[about]["found"]
     assert remedy in lines[about]["remedy"]
 
 
-def test_the_start_warns_of_it(workplace: Workplace, driver: list[str]) -> None:
-    """With both versions; and goes on, for the CPU is there."""
+def test_the_start_warns_of_a_driver_that_is_too_old(workplace: Workplace, driver: list[str]) -> None:
+    """With both versions; and continues on the CPU."""
     options = (*driver, "-e", "FAKE_DRIVER=470.57.02", "-e", "FAKE_CAPABILITY=35")
     with workplace.started(*options) as container:
         container.says(r"GPUs: Fake H100, driver 470\.57\.02 \(CUDA 13\.0\)")
@@ -95,7 +95,7 @@ def test_the_start_warns_of_it(workplace: Workplace, driver: list[str]) -> None:
         container.says("is running at")
 
 
-def test_a_driver_that_hangs_keeps_nobody_waiting(workplace: Workplace, driver: list[str]) -> None:
+def test_a_driver_that_hangs_does_not_block(workplace: Workplace, driver: list[str]) -> None:
     with workplace.started(*driver, "-e", "FAKE_INIT=hang") as container:
         container.says("is running at")
         assert "GPUs:" not in container.logs()
@@ -120,3 +120,78 @@ def test_a_mistyped_option(workplace: Workplace) -> None:
     ran = workplace.run(command=["doctor", "--jsn"])
 
     assert (ran.returncode, "--jsn" in ran.stderr) == (2, True)
+
+
+@pytest.fixture
+def thin(workplace: Workplace, shared: Path) -> list[str]:
+    """Mount an image.json of an image for capability 9.0 alone."""
+    facts = workplace.run(command=["cat", "/etc/torchkiln/image.json"]).stdout
+    assert '\n  "archs": ' in facts
+    place = shared / "image.json"
+    place.write_text(facts.replace('\n  "archs": ', '\n  "gpus": ["9.0"],\n  "archs": '))
+    place.chmod(0o644)
+    return ["--volume", f"{place}:/etc/torchkiln/image.json:ro"]
+
+
+@pytest.mark.parametrize("command", [(), ("python", "-c", "print('ran')"), ("pip", "--version")])
+@pytest.mark.parametrize("options", [(), ANY_USER], ids=["root", "any user"])
+def test_an_image_for_other_gpus_starts_nothing(
+    workplace: Workplace,
+    driver: list[str],
+    thin: list[str],
+    command: tuple[str, ...],
+    options: tuple[str, ...],
+) -> None:
+    """Before the user's program: one message, and an exit code of its own."""
+    ran = workplace.run(*driver, *thin, *options, "-e", "FAKE_CAPABILITY=80", command=command)
+
+    assert (ran.returncode, ran.stdout) == (3, "")
+    first, second = ran.stderr.splitlines()
+    assert "compute capability 9.0 only, and no GPU here can run it: Fake H100 (8.0)" in first
+    assert "use the image for all GPUs: 2.6.0-cuda12.1-cudnn9-runtime;" in second
+
+
+@pytest.mark.parametrize(
+    ("environ", "warning"),
+    [
+        (("-e", "FAKE_CAPABILITY=90"), ""),
+        (
+            ("-e", "FAKE_CAPABILITY=80,90", "-e", "FAKE_GPUS=2"),
+            "Fake H100 (compute capability 8.0) cannot be used",
+        ),
+        (("-e", "FAKE_CAPABILITY=80", "-e", "TORCHKILN_ANY_GPU=yes"), "Fake H100"),
+        (("-e", "FAKE_INIT=crash"), ""),
+    ],
+    ids=["its GPU", "one of two", "allowed", "broken driver"],
+)
+def test_an_image_for_these_gpus_starts(
+    workplace: Workplace, driver: list[str], thin: list[str], environ: tuple[str, ...], warning: str
+) -> None:
+    ran = workplace.run(*driver, *thin, *environ, command=["python", "-c", "print('ran')"])
+
+    assert (ran.returncode, ran.stdout) == (0, "ran\n")
+    assert warning in ran.stderr
+    assert bool(ran.stderr) is bool(warning)
+
+
+def test_an_image_for_some_gpus_starts_without_one(workplace: Workplace, thin: list[str]) -> None:
+    ran = workplace.run(*thin, command=["python", "-c", "print('ran')"])
+
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ran\n", "")
+
+
+@pytest.mark.parametrize("options", [(), ANY_USER], ids=["root", "any user"])
+def test_a_chinese_locale(workplace: Workplace, driver: list[str], options: tuple[str, ...]) -> None:
+    """Its locale is not installed in the image; output is UTF-8 all the same."""
+    chinese = (*driver, *options, "-e", "LANG=zh_CN.UTF-8")
+    doctor = workplace.run(*chinese, command=["doctor"])
+    usage = workplace.run(*chinese, command=["help"])
+    _, lines = examined(workplace, *chinese)
+
+    assert "正常     驱动       580.159.04，最高支持 CUDA 13.0" in doctor.stdout
+    assert "设置（-e NAME=VALUE）：" in usage.stdout
+    assert "580.159.04, supports CUDA up to 13.0" in lines["driver"]["found"]
+    assert workplace.run("-e", "LANG=C", command=["help"]).stdout.isascii()
+    with workplace.started(*chinese) as container:
+        container.says("GPU：Fake H100，驱动 580.159.04（CUDA 13.0）")
+        container.says("Jupyter：http://127.0.0.1:8888/lab")

@@ -1,4 +1,4 @@
-"""A whole build by the embedded engine, in small: once, twice, slowly, in company, and with faults."""
+"""Complete builds by the embedded engine, in small: repeated, slow, concurrent, and with faults."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def leftovers(cache: Path) -> list[str]:
 
 
 def test_a_build_and_the_next(wheels: list[Path], tmp_path: Path) -> None:
-    """Each wheel comes once, each layer is made once, the layout is sound; again, nothing is done."""
+    """Each wheel is downloaded once, each layer made once, the layout is valid; a second does nothing."""
     cell, index, cache = planned_cell(wheels), FakeIndex(wheels), tmp_path / "cache"
     before = forecast(cell, Store(cache))
     first = build(cell, cache, tmp_path / "layout", index)
@@ -58,8 +58,8 @@ def test_a_build_and_the_next(wheels: list[Path], tmp_path: Path) -> None:
     assert leftovers(cache) == []
 
 
-def test_what_is_in_the_layers(wheels: list[Path], tmp_path: Path) -> None:
-    """Three wheels in one layer, each whole: code, byte-code, launcher, metadata."""
+def test_content_of_the_layers(wheels: list[Path], tmp_path: Path) -> None:
+    """Three wheels in a layer, each complete: code, byte-code, launcher, metadata."""
     cache = tmp_path / "cache"
     built = build(planned_cell(wheels), cache, tmp_path / "layout", FakeIndex(wheels))
     tree = tree_of_layer(Store(cache).blob(built.image.layers[3].blob.digest).read_bytes())
@@ -72,8 +72,8 @@ def test_what_is_in_the_layers(wheels: list[Path], tmp_path: Path) -> None:
         assert tree[f"{SITE}/{name}-1.0.dist-info/INSTALLER"].data == b"torchkiln\n"
 
 
-def test_the_same_digest_by_every_way(wheels: list[Path], tmp_path: Path) -> None:
-    """Cold caches, a server without ranges, bytes that trickle in, wheels that are there: one manifest."""
+def test_the_same_digest_in_every_situation(wheels: list[Path], tmp_path: Path) -> None:
+    """Cold caches, a server without ranges, a slow server, cached wheels: the same manifest."""
     cell = planned_cell(wheels)
     ways = {
         "plain": FakeIndex(wheels),
@@ -81,19 +81,19 @@ def test_the_same_digest_by_every_way(wheels: list[Path], tmp_path: Path) -> Non
         "slow": FakeIndex(wheels, piece=20_000, pause=0.01),
     }
     found = {
-        way: build(cell, tmp_path / way, tmp_path / f"{way} layout", index).image.manifest
-        for way, index in ways.items()
+        case: build(cell, tmp_path / case, tmp_path / f"{case} layout", index).image.manifest
+        for case, index in ways.items()
     }
     there = Store(tmp_path / "there")
     for wheel in wheels:
         place = there.wheel(locked_wheel(wheel))
         place.parent.mkdir(parents=True)
         place.write_bytes(wheel.read_bytes())
-    nobody = FakeIndex([])
-    found["there"] = build(cell, there.root, tmp_path / "layout", nobody).image.manifest
+    empty_index = FakeIndex([])
+    found["there"] = build(cell, there.root, tmp_path / "layout", empty_index).image.manifest
 
     assert len(set(found.values())) == 1, found
-    assert nobody.fetched == []
+    assert empty_index.fetched == []
 
 
 TOGETHER = """
@@ -110,8 +110,8 @@ if __name__ == "__main__":
 """
 
 
-def test_two_builds_at_once_do_the_work_once(wheels: list[Path], tmp_path: Path) -> None:
-    """Two processes, one cache: every wheel comes once, every layer is made by one of them."""
+def test_two_concurrent_builds_do_the_work_once(wheels: list[Path], tmp_path: Path) -> None:
+    """Two processes, one cache: every wheel is downloaded once, every layer is made by one of them."""
     script = tmp_path / "together.py"
     script.write_text(TOGETHER)
     running = [
@@ -122,21 +122,21 @@ def test_two_builds_at_once_do_the_work_once(wheels: list[Path], tmp_path: Path)
         )
         for name in ("one", "two")
     ]
-    told = [json.loads(process.communicate()[0]) for process in running]
+    results = [json.loads(process.communicate()[0]) for process in running]
 
     assert [process.returncode for process in running] == [0, 0]
-    assert told[0]["digest"] == told[1]["digest"]
-    assert sorted(told[0]["fetched"] + told[1]["fetched"]) == sorted(wheel.name for wheel in wheels)
+    assert results[0]["digest"] == results[1]["digest"]
+    assert sorted(results[0]["fetched"] + results[1]["fetched"]) == sorted(wheel.name for wheel in wheels)
     assert (
-        len(told[0]["reused"]) + len(told[1]["reused"]) == 2 + 5
+        len(results[0]["reused"]) + len(results[1]["reused"]) == 2 + 5
     )  # base and overlay twice, each other layer once
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_a_lost_download_calls_off_the_rest_and_the_next_run_goes_on(
+def test_a_failed_download_cancels_the_others_and_the_next_run_resumes(
     wheels: list[Path], tmp_path: Path
 ) -> None:
-    """The error is the download's, not of those who heard of it; what came is not asked for again."""
+    """The error is that of the download, not of the cancelled ones; received bytes are not requested."""
     cell, cache = planned_cell(wheels), tmp_path / "cache"
     (torch,) = (wheel for wheel in wheels if wheel.name.startswith("torch"))
     lost = FakeIndex(wheels, piece=10_000, pause=0.005, broken={torch.name: "the line went dead"})
@@ -159,8 +159,8 @@ def test_a_lost_download_calls_off_the_rest_and_the_next_run_goes_on(
 
 
 @pytest.mark.parametrize("name", ["torch", "triton", "jinja2", "sympy"])
-def test_whichever_download_is_lost(name: str, wheels: list[Path], tmp_path: Path) -> None:
-    """Big or small, first or last: its own error is told."""
+def test_any_download_can_fail(name: str, wheels: list[Path], tmp_path: Path) -> None:
+    """Big or small, first or last: its own error is shown."""
     broken = {wheel.name: f"no {name}" for wheel in wheels if wheel.name.startswith(name)}
     lost = FakeIndex(wheels, piece=100, pause=0.0001, broken=broken)
     with pytest.raises(BuildFailed, match=f"^no {name}$"):
@@ -168,11 +168,11 @@ def test_whichever_download_is_lost(name: str, wheels: list[Path], tmp_path: Pat
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_the_cause_is_told_even_if_it_comes_last(
+def test_the_cause_is_reported_even_if_it_fails_last(
     wheels: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever was called off may end before the one at fault does: that is no answer yet."""
-    others: list[Cancelled] = []
+    """Cancelled jobs may end before the failed one: their errors are not the cause."""
+    cancelled: list[Cancelled] = []
     made = Scheduler._make
 
     def slow_to_fail(self: Scheduler, slot: int, job: Job, out: Path) -> Blob:
@@ -180,27 +180,27 @@ def test_the_cause_is_told_even_if_it_comes_last(
             return made(self, slot, job, out)
         except BuildFailed:
             self._cancelled.set()
-            while len(others) < 2:
+            while len(cancelled) < 2:
                 time.sleep(0.01)
             time.sleep(0.3)
             raise
         except Cancelled as error:
-            others.append(error)
+            cancelled.append(error)
             raise
 
     monkeypatch.setattr(Scheduler, "_make", slow_to_fail)
     lost = FakeIndex(wheels, piece=200, pause=0.01, broken={"sympy-1.0-py3-none-any.whl": "no sympy"})
     with pytest.raises(BuildFailed, match=r"^no sympy$"):
         build(planned_cell(wheels), tmp_path / "cache", tmp_path / "layout", lost)
-    assert len(others) == 2
+    assert len(cancelled) == 2
 
 
 @pytest.mark.parametrize("name", ["torch", "jinja2"])
 @pytest.mark.parametrize("part", ["", ".part"], ids=["in the cache", "arrived before"])
-def test_a_damaged_wheel_of_an_earlier_run_is_fetched_again(
+def test_a_damaged_cached_wheel_is_downloaded_again(
     name: str, part: str, wheels: list[Path], tmp_path: Path
 ) -> None:
-    """What the disk made of it is not the server's fault, so it is asked once more, in the same run."""
+    """The disk damaged it, not the server, so the same run downloads it again."""
     (damaged,) = (wheel for wheel in wheels if wheel.name.startswith(name))
     store, cell, index = Store(tmp_path / "cache"), planned_cell(wheels), FakeIndex(wheels)
     place = store.wheel(locked_wheel(damaged))
@@ -214,10 +214,8 @@ def test_a_damaged_wheel_of_an_earlier_run_is_fetched_again(
     assert image.manifest == fresh.manifest
 
 
-def test_a_server_with_other_bytes_is_asked_once_more_and_no_oftener(
-    wheels: list[Path], tmp_path: Path
-) -> None:
-    """The cache's copy was bad, and so is the server's: refused, and nothing kept."""
+def test_a_server_with_wrong_bytes_gets_only_one_more_request(wheels: list[Path], tmp_path: Path) -> None:
+    """Both the cache's copy and the server's are wrong: refused, and nothing is stored."""
     (torch,) = (wheel for wheel in wheels if wheel.name.startswith("torch"))
     store, cell = Store(tmp_path / "cache"), planned_cell(wheels)
     place = store.wheel(locked_wheel(torch))
@@ -233,23 +231,29 @@ def test_a_server_with_other_bytes_is_asked_once_more_and_no_oftener(
 @pytest.mark.parametrize(
     "kind",
     [
-        *("smuggled member", "traversal", "bomb", "record lies on a hash", "cut in a stream"),
-        *("stream runs on", "bomb by ratio", "WHEEL: Windows", "over python", "two directories"),
+        *("smuggled member", "traversal", "bomb", "record with a wrong hash", "truncated in a stream"),
+        *(
+            "stream extends beyond the end of the file",
+            "bomb by ratio",
+            "WHEEL: Windows",
+            "data replaces python",
+            "two central directories",
+        ),
     ],
 )
 @pytest.mark.parametrize("ranges", [True, False], ids=["arriving", "complete"])
-def test_nothing_is_kept_of_a_bad_wheel(
+def test_nothing_of_a_bad_wheel_is_stored(
     kind: str, wheels: list[Path], tmp_path: Path, *, ranges: bool
 ) -> None:
-    """Locked as it is, so its hash holds: refused by name; neither layer nor file is in the store."""
-    honest = write_wheel(SPEC, tmp_path / "honest")
-    bad = tmp_path / "bad" / honest.name
+    """Its hash is locked, so it matches: refused by name; neither layer nor file is in the store."""
+    valid = write_wheel(SPEC, tmp_path / "valid")
+    bad = tmp_path / "bad" / valid.name
     bad.parent.mkdir()
-    bad.write_bytes(KINDS[kind].make(honest))
+    bad.write_bytes(KINDS[kind].make(valid))
     cache = tmp_path / "cache"
     cell = planned_cell([bad])
 
-    with pytest.raises(BadWheel, match=f"^{honest.name}: .*({KINDS[kind].reason})"):
+    with pytest.raises(BadWheel, match=f"^{valid.name}: .*({KINDS[kind].reason})"):
         build(cell, cache, tmp_path / "layout", FakeIndex([bad], ranges=ranges))
 
     assert [path for path in (cache / "wheels").rglob("*") if path.is_file()] == []
@@ -258,13 +262,13 @@ def test_nothing_is_kept_of_a_bad_wheel(
     assert not (tmp_path / "layout").exists()
 
 
-def test_other_bytes_than_the_locked_ones(wheels: list[Path], tmp_path: Path) -> None:
-    """A sound wheel of the right size, but another: both hashes are told; the next run asks for all of it."""
+def test_wrong_bytes_of_a_wheel(wheels: list[Path], tmp_path: Path) -> None:
+    """Another valid wheel of the right size: both hashes are shown; the next run downloads all of it."""
     (torch,) = (wheel for wheel in wheels if wheel.name.startswith("torch"))
     cell = planned_cell(wheels)
     index = FakeIndex(wheels)
     data = torch.read_bytes()
-    index.files[torch.name] = data[:12] + bytes([data[12] ^ 1]) + data[13:]  # a time stamp: nobody reads it
+    index.files[torch.name] = data[:12] + bytes([data[12] ^ 1]) + data[13:]  # a time stamp, which is not read
 
     with pytest.raises(
         BadWheel,
@@ -276,26 +280,26 @@ def test_other_bytes_than_the_locked_ones(wheels: list[Path], tmp_path: Path) ->
     build(cell, tmp_path / "cache", tmp_path / "layout", FakeIndex(wheels))
 
 
-def test_a_layer_that_is_not_the_recorded_one(wheels: list[Path], tmp_path: Path) -> None:
-    """A lock with recorded layers holds the build to them."""
+def test_a_layer_that_differs_from_the_recorded_one(wheels: list[Path], tmp_path: Path) -> None:
+    """The build checks the recorded layers of a lock."""
     built = build(planned_cell(wheels), tmp_path / "cache", tmp_path / "layout", FakeIndex(wheels))
     recorded = built.image.layers
-    nobody = FakeIndex([])
-    build(planned_cell(wheels, recorded), tmp_path / "cache", tmp_path / "layout2", nobody)
+    empty_index = FakeIndex([])
+    build(planned_cell(wheels, recorded), tmp_path / "cache", tmp_path / "layout2", empty_index)
     blob = replace(recorded[2].blob, digest=Digest("sha256:" + "0" * 64))
     wrong = (*recorded[:2], replace(recorded[2], blob=blob), *recorded[3:])
     with pytest.raises(BuildFailed, match=r"^layer 'torch 1.0': expected sha256:0{64} .*, got sha256:"):
-        build(planned_cell(wheels, wrong), tmp_path / "cache", tmp_path / "layout3", nobody)
+        build(planned_cell(wheels, wrong), tmp_path / "cache", tmp_path / "layout3", empty_index)
     assert not (tmp_path / "layout3").exists()
 
 
-def test_layers_lie_over_each_other_without_trouble(wheels: list[Path], tmp_path: Path) -> None:
-    """What two layers both have is the folders, and these are the same in both."""
+def test_layers_do_not_conflict(wheels: list[Path], tmp_path: Path) -> None:
+    """Two layers share only folders, which are identical."""
     cache = tmp_path / "cache"
     image = build(planned_cell(wheels), cache, tmp_path / "layout", FakeIndex(wheels)).image
-    seen: dict[str, tuple[bytes, int]] = {}
+    entries: dict[str, tuple[bytes, int]] = {}
     for layer in image.layers[1:4]:
         with tarfile.open(Store(cache).blob(layer.blob.digest), "r:gz") as tar:
             for member in tar:
                 kind = (member.type, member.mode)
-                assert seen.setdefault(member.name, kind) == kind
+                assert entries.setdefault(member.name, kind) == kind

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 from pypi_simple import DistributionPackage, PyPISimple
 
-from tests.gridcase import FACTS, MATRIX
+from tests.planned import FACTS, MATRIX
 from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import index_settings
 from torchkiln.matrix.facts import Release
@@ -44,7 +44,7 @@ def pages(session: requests.Session) -> Pages:
 
 
 def _wheels(pages: Pages, name: str, version: str) -> dict[str, DistributionPackage]:
-    """The x86_64 Linux wheels of one release, by CPython tag; of two builds what installers take."""
+    """The x86_64 Linux wheels of one release, by CPython tag; of two builds the one chosen."""
     found, builds = {}, {}
     for package in pages[name]:
         if (
@@ -66,7 +66,7 @@ def _release(version: str) -> Release:
 
 @pytest.mark.parametrize("version", list(FACTS.releases))
 def test_hashes_and_python_tags(pages: Pages, version: str):
-    """Every hash of the facts is the index's, and no CPython has come or gone."""
+    """Every hash of the facts is the index's, and the CPython versions are the same."""
     wheels, default = _wheels(pages, "torch", version), _release(version).default
     assert {tag: wheels[tag].digests["sha256"] for tag, _ in default.sha256} == dict(default.sha256)
     if _release(version).home == version:
@@ -76,12 +76,12 @@ def test_hashes_and_python_tags(pages: Pages, version: str):
 
 
 @pytest.mark.parametrize("version", list(FACTS.releases))
-def test_torchs_own_requirements(pages: Pages, session: requests.Session, version: str):
+def test_requirements_of_torch(pages: Pages, session: requests.Session, version: str):
     default = _release(version).default
-    told = metadata(session, _wheels(pages, "torch", version)["cp311"].url)
+    torch_metadata = metadata(session, _wheels(pages, "torch", version)["cp311"].url)
     pins: dict[str, str] = {}
-    others, toolkit = set(), set()
-    for text in told.get_all("Requires-Dist") or []:
+    other_requirements, toolkit = set(), set()
+    for text in torch_metadata.get_all("Requires-Dist") or []:
         requirement = Requirement(text)
         marker = str(requirement.marker or "")
         if "extra" in marker or "Windows" in marker:
@@ -94,11 +94,11 @@ def test_torchs_own_requirements(pages: Pages, session: requests.Session, versio
             assert (f'python_version < "{default.triton_below}"' in marker) == bool(default.triton_below)
             assert ("python_version" in marker) == bool(default.triton_below)
         else:
-            others.add(_plain(requirement))
+            other_requirements.add(_plain(requirement))
     assert pins == dict(default.pins)
     assert toolkit == set(default.toolkit)
-    assert others == {_plain(Requirement(text)) for text in default.requires}
-    assert told["Requires-Python"] == default.requires_python
+    assert other_requirements == {_plain(Requirement(text)) for text in default.requires}
+    assert torch_metadata["Requires-Python"] == default.requires_python
 
 
 def _plain(requirement: Requirement) -> str:
@@ -112,16 +112,20 @@ def test_the_companions_pin_this_torch(pages: Pages, session: requests.Session, 
     companion = getattr(_release(version), name)
     wheels = _wheels(pages, name, companion)
     assert set(PYTHONS) <= set(wheels)
-    told = metadata(session, wheels["cp311"].url)
-    torch = [r for text in told.get_all("Requires-Dist") or [] if (r := Requirement(text)).name == "torch"]
-    if (name, companion) == ("torchaudio", "2.11.0"):  # the one that pins none: its number tells
+    torch_metadata = metadata(session, wheels["cp311"].url)
+    torch = [
+        r
+        for text in torch_metadata.get_all("Requires-Dist") or []
+        if (r := Requirement(text)).name == "torch"
+    ]
+    if (name, companion) == ("torchaudio", "2.11.0"):  # it pins none: its version number implies it
         assert (torch, companion) == ([], version)
     else:
-        assert [str(one.specifier) for one in torch] == [f"=={version}"]
+        assert [str(requirement.specifier) for requirement in torch] == [f"=={version}"]
 
 
 def test_the_matrix_names_the_newest_patch_of_each_minor(pages: Pages):
-    """Not an error of ours when PyTorch ships another patch, but the time to look."""
+    """When PyTorch releases another patch, this fails as a reminder, not because of an error here."""
     served = {
         Version(p.version) for p in pages["torch"] if p.version and not Version(p.version).is_prerelease
     }
@@ -130,11 +134,11 @@ def test_the_matrix_names_the_newest_patch_of_each_minor(pages: Pages):
         assert max(version for version in served if version.release[:2] == minor) == Version(torch)
 
 
-BLOCK = 1 << 20  # bytes; torch's zip directory takes about one
+BLOCK = 1 << 20  # bytes; torch's zip directory has about this size
 
 
 class RemoteFile(io.RawIOBase):
-    """A seekable file behind HTTP, read in whole blocks, each once."""
+    """A seekable file behind HTTP, read in blocks, each once."""
 
     def __init__(self, session: requests.Session, url: str) -> None:
         self.session, self.url, self.at = session, url, 0

@@ -1,6 +1,6 @@
-"""GPUs in Docker and Podman, on a host that has none: refused; by CDI, whose specification sets a variable.
+"""GPUs in Docker and Podman, on a host without GPUs: refused, or by a CDI specification that sets a variable.
 
-One file, for the specification is seen by every Podman of the host.
+In one file, because every Podman of the host sees the specification.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["place", "shared"]
 
 
 @without_gpus
-def test_gpus_where_the_engine_has_none(place: Place) -> None:
-    """Not asked for by themselves; asked for by the user, refused with what to do."""
+def test_gpus_without_an_engine_that_supports_them(place: Place) -> None:
+    """Not requested by default; requested by the user, refused with a hint."""
     assert "--gpus" not in line_of(place.run("--", "id").stderr)
     got = place.run("--gpus", "all", "--", "id")
-    told = {
+    messages = {
         "docker": ("hint: the engine does not support GPUs", "--gpus all"),
         "podman": ("hint: create a CDI specification of the GPU", "--device nvidia.com/gpu=all"),
     }
-    hint, option = told[place.kind]
+    hint, option = messages[place.kind]
     assert got.returncode == 8
     assert hint in got.stderr.decode()
     assert option in " ".join(line_of(got.stderr))
@@ -36,11 +36,11 @@ def test_gpus_where_the_engine_has_none(place: Place) -> None:
 
 @pytest.fixture
 def named_by_cdi(place: Place) -> Iterator[None]:
-    """A specification of GPUs that are none, where the engine looks: who gets one finds a variable."""
+    """A CDI specification of fake GPUs: a container with one has a variable."""
     if os.geteuid():
         pytest.skip("a specification of GPUs is put where engines look, which takes root")
-    told = json.loads(place.docker("info", "--format", "{{json .CDISpecDirs}}")) or ["/var/run/cdi"]
-    folder = Path(told[0])
+    messages = json.loads(place.docker("info", "--format", "{{json .CDISpecDirs}}")) or ["/var/run/cdi"]
+    folder = Path(messages[0])
     made = not folder.exists()
     folder.mkdir(exist_ok=True)
     device = {
@@ -55,36 +55,39 @@ def named_by_cdi(place: Place) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "seen"), [("all", ["CDI_all"]), ("2", ["CDI_0", "CDI_1"]), ("device=1", ["CDI_1"]), ("none", [])]
+    ("gpus", "devices"),
+    [("all", ["CDI_all"]), ("2", ["CDI_0", "CDI_1"]), ("device=1", ["CDI_1"]), ("none", [])],
 )
 @pytest.mark.usefixtures("named_by_cdi")
-def test_gpus_by_cdi(place: Place, gpus: str, seen: list[str], shared: Path) -> None:
-    """With all else that a container is asked for, and by the line that is shown as well."""
+def test_gpus_by_cdi(place: Place, gpus: str, devices: list[str], shared: Path) -> None:
+    """With all other options of a container, and also by the printed command line."""
     shared.chmod(0o755)
     (shared / "f").write_text("bound\n")
-    asked = ["--gpus", gpus, "-e", "A=b c", "--bind", f"{shared}:/b:ro", "--user", "5:6", "-w", "/etc"]
-    asked += ["--shm-size", "3m", "-p", "127.0.0.1::80"]
+    options = ["--gpus", gpus, "-e", "A=b c", "--bind", f"{shared}:/b:ro", "--user", "5:6", "-w", "/etc"]
+    options += ["--shm-size", "3m", "-p", "127.0.0.1::80"]
     script = "env; cat /b/f; id -u; id -g; pwd; stat -f -c %b*%S /dev/shm; exit 7"
-    got = place.run(*asked, "--", "sh", "-c", script)
+    got = place.run(*options, "--", "sh", "-c", script)
     lines = got.stdout.decode().splitlines()
 
     assert got.returncode == 7, got.stderr
-    assert sorted(line.removesuffix("=yes") for line in lines if line.startswith("CDI_")) == seen
+    assert sorted(line.removesuffix("=yes") for line in lines if line.startswith("CDI_")) == devices
     assert "A=b c" in lines
     assert "ENTRY=1" in lines
     assert "bound" in lines
     assert lines[-4:-1] == ["5", "6", "/etc"]
     blocks, size = map(int, lines[-1].split("*"))
     assert blocks * size == 3 << 20
-    # Podman's client wants a file in the folder that Docker's is led to.
+    # Podman's client requires a file in the folder of Docker's client.
     environ = {name: value for name, value in place.environ.items() if name != "DOCKER_CONFIG"}
     shown = subprocess.run(line_of(got.stderr), env=environ, capture_output=True, check=False)
     again = shown.stdout.decode().splitlines()
-    assert [one for one in again if "CDI_" in one] == [one for one in lines if "CDI_" in one], shown.stderr
+    assert [item for item in again if "CDI_" in item] == [item for item in lines if "CDI_" in item], (
+        shown.stderr
+    )
 
 
 @pytest.mark.usefixtures("named_by_cdi")
-def test_a_gpu_that_the_specification_has_not(place: Place) -> None:
+def test_a_gpu_that_is_not_in_the_specification(place: Place) -> None:
     got = place.run("--gpus", "device=7", "--", "id")
 
     assert got.returncode == 8

@@ -1,4 +1,4 @@
-"""Jupyter in a container: who gets in, by HTTP and by a browser, and which Python a kernel runs."""
+"""Jupyter in a container: authentication, by HTTP and by a browser, and the Python of a kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import requests
 from playwright.sync_api import expect
 from websockets.sync.client import connect
 
-from tests.clients import PATIENCE, browsing, output
+from tests.clients import TIMEOUT, browsing, output
 from tests.engine.place import shared
 from tests.engine.registry import free_port
 from tests.needs import give_up
@@ -24,59 +24,59 @@ from tests.workplace import Container, Workplace
 
 __all__ = ["shared"]
 
-pytestmark = pytest.mark.network  # wheels, and where the cache has none, the base
+pytestmark = pytest.mark.network  # wheels, and if it is not cached, the base
 
 PUBLISHED = ("--publish", "127.0.0.1::8888")
-DIRECT = {"http": ""}  # no proxy stands before 127.0.0.1
+DIRECT = {"http": ""}  # no proxy for 127.0.0.1
 TOKEN = r"http://\S+\?token=([0-9a-f]{32,})"
 
 
 @pytest.fixture(scope="module")
 def container(workplace: Workplace) -> Iterator[Container]:
-    """One that was told nothing: it made a token."""
+    """A container without settings: it generated a token."""
     with workplace.started(*PUBLISHED) as found:
         found.serves()
         yield found
 
 
-def asked(container: Container, path: str, token: str | None = None) -> requests.Response:
+def get(container: Container, path: str, token: str | None = None) -> requests.Response:
     """GET it, as this machine reaches it."""
     headers = {"Authorization": f"token {token}"} if token is not None else {}
     session = requests.Session()
-    session.trust_env = False  # no proxy stands before 127.0.0.1
+    session.trust_env = False  # no proxy for 127.0.0.1
     url = f"http://127.0.0.1:{container.port(8888)}{path}"
     return session.get(url, headers=headers, timeout=300, allow_redirects=False)
 
 
-def test_the_token_of_the_log_opens(container: Container) -> None:
+def test_the_token_of_the_log_is_accepted(container: Container) -> None:
     """128 bits and more; the same that Jupyter's own list shows."""
     token = container.says(TOKEN)[1]
 
-    assert asked(container, "/api/contents", token).status_code == 200
+    assert get(container, "/api/contents", token).status_code == 200
     assert f"token={token}" in container.inside("jupyter", "server", "list")
 
 
 @pytest.mark.parametrize("token", [None, "", "0" * 48])
-def test_no_other_does(container: Container, token: str | None) -> None:
-    assert asked(container, "/api/contents", token).status_code == 403
-    assert asked(container, "/lab", token).headers["Location"].startswith("/login")
+def test_other_tokens_are_refused(container: Container, token: str | None) -> None:
+    assert get(container, "/api/contents", token).status_code == 403
+    assert get(container, "/lab", token).headers["Location"].startswith("/login")
 
 
 def test_two_containers_have_two_tokens(container: Container, workplace: Workplace) -> None:
-    with workplace.started() as other:
-        assert other.says(TOKEN)[1] != container.says(TOKEN)[1]
+    with workplace.started() as second:
+        assert second.says(TOKEN)[1] != container.says(TOKEN)[1]
 
 
-def test_the_token_stands_in_no_process_list(container: Container) -> None:
+def test_the_token_is_not_in_the_process_list(container: Container) -> None:
     assert container.says(TOKEN)[1] not in container.inside("ps", "-eo", "args=")
 
 
-def test_a_token_of_the_users(workplace: Workplace) -> None:
-    """Who gave it knows it; logs are read by others."""
+def test_a_token_set_by_the_user(workplace: Workplace) -> None:
+    """It is not logged, because the user knows it and others read logs."""
     token = "of-our-own-and-long-enough"
     with workplace.started(*PUBLISHED, "-e", f"JUPYTER_TOKEN={token}") as found:
         found.serves()
-        assert asked(found, "/api/contents", token).status_code == 200
+        assert get(found, "/api/contents", token).status_code == 200
         assert token not in found.logs()
 
 
@@ -92,13 +92,13 @@ def test_a_token_that_can_be_guessed_is_refused(workplace: Workplace, token: str
 
 
 @pytest.mark.parametrize("token", ["", "short"])
-def test_unless_it_is_permitted(workplace: Workplace, token: str) -> None:
-    """An empty one lets everybody in, and the log says so."""
+def test_a_weak_token_can_be_permitted(workplace: Workplace, token: str) -> None:
+    """An empty one disables authentication, and the log says so."""
     options = ("-e", f"JUPYTER_TOKEN={token}", "-e", "JUPYTER_ALLOW_WEAK_TOKEN=yes")
     with workplace.started(*PUBLISHED, *options) as found:
         found.serves()
-        assert asked(found, "/api/contents", token or None).status_code == 200
-        assert asked(found, "/api/contents", "another").status_code == (403 if token else 200)
+        assert get(found, "/api/contents", token or None).status_code == 200
+        assert get(found, "/api/contents", "another").status_code == (403 if token else 200)
         assert ("no login" in found.logs()) == (not token)
 
 
@@ -109,7 +109,7 @@ def test_a_token_in_a_file(workplace: Workplace, shared: Path) -> None:
     options = ("--volume", f"{shared}:/run/secrets:ro", "-e", "JUPYTER_TOKEN_FILE=/run/secrets/token")
     with workplace.started(*PUBLISHED, *options) as found:
         found.serves()
-        assert asked(found, "/api/contents", token).status_code == 200
+        assert get(found, "/api/contents", token).status_code == 200
 
 
 @pytest.mark.parametrize("passes_host", [True, False])
@@ -125,13 +125,13 @@ def test_behind_a_reverse_proxy(workplace: Workplace, tmp_path: Path, passes_hos
             headers = {**as_a_browser(f"http://{base}/lab?token={token}"), "Origin": origin}
 
             assert printed(base, headers, "import sys; print(sys.prefix)") == "/opt/venv\n"
-            stranger = {**headers, "Origin": "http://evil.example"}
+            other_origin = {**headers, "Origin": "http://evil.example"}
             url = f"http://{base}/api/kernels"
-            assert requests.post(url, headers=stranger, timeout=300, proxies=DIRECT).status_code == 404
+            assert requests.post(url, headers=other_origin, timeout=300, proxies=DIRECT).status_code == 404
 
 
-def test_tensorboard_when_it_is_asked_for(workplace: Workplace) -> None:
-    """On its port, and asked by the healthcheck."""
+def test_tensorboard_if_enabled(workplace: Workplace) -> None:
+    """On its port, and checked by the health check."""
     options = (
         "--publish",
         "127.0.0.1::6006",
@@ -169,28 +169,28 @@ def test_a_terminal_is_a_bash(container: Container) -> None:
     base = f"127.0.0.1:{container.port(8888)}"
     made = requests.post(f"http://{base}/api/terminals", headers=headers, timeout=300, proxies=DIRECT)
     url = f"ws://{base}/terminals/websocket/{made.json()['name']}"
-    said = ""
+    screen = ""
     with connect(url, additional_headers=headers, proxy=None, open_timeout=300) as socket:
         socket.send(json.dumps(["stdin", "echo $0-$((40 + 2)) $USER\r"]))
-        while "-42 root" not in said:
+        while "-42 root" not in screen:
             kind, *more = json.loads(socket.recv(timeout=300))
-            said += more[0] if kind == "stdout" else ""
-    assert "bash-42 root" in said
+            screen += more[0] if kind == "stdout" else ""
+    assert "bash-42 root" in screen
 
 
 def as_a_browser(address: str) -> dict[str, str]:
-    """Headers of one that has opened *address*: cookies, for a token in a header excuses any origin."""
+    """Headers of a browser at *address*: cookies, because a token in a header bypasses the origin check."""
     with requests.Session() as session:
         session.trust_env = False
         assert session.get(address, timeout=300).status_code == 200
         cookies = {cookie.name: str(cookie.value) for cookie in session.cookies}
-    told = "; ".join(f"{name}={value}" for name, value in cookies.items())
-    return {"Cookie": told, "X-XSRFToken": cookies["_xsrf"]}
+    cookie = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    return {"Cookie": cookie, "X-XSRFToken": cookies["_xsrf"]}
 
 
 @contextmanager
 def nginx(folder: Path, port: int, host: str) -> Iterator[int]:
-    """Debian's, in front of *port*, to which it says that it is *host*; the port on which it listens."""
+    """Run Debian's nginx in front of *port*, with the Host header *host*; yields its port."""
     if not Path("/usr/sbin/nginx").exists():
         give_up("nginx is not installed: apt-get install nginx-light")
     own = free_port()
@@ -210,7 +210,7 @@ def nginx(folder: Path, port: int, host: str) -> Iterator[int]:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody does."""
+    """Whether a server listens on *port*."""
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
@@ -238,7 +238,7 @@ http {{
 
 
 def printed(base: str, headers: dict[str, str], code: str) -> str:
-    """What a new kernel of the server at *base* says to *code*, by Jupyter's messaging protocol 5.3."""
+    """The output of *code* in a new kernel of the server at *base*, by Jupyter's messaging protocol 5.3."""
     made = requests.post(f"http://{base}/api/kernels", headers=headers, timeout=300, proxies=DIRECT)
     assert made.status_code == 201, made.text
     message = {
@@ -255,7 +255,7 @@ def printed(base: str, headers: dict[str, str], code: str) -> str:
         "content": {"code": code, "silent": False, "store_history": False, "user_expressions": {}},
         "channel": "shell",
     }
-    said = ""
+    screen = ""
     url = f"ws://{base}/api/kernels/{made.json()['id']}/channels"
     with connect(url, additional_headers=headers, proxy=None, open_timeout=300) as socket:
         socket.send(json.dumps(message))
@@ -264,11 +264,11 @@ def printed(base: str, headers: dict[str, str], code: str) -> str:
             if answer["parent_header"].get("msg_id") != message["header"]["msg_id"]:  # type: ignore[index]
                 continue
             if answer["msg_type"] == "stream":
-                said += answer["content"]["text"]
+                screen += answer["content"]["text"]
             if answer["msg_type"] == "error":
                 raise AssertionError(answer["content"])
             if answer["msg_type"] == "status" and answer["content"]["execution_state"] == "idle":
-                return said
+                return screen
 
 
 @pytest.fixture(scope="module")
@@ -279,23 +279,25 @@ def browser_container(workplace: Workplace) -> Iterator[Container]:
 
 
 def test_a_notebook_from_the_printed_address(browser_container: Container) -> None:
-    """The address of the log; a new notebook; a cell and what it says. Nobody else is asked anything."""
-    with browsing() as (page, asked):
-        said = output(browser_container, page, "import numpy, sys; print(sys.prefix, numpy.arange(5).sum())")
-        page.wait_for_timeout(2000)  # an invitation to news comes late
+    """The URL of the log; a new notebook; a cell and its output. No other host is contacted."""
+    with browsing() as (page, get):
+        screen = output(
+            browser_container, page, "import numpy, sys; print(sys.prefix, numpy.arange(5).sum())"
+        )
+        page.wait_for_timeout(2000)  # the dialog about news appears late
         invitations = page.get_by_text("Jupyter news").count()
 
-    assert said == "/opt/venv 10"
-    assert (asked, invitations) == ({"127.0.0.1"}, 0)
+    assert screen == "/opt/venv 10"
+    assert (get, invitations) == ({"127.0.0.1"}, 0)
 
 
 @pytest.mark.parametrize("token", ["", "?token=" + "0" * 48])
-def test_a_wrong_token_sees_the_login_alone(browser_container: Container, token: str) -> None:
+def test_a_wrong_token_shows_only_the_login_page(browser_container: Container, token: str) -> None:
     """Neither by the address nor typed in."""
     with browsing() as (page, _):
         page.goto(f"http://127.0.0.1:{browser_container.port(8888)}/lab{token}")
         page.get_by_label("Password or token").fill("0" * 48)
         page.get_by_role("button", name="Log in", exact=True).click()
 
-        expect(page.get_by_text("Invalid credentials")).to_be_visible(timeout=PATIENCE)
+        expect(page.get_by_text("Invalid credentials")).to_be_visible(timeout=TIMEOUT)
         assert page.locator(".jp-Launcher").count() == 0

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from tests.keyless_scene import Desk, Job, a_desk, a_job, job
+from tests.keyless_scene import Job, Prepared, a_job, a_prepared_publisher, job
 from tests.reports import TAG
-from tests.standin.sigstore_ca import HOST
-from tests.standin.sigstore_server import IDENTITY, ISSUER, SigstoreServer
+from tests.servers.sigstore_ca import HOST
+from tests.servers.sigstore_server import IDENTITY, ISSUER, SigstoreServer
 from torchkiln.attest.keyless import Keyless
 from torchkiln.attest.statement import statement
 from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import parse_digest
 
-__all__ = ["a_desk", "a_job"]
+__all__ = ["a_job", "a_prepared_publisher"]
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
 FORK = "mallory/app/.github/workflows/publish.yml@refs/heads/main"
@@ -33,7 +33,7 @@ def published(scene: Job) -> Job:
 
 
 def refused(done: Result) -> str:
-    """What is wrong."""
+    """The error message."""
     assert isinstance(done.exception, VerificationFailed), done.exception
     assert (done.exception.exit_code, done.stdout) == (12, "")
     return done.exception.message
@@ -41,34 +41,36 @@ def refused(done: Result) -> str:
 
 @pytest.mark.parametrize("rekor", [1, 2])
 @pytest.mark.parametrize("lists", [True, False], ids=["referrers", "by a tag"])
-def test_what_a_job_signed_is_verified_elsewhere(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, rekor: int, lists: bool
+def test_signatures_of_a_job_are_verified_elsewhere(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, rekor: int, lists: bool
 ) -> None:
-    with job(desk, monkeypatch, rekor=rekor, lists_referrers=lists) as scene:
+    with job(prepared, monkeypatch, rekor=rekor, lists_referrers=lists) as scene:
         done = scene.publish()
         assert done.exit_code == 0, done.exception
         assert f"signing as {IDENTITY}" in done.stderr
         scene.become(GITHUB_ACTIONS=None, ACTIONS_ID_TOKEN_REQUEST_TOKEN=None)
-        told = scene.verify("--json")
+        result = scene.verify("--json")
 
-        assert told.exit_code == 0, told.exception
-        points = {one["what"]: one["text"] for one in json.loads(told.stdout)["points"]}
+        assert result.exit_code == 0, result.exception
+        points = {point["what"]: point["text"] for point in json.loads(result.stdout)["points"]}
         assert points["signatures"].endswith(f"by {IDENTITY}")
         assert len(scene.sigstore.log.leaves) == 1 + len(scene.bundles())
         assert TAG in scene.there.tags
 
 
-def test_each_signature_has_a_token_of_its_own(published: Job) -> None:
-    """GitHub's live for five minutes, and a push may take an hour."""
+def test_each_signature_has_its_own_token(published: Job) -> None:
+    """GitHub's expire after five minutes, and a push may take an hour."""
     tokens = published.sigstore.tokens
 
     assert len(tokens) == len(set(tokens)) == 1 + len(published.bundles())
 
 
 @pytest.mark.parametrize("rekor", [1, 2])
-def test_publishing_again_signs_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch, rekor: int) -> None:
+def test_publishing_again_signs_nothing(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, rekor: int
+) -> None:
     """By the same workflow: its next run has another token."""
-    with job(desk, monkeypatch, rekor=rekor) as scene:
+    with job(prepared, monkeypatch, rekor=rekor) as scene:
         assert scene.publish().exit_code == 0
         before = (set(scene.there.blobs), set(scene.there.manifests), len(scene.sigstore.log.leaves))
         done = scene.publish()
@@ -78,28 +80,28 @@ def test_publishing_again_signs_nothing(desk: Desk, monkeypatch: pytest.MonkeyPa
         assert before == after
 
 
-def test_something_else_of_that_kind_is_not_what_was_sealed(scene: Job) -> None:
-    """A retraction, say, for another reason."""
+def test_another_statement_of_that_kind_is_signed_too(scene: Job) -> None:
+    """For example, a retraction with another reason."""
     image = parse_digest("sha256:" + "5" * 64)
-    said, other = (statement(TAG, image, PROVENANCE, {"reason": text}) for text in ("one", "two"))
+    first_statement, other = (statement(TAG, image, PROVENANCE, {"reason": text}) for text in ("one", "two"))
     here = Keyless.of_this_job()
-    there = here.sign(said)
+    there = here.sign(first_statement)
 
-    assert here.matches(said, there.data, there.kind)
+    assert here.matches(first_statement, there.data, there.kind)
     assert not here.matches(other, there.data, there.kind)
-    assert not here.matches(said, there.data, "application/vnd.in-toto+json")
+    assert not here.matches(first_statement, there.data, "application/vnd.in-toto+json")
 
 
 def test_another_workflow_signs_for_itself(published: Job) -> None:
-    """What it says goes beside what the first said, and counts for who trusts it."""
+    """Its statements are added to those of the first, and count for clients that trust it."""
     count = len(published.bundles())
-    published.sigstore.manners.claims["job_workflow_ref"] = FORK
+    published.sigstore.behaviour.claims["job_workflow_ref"] = FORK
     assert published.publish().exit_code == 0
 
     assert len(published.bundles()) == 2 * count
-    told = published.verify()
-    assert told.exit_code == 0, told.exception
-    assert f"{count} by others ignored" in told.stderr
+    result = published.verify()
+    assert result.exit_code == 0, result.exception
+    assert f"{count} by others ignored" in result.stderr
     assert published.verify(identity=f"{HOST}/{FORK}").exit_code == 0
 
 
@@ -112,32 +114,32 @@ def test_another_workflow_signs_for_itself(published: Job) -> None:
     ],
     ids=["another workflow", "another branch", "another issuer"],
 )
-def test_whoever_did_not_sign(published: Job, who: dict[str, str]) -> None:
+def test_an_identity_that_did_not_sign(published: Job, who: dict[str, str]) -> None:
     issuer = who.get("issuer", ISSUER)
-    told = refused(published.verify("--issuer", issuer, identity=who["identity"]))
+    result = refused(published.verify("--issuer", issuer, identity=who["identity"]))
 
-    assert "not signed by a trusted key" in told
-    assert "provenance: no trusted provenance found" in told
+    assert "not signed by a trusted key" in result
+    assert "provenance: no trusted provenance found" in result
 
 
 @pytest.mark.parametrize("part", ["certificateAuthorities", "ctlogs", "tlogs"])
-def test_another_sigstore(published: Job, part: str) -> None:
-    """Who trusts another Fulcio, log of certificates or Rekor, all of the same names, believes none of it."""
+def test_another_sigstore_is_not_trusted(published: Job, part: str) -> None:
+    """A client that trusts another Fulcio, certificate log or Rekor with the same names rejects them."""
     with SigstoreServer() as other:
-        file = other.trust(published.desk.folder / "other.json")
+        file = other.trust(published.publisher.folder / "other.json")
         root = json.loads(file.read_text())["trustedRoot"]
     published.trust(published.sigstore, **{part: root[part]})
-    told = refused(published.verify())
+    result = refused(published.verify())
 
-    assert f"no valid signature of {IDENTITY}: " in told
-    assert "not signed by a trusted key" in told
+    assert f"no valid signature of {IDENTITY}: " in result
+    assert "not signed by a trusted key" in result
 
 
-def _other_words(bundle: dict[str, Any]) -> None:
+def _other_payload(bundle: dict[str, Any]) -> None:
     envelope = bundle["dsseEnvelope"]
-    said = json.loads(base64.b64decode(envelope["payload"]))
-    said["predicate"]["more"] = "words"
-    envelope["payload"] = base64.b64encode(json.dumps(said).encode()).decode()
+    first_statement = json.loads(base64.b64decode(envelope["payload"]))
+    first_statement["predicate"]["more"] = "words"
+    envelope["payload"] = base64.b64encode(json.dumps(first_statement).encode()).decode()
 
 
 def _entry(**other: Any) -> Callable[[dict[str, Any]], object]:
@@ -151,7 +153,7 @@ def _proof(**other: Any) -> Callable[[dict[str, Any]], object]:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        pytest.param(_other_words, "DSSE: invalid signature", id="the payload changed"),
+        pytest.param(_other_payload, "DSSE: invalid signature", id="the payload changed"),
         pytest.param(
             lambda bundle: bundle["verificationMaterial"].update(tlogEntries=[]),
             "exactly one log entry",
@@ -175,42 +177,44 @@ def _proof(**other: Any) -> Callable[[dict[str, Any]], object]:
         pytest.param(_entry(inclusionPromise=None), "must contain an inclusion promise", id="no promise"),
     ],
 )
-def test_what_was_changed_afterwards(
+def test_a_bundle_changed_afterwards_is_refused(
     published: Job, how: Callable[[dict[str, Any]], object], why: str
 ) -> None:
-    """It says that it is the job's, and is not: whoever wrote it, verification ends in a sentence."""
+    """It claims to be the job's, but is not: verification fails with a message."""
     published.change(PROVENANCE, how)
-    told = refused(published.verify())
+    result = refused(published.verify())
 
-    assert f"no valid signature of {IDENTITY}: " in told
-    assert why in told
-    assert "provenance: no trusted provenance found" in told
+    assert f"no valid signature of {IDENTITY}: " in result
+    assert why in result
+    assert "provenance: no trusted provenance found" in result
 
 
 @pytest.mark.parametrize("raw", ["", "AAAA", "not base64!", 5])
-def test_what_is_no_certificate_is_nobodys(published: Job, raw: object) -> None:
+def test_an_invalid_certificate_identifies_no_signer(published: Job, raw: object) -> None:
     published.change(
         PROVENANCE, lambda bundle: bundle["verificationMaterial"]["certificate"].update(rawBytes=raw)
     )
 
-    told = published.verify()
-    assert "provenance: no trusted provenance found" in refused(told)
-    assert "; 1 by others ignored" in told.stderr
+    result = published.verify()
+    assert "provenance: no trusted provenance found" in refused(result)
+    assert "; 1 by others ignored" in result.stderr
 
 
 def test_a_statement_of_the_job_for_another_image(published: Job) -> None:
     """Signed by the very job, in the log, and put beside this image."""
     sibling = parse_digest("sha256:" + "5" * 64)
-    lie = json.loads(Keyless.of_this_job().sign(statement(TAG, sibling, PROVENANCE, {})).data)
-    published.change(PROVENANCE, lambda bundle: bundle.update(lie))
+    of_sibling = json.loads(Keyless.of_this_job().sign(statement(TAG, sibling, PROVENANCE, {})).data)
+    published.change(PROVENANCE, lambda bundle: bundle.update(of_sibling))
 
     assert f"its subject is {sibling}, not this image" in refused(published.verify())
 
 
-def test_whoever_trusts_nobody_needs_no_sigstore(published: Job) -> None:
-    """What is signed without a key can be read by all."""
+def test_without_trusted_identities_sigstore_is_not_needed(published: Job) -> None:
+    """Everyone can read bundles signed without a key."""
     published.become(TORCHKILN_SIGSTORE_TRUST="/none")
-    told = published.desk.run("verify", f"{published.target}:{TAG}", "--suite", str(published.desk.suite))
+    result = published.publisher.run(
+        "verify", f"{published.target}:{TAG}", "--suite", str(published.publisher.suite)
+    )
 
-    assert told.exit_code == 0, told.exception
-    assert "signatures not verified" in told.stderr
+    assert result.exit_code == 0, result.exception
+    assert "signatures not verified" in result.stderr

@@ -1,4 +1,4 @@
-"""`publish --keyless` where something is missing or answers wrongly: what, what to do, and no tag is set."""
+"""`publish --keyless` with missing or faulty services: the message names them; no tag is set."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.keyless_scene import TRUST, Desk, Job, a_desk, a_job, job
+from tests.keyless_scene import TRUST, Job, Prepared, a_job, a_prepared_publisher, job
 from tests.reports import TAG
-from tests.standin.sigstore_ca import new_key
-from tests.standin.sigstore_server import CERT, PROOFS, REQUEST_TOKEN, TIME, TOKEN
+from tests.servers.sigstore_ca import new_key
+from tests.servers.sigstore_server import CERT, PROOFS, REQUEST_TOKEN, TIME, TOKEN
+from torchkiln.attest.keyless import _text
 from torchkiln.errors import KilnError
 
-__all__ = ["a_desk", "a_job"]
+__all__ = ["a_job", "a_prepared_publisher"]
 
 REKOR = PROOFS[0]
 
 
 def refused(scene: Job, code: int) -> KilnError:
-    """Why nothing was published; `Job.publish` sees to it that no secret is told."""
+    """The error of a publication; `Job.publish` checks that no secret is shown."""
     error = scene.publish().exception
     assert isinstance(error, KilnError), error
     assert (error.exit_code, scene.there.tags) == (code, []), error
@@ -37,16 +38,16 @@ def test_a_job_without_the_permission(scene: Job, name: str) -> None:
     assert "id-token: write" in error.hint
 
 
-def test_no_job_at_all(scene: Job) -> None:
+def test_outside_a_job(scene: Job) -> None:
     scene.become(GITHUB_ACTIONS=None)
     error = refused(scene, 2)
 
     assert error.message == ("--keyless requires a CI job with an OpenID identity: no credentials found")
-    assert scene.sigstore.asked == []
+    assert scene.sigstore.requests == []
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "told"),
+    ("status", "body", "expected"),
     [
         (500, REQUEST_TOKEN.encode(), "OIDC token request failed (code=500)"),
         (500, b"\xff\xfe", "can't decode"),
@@ -58,20 +59,20 @@ def test_no_job_at_all(scene: Job) -> None:
         (200, json.dumps({"value": REQUEST_TOKEN}).encode(), "Malformed token"),
     ],
 )
-def test_a_giver_of_tokens_that_answers_wrongly(scene: Job, status: int, body: bytes, told: str) -> None:
-    scene.sigstore.manners.answers[TOKEN] = (status, body)
+def test_a_faulty_token_server(scene: Job, status: int, body: bytes, expected: str) -> None:
+    scene.sigstore.behaviour.answers[TOKEN] = (status, body)
 
-    assert told in refused(scene, 8).message
+    assert expected in refused(scene, 8).message
 
 
-def test_a_giver_of_tokens_that_is_not_there(scene: Job) -> None:
+def test_an_unreachable_token_server(scene: Job) -> None:
     scene.become(ACTIONS_ID_TOKEN_REQUEST_URL="http://127.0.0.1:9/token")
 
     assert "OIDC token request timed out" in refused(scene, 8).message
 
 
-def test_a_token_whose_time_is_over(scene: Job) -> None:
-    scene.sigstore.manners.life = -60
+def test_an_expired_token(scene: Job) -> None:
+    scene.sigstore.behaviour.life = -60
     error = refused(scene, 8)
 
     assert "(ExpiredSignatureError)" in error.message
@@ -79,7 +80,7 @@ def test_a_token_whose_time_is_over(scene: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "status", "body", "told"),
+    ("place", "status", "body", "expected"),
     [
         (CERT, 500, b"{}", "500 Server Error"),
         (CERT, 400, b'{"code": 3, "message": "There was an error"}', "400 Client Error"),
@@ -91,30 +92,30 @@ def test_a_token_whose_time_is_over(scene: Job) -> None:
         (REKOR, 201, b"<html>", "Expecting value"),
     ],
 )
-def test_a_service_that_answers_wrongly(scene: Job, place: str, status: int, body: bytes, told: str) -> None:
-    scene.sigstore.manners.answers[place] = (status, body)
+def test_a_faulty_service(scene: Job, place: str, status: int, body: bytes, expected: str) -> None:
+    scene.sigstore.behaviour.answers[place] = (status, body)
     message = refused(scene, 8).message
 
     assert message.startswith("Sigstore: ")
-    assert told in message
+    assert expected in message
 
 
-def test_a_service_that_is_not_there(scene: Job) -> None:
-    file = scene.desk.folder / "trust.json"
+def test_an_unreachable_service(scene: Job) -> None:
+    file = scene.publisher.folder / "trust.json"
     file.write_text(file.read_text().replace(scene.sigstore.url, "http://127.0.0.1:9"))
 
     assert refused(scene, 8).message == f"Sigstore: http://127.0.0.1:9{CERT}: failed to connect"
 
 
-def test_a_token_for_somebody_else(scene: Job) -> None:
-    """Fulcio looks at it; what comes here from the job is handed on."""
-    scene.sigstore.manners.claims["iss"] = "https://elsewhere.example"
+def test_a_token_for_another_audience(scene: Job) -> None:
+    """Fulcio checks it; the job's token is only passed on."""
+    scene.sigstore.behaviour.claims["iss"] = "https://elsewhere.example"
 
     assert "400 Client Error" in refused(scene, 8).message
 
 
 def test_a_fulcio_whose_certificates_are_in_another_log(scene: Job) -> None:
-    """Then it is not the one that is trusted."""
+    """Such a Fulcio is not the trusted one."""
     scene.sigstore.authority.ct_key = new_key()
     error = refused(scene, 12)
 
@@ -123,24 +124,24 @@ def test_a_fulcio_whose_certificates_are_in_another_log(scene: Job) -> None:
 
 
 def test_without_timestamps_the_second_rekor_proves_no_time(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with job(desk, monkeypatch, rekor=2) as scene:
-        scene.sigstore.manners.answers[TIME] = (500, b"")
+    with job(prepared, monkeypatch, rekor=2) as scene:
+        scene.sigstore.behaviour.answers[TIME] = (500, b"")
 
         assert "signed timestamp" in refused(scene, 8).message
 
 
-def test_it_is_completed_when_the_service_is_back(scene: Job) -> None:
-    """What was signed before it went is not signed again."""
+def test_publication_is_completed_when_the_service_is_back(scene: Job) -> None:
+    """Existing signatures are not made again."""
     real, count = scene.sigstore.log.add, 0
 
-    def breaks(asked: dict[str, object]) -> dict[str, object]:
+    def breaks(request: dict[str, object]) -> dict[str, object]:
         nonlocal count
         count += 1
         if count == 3:
             raise ValueError("full")
-        return real(asked)
+        return real(request)
 
     scene.sigstore.log.add = breaks  # type: ignore[method-assign]
     assert "full" in refused(scene, 8).message
@@ -152,7 +153,7 @@ def test_it_is_completed_when_the_service_is_back(scene: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (None, "No such file"),
         ("{", "Invalid JSON"),
@@ -160,34 +161,34 @@ def test_it_is_completed_when_the_service_is_back(scene: Job) -> None:
         ('{"mediaType": "x", "trustedRoot": {}, "signingConfig": {}}', ""),
     ],
 )
-def test_a_trust_file_that_is_none(scene: Job, text: str | None, told: str) -> None:
-    file = scene.desk.folder / "mine.json"
+def test_an_invalid_trust_file(scene: Job, text: str | None, expected: str) -> None:
+    file = scene.publisher.folder / "mine.json"
     if text is not None:
         file.write_text(text)
     scene.become(**{TRUST: str(file)})
 
     message = refused(scene, 2).message
     assert message.startswith(f"{TRUST}={file}: ")
-    assert told in message
+    assert expected in message
 
 
-def test_a_trust_file_of_a_later_form(scene: Job) -> None:
-    """Each part says which form it has."""
-    file = scene.desk.folder / "trust.json"
+def test_a_trust_file_of_a_later_version(scene: Job) -> None:
+    """Each part has a version."""
+    file = scene.publisher.folder / "trust.json"
     file.write_text(file.read_text().replace("signingconfig.v0.2", "signingconfig.v9"))
 
     assert "signingconfig.v0.2+json'" in refused(scene, 2).message
 
 
-def test_a_trust_file_of_services_that_are_not_spoken(scene: Job) -> None:
-    file = scene.desk.folder / "trust.json"
+def test_a_trust_file_with_unsupported_services(scene: Job) -> None:
+    file = scene.publisher.folder / "trust.json"
     file.write_text(file.read_text().replace('"majorApiVersion": 1', '"majorApiVersion": 9'))
 
     assert "No valid Rekor transparency log" in refused(scene, 2).message
 
 
-def test_the_public_sigstore_out_of_reach(scene: Job, tmp_path: Path) -> None:
-    """Through a proxy that is not there: nothing here asks the real one."""
+def test_the_public_sigstore_unreachable(scene: Job, tmp_path: Path) -> None:
+    """Through a proxy that does not exist: no test contacts the real one."""
     scene.become(
         **{TRUST: None, "HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"},
         XDG_DATA_HOME=str(tmp_path / "data"),
@@ -197,7 +198,7 @@ def test_the_public_sigstore_out_of_reach(scene: Job, tmp_path: Path) -> None:
     assert refused(scene, 8).message.startswith("Sigstore: ")
 
 
-def test_the_library_is_not_there(scene: Job) -> None:
+def test_without_the_sigstore_library(scene: Job) -> None:
     scene.patch.setitem(sys.modules, "sigstore.oidc", None)
     error = refused(scene, 8)
 
@@ -207,8 +208,19 @@ def test_the_library_is_not_there(scene: Job) -> None:
     )
 
 
-def test_two_ways_to_sign(scene: Job) -> None:
-    done = scene.desk.publish(scene.target, "--keyless", "--report", scene.report)
+def test_both_a_key_and_keyless(scene: Job) -> None:
+    done = scene.publisher.publish(scene.target, "--keyless", "--report", scene.report)
 
     assert getattr(done.exception, "exit_code", None) == 2
     assert "--key and --keyless cannot be used together" in str(done.exception)
+
+
+def test_the_message_of_an_error_or_of_its_cause() -> None:
+    """Errors of Sigstore's libraries may have no text; the cause then has it."""
+    cause = ValueError("certificate has expired\nmore")
+    silent, speaking = RuntimeError(), RuntimeError("no entry in the log")
+    silent.__cause__ = speaking.__cause__ = cause
+
+    assert _text(silent) == "certificate has expired"
+    assert _text(speaking) == "no entry in the log"
+    assert _text(RuntimeError()) == "RuntimeError"

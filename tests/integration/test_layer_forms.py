@@ -1,4 +1,4 @@
-"""`--layer-format` through the engine: compared with the lock first, made once, kept, refused."""
+"""`--layer-format` through the engine: compared with the lock first, made once, cached, refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchkiln.oci.validate.validate import validate
 from torchkiln.store.store import Store
 
 
-class Heard(Silent):
+class RecordingObserver(Silent):
     """Remembers which layers were worked on, and how many bytes of them."""
 
     def __init__(self) -> None:
@@ -74,7 +74,12 @@ def test_each_layer_is_made_once(
     form: TargetCompression, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
     """All of them, with progress of every byte; the second time the cache has them; a lost blob is remade."""
-    store, first, second, third = Store(tmp_path / "cache"), Heard(), Heard(), Heard()
+    store, first, second, third = (
+        Store(tmp_path / "cache"),
+        RecordingObserver(),
+        RecordingObserver(),
+        RecordingObserver(),
+    )
     made = convert(form, layers, store, first)
     assert convert(form, layers, store, second) == made
     store.blob(made[1].blob.digest).unlink()
@@ -90,7 +95,7 @@ def test_each_layer_is_made_once(
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_prune_leaves_what_is_being_made(
+def test_prune_keeps_layers_in_progress(
     named: LayerFormat, form: TargetCompression, wheels: list[Path], tmp_path: Path
 ) -> None:
     """From the first layer until the layout has its links, a claim names the records of all of them."""
@@ -110,27 +115,27 @@ def test_prune_leaves_what_is_being_made(
     assert Store(cache).claims() == ()
 
 
-def test_they_are_the_same_everywhere(
+def test_compressed_layers_are_deterministic(
     named: LayerFormat, form: TargetCompression, wheels: list[Path], tmp_path: Path
 ) -> None:
-    """Two builds with nothing in common; the other format beside it, under its own name, stays as it was."""
+    """Two independent builds; a layout in the other format, under its own name, does not change."""
     cell, index = planned_cell(wheels), FakeIndex(wheels)
-    one, two = (
-        build(cell, tmp_path / way, tmp_path / f"{way} layout", index, layer_format=named) for way in "ab"
+    first, second = (
+        build(cell, tmp_path / name, tmp_path / f"{name} layout", index, layer_format=named) for name in "ab"
     )
     plain = build(cell, tmp_path / "a", tmp_path / "plain", index)
 
-    assert (one.layer_format, plain.layer_format) == (named, "gzip")
-    assert one.image.manifest == two.image.manifest != plain.image.manifest
-    assert one.image.config == plain.image.config
-    assert dict(one.seconds).keys() - dict(plain.seconds).keys() >= {"compress"}
+    assert (first.layer_format, plain.layer_format) == (named, "gzip")
+    assert first.image.manifest == second.image.manifest != plain.image.manifest
+    assert first.image.config == plain.image.config
+    assert dict(first.seconds).keys() - dict(plain.seconds).keys() >= {"compress"}
     assert validate(tmp_path / "a layout") == validate(tmp_path / "plain") == ()
 
 
-def test_the_lock_speaks_of_plain_layers(
+def test_the_lock_records_gzip_layers(
     named: LayerFormat, wheels: list[Path], layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    """Recorded digests are compared before: right ones pass, a wrong one stops the build."""
+    """Recorded digests are compared before compression: right ones pass, a wrong one stops the build."""
     recorded = layers[1:4]
     index, cache = FakeIndex(wheels), tmp_path / "cache"
     good = planned_cell(wheels, recorded)
@@ -146,7 +151,7 @@ def test_the_lock_speaks_of_plain_layers(
 def test_a_damaged_blob_is_refused(
     damage: str, form: TargetCompression, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    """By layer, file and reason; nothing of it stays, and nothing of the others in tmp/."""
+    """The message has layer, file and reason; neither the layer nor a temporary file is left."""
     store = Store(tmp_path / "cache")
     blob = store.blob(layers[2].blob.digest)
     data = bytearray(blob.read_bytes())
@@ -155,11 +160,11 @@ def test_a_damaged_blob_is_refused(
         data[len(data) // 2] ^= 1
     elif damage == "cut":
         data = data[:-9]
-    elif damage == "forge":  # a whole member, of the right length
+    elif damage == "forge":  # a complete member, of the right length
         tar = bytearray(gzip.decompress(data))
         tar[len(tar) // 2] ^= 1
         data = bytearray(gzip.compress(tar, mtime=0))
-    else:  # whole members, but of another layer
+    else:  # complete members, but of another layer
         data = bytearray(store.blob(layers[1].blob.digest).read_bytes())
     blob.write_bytes(data)
 
@@ -173,29 +178,29 @@ def test_a_damaged_blob_is_refused(
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_an_interrupt_ends_all_of_it(
+def test_an_interrupt_stops_all_workers(
     form: TargetCompression, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    """What an observer raises, as Ctrl-C would, comes through, and the others stop."""
+    """An exception of an observer, as by Ctrl-C, is passed on, and the others stop."""
 
-    class Impatient(Silent):
+    class InterruptingObserver(Silent):
         def advance(self, work: Work, name: str, count: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(form, layers, Store(tmp_path / "cache"), Impatient())
+        convert(form, layers, Store(tmp_path / "cache"), InterruptingObserver())
 
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_two_at_once_make_each_layer_once(
+def test_two_concurrent_builds_make_each_layer_once(
     form: TargetCompression, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    heard = [Heard(), Heard()]
+    observers = [RecordingObserver(), RecordingObserver()]
     found: list[tuple[ImageLayer, ...]] = []
     threads = [
         threading.Thread(target=lambda o=o: found.append(convert(form, layers, Store(tmp_path / "cache"), o)))
-        for o in heard
+        for o in observers
     ]
     for thread in threads:
         thread.start()
@@ -203,11 +208,11 @@ def test_two_at_once_make_each_layer_once(
         thread.join()
 
     assert found[0] == found[1]
-    assert sorted(heard[0].begun + heard[1].begun) == sorted(layer.title for layer in layers)
+    assert sorted(observers[0].begun + observers[1].begun) == sorted(layer.title for layer in layers)
 
 
-def test_a_format_that_is_gone_is_refused() -> None:
-    """Layers of one gzip member are no longer made."""
+def test_a_removed_format_is_refused() -> None:
+    """Layers of a single gzip member are no longer supported."""
     ran = CliRunner().invoke(build_command, ["--torch", "2.7", "--layer-format", "gzip-joined"])
 
     assert ran.exit_code == 2

@@ -15,9 +15,9 @@ import torchkiln
 from tests import cells
 from tests.company import small_scale
 from tests.engine.registry import RunningRegistry
-from tests.press import Press, a_press, a_repository
+from tests.publisher import Publisher, a_publisher, a_repository
 from tests.reports import TAG
-from tests.standin.house import House, a_house
+from tests.servers.workspace import Workspace, a_workspace
 from tests.unpublished import FakeIndex
 from torchkiln import CellName, Project, explain, publish, verify
 from torchkiln.errors import ConfigError, GateRefused
@@ -25,7 +25,7 @@ from torchkiln.index import lazy
 from torchkiln.lock.folder import LockFolder
 from torchkiln.util.places import ROOT
 
-__all__ = ["a_house", "a_press", "a_repository"]
+__all__ = ["a_publisher", "a_repository", "a_workspace"]
 
 PAGE = (ROOT / "docs" / "library.md").read_text()
 LOCK, BUILD, PUBLISH = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -37,10 +37,10 @@ def run(block: str, names: dict[str, Any]) -> None:
 
 
 def test_explain_and_lock(
-    house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(house.folder.path.parent)
-    for name, value in {**house.environ, "TORCHKILN_CACHE": str(house.store.root)}.items():
+    monkeypatch.chdir(workspace.folder.path.parent)
+    for name, value in {**workspace.environ, "TORCHKILN_CACHE": str(workspace.store.root)}.items():
         monkeypatch.setenv(name, value)
     names: dict[str, Any] = {}
     run(LOCK, names)
@@ -48,29 +48,29 @@ def test_explain_and_lock(
     assert {wheel.name for wheel in names["locked"].wheels} >= {"torch", "numpy"}
     assert capsys.readouterr().out.startswith("2.7.1+cu126 needs driver 525.60.13\n")
     written = names["project"].images / "2.7.1-cuda12.1-cudnn9-runtime"
-    assert {one.name for one in written.iterdir()} >= {"lock.json", "requirements.txt"}
+    assert {path.name for path in written.iterdir()} >= {"lock.json", "requirements.txt"}
 
 
 @pytest.fixture(name="scene")
-def a_scene(desk: Press, monkeypatch: pytest.MonkeyPatch) -> Press:
-    """The folder of *desk* is the current one, with the committed matrix."""
-    monkeypatch.chdir(desk.folder)
-    (desk.folder / "matrix.yaml").write_bytes((ROOT / "matrix.yaml").read_bytes())
-    for name, value in desk.environ.items():
+def a_scene(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> Publisher:
+    """The folder of *publisher* is the current one, with the committed matrix."""
+    monkeypatch.chdir(publisher.folder)
+    (publisher.folder / "matrix.yaml").write_bytes((ROOT / "matrix.yaml").read_bytes())
+    for name, value in publisher.environ.items():
         monkeypatch.setenv(name, value)
-    return desk
+    return publisher
 
 
-def project(desk: Press) -> Project:
+def project(publisher: Publisher) -> Project:
     return Project(
-        matrix=desk.folder / "matrix.yaml",
-        images=desk.folder / "images",
-        layout=desk.layout,
-        suite=desk.suite,
+        matrix=publisher.folder / "matrix.yaml",
+        images=publisher.folder / "images",
+        layout=publisher.layout,
+        suite=publisher.suite,
     )
 
 
-def test_build(scene: Press) -> None:
+def test_build(scene: Publisher) -> None:
     """The wheels are generated, and the host's Python compiles; plan, layers and layout are the real ones."""
     wheels = cells.small_wheels(scene.folder / "wheels", "", str(scene.folder))
     cell = CellName(torch="2.7", cuda="12.1")
@@ -88,7 +88,7 @@ def test_build(scene: Press) -> None:
 
 
 @pytest.fixture(name="published")
-def a_publication(scene: Press, registry: RunningRegistry, name: str) -> dict[str, Any]:
+def a_publication(scene: Publisher, registry: RunningRegistry, name: str) -> dict[str, Any]:
     image = scene.build()
     scene.signed(scene.report(image))
     names: dict[str, Any] = {"torchkiln": torchkiln, "Path": Path, "project": project(scene)}
@@ -104,19 +104,19 @@ def test_publish_and_verify(published: dict[str, Any], registry: RunningRegistry
 
 
 def test_verify_finds_a_key_that_is_not_trusted(
-    published: dict[str, Any], registry: RunningRegistry, name: str, scene: Press
+    published: dict[str, Any], registry: RunningRegistry, name: str, scene: Publisher
 ) -> None:
     result = verify(f"{registry.host}/{name}:{TAG}", project(scene))
     assert not result.verified
 
 
-def test_publish_raises_what_the_gate_refuses(scene: Press, registry: RunningRegistry, name: str) -> None:
+def test_publish_raises_what_the_gate_refuses(scene: Publisher, registry: RunningRegistry, name: str) -> None:
     scene.build()
     with pytest.raises(GateRefused):
         publish(TAG, f"{registry.host}/{name}", project(scene))
     assert registry.tags(name) == []
 
 
-def test_a_cell_that_the_matrix_does_not_have(scene: Press) -> None:
+def test_a_cell_that_the_matrix_does_not_have(scene: Publisher) -> None:
     with pytest.raises(ConfigError, match=r"9\.9"):
         explain(CellName(torch="9.9", cuda="12.1"), project(scene))

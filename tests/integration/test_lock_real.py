@@ -1,30 +1,33 @@
-"""Locks by date, and committed locks against the real index."""
+"""Locks with a live index, and with upload dates in all forms from a local index."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.gridcase import FACTS
+from tests.planned import FACTS
+from tests.servers.index_server import IndexServer
 from torchkiln.index.offered import open_offered
 from torchkiln.index.package_index import open_index
 from torchkiln.lock.lock import load_locked, lock, requirements_txt, to_json
 from torchkiln.lock.request import System, Versions
 from torchkiln.matrix.add_release.compat_block import block
 from torchkiln.matrix.add_release.propose import look_up
+from torchkiln.model.index import IndexRequest
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
-pytestmark = pytest.mark.proof
 IMAGES = ROOT / "images"
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 
 
+@pytest.mark.proof
 def test_locked_again_with_its_versions_it_is_the_same_bytes(tmp_path: Path) -> None:
     committed = load_locked(IMAGES, TAG)
     index = open_index(os.environ, Store(tmp_path))
@@ -38,13 +41,14 @@ def test_locked_again_with_its_versions_it_is_the_same_bytes(tmp_path: Path) -> 
     assert to_json(again) == to_json(committed)
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="pip judges wheels by its own Python: run these tests by 3.11"
 )
-def test_pip_takes_the_requirements_with_their_hashes(tmp_path: Path) -> None:
-    """The small wheels only: a dry run fetches what it checks."""
+def test_pip_installs_the_requirements_with_their_hashes(tmp_path: Path) -> None:
+    """Only the small wheels: a dry run downloads what it checks."""
     committed = load_locked(IMAGES, TAG)
-    small = {one.name for one in committed.wheels if one.size < 100_000}
+    small = {wheel.name for wheel in committed.wheels if wheel.size < 100_000}
     lines = requirements_txt(committed).decode().splitlines()
     file = tmp_path / "requirements.txt"
     file.write_text("".join(f"{line}\n" for line in lines if line.partition("==")[0] in small))
@@ -72,14 +76,90 @@ def test_pip_takes_the_requirements_with_their_hashes(tmp_path: Path) -> None:
 RAW = yaml.safe_load((ROOT / "torchkiln" / "data" / "compat.yaml").read_text())["releases"]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("version", ["2.8.0", "2.9.1", "2.10.0", "2.11.0"])
-def test_the_proposal_is_the_block_of_the_facts_but_for_gpu_code(tmp_path: Path, version: str) -> None:
-    told = look_up(version, open_offered(os.environ, Store(tmp_path)))
-    (proposed,) = yaml.safe_load(block(told)).values()
-    stands = {key: value for key, value in RAW[version].items() if key != "earlier"}
+def test_the_proposal_equals_the_block_of_the_facts_except_for_gpu_code(tmp_path: Path, version: str) -> None:
+    proposal = look_up(version, open_offered(os.environ, Store(tmp_path)))
+    (proposed,) = yaml.safe_load(block(proposal)).values()
+    committed = {key: value for key, value in RAW[version].items() if key != "earlier"}
 
-    assert told.default == FACTS.releases[version].default
-    assert list(proposed["variants"]) == [stands["default"]["variant"]]
-    told_by_metadata = proposed.keys() - {"variants", "index_sha256"}
-    assert {key: proposed[key] for key in told_by_metadata} == {key: stands[key] for key in told_by_metadata}
-    assert proposed.keys() == stands.keys()
+    assert proposal.default == FACTS.releases[version].default
+    assert list(proposed["variants"]) == [committed["default"]["variant"]]
+    from_metadata = proposed.keys() - {"variants", "index_sha256"}
+    assert {key: proposed[key] for key in from_metadata} == {key: committed[key] for key in from_metadata}
+    assert proposed.keys() == committed.keys()
+
+
+# --- upload dates ----------------------------------------------------------------------------------
+
+
+RELEASES = {"1.0": "2026-01-10", "1.1": "2026-08-31", "1.2": "2026-09-01", "2.0": "2026-10-05"}
+UNTIL = "2026-09-01"
+
+
+@pytest.fixture
+def server() -> Iterator[IndexServer]:
+    with IndexServer() as server:
+        yield server
+
+
+def chosen(server: IndexServer, cache: Path, as_of: str, *, keep: tuple[tuple[str, str], ...] = ()) -> str:
+    """The version of `attrs-like` that a lock of the date *as_of* names."""
+    environ = {
+        "UV_DEFAULT_INDEX": server.url("simple"),
+        "PATH": "/usr/bin",
+        "HOME": str(cache),
+        "PIP_CONFIG_FILE": "/dev/null",
+    }
+    request = IndexRequest(
+        requirements=("attrs-like",),
+        constraints=(),
+        python="3.11",
+        glibc=(2, 36),
+        as_of=as_of,
+        keep=keep,
+        bound=(),
+    )
+    [wheel] = open_index(environ, Store(cache / "store")).wheels(request)
+    return wheel.version
+
+
+def serve_releases(server: IndexServer, *, undated: tuple[str, ...] = ()) -> None:
+    for version, day in RELEASES.items():
+        server.add(
+            "simple", "attrs-like", version, date="" if version in undated else f"{day}T12:00:00.000000Z"
+        )
+
+
+@pytest.mark.parametrize("json", [False, True], ids=["html", "json"])
+@pytest.mark.parametrize(
+    ("as_of", "version"),
+    [(UNTIL, "1.1"), ("2026-09-02", "1.2"), ("2026-12-01", "2.0"), ("2026-02-01", "1.0")],
+)
+def test_the_date_decides_if_every_file_has_one(
+    server: IndexServer, tmp_path: Path, json: bool, as_of: str, version: str
+) -> None:
+    server.json = json
+    serve_releases(server)
+
+    assert chosen(server, tmp_path, as_of) == version
+
+
+@pytest.mark.parametrize("json", [False, True], ids=["html", "json"])
+def test_a_file_without_a_date_counts_as_old(server: IndexServer, tmp_path: Path, json: bool) -> None:
+    """1.1 has no date and is considered; 1.2 and 2.0 have one and are too new."""
+    server.json = json
+    serve_releases(server, undated=("1.1",))
+
+    assert chosen(server, tmp_path, "2026-03-01") == "1.1"
+
+
+@pytest.mark.parametrize("json", [False, True], ids=["html", "json"])
+def test_without_dates_locked_versions_stay_and_others_are_the_newest(
+    server: IndexServer, tmp_path: Path, json: bool
+) -> None:
+    server.json = json
+    serve_releases(server, undated=tuple(RELEASES))
+
+    assert chosen(server, tmp_path, UNTIL) == "2.0"
+    assert chosen(server, tmp_path, UNTIL, keep=(("attrs-like", "1.1"),)) == "1.1"

@@ -1,4 +1,4 @@
-"""Commands in an image of a few host programs: `torchkiln run`, crun, runc, kills for want of memory."""
+"""Commands in an image of a few host programs: `torchkiln run`, crun, runc, kills by the memory limit."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from pathlib import Path
 import pytest
 
 from tests.fake_driver import fake_driver
-from tests.needs import needs_gcc, needs_ldconfig, tool
+from tests.needs import namespaces_fault, needs_gcc, needs_ldconfig, tool
 from tests.roots import tiny_layout, tiny_root
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes.command import Bind, Exited, Program
 from torchkiln.runtimes.driver import HostDriver, killed_for_memory
 from torchkiln.runtimes.oci import PROGRAMS, OciRuntime
-from torchkiln.runtimes.rootfs import RootfsRuntime
 
 ENV = {"PATH": "/bin"}
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An unpacked image at a place whose name has a comma and a colon."""
+    """An unpacked image in a path with a comma and a colon."""
     return tiny_root(tmp_path_factory.mktemp("oci") / "an image, unpacked: here")
 
 
@@ -37,10 +36,10 @@ def runtime(request: pytest.FixtureRequest, root: Path) -> OciRuntime:
     found = OciRuntime(program=request.param, shm_size=3 << 20, hostname="inside")
     tool(found.program)
     if os.geteuid():
-        pytest.skip(f"{found.program} takes root here, and this is none")
+        pytest.skip(f"{found.program} needs root here")
     try:
         shell(found, root, "true")
-    except ToolMissing as error:  # crun on a host of both generations of cgroups
+    except ToolMissing as error:  # crun on a host with both versions of cgroups
         pytest.skip(str(error))
     return found
 
@@ -50,15 +49,33 @@ def shell(runtime: OciRuntime, root: Path, script: str, *binds: Bind, timeout_s:
     return runtime.run(root, program, timeout_s=timeout_s)
 
 
+def test_a_line_arrives_while_the_command_runs(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
+    """The command waits until its first line was received."""
+    script = "echo ready; while ! test -e /x/go; do sleep 0.1; done; printf went"
+    program = Program(argv=("sh", "-c", script), env=ENV, binds=(Bind(source=tmp_path, target="/x"),))
+    lines: list[bytes] = []
+
+    def on_line(line: bytes) -> None:
+        lines.append(line)
+        (tmp_path / "go").touch()
+
+    ended = runtime.run(root, program, timeout_s=60, on_line=on_line)
+
+    assert (ended.code, ended.stdout, ended.timed_out) == (0, b"", False)
+    assert lines == [b"ready", b"went"]
+
+
 def left() -> tuple[list[str], list[str]]:
     """Cgroups and mounts of containers; the tests' engine has a similar name."""
     ours = re.compile(r"torchkiln-[0-9a-f]{12}\b")
     cgroups = glob.glob("/sys/fs/cgroup/torchkiln-*") + glob.glob("/sys/fs/cgroup/*/torchkiln-*")
     mounts = Path("/proc/mounts").read_text().splitlines()
-    return [one for one in cgroups if ours.search(one)], [one for one in mounts if ours.search(one)]
+    return [cgroup_path for cgroup_path in cgroups if ours.search(cgroup_path)], [
+        mount for mount in mounts if ours.search(mount)
+    ]
 
 
-def test_what_a_command_says_and_sees(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
+def test_output_and_view_of_a_command(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("bound\n")
     script = (
         "cat /x/f; hostname; id -u; stat -f -c '%b %S' /dev/shm; cat /etc/hosts | wc -l; echo e >&2; exit 5"
@@ -74,8 +91,8 @@ def test_what_a_command_says_and_sees(runtime: OciRuntime, root: Path, tmp_path:
     assert left() == ([], [])
 
 
-def test_what_it_may_not_do(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
-    """The image stays as it is, a bind is read-only, nothing of the host is mounted, no other node opens."""
+def test_a_command_is_confined(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
+    """The image stays as it is, binds are read-only, the host is not mounted, no other device opens."""
     (tmp_path / "f").write_text("")
     before = sorted(root.rglob("*"))
     script = (
@@ -91,13 +108,13 @@ def test_what_it_may_not_do(runtime: OciRuntime, root: Path, tmp_path: Path) -> 
 
 
 def test_a_signal_a_missing_command_and_a_limit(runtime: OciRuntime, root: Path) -> None:
-    """The last is killed with all that it started, and what it had said is kept."""
+    """At the limit all its processes are killed, and its output is kept."""
     assert shell(runtime, root, "sh -c 'kill -9 $$'; exit $?").code == 137
     with pytest.raises(ToolMissing, match="nowhere"):
         runtime.run(root, Program(argv=("nowhere",), env=ENV))
 
     mark = f"{os.getpid()}7"
-    for seconds in (3, 30, 300):  # a busy machine takes longer to come to the first word
+    for seconds in (3, 30, 300):  # a busy machine takes longer until the first output
         ended = shell(runtime, root, f"echo begun; sleep {mark} & sleep {mark}", timeout_s=seconds)
         if ended.stdout:
             break
@@ -108,7 +125,7 @@ def test_a_signal_a_missing_command_and_a_limit(runtime: OciRuntime, root: Path)
 
 
 def served(program: str, library: Path) -> OciRuntime:
-    """With a driver that is none: this host's /dev/full is the GPU's node."""
+    """With a fake driver: this host's /dev/full is the GPU's node."""
     driver = HostDriver(
         nodes=(("nvidia0", Path("/dev/full")),),
         libraries=(("libcuda.so", library), ("libcuda.so.1", library)),
@@ -117,8 +134,8 @@ def served(program: str, library: Path) -> OciRuntime:
     return OciRuntime(program=program, driver=driver)
 
 
-def test_a_driver_is_served(root: Path, runtime: OciRuntime, tmp_path: Path) -> None:
-    """Its nodes, which open, libraries and tools, read-only; without ldconfig a variable tells."""
+def test_a_driver_is_mounted(root: Path, runtime: OciRuntime, tmp_path: Path) -> None:
+    """Its nodes, which open, libraries and tools, read-only; without ldconfig a variable has their path."""
     (tmp_path / "libcuda.so.1").write_text("of the host\n")
     handed = served(runtime.program, tmp_path / "libcuda.so.1")
     script = (
@@ -128,30 +145,32 @@ def test_a_driver_is_served(root: Path, runtime: OciRuntime, tmp_path: Path) -> 
     ended = shell(handed, root, script)
 
     assert ended.stdout.decode().splitlines() == [*["of the host"] * 3, "1:7", "/usr/local/nvidia/lib64"]
-    told = ended.stderr.decode()
-    assert "I/O error" in told  # what /dev/full says to who may open it
-    assert "Read-only file system" in told
+    stderr = ended.stderr.decode()
+    assert "I/O error" in stderr  # the error of /dev/full if it can be opened
+    assert "Read-only file system" in stderr
     assert b"nvidia0" not in shell(runtime, root, "ls /dev").stdout
 
 
 @needs_ldconfig
 @needs_gcc
-def test_the_loader_of_the_image_knows_the_driver(runtime: OciRuntime, tmp_path: Path) -> None:
-    """By its own cache, whatever the environment says; one that fails is told."""
+def test_the_loader_of_the_image_finds_the_driver(runtime: OciRuntime, tmp_path: Path) -> None:
+    """By its own cache, regardless of the environment; a failure is reported."""
     root = tiny_root(tmp_path / "root")
     (root / "sbin").mkdir()
     shutil.copy("/sbin/ldconfig", root / "sbin/ldconfig")
     handed = served(runtime.program, fake_driver() / "libcuda.so.1")
-    told = shell(handed, root, "/sbin/ldconfig -p; echo =$LD_LIBRARY_PATH=").stdout.decode().splitlines()
-    assert any("libcuda.so.1 (libc6,x86-64) => /usr/local/nvidia/lib64/libcuda.so.1" in line for line in told)
-    assert told[-1] == "=="
+    stderr = shell(handed, root, "/sbin/ldconfig -p; echo =$LD_LIBRARY_PATH=").stdout.decode().splitlines()
+    assert any(
+        "libcuda.so.1 (libc6,x86-64) => /usr/local/nvidia/lib64/libcuda.so.1" in line for line in stderr
+    )
+    assert stderr[-1] == "=="
 
     (root / "sbin/ldconfig").write_text("#!/bin/sh\nexit 3\n")
     ended = shell(handed, root, "echo ran")
     assert (ended.code, ended.stdout) == (3, b"")
 
 
-def test_who_cannot_is_told_what_can(root: Path) -> None:
+def test_the_error_names_the_usable_runtimes(root: Path) -> None:
     with pytest.raises(ToolMissing, match="no-such is not installed") as raised:
         shell(OciRuntime(program="no-such"), root, "true")
     assert "--runtime rootfs" in raised.value.hint
@@ -169,15 +188,13 @@ CONFIG = {
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     layout = tiny_layout(folder, CONFIG, "2.7-test")
-    try:
-        RootfsRuntime().run(folder / "root", Program(argv=("id",), env={"PATH": "/bin"}))
-    except ToolMissing as error:
-        pytest.skip(f"no namespaces here: {error}")
+    if fault := namespaces_fault():
+        pytest.skip(f"no namespaces: {fault}")
     return layout
 
 
 def run(dist: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, with a cache beside *dist*."""
+    """Run the command in a separate process, with a cache beside *dist*."""
     code = (
         "import sys; from torchkiln.cli.run import run; from torchkiln.errors import KilnError\n"
         "from click import UsageError\n"
@@ -206,13 +223,13 @@ def run(dist: Path, *args: str) -> subprocess.CompletedProcess[str]:
         pytest.param(["-w", "/bin", "2.7-test", "--", "sh", "-c", "pwd"], "/bin\n", id="workdir"),
     ],
 )
-def test_commands_run_as_the_image_and_the_caller_say(dist: Path, args: list[str], out: str) -> None:
+def test_commands_run_with_the_settings_of_image_and_caller(dist: Path, args: list[str], out: str) -> None:
     got = run(dist, *args)
 
     assert (got.returncode, got.stdout) == (0, out)
 
 
-def test_the_code_is_the_commands_own_and_stdout_only_its_own(dist: Path) -> None:
+def test_exit_code_and_stdout_are_those_of_the_command(dist: Path) -> None:
     got = run(dist, "--", "sh", "-c", "echo data; exit 42")
 
     assert (got.returncode, got.stdout) == (42, "data\n")
@@ -260,13 +277,13 @@ def test_bad_usage_is_named(dist: Path, args: list[str], words: str) -> None:
 
 
 _LIMIT = 32 << 20
-# Both generations of cgroups: the folder, and the file that limits memory.
+# Both versions of cgroups: the folder, and the file of the memory limit.
 _KINDS = {"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"}
 
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """One whose processes may have 32 MiB."""
+    """A cgroup with a limit of 32 MiB."""
     for parent, limit in _KINDS.items():
         place = Path(parent, f"torchkiln-test-{os.getpid()}")
         try:
@@ -282,7 +299,7 @@ def cgroup() -> Iterator[Path]:
     pytest.skip("no memory cgroup that we may make here: takes root and /sys/fs/cgroup writable")
 
 
-def test_a_kill_is_counted(cgroup: Path) -> None:
+def test_a_kill_by_the_memory_limit_is_counted(cgroup: Path) -> None:
     before = killed_for_memory()
     code = f"open({str(cgroup / 'cgroup.procs')!r}, 'w').write('0'); bytearray({8 * _LIMIT})"
     done = subprocess.run([sys.executable, "-c", code], check=False)
@@ -294,7 +311,7 @@ def test_a_kill_is_counted(cgroup: Path) -> None:
     assert killed_for_memory() == before + 1
 
 
-def test_a_kernel_that_does_not_say(tmp_path: Path) -> None:
+def test_a_kernel_without_a_count_of_kills(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 7\noom_killer 9\n")
 
     assert killed_for_memory(tmp_path / "vmstat") == killed_for_memory(tmp_path / "nowhere") == 0

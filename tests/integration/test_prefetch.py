@@ -1,7 +1,8 @@
-"""Wheels that arrive while a build waits for its base: begun early, gone on from, and never in the way."""
+"""Wheels downloaded while a build waits for its base, and layers pushed during the build (`--ahead`)."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -9,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.cells import build, planned_cell, small_wheels
+from tests.docker.scene import TAG, Scene
+from tests.engine.registry import RunningRegistry
+from tests.faultproxy import Fault, FaultProxy
 from tests.unpublished import FakeIndex
 from torchkiln.build.prefetch import fetching, missing_wheels
 from torchkiln.errors import BuildFailed
+from torchkiln.oci.layout import open_layout
 from torchkiln.store.store import Store
 
 
@@ -21,7 +26,7 @@ def wheels(tmp_path: Path) -> list[Path]:
 
 
 def arrived(store: Store) -> dict[str, int]:
-    """Bytes of each wheel that is on its way, by file name."""
+    """Bytes of each partially downloaded wheel, by file name."""
     parts = store.root.glob("wheels/*/*.part")
     return {path.name.removesuffix(".part"): path.stat().st_size for path in parts}
 
@@ -30,7 +35,7 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
-def test_what_came_meanwhile_is_not_asked_for_again(wheels: list[Path], tmp_path: Path) -> None:
+def test_prefetched_bytes_are_not_requested_again(wheels: list[Path], tmp_path: Path) -> None:
     cell, index, store = planned_cell(wheels), FakeIndex(wheels), Store(tmp_path / "cache")
     sizes = {wheel.name: wheel.stat().st_size for wheel in wheels}
     with fetching(missing_wheels(cell, store), store, index):
@@ -48,8 +53,8 @@ def test_what_came_meanwhile_is_not_asked_for_again(wheels: list[Path], tmp_path
     assert built.image.manifest == fresh.image.manifest
 
 
-def test_a_build_goes_on_from_where_it_was_cut(wheels: list[Path], tmp_path: Path) -> None:
-    """The base is there before the wheels are: none waits for them, and no byte comes twice."""
+def test_an_interrupted_prefetch_is_resumed(wheels: list[Path], tmp_path: Path) -> None:
+    """The base is ready before the wheels: no part waits, and no byte is downloaded twice."""
     cell, store = planned_cell(wheels), Store(tmp_path / "cache")
     index = FakeIndex(wheels, piece=100, pause=0.01)
     sizes = {wheel.name: wheel.stat().st_size for wheel in wheels}
@@ -65,7 +70,7 @@ def test_a_build_goes_on_from_where_it_was_cut(wheels: list[Path], tmp_path: Pat
     assert index.sent == sizes
 
 
-def test_who_fails_meanwhile_is_heard_and_the_downloads_end(wheels: list[Path], tmp_path: Path) -> None:
+def test_an_error_during_prefetch_is_raised_and_downloads_stop(wheels: list[Path], tmp_path: Path) -> None:
     cell, store = planned_cell(wheels), Store(tmp_path / "cache")
     index = FakeIndex(wheels, piece=100, pause=0.01)
     with (
@@ -76,7 +81,7 @@ def test_who_fails_meanwhile_is_heard_and_the_downloads_end(wheels: list[Path], 
     assert threads() == []
 
 
-def test_a_wheel_that_cannot_be_had_is_told_by_the_build(wheels: list[Path], tmp_path: Path) -> None:
+def test_a_failed_prefetch_is_reported_by_the_build(wheels: list[Path], tmp_path: Path) -> None:
     cell, store = planned_cell(wheels), Store(tmp_path / "cache")
     index = FakeIndex(wheels, piece=100, broken={wheel.name: "the index is away" for wheel in wheels})
     with fetching(missing_wheels(cell, store), store, index):
@@ -85,3 +90,61 @@ def test_a_wheel_that_cannot_be_had_is_told_by_the_build(wheels: list[Path], tmp
 
     with pytest.raises(BuildFailed, match="the index is away"):
         build(cell, store.root, tmp_path / "layout", index)
+
+
+# --- build --ahead ---------------------------------------------------------------------------------
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("form", ["gzip", "zstd"])
+def test_publish_finds_every_layer_there(scene: Scene, registry: RunningRegistry, form: str) -> None:
+    """Layers made now, made before, and compressed ones; no tag before `publish` sets it."""
+    target = f"{registry.host}/ahead/{form}"
+    ran = scene.kiln("--output", form, "--layer-format", form, "--ahead", target, "--json")
+    assert ran.returncode == 0, ran.stderr
+    layers = json.loads(ran.stdout)["layers"]
+
+    assert json.loads(ran.stdout)["ahead"]["blobs"] == len(layers)
+    assert all(registry.blob(layer["digest"]).stat().st_size == layer["size"] for layer in layers)
+    assert registry.tags(f"ahead/{form}") == []
+
+    ran = scene.publish(target, "--output", form, "--json")
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout)
+    config = open_layout(scene.images.parent / form).image(TAG).config_digest  # all forms have the same
+    assert {blob["digest"] for blob in result["blobs"] if blob["sent"]} <= {config}
+    assert registry.tags(f"ahead/{form}") == ["trial"]
+
+
+@pytest.mark.network
+def test_an_unreachable_registry_is_reported_before_the_build(scene: Scene) -> None:
+    ran = scene.kiln("--output", "never", "--ahead", "127.0.0.1:9/team/pytorch")
+
+    assert ran.returncode == 9
+    assert "127.0.0.1:9" in ran.stderr
+    assert not (scene.images.parent / "never").exists()
+
+
+@pytest.mark.network
+def test_a_registry_that_fails_during_a_build_does_not_stop_it(
+    scene: Scene, registry: RunningRegistry
+) -> None:
+    """Exit 9, no digest on stdout; but the image is in the layout, and the next run sends what is missing."""
+    with FaultProxy(registry.host) as proxy:
+        proxy.faults.append(Fault(kind="status", method="PUT|PATCH", times=10_000, status=403))
+        ran = scene.kiln("--output", "kept", "--ahead", f"{proxy.host}/ahead/fails")
+        assert (ran.returncode, ran.stdout) == (9, "")
+        assert "403" in ran.stderr
+        cached = open_layout(scene.images.parent / "kept").image(TAG)
+
+        proxy.faults.clear()
+        again = scene.kiln("--output", "kept", "--ahead", f"{proxy.host}/ahead/fails")
+        assert (again.returncode, again.stdout.strip()) == (0, cached.manifest)
+
+
+@pytest.mark.network
+def test_options_of_the_docker_engine_are_refused(scene: Scene, tmp_path: Path) -> None:
+    ran = scene.kiln("--engine", "docker", "--ahead", "127.0.0.1:9/x")
+
+    assert ran.returncode == 2
+    assert "--ahead is for --engine embedded" in ran.stderr

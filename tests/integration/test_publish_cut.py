@@ -19,7 +19,7 @@ import pytest
 from tests.engine.crane import RunningCrane, each_registry
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
-from tests.press import Press, press
+from tests.publisher import Publisher, new_publisher
 from tests.pushing import digests
 from tests.reports import TAG
 from torchkiln.oci.layout import ImageOnDisk
@@ -39,13 +39,13 @@ FAULTS = (
     lambda at: Fault("status", status=503, skip=at, times=100_000),
     lambda at: Fault("unanswered", skip=at, times=100_000),
     lambda at: Fault("status", status=403, skip=at, times=100_000),
-    # In the midst of a request. Not for crane, which keeps what came of a manifest as the whole of it.
+    # In the middle of a request. Not for crane, which stores a truncated manifest as complete.
     lambda at: Fault("cut", skip=at, times=100_000, at=1),
 )
 
 
-def asked(registry: RunningRegistry, path: str) -> Any:
-    """What the registry answers to who is not us."""
+def get(registry: RunningRegistry, path: str) -> Any:
+    """The registry's response to another client."""
     kinds = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json"
     request = urllib.request.Request(f"http://{registry.host}/v2/{path}", headers={"Accept": kinds})
     with urllib.request.urlopen(request, timeout=300) as answer:
@@ -53,21 +53,21 @@ def asked(registry: RunningRegistry, path: str) -> Any:
 
 
 def contents(image: ImageOnDisk) -> dict[str, bytes]:
-    """Of each of its blobs; the next build takes them away."""
+    """The content of each blob; the next build deletes them."""
     return {digest: path.read_bytes() for digest, path in digests(image).items()}
 
 
-def seen(registry: RunningRegistry, name: str, images: dict[str, dict[str, bytes]]) -> dict[str, str]:
-    """Each tag with the image that it stands for; of which all must be there, with all that goes with it."""
+def tags_of(registry: RunningRegistry, name: str, images: dict[str, dict[str, bytes]]) -> dict[str, str]:
+    """The image of each tag; require that it is complete, with its attachments."""
     found = {}
     for tag in registry.tags(name):
-        data = asked(registry, f"{name}/manifests/{tag}")
+        data = get(registry, f"{name}/manifests/{tag}")
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         assert all(registry.content(name, blob) == data for blob, data in images[digest].items())
-        index = json.loads(asked(registry, f"{name}/manifests/{digest.replace(':', '-')}"))
+        index = json.loads(get(registry, f"{name}/manifests/{digest.replace(':', '-')}"))
         kinds = set()
         for entry in index["manifests"]:
-            manifest = json.loads(asked(registry, f"{name}/manifests/{entry['digest']}"))
+            manifest = json.loads(get(registry, f"{name}/manifests/{entry['digest']}"))
             assert manifest["subject"]["digest"] == digest
             assert registry.content(name, manifest["layers"][0]["digest"])
             kinds.add(manifest["annotations"]["dev.sigstore.bundle.predicateType"])
@@ -76,45 +76,45 @@ def seen(registry: RunningRegistry, name: str, images: dict[str, dict[str, bytes
     return found
 
 
-def campaign(registry: RunningRegistry, desk: Press, name: str, cuts: int) -> None:
+def campaign(registry: RunningRegistry, publisher: Publisher, name: str, cuts: int) -> None:
     """Publish an image over another, *cuts* times, cut each time; then once more."""
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
     draw = random.Random(f"{SEED} {name}")
-    old = desk.build("old")
+    old = publisher.build("old")
     before = contents(old)
-    old_report = desk.signed(desk.report(old), "old.dsse.json")
+    old_report = publisher.signed(publisher.report(old), "old.dsse.json")
     for run in range(cuts):
-        # Docker's registry lets one blob be of many repositories: a fresh one each time sees all of the work.
+        # Docker's registry shares blobs between repositories: a new one each time makes every run complete.
         place = f"{name}-{run}"
-        desk.build("old")
-        done = desk.publish(f"{registry.host}/{place}", "--report", old_report, "--dated", FIRST)
+        publisher.build("old")
+        done = publisher.publish(f"{registry.host}/{place}", "--report", old_report, "--dated", FIRST)
         assert done.exit_code == 0, done.exception
-        new = desk.build(f"new {run}")
-        report = desk.signed(desk.report(new), "new.dsse.json")
+        new = publisher.build(f"new {run}")
+        report = publisher.signed(publisher.report(new), "new.dsse.json")
         images = {old.manifest: before, new.manifest: contents(new)}
         with FaultProxy(registry.host) as proxy:
-            # Of about seventy requests; where it is beyond the last, nothing is cut.
+            # Of about seventy requests; beyond the last, nothing is interrupted.
             at, kind = draw.randrange(75), draw.randrange(len(FAULTS) - isinstance(registry, RunningCrane))
             proxy.faults = [FAULTS[kind](at)]
             to = f"{proxy.host}/{place}"
-            cut = desk.publish(to, "--report", report, "--dated", SECOND)
-            told = f"run {run}, fault {kind} at request {at}: {cut.exception}"
-            assert cut.exit_code == 0 or getattr(cut.exception, "exit_code", None) in (9, 12), told
+            cut = publisher.publish(to, "--report", report, "--dated", SECOND)
+            context = f"run {run}, fault {kind} at request {at}: {cut.exception}"
+            assert cut.exit_code == 0 or getattr(cut.exception, "exit_code", None) in (9, 12), context
 
-            there = seen(registry, place, images)
-            assert set(there) >= NAMES, told
-            assert there[f"{TAG}-{FIRST}"] == old.manifest, told
-            assert there.get(f"{TAG}-{SECOND}", new.manifest) == new.manifest, told
+            there = tags_of(registry, place, images)
+            assert set(there) >= NAMES, context
+            assert there[f"{TAG}-{FIRST}"] == old.manifest, context
+            assert there.get(f"{TAG}-{SECOND}", new.manifest) == new.manifest, context
             if new.manifest in there.values():
-                assert f"{TAG}-{SECOND}" in there, told  # the one that never moves comes first
+                assert f"{TAG}-{SECOND}" in there, context  # the immutable tag comes first
 
             proxy.faults = []
-            again = desk.publish(to, "--report", report, "--dated", SECOND)
-            assert again.exit_code == 0, f"{told}; then {again.exception}"
-        there = seen(registry, place, images)
-        assert {tag: there[tag] for tag in NAMES} == dict.fromkeys(NAMES, new.manifest), told
-    done = desk.run(
-        "verify", f"{registry.host}/{place}:{TAG}", *desk.keys, "--suite", str(desk.suite), "--full"
+            again = publisher.publish(to, "--report", report, "--dated", SECOND)
+            assert again.exit_code == 0, f"{context}; then {again.exception}"
+        there = tags_of(registry, place, images)
+        assert {tag: there[tag] for tag in NAMES} == dict.fromkeys(NAMES, new.manifest), context
+    done = publisher.run(
+        "verify", f"{registry.host}/{place}:{TAG}", *publisher.keys, "--suite", str(publisher.suite), "--full"
     )
     assert done.exit_code == 0, done.exception
 
@@ -125,10 +125,17 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda attempt, wait: 0.0)
 
 
-def test_a_cut_publication_is_completed(registry: RunningRegistry, tmp_path: Path) -> None:
-    campaign(registry, press(tmp_path / "desk"), f"cut/{tmp_path.name.lower().replace('_', '-')}", 2)
+def test_an_interrupted_publication_is_completed(registry: RunningRegistry, tmp_path: Path) -> None:
+    campaign(
+        registry, new_publisher(tmp_path / "publisher"), f"cut/{tmp_path.name.lower().replace('_', '-')}", 2
+    )
 
 
 @pytest.mark.proof
-def test_fifty_cut_publications_are_completed(registry: RunningRegistry, tmp_path: Path) -> None:
-    campaign(registry, press(tmp_path / "desk"), f"fifty/{tmp_path.name.lower().replace('_', '-')}", 25)
+def test_fifty_interrupted_publications_are_completed(registry: RunningRegistry, tmp_path: Path) -> None:
+    campaign(
+        registry,
+        new_publisher(tmp_path / "publisher"),
+        f"fifty/{tmp_path.name.lower().replace('_', '-')}",
+        25,
+    )

@@ -1,20 +1,19 @@
-"""CUDA 11.8, which only PyTorch's own index has: lock, plan, render and build against a server of ours.
+"""CUDA 11.8, which only PyTorch's index has: lock, plan, render and build with a local server.
 
-The real one cannot be reached from here. What uses it is untrusted, and says so at every step.
+The real index is not reachable. Locks and images of the local one are untrusted; every command reports it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
+from tests import forked
 from tests.engine.registry import RunningRegistry
-from tests.standin.two_indexes import House, furnished
+from tests.servers.two_indexes import IndexWorkspace, furnished
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.public_record import recorded
@@ -22,7 +21,7 @@ from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell, Source
 from torchkiln.util.places import ROOT
 
-pytestmark = pytest.mark.network  # the base, where the cache has none
+pytestmark = pytest.mark.network  # the base, if it is not cached
 
 FACTS = facts.load()
 MATRIX = matrix.read(ROOT / "matrix.yaml", FACTS)
@@ -32,21 +31,21 @@ UNTRUSTED = "uses an untrusted source"
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexWorkspace]:
     with furnished(tmp_path_factory.mktemp("cu118"), "2.7.1", "2.2.2") as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def locked(house: House) -> House:
-    ran = house.kiln("lock", *CELL)
+def locked(workspace: IndexWorkspace) -> IndexWorkspace:
+    ran = workspace.kiln("lock", *CELL)
     assert (ran.returncode, ran.stdout) == (0, f"{TAG}\n"), ran.stderr
     assert f"lock: {TAG}: warning: {UNTRUSTED}" in ran.stderr
-    return house
+    return workspace
 
 
 @pytest.fixture(scope="module")
-def image(locked: House) -> House:
+def image(locked: IndexWorkspace) -> IndexWorkspace:
     ran = locked.kiln("build", *CELL, "--json")
     assert ran.returncode == 0, ran.stderr
     assert UNTRUSTED in ran.stderr
@@ -54,11 +53,11 @@ def image(locked: House) -> House:
     return locked
 
 
-def test_the_lock_has_the_real_pins_and_says_where_it_comes_from(locked: House) -> None:
-    """No address in it. From PyTorch's index comes what is bound to it, and nothing else."""
+def test_the_lock_has_the_real_pins_and_its_source(locked: IndexWorkspace) -> None:
+    """It contains no URL. Only packages bound to PyTorch's index come from it."""
     found = load_locked(locked.root / "images", TAG)
-    versions = {one.name: one.version for one in found.wheels}
-    bound = {one.name for one in found.wheels if one.index is Source.PYTORCH}
+    versions = {wheel.name: wheel.version for wheel in found.wheels}
+    bound = {wheel.name for wheel in found.wheels if wheel.index is Source.PYTORCH}
 
     assert dict(FACTS.cu118_pins).items() <= versions.items()
     assert (versions["torch"], versions["nvidia-cudnn-cu11"]) == ("2.7.1+cu118", "9.1.0.70")
@@ -70,8 +69,8 @@ def test_the_lock_has_the_real_pins_and_says_where_it_comes_from(locked: House) 
     assert b"127.0.0.1" not in data
 
 
-def test_plan_and_dockerfile_come_of_it(locked: House) -> None:
-    """With the libraries of CUDA 11.8 in layers of their own, and the label."""
+def test_plan_and_dockerfile_are_made_from_the_lock(locked: IndexWorkspace) -> None:
+    """With separate layers for the libraries of CUDA 11.8, and the label."""
     assert "CUDA libraries" in locked.kiln("plan", *CELL).stdout
     ran = locked.kiln("render", *CELL)
     assert ran.returncode == 0, ran.stderr
@@ -80,16 +79,16 @@ def test_plan_and_dockerfile_come_of_it(locked: House) -> None:
     assert 'torchkiln.untrusted="true"' in dockerfile
 
 
-def test_list_and_explain_say_so_too(locked: House) -> None:
+def test_list_and_explain_show_that_it_is_untrusted(locked: IndexWorkspace) -> None:
     listed = json.loads(locked.kiln("list", *CELL, "--json").stdout)
     assert (listed[0]["untrusted"], listed[0]["needs"]) == (True, ["PyTorch's own index"])
     assert f"{TAG}  (untrusted)" in locked.kiln("list", *CELL).stdout
-    told = locked.kiln("explain", *CELL).stdout
-    assert "needs      PyTorch's own index\n" in told
-    assert f"lock       {UNTRUSTED}\n" in told
+    output = locked.kiln("explain", *CELL).stdout
+    assert "needs      PyTorch's own index\n" in output
+    assert f"lock       {UNTRUSTED}\n" in output
 
 
-def test_a_command_runs_in_the_image_which_tells_of_it(image: House) -> None:
+def test_a_command_runs_in_the_image_with_a_warning(image: IndexWorkspace) -> None:
     code = (
         "import json, torch; print(torch.__file__, json.load(open('/etc/torchkiln/image.json'))['untrusted'])"
     )
@@ -99,7 +98,9 @@ def test_a_command_runs_in_the_image_which_tells_of_it(image: House) -> None:
     assert ran.stdout == ("/opt/venv/lib/python3.11/site-packages/torch/__init__.py True\n")
 
 
-def test_nothing_lets_it_out_unless_it_is_told_to(image: House, registry: RunningRegistry) -> None:
+def test_an_untrusted_image_is_not_published_without_an_option(
+    image: IndexWorkspace, registry: RunningRegistry
+) -> None:
     """Neither `build --locked` nor the gate nor `publish`; a reason stays with the image."""
     ran = image.kiln("build", *CELL, "--locked")
     assert (ran.returncode, UNTRUSTED in ran.stderr) == (6, True)
@@ -114,7 +115,7 @@ def test_nothing_lets_it_out_unless_it_is_told_to(image: House, registry: Runnin
     assert ran.returncode == 0, ran.stderr
 
 
-def test_an_index_that_gives_another_torch_than_public_record_is_refused(house: House) -> None:
+def test_an_index_with_another_torch_than_the_public_record_is_refused(workspace: IndexWorkspace) -> None:
     """Of 2.2.2 for CUDA 11.8 the hash is known; by an address that is not marked as untrusted."""
     cell = Cell(torch="2.2.2", cuda="11.8", flavor="runtime", os="debian12", python="3.11")
     build = resolve(cell, MATRIX, FACTS).build
@@ -123,22 +124,19 @@ def test_an_index_that_gives_another_torch_than_public_record_is_refused(house: 
     assert known
     words = ("lock", "--torch", "2.2.2", "--cuda", "11.8")
 
-    ran = house.kiln(*words, index="")
+    ran = workspace.kiln(*words, index="")
     assert (ran.returncode, f"{known} on public record" in ran.stderr) == (6, True), ran.stderr
-    assert not (house.root / "images" / "2.2.2-cuda11.8-cudnn8-runtime").exists()
-    assert house.kiln(*words).returncode == 0
+    assert not (workspace.root / "images" / "2.2.2-cuda11.8-cudnn8-runtime").exists()
+    assert workspace.kiln(*words).returncode == 0
 
 
-def test_without_the_index_or_with_one_that_is_down_it_is_named(house: House) -> None:
-    """Not configured: the cell cannot be resolved, 4. Not reached: what a lost network gives, 6."""
+def test_a_missing_or_unreachable_index_is_named(workspace: IndexWorkspace) -> None:
+    """Not configured: the cell cannot be resolved, 4. Not reachable: as for a lost network, 6."""
     words = ("lock", "--torch", "2.3.1", "--cuda", "11.8")
-    environ = {**os.environ, "TORCHKILN_CACHE": str(house.cache), "TORCHKILN_INDEX_PYTORCH": ""}
+    environ = {**os.environ, "TORCHKILN_CACHE": str(workspace.cache), "TORCHKILN_INDEX_PYTORCH": ""}
     for address, code in (("", 4), ("http://127.0.0.1:9/whl/cu118", 6)):
-        ran = subprocess.run(
-            [sys.executable, str(ROOT / "build.py"), *words, "--images", str(house.root / "images")],
+        ran = forked.run(
+            (*words, "--images", str(workspace.root / "images")),
             env=environ | {"TORCHKILN_INDEX_PYTORCH": address, "UV_HTTP_RETRIES": "0"},
-            capture_output=True,
-            text=True,
-            check=False,
         )
         assert (ran.returncode, "TORCHKILN_INDEX_PYTORCH" in ran.stderr) == (code, True), ran.stderr

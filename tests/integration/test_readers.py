@@ -1,4 +1,4 @@
-"""Other people's readers take what we write, each file as it was meant, and the image's config.
+"""Other programs read our images correctly: each file, and the image's config.
 
 The hard image and its truth are in tests/conformance.py, the readers in tests/readers.py.
 """
@@ -40,7 +40,7 @@ TAG = "2.7.1-cuda12.1-runtime"
 
 
 def tool(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a reader; skip, visibly, where it is not installed."""
+    """Run a reader; skip if it is not installed."""
     needed(str(command[0]))
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
 
@@ -52,12 +52,12 @@ def skopeo_copy(source: str, target: Path) -> None:
 
 
 def inflated(path: Path) -> bytes:
-    """A layer as skopeo keeps it, by version inflated or compressed anew, as its tar."""
+    """The tar of a layer as skopeo stores it, which its version inflates or compresses again."""
     data = path.read_bytes()
     return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
-# --- every file of a hard image ---------------------------------------------------------------------
+# --- every file of a difficult image ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Conformance:
 
 
 def here(reader: Reader) -> None:
-    """Skip, visibly, where *reader* cannot run."""
+    """Skip if *reader* cannot run."""
     if missing := reader.missing():
         pytest.skip(missing)
 
@@ -86,21 +86,21 @@ def test_readers_unpack_the_same_tree(reader: Reader, images: Conformance, tmp_p
     "reader", [reader for reader in READERS if not reader.many_members], ids=lambda reader: reader.name
 )
 def test_readers_that_stop_at_the_first_member(reader: Reader, images: Conformance, tmp_path: Path) -> None:
-    """If one of these learns to read on, the documents should say so."""
+    """If one of these learns to read all members, update the documents."""
     here(reader)
 
     with pytest.raises(CannotRead):
         reader.read(images.image, tmp_path)
 
 
-def test_the_truth_holds_what_the_wheels_bring(images: Conformance) -> None:
-    """By what the wheels were made from; and the hard cases are there."""
+def test_the_expected_tree_has_the_files_of_the_wheels(images: Conformance) -> None:
+    """From the wheels' specifications; and the difficult cases are there."""
     wheels = conformance.of_the_wheels()
 
-    assert differences(wheels, {path: thing for path, thing in images.tree.items() if path in wheels}) == []
+    assert differences(wheels, {path: entry for path, entry in images.tree.items() if path in wheels}) == []
     assert max(map(len, images.tree)) > 300
     assert len(images.tree) > 700
-    assert {thing.kind for thing in images.tree.values()} == {"file", "folder", "link"}
+    assert {entry.kind for entry in images.tree.values()} == {"file", "folder", "link"}
     assert sum(path.endswith(".pyc") for path in images.tree) > 200
 
 
@@ -116,7 +116,7 @@ def members(blob: Path) -> int:
 
 
 def test_layers_have_many_members(images: Conformance) -> None:
-    """The image is as hard as its readers' verdicts suppose; and it is sound."""
+    """The image is as difficult as the test needs, and valid."""
     assert max(members(layer) for layer in images.image.layers) > 400
     assert validate(images.image.layout) == ()
 
@@ -126,13 +126,13 @@ def test_every_difference_is_found(wrong: str, images: Conformance) -> None:
     """A comparison that finds nothing proves nothing."""
     path, change = conformance.WRONGS[wrong]
 
-    (told,) = differences(images.tree, images.tree | change(images.tree))
+    (message,) = differences(images.tree, images.tree | change(images.tree))
 
-    assert told.startswith(f"{path}: {wrong}")
+    assert message.startswith(f"{path}: {wrong}")
 
 
 def test_differences_on_disk_are_found(tmp_path: Path) -> None:
-    """Of each kind, one after the other, in a folder that was right."""
+    """One of each kind, in a correct folder."""
 
     def fresh() -> Tree:
         return tree_of_folder(tmp_path)
@@ -181,7 +181,7 @@ def built(tmp_path: Path) -> BuiltImage:
     )
 
 
-def test_skopeo_reads_the_config_as_we_meant_it(built: BuiltImage) -> None:
+def test_skopeo_reads_the_config_correctly(built: BuiltImage) -> None:
     """Digest, labels, environment and layers in skopeo's own words."""
     done = tool("skopeo", "inspect", f"oci:{built.layout}:v2.7")
     assert done.returncode == 0, done.stderr
@@ -199,7 +199,7 @@ def test_skopeo_reads_the_config_as_we_meant_it(built: BuiltImage) -> None:
     )
 
 
-def test_skopeo_copies_the_very_bytes(built: BuiltImage, tmp_path: Path) -> None:
+def test_skopeo_copies_the_same_bytes(built: BuiltImage, tmp_path: Path) -> None:
     """From the layout and from an oci-archive: manifest, config and layers keep their digests."""
     layout = open_layout(Path(built.layout))
     write_archive(layout.image(TAG), tmp_path / "a.tar", "oci-archive")
@@ -246,8 +246,8 @@ def test_docker_loads_a_docker_archive(built: BuiltImage, tmp_path: Path, engine
         docker("image", "rm", *names)
 
 
-def test_the_documents_tell_what_is_seen_here() -> None:
-    """One row a reader in docs/readers.md; `tools/readers.py` writes them."""
+def test_the_documents_list_the_tested_readers() -> None:
+    """A row per reader in docs/readers.md; `tools/readers.py` writes them."""
     page = (ROOT / "docs" / "readers.md").read_text().split("readers: generated")[1].split("<!--")[0]
     cells = [line.replace(r"\|", "/").split("|")[1:-1] for line in page.splitlines() if line[:1] == "|"][2:]
     rows = [[cell.strip() for cell in row] for row in cells]

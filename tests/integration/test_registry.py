@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.engine.crane import RunningCrane, each_registry
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
 from tests.needs import tool
-from tests.press import Press, press
+from tests.publisher import Publisher, new_publisher
 from tests.pushing import SIZES, digests, has_all, image, push_to
 from tests.reports import TAG
 from tests.roots import tiny_root
@@ -28,21 +29,20 @@ OVERRIDE, V1 = ("--override", "a test"), ("--tag", "v1")
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Press:
-    return press(tmp_path / "desk")
+def publisher(tmp_path: Path) -> Publisher:
+    return new_publisher(tmp_path / "publisher")
 
 
-def publishing(desk: Press, host: str, name: str, *more: str) -> list[str]:
-    """`publish TAG --to HOST/NAME` under the one tag v1, whatever the gate says."""
-    return desk.command(
-        *desk.publishing(f"{host}/{name}", *OVERRIDE, *(() if "--tag" in more else V1), *more)
+def publishing(publisher: Publisher, host: str, name: str, *more: str) -> list[str]:
+    """`publish TAG --to HOST/NAME` under the tag v1, with an override of the gate."""
+    return publisher.command(
+        *publisher.publishing(f"{host}/{name}", *OVERRIDE, *(() if "--tag" in more else V1), *more)
     )
 
 
-def published(desk: Press, host: str, name: str, *more: str) -> subprocess.CompletedProcess[str]:
+def published(publisher: Publisher, host: str, name: str, *more: str) -> subprocess.CompletedProcess[str]:
     """Its end."""
-    argv = publishing(desk, host, name, *more)
-    return subprocess.run(argv, env=desk.settings, capture_output=True, text=True, check=False)
+    return forked.run(publishing(publisher, host, name, *more)[2:], env=publisher.settings)
 
 
 @pytest.fixture
@@ -52,21 +52,21 @@ def built(tmp_path: Path) -> ImageOnDisk:
 
 @pytest.fixture
 def name(tmp_path: Path) -> str:
-    """A repository that no other test has."""
+    """A repository for this test only."""
     return f"team/{tmp_path.name.lower().replace('_', '-').strip('-')}"
 
 
 @pytest.fixture
 def proxy(registry: RunningRegistry) -> Iterator[FaultProxy]:
-    """Breaks nothing unless it is told to; counts."""
+    """Counts requests; injects no fault by default."""
     with FaultProxy(registry.host) as found:
         yield found
 
 
-def test_the_reference_is_the_answer(registry: RunningRegistry, desk: Press, name: str) -> None:
-    """On stdout, by digest; all else is talk."""
-    built = desk.build()
-    ran = published(desk, registry.host, name)
+def test_publish_prints_the_reference(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
+    """On stdout, with the digest; everything else goes to stderr."""
+    built = publisher.build()
+    ran = published(publisher, registry.host, name)
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == f"{registry.host}/{name}@{built.manifest}\n"
@@ -77,29 +77,31 @@ def test_the_reference_is_the_answer(registry: RunningRegistry, desk: Press, nam
     assert has_all(registry, name, built)
 
 
-def test_the_answer_as_json(registry: RunningRegistry, desk: Press, name: str) -> None:
-    built = desk.build()
-    ran = published(desk, registry.host, name, "--json", "--quiet", "--tag", "a", "--tag", "b")
+def test_publish_prints_json(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
+    built = publisher.build()
+    ran = published(publisher, registry.host, name, "--json", "--quiet", "--tag", "a", "--tag", "b")
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
+    result = json.loads(ran.stdout)
 
     sizes = {digest: path.stat().st_size for digest, path in digests(built).items()}
     del sizes[built.manifest]
-    assert told["reference"] == f"{registry.host}/{name}@{built.manifest}"
-    assert (told["image"], told["tags"], told["override"]) == (TAG, ["a", "b"], "a test")
-    assert told["bytes_sent"] == sum(sizes.values())
-    assert {one["digest"]: (one["size"], one["how"], one["sent"]) for one in told["blobs"]} == {
+    assert result["reference"] == f"{registry.host}/{name}@{built.manifest}"
+    assert (result["image"], result["tags"], result["override"]) == (TAG, ["a", "b"], "a test")
+    assert result["bytes_sent"] == sum(sizes.values())
+    assert {blob["digest"]: (blob["size"], blob["how"], blob["sent"]) for blob in result["blobs"]} == {
         digest: (size, "sent", size) for digest, size in sizes.items()
     }
     assert registry.tags(name) == ["a", "b"]
 
 
-def test_nothing_is_published_that_is_not_proved(registry: RunningRegistry, desk: Press, name: str) -> None:
-    desk.build()
-    done = desk.publish(f"{registry.host}/{name}")
+def test_an_untested_image_is_not_published(
+    registry: RunningRegistry, publisher: Publisher, name: str
+) -> None:
+    publisher.build()
+    done = publisher.publish(f"{registry.host}/{name}")
 
     assert isinstance(done.exception, GateRefused)
-    assert ("import", "no report has it: it did not run") in done.exception.missing
+    assert ("import", "not run: no report contains it") in done.exception.missing
     assert done.stdout == ""
     assert registry.tags(name) == []
 
@@ -107,7 +109,7 @@ def test_nothing_is_published_that_is_not_proved(registry: RunningRegistry, desk
 def test_a_sibling_sends_no_byte_of_a_layer(
     registry: RunningRegistry, proxy: FaultProxy, built: ImageOnDisk, name: str, tmp_path: Path
 ) -> None:
-    """Counted on the way: its own config, and nothing else."""
+    """Counted in a proxy: only its config is sent."""
     push_to(proxy.host, name, built)
     before = proxy.blob_bytes()
     sibling = image(tmp_path, "v2", {f"{tmp_path} {title}": size for title, size in SIZES.items()})
@@ -124,28 +126,31 @@ def test_a_sibling_sends_no_byte_of_a_layer(
 
 
 @pytest.mark.parametrize("known", ["remembered", "named"])
-def test_a_neighbours_blobs_are_mounted(
+def test_blobs_of_another_repository_are_mounted(
     registry: RunningRegistry, proxy: FaultProxy, built: ImageOnDisk, name: str, tmp_path: Path, known: str
 ) -> None:
-    """From where this cache pushed them before, or from where the user says."""
+    """From an earlier push of this cache, or from the user's option."""
     store = Store(tmp_path / "cache") if known == "remembered" else None
     push_to(proxy.host, name, built, store=store)
     before = proxy.blob_bytes()
 
-    sources = () if store else ("team/nobody", name)
+    sources = () if store else ("team/absent", name)
     pushed = push_to(proxy.host, f"{name}-2", built, store=store, mount_from=sources[1:])
 
     assert proxy.blob_bytes() == before
-    assert (pushed.count("mounted" if registry.apart else "there"), pushed.bytes_sent) == (4, 0)
-    assert {blob.source for blob in pushed.blobs} == ({name} if registry.apart else {""})
+    assert (pushed.count("mounted" if registry.separate_repositories else "there"), pushed.bytes_sent) == (
+        4,
+        0,
+    )
+    assert {blob.source for blob in pushed.blobs} == ({name} if registry.separate_repositories else {""})
     assert registry.tags(f"{name}-2") == ["v1"]
 
 
-def test_a_neighbour_that_has_them_not_costs_nothing(
+def test_a_repository_without_the_blobs_is_ignored(
     registry: RunningRegistry, proxy: FaultProxy, built: ImageOnDisk, name: str
 ) -> None:
     """The registry begins an upload instead of the mount, and it is used."""
-    pushed = push_to(proxy.host, name, built, mount_from=["team/nobody"])
+    pushed = push_to(proxy.host, name, built, mount_from=["team/absent"])
 
     assert pushed.count("sent") == 4
     assert proxy.counted("POST") == 4
@@ -171,10 +176,10 @@ def test_skopeo_gets_the_same_bytes(
     }
 
 
-def test_crane_finds_nothing_wrong_until_something_is(
+def test_crane_validates_the_image_and_finds_damage(
     registry: RunningRegistry, crane: RunningCrane, built: ImageOnDisk, name: str
 ) -> None:
-    """Its client computes every digest anew, of what layers inflate to as well."""
+    """Its client computes every digest again, also of the inflated layers."""
     push_to(registry.host, name, built)
     argv = [crane.program, "validate", "--remote", f"{registry.host}/{name}:v1"]
     assert subprocess.run(argv, capture_output=True, check=False).returncode == 0
@@ -220,20 +225,20 @@ def _runnable(tmp_path: Path, registry: RunningRegistry, name: str) -> str:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_though_the_registry_is_silent(
+def test_a_signal_stops_a_push_to_a_silent_registry(
     registry: RunningRegistry,
     proxy: FaultProxy,
-    desk: Press,
+    publisher: Publisher,
     name: str,
     number: signal.Signals,
     code: int,
 ) -> None:
-    """While all threads send to a server that reads nothing, which would be given two minutes each."""
+    """While all threads send to a server that reads nothing, with a timeout of two minutes."""
     proxy.faults = [Fault("stall", "PATCH|PUT", times=100)]
-    desk.build()
-    argv = publishing(desk, proxy.host, name)
+    publisher.build()
+    argv = publishing(publisher, proxy.host, name)
     with subprocess.Popen(
-        argv, env=desk.settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv, env=publisher.settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             assert proxy.stalled.wait(300)
@@ -247,45 +252,49 @@ def test_a_signal_ends_it_though_the_registry_is_silent(
     assert registry.tags(name) == []
 
     proxy.faults = []
-    assert published(desk, proxy.host, name).returncode == 0
+    assert published(publisher, proxy.host, name).returncode == 0
     assert registry.tags(name) == ["v1"]
 
 
-def test_a_killed_push_leaves_no_tag_and_is_gone_on_with(
-    registry: RunningRegistry, proxy: FaultProxy, desk: Press, name: str
+def test_a_killed_push_leaves_no_tag_and_is_resumed(
+    registry: RunningRegistry, proxy: FaultProxy, publisher: Publisher, name: str
 ) -> None:
-    """What got there whole is not sent again."""
+    """Complete blobs are not sent again."""
     proxy.faults = [Fault("stall", "PUT", path="digest=", skip=2)]
-    built = desk.build()
-    argv = publishing(desk, proxy.host, name, "--jobs", "1")
-    with subprocess.Popen(argv, env=desk.settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    built = publisher.build()
+    argv = publishing(publisher, proxy.host, name, "--jobs", "1")
+    with subprocess.Popen(
+        argv, env=publisher.settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert proxy.stalled.wait(300)
         process.kill()
     assert registry.tags(name) == []
 
-    again = published(desk, proxy.host, name, "--json")
+    again = published(publisher, proxy.host, name, "--json")
 
-    told = json.loads(again.stdout)
-    assert (told["there"], told["sent"]) == (2, len(built.layers) - 1)
+    message = json.loads(again.stdout)
+    assert (message["there"], message["sent"]) == (2, len(built.layers) - 1)
     assert registry.tags(name) == ["v1"]
     assert has_all(registry, name, built)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
-        ((TAG, "--to", "team/app"), 2, "no registry in the reference"),
+        ((TAG, "--to", "team/app"), 2, "invalid reference: it has no registry host"),
         ((TAG, "--to", "127.0.0.1:9/team/app:v2"), 2, "neither tag nor digest"),
         ((TAG, "--to", "127.0.0.1:9/team/app", "--tag", "a b"), 2, "invalid tag 'a b'"),
         (("v9", "--to", "127.0.0.1:9/team/app"), 2, "no such image: 'v9'"),
-        (("--to", "127.0.0.1:9/team/app"), 2, "no image is named"),
+        (("--to", "127.0.0.1:9/team/app"), 2, "no image given"),
         ((TAG, "--to", "127.0.0.1:9/team/app"), 9, "connection refused (3 attempts)"),
     ],
 )
-def test_slips_are_told(desk: Press, arguments: tuple[str, ...], code: int, told: str) -> None:
-    desk.build()
-    ran = desk.run("publish", *arguments, *desk.here, *OVERRIDE)
+def test_user_errors_are_reported(
+    publisher: Publisher, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    publisher.build()
+    ran = publisher.run("publish", *arguments, *publisher.here, *OVERRIDE)
     error = ran.exception
 
     assert (error.exit_code if isinstance(error, KilnError) else ran.exit_code, ran.stdout) == (code, "")
-    assert told in (error.message if isinstance(error, KilnError) else ran.stderr)
+    assert message in (error.message if isinstance(error, KilnError) else ran.stderr)

@@ -1,6 +1,6 @@
-"""Pushes through a proxy that breaks things, at places that a seed draws, to docker-registry and to crane.
+"""Pushes through a proxy with faults, at points drawn from a seed, to docker-registry and to crane.
 
-Whatever happens: either all of it is there, byte for byte, or an error was told and no tag was set.
+In every case: either everything is there, byte for byte, or an error is reported and no tag is set.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def draw(request: pytest.FixtureRequest) -> random.Random:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A repository that no other test has."""
+    """A repository for this test only."""
     return f"faults/{tmp_path.name.lower().replace('_', '-').strip('-')}-{os.getpid()}"
 
 
 @pytest.fixture
 def built(tmp_path: Path) -> ImageOnDisk:
-    """An image whose blobs no other test has pushed."""
+    """An image with blobs that no other test pushes."""
     sizes = {f"{tmp_path} {SEED} {title}": size for title, size in SIZES.items()}
     return image(tmp_path, "v1", sizes, labels=str(tmp_path))
 
@@ -55,8 +55,8 @@ def proxy(registry: RunningRegistry) -> Iterator[FaultProxy]:
         yield found
 
 
-def is_whole(registry: RunningRegistry, name: str, built: ImageOnDisk) -> bool:
-    """Whether the tag is there, and each of the image's blobs is what it is called."""
+def is_complete(registry: RunningRegistry, name: str, built: ImageOnDisk) -> bool:
+    """Whether the tag is there, and each of the image's blobs matches its digest."""
     assert registry.tags(name) == ["v1"]
     return has_all(registry, name, built)
 
@@ -68,14 +68,14 @@ def test_a_connection_cut_in_a_blob(
 
     pushed = push_to(proxy.host, name, built)
 
-    assert is_whole(registry, name, built)
+    assert is_complete(registry, name, built)
     assert pushed.count("sent") == 4
-    assert any(one.method == "PATCH" and one.status == 0 for one in proxy.asked)
+    assert any(request.method == "PATCH" and request.status == 0 for request in proxy.requests)
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PATCH", "PUT"])
 @pytest.mark.parametrize("status", [500, 502, 503])
-def test_errors_of_a_server_that_has_bad_moments(
+def test_temporary_errors_of_a_server(
     registry: RunningRegistry,
     proxy: FaultProxy,
     name: str,
@@ -91,12 +91,12 @@ def test_errors_of_a_server_that_has_bad_moments(
 
     push_to(proxy.host, name, built)
 
-    assert is_whole(registry, name, built)
-    assert status in [one.status for one in proxy.asked]
+    assert is_complete(registry, name, built)
+    assert status in [request.status for request in proxy.requests]
 
 
 @pytest.mark.parametrize("path", [UPLOAD, BLOB, MANIFEST])
-def test_answers_that_get_lost(
+def test_lost_responses(
     registry: RunningRegistry,
     proxy: FaultProxy,
     name: str,
@@ -109,14 +109,14 @@ def test_answers_that_get_lost(
 
     push_to(proxy.host, name, built)
 
-    assert is_whole(registry, name, built)
+    assert is_complete(registry, name, built)
     assert proxy.counted("PUT", "digest=") == 4
 
 
 def test_too_many_requests(
     registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
 ) -> None:
-    """As long as the server asks for, and no longer than half a minute."""
+    """Wait as long as the server requests, but at most half a minute."""
     first, second = draw.randint(2, 8), 86400
     proxy.faults = [
         Fault("status", skip=draw.randrange(6), status=429, headers={"Retry-After": str(first)}),
@@ -127,7 +127,7 @@ def test_too_many_requests(
     push_to(proxy.host, name, built, rests=rests)
 
     assert sorted(rests.seconds) == [first, 30]
-    assert is_whole(registry, name, built)
+    assert is_complete(registry, name, built)
 
 
 def test_slow_answers(
@@ -138,7 +138,7 @@ def test_slow_answers(
 
     push_to(proxy.host, name, built, rests=rests)
 
-    assert is_whole(registry, name, built)
+    assert is_complete(registry, name, built)
     assert rests.seconds == []
 
 
@@ -146,7 +146,7 @@ def test_slow_answers(
     ("method", "path"),
     [("PUT", UPLOAD), ("HEAD", BLOB), ("PUT", f"{MANIFEST}sha256"), ("PUT", f"{MANIFEST}v1")],
 )
-def test_a_wrong_digest_is_told(
+def test_a_wrong_digest_is_reported(
     registry: RunningRegistry,
     proxy: FaultProxy,
     name: str,
@@ -155,7 +155,7 @@ def test_a_wrong_digest_is_told(
     method: str,
     path: str,
 ) -> None:
-    """No tag but the one of which the registry told it."""
+    """No tag except the one for which the registry reported it."""
     if method == "HEAD":
         push_to(proxy.host, name, built, tags=())
     several = 4 if "blobs" in path else 1
@@ -167,12 +167,12 @@ def test_a_wrong_digest_is_told(
     assert registry.tags(name) == (["v1"] if path.endswith("v1") else [])
 
 
-def test_a_server_that_is_down_from_somewhere_on(
+def test_a_server_that_goes_down_during_a_push(
     registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
 ) -> None:
-    """Whichever request is the first that fails for good: no tag. And the next push ends well."""
+    """For any first request that fails permanently, no tag is set, and the next push succeeds."""
     push_to(proxy.host, f"{name}-first", built)  # crane's blobs belong to all repositories
-    counter = Fault("status", skip=1_000_000)  # counts requests as they come; the proxy notes them later
+    counter = Fault("status", skip=1_000_000)  # counts requests on arrival; the proxy records them later
     proxy.faults = [counter]
     push_to(proxy.host, f"{name}-counted", built)
     needed = 1_000_000 - counter.skip
@@ -186,49 +186,49 @@ def test_a_server_that_is_down_from_somewhere_on(
 
         proxy.faults = []
         push_to(proxy.host, fresh, built)
-        assert is_whole(registry, fresh, built)
+        assert is_complete(registry, fresh, built)
 
 
 def test_a_token_that_expires_in_the_middle(
     registry: RunningRegistry, name: str, built: ImageOnDisk, draw: random.Random
 ) -> None:
-    """Also where it does so behind a PATCH, whose body cannot be sent a second time just so."""
+    """Also after a PATCH, whose body cannot simply be sent again."""
     with FaultProxy(registry.host, {LOGIN.user: LOGIN.password}) as proxy:
-        proxy.lives = draw.randint(4, 6)  # 3 is what one try takes before its PATCH
+        proxy.lives = draw.randint(4, 6)  # an attempt needs 3 before its PATCH
 
         push_to(proxy.host, name, built, login=LOGIN)
 
-        assert is_whole(registry, name, built)
+        assert is_complete(registry, name, built)
         assert len(proxy.fetched) > 1
         assert proxy.counted("GET", "/token") == len(proxy.fetched)
 
 
-def test_a_token_that_is_spent_is_not_tried(registry: RunningRegistry, name: str, built: ImageOnDisk) -> None:
-    """It says itself how long it lives."""
+def test_an_expired_token_is_not_used(registry: RunningRegistry, name: str, built: ImageOnDisk) -> None:
+    """The token contains its lifetime."""
     with FaultProxy(registry.host, {LOGIN.user: LOGIN.password}) as proxy:
         proxy.token_lifetime = 1e-6  # type: ignore[assignment]
 
         push_to(proxy.host, name, built, login=LOGIN)
 
-        assert is_whole(registry, name, built)
-        refused = [one for one in proxy.asked if one.status == 401]
-        assert [one.path for one in refused] == ["/v2/"]
+        assert is_complete(registry, name, built)
+        refused = [request for request in proxy.requests if request.status == 401]
+        assert [item.path for item in refused] == ["/v2/"]
 
 
 @pytest.mark.parametrize(
-    ("login", "told"),
+    ("login", "message"),
     [
         (None, "without a login"),
         (Login(user="kim", password="wrong-passw0rd"), "for kim"),
     ],
 )
-def test_who_may_not_push_is_told_so(
-    registry: RunningRegistry, name: str, built: ImageOnDisk, login: Login | None, told: str
+def test_a_user_without_push_permission_gets_an_error(
+    registry: RunningRegistry, name: str, built: ImageOnDisk, login: Login | None, message: str
 ) -> None:
     """By name, without the password."""
     with (
         FaultProxy(registry.host, {LOGIN.user: LOGIN.password}) as proxy,
-        pytest.raises(RegistryError, match=told) as error,
+        pytest.raises(RegistryError, match=message) as error,
     ):
         push_to(proxy.host, name, built, login=login)
 
@@ -237,7 +237,7 @@ def test_who_may_not_push_is_told_so(
     assert registry.tags(name) == []
 
 
-def test_a_damaged_blob_is_never_whole_there(
+def test_a_damaged_blob_is_never_completed(
     registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
 ) -> None:
     """One byte, in any of the layers."""
@@ -245,12 +245,14 @@ def test_a_damaged_blob_is_never_whole_there(
     data = bytearray(layer.path.read_bytes())
     data[draw.randrange(len(data))] ^= 1
     layer.path.chmod(0o644)
-    layer.path.unlink()  # others have it by hard link
+    layer.path.unlink()  # other hard links exist
     layer.path.write_bytes(data)
 
     with pytest.raises(VerificationFailed, match="checksum mismatch"):
         push_to(proxy.host, name, built)
 
     assert registry.content(name, layer.digest) == b""
-    assert not any("digest=" in one.path and layer.digest[7:] in one.path for one in proxy.asked)
+    assert not any(
+        "digest=" in request.path and layer.digest[7:] in request.path for request in proxy.requests
+    )
     assert registry.tags(name) == []

@@ -1,4 +1,4 @@
-"""What others planted around the resolver's folder changes nothing, and nothing of it is run."""
+"""Files planted around the resolver's folder have no effect, and are not executed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.standin.index_server import IndexServer
+from tests.servers.index_server import IndexServer
 from torchkiln.index import uv
 from torchkiln.index.package_index import open_index
 from torchkiln.model.index import IndexRequest, KnownWheel
@@ -44,7 +44,7 @@ override-dependencies = ["numpyx==1.0"]
 resolution = "lowest"
 no-index = true
 """
-WANTED = IndexRequest(
+REQUEST = IndexRequest(
     requirements=("torchx", "numpyx"),
     constraints=(),
     python="3.11",
@@ -74,7 +74,7 @@ def text(name: str, content: str) -> Callable[[Path], None]:
 
 
 def environment_with_a_python(name: str) -> Callable[[Path], None]:
-    """A virtual environment whose Python leaves a mark when it is run."""
+    """A virtual environment whose Python leaves a mark when it runs."""
 
     def plant(folder: Path) -> None:
         program = folder / name / "bin" / "python"
@@ -127,10 +127,10 @@ def server() -> Iterator[IndexServer]:
 
 
 def locked(server: IndexServer, cache: Path, **more: str) -> list[str]:
-    """What a lock says, of a process whose settings are these."""
+    """The output of a lock in a process with these settings."""
     indexes = {"UV_DEFAULT_INDEX": server.url("d"), "TORCHKILN_INDEX_PYTORCH": server.url("p")}
     environ = {**os.environ, **indexes, **more}
-    found = open_index(environ, Store(cache)).wheels(WANTED)
+    found = open_index(environ, Store(cache)).wheels(REQUEST)
     return [f"{wheel.name} {wheel.version} {wheel.index.value}" for wheel in found]
 
 
@@ -140,7 +140,7 @@ def test_a_planted_file_changes_nothing(
 ) -> None:
     """All together, in each folder above the resolver's, in the user's home, and in the current folder.
 
-    Where there is a uv.toml, uv reads no settings from a pyproject.toml: one of the two is left out.
+    With a uv.toml, uv ignores the settings of a pyproject.toml: one of the two is omitted.
     """
     monkeypatch.setenv("HOME", str(tmp_path / "tmp" / "home"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -200,7 +200,7 @@ ENVIRONMENT = {
 }
 
 
-# What would switch off others, were it heeded.
+# Variables that would disable others if they were used.
 QUIET = ("UV_NO_CONFIG", "UV_NO_SOURCES", "UV_SYSTEM_PYTHON", "UV_MANAGED_PYTHON", "UV_PYTHON", "VIRTUAL_ENV")
 
 
@@ -208,7 +208,7 @@ QUIET = ("UV_NO_CONFIG", "UV_NO_SOURCES", "UV_SYSTEM_PYTHON", "UV_MANAGED_PYTHON
 def test_a_variable_of_the_environment_changes_nothing(
     variables: Collection[str], server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one of uv's or pip's; a proxy is for our session, to which the test's index is no stranger."""
+    """None of uv's or pip's; a proxy is used only by our session, and the test's index needs none."""
     for file in ("uv.toml", "constraints.txt", "requirements.txt", ".env", ".venv", "sitecustomize.py"):
         FILES[file](tmp_path)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -220,36 +220,36 @@ def test_a_variable_of_the_environment_changes_nothing(
     assert not (tmp_path / "RUN").exists()
 
 
-def test_the_folder_is_nobody_elses_and_goes(
+def test_the_folder_is_private_and_is_deleted(
     server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lies in the cache, mode 0700, whatever the umask; afterwards nothing is left of it."""
-    seen: list[tuple[Path, int]] = []
-    watch = uv._watch
+    """It is in the cache, mode 0700 for every umask; afterwards it is deleted."""
+    folders: list[tuple[Path, int]] = []
+    watch = uv.watch
 
-    def looked(*given: object) -> object:
+    def looked(*arguments: object) -> object:
         [folder] = (tmp_path / "cache" / "tmp").glob("*-resolver")
-        seen.append((folder, stat.S_IMODE(folder.stat().st_mode)))
-        return watch(*given)  # type: ignore[arg-type]
+        folders.append((folder, stat.S_IMODE(folder.stat().st_mode)))
+        return watch(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(uv, "_watch", looked)
+    monkeypatch.setattr(uv, "watch", looked)
     before = os.umask(0)
     try:
         assert locked(server, tmp_path / "cache") == SOUND
     finally:
         os.umask(before)
 
-    assert [mode for _, mode in seen] == [0o700]
-    assert not any(folder.exists() for folder, _ in seen)
+    assert [mode for _, mode in folders] == [0o700]
+    assert not any(folder.exists() for folder, _ in folders)
 
 
-def test_what_a_killed_lock_left_is_swept(server: IndexServer, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_lock_are_deleted(server: IndexServer, tmp_path: Path) -> None:
     """By the next lock in the same cache."""
     code = (
         "import os, signal; from pathlib import Path; from torchkiln.index import uv;"
         "from torchkiln.store.store import Store; from tests.integration import test_resolver_alone as t;"
         f"store = Store(Path({str(tmp_path / 'cache')!r}))\n"
-        "with uv._private_folder(store): os.kill(os.getpid(), signal.SIGKILL)"
+        "with uv.private_folder(store): os.kill(os.getpid(), signal.SIGKILL)"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     left = list((tmp_path / "cache" / "tmp").glob("*-resolver"))
@@ -259,18 +259,18 @@ def test_what_a_killed_lock_left_is_swept(server: IndexServer, tmp_path: Path) -
     assert not left[0].exists()
 
 
-def test_a_resolver_that_takes_too_much_is_stopped(
+def test_a_resolver_over_its_limits_is_stopped(
     server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory and time are looked at while it runs; the folder goes all the same."""
+    """Memory and time are checked while it runs; the folder is deleted as usual."""
     from torchkiln.errors import BuildFailed
 
     monkeypatch.setattr(uv, "MEMORY", 1)
-    with pytest.raises(BuildFailed, match="the resolver was stopped: it took more than 0 MiB of memory"):
+    with pytest.raises(BuildFailed, match="the resolver was stopped: it used more than 0 MiB of memory"):
         locked(server, tmp_path / "cache")
     assert list((tmp_path / "cache" / "tmp").glob("*-resolver")) == []
     monkeypatch.setattr(uv, "MEMORY", 1 << 40)
     monkeypatch.setattr(uv, "_POLL", 0.0)
     monkeypatch.setattr(uv, "SECONDS", -time.monotonic())
-    with pytest.raises(BuildFailed, match="it took more than"):
+    with pytest.raises(BuildFailed, match="it used more than"):
         locked(server, tmp_path / "cache")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.fake_driver import fake_driver
-from tests.needs import needs_gcc, needs_ldconfig
+from tests.needs import namespaces_fault, needs_gcc, needs_ldconfig
 from tests.roots import tiny_root
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes import enter
@@ -31,14 +31,12 @@ ENV = {"PATH": "/bin"}
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tiny_root(tmp_path_factory.mktemp("image") / "root")
-    try:
-        run(root, ["id"])
-    except ToolMissing as error:
-        pytest.skip(f"no namespaces here: {error}")
+    if fault := namespaces_fault():
+        pytest.skip(f"no namespaces: {fault}")
     return root
 
 
-def run(image: Path, argv: Sequence[str], *, stdin: bytes | None = None, **more: Any) -> Exited:
+def run(image: Path, argv: Sequence[str], *, stdin: bytes = b"", **more: Any) -> Exited:
     return RootfsRuntime().run(image, Program(argv=tuple(argv), **{"env": ENV} | more), stdin=stdin)
 
 
@@ -84,7 +82,7 @@ def test_only_the_given_environment_and_a_home_are_there(
     assert "HOME=/mine" in lines(run(image, ["env"], env={"PATH": "/bin", "HOME": "/mine"}))
 
 
-def test_user_group_folder_and_umask_are_as_asked(image: Path) -> None:
+def test_user_group_folder_and_umask_are_as_requested(image: Path) -> None:
     script = "id -u; id -g; id -G; pwd; umask"
 
     assert lines(sh(image, script, user=(77, 88), workdir="/made/here")) == [
@@ -137,14 +135,14 @@ def test_input_goes_in_and_much_output_comes_out(image: Path) -> None:
     assert run(image, ["cat"], stdin=data).stdout == data
 
 
-def test_the_time_limit_ends_everything_and_keeps_what_was_said(image: Path) -> None:
+def test_the_time_limit_ends_all_processes_and_keeps_their_output(image: Path) -> None:
     mark = f"9{os.getpid()}.5"
-    script = f"echo said; sleep {mark} & (sleep {mark} & sleep {mark}); sleep {mark}"
-    for seconds in (1.0, 10.0, 100.0):  # a busy machine takes longer to come to the first word
+    script = f"echo output; sleep {mark} & (sleep {mark} & sleep {mark}); sleep {mark}"
+    for seconds in (1.0, 10.0, 100.0):  # a busy machine takes longer until the first output
         if (got := sh(image, script, timeout_s=seconds)).stdout:
             break
 
-    assert (got.timed_out, got.stdout) == (True, b"said\n")
+    assert (got.timed_out, got.stdout) == (True, b"output\n")
     assert running(mark) == []
 
 
@@ -164,7 +162,7 @@ def test_when_the_caller_is_killed_everything_ends(image: Path) -> None:
     eventually(lambda: running(mark) == [])
 
 
-def test_binds_are_read_only_unless_asked(image: Path, tmp_path: Path) -> None:
+def test_binds_are_read_only_by_default(image: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a").write_text("from the host")
     (tmp_path / "file").write_text("a file")
@@ -191,15 +189,15 @@ def test_a_link_in_the_image_does_not_lead_a_bind_to_the_host(image: Path, tmp_p
     assert not Path("/etc/torchkiln-test").exists()
 
 
-def test_what_is_written_can_go_to_a_folder_that_is_emptied(image: Path, tmp_path: Path) -> None:
+def test_writes_can_go_to_a_temporary_folder(image: Path, tmp_path: Path) -> None:
     got = sh(image, "echo x >/x; touch /etc/y; cat /x", RootfsRuntime(scratch=tmp_path / "scratch"))
 
     assert lines(got) == ["x"]
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_a_driver_is_served(image: Path, tmp_path: Path) -> None:
-    """Its nodes, libraries and tools are there, read-only; without ldconfig a variable tells."""
+def test_a_driver_is_mounted(image: Path, tmp_path: Path) -> None:
+    """Its nodes, libraries and tools are mounted read-only; without ldconfig a variable names them."""
     host = tmp_path / "host"
     for name in ("nvidia0", "nvidiactl", "libcuda.so.1", "nvidia-smi"):
         host.mkdir(exist_ok=True)
@@ -223,8 +221,8 @@ def test_a_driver_is_served(image: Path, tmp_path: Path) -> None:
 
 @needs_ldconfig
 @needs_gcc
-def test_the_loader_of_the_image_knows_the_driver(tmp_path: Path) -> None:
-    """By its own cache, whatever the environment says; the image itself stays as it was."""
+def test_the_loader_of_the_image_finds_the_driver(tmp_path: Path) -> None:
+    """By its own cache, for any environment; the image itself is not changed."""
     root = tiny_root(tmp_path / "root")
     (root / "sbin").mkdir()
     shutil.copy("/sbin/ldconfig", root / "sbin/ldconfig")
@@ -234,9 +232,11 @@ def test_the_loader_of_the_image_knows_the_driver(tmp_path: Path) -> None:
         driver=HostDriver(nodes=(), libraries=(("libcuda.so", real), ("libcuda.so.1", real)), tools=())
     )
 
-    told = lines(sh(root, "/sbin/ldconfig -p; echo =$LD_LIBRARY_PATH=", runtime))
-    assert any("libcuda.so.1 (libc6,x86-64) => /usr/local/nvidia/lib64/libcuda.so.1" in line for line in told)
-    assert told[-1] == "=="
+    output = lines(sh(root, "/sbin/ldconfig -p; echo =$LD_LIBRARY_PATH=", runtime))
+    assert any(
+        "libcuda.so.1 (libc6,x86-64) => /usr/local/nvidia/lib64/libcuda.so.1" in line for line in output
+    )
+    assert output[-1] == "=="
     assert names(root) == before
 
     (root / "sbin/ldconfig").write_text("#!/bin/sh\nexit 3\n")
@@ -244,7 +244,7 @@ def test_the_loader_of_the_image_knows_the_driver(tmp_path: Path) -> None:
         sh(root, "true", runtime)
 
 
-def test_faults_are_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     binds = [Bind(source=tmp_path / "no", target="/x"), Bind(source=tmp_path, target="/")]
     with pytest.raises(ConfigError) as caught:
         run(tmp_path / "none", [], env={}, binds=binds, workdir="rel")
@@ -252,12 +252,12 @@ def test_faults_are_told_at_once(tmp_path: Path) -> None:
     assert len(caught.value.message.splitlines()) == 5
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_without_root_a_user_namespace_does(image: Path) -> None:
-    """The same, as nobody; by a Python that nobody may read."""
+    """The same, as user `nobody`, by a Python that this user can read."""
     python = "/usr/bin/python3"
     if not os.access(python, os.X_OK):
-        pytest.skip(f"no {python}, and nobody may not use root's own: apt-get install python3")
+        pytest.skip(f"no {python}, and user `nobody` may not execute root's: apt-get install python3")
     folder = Path(tempfile.mkdtemp(prefix="torchkiln-test-"))
     try:
         folder.chmod(0o755)
@@ -284,7 +284,7 @@ def test_without_root_a_user_namespace_does(image: Path) -> None:
                 check=False,
             )
             if "Operation not permitted: 'unshare" in got.stderr:
-                pytest.skip(f"nobody has no user namespaces here: {got.stderr.strip()}")
+                pytest.skip(f"user `nobody` may not create user namespaces: {got.stderr.strip()}")
             assert (got.stderr, got.stdout.split()) == ("", [str(uid), str(uid), "1"])
     finally:
         shutil.rmtree(folder)
@@ -367,7 +367,7 @@ def test_a_link_to_a_descriptor_does_not_lead_to_a_bound_folder(image: Path, bes
 
 
 @pytest.mark.parametrize("number", range(3, 24))
-def test_a_working_folder_does_not_lead_to_what_is_held_open(image: Path, beside: Path, number: int) -> None:
+def test_a_working_folder_does_not_lead_to_open_descriptors(image: Path, beside: Path, number: int) -> None:
     """An image's config may name any (runc: CVE-2024-21626)."""
     (beside / "secret").write_text("of the host")
     script = "cat secret ../secret ../../secret ../../../etc/shadow 2>/dev/null; pwd"
@@ -382,7 +382,7 @@ def test_a_working_folder_does_not_lead_to_what_is_held_open(image: Path, beside
 
 @needs_gcc
 def test_the_images_ldconfig_does_not_see_the_host(image: Path, tmp_path: Path) -> None:
-    """It runs before the command, to tell the loader of the driver; as root, but without the host's root."""
+    """Before the command, so that the loader finds the driver; as root, but without the host's root."""
     root = tmp_path / "root"
     shutil.copytree(image, root, symlinks=True)
     (root / "sbin").mkdir(exist_ok=True)

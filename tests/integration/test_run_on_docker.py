@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.engine.place import NAME, TAG, Place, line_of, place, shared
-from torchkiln.util.places import ROOT
 
 __all__ = ["place", "shared"]
 
 # docs/docker.md lists these too.
 PODMANS_OWN = {
-    "test_the_line_that_is_shown_makes_the_same_container": "no comma in the name of a folder that is bound",
-    "test_an_image_is_loaded_once_and_again_where_its_name_was_taken": "no BuildKit",
+    "test_the_printed_line_makes_the_same_container": "no comma in the name of a folder that is bound",
+    "test_an_image_is_loaded_once_and_again_if_its_name_was_reused": "no BuildKit",
     "test_on_a_terminal_the_command_has_one": "`docker run` ends with 0 whatever the command's code",
 }
 LOOP = "echo ready; while :; do sleep 0.1; done"
@@ -33,7 +33,7 @@ LOOP = "echo ready; while :; do sleep 0.1; done"
 
 @pytest.fixture(autouse=True)
 def as_docker_does(request: pytest.FixtureRequest, place: Place) -> None:
-    """Marks what Podman does otherwise; strictly, so that the list stays true."""
+    """Mark what Podman does differently; strict, so that the list stays correct."""
     why = PODMANS_OWN.get(request.function.__name__)
     if why and place.kind == "podman":
         request.applymarker(pytest.mark.xfail(reason=why, strict=True))
@@ -41,12 +41,12 @@ def as_docker_does(request: pytest.FixtureRequest, place: Place) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(place: Place) -> Iterator[None]:
-    """Neither a container nor a volume, however a run ended."""
-    before = place.left()
+    """No container and no volume is left after any run."""
+    before = place.leftovers()
     yield
-    # For a moment other tests have volumes without a container.
-    deadline = time.monotonic() + 60
-    while (left := place.left()) != before and time.monotonic() < deadline:
+    # Other tests can briefly have volumes without a container.
+    deadline = time.monotonic() + 300
+    while (left := place.leftovers()) != before and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == before
 
@@ -67,14 +67,16 @@ def nothing_is_left(place: Place) -> Iterator[None]:
         ),
     ],
 )
-def test_commands_run_as_the_image_and_the_caller_say(place: Place, arguments: list[str], out: bytes) -> None:
+def test_commands_run_with_the_settings_of_image_and_caller(
+    place: Place, arguments: list[str], out: bytes
+) -> None:
     got = place.run(*arguments)
 
     assert (got.returncode, got.stdout) == (0, out), got.stderr
 
 
-def test_streams_and_code_are_the_commands_own(place: Place) -> None:
-    """Input to its end, more than any buffer holds; the two outputs apart."""
+def test_streams_and_exit_code_are_those_of_the_command(place: Place) -> None:
+    """All of a large input; the two outputs separately."""
     data = os.urandom(3_000_000)
     got = place.run("--", "sh", "-c", "cat; echo to stderr >&2; exit 42", stdin=data)
 
@@ -82,22 +84,20 @@ def test_streams_and_code_are_the_commands_own(place: Place) -> None:
     assert got.stderr.endswith(b"to stderr\n")
 
 
-def test_the_engine_holds_what_the_layout_does(place: Place) -> None:
+def test_the_engine_has_the_image_of_the_layout(place: Place) -> None:
     """As `diff --files` reads both: every path and every setting."""
     assert place.run("--", "id").returncode == 0
-    program = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py"), "diff", "--files", "--exit-code"]
     made = "- {path: workspace, what: only-in-b, reason: a missing working directory is made by Docker}\n"
     (place.folder / "allowed.yaml").write_text(made)
-    program += ["--allow", "allowed.yaml", "--output", str(place.output)]
-    argv = [*program, TAG, f"docker:{NAME}"]
-    found = subprocess.run(argv, env=dict(place.environ), cwd=place.folder, capture_output=True, check=False)
+    options = ("--files", "--exit-code", "--allow", "allowed.yaml", "--output", str(place.output))
+    found = forked.run(("diff", *options, TAG, f"docker:{NAME}"), env=place.environ, cwd=place.folder)
 
-    assert (found.returncode, found.stdout) == (0, b""), found.stderr
+    assert (found.returncode, found.stdout) == (0, ""), found.stderr
 
 
 @pytest.mark.parametrize(("command", "code"), [("nowhere", 127), ("/etc", 126)])
 def test_a_command_that_cannot_be_executed(place: Place, command: str, code: int) -> None:
-    """As shells tell it; here by the engine, for no entrypoint of the image does."""
+    """With a shell's exit codes, by the engine, because the image has no entrypoint."""
     got = place.run("--no-entrypoint", "--", command)
 
     assert (got.returncode, got.stdout) == (code, b"")
@@ -105,36 +105,36 @@ def test_a_command_that_cannot_be_executed(place: Place, command: str, code: int
     assert b"Traceback" not in got.stderr
 
 
-def test_the_line_that_is_shown_makes_the_same_container(place: Place, shared: Path) -> None:
-    """By what the engine tells of either."""
+def test_the_printed_line_makes_the_same_container(place: Place, shared: Path) -> None:
+    """By `docker inspect` of both."""
     (shared / "a,b").mkdir()
     options = ["--user", "5", "-e", "A=b c", "-p", "127.0.0.1::9/udp", "-p", "[::1]::8888", "-w", "/etc"]
     options += ["--bind", f"{shared / 'a,b'}:/a:ro", "--workspace", str(shared), "--shm-size", "8m"]
     process = place.started(*options, TAG, "--", "sh", "-c", f"trap 'exit 0' INT; {LOOP}")
-    told: list[dict[str, Any]] = []
+    configs: list[dict[str, Any]] = []
     try:
         running = place.docker("ps", "--quiet", "--filter", f"ancestor={NAME}")
-        told += json.loads(place.docker("inspect", running))
+        configs += json.loads(place.docker("inspect", running))
     finally:
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate()
     argv = line_of(stderr)
     made = place.docker(argv[1].replace("run", "create"), *argv[2:])
-    told += json.loads(place.docker("inspect", made))
+    configs += json.loads(place.docker("inspect", made))
     place.docker("rm", "--volumes", made)
 
-    for one in told:
-        del one["Config"]["Hostname"]
-    assert told[0]["Config"] == told[1]["Config"]
-    assert plain(told[0]["HostConfig"]) == plain(told[1]["HostConfig"])
+    for config in configs:
+        del config["Config"]["Hostname"]
+    assert configs[0]["Config"] == configs[1]["Config"]
+    assert plain(configs[0]["HostConfig"]) == plain(configs[1]["HostConfig"])
 
 
 def plain(config: dict[str, Any]) -> dict[str, Any]:
-    """What was set: client and SDK write nothing in different ways."""
+    """The settings: client and SDK represent unset ones differently."""
     return {key: value for key, value in config.items() if value and key != "ConsoleSize"}
 
 
-def test_an_image_is_loaded_once_and_again_where_its_name_was_taken(place: Place) -> None:
+def test_an_image_is_loaded_once_and_again_if_its_name_was_reused(place: Place) -> None:
     place.docker("rmi", "--force", NAME) if place.docker("images", "--quiet", NAME) else None
     loading = f"loading {TAG} into".encode()
 
@@ -152,7 +152,7 @@ def test_an_image_is_loaded_once_and_again_where_its_name_was_taken(place: Place
 
 
 def test_an_image_that_only_the_engine_has(place: Place) -> None:
-    """By its tag, where no layout knows that; and by any name."""
+    """By its tag, if no layout has it; and by any name."""
     place.run("--", "id")
     place.docker("tag", NAME, "pytorch-cuda:of-the-engine")
     try:
@@ -164,7 +164,7 @@ def test_an_image_that_only_the_engine_has(place: Place) -> None:
 
 
 def test_the_workspace(place: Place, shared: Path) -> None:
-    """./workspace where it is there; --workspace; not where a bind is it already."""
+    """./workspace if it exists; --workspace; not if a bind has that target already."""
     (shared / "workspace").mkdir()
     (shared / "other").mkdir()
     place = replace(place, folder=shared, output=place.folder / "dist")
@@ -186,7 +186,7 @@ def test_the_workspace(place: Place, shared: Path) -> None:
         (["--", "id"], []),
     ],
 )
-def test_ports_are_published_where_the_image_starts_by_itself(
+def test_ports_are_published_if_the_image_starts_services(
     place: Place, arguments: list[str], ports: list[str]
 ) -> None:
     line = line_of(place.run(*arguments).stderr)
@@ -194,7 +194,7 @@ def test_ports_are_published_where_the_image_starts_by_itself(
     assert [value for option, value in itertools.pairwise(line) if option == "--publish"] == ports
 
 
-def test_a_port_that_is_taken(place: Place) -> None:
+def test_a_port_in_use(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         got = place.run("-p", f"127.0.0.1:{taken.getsockname()[1]}:80", "--", "id")
 
@@ -222,7 +222,7 @@ def test_a_command_that_does_not_end_is_killed_by_the_second_signal(place: Place
     assert process.returncode == 128 + signal.SIGKILL
 
 
-def test_who_is_killed_leaves_a_container_that_removes_itself(place: Place) -> None:
+def test_a_killed_run_leaves_a_container_that_removes_itself(place: Place) -> None:
     """The engine does it, when the command ends."""
     process = place.started("--", "sh", "-c", "echo ready; cat")
     process.kill()
@@ -234,29 +234,29 @@ def test_who_is_killed_leaves_a_container_that_removes_itself(place: Place) -> N
 
 def test_on_a_terminal_the_command_has_one(place: Place) -> None:
     """By Docker's own client; Ctrl-C is typed, not sent."""
-    ours, theirs = pty.openpty()
+    ours, terminal = pty.openpty()
     command = f"trap 'echo caught; exit 5' INT; [ -t 0 ] && echo terminal; {LOOP}"
     process = subprocess.Popen(
         place.argv("--", "sh", "-c", command),
         env=dict(place.environ),
         cwd=place.folder,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
         start_new_session=True,
     )
-    os.close(theirs)
-    said = b""
+    os.close(terminal)
+    output = b""
     try:
-        while b"ready" not in said.partition(b"terminal\r\n")[2]:
-            said += os.read(ours, 4096)
+        while b"ready" not in output.partition(b"terminal\r\n")[2]:
+            output += os.read(ours, 4096)
         os.write(ours, b"\x03")
-        while b"caught" not in said.partition(b"terminal\r\n")[2]:
-            said += os.read(ours, 4096)
+        while b"caught" not in output.partition(b"terminal\r\n")[2]:
+            output += os.read(ours, 4096)
     finally:
-        assert process.wait() == 5, said
+        assert process.wait() == 5, output
         os.close(ours)
-    assert b"docker run --rm --interactive --tty" in said
+    assert b"docker run --rm --interactive --tty" in output
 
 
 @pytest.mark.parametrize(
@@ -264,13 +264,13 @@ def test_on_a_terminal_the_command_has_one(place: Place) -> None:
     [
         (["2.7-run-tset", "id"], "no such image: '2.7-run-tset'"),
         (["docker:nowhere:1", "id"], "nowhere:1: no such image in the engine"),
-        (["--bind", "/nowhere:/x", "--", "id"], "bind /nowhere: no such file or directory"),
+        (["--bind", "/nowhere:/x", "--", "id"], "cannot mount /nowhere: no such file or directory"),
         (
             ["-p", "x:y:z:1", "--gpus", "some", "--", "id"],
             "--gpus some: must be all, none, a number or device=ID,ID\n--publish x:y",
         ),
         (["-p", "99999:1", "--", "id"], "99999"),
-        (["--user", "nobody-here", "--", "id"], "nobody-here"),
+        (["--user", "no-such-user", "--", "id"], "no-such-user"),
         (["-e", "A", "--", "id"], "--env A: not NAME=VALUE"),
     ],
 )

@@ -1,26 +1,33 @@
-"""`torchkiln scan` by a real Trivy, where there is one on the PATH; its database is ours, so no network."""
+"""`torchkiln scan` by a real Trivy, if it is on the PATH; with our database, so without a network.
+
+Trivy keeps its knowledge in a bbolt file (go.etcd.io/bbolt, page.go and bucket.go): pages of a size that the
+file itself names; two meta pages, a list of free pages, and here one leaf page that holds all buckets inline.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import struct
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from tests import trivy_database
 from tests.scans import by_trivy, two_images
 from torchkiln.cli.scan import scan
 from torchkiln.sbom.scanner_report import read
 
-pytestmark = pytest.mark.skipif(not shutil.which("trivy"), reason="no trivy on the PATH: see docs/scan.md")
 
-
-def test_a_real_trivy_says_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not shutil.which("trivy"), reason="no trivy on the PATH: see docs/scan.md")
+def test_a_real_trivy_reports_the_recorded_vulnerabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the second of two images, with nothing left out by a file or a variable of the user's."""
     layout = two_images(tmp_path)
-    trivy_database.write(tmp_path / "cache")
+    write_database(tmp_path / "cache")
     monkeypatch.setenv("TRIVY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TRIVY_SKIP_DB_UPDATE", "true")
     monkeypatch.setenv("TRIVY_SEVERITY", "LOW")
@@ -29,13 +36,114 @@ def test_a_real_trivy_says_what_was_recorded(tmp_path: Path, monkeypatch: pytest
 
     done = CliRunner().invoke(scan, [f"{layout.path}:b", "--json", "--fail-on", "unknown"])
 
-    told = json.loads(done.stdout)
-    told_of = {(one["id"], one["package"], one["installed"], one["fixed"]) for one in told["refused"]}
+    result = json.loads(done.stdout)
+    reported = {
+        (entry["id"], entry["package"], entry["installed"], entry["fixed"]) for entry in result["refused"]
+    }
     image = layout.image("b")
     recorded = read(json.dumps(by_trivy(image)).encode(), where="recorded")
-    assert told["digest"] == image.manifest
-    assert (told["system"], told["database"]) == ("debian 12.9", "2026-11-22T06:00:00Z")
-    assert told["version"]
-    assert told_of == {(one.id, one.package, one.installed, one.fixed) for one in recorded.findings}
-    assert [one["path"] for one in told["refused"]] == [one.path for one in recorded.findings]
-    assert [one["severity"] for one in told["refused"]] == [one.severity.word for one in recorded.findings]
+    assert result["digest"] == image.manifest
+    assert (result["system"], result["database"]) == ("debian 12.9", "2026-11-22T06:00:00Z")
+    assert result["version"]
+    assert reported == {
+        (finding.id, finding.package, finding.installed, finding.fixed) for finding in recorded.findings
+    }
+    assert [entry["path"] for entry in result["refused"]] == [finding.path for finding in recorded.findings]
+    assert [entry["severity"] for entry in result["refused"]] == [
+        finding.severity.word for finding in recorded.findings
+    ]
+
+
+# --- a database with the vulnerabilities of tests/scans.py -----------------------------------------
+
+
+_PAGE = 1 << 16
+_META, _FREE, _LEAF = 0x04, 0x10, 0x02
+_DEBIAN, _PIP = "debian 12", "pip::GitHub Security Advisory Pip"
+_WILL_NOT_FIX = 5  # trivy-db, pkg/types/status.go
+
+Bucket = Mapping[str, "Bucket | bytes"]
+
+
+UPDATED = "2026-11-22T06:00:00Z"
+
+
+def write_database(cache: Path) -> None:
+    """Make *cache* a cache folder of Trivy."""
+    (cache / "db").mkdir(parents=True)
+    (cache / "db" / "trivy.db").write_bytes(_database(_knowledge()))
+    about = {
+        "Version": 2,
+        "NextUpdate": "2099-01-01T00:00:00Z",
+        "UpdatedAt": UPDATED,
+        "DownloadedAt": UPDATED,
+    }
+    (cache / "db" / "metadata.json").write_text(json.dumps(about))
+
+
+def _knowledge() -> Bucket:
+    def json_value(**value: Any) -> bytes:
+        return json.dumps(value).encode()
+
+    def fault(severity: str, source: str, grade: int) -> bytes:
+        return json_value(Title="a title", Severity=severity, VendorSeverity={source: grade})
+
+    return {
+        _DEBIAN: {
+            "openssl": {"CVE-2024-13176": json_value(FixedVersion="3.0.15-1~deb12u2")},
+            "zlib": {"CVE-2023-45853": json_value(Status=_WILL_NOT_FIX)},
+        },
+        _PIP: {
+            "jinja2": {
+                "CVE-2024-56326": json_value(PatchedVersions=["3.1.5"], VulnerableVersions=["<= 3.1.4"])
+            },
+            "setuptools": {
+                "CVE-2024-6345": json_value(PatchedVersions=["70.0.0"], VulnerableVersions=["< 70.0"])
+            },
+        },
+        "data-source": {
+            _DEBIAN: json_value(ID="debian", Name="Debian Security Tracker"),
+            _PIP: json_value(ID="ghsa", Name="GitHub Security Advisory Pip"),
+        },
+        "vulnerability": {
+            "CVE-2024-13176": fault("MEDIUM", "nvd", 2),
+            "CVE-2023-45853": fault("CRITICAL", "nvd", 4),
+            "CVE-2024-56326": fault("HIGH", "ghsa", 2),
+            "CVE-2024-6345": fault("HIGH", "ghsa", 3),
+        },
+    }
+
+
+def _database(root: Bucket) -> bytes:
+    pages = [_meta(0), _meta(1), _page(2, _FREE, 0, b""), _leaf(3, root)]
+    assert all(len(page) <= _PAGE for page in pages)
+    return b"".join(page.ljust(_PAGE, b"\0") for page in pages)
+
+
+def _meta(number: int) -> bytes:
+    head = struct.pack("<IIIIQQQQQ", 0xED0CDAED, 2, _PAGE, 0, 3, 0, 2, 4, number)
+    return _page(number, _META, 0, head + struct.pack("<Q", _fnv(head)))
+
+
+def _page(number: int, kind: int, count: int, body: bytes) -> bytes:
+    return struct.pack("<QHHI", number, kind, count, 0) + body
+
+
+def _leaf(number: int, bucket: Bucket) -> bytes:
+    """Headers of 16 bytes, then keys and values; a bucket's value is 16 bytes of header and its leaf."""
+    heads, data = b"", b""
+    for at, name in enumerate(sorted(bucket, key=str.encode)):
+        key, value = name.encode(), bucket[name]
+        inner = isinstance(value, Mapping)
+        stored = bytes(16) + _leaf(0, value) if isinstance(value, Mapping) else value
+        heads += struct.pack("<IIII", inner, (len(bucket) - at) * 16 + len(data), len(key), len(stored))
+        data += key + stored
+    return _page(number, _LEAF, len(bucket), heads + data)
+
+
+def _fnv(data: bytes) -> int:
+    """FNV-1a, 64 bits."""
+    found = 0xCBF29CE484222325
+    for byte in data:
+        found = (found ^ byte) * 0x100000001B3 & (1 << 64) - 1
+    return found

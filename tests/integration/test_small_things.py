@@ -1,4 +1,4 @@
-"""What people notice at a prompt; and what nobody may find in an image."""
+"""What users see at a prompt; and what an image must not contain."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from isal import igzip
 from pip._internal.models.index import PyPI
 
 from tests.engine.place import shared
-from tests.outward import outward
+from tests.needs import outward
 from tests.workplace import IMAGE, TAG, Container, Workplace
 from torchkiln.registry.reference import is_local
 from torchkiln.store.root import cache_root
 
 __all__ = ["shared"]
 
-pytestmark = pytest.mark.network  # wheels, and where the cache has none, the base
+pytestmark = pytest.mark.network  # wheels, and if it is not cached, the base
 
 
 def typed(container: Container, lines: str, *options: str) -> str:
-    """What an interactive bash on a terminal shows when *lines* are typed into it."""
+    """The output of an interactive bash on a terminal for the typed *lines*."""
     shell = f"docker exec -it {' '.join(options)} {container.name} bash"
     argv = ["script", "--quiet", "--return", "--command", shell, "/dev/null"]
     done = subprocess.run(
         argv,
-        input=f"{lines}\nexit\nexit\n",  # the second: where a line began another shell
+        input=f"{lines}\nexit\nexit\n",  # the second for a shell that a line started
         env={**container.environ, "TERM": "xterm"},
         capture_output=True,
         text=True,
@@ -49,45 +49,47 @@ def container(workplace: Workplace) -> Iterator[Container]:
 
 def test_the_first_screen(container: Container) -> None:
     """Build facts, the driver's state, the tag in the prompt, colours; and once, not in each shell below."""
-    seen = typed(container, "bash")
+    screen = typed(container, "bash")
 
-    assert seen.count("PyTorch 2.6.0+cu124 for CUDA 12.1 (built with 12.4), cuDNN 9.1.0.70") == 1
-    assert "warning: no GPU was passed to this container: add --gpus all" in seen
-    assert f"root@{TAG.removesuffix('-cudnn9-runtime')}\x1b[0m:\x1b[1;34m/workspace" in seen
-    assert "touch ~/.hushlogin" not in seen
+    assert screen.count("PyTorch 2.6.0+cu124 for CUDA 12.1 (built with 12.4), cuDNN 9.1.0.70") == 1
+    assert "warning: no GPU was passed to this container: add --gpus all" in screen
+    assert f"root@{TAG.removesuffix('-cudnn9-runtime')}\x1b[0m:\x1b[1;34m/workspace" in screen
+    assert "touch ~/.hushlogin" not in screen
 
 
-def test_who_wants_no_greeting(container: Container) -> None:
+def test_without_greeting(container: Container) -> None:
     container.inside("touch", "/root/.hushlogin")
-    seen = typed(container, "true")
+    screen = typed(container, "true")
     container.inside("rm", "/root/.hushlogin")
 
-    assert "PyTorch" not in seen
+    assert "PyTorch" not in screen
 
 
 @pytest.mark.parametrize("uid", ["0", "1000", "12345"])
-def test_the_usual_comforts(container: Container, uid: str) -> None:
+def test_usual_conveniences_of_a_shell(container: Container, uid: str) -> None:
     """Aliases, colours, a name: of any user, though `docker exec` passes the entrypoint by."""
     lines = (
         "cd /tmp; mkdir -p a$UID/b; ll a$UID; whoami; echo $LESS $LANG é; [ -w $HOME ] && echo at home;"
         " git init -q g$UID; touch g$UID/x; git -C g$UID status"
     )
-    seen, name = typed(container, lines, "--user", uid), "root" if uid == "0" else "user"
+    screen, name = typed(container, lines, "--user", uid), "root" if uid == "0" else "user"
 
-    assert re.search(r"drwx\S+ +2 \w+ \w+ +4096 .*\x1b\[01;34mb\x1b\[0m/", seen)
-    assert re.search(rf"^{name}$", seen, re.MULTILINE)
-    assert f"{name}@{TAG[:5]}" in seen
-    assert "\x1b[31mx\x1b[m" in seen  # git's red for what it does not know
-    assert "-R C.UTF-8 é" in seen
-    assert "at home" in seen
+    assert re.search(r"drwx\S+ +2 \w+ \w+ +4096 .*\x1b\[01;34mb\x1b\[0m/", screen)
+    assert re.search(rf"^{name}$", screen, re.MULTILINE)
+    assert f"{name}@{TAG[:5]}" in screen
+    assert "\x1b[31mx\x1b[m" in screen  # git's red for untracked files
+    assert "-R C.UTF-8 é" in screen
+    assert "at home" in screen
 
 
 def test_git_completes(container: Container) -> None:
-    """Not the word `complete`, but what it is for."""
-    asked = "_completion_loader git; COMP_WORDS=(git chec); COMP_CWORD=1; COMP_LINE='git chec'; COMP_POINT=8;"
-    seen = container.inside("bash", "-ic", f"{asked} __git_wrap__git_main; echo ${{COMPREPLY[@]}}")
+    """Test completion itself, not only that it is defined."""
+    script = (
+        "_completion_loader git; COMP_WORDS=(git chec); COMP_CWORD=1; COMP_LINE='git chec'; COMP_POINT=8;"
+    )
+    screen = container.inside("bash", "-ic", f"{script} __git_wrap__git_main; echo ${{COMPREPLY[@]}}")
 
-    assert "checkout" in seen
+    assert "checkout" in screen
 
 
 def test_the_time_zone(container: Container) -> None:
@@ -96,7 +98,7 @@ def test_the_time_zone(container: Container) -> None:
 
 
 @pytest.mark.parametrize("place", ["/usr/bin", "/usr/local/nvidia/bin"])
-def test_nvidia_smi_where_runtimes_mount_it(workplace: Workplace, shared: Path, place: str) -> None:
+def test_nvidia_smi_in_the_folders_of_runtimes(workplace: Workplace, shared: Path, place: str) -> None:
     program = shared / "nvidia-smi"
     program.write_text("#!/bin/sh\necho seen\n")
     program.chmod(0o755)
@@ -107,7 +109,7 @@ def test_nvidia_smi_where_runtimes_mount_it(workplace: Workplace, shared: Path, 
 
 
 def test_apt_and_pip_work_at_once(workplace: Workplace, shared: Path) -> None:
-    """Lists come on demand; from the archive's own address."""
+    """Package lists are downloaded on demand, from the archive's real URL."""
     script = "apt-get -q update && apt-get -qy install file && file -b /bin/sh && pip download -q pip"
     ran = workplace.run(*outward(shared), command=["sh", "-c", script])
 
@@ -115,7 +117,7 @@ def test_apt_and_pip_work_at_once(workplace: Workplace, shared: Path) -> None:
     assert "symbolic link to dash" in ran.stdout
 
 
-def test_nothing_of_the_builder_is_in_it(workplace: Workplace, tmp_path: Path) -> None:
+def test_the_image_contains_nothing_of_the_builder(workplace: Workplace, tmp_path: Path) -> None:
     """No mirror, index, proxy, certificate or place of this machine, in any file or setting of the image."""
     saved, marks, found, read = tmp_path / "image.tar", traces(), [], 0
     subprocess.run(["docker", "save", "-o", saved, IMAGE], env=dict(workplace.environ), check=True)
@@ -131,7 +133,7 @@ def test_nothing_of_the_builder_is_in_it(workplace: Workplace, tmp_path: Path) -
 def blobs(image: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
     """Each document of *image*, and each layer as the tar that it is; in pieces that overlap.
 
-    Whole ones would stay in this process's peak memory, which programs that later tests start inherit.
+    Complete blobs would raise this process's peak memory, which programs started by later tests inherit.
     """
     for blob in image:
         file = image.extractfile(blob) if blob.isfile() else None
@@ -146,24 +148,24 @@ def blobs(image: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
 
 
 def around(data: bytes, mark: bytes) -> bytes:
-    """*mark* and what stands beside it."""
+    """*mark* and its surroundings."""
     at = data.index(mark)
     return data[max(0, at - 80) : at + 80]
 
 
 def _public() -> set[str]:
-    """Hosts that stand in the tools themselves, for everybody: pip's own index, mmdebstrap's archive."""
+    """Public hosts in the tools themselves: pip's index, mmdebstrap's archive."""
     usual = {PyPI.netloc, PyPI.file_storage_domain}
     program = Path(shutil.which("mmdebstrap") or "/usr/bin/mmdebstrap").read_text(encoding="utf-8")
     return usual | set(re.findall(r"mirror\s*=\s*'https?://([^/']+)", program))
 
 
 def traces() -> list[bytes]:
-    """What would tell on this machine: hosts of its settings, its places, a line of its own CA."""
+    """Texts that would identify this machine: hosts of its settings, its paths, a line of its CA."""
     words = {str(Path(__file__).parents[2]), str(cache_root())}
     settings = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
-    told = (value for name, value in os.environ.items() if re.search("(?i)proxy|mirror|index", name))
-    for text in (settings, *told):
+    values = (value for name, value in os.environ.items() if re.search("(?i)proxy|mirror|index", name))
+    for text in (settings, *values):
         words |= set(re.findall(r"://(?:[^/@\s]*@)?([^/:\s'\"]+)", text))
     found = [word.encode() for word in words - _public() if not is_local(word)]
     if bundle := os.environ.get("SSL_CERT_FILE"):

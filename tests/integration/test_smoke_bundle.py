@@ -22,7 +22,7 @@ pytestmark = pytest.mark.network  # pip's wheel, the bundle's packages, and wher
 
 @pytest.fixture(scope="module")
 def bundle(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle that asks for one check, as a folder whose name wants quoting."""
+    """A bundle for one check, as a folder whose name needs quotes."""
     assert scene.kiln("--quiet").returncode == 0
     place = tmp_path_factory.mktemp("bundle") / "a bundle's"
     made(scene, place, "--only", "lock", "--only", "import", "--nonce", "nonce-of-ours")
@@ -30,7 +30,7 @@ def bundle(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(scene: Scene, place: Path, *arguments: str) -> str:
-    """What the command says that makes a bundle at *place*."""
+    """The output of the command that makes a bundle at *place*."""
     ran = scene.command("smoke", TAG, "--images", str(scene.images), "--bundle", str(place), *arguments)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == f"{place}\n"
@@ -46,8 +46,10 @@ def started(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.proof
-def test_it_tells_what_a_run_here_tells_and_signs_it(bundle: Path, scene: Scene, tmp_path: Path) -> None:
-    """An image whose torch is none: the same findings, by the same suite, of the same digest."""
+def test_its_report_equals_that_of_a_local_run_and_is_signed(
+    bundle: Path, scene: Scene, tmp_path: Path
+) -> None:
+    """The image has a fake torch: the findings, the suite and the digest are the same."""
     key = Ed25519PrivateKey.generate()
     (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     (tmp_path / "key.pem").chmod(0o600)
@@ -58,20 +60,20 @@ def test_it_tells_what_a_run_here_tells_and_signs_it(bundle: Path, scene: Scene,
     here = scene.command(
         *("smoke", TAG, "--images", str(scene.images), "--only", "lock", "--only", "import", "--json")
     )
-    told, expected = json.loads((bundle / "report.json").read_bytes()), json.loads(here.stdout)
+    report, expected = json.loads((bundle / "report.json").read_bytes()), json.loads(here.stdout)
 
     assert (away.returncode, away.stdout) == (10, "fail\n"), away.stderr
-    assert told["nonce"] == "nonce-of-ours"
+    assert report["nonce"] == "nonce-of-ours"
     for same in ("image", "tag", "suite", "runtime", "verdict"):
-        assert told[same] == expected[same]
-    for one, other in zip(told["checks"], expected["checks"], strict=True):
+        assert report[same] == expected[same]
+    for one, other in zip(report["checks"], expected["checks"], strict=True):
         for same in ("id", "outcome", "message"):
             assert one[same] == other[same]
     shown = scene.command("smoke", "show", str(bundle / "report.json"), "--trust", str(tmp_path / "pub.pem"))
     assert "signed by" in shown.stdout
 
 
-def test_what_is_asked_there_is_added_to_what_was_asked_here(bundle: Path, tmp_path: Path) -> None:
+def test_options_of_the_bundle_and_of_its_run_are_combined(bundle: Path, tmp_path: Path) -> None:
     ran = started(bundle, "--only", "elf", "--report", str(tmp_path / "r.json"))
     assert ran.returncode == 2  # no such check: the suite's own words
     assert "no check named elf" in ran.stderr
@@ -86,7 +88,9 @@ def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) ->
     )
     victim = copy / "checkout/smoke_tests/test_import.py"
     if harm == "changed":
-        assert started(copy, "--only", "nothing").returncode == 2  # whole, it comes to torchkiln's own words
+        assert (
+            started(copy, "--only", "nothing").returncode == 2
+        )  # undamaged, it reports an error of torchkiln
         victim.write_text(victim.read_text() + "#")
     elif harm == "cut":
         victim = copy / "packages/click/core.py"
@@ -111,9 +115,9 @@ def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) ->
 
 def test_parts_give_the_tar_and_the_tar_the_folder(bundle: Path, scene: Scene, tmp_path: Path) -> None:
     """Byte for byte, each time; the sums are the parts'."""
-    asked = ("--only", "lock", "--only", "import", "--nonce", "nonce-of-ours")
-    said = made(scene, tmp_path / "parts", "--part-size", "5m", *asked)
-    made(scene, tmp_path / "one.tar", *asked)
+    options = ("--only", "lock", "--only", "import", "--nonce", "nonce-of-ours")
+    output = made(scene, tmp_path / "parts", "--part-size", "5m", *options)
+    made(scene, tmp_path / "one.tar", *options)
     parts = sorted((tmp_path / "parts").glob("bundle.tar.*"))
     whole = b"".join(part.read_bytes() for part in parts)
 
@@ -122,7 +126,7 @@ def test_parts_give_the_tar_and_the_tar_the_folder(bundle: Path, scene: Scene, t
     assert whole == (tmp_path / "one.tar").read_bytes()
     sums = dict(line.split("  ")[::-1] for line in (tmp_path / "parts/SHA256SUMS").read_text().splitlines())
     assert sums == {part.name: hashlib.sha256(part.read_bytes()).hexdigest() for part in parts}
-    line = next(line for line in said.splitlines() if line.startswith("  cat "))
+    line = next(line for line in output.splitlines() if line.startswith("  cat "))
     (tmp_path / "FOLDER").mkdir()
     subprocess.run(["sh", "-c", line.partition(";")[0]], cwd=tmp_path, check=True)
     names = [path.relative_to(tmp_path / "FOLDER") for path in (tmp_path / "FOLDER").rglob("*")]
@@ -131,12 +135,12 @@ def test_parts_give_the_tar_and_the_tar_the_folder(bundle: Path, scene: Scene, t
     assert all((bundle / name).read_bytes() == (tmp_path / "FOLDER" / name).read_bytes() for name in files)
 
 
-def test_what_is_there_is_kept(scene: Scene, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_replaced(scene: Scene, tmp_path: Path) -> None:
     """A folder of that name, or a disk too small: nothing is lost, nothing is left."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there/mine").write_text("mine")
-    asked = ("smoke", TAG, "--images", str(scene.images), "--bundle")
-    ran = scene.command(*asked, str(tmp_path / "there"))
+    options = ("smoke", TAG, "--images", str(scene.images), "--bundle")
+    ran = scene.command(*options, str(tmp_path / "there"))
     assert (ran.returncode, [path.name for path in (tmp_path / "there").iterdir()]) == (2, ["mine"])
     assert "already exists" in ran.stderr
 
@@ -144,7 +148,7 @@ def test_what_is_there_is_kept(scene: Scene, tmp_path: Path) -> None:
         'mount -t tmpfs -o size=9m tmpfs "$1" && at=$1 && shift && "$@"; code=$?; ls -A "$at"; exit $code'
     )
     argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path / "there")]
-    argv += scene.argv(*asked, str(tmp_path / "there/small"))
+    argv += scene.argv(*options, str(tmp_path / "there/small"))
     full = subprocess.run(
         argv, env=scene.settings(), cwd=scene.images.parent, capture_output=True, text=True, check=False
     )

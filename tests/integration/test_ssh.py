@@ -1,4 +1,4 @@
-"""SSH into a container, by OpenSSH's own client: who gets in, and what each kind of session finds there."""
+"""SSH into a container, with OpenSSH's client: authentication, and the environment of each session kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.workplace import Workplace, key
 
 __all__ = ["shared"]
 
-pytestmark = pytest.mark.network  # wheels, and where the cache has none, the base
+pytestmark = pytest.mark.network  # wheels, and if it is not cached, the base
 
 MINE = 'a "word" \\ and $more'
 LOOK = (
@@ -27,24 +27,24 @@ LOOK = (
 DRIVER_PROGRAM = "/usr/local/nvidia/bin/nvidia-smi"  # where hosts such as GKE mount it
 
 
-def seen(user: str) -> str:
-    """What LOOK says."""
+def expected_output(user: str) -> str:
+    """The expected output of LOOK."""
     return f"/opt/venv\nall\n{MINE}\nnone\n{user}\n{DRIVER_PROGRAM}\n"
 
 
 @pytest.fixture(scope="module")
 def client(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Into a container that was given two keys; the client has the second."""
+    """A client of a container with two authorized keys; it has the second."""
     folder = tmp_path_factory.mktemp("keys")
     (_, first), (place, second) = key(folder), key(folder)
-    told = {
+    environment = {
         "SSH_PUBLIC_KEY": f"{first}\n\n# a comment\n{second}",
         "NVIDIA_VISIBLE_DEVICES": "all",
         "MINE": MINE,
         "LINES": "one\ntwo",
-        "JUPYTER_TOKEN": "nobody-shall-see-this-0123456789",
+        "JUPYTER_TOKEN": "not-for-any-log-0123456789",
     }
-    variables = [word for name, value in told.items() for word in ("-e", f"{name}={value}")]
+    variables = [word for name, value in environment.items() for word in ("-e", f"{name}={value}")]
     with workplace.started("--publish", "127.0.0.1::22", *variables) as container:
         container.says(READY)
         container.inside("install", "-D", "/bin/true", DRIVER_PROGRAM)
@@ -54,12 +54,12 @@ def client(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.mark.parametrize("user", ["root", "user"])
 @pytest.mark.parametrize("kind", sessions(LOOK))
 def test_every_kind_of_session_has_the_environment(client: Client, kind: str, user: str) -> None:
-    """The image's, what `-e` added, and not the token of Jupyter, which may be another user's."""
+    """The image's variables and those of `-e`, but not Jupyter's token, which may be another user's."""
     command, text, terminal = sessions(LOOK)[kind]
     done = client.ssh(*command, text=text, terminal=terminal, user=user)
 
     assert done.returncode == 0, done.stderr
-    assert seen(user) in done.stdout.replace("\r", ""), done.stdout
+    assert expected_output(user) in done.stdout.replace("\r", ""), done.stdout
 
 
 def test_a_variable_with_a_line_break_is_named(client: Client) -> None:
@@ -68,8 +68,8 @@ def test_a_variable_with_a_line_break_is_named(client: Client) -> None:
     assert client.ssh("echo ${LINES-none}").stdout == "none\n"
 
 
-def test_nobody_else_reads_what_sessions_get(client: Client) -> None:
-    """Variables hold secrets: HF_TOKEN and its like."""
+def test_other_users_cannot_read_the_variables_of_sessions(client: Client) -> None:
+    """Variables contain secrets such as HF_TOKEN."""
     readable = "find / -xdev -type f -readable -newer /etc/hostname 2>/dev/null | xargs grep -lF 'and $more'"
     found = client.ssh(f"{readable} || true", user="user").stdout.split()
 
@@ -77,8 +77,8 @@ def test_nobody_else_reads_what_sessions_get(client: Client) -> None:
     assert client.ssh(f"{readable} || true").stdout.split() == ["/run/torchkiln/sshd_config"]
 
 
-def test_files_go_both_ways(client: Client, tmp_path: Path) -> None:
-    """By scp, which speaks sftp, and by sftp itself."""
+def test_files_are_copied_in_both_directions(client: Client, tmp_path: Path) -> None:
+    """By scp, which uses the sftp protocol, and by sftp itself."""
     sent, back = tmp_path / "sent", tmp_path / "back"
     sent.write_bytes(bytes(range(256)) * 1000)
     argv = ["scp", *client.options(), str(sent), "root@127.0.0.1:/workspace/there"]
@@ -91,10 +91,10 @@ def test_files_go_both_ways(client: Client, tmp_path: Path) -> None:
 
 
 def test_a_port_is_forwarded(client: Client) -> None:
-    """To Jupyter, which then need not be published, and which comes up behind sshd."""
+    """To Jupyter, which then need not be published, and which starts after sshd."""
     client.container.serves()
     port = free_port()
-    asked = f"curl --silent --noproxy '*' http://127.0.0.1:{port}/api"
+    command = f"curl --silent --noproxy '*' http://127.0.0.1:{port}/api"
     argv = [
         "ssh",
         *client.options(ExitOnForwardFailure="yes"),
@@ -111,9 +111,9 @@ def test_a_port_is_forwarded(client: Client) -> None:
         tunnel.stdin.write(b"up\n")
         tunnel.stdin.flush()
         assert tunnel.stdout.readline() == b"up\n"
-        told = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=False)
+        environment = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
         tunnel.kill()
-    assert '"version"' in told.stdout
+    assert '"version"' in environment.stdout
 
 
 def test_tmux_outlives_a_dropped_connection(client: Client) -> None:
@@ -125,29 +125,29 @@ def test_tmux_outlives_a_dropped_connection(client: Client) -> None:
 
 
 @pytest.mark.parametrize("how", ["another key", "a password", "keyboard"])
-def test_nobody_else_gets_in(client: Client, tmp_path: Path, how: str) -> None:
-    stranger = Client(container=client.container, key=key(tmp_path)[0])
+def test_others_cannot_log_in(client: Client, tmp_path: Path, how: str) -> None:
+    unknown_key = Client(container=client.container, key=key(tmp_path)[0])
     only = {"a password": "password", "keyboard": "keyboard-interactive"}.get(how)
     more = {"PreferredAuthentications": only, "PubkeyAuthentication": "no"} if only else {}
-    done = stranger.ssh("true", **more)
+    done = unknown_key.ssh("true", **more)
 
     assert done.returncode == 255
     assert "Permission denied (publickey)" in done.stderr
 
 
-def test_host_keys_are_each_containers_own(client: Client, workplace: Workplace, tmp_path: Path) -> None:
-    """None lies in a layer."""
+def test_each_container_has_its_own_host_keys(client: Client, workplace: Workplace, tmp_path: Path) -> None:
+    """No layer contains one."""
     names = "find / -xdev -name 'ssh_host_*' 2>/dev/null"
     assert workplace.run(command=["sh", "-c", names]).stdout == ""
 
-    with workplace.started("-e", f"SSH_PUBLIC_KEY={key(tmp_path)[1]}") as other:
-        other.says(READY)
+    with workplace.started("-e", f"SSH_PUBLIC_KEY={key(tmp_path)[1]}") as second:
+        second.says(READY)
         shown = ("cat", "/etc/ssh/host_keys/ssh_host_ed25519_key.pub")
-        assert other.inside(*shown) != client.container.inside(*shown)
+        assert second.inside(*shown) != client.container.inside(*shown)
 
 
 def test_host_keys_outlive_the_container_in_a_volume(workplace: Workplace, tmp_path: Path) -> None:
-    """So that clients do not warn of a stranger after an update."""
+    """So that clients do not warn of a changed host key after an update."""
     volume = f"keys-{tmp_path.name}-{os.getpid()}"
     prints = []
     try:
@@ -163,20 +163,22 @@ def test_host_keys_outlive_the_container_in_a_volume(workplace: Workplace, tmp_p
     assert prints[0] == prints[1]
 
 
-def test_the_printed_fingerprint_is_the_hosts(client: Client, tmp_path: Path) -> None:
+def test_the_printed_fingerprint_matches_the_host_key(client: Client, tmp_path: Path) -> None:
     scanned = tmp_path / "scanned"
     argv = ["ssh-keyscan", "-t", "ed25519", "-p", str(client.container.port(22)), "127.0.0.1"]
     scanned.write_bytes(subprocess.run(argv, capture_output=True, check=True).stdout)
-    told = subprocess.run(["ssh-keygen", "-l", "-f", scanned], capture_output=True, text=True, check=True)
+    environment = subprocess.run(
+        ["ssh-keygen", "-l", "-f", scanned], capture_output=True, text=True, check=True
+    )
 
-    assert client.container.says(r"host key (SHA256:\S+)")[1] in told.stdout
+    assert client.container.says(r"host key (SHA256:\S+)")[1] in environment.stdout
 
 
 @pytest.mark.parametrize(
     "place", ["/etc/ssh/authorized_keys", "/root/.ssh/authorized_keys", "/home/user/.ssh/authorized_keys"]
 )
 def test_a_mounted_file_of_keys(workplace: Workplace, tmp_path: Path, shared: Path, place: str) -> None:
-    """Whoever owns it on the host, and whatever its mode: sshd itself would pass it over."""
+    """With any owner and mode on the host: sshd itself would ignore it."""
     private, public = key(tmp_path)
     keys = shared / "keys"
     keys.write_text(public + "\n")
@@ -191,15 +193,15 @@ def test_a_mounted_file_of_keys(workplace: Workplace, tmp_path: Path, shared: Pa
     assert got_in == lets_in.get(place, {"user"})
 
 
-def test_keys_that_are_none(workplace: Workplace, tmp_path: Path) -> None:
-    """Named by line, without their text; and a private key is not taken, shown or needed."""
+def test_invalid_keys(workplace: Workplace, tmp_path: Path) -> None:
+    """Reported by line number, without their text; a private key is neither accepted nor shown."""
     private, _ = key(tmp_path)
-    for text, said in (
+    for text, message in (
         ("ssh-ed25519 not-a-key", "SSH_PUBLIC_KEY, line 1: not an OpenSSH public key"),
         (private.read_text(), "SSH_PUBLIC_KEY: this is a private key"),
     ):
         with workplace.started("-e", f"SSH_PUBLIC_KEY={text}") as container:
-            container.says("SSH: off: " + said)
+            container.says("SSH: off: " + message)
             assert text.splitlines()[-1] not in container.logs()
 
 
@@ -207,9 +209,9 @@ def test_keys_that_are_none(workplace: Workplace, tmp_path: Path) -> None:
 def test_without_a_key_there_is_no_ssh(
     workplace: Workplace, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    """Nor where it is turned off."""
-    given = [word.format(key=key(tmp_path)[1]) for word in options]
-    with workplace.started(*given) as container:
+    """Nor if it is disabled."""
+    arguments = [word.format(key=key(tmp_path)[1]) for word in options]
+    with workplace.started(*arguments) as container:
         container.says("SSH: off")
         container.says("is running at")
         assert "sshd" not in container.inside("ps", "-eo", "args=")
@@ -225,5 +227,5 @@ def test_sudo_is_an_option(client: Client, workplace: Workplace, tmp_path: Path)
     with workplace.started("--publish", "127.0.0.1::22", *options) as container:
         container.says(READY)
         found = Client(container=container, key=private)
-        asked = "sudo -n id -u; sudo -n python -c 'import sys; print(sys.prefix)'"
-        assert found.ssh(asked, user="user").stdout == "0\n/opt/venv\n"
+        command = "sudo -n id -u; sudo -n python -c 'import sys; print(sys.prefix)'"
+        assert found.ssh(command, user="user").stdout == "0\n/opt/venv\n"

@@ -1,4 +1,4 @@
-"""Several processes on one cache: never twice the work, always the right image; and `prune` beside them."""
+"""Several processes with one cache: no work is done twice, the image is right; also with `prune`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Builds in processes of their own; none outlives the test."""
+    """Builds in separate processes, stopped at the end of the test."""
     running = []
 
     def started(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -50,14 +50,14 @@ def start() -> Iterator[Start]:
 
 
 def ended(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """What a build told; its stderr under "talk"."""
-    out, talk = process.communicate()
-    assert process.returncode == 0, talk.decode()
-    return {**json.loads(out), "talk": talk.decode()}
+    """The result of a build; its stderr under "stderr"."""
+    out, stderr = process.communicate()
+    assert process.returncode == 0, stderr.decode()
+    return {**json.loads(out), "stderr": stderr.decode()}
 
 
 def expected(wheels: list[Path], names: tuple[str, ...], folder: Path) -> str:
-    """The digest that a build alone in the world gives."""
+    """The digest of a build without others."""
     chosen = [wheel for wheel in wheels if wheel.name.split("-")[0] in names]
     alone = build(chosen, folder / "alone", folder / "alone layout", FakeIndex(chosen))
     shutil.rmtree(folder / "alone")
@@ -66,49 +66,51 @@ def expected(wheels: list[Path], names: tuple[str, ...], folder: Path) -> str:
 
 
 def test_one_cell_into_two_layouts(start: Start, wheels: list[Path], tmp_path: Path) -> None:
-    """Each wheel comes once, each layer is made once, both get the same image."""
-    told = [ended(one) for one in [start(tmp_path, tmp_path / name, "t", ALL) for name in ("one", "two")]]
+    """Each wheel is downloaded once, each layer is made once, both have the same image."""
+    results = [
+        ended(process) for process in [start(tmp_path, tmp_path / name, "t", ALL) for name in ("one", "two")]
+    ]
 
-    assert {one["digest"] for one in told} == {expected(wheels, ALL, tmp_path)}
-    assert sorted(told[0]["fetched"] + told[1]["fetched"]) == sorted(wheel.name for wheel in wheels)
-    assert len(told[0]["reused"]) + len(told[1]["reused"]) == 2 + 5  # base and overlay by both
+    assert {result["digest"] for result in results} == {expected(wheels, ALL, tmp_path)}
+    assert sorted(results[0]["fetched"] + results[1]["fetched"]) == sorted(wheel.name for wheel in wheels)
+    assert len(results[0]["reused"]) + len(results[1]["reused"]) == 2 + 5  # base and overlay by both
     assert validate(tmp_path / "one") == validate(tmp_path / "two") == ()
 
 
 def test_two_tags_into_one_layout(start: Start, wheels: list[Path], tmp_path: Path) -> None:
-    """Different cells with wheels in common: those come once, and both names are there."""
+    """Different cells with wheels in common: those are downloaded once, and both names are there."""
     cells = {"a": ("torch", "triton", "jinja2", "sympy"), "b": ("torch", "triton", "networkx", "sympy")}
     running = {ref: start(tmp_path, tmp_path / "layout", ref, names) for ref, names in cells.items()}
-    told = {ref: ended(process) for ref, process in running.items()}
+    results = {ref: ended(process) for ref, process in running.items()}
 
-    fetched = told["a"]["fetched"] + told["b"]["fetched"]
+    fetched = results["a"]["fetched"] + results["b"]["fetched"]
     assert sorted(fetched) == sorted(wheel.name for wheel in wheels)
     for ref, names in cells.items():
-        assert told[ref]["digest"] == expected(wheels, names, tmp_path)
-    assert dict(open_layout(tmp_path / "layout").refs()) == {ref: told[ref]["digest"] for ref in cells}
+        assert results[ref]["digest"] == expected(wheels, names, tmp_path)
+    assert dict(open_layout(tmp_path / "layout").refs()) == {ref: results[ref]["digest"] for ref in cells}
     assert validate(tmp_path / "layout") == ()
 
 
 def test_different_layers_with_a_wheel_in_common(start: Start, wheels: list[Path], tmp_path: Path) -> None:
-    """No layer to wait for, but both want sympy, at the same time: it comes once."""
+    """No shared layer, but both need sympy at the same time: it is downloaded once."""
     cells = {"a": ("jinja2", "sympy"), "b": ("networkx", "sympy")}
     running = {ref: start(tmp_path, tmp_path / ref, ref, names, piece=20) for ref, names in cells.items()}
-    told = {ref: ended(process) for ref, process in running.items()}
+    results = {ref: ended(process) for ref, process in running.items()}
 
-    fetched = told["a"]["fetched"] + told["b"]["fetched"]
+    fetched = results["a"]["fetched"] + results["b"]["fetched"]
     assert sorted(name.split("-")[0] for name in fetched) == ["jinja2", "networkx", "sympy"]
     for ref, names in cells.items():
-        assert told[ref]["digest"] == expected(wheels, names, tmp_path)
+        assert results[ref]["digest"] == expected(wheels, names, tmp_path)
 
 
-def test_the_second_goes_on_when_the_first_is_killed(
+def test_the_second_continues_when_the_first_is_killed(
     start: Start, wheels: list[Path], tmp_path: Path
 ) -> None:
-    """It was told for whom it waits; then it does the work from where the first had come."""
+    """It names the process that it waits for; then it continues the work of the first."""
     first = start(tmp_path, tmp_path / "one", "t", ALL)
     while not list((tmp_path / "cache").glob("wheels/*/torch-*.part")):
         time.sleep(0.01)
-    os.kill(first.pid, signal.SIGSTOP)  # so that it surely is in the middle of it
+    os.kill(first.pid, signal.SIGSTOP)  # so that it is certainly in the middle
     second = start(tmp_path, tmp_path / "two", "t", ALL)
     assert second.stderr
     line = second.stderr.readline().decode()
@@ -118,8 +120,8 @@ def test_the_second_goes_on_when_the_first_is_killed(
     first.kill()
     first.communicate()
 
-    told = ended(second)
-    assert told["digest"] == expected(wheels, ALL, tmp_path)
+    results = ended(second)
+    assert results["digest"] == expected(wheels, ALL, tmp_path)
     assert validate(tmp_path / "two") == ()
     build(wheels, tmp_path / "cache", tmp_path / "two", FakeIndex([]))
     assert list((tmp_path / "cache" / "tmp").iterdir()) == []
@@ -144,7 +146,7 @@ print(turns, gone)
 
 
 def test_prune_beside_builds(wheels: list[Path], tmp_path: Path) -> None:
-    """It takes all that it may, over and over; every build succeeds, is right, and stays whole."""
+    """It removes everything allowed, repeatedly; every build succeeds with a right, complete image."""
     right = expected(wheels, ALL, tmp_path)
     pruning = subprocess.Popen(
         [sys.executable, "-c", PRUNE, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
@@ -153,7 +155,7 @@ def test_prune_beside_builds(wheels: list[Path], tmp_path: Path) -> None:
         for turn in range(6):
             layout = tmp_path / f"layout {turn % 3}"
             if turn >= 3:
-                shutil.rmtree(layout)  # what it had is nobody's now
+                shutil.rmtree(layout)  # now its blobs are unused
             index = FakeIndex(wheels, piece=50_000, pause=0.005)
             assert build(wheels, tmp_path / "cache", layout, index).image.manifest == right
             assert validate(layout) == ()
@@ -161,6 +163,6 @@ def test_prune_beside_builds(wheels: list[Path], tmp_path: Path) -> None:
         (tmp_path / "enough").touch()
         out, errors = pruning.communicate()
     assert pruning.returncode == 0, errors.decode()
-    turns, gone = map(int, out.split())
+    turns, removed = map(int, out.split())
     assert turns > 6
-    assert gone > 5  # wheels at least
+    assert removed > 5  # wheels at least

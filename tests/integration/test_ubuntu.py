@@ -1,6 +1,6 @@
-"""The base of Ubuntu 22.04: whose archive is believed, and what is said of the others.
+"""The base of Ubuntu 22.04: the archive that is trusted, and the errors for others.
 
-The archive here has two empty packages, and is signed as Ubuntu's is. tests/proof/test_ubuntu.py builds one.
+The archive here has two empty packages, and is signed like Ubuntu's. tests/proof/test_ubuntu.py builds one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.standin import ubuntu_archive
-from tests.standin.ubuntu_archive import UbuntuArchive
+from tests.servers import ubuntu_archive
+from tests.servers.ubuntu_archive import UbuntuArchive
 from torchkiln.base.mmdebstrap import ask_archive
 from torchkiln.base.recipe import recipe
 from torchkiln.cli.base import base as base_command
@@ -43,7 +43,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> UbuntuArchive:
 
 @pytest.fixture
 def environ(archive: UbuntuArchive) -> Iterator[dict[str, str]]:
-    """Of a user; whatever a test does to the archive is undone."""
+    """A user's environment; changes of a test to the archive are undone."""
     with archive.served() as address:
         yield {**os.environ, **archive.environ(address)}
     for suite in ubuntu_archive.SUITES:
@@ -56,12 +56,12 @@ def refusal(environ: Mapping[str, str]) -> BuildFailed:
     return caught.value
 
 
-def test_the_archive_is_asked_and_believed_by_its_keyring(environ: dict[str, str]) -> None:
+def test_the_archive_is_used_and_verified_by_its_keyring(environ: dict[str, str]) -> None:
     """One package is in main, one in universe."""
     assert [deb.name for deb in ask_archive(UBUNTU, LOCKED, environ=environ).debs] == ["gcc", "tini"]
 
 
-def test_one_that_another_key_signed_is_refused(
+def test_an_archive_signed_by_another_key_is_refused(
     archive: UbuntuArchive, environ: dict[str, str], tmp_path: Path
 ) -> None:
     archive.sign("jammy-security", by=ubuntu_archive.new_key(tmp_path / "gnupg", "another"))
@@ -74,16 +74,14 @@ def test_one_that_another_key_signed_is_refused(
     assert "TORCHKILN_UBUNTU_KEYRING" in error.hint
 
 
-def test_one_that_was_changed_behind_its_signature_is_refused(
-    archive: UbuntuArchive, environ: dict[str, str]
-) -> None:
+def test_an_archive_changed_after_signing_is_refused(archive: UbuntuArchive, environ: dict[str, str]) -> None:
     release = archive.folder / "dists/jammy/InRelease"
     release.write_text(release.read_text().replace("Version: 22.04", "Version: 22.05"))
 
     assert "/ubuntu jammy: The following signatures were invalid: BADSIG" in refusal(environ).message
 
 
-def test_one_without_a_signature_is_refused(archive: UbuntuArchive, environ: dict[str, str]) -> None:
+def test_an_archive_without_a_signature_is_refused(archive: UbuntuArchive, environ: dict[str, str]) -> None:
     archive.unsign()
 
     assert refusal(environ).message.count(": it has no signature") == 3
@@ -93,21 +91,21 @@ def test_an_index_that_is_not_the_signed_one_is_refused(
     archive: UbuntuArchive, environ: dict[str, str]
 ) -> None:
     index = archive.folder / "dists/jammy/universe/binary-amd64"
-    kept = {path: path.read_bytes() for path in index.iterdir()}
+    original = {path: path.read_bytes() for path in index.iterdir()}
     try:
-        for path in kept:
-            path.write_bytes(kept[path] + b"\nPackage: evil\n")
+        for path in original:
+            path.write_bytes(original[path] + b"\nPackage: evil\n")
         assert "universe/binary-amd64/Packages" in refusal(environ).message
     finally:
-        for path, data in kept.items():
+        for path, data in original.items():
             path.write_bytes(data)
 
 
 @pytest.mark.parametrize("keyring", ["", "/nowhere/keys.gpg"], ids=["its usual place", "another"])
-def test_without_the_keys_it_is_said_what_brings_them(
+def test_without_the_keyring_the_error_names_its_package(
     keyring: str, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    """Exit 8, with nothing asked of anybody."""
+    """Exit code 8, without any request."""
     if not keyring and Path(UBUNTU.keyring).exists():
         pytest.skip("this machine has Ubuntu's keys")
     environ |= {"TORCHKILN_UBUNTU_KEYRING": keyring, "TORCHKILN_CACHE": str(tmp_path / "cache")}

@@ -1,4 +1,4 @@
-"""What real engines do with zstd layers, and which form they take from an index that holds both."""
+"""How real engines handle zstd layers, and which format they choose from an index with both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.cells import noise
 from tests.engine import apart
-from tests.engine.apart import Apart, new_engines, old_engines
+from tests.engine.apart import SeparateEngine, new_engines, old_engines
 from tests.engine.registry import RunningRegistry
 from tests.engine.root import NoEngine, ensure, home
 from tests.faultproxy import FaultProxy
@@ -40,7 +40,7 @@ _PREFERRED = "io.github.containers.compression.zstd"  # containers/image's mark:
 def index_of(manifests: Sequence[bytes]) -> bytes:
     """The index over *manifests*: those without zstd first, else in their order.
 
-    :raises ValueError: they are not of one image, whose config they would share.
+    :raises ValueError: they do not share a config, so they are different images.
     """
     parsed = [(json.loads(manifest), manifest) for manifest in manifests]
     if len({manifest["config"]["digest"] for manifest, _ in parsed}) != 1:
@@ -62,12 +62,12 @@ def _entry(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
     return entry
 
 
-# Ten engines out of three Debian roots, which are fetched where they are not there: too long for `make test`.
+# Ten engines from three Debian roots, which are downloaded if they are missing: too long for `make test`.
 pytestmark = [pytest.mark.network, pytest.mark.proof]
 
 _NAME = "team/both"
 _FAR = 50 << 20  # bytes
-_SAID = f"from the upper layer\n{_FAR + 4_000_000}\n"
+_MESSAGES = f"from the upper layer\n{_FAR + 4_000_000}\n"
 _CONFIG: dict[str, object] = {
     "Cmd": ["/bin/sh", "-c", "cat /etc/upper; wc -c < /opt/far"],
     "Env": ["PATH=/bin"],
@@ -77,7 +77,7 @@ _CONFIG: dict[str, object] = {
 _GZIP, _ZSTD, _BOTH, _NONE = (frozenset(kinds.split()) for kinds in ("gzip", "zstd", "gzip zstd", ""))
 _TAGS = ("zstd", "gzip-first", "zstd-first")
 _FIRST = (_ZSTD, _GZIP, _ZSTD)
-_Bring = Callable[[Path], AbstractContextManager[Apart]]
+_Bring = Callable[[Path], AbstractContextManager[SeparateEngine]]
 
 
 def _own() -> Path:
@@ -96,18 +96,18 @@ def _podman(root: Callable[[], Path]) -> _Bring:
     return lambda place: apart.podman(root(), place)
 
 
-# What each takes for each of _TAGS.
+# The chosen format of each engine, for each of _TAGS.
 ENGINES: Mapping[str, tuple[_Bring, tuple[frozenset[str], ...]]] = {
-    # No zstd in it: it takes such a layer for a tar.
+    # It has no zstd: it reads such a layer as a tar.
     "Docker 20.10": (_docker(old_engines, containerd=False), (_NONE, _GZIP, _NONE)),
     "Docker 26.1": (_docker(_own, containerd=False), _FIRST),
     "Docker 26.1, containerd's store": (_docker(_own, containerd=True), _FIRST),
     "Docker of Debian testing": (_docker(new_engines, containerd=False), _FIRST),
     "Docker of Debian testing, containerd's store": (_docker(new_engines, containerd=True), _FIRST),
     "Podman 4.3": (_podman(old_engines), _FIRST),
-    # It prefers what is marked.
+    # It prefers the marked one.
     "Podman of Debian testing": (_podman(new_engines), (_ZSTD, _ZSTD, _ZSTD)),
-    # They fetch all that fits their platform, and unpack one.
+    # They download everything for their platform, and unpack one.
     "ctr 1.6": (_ctr(old_engines), (_ZSTD, _BOTH, _BOTH)),
     "ctr 1.7": (_ctr(_own), (_ZSTD, _BOTH, _BOTH)),
 }
@@ -151,17 +151,17 @@ def _by_zstd(blob: LayerBlob) -> LayerBlob:
 
 
 def _put(registry: RunningRegistry, tag: str, index: bytes) -> None:
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"http://{registry.host}/v2/{_NAME}/manifests/{tag}",
         data=index,
         method="PUT",
         headers={"Content-Type": INDEX_TYPE},
     )
-    urllib.request.urlopen(asked, timeout=300).close()
+    urllib.request.urlopen(request, timeout=300).close()
 
 
-def _taken(bring: _Bring, offer: Offer, tag: str, place: Path) -> frozenset[str]:
-    """Which forms an engine fetches that has nothing yet; none: it cannot use what it fetched."""
+def _formats_pulled(bring: _Bring, offer: Offer, tag: str, place: Path) -> frozenset[str]:
+    """The formats that an empty engine downloads; empty: it cannot use the download."""
     with bring(place) as engine, FaultProxy(offer.registry.host) as proxy:
         name = f"{proxy.host}/{_NAME}:{tag}"
         pulled = engine.pull(name)
@@ -169,35 +169,35 @@ def _taken(bring: _Bring, offer: Offer, tag: str, place: Path) -> frozenset[str]
             assert "invalid tar header" in pulled.stdout + pulled.stderr
             return _NONE
         ran = engine.run(name)
-        assert (ran.returncode, ran.stdout) == (0, _SAID), ran.stderr
-        fetched = {one.path.rpartition("/")[2] for one in proxy.asked if one.method == "GET"}
+        assert (ran.returncode, ran.stdout) == (0, _MESSAGES), ran.stderr
+        fetched = {request.path.rpartition("/")[2] for request in proxy.requests if request.method == "GET"}
         return frozenset(kind for kind, layers in offer.forms.items() if layers <= fetched)
 
 
-def _all_taken(bring: _Bring, offer: Offer, folder: Path) -> tuple[frozenset[str], ...]:
+def _all_pulled(bring: _Bring, offer: Offer, folder: Path) -> tuple[frozenset[str], ...]:
     try:
-        return tuple(_taken(bring, offer, tag, folder / tag) for tag in _TAGS)
+        return tuple(_formats_pulled(bring, offer, tag, folder / tag) for tag in _TAGS)
     except NoEngine as error:
         give_up(str(error))
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_what_an_engine_takes(name: str, offer: Offer, tmp_path: Path) -> None:
-    """And that a container of it says what it should, whichever it was."""
+def test_format_chosen_by_an_engine(name: str, offer: Offer, tmp_path: Path) -> None:
+    """And its container works with either."""
     bring, takes = ENGINES[name]
 
-    assert _all_taken(bring, offer, tmp_path) == takes
+    assert _all_pulled(bring, offer, tmp_path) == takes
 
 
-def test_ctr_of_debian_testing_takes_either(offer: Offer, tmp_path: Path) -> None:
-    """Whichever manifest comes first, it seems; the container runs in any case."""
-    alone, *of_index = _all_taken(_ctr(new_engines), offer, tmp_path)
+def test_ctr_of_debian_testing_reads_both(offer: Offer, tmp_path: Path) -> None:
+    """Probably the manifest that comes first; the container runs in both cases."""
+    alone, *of_index = _all_pulled(_ctr(new_engines), offer, tmp_path)
 
     assert alone == _ZSTD
     assert all(of_index)
 
 
-def test_the_page_has_it_as_a_table() -> None:
+def test_the_page_has_this_table() -> None:
     page = (ROOT / "docs" / "layer-formats.md").read_text()
     rows = [
         " | ".join((f"| {name}", *(" and ".join(sorted(taken)) or "fails" for taken in takes))) + " |"

@@ -1,4 +1,4 @@
-"""The real 2.7.1 set, built once for all proofs, and what Docker and pip make of the same wheels."""
+"""The real 2.7.1 set, built once for all proofs, and the builds of Docker and pip with the same wheels."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def build(output: Path, *arguments: str, cache: Path | None = None) -> dict[str,
         [*command, "--output", str(output), *arguments], env=environ, cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -41,11 +41,11 @@ def locked() -> LockedCell:
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The headline image in a layout of its own."""
+    """The headline image in its own layout."""
     return build(tmp_path_factory.mktemp("proof") / "dist")
 
 
-@pytest.fixture(scope="session")  # some minutes; used by the first two modules, which then let go of it
+@pytest.fixture(scope="session")  # some minutes; used by the first two modules, then deleted
 def by_docker(image: dict[str, Any], engine: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     """The environment of an engine in which BuildKit ran the cell's Dockerfile: pip over the same wheels."""
     command = [
@@ -61,11 +61,11 @@ def by_docker(image: dict[str, Any], engine: Mapping[str, str]) -> Iterator[Mapp
     done = subprocess.run(command, env=dict(engine), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     yield engine
-    let_go(engine)
+    free_images(engine)
 
 
-def let_go(engine: Mapping[str, str]) -> None:
-    """Free the 13 GB that the headline image and its build take in an engine."""
+def free_images(engine: Mapping[str, str]) -> None:
+    """Free the 13 GB of the headline image and its build in an engine."""
     for words in (("image", "rm", "--force", NAME), ("builder", "prune", "--all", "--force")):
         subprocess.run(["docker", *words], env=dict(engine), capture_output=True, check=False)
 

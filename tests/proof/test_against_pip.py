@@ -1,4 +1,4 @@
-"""Every wheel of the real set: what our layers unpack to is what real pip installs, by a real Dockerfile."""
+"""Every wheel of the real set: our unpacked layers equal what real pip installs, in a real Dockerfile."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
 
-# All that may differ, each with its reason.
+# All allowed differences, with reasons.
 #   INSTALLER   names who installed
-#   REQUESTED   pip writes it for what the command line names; a lock names everything
-#   RECORD      has our INSTALLER, and the .pyc files that pip was told not to make
-#   .pyc        a few files: marshal writes a constant once or twice, by what the interpreter had interned
-#               before; what they load to is compared instead
+#   REQUESTED   pip writes it for packages on the command line; a lock names all
+#   RECORD      has our INSTALLER, and the .pyc files that pip does not make here
+#   .pyc        a few files: marshal writes a constant once or twice, depending on what was interned
+#               before; their loaded code is compared instead
 METADATA_THAT_DIFFERS = {"INSTALLER", "REQUESTED", "RECORD"}
 MOST_PYC_THAT_DIFFER = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ours:
-    """One member of our layers; `data` is kept for what is compared in parts."""
+class LayerMember:
+    """A member of our layers; `data` only for files that are compared in parts."""
 
     mode: int
     is_folder: bool
@@ -46,7 +46,7 @@ class Ours:
 
 
 @pytest.fixture(scope="module")
-def ours(image: dict[str, Any]) -> dict[str, Ours]:
+def ours(image: dict[str, Any]) -> dict[str, LayerMember]:
     """Every file and folder in the wheel layers of the image, read by the standard library alone."""
     found = {}
     blobs = Path(image["layout"]) / "blobs" / "sha256"
@@ -58,7 +58,7 @@ def ours(image: dict[str, Any]) -> dict[str, Ours]:
             for member in tar:
                 file = tar.extractfile(member)
                 data = file.read() if file else b""
-                found[member.name] = Ours(
+                found[member.name] = LayerMember(
                     mode=member.mode,
                     is_folder=member.isdir(),
                     sha256=hashlib.sha256(data).digest(),
@@ -71,10 +71,10 @@ def in_metadata(path: str) -> bool:
     return ".dist-info/" in path and path.rpartition("/")[2] in METADATA_THAT_DIFFERS
 
 
-def test_our_layers_unpack_to_what_pip_installs(ours: dict[str, Ours], installed_by_pip: Path) -> None:
-    """Paths, kinds, modes and contents; and nothing of pip's is missing from ours."""
+def test_our_layers_unpack_to_what_pip_installs(ours: dict[str, LayerMember], installed_by_pip: Path) -> None:
+    """Paths, types, modes and contents; no file of pip's is missing."""
     faults: list[str] = []
-    other_pyc: list[str] = []
+    different_pyc: list[str] = []
     for path, member in ours.items():
         theirs = installed_by_pip / path
         if not os.path.lexists(theirs):
@@ -91,7 +91,7 @@ def test_our_layers_unpack_to_what_pip_installs(ours: dict[str, Ours], installed
         if not path.endswith(".pyc"):
             faults.append(f"{path}: another content")
         elif same_code(marshal.loads(data[16:]), marshal.loads(member.data[16:])):
-            other_pyc.append(path)
+            different_pyc.append(path)
         else:
             faults.append(f"{path}: loads to other code")
     for folder, _, names in os.walk(installed_by_pip / SITE):
@@ -104,17 +104,17 @@ def test_our_layers_unpack_to_what_pip_installs(ours: dict[str, Ours], installed
         if not of_venv and f"opt/venv/bin/{script}" not in ours:
             faults.append(f"bin/{script}: only pip has it")
     assert faults == []
-    assert len(other_pyc) <= MOST_PYC_THAT_DIFFER, other_pyc
+    assert len(different_pyc) <= MOST_PYC_THAT_DIFFER, different_pyc
     assert len(ours) > 20_000
 
 
-def test_records_differ_in_what_is_ours_alone(ours: dict[str, Ours], installed_by_pip: Path) -> None:
-    """RECORD, line by line: the same but for INSTALLER, REQUESTED and .pyc files."""
+def test_records_differ_only_in_our_own_files(ours: dict[str, LayerMember], installed_by_pip: Path) -> None:
+    """RECORD, line by line: the same except for INSTALLER, REQUESTED and .pyc files."""
 
     def lines(text: bytes) -> set[tuple[str, ...]]:
         rows = csv.reader(io.StringIO(text.decode(), newline=""))
-        kept = ("INSTALLER", "REQUESTED")
-        return {tuple(row) for row in rows if not row[0].endswith((".pyc", *kept))}
+        different = ("INSTALLER", "REQUESTED")
+        return {tuple(row) for row in rows if not row[0].endswith((".pyc", *different))}
 
     records = [path for path in ours if path.endswith(".dist-info/RECORD")]
     assert len(records) > 100
@@ -123,16 +123,16 @@ def test_records_differ_in_what_is_ours_alone(ours: dict[str, Ours], installed_b
 
 
 def test_both_engines_images_are_the_same(image: dict[str, Any], by_docker: Mapping[str, str]) -> None:
-    """Every path and setting by `diff --files`, but for its list and those .pyc files."""
+    """Every path and setting by `diff --files`, except for its list and those .pyc files."""
     argv = ["diff", "--files", "--json", "--allow", str(ROOT / "torchkiln/data/parity.yaml")]
     argv += ["--output", image["layout"], f"docker:{NAME}", image["ref"]]
-    told = json.loads(kiln(argv, by_docker))
+    result = json.loads(kiln(argv, by_docker))
 
-    others = {one["at"] for one in told["differences"]}
-    assert {Path(path).suffix for path in others} <= {".pyc"}
-    assert {one["what"] for one in told["differences"]} <= {"content"}
-    assert len(others) <= MOST_PYC_THAT_DIFFER, others
-    assert (told["idle"], told["b"]["paths"] > 50_000) == ([], True)
+    other_paths = {difference["at"] for difference in result["differences"]}
+    assert {Path(path).suffix for path in other_paths} <= {".pyc"}
+    assert {difference["what"] for difference in result["differences"]} <= {"content"}
+    assert len(other_paths) <= MOST_PYC_THAT_DIFFER, other_paths
+    assert (result["idle"], result["b"]["paths"] > 50_000) == ([], True)
 
 
 def test_pip_does_the_same_in_both(image: dict[str, Any], by_docker: Mapping[str, str]) -> None:
@@ -151,7 +151,7 @@ def test_pip_does_the_same_in_both(image: dict[str, Any], by_docker: Mapping[str
 
 
 def kiln(arguments: list[str], environ: Mapping[str, str]) -> str:
-    """What build.py says on stdout."""
+    """The stdout of build.py."""
     argv = [sys.executable, str(ROOT / "build.py"), *arguments]
     done = subprocess.run(argv, env=dict(environ), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

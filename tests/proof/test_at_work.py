@@ -1,8 +1,10 @@
-"""The real image of each engine as people work in it: what imports torch, and what its wheels alone show."""
+"""The real image of each engine in interactive use: imports of torch, and tests that need real wheels."""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,8 +15,10 @@ import pytest
 
 from tests.clients import READY, Client, browsing, output, sessions
 from tests.engine.place import shared
-from tests.outward import outward
-from tests.proof.conftest import NAME, TAG, let_go
+from tests.fake_driver import fake_driver
+from tests.needs import needs_gcc, outward, without_gpus
+from tests.proof.conftest import NAME, TAG, free_images
+from tests.troubles import Example, demand_output, for_image
 from tests.workplace import Container, Workplace, key
 from torchkiln.util.places import ROOT
 
@@ -40,22 +44,22 @@ def real(
         request.getfixturevalue("by_docker")
         yield Workplace(environ=engine, image=NAME)
         return
-    let_go(engine)
+    free_images(engine)
     argv = [sys.executable, str(ROOT / "build.py"), "--torch", "2.7", "--cuda", "12.1"]
     argv += ["--output", image["layout"], "--load"]
     done = subprocess.run(argv, env=dict(engine), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     yield Workplace(environ=engine, image=NAME)
-    let_go(engine)
+    free_images(engine)
 
 
 @pytest.fixture(scope="module")
 def container(real: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Container, Path]]:
-    """As the articles start it; and the key that it lets in."""
+    """A container as started in the articles, and its authorized key."""
     private, public = key(tmp_path_factory.mktemp("keys"))
     ports = ("--publish", "127.0.0.1::8888", "--publish", "127.0.0.1::22")
-    given = ("-e", f"SSH_PUBLIC_KEY={public}", "-e", "MINE=1", "-e", "NVIDIA_VISIBLE_DEVICES=all")
-    with real.started(*ports, *given, "--shm-size", "1g") as found:
+    options = ("-e", f"SSH_PUBLIC_KEY={public}", "-e", "MINE=1", "-e", "NVIDIA_VISIBLE_DEVICES=all")
+    with real.started(*ports, *options, "--shm-size", "1g") as found:
         found.says(READY)
         found.serves()
         yield found, private
@@ -74,13 +78,13 @@ def test_every_kind_of_session_imports_torch(container: tuple[Container, Path], 
 
 def test_a_notebook_imports_torch(container: tuple[Container, Path]) -> None:
     """In a real browser, from the printed address to the output."""
-    with browsing() as (page, asked):
-        said = output(container[0], page, "import torch; torch.__version__")
+    with browsing() as (page, hosts):
+        cell_output = output(container[0], page, "import torch; torch.__version__")
 
-    assert (said, asked) == (f"'{VERSION}'", {"127.0.0.1"})
+    assert (cell_output, hosts) == (f"'{VERSION}'", {"127.0.0.1"})
 
 
-def test_torch_compile_as_anybody(real: Workplace) -> None:
+def test_torch_compile_as_any_user(real: Workplace) -> None:
     """Under Kubernetes' restricted standard, with a cache that can be written."""
     options = ("--user", "12345:12345", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
     ran = real.run(*options, command=["python", "-c", COMPILED])
@@ -89,7 +93,7 @@ def test_torch_compile_as_anybody(real: Workplace) -> None:
 
 
 def test_torch_is_not_replaced(real: Workplace, shared: Path) -> None:
-    """By none of the ways in which it usually happens; and pip has nothing to say against what is there."""
+    """By none of the usual commands; and `pip check` finds no fault."""
     for command in (
         ["pip", "install", "--dry-run", "torch==2.8.0"],
         ["pip", "install", "--dry-run", "--upgrade", "torchvision==0.23.0"],
@@ -102,7 +106,7 @@ def test_torch_is_not_replaced(real: Workplace, shared: Path) -> None:
 
 
 def test_doctor_finds_everything_in_its_place(real: Workplace) -> None:
-    """On a host without a GPU, which it says."""
+    """On a host without a GPU, which is reported."""
     ran = real.run("--shm-size", "1g", command=["doctor", "--json"])
     lines = {line["about"]: line for line in json.loads(ran.stdout)["lines"]}
 
@@ -111,14 +115,52 @@ def test_doctor_finds_everything_in_its_place(real: Workplace) -> None:
     assert (lines["cuDNN"]["found"], TAG in lines["image"]["found"]) == ("9.5.1.17", True)
 
 
-def test_doctor_sees_that_torch_is_another(real: Workplace, shared: Path) -> None:
-    """Where the guard was let go of."""
+def test_doctor_reports_another_torch(real: Workplace, shared: Path) -> None:
+    """With the guard disabled."""
     options = (*outward(shared), "-e", "PIP_CONSTRAINT=", "-e", "UV_CONSTRAINT=")
     replaced = "pip install -q --no-deps --force-reinstall nvidia-nvtx-cu12==12.8.90"
-    asked = f"{replaced}; /opt/torchkiln/entrypoint doctor"
-    ran = real.run(*options, command=["sh", "-c", asked])
+    hosts = f"{replaced}; /opt/torchkiln/entrypoint doctor"
+    ran = real.run(*options, command=["sh", "-c", hosts])
 
     assert (
         "warning  torch      changed since the image was built: nvidia-nvtx-cu12 12.8.90 instead of 12.6.77"
         in ran.stdout
     )
+
+
+@without_gpus
+@pytest.mark.parametrize("example", for_image("torch"))
+def test_errors_of_the_troubles_page(example: Example, real: Workplace, shared: Path) -> None:
+    """Each command of docs/troubles.md prints the documented lines."""
+    demand_output(example, real.image, real.environ, shared, outward(shared))
+
+
+@needs_gcc
+def test_torch_refuses_a_driver_that_is_too_old(real: Workplace, shared: Path) -> None:
+    """The text in docs/troubles.md, with a fake driver; and doctor's line."""
+    for library in fake_driver().iterdir():
+        shutil.copy(library, shared)
+    shared.chmod(0o755)
+    options = ["--volume", f"{shared}:/usr/local/nvidia/lib64:ro"]
+    options += ["-e", "FAKE_CUDA=11040", "-e", "FAKE_DRIVER=470.57.02"]
+    ran = real.run(*options, command=["python", "-c", "import torch; torch.zeros(1).cuda()"])
+    doctor = real.run(*options, command=["doctor"]).stdout
+
+    assert "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)." in ran.stderr
+    assert "470.57.02, supports CUDA up to 11.4; this image needs driver 525.60.13 or newer" in doctor
+
+
+def test_the_example_trains(real: Workplace) -> None:
+    """examples/dockerfile, built on the real image, on the CPU."""
+    name = "torchkiln-example:real"
+    argv = ["docker", "build", "--tag", name, "--build-arg", f"IMAGE={real.image}", "examples/dockerfile"]
+    built = subprocess.run(argv, cwd=ROOT, env=dict(real.environ), capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    try:
+        ran = Workplace(environ=real.environ, image=name).run()
+    finally:
+        subprocess.run(["docker", "rmi", "--force", name], env=dict(real.environ), capture_output=True)
+
+    assert ran.returncode == 0, ran.stderr
+    device, first, last = re.fullmatch(r"(\w+): loss ([\d.]+) -> ([\d.]+)\n", ran.stdout).groups()
+    assert (device, float(last) < float(first) / 100) == ("cpu", True)

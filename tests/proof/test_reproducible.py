@@ -1,4 +1,4 @@
-"""The same lock twice gives the same image; tier 0 passes in it; kept reports are of it or an earlier one."""
+"""The same lock twice gives the same image; tier 0 passes in it; reports are of it or an earlier one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.proof
 
 
 def test_a_cold_cache_gives_the_same_image(image: dict[str, Any], tmp_path: Path) -> None:
-    """Nothing but the base is taken over: every wheel is downloaded, converted and compiled anew."""
+    """Only the base is reused: every wheel is downloaded, converted and compiled again."""
     base = Store(cache_root()).blob(image["layers"][0]["digest"])
     again = build(tmp_path / "elsewhere", *_base_of(image, base), cache=tmp_path / "cold")
     try:
@@ -41,12 +41,12 @@ def test_a_cold_cache_gives_the_same_image(image: dict[str, Any], tmp_path: Path
 
 
 def _base_of(image: dict[str, Any], base: Path) -> tuple[str, ...]:
-    """`--base` takes the locked base only; one that is newer than the lock is built again, the same day."""
+    """`--base` accepts only the locked base; a newer one is built again, on the same day."""
     return () if image["base_newer_than_lock"] else ("--base", str(base))
 
 
-def test_nothing_changed_costs_nothing(image: dict[str, Any], tmp_path: Path) -> None:
-    """A second build makes no layer and gives the same digest."""
+def test_a_second_build_without_changes_makes_no_layer(image: dict[str, Any], tmp_path: Path) -> None:
+    """It has the same digest."""
     again = build(Path(image["layout"]))
     assert again["digest"] == image["digest"]
     assert again["reused"] == [layer["what"] for layer in image["layers"]]
@@ -60,8 +60,8 @@ def test_the_function_builds_what_the_command_builds(image: dict[str, Any]) -> N
     assert torchkiln.build(cell, project).manifest == image["digest"]
 
 
-def test_the_recorded_layers_are_these(image: dict[str, Any], locked: LockedCell) -> None:
-    """What the lock recorded when it was first built, every build gives."""
+def test_the_recorded_layers_are_reproduced(image: dict[str, Any], locked: LockedCell) -> None:
+    """Every build produces the layers that the first build recorded in the lock."""
     assert locked.layers, "no layers are recorded: run torchkiln lock --record"
     if not image["base_newer_than_lock"]:
         assert {layer.blob.digest for layer in locked.layers} <= {
@@ -70,7 +70,7 @@ def test_the_recorded_layers_are_these(image: dict[str, Any], locked: LockedCell
 
 
 def test_other_programs_accept_the_image(image: dict[str, Any], tmp_path: Path) -> None:
-    """skopeo copies it, umoci unpacks it; both check digests and diff_ids on the way."""
+    """skopeo copies it, umoci unpacks it; both check digests and diff_ids."""
     source = f"{image['layout']}:{image['ref']}"
     try:
         subprocess.run(["skopeo", "copy", "--quiet", f"oci:{source}", f"dir:{tmp_path}/copy"], check=True)
@@ -91,11 +91,11 @@ def test_the_validator_finds_no_fault(image: dict[str, Any]) -> None:
     assert validate(Path(image["layout"]), TAG) == ()
 
 
-TIER_0 = {"import", "claims", "linkage", "lock", "archs", "cpu-train", "compile-cpu"}
+TIER_0 = {"import", "claims", "linkage", "lock", "archs", "cpu-train", "compile-cpu", "services", "user"}
 
 
 def test_tier_0_passes_inside(image: dict[str, Any], tmp_path: Path) -> None:
-    """Every check runs and passes, on this digest."""
+    """Every check runs and passes, on this digest; `device-code` is for images for some GPUs."""
     report = tmp_path / "report.json"
     command = [sys.executable, str(ROOT / "build.py"), "smoke", "--force", "--output", image["layout"]]
     done = subprocess.run(
@@ -103,32 +103,32 @@ def test_tier_0_passes_inside(image: dict[str, Any], tmp_path: Path) -> None:
     )
     shutil.rmtree(cache_root() / "rootfs" / image["digest"].removeprefix("sha256:"), ignore_errors=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(report.read_bytes())
-    assert told["image"] == image["digest"]
-    outcomes = {check["id"]: check["outcome"] for check in told["checks"]}
-    assert outcomes == dict.fromkeys(sorted(TIER_0), "passed")
+    smoke_report = json.loads(report.read_bytes())
+    assert smoke_report["image"] == image["digest"]
+    outcomes = {check["id"]: check["outcome"] for check in smoke_report["checks"]}
+    assert outcomes == {**dict.fromkeys(TIER_0, "passed"), "device-code": "not-applicable"}
 
 
-def kept(image: dict[str, Any], *, current: bool) -> list[SignedReport]:
+def committed_reports(image: dict[str, Any], *, current: bool) -> list[SignedReport]:
     """The reports of its tag: of this very image, or of earlier ones."""
     return [
-        one
-        for one in proofs(PROOFS)
-        if one.report.tag == TAG and (one.report.image == image["digest"]) is current
+        proof
+        for proof in proofs(PROOFS)
+        if proof.report.tag == TAG and (proof.report.image == image["digest"]) is current
     ]
 
 
 def gate(image: dict[str, Any], reports: Sequence[SignedReport]) -> subprocess.CompletedProcess[str]:
-    """With *reports*, by the keys that are kept."""
-    words = [word for one in reports for word in ("--report", str(PROOFS / one.name))]
+    """Run the gate with *reports* and the committed keys."""
+    words = [word for report in reports for word in ("--report", str(PROOFS / report.name))]
     words += [word for key in sorted(PROOFS.glob("*.pub.pem")) for word in ("--trust", str(key))]
     argv = [sys.executable, str(ROOT / "build.py"), "gate", image["ref"], "--output", image["layout"], *words]
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_the_gate_clears_the_fresh_build_with_the_reports_of_it(image: dict[str, Any]) -> None:
-    """By their keys; a skip while there is none."""
-    reports = kept(image, current=True)
+def test_the_gate_clears_the_build_with_its_reports(image: dict[str, Any]) -> None:
+    """With their keys; skipped if there are none."""
+    reports = committed_reports(image, current=True)
     if not reports:
         pytest.skip(f"no report of {image['digest']}, which a build gives: to be made again on GPUs")
 
@@ -136,14 +136,14 @@ def test_the_gate_clears_the_fresh_build_with_the_reports_of_it(image: dict[str,
     assert (done.returncode, done.stdout.strip()) == (0, image["digest"]), done.stderr
 
 
-def test_reports_of_an_earlier_image_never_clear_the_fresh_build(image: dict[str, Any]) -> None:
+def test_reports_of_an_earlier_image_do_not_clear_the_build(image: dict[str, Any]) -> None:
     """Each by its own, and all together; whichever it is, is named."""
-    reports = kept(image, current=False)
+    reports = committed_reports(image, current=False)
     if not reports:
         pytest.skip("every report that is kept is of this image")
 
-    for handed in (reports, *([one] for one in reports)):
+    for handed in (reports, *([report] for report in reports)):
         done = gate(image, handed)
         assert (done.returncode, done.stdout) == (7, ""), done.stderr
-        for one in handed:
-            assert f"{one.name}: is a report of another image: {one.report.image}" in done.stderr
+        for item in handed:
+            assert f"{item.name}: is a report of another image: {item.report.image}" in done.stderr

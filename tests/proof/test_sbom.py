@@ -1,4 +1,4 @@
-"""The SBOM of the real image, held against the lock as plain JSON, dpkg-query and what tar unpacks."""
+"""The SBOM of the real image, compared with the lock as JSON, with dpkg-query and with unpacked files."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ def lock() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def root(image: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the layers say of packages, unpacked by tar."""
+    """The package metadata in the layers, unpacked by tar."""
     folder = tmp_path_factory.mktemp("root")
     for layer in image["layers"]:
         blob = Path(image["layout"]) / "blobs/sha256" / layer["digest"].removeprefix("sha256:")
-        wanted = ["*.dist-info/METADATA", "*var/lib/dpkg/*", "*usr/share/doc/*"]
-        command = ["tar", "-xzf", str(blob), "-C", str(folder), "--wildcards", *wanted]
+        patterns = ["*.dist-info/METADATA", "*var/lib/dpkg/*", "*usr/share/doc/*"]
+        command = ["tar", "-xzf", str(blob), "-C", str(folder), "--wildcards", *patterns]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0 or "Not found in archive" in done.stderr, done.stderr
     return folder
 
 
-def components(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for one in told.get("components", []):
-        yield one
-        yield from components(one)
+def components(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for item in document.get("components", []):
+        yield item
+        yield from components(item)
 
 
-def test_both_are_valid_by_their_own_validators(spdx: dict[str, Any], cyclonedx: dict[str, Any]) -> None:
+def test_both_formats_pass_their_validators(spdx: dict[str, Any], cyclonedx: dict[str, Any]) -> None:
     assert validate_full_spdx_document(JsonLikeDictParser().parse(spdx), "SPDX-2.3") == []
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(cyclonedx)) is None
 
@@ -72,18 +72,18 @@ def test_every_wheel_of_the_lock(
     spdx: dict[str, Any], cyclonedx: dict[str, Any], lock: dict[str, Any]
 ) -> None:
     wheels = {
-        (f"pkg:pypi/{one['name']}@{one['version']}?file_name={one['filename']}", one["sha256"])
-        for one in lock["wheels"]
+        (f"pkg:pypi/{wheel['name']}@{wheel['version']}?file_name={wheel['filename']}", wheel["sha256"])
+        for wheel in lock["wheels"]
     }
     in_spdx = {
-        (purl, one["checksums"][0]["checksumValue"])
-        for one in spdx["packages"]
-        if "file_name=" in (purl := one["externalRefs"][0]["referenceLocator"])
+        (purl, package["checksums"][0]["checksumValue"])
+        for package in spdx["packages"]
+        if "file_name=" in (purl := package["externalRefs"][0]["referenceLocator"])
     }
     in_cyclonedx = {
-        (one["purl"], one["hashes"][0]["content"])
-        for one in components(cyclonedx)
-        if "file_name=" in one.get("purl", "")
+        (component["purl"], component["hashes"][0]["content"])
+        for component in components(cyclonedx)
+        if "file_name=" in component.get("purl", "")
     }
 
     assert len(wheels) > 100
@@ -91,47 +91,57 @@ def test_every_wheel_of_the_lock(
     assert in_cyclonedx == in_spdx
 
 
-def test_every_package_that_dpkg_tells_of(
-    spdx: dict[str, Any], cyclonedx: dict[str, Any], root: Path
-) -> None:
-    """With the hash of the file that it came in."""
+def test_every_package_that_dpkg_lists(spdx: dict[str, Any], cyclonedx: dict[str, Any], root: Path) -> None:
+    """With the hash of its .deb file."""
     form = "${Package}\t${Version}\t${Architecture}\t${source:Package} ${source:Version}\n"
     command = ["dpkg-query", f"--admindir={root}/var/lib/dpkg", "-W", "-f", form]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    document = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     debs = {
-        (one["name"], one["versionInfo"]): one
-        for one in spdx["packages"]
-        if one["SPDXID"].startswith("SPDXRef-os-")
+        (package["name"], package["versionInfo"]): package
+        for package in spdx["packages"]
+        if package["SPDXID"].startswith("SPDXRef-os-")
     }
     files = json.loads((ROOT / "images/base-debian12/debs.json").read_text())["debs"]
-    hashes = {(one["name"], one["version"]): one["sha256"] for one in files}
+    hashes = {(file["name"], file["version"]): file["sha256"] for file in files}
 
-    assert len(told) == len(debs) > 200
-    for name, version, architecture, source in (line.split("\t") for line in told):
+    assert len(document) == len(debs) > 200
+    for name, version, architecture, source in (line.split("\t") for line in document):
         one = debs[name, version]
         assert one["sourceInfo"] == f"built from: {source}"
         assert f"?arch={architecture}&distro=debian-12" in one["externalRefs"][0]["referenceLocator"]
         assert one["checksums"][0]["checksumValue"] == hashes[name, version]
         assert one["licenseDeclared"] != "NOASSERTION" or "copyright" in one["comment"]
-    also = {(one["name"], one["version"]) for one in components(cyclonedx) if one["bom-ref"][:3] == "os-"}
+    also = {
+        (component["name"], component["version"])
+        for component in components(cyclonedx)
+        if component["bom-ref"][:3] == "os-"
+    }
     assert also == debs.keys()
 
 
 def test_licences_are_those_of_the_files(spdx: dict[str, Any], root: Path) -> None:
-    """What METADATA has as an expression; what names itself in a copyright file."""
-    wheels = {one["name"]: one for one in spdx["packages"] if one["SPDXID"].startswith("SPDXRef-wheel-")}
-    seen = 0
+    """The expression in METADATA; the named licences in a copyright file."""
+    wheels = {
+        package["name"]: package
+        for package in spdx["packages"]
+        if package["SPDXID"].startswith("SPDXRef-wheel-")
+    }
+    checked = 0
     for path in (root / SITE).glob("*.dist-info/METADATA"):
         head = path.read_text().partition("\n\n")[0]
         name = re.sub(r"[-_.]+", "-", re.findall(r"^Name: (.*)", head, re.M)[0]).lower()
         if expression := re.findall(r"^License-Expression: (.*)", head, re.M):
             assert wheels[name]["licenseDeclared"].lower() == expression[0].lower()
-            seen += 1
+            checked += 1
         elif re.search("^License", head, re.M):
             assert wheels[name]["licenseDeclared"] != "NOASSERTION"
-    assert seen > 40
-    debs = {one["name"]: one for one in spdx["packages"] if one["SPDXID"].startswith("SPDXRef-os-")}
-    declared = [one for one in debs.values() if one["licenseDeclared"] != "NOASSERTION"]
+    assert checked > 40
+    debs = {
+        package["name"]: package
+        for package in spdx["packages"]
+        if package["SPDXID"].startswith("SPDXRef-os-")
+    }
+    declared = [deb for deb in debs.values() if deb["licenseDeclared"] != "NOASSERTION"]
     assert len(declared) > 140
     for name, one in debs.items():
         text = (root / f"usr/share/doc/{name}/copyright").read_text(errors="replace")
@@ -142,7 +152,11 @@ def test_licences_are_those_of_the_files(spdx: dict[str, Any], root: Path) -> No
 
 def test_cuda_cudnn_and_nccl_are_named(cyclonedx: dict[str, Any], lock: dict[str, Any]) -> None:
     build = lock["resolution"]["build"]
-    found = {one["name"]: one["version"] for one in components(cyclonedx) if one["bom-ref"][:8] == "library-"}
+    found = {
+        component["name"]: component["version"]
+        for component in components(cyclonedx)
+        if component["bom-ref"][:8] == "library-"
+    }
 
     assert found == {"CUDA": build["cuda"], "cuDNN": build["cudnn"], "NCCL": build["nccl"]}
 

@@ -1,6 +1,6 @@
 """Ubuntu 22.04 from base to image, by an archive in its layout: real Python 3.10, real locks, small wheels.
 
-What is not Ubuntu's own here says so: in the lock, in the image, and to the gate.
+Everything that is not Ubuntu's is marked: in the lock, in the image, and for the gate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from packaging.utils import parse_wheel_filename
 
 from tests.cells import small_wheels
 from tests.docker.scene import Scene
-from tests.standin import ubuntu_archive
+from tests.servers import ubuntu_archive
 from tests.unpublished import locked_wheel
 from torchkiln.base import artefact
 from torchkiln.index.download import open_downloads
@@ -55,14 +55,17 @@ def ubuntu(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) 
 @pytest.fixture(scope="module")
 def small(ubuntu: Scene) -> Scene:
     """The same cell with small wheels and the locked pip, built by both engines."""
-    store, kept = Store(ubuntu.cache), Store(cache_root())
-    whole = load_locked(ubuntu.images, TAG)
-    pip = next(wheel for wheel in whole.wheels if wheel.name == "pip")
-    files = [*small_wheels(ubuntu.cache / "small"), open_downloads(os.environ, kept).fetch_wheel(pip, kept)]
+    store, user_cache = Store(ubuntu.cache), Store(cache_root())
+    full_lock = load_locked(ubuntu.images, TAG)
+    pip = next(wheel for wheel in full_lock.wheels if wheel.name == "pip")
+    files = [
+        *small_wheels(ubuntu.cache / "small"),
+        open_downloads(os.environ, user_cache).fetch_wheel(pip, user_cache),
+    ]
     wheels = tuple(sorted((*map(locked_wheel, files[:-1]), pip), key=lambda wheel: wheel.name))
     images = ubuntu.images.with_name("small")
-    artefact.write_lock(images, whole.base)
-    save(images, replace(whole, wheels=wheels, layers=()))
+    artefact.write_lock(images, full_lock.base)
+    save(images, replace(full_lock, wheels=wheels, layers=()))
     for file in files:
         place = store.wheel(next(wheel for wheel in wheels if wheel.filename == file.name))
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +83,8 @@ def built(scene: Scene, *words: str) -> tuple[int, str, str]:
     return ran.returncode, ran.stdout, ran.stderr
 
 
-def test_the_base_is_the_recipes_and_says_what_it_is_made_of(ubuntu: Scene) -> None:
-    """Its sources.list is what mmdebstrap writes for jammy; no address of the stand-in is in it."""
+def test_the_base_follows_the_recipe_and_names_its_sources(ubuntu: Scene) -> None:
+    """Its sources.list is that of mmdebstrap for jammy; it does not contain the local archive's URL."""
     base = artefact.read_lock(ubuntu.images, "ubuntu22.04")
     assert base is not None
     assert base.untrusted
@@ -90,9 +93,9 @@ def test_the_base_is_the_recipes_and_says_what_it_is_made_of(ubuntu: Scene) -> N
 
 
 def test_every_locked_wheel_is_for_python_3_10(ubuntu: Scene) -> None:
-    """Torch's is the very one that the facts know; the lock is of another set than debian12's."""
+    """Torch's is that of the facts; the lock's set differs from debian12's."""
     locked = load_locked(ubuntu.images, TAG)
-    tags = {one.name: parse_wheel_filename(one.filename)[3] for one in locked.wheels}
+    tags = {wheel.name: parse_wheel_filename(wheel.filename)[3] for wheel in locked.wheels}
 
     def fits(tag: Tag) -> bool:
         return tag.interpreter == "cp310" or tag.abi == "abi3" or tag.interpreter.startswith("py")
@@ -100,46 +103,50 @@ def test_every_locked_wheel_is_for_python_3_10(ubuntu: Scene) -> None:
     assert [name for name, of in tags.items() if not any(map(fits, of))] == []
     assert {tag.interpreter for tag in tags["torch"]} == {"cp310"}
     assert (
-        next(one.sha256 for one in locked.wheels if one.name == "torch")
+        next(wheel.sha256 for wheel in locked.wheels if wheel.name == "torch")
         == dict(facts.load().releases["2.7.1"].default.sha256)["cp310"]
     )
     committed = load_locked(ROOT / "images", TAG.removesuffix("-ubuntu22.04"))
-    assert {one.sha256 for one in locked.wheels} != {one.sha256 for one in committed.wheels}
+    assert {wheel.sha256 for wheel in locked.wheels} != {wheel.sha256 for wheel in committed.wheels}
     assert b"127.0.0.1" not in (ubuntu.images / TAG / "lock.json").read_bytes()
 
 
-# What a .pyc means, by its path: without the marks by which marshal shares what it met before.
+# The code of a .pyc, by path: without the references with which marshal shares objects.
 _MEANING = """
 import hashlib, marshal, pathlib, types
 
-def told(one):
+def meaning_of(one):
     if isinstance(one, types.CodeType):
         left_out = ("co_lines", "co_linetable", "co_lnotab")  # co_lines() is what they mean
         fields = (name for name in dir(one) if name.startswith("co_") and name not in left_out)
-        return {name: told(getattr(one, name)) for name in fields} | {"lines": list(one.co_lines())}
+        return {name: meaning_of(getattr(one, name)) for name in fields} | {"lines": list(one.co_lines())}
     if isinstance(one, (tuple, list)):
-        return [type(one).__name__, *map(told, one)]
+        return [type(one).__name__, *map(meaning_of, one)]
     if isinstance(one, frozenset):
         return ["frozenset", *sorted(map(repr, one))]
     return repr(one)
 
 for path in sorted(pathlib.Path("/opt/venv").rglob("*.pyc")):
     data = path.read_bytes()
-    meaning = repr(told(marshal.loads(data[16:]))).encode()
+    meaning = repr(meaning_of(marshal.loads(data[16:]))).encode()
     print(path, data[:16].hex(), hashlib.sha256(meaning).hexdigest())
 """
 
 
 def test_both_engines_give_the_same_image(small: Scene) -> None:
-    """But for .pyc files, of which Python 3.10 writes the same code with other marks: see docs/systems.md."""
+    """Except for .pyc files, which Python 3.10 writes with other references: see docs/systems.md."""
     allowed = ("--allow", str(ROOT / "torchkiln/data/parity.yaml"))
     ran = small.command("diff", "--json", "--exit-code", "--files", *allowed, "docker:ubuntu:theirs", TAG)
 
-    told = json.loads(ran.stdout)
-    unlike = [one for one in told["differences"] if not one["at"].endswith(".cpython-310.pyc")]
+    result = json.loads(ran.stdout)
+    unlike = [
+        difference
+        for difference in result["differences"]
+        if not difference["at"].endswith(".cpython-310.pyc")
+    ]
     assert unlike == [], ran.stderr
-    assert {one["what"] for one in told["differences"]} <= {"content"}
-    assert told["b"]["paths"] > 5_000
+    assert {difference["what"] for difference in result["differences"]} <= {"content"}
+    assert result["b"]["paths"] > 5_000
     theirs, ours = (
         small.docker("run", "--rm", name, "python", "-c", _MEANING)
         for name in ("ubuntu:theirs", "ubuntu:ours")
@@ -167,21 +174,21 @@ def test_a_command_runs_in_it_with_python_3_10(small: Scene) -> None:
     assert "VERSION_CODENAME=jammy" in release
 
 
-def test_the_image_says_that_it_is_untrusted(small: Scene) -> None:
-    """In its labels, and in what it tells inside."""
+def test_the_image_is_marked_as_untrusted(small: Scene) -> None:
+    """In its labels, and in the output of its commands."""
     labels = json.loads(small.docker("inspect", "--format", "{{json .Config.Labels}}", "ubuntu:ours"))
     inside = json.loads(small.command("run", TAG, "--", "cat", "/etc/torchkiln/image.json").stdout)
 
     assert labels["torchkiln.untrusted"] == "true"
     assert inside["untrusted"] is True
-    told = small.command("list", *CELL, "--images", str(small.images)).stdout
-    assert "(untrusted)" in told
+    result = small.command("list", *CELL, "--images", str(small.images)).stdout
+    assert "(untrusted)" in result
     assert UNTRUSTED in small.command("explain", *CELL, "--images", str(small.images)).stdout
 
 
-def test_nothing_lets_it_out(small: Scene) -> None:
-    code, _, told = built(small, "--locked")
-    assert (code, UNTRUSTED in told) == (6, True)
+def test_the_untrusted_image_cannot_be_published(small: Scene) -> None:
+    code, _, result = built(small, "--locked")
+    assert (code, UNTRUSTED in result) == (6, True)
 
     ran = small.command("gate", TAG, "--images", str(small.images))
     assert (ran.returncode, UNTRUSTED in ran.stdout + ran.stderr) == (7, True)

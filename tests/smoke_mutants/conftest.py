@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-QUICK = {"test_linkage", "test_lock", "test_shared_objects"}
+QUICK = {"test_device_code", "test_liars", "test_linkage", "test_lock", "test_shared_objects"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks them, whatever module comes."""
+    """Mark all tests of this folder."""
     for item in items:
         if item.path.parent.name == "smoke_mutants" and item.path.stem not in QUICK:
             item.add_marker("proof")

@@ -1,4 +1,4 @@
-"""A check in an environment broken on purpose: the environment or the call into torch, never the check.
+"""A check in a mutant: the environment or the call of torch is broken on purpose, never the check.
 
 The broken environment is a venv over the one that has torch, and a .pth file in it runs the mutant's code
 whenever a Python of that venv starts: in the check's process and in each rank that it starts.
@@ -30,9 +30,9 @@ PYTHON = os.environ.get("TORCHKILN_TORCH_PYTHON") or (
 needs_torch = pytest.mark.skipif(
     not PYTHON, reason="no torch here: set TORCHKILN_TORCH_PYTHON to an interpreter that has it"
 )
-alone = pytest.mark.alone  # it times a GPU or fills it: no other test beside
-# A namespace of its own: its functions find what else it defines.
-# Once: where lib64 is a link to lib, some Pythons read the file twice.
+alone = pytest.mark.alone  # it times a GPU or fills it: no other test may run at the same time
+# With a namespace of its own, so that its functions find its other definitions.
+# Once: some Pythons read the file twice if lib64 is a link to lib.
 _HOOK = (
     "import os, sys; 'kiln_mutant' in sys.modules or sys.modules.update(kiln_mutant=os) or "
     "exec(compile(os.environ.get('KILN_MUTANT', ''), 'mutant', 'exec'), {'__name__': ''})\n"
@@ -41,26 +41,26 @@ _HOOK = (
 
 @functools.cache
 def gpus() -> int:
-    """How many GPUs that torch sees."""
-    asked = "import torch; print(torch.cuda.device_count())"
-    return int(subprocess.check_output([PYTHON, "-I", "-c", asked])) if PYTHON else 0
+    """The number of GPUs that torch finds."""
+    code = "import torch; print(torch.cuda.device_count())"
+    return int(subprocess.check_output([PYTHON, "-I", "-c", code])) if PYTHON else 0
 
 
 @functools.cache
 def environment() -> dict[str, Any]:
     """The facts of the environment that has torch (see smoke_tests/environment.py)."""
-    asked = [PYTHON, "-I", "-B", str(SUITE / "probes" / "environment.py")]
-    return {"claims": json.loads(subprocess.check_output(asked)), "labels": {}, "wheels": []}
+    command = [PYTHON, "-I", "-B", str(SUITE / "probes" / "environment.py")]
+    return {"claims": json.loads(subprocess.check_output(command)), "labels": {}, "wheels": []}
 
 
 without_gpu = pytest.mark.skipif(
-    gpus() > 0, reason="torch finds a GPU here, and it is tested what happens without"
+    gpus() > 0, reason="torch finds a GPU here; this test is for hosts without one"
 )
 on_cpu = (needs_torch, without_gpu)
 
 
 def needs_gpus(count: int) -> pytest.MarkDecorator:
-    """A test that wants *count* GPUs: `make gpu-mutants` on a machine that has them."""
+    """Mark a test that needs *count* GPUs: it runs by `make gpu-mutants` on a machine that has them."""
     return pytest.mark.skipif(
         gpus() < count, reason=f"needs {count} GPUs: make gpu-mutants on a machine that has them"
     )
@@ -75,16 +75,16 @@ def check(
     limit: float = 300,
     **env: str,
 ) -> dict[str, Any]:
-    """The finding (outcome, message, measured ...) of the check *id* where *mutant* ran before everything.
+    """The finding (outcome, message, measured ...) of the check *id* in a process that runs *mutant* first.
 
     :param mutant: Python source; it may import torch and replace what it finds there.
-    :param facts: what a lock would say; None: what the environment's distributions say.
-    :param env: environment variables on top of ours.
+    :param facts: the facts of a lock; None: those of the environment's distributions.
+    :param env: environment variables, added to those of this process.
     """
-    told, result = tmp_path / "facts.json", tmp_path / "result.json"
-    told.write_text(json.dumps(facts or environment()))
+    facts_file, result = tmp_path / "facts.json", tmp_path / "result.json"
+    facts_file.write_text(json.dumps(facts or environment()))
     command = [broken_python(), "-I", "-B", str(SUITE / "one.py"), str(SUITE), pytest_folder()]
-    command += [_node(id), str(told), str(result)]
+    command += [_node(id), str(facts_file), str(result)]
     own = {
         "KILN_MUTANT": mutant,
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
@@ -97,19 +97,19 @@ def check(
     return judge(done.returncode, result, done.stdout + done.stderr, limit)
 
 
-def broken(told: Mapping[str, Any]) -> list[str]:
-    """The names of the values that were out of bounds, as the check's message gives them."""
-    return [line.split(":")[0] for line in str(told["message"]).splitlines()]
+def broken(finding: Mapping[str, Any]) -> list[str]:
+    """The names of the values out of bounds, from the check's message."""
+    return [line.split(":")[0] for line in str(finding["message"]).splitlines()]
 
 
 @functools.cache
 def broken_python() -> str:
-    """An interpreter that sees what PYTHON sees, and runs KILN_MUTANT as it starts."""
+    """An interpreter with the packages of PYTHON that runs KILN_MUTANT when it starts."""
     folder = Path(tempfile.mkdtemp(prefix="kiln-mutants-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     subprocess.run([PYTHON, "-I", "-m", "venv", "--without-pip", str(folder)], check=True)
-    asked = "import sysconfig; print(sysconfig.get_path('purelib'), sysconfig.get_path('platlib'))"
-    sites = dict.fromkeys(subprocess.check_output([PYTHON, "-I", "-c", asked], text=True).split())
+    code = "import sysconfig; print(sysconfig.get_path('purelib'), sysconfig.get_path('platlib'))"
+    sites = dict.fromkeys(subprocess.check_output([PYTHON, "-I", "-c", code], text=True).split())
     own = next((folder / "lib").glob("python*")) / "site-packages"
     (own / "mutant.pth").write_text("\n".join(sites) + "\n" + _HOOK)
     return str(folder / "bin" / "python")
@@ -118,10 +118,20 @@ def broken_python() -> str:
 def _node(id: str) -> str:
     from smoke_tests.catalogue import catalogue
 
-    found = next(one for one in catalogue(SUITE) if one.id == id)
+    found = next(entry for entry in catalogue(SUITE) if entry.id == id)
     return f"{found.file}::{found.function}"
 
 
 def pytest_folder() -> str:
-    """Where this process has its pytest: for the other interpreter the last place to look."""
+    """The folder of this process's pytest, for the end of the other interpreter's path."""
     return str(Path(pytest.__file__).parent.parent)
+
+
+def torch_prints(code: str, mutant: str = "") -> Any:
+    """The JSON in the last line that *code* prints, run by PYTHON after *mutant*, with the suite loaded."""
+    head = f"import json, pathlib, runpy, sys\nsys.path.append({pytest_folder()!r})\n"
+    head += f"runpy.run_path('{SUITE}/one.py')['load_suite'](pathlib.Path('{SUITE}'))"
+    command = [PYTHON, "-I", "-B", "-c", "\n".join((mutant, head, code))]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow on a busy machine
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""A check with several GPUs in a broken environment: on real ones, and on ranks that pretend to have them."""
+"""Mutants of checks of several GPUs: on real GPUs, and on ranks with fake ones."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.smoke_mutants.mutant import broken, check, gpus, needs_gpus, needs_torch
+from tests.smoke_mutants.mutant import broken, check, environment, gpus, needs_gpus, needs_torch
 
 PRETEND = Path(__file__).with_name("pretend_ranks.py").read_text("utf-8")
 
 without_gpus = [
     needs_torch,
-    pytest.mark.skipif(gpus() > 1, reason="torch finds several GPUs here, and ranks need not pretend"),
+    pytest.mark.skipif(gpus() > 1, reason="torch finds several GPUs, so no rank needs to pretend"),
 ]
 anywhere = pytest.mark.parametrize(
     "pretend",
@@ -26,21 +26,35 @@ pretended = pytest.mark.parametrize("pretend", [pytest.param(True, marks=without
 on_gpus = pytest.mark.parametrize("pretend", [pytest.param(False, marks=needs_gpus(2), id="gpus")])
 
 
+# The driver's description of the fake GPUs of pretend_ranks.py.
+PRETENDED_HOST = {
+    "driver": {
+        "gpus": [{"name": "pretended", "capability": [9, 0]}] * 2,
+        "peers": [[0, 1], [1, 0]],
+        "links": [],
+    }
+}
+
+
 def tried(id: str, tmp_path: Path, mutant: str = "", *, pretend: bool, **env: str) -> dict[str, Any]:
-    """The finding of the check *id*, whose ranks left no file behind."""
+    """The finding of the check *id*; its ranks must leave no file behind."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    told = check(id, tmp_path, (PRETEND if pretend else "") + mutant, limit=400, TMPDIR=str(scratch), **env)
+    facts = environment()
+    if pretend:  # without NCCL
+        facts = facts | {"host": PRETENDED_HOST, "claims": facts["claims"] | {"nccl": None}}
+    code = (PRETEND if pretend else "") + mutant
+    result = check(id, tmp_path, code, facts=facts, limit=400, TMPDIR=str(scratch), **env)
     assert list(scratch.glob("kiln-ranks-*")) == []
-    return told
+    return result
 
 
 def broken_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> list[str]:
-    """The names of the values that *mutant* broke, less the one that finds a pretended GPU out."""
-    told = tried(id, tmp_path, mutant, pretend=pretend, **env)
-    names, gives_away = broken(told), "met" if id == "hang" else "backend"
-    assert told["outcome"] == ("failed" if names else "passed")
+    """The names of the values that *mutant* broke, without the one that detects fake GPUs."""
+    result = tried(id, tmp_path, mutant, pretend=pretend, **env)
+    names, detects = broken(result), "joined" if id == "hang" else "backend"
+    assert result["outcome"] == ("failed" if names else "passed")
     if pretend:
-        assert gives_away in names, told["message"]
-        names.remove(gives_away)
+        assert detects in names, result["message"]
+        names.remove(detects)
     return names

@@ -1,7 +1,8 @@
-"""A CPU that passes for a GPU: before a check, it makes CPU tensors of "cuda" ones and counts their bytes.
+"""A CPU in place of a GPU (torch 2.4 or newer): it makes CPU tensors of "cuda" ones and counts their bytes.
 
-A check must not pass here, for each asks where its tensors lie. All else that it asks holds, so that mutants
-can be told apart where there is no GPU. Times, kernels and the allocator's segments are not imitated.
+No check may pass here, because each one measures the device of its tensors. All other values are within
+their bounds, so that mutants can be distinguished without a GPU. Times, kernels and the allocator's segments
+are not imitated.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 
 class Redirect(TorchFunctionMode):
-    """Whatever is asked of "cuda", the CPU does."""
+    """Run calls for "cuda" on the CPU; under autocast run in FP32 what CUDA's does."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -25,13 +26,15 @@ class Redirect(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             return args[0]
         options = {key: _here(value) for key, value in (kwargs or {}).items()}
+        if func in _IN_FLOAT and torch.is_autocast_enabled():
+            args = [item.float() if _is_half(item) else item for item in args]
         return func(*map(_here, args), **options)
 
 
 class Account(TorchDispatchMode):
-    """Bytes of all storages alive, their height, and what an allocator would have kept.
+    """The bytes of all live storages, their peak, and the bytes that an allocator would reserve.
 
-    Pinned memory is the host's: here it is plain memory, and in no account.
+    Pinned memory belongs to the host: here it is ordinary memory and is not counted.
     """
 
     def __init__(self) -> None:
@@ -44,20 +47,24 @@ class Account(TorchDispatchMode):
     ) -> Any:
         options = dict(kwargs or {})
         of_host = bool(options.pop("pin_memory", False))
-        found = self.product(func, args) if func in _PRODUCTS else func(*args, **options)
+        found = self.product(func, args, options) if func in _PRODUCTS else func(*args, **options)
         for item in tree_flatten(found)[0]:
             if isinstance(item, torch.Tensor):
                 self.add(item.untyped_storage(), of_host)
         return found
 
     @staticmethod
-    def product(func: Callable[..., Any], args: Sequence[Any]) -> torch.Tensor:
-        """A product in FP32, rounded once, as GPUs do it; in FP16 itself a CPU takes fifty times as long."""
-        found: torch.Tensor = func(*(item.float() for item in args))
+    def product(func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> torch.Tensor:
+        """Half precision computed in FP32 and rounded once, as on GPUs; FP16 on a CPU is 50 times slower."""
+        found: torch.Tensor
+        if not _is_half(args[0]):
+            found = func(*args, **options)
+            return found
+        found = func(*(item.float() if _is_half(item) else item for item in args), **options)
         return found.to(args[0].dtype)
 
     def add(self, storage: Any, of_host: bool) -> None:
-        """Count *storage* until it is gone."""
+        """Count *storage* until it is freed."""
         key, size = id(storage), 0 if of_host else storage.nbytes()
         if key in self.known:
             return
@@ -72,12 +79,16 @@ class Account(TorchDispatchMode):
         self.reserved = max(self.reserved, self.held)
 
     def reset(self) -> None:
-        """The height so far is forgotten."""
+        """Reset the peak."""
         self.height = self.held
 
     def empty(self) -> None:
-        """What is held is all that is kept."""
+        """Release what is not in use."""
         self.reserved = self.held
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
 
 
 def _here(value: Any) -> Any:
@@ -86,7 +97,7 @@ def _here(value: Any) -> Any:
 
 
 def _on_cpu(kind: Any) -> Any:
-    """*kind*, a class whose first argument is a device's kind, for the CPU whatever is said."""
+    """*kind*, a class whose first argument is a device type, always for the CPU."""
 
     class OnCpu(kind):  # type: ignore[misc]
         def __init__(self, device: str = "cuda", **options: Any) -> None:
@@ -96,7 +107,15 @@ def _on_cpu(kind: Any) -> Any:
 
 
 account = Account()
-_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+_PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.baddbmm.default,
+    torch.ops.aten.convolution.default,
+)
+_IN_FLOAT = (torch.nn.functional.softmax, torch.nn.functional.layer_norm)
+_enabled = torch.is_autocast_enabled
 _CUDA: Mapping[str, Callable[..., Any]] = {
     "is_available": lambda: True,
     "synchronize": lambda: None,
@@ -109,6 +128,7 @@ _CUDA: Mapping[str, Callable[..., Any]] = {
 }
 for _name, _function in _CUDA.items():
     setattr(torch.cuda, _name, _function)
+torch.is_autocast_enabled = lambda device="cpu": _enabled(device)  # type: ignore[assignment]
 torch.autocast = _on_cpu(torch.autocast)  # type: ignore[misc]
 torch.amp.GradScaler = _on_cpu(torch.amp.GradScaler)  # type: ignore[misc]
 Redirect().__enter__()

@@ -1,8 +1,8 @@
-"""Processes without a GPU that pass for ranks with one each: gloo in NCCL's place, tensors on the CPU.
+"""Ranks with a fake GPU each: gloo in NCCL's place, tensors on the CPU.
 
-Run before a check with several GPUs, it shows without one that everything the check asks holds, and which of
-it a mutant breaks. The back end is told as it is, so that no check passes here. Links and speed are not
-imitated.
+Run before a check with several GPUs, it shows without one that all its values are within their bounds, and
+which of them a mutant breaks. The back end is reported as gloo, so that no check passes here. Links and
+speed are not imitated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORLD = 2
 
 
 class Redirect(TorchFunctionMode):
-    """Whatever is asked of "cuda", the CPU does; what is brought to the host is marked."""
+    """Run calls for "cuda" on the CPU, and mark tensors that are copied to the host."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -36,14 +36,14 @@ class Redirect(TorchFunctionMode):
 
 
 def held() -> int:
-    """Bytes of all tensors alive that are not the host's."""
-    tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
-    storages = [one.untyped_storage() for one in tensors if not hasattr(one, "of_host")]
-    return sum({one._cdata: one.nbytes() for one in storages}.values())
+    """The bytes of all live tensors that are not marked as the host's."""
+    tensors = [candidate for candidate in gc.get_objects() if isinstance(candidate, torch.Tensor)]
+    storages = [tensor.untyped_storage() for tensor in tensors if not hasattr(tensor, "of_host")]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def on_cpu(kind: Any, **always: Any) -> Any:
-    """*kind*, a class whose first argument is a device's kind, for the CPU whatever is said."""
+    """*kind*, a class whose first argument is a device type, always for the CPU."""
 
     class OnCpu(kind):  # type: ignore[misc]
         def __init__(self, device: str = "cuda", **options: Any) -> None:
@@ -53,7 +53,7 @@ def on_cpu(kind: Any, **always: Any) -> Any:
 
 
 def with_option(function: Callable[..., Any], name: str, value: Any) -> Callable[..., Any]:
-    """*function*, called with this option whatever is given for it."""
+    """*function*, always called with this option."""
     return lambda *args, **options: function(*args, **(options | {name: value}))
 
 

@@ -1,4 +1,4 @@
-"""Broken environments for checks: on a real GPU, or on a CPU that passes for one."""
+"""Broken environments for checks: on a real GPU, or on a CPU in place of one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from smoke_tests.applicable import not_applicable
 from smoke_tests.gpus import capability
 from smoke_tests.probe import probe
-from tests.smoke_mutants.mutant import broken, check, environment, needs_gpus, on_cpu
+from tests.smoke_mutants.mutant import check, environment, needs_gpus, on_cpu
 
 PRETEND = Path(__file__).with_name("pretend_gpu.py").read_text("utf-8")
-# Where a mutant's code finds GradScaler: torch.amp has it from 2.3 on.
+# The module of GradScaler: torch.amp from torch 2.3.
 SCALER = 'import torch\namp = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp\n'
 
 anywhere = pytest.mark.parametrize(
@@ -25,35 +25,42 @@ anywhere = pytest.mark.parametrize(
 
 
 def broken_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> list[str]:
-    """The names of the values that *mutant* broke in the check *id*, less the one that finds the CPU out."""
-    told = _told(mutant, id, tmp_path, pretend, env)
-    names = broken(told)
-    assert told["outcome"] == ("failed" if names else "passed")
-    assert pretend == any(map(_tells_where, names)), told["message"]
-    return [name for name in names if not _tells_where(name)]
+    """The names of the values that *mutant* broke in the check *id*, without those of the device."""
+    return [line.split(":")[0] for line in faults_by(mutant, id, tmp_path, pretend=pretend, **env)]
+
+
+def faults_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> list[str]:
+    """The same with the whole message of each value."""
+    result = _result(mutant, id, tmp_path, pretend, env)
+    lines = result["message"].splitlines()
+    assert result["outcome"] == ("failed" if lines else "passed")
+    assert pretend == any(map(_of_device, lines)), result["message"]
+    return [line for line in lines if not _of_device(line)]
 
 
 def fails_with(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> str:
-    """The message of the check *id* where *mutant* keeps it from going on."""
-    told = _told(mutant, id, tmp_path, pretend, env)
-    assert told["outcome"] == "failed"
-    return str(told["message"])
+    """The message of the check *id* if *mutant* ends it early."""
+    result = _result(mutant, id, tmp_path, pretend, env)
+    assert result["outcome"] == "failed"
+    return str(result["message"])
 
 
-def _told(mutant: str, id: str, tmp_path: Path, pretend: bool, env: dict[str, str]) -> dict[str, Any]:
-    """The finding of a check which came to its end; a CPU that plays a GPU may take its time."""
+def _result(mutant: str, id: str, tmp_path: Path, pretend: bool, env: dict[str, str]) -> dict[str, Any]:
+    """The result of a check that ended. A pretended GPU is slow, and uses one core: tests run in parallel."""
     code = (PRETEND if pretend else "") + mutant
-    told = check(id, tmp_path, code, facts=None, limit=900 if pretend else 300, **env)
-    assert not told["message"].startswith(("no result", "the process")), told
-    return told
+    if pretend:
+        env = {"OMP_NUM_THREADS": "1"} | env
+    result = check(id, tmp_path, code, facts=None, limit=900 if pretend else 300, **env)
+    assert not result["message"].startswith(("no result", "the process")), result
+    return result
 
 
-def _tells_where(name: str) -> bool:
-    return name.startswith("device")
+def _of_device(line: str) -> bool:
+    return line.startswith("device")
 
 
 def skip_unless_it_applies(check: str) -> None:
-    """Skip where the runner would not run *check* either, by the same facts."""
+    """Skip the test if the runner would not run *check* either, by the same facts."""
     if fact := not_applicable(check, environment(), _capability()):
         pytest.skip(f"not applicable: {fact}")
 
@@ -73,20 +80,25 @@ int cudnnGetProperty(int which, int *value) {{
 }}
 """
 
-# rtld-audit(7): the loader asks this before it looks at a place, and NULL says that nothing is there.
+# rtld-audit(7): the loader calls this for each name that it searches. Not NULL for a hidden one: the error
+# would lack the name, which it has where a file is missing.
 _AUDIT = """
+#define _GNU_SOURCE
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 unsigned int la_version(unsigned int version) {{ (void)version; return 1; }}
 char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int flag) {{
     (void)cookie; (void)flag;
-    return strstr(name, "{part}") ? 0 : (char *)name;
+    char *missing;
+    if (!strstr(name, "{part}") || asprintf(&missing, "/missing/%s", basename(name)) < 0) return (char *)name;
+    return missing;
 }}
 """
 
 
 def another_cudnn(folder: Path, version: tuple[int, int, int]) -> dict[str, str]:
-    """The environment in which another cuDNN, of *version*, answers first when it is asked what it is."""
+    """The environment in which another cuDNN is found first, which returns *version*."""
     major, minor, patch = version
     number = major * (10_000 if major >= 9 else 1_000) + minor * 100 + patch
     # Not by cuDNN's own soname: the loader would take it for the library that torch needs, and miss the rest.

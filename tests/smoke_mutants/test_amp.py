@@ -1,5 +1,4 @@
-"""Mutants of cuda, autocast-matmul, bf16, grad-scaler, clip and accumulate: no GPU, or half precision that is
-only said."""
+"""Mutants of cuda, grad-scaler, clip and accumulate: no GPU, TF32, or a scaler that does not do its work."""
 
 from __future__ import annotations
 
@@ -9,42 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.smoke_mutants.mutant import broken, check, needs_gpus, needs_torch
-from tests.smoke_mutants.pretended import SCALER, anywhere, broken_by, skip_unless_it_applies
-
-NO_AUTOCAST = """
-import torch
-class Off(torch.autocast):
-    def __init__(self, device, **options):
-        super().__init__(device, **(options | {"enabled": False}))
-torch.autocast = Off
-"""
-BFLOAT = """
-import torch
-class BFloat(torch.autocast):
-    def __init__(self, device, **options):
-        super().__init__(device, **(options | {"dtype": torch.bfloat16}))
-torch.autocast = BFloat
-"""
-# The product is FP32's, and only what comes out is made to look like half precision's.
-ROUNDED_LATE = """
-import torch
-real = torch.Tensor.__matmul__
-def product(left, right):
-    if left.dtype != torch.float32 or not torch.is_autocast_enabled():
-        return real(left, right)
-    with torch.autocast("cuda", enabled=False):
-        return real(left, right).half()
-torch.Tensor.__matmul__ = product
-"""
-HALF_SOFTMAX = """
-import torch
-real = torch.nn.functional.softmax
-def softmax(*arguments):
-    with torch.autocast("cuda", enabled=False):
-        return real(*arguments)
-torch.nn.functional.softmax = softmax
-"""
-NEVER_ENDS = "import torch\ntorch.autocast.__exit__ = lambda self, *error: None\n"
+from tests.smoke_mutants.pretended import SCALER, anywhere, broken_by, faults_by, skip_unless_it_applies
 
 NOT_ENABLED = SCALER + (
     "real = amp.GradScaler\n"
@@ -75,7 +39,7 @@ NEVER_BACKS_OFF = SCALER + (
     "    return made\n"
     "amp.GradScaler = made\n"
 )
-# The gradients are looked at for infinities and stay as they are.
+# The gradients are checked for infinities, and stay scaled.
 UNSCALES_NOTHING = SCALER + (
     "real = amp.GradScaler.unscale_\n"
     "def unscale_(self, optimizer):\n"
@@ -95,13 +59,70 @@ NO_SCALE_ON_LOSS = SCALER + (
     "    return loss\n"
     "amp.GradScaler.scale = scale\n"
 )
+# A gradient that is not finite remains so when it is unscaled, and then `found` is 1.
+BLIND = """
+import torch
+real = torch._amp_foreach_non_finite_check_and_unscale_
+def check(gradients, found, inverse):
+    before = found.clone()
+    real(gradients, found, inverse)
+    if not any(bool(({seen}).any()) for gradient in gradients{part}):
+        found.copy_(before)
+torch._amp_foreach_non_finite_check_and_unscale_ = check
+"""
+SEES_NO_NAN = BLIND.format(seen="gradient.isinf()", part="")
+SEES_NO_INF = BLIND.format(seen="gradient.isnan() | (gradient == -torch.inf)", part="")
+SEES_NO_MINUS_INF = BLIND.format(seen="gradient.isnan() | (gradient == torch.inf)", part="")
+SEES_THE_FIRST = BLIND.format(seen="~gradient.isfinite()", part="[:1]")
+SEES_THE_LAST = BLIND.format(seen="~gradient.isfinite()", part="[-1:]")
+BLIND_IN_FUSED = SCALER + (
+    "real = amp.GradScaler._check_inf_per_device\n"
+    "def check(self, optimizer):\n"
+    "    found = real(self, optimizer)\n"
+    "    for tensor in found.values():\n"
+    "        tensor.zero_()\n"
+    "    return found\n"
+    "amp.GradScaler._check_inf_per_device = check\n"
+)
+# The kernel takes the step although the scaler found an inf.
+FUSED_ALWAYS_STEPS = """
+import torch
+real = torch._fused_adamw_
+torch._fused_adamw_ = lambda *tensors, **options: real(*tensors, **(options | {"found_inf": None}))
+"""
+FOREACH_ALWAYS_STEPS = SCALER + (
+    "real = amp.GradScaler._maybe_opt_step\n"
+    "def step(self, optimizer, state, *more, **options):\n"
+    "    if optimizer.defaults['foreach']:\n"
+    "        return optimizer.step(*more, **options)\n"
+    "    return real(self, optimizer, state, *more, **options)\n"
+    "amp.GradScaler._maybe_opt_step = step\n"
+)
+# An optimizer's step is skipped if a gradient of an earlier one is not finite.
+SKIPS_TOGETHER = SCALER + (
+    "real = amp.GradScaler._maybe_opt_step\n"
+    "def step(self, optimizer, state, *more, **options):\n"
+    "    states = self._per_optimizer_states.values()\n"
+    "    found = [value for one in states for value in one['found_inf_per_device'].values()]\n"
+    "    return real(self, optimizer, {'found_inf_per_device': dict(enumerate(found))}, *more, **options)\n"
+    "amp.GradScaler._maybe_opt_step = step\n"
+)
+UPDATES_BY_THE_FIRST = SCALER + (
+    "real = amp.GradScaler.update\n"
+    "def update(self, *scale):\n"
+    "    for state in list(self._per_optimizer_states.values())[1:]:\n"
+    "        for found in state['found_inf_per_device'].values():\n"
+    "            found.zero_()\n"
+    "    real(self, *scale)\n"
+    "amp.GradScaler.update = update\n"
+)
 NO_CLIPPING = """
 import torch
 def clip(parameters, limit):
     return torch.cat([one.grad.flatten() for one in parameters]).norm()
 torch.nn.utils.clip_grad_norm_ = clip
 """
-# unscale_ comes too late: what a training loop without it does, that clips before scaler.step.
+# unscale_ comes too late, as in a training loop that does not call it and clips before scaler.step.
 UNSCALES_LATE = SCALER + (
     "real, step = amp.GradScaler.unscale_, amp.GradScaler.step\n"
     "amp.GradScaler.unscale_ = lambda self, optimizer: None\n"
@@ -111,7 +132,7 @@ UNSCALES_LATE = SCALER + (
     "amp.GradScaler.step = late\n"
 )
 DIVIDES_NOT = "import torch\ntorch.Tensor.__truediv__ = lambda self, other: self\n"
-# backward puts its gradient in the place of what was there.
+# backward replaces the gradients instead of adding to them.
 REPLACES = """
 import gc, torch
 real = torch.Tensor.backward
@@ -123,54 +144,75 @@ def backward(self, **options):
 torch.Tensor.backward = backward
 """
 
+MISSED = ["moved_by_overflow", "scale_not_halved", "not_moved_afterwards"]
 NO_GPU = "torch reaches no GPU (is_available is False)"
 
 SCALER_MUTANTS = {
-    "not enabled": (
-        NOT_ENABLED,
-        ["is_enabled", "first_scale", "scales", "moved_by_inf", "backed_off", "error_with_scale"],
+    "not enabled": (NOT_ENABLED, ["is_enabled", "first_scale", "scales", *MISSED, "error_with_scale"]),
+    "a step that is always taken": (ALWAYS_STEPS, ["moved_by_overflow", "not_moved_afterwards"]),
+    "a step that is never taken": (NEVER_STEPS, ["moved_error", "other_not_moved", "not_moved_afterwards"]),
+    "a scale fixed at 1": (FIXED_AT_1, ["first_scale", "scales", "scale_not_halved", "error_with_scale"]),
+    "a scale that never grows": (NEVER_GROWS, ["scales"]),
+    "a scale that is never halved": (NEVER_BACKS_OFF, ["scale_not_halved"]),
+}
+# Also by a pattern of the cases that fail.
+OVERFLOW_MUTANTS = {
+    "blind to NaN": (SEES_NO_NAN, MISSED, ": nan"),
+    "blind to inf": (SEES_NO_INF, MISSED, ": inf"),
+    "blind to -inf": (SEES_NO_MINUS_INF, MISSED, ": -inf"),
+    "looks only at the first gradient": (SEES_THE_FIRST, MISSED, "(middle|last)"),
+    "looks only at the last gradient": (SEES_THE_LAST, MISSED, "(first|middle)"),
+    "blind in a fused optimizer": (BLIND_IN_FUSED, MISSED, "AdamW fused"),
+    "a fused step that is always taken": (
+        FUSED_ALWAYS_STEPS,
+        ["moved_by_overflow", "not_moved_afterwards"],
+        "AdamW fused",
     ),
-    "a step that always runs": (ALWAYS_STEPS, ["moved_by_inf"]),
-    "a step that never runs": (NEVER_STEPS, ["moved_error", "moved_afterwards"]),
-    "a scale fixed at 1": (FIXED_AT_1, ["first_scale", "scales", "backed_off", "error_with_scale"]),
-    "growth that never comes": (NEVER_GROWS, ["scales"]),
-    "a scale that never backs off": (NEVER_BACKS_OFF, ["backed_off"]),
+    "a foreach step that is always taken": (
+        FOREACH_ALWAYS_STEPS,
+        ["moved_by_overflow", "not_moved_afterwards"],
+        "foreach",
+    ),
+    "two optimizers that skip together": (SKIPS_TOGETHER, ["other_not_moved"], "optimizer 1"),
+    "only the first optimizer halves the scale": (UPDATES_BY_THE_FIRST, ["scale_not_halved"], "optimizer 2"),
 }
 CLIP_MUTANTS = {
     "no clipping": (NO_CLIPPING, ["norm_after", "moved_after", "norm_before"]),
-    "unscaled too late": (UNSCALES_LATE, ["told_norm", "moved_after", "norm_before", "norm_before_small"]),
+    "unscaled too late": (
+        UNSCALES_LATE,
+        ["returned_norm", "moved_after", "norm_before", "norm_before_small"],
+    ),
     "not enabled": (NOT_ENABLED, ["norm_before", "norm_before_small"]),
 }
 
 
 @needs_gpus(1)
-@pytest.mark.parametrize("id", ["cuda", "autocast-matmul"])
-def test_it_passes_in_a_sound_environment(id: str, tmp_path: Path) -> None:
-    told = check(id, tmp_path)
-    assert (told["outcome"], told["message"]) == ("passed", "")
+def test_cuda_passes_in_a_sound_environment(tmp_path: Path) -> None:
+    result = check("cuda", tmp_path)
+    assert (result["outcome"], result["message"]) == ("passed", "")
 
 
 @needs_torch
 @pytest.mark.parametrize("id", ["autocast-matmul", "bf16", "grad-scaler", "clip", "accumulate"])
 def test_it_fails_without_a_gpu(id: str, tmp_path: Path) -> None:
-    """A GPU's place is never taken by the CPU; a torch without CUDA is this test's mutant too."""
-    told = check(id, tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert told["outcome"] == "failed"
-    assert re.search("CUDA|NVIDIA", told["message"])
+    """No check uses the CPU instead of a GPU; a torch without CUDA is a mutant of this test, too."""
+    result = check(id, tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert result["outcome"] == "failed"
+    assert re.search("CUDA|NVIDIA", result["message"])
 
 
 @needs_torch
 def test_cuda_fails_without_a_gpu(tmp_path: Path) -> None:
-    told = check("cuda", tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert (told["outcome"], broken(told)[0]) == ("failed", NO_GPU)
+    result = check("cuda", tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert (result["outcome"], broken(result)[0]) == ("failed", NO_GPU)
 
 
 @needs_gpus(1)
-def test_cuda_fails_where_torch_finds_none_of_the_gpus_that_are_there(tmp_path: Path) -> None:
-    """As a torch that was built for the CPU alone does."""
-    told = check("cuda", tmp_path, "import torch\ntorch.cuda.is_available = lambda: False\n")
-    assert (told["outcome"], broken(told)[0]) == ("failed", NO_GPU)
-    assert told["measured"]["exposed"] >= 1
+def test_cuda_fails_if_torch_finds_no_gpu(tmp_path: Path) -> None:
+    """As with a torch that was built for the CPU only."""
+    result = check("cuda", tmp_path, "import torch\ntorch.cuda.is_available = lambda: False\n")
+    assert (result["outcome"], broken(result)[0]) == ("failed", NO_GPU)
+    assert result["measured"]["exposed"] >= 1
 
 
 @needs_gpus(1)
@@ -191,36 +233,15 @@ def test_cuda_fails_where_torch_finds_none_of_the_gpus_that_are_there(tmp_path: 
     ids=["no GPU found", "no code for it", "PTX too new for the driver", "inexact kernel"],
 )
 def test_cuda_fails(mutant: str, names: list[str], tmp_path: Path) -> None:
-    told = check("cuda", tmp_path, f"import torch\n{mutant}\n")
-    assert (told["outcome"], broken(told)) == ("failed", names)
+    result = check("cuda", tmp_path, f"import torch\n{mutant}\n")
+    assert (result["outcome"], broken(result)) == ("failed", names)
 
 
 @needs_gpus(1)
-@pytest.mark.parametrize(
-    ("mutant", "names"),
-    [
-        (NO_AUTOCAST, ["autocast_enabled", "dtype", "kept_of_2**-12"]),
-        (BFLOAT, ["dtype", "wrong_elements", "relative_error"]),
-        (ROUNDED_LATE, ["kept_of_2**-12"]),
-        (HALF_SOFTMAX, ["softmax"]),
-        (NEVER_ENDS, ["outside"]),
-    ],
-    ids=["autocast off", "to bf16", "rounded late", "softmax in half precision", "autocast that never ends"],
-)
-def test_autocast_matmul_fails(mutant: str, names: list[str], tmp_path: Path) -> None:
-    told = check("autocast-matmul", tmp_path, mutant)
-    assert (told["outcome"], broken(told)) == ("failed", names)
-
-
-@anywhere
-@pytest.mark.parametrize(
-    ("mutant", "names"),
-    [("", []), (NO_AUTOCAST, ["dtype", "kept_of_2**-12"])],
-    ids=["sound", "autocast off"],
-)
-def test_bf16_and_its_mutant(mutant: str, names: list[str], pretend: bool, tmp_path: Path) -> None:
-    skip_unless_it_applies("bf16")
-    assert broken_by(mutant, "bf16", tmp_path, pretend=pretend) == names
+def test_cuda_fails_if_tf32_is_forced(tmp_path: Path) -> None:
+    skip_unless_it_applies("bf16")  # GPUs have TF32 from capability 8.0
+    result = check("cuda", tmp_path, NVIDIA_TF32_OVERRIDE="1")
+    assert (result["outcome"], broken(result)) == ("failed", ["fp32_product_error"])
 
 
 @anywhere
@@ -232,6 +253,22 @@ def test_grad_scaler_and_its_mutants(mutant: str, names: list[str], pretend: boo
 
 
 @anywhere
+@pytest.mark.parametrize(("mutant", "names", "cases"), OVERFLOW_MUTANTS.values(), ids=list(OVERFLOW_MUTANTS))
+def test_grad_scaler_fails_in_these_cases(
+    mutant: str, names: list[str], cases: str, pretend: bool, tmp_path: Path
+) -> None:
+    faults = faults_by(mutant, "grad-scaler", tmp_path, pretend=pretend)
+    assert [fault.split(":")[0] for fault in faults] == names
+    found = [
+        case
+        for fault in faults
+        for case in re.findall(r"\w[\w ]*: \S+ in the \w+ gradient of optimizer .", fault)
+    ]
+    assert len(found) >= 6
+    assert [case for case in found if not re.search(cases, case)] == []
+
+
+@anywhere
 @pytest.mark.parametrize(
     ("mutant", "names"),
     [
@@ -240,10 +277,10 @@ def test_grad_scaler_and_its_mutants(mutant: str, names: list[str], pretend: boo
     ],
     ids=["gradients stay scaled", "the loss is not scaled"],
 )
-def test_grad_scaler_fails_where_scale_and_unscale_do_not_match(
+def test_grad_scaler_fails_if_scale_and_unscale_do_not_match(
     mutant: str, names: set[str], pretend: bool, tmp_path: Path
 ) -> None:
-    """The weights then go where they should not, and what comes after differs by chance."""
+    """The weights then have wrong values; which other values are out of bounds depends on chance."""
     assert names <= set(broken_by(mutant, "grad-scaler", tmp_path, pretend=pretend))
 
 

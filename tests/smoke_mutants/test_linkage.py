@@ -1,4 +1,4 @@
-"""Mutants of linkage: libraries built by gcc on the spot, and each way to be broken."""
+"""Mutants of linkage: libraries built by gcc, each with another fault."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def library(folder: Path, name: str, *needs: str, rpath: str = "") -> Path:
     return path
 
 
-def test_a_library_beside_is_found_by_origin_and_not_without(tmp_path: Path) -> None:
+def test_a_library_in_the_same_folder_is_found_only_by_origin(tmp_path: Path) -> None:
     library(tmp_path, "a")
     library(tmp_path, "good", "a", rpath="$ORIGIN")
     library(tmp_path, "bad", "a")
@@ -49,7 +49,7 @@ def test_a_library_beside_is_found_by_origin_and_not_without(tmp_path: Path) -> 
     assert seen.unfound == (("libbad.so.1", "liba.so.1"),)
 
 
-def test_a_removed_library_is_missed_by_every_file_that_needs_it(tmp_path: Path) -> None:
+def test_a_removed_library_is_reported_for_every_file_that_needs_it(tmp_path: Path) -> None:
     gone = library(tmp_path, "a")
     library(tmp_path, "b", "a", rpath="$ORIGIN")
     library(tmp_path, "c", "a", "b", rpath="$ORIGIN")
@@ -58,7 +58,7 @@ def test_a_removed_library_is_missed_by_every_file_that_needs_it(tmp_path: Path)
     assert read_linkage(tmp_path).unfound == (("libb.so.1", "liba.so.1"), ("libc.so.1", "liba.so.1"))
 
 
-def test_a_library_that_lacks_a_symbol_version_is_told(tmp_path: Path) -> None:
+def test_a_missing_symbol_version_is_reported(tmp_path: Path) -> None:
     def versioned(version: str) -> None:
         script = tmp_path / "map"
         script.write_text(f"{version} {{ global: a; }};\n")
@@ -73,7 +73,7 @@ def test_a_library_that_lacks_a_symbol_version_is_told(tmp_path: Path) -> None:
     assert any("KILN_1" in line for line in read_linkage(tmp_path).unversioned)
 
 
-def test_a_program_is_held_to_what_the_loader_finds(tmp_path: Path) -> None:
+def test_libraries_of_a_program_are_those_that_the_loader_finds(tmp_path: Path) -> None:
     gone = library(tmp_path, "a")
     source = "int a(void); int main(void) { return a(); }\n"
     command = ["gcc", "-x", "c", "-", "-x", "none", str(gone), "-o", str(tmp_path / "tool")]
@@ -83,7 +83,7 @@ def test_a_program_is_held_to_what_the_loader_finds(tmp_path: Path) -> None:
     assert (seen.unfound, seen.unfound_programs) == ((), (("tool", "liba.so.1"),))
 
 
-def test_our_reader_agrees_with_pyelftools(tmp_path: Path) -> None:
+def test_the_elf_reader_agrees_with_pyelftools(tmp_path: Path) -> None:
     elffile = pytest.importorskip("elftools.elf.elffile", reason="the other reader: pip install pyelftools")
     library(tmp_path, "a")
     path = library(tmp_path, "b", "a", rpath="$ORIGIN")
@@ -96,14 +96,14 @@ def test_our_reader_agrees_with_pyelftools(tmp_path: Path) -> None:
     assert sonames([str(path), "/no/such/file"]) == {"libb.so.1"}
 
 
-def test_what_is_no_program_or_library_is_passed_over(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("x" * 100)
     (tmp_path / "short").write_bytes(b"\x7fELF\x02\x01")
     (tmp_path / "object.o").write_bytes(b"\x7fELF\x02\x01" + bytes(10) + b"\x01\x00\x3e\x00" + bytes(60))
     assert read_linkage(tmp_path).files == 0
 
 
-def test_the_list_counts_only_for_the_installed_version() -> None:
+def test_the_list_of_exceptions_is_only_for_the_installed_version() -> None:
     audio = {"name": "torchaudio", "version": "2.7.1+cu118"}
     pairs = allowed_unresolved([audio], "3.10.12", LIST)
     assert ["lib/python3.10/site-packages/torchaudio/lib/libtorchaudio_sox.so", "libsox.so"] in pairs

@@ -1,4 +1,4 @@
-"""Mutants of loader: memory that is not pinned, copies that wait, workers that are none."""
+"""Mutants of loader: memory that is not pinned, copies that wait, no workers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.smoke_mutants.mutant import broken, check, needs_gpus, needs_torch, w
 from tests.smoke_mutants.pretended import PRETEND
 
 PINS_NOTHING = "import torch\ntorch.Tensor.pin_memory = lambda self, *device: self"
-# As though the caller had not said non_blocking=True.
+# As if the caller had not passed non_blocking=True.
 WAITS = (
     "import torch\nreal = torch.Tensor.copy_\n"
     "torch.Tensor.copy_ = lambda self, source, non_blocking=False: real(self, source)"
 )
-# torch itself makes the object for a stream that is there by keywords.
+# torch itself creates the object of an existing stream with keywords.
 ONE_STREAM = (
     "import torch\nreal = torch.cuda.Stream\n"
     "torch.cuda.Stream = lambda **known: real(**known) if known else torch.cuda.current_stream()"
@@ -23,7 +23,7 @@ ONE_STREAM = (
 
 
 def loader(options: str) -> str:
-    """A mutant whose DataLoader has other *options* than were asked for."""
+    """A mutant whose DataLoader replaces the caller's options by *options*."""
     return (
         "import torch.utils.data as data\nreal = data.DataLoader\n"
         f"data.DataLoader = lambda rows, **options: real(rows, **(options | dict({options})))"
@@ -33,7 +33,7 @@ def loader(options: str) -> str:
 NO_WORKERS = loader("num_workers=0, multiprocessing_context=None")
 NO_PINNING = loader("pin_memory=False")
 OTHER_ORDER = loader("shuffle=True")
-# A GPU without streams: all is done when the call returns.
+# A GPU without streams: each call returns when its work is done.
 NO_STREAMS = """
 import contextlib
 
@@ -51,8 +51,8 @@ torch.Tensor.pin_memory = lambda self, *device: self
 
 @needs_gpus(1)
 def test_loader_passes_in_a_sound_environment(tmp_path: Path) -> None:
-    told = check("loader", tmp_path)
-    assert (told["outcome"], told["message"]) == ("passed", "")
+    finding = check("loader", tmp_path)
+    assert (finding["outcome"], finding["message"]) == ("passed", "")
 
 
 @needs_gpus(1)
@@ -67,18 +67,18 @@ def test_loader_passes_in_a_sound_environment(tmp_path: Path) -> None:
     ],
     ids=["non_blocking ignored", "one stream for all", "no workers", "loader does not pin", "other order"],
 )
-def test_loader_fails_where(mutant: str, names: list[str], tmp_path: Path) -> None:
-    told = check("loader", tmp_path, mutant)
-    assert told["outcome"] == "failed"
-    assert broken(told) == names
+def test_loader_fails_with_a_mutant(mutant: str, names: list[str], tmp_path: Path) -> None:
+    finding = check("loader", tmp_path, mutant)
+    assert finding["outcome"] == "failed"
+    assert broken(finding) == names
 
 
 @needs_gpus(1)
-def test_loader_fails_where_pinning_does_nothing(tmp_path: Path) -> None:
-    """What a copy of memory that can be paged out waits for is the driver's affair."""
-    told = check("loader", tmp_path, PINS_NOTHING)
-    assert told["outcome"] == "failed"
-    assert {"pinned", "batches_pinned"} <= set(broken(told))
+def test_loader_fails_if_pinning_does_nothing(tmp_path: Path) -> None:
+    """Whether a copy of pageable memory waits depends on the driver."""
+    finding = check("loader", tmp_path, PINS_NOTHING)
+    assert finding["outcome"] == "failed"
+    assert {"pinned", "batches_pinned"} <= set(broken(finding))
 
 
 @needs_torch
@@ -88,9 +88,9 @@ def test_loader_fails_where_pinning_does_nothing(tmp_path: Path) -> None:
     [("", []), (NO_WORKERS, ["workers"]), (OTHER_ORDER, ["batches_wrong"])],
     ids=["sound", "no workers", "other order"],
 )
-def test_loader_on_the_cpu_fails_in_what_only_a_gpu_has(
+def test_loader_on_the_cpu_fails_in_the_values_of_a_gpu(
     mutant: str, names: list[str], tmp_path: Path
 ) -> None:
-    told = check("loader", tmp_path, PRETEND + NO_STREAMS + mutant)
+    finding = check("loader", tmp_path, PRETEND + NO_STREAMS + mutant)
     of_gpu = {"pinned", "returned_before_the_copy", "ended_during_a_kernel", "batches_pinned"}
-    assert set(broken(told)) == of_gpu | set(names)
+    assert set(broken(finding)) == of_gpu | set(names)

@@ -1,4 +1,4 @@
-"""Mutants of lock: an environment of two small wheels, and each way to differ from its lock."""
+"""Mutants of lock: an environment of two small wheels, and its differences from its lock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def install(site: Path, name: str, files: dict[str, bytes]) -> None:
-    """What pip would leave: the files, a byte-compiled copy, METADATA and RECORD."""
+    """Install as pip does: the files, byte code, METADATA and RECORD."""
     info = f"{name}-1.0.dist-info"
     rows = []
     for path, data in {**files, f"{info}/METADATA": f"Name: {name}\nVersion: 1.0\n".encode()}.items():
@@ -48,7 +48,7 @@ def install(site: Path, name: str, files: dict[str, bytes]) -> None:
 
 
 def seen(site: Path) -> dict[str, Any]:
-    """What the probe sees in the environment."""
+    """The output of the probe in the environment."""
     python = site.parents[2] / "bin" / "python"
     done = subprocess.run(
         [str(python), "-I", "-B", str(SUITE / "probes" / "installed.py")], capture_output=True, check=True
@@ -57,14 +57,14 @@ def seen(site: Path) -> dict[str, Any]:
     return answer
 
 
-def test_a_sound_environment_has_no_fault(site: Path) -> None:
+def test_an_unchanged_environment_has_no_fault(site: Path) -> None:
     found = seen(site)
     assert found["installed"] == {"alpha": "1.0", "beta": "1.0"}
     assert not any(found[kind] for kind in ("broken", "absent", "changed", "unhashed", "stale", "unowned"))
 
 
 def test_a_file_with_a_dot_in_its_stem_has_byte_code_too(site: Path) -> None:
-    """As builder.bak.py of datasets: importlib refuses to say where such a source lies."""
+    """As builder.bak.py of datasets: importlib raises for the path of such a source."""
     install(site, "gamma", {"gamma/builder.bak.py": b"NAME = 'gamma'\n"})
     found = seen(site)
     assert not any(found[kind] for kind in ("broken", "absent", "changed", "unhashed", "stale", "unowned"))
@@ -76,7 +76,7 @@ def test_a_file_with_a_dot_in_its_stem_has_byte_code_too(site: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["sha512", "sha384", "blake2b"])
 def test_a_record_may_use_a_stronger_hash(site: Path, algorithm: str) -> None:
-    """As the wheel specification allows; it is computed, not believed."""
+    """As the wheel specification allows; the hash is computed."""
     record = site / "beta-1.0.dist-info" / "RECORD"
     data = (site / "beta" / "__init__.py").read_bytes()
     digest = base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).rstrip(b"=").decode()
@@ -138,6 +138,6 @@ def test_each_fault_is_named(site: Path, mutate: Callable[[Path], None], kind: s
     assert named in seen(site)[kind]
 
 
-def test_an_extra_distribution_is_seen(site: Path) -> None:
+def test_an_extra_distribution_is_reported(site: Path) -> None:
     install(site, "gamma", {"gamma.py": b""})
     assert seen(site)["installed"]["gamma"] == "1.0"

@@ -1,6 +1,6 @@
-"""Mutants of the checks that run torch: the environment or the call into torch is broken, never the check.
+"""Mutants of the checks that run torch: the environment or the call of torch is broken, never the check.
 
-They need an interpreter with torch (its CPU build will do): this one, or what TORCHKILN_TORCH_PYTHON names.
+They need an interpreter with torch (a CPU build is enough): this one, or the one of TORCHKILN_TORCH_PYTHON.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ pytestmark = needs_torch
 
 
 def test_cpu_train_passes_in_a_sound_environment(tmp_path: Path) -> None:
-    told = check("cpu-train", tmp_path)
-    assert (told["outcome"], told["message"]) == ("passed", "")
+    finding = check("cpu-train", tmp_path)
+    assert (finding["outcome"], finding["message"]) == ("passed", "")
 
 
 @pytest.mark.parametrize(
@@ -46,34 +46,34 @@ def test_cpu_train_passes_in_a_sound_environment(tmp_path: Path) -> None:
     ],
     ids=["lr=0", "step does nothing", "no workers", "rows in another order"],
 )
-def test_cpu_train_fails_where_nothing_is_learned_or_loaded(
+def test_cpu_train_fails_if_nothing_is_learned_or_loaded(
     mutant: str, names: list[str], tmp_path: Path
 ) -> None:
-    told = check("cpu-train", tmp_path, mutant)
-    assert told["outcome"] == "failed"
-    assert broken(told) == names
+    finding = check("cpu-train", tmp_path, mutant)
+    assert finding["outcome"] == "failed"
+    assert broken(finding) == names
 
 
 def test_compile_cpu_passes_in_a_sound_environment(tmp_path: Path) -> None:
-    told = check("compile-cpu", tmp_path)
-    assert (told["outcome"], told["message"]) == ("passed", "")
+    finding = check("compile-cpu", tmp_path)
+    assert (finding["outcome"], finding["message"]) == ("passed", "")
 
 
 def test_compile_cpu_fails_without_a_compiler(tmp_path: Path) -> None:
     unnamed = "import os\nfor name in ('CC', 'CXX'):\n    os.environ.pop(name, None)"
-    told = check("compile-cpu", tmp_path, unnamed, PATH=str(tmp_path))
-    assert told["outcome"] == "failed"
-    assert "compiler" in told["message"].lower()
+    finding = check("compile-cpu", tmp_path, unnamed, PATH=str(tmp_path))
+    assert finding["outcome"] == "failed"
+    assert "compiler" in finding["message"].lower()
 
 
-def test_compile_cpu_fails_where_torch_falls_back_to_eager(tmp_path: Path) -> None:
+def test_compile_cpu_fails_if_torch_falls_back_to_eager(tmp_path: Path) -> None:
     mutant = "import torch\ntorch.compile = lambda function, **options: function"
-    told = check("compile-cpu", tmp_path, mutant)
-    assert told["message"] == "kernel_libraries: 0 is not at least 1"
+    finding = check("compile-cpu", tmp_path, mutant)
+    assert finding["message"] == "kernel_libraries: 0 is not at least 1"
 
 
 def test_a_cpu_build_of_torch_fails_archs_and_claims(tmp_path: Path) -> None:
-    """Only where the interpreter's torch has no CUDA, which is itself the mutant."""
+    """Only if the interpreter's torch has no CUDA; that build is the mutant."""
     code = "import torch, sys; sys.exit(torch.version.cuda is not None)"
     if subprocess.run([PYTHON, "-I", "-c", code], check=False).returncode:
         pytest.skip("this torch is built for CUDA: set TORCHKILN_TORCH_PYTHON to one that is not")
@@ -82,8 +82,8 @@ def test_a_cpu_build_of_torch_fails_archs_and_claims(tmp_path: Path) -> None:
         check("archs", tmp_path / "archs", facts=FACTS)["message"]
         == "archs: 'sm_80' is missing; 'sm_90' is missing"
     )
-    told = check("claims", tmp_path, facts=FACTS)["message"].splitlines()
-    assert f"wheel_cuda: is None, wanted {CLAIMS['wheel_cuda']!r}" in told
-    assert "cuda_promise: is False, wanted True" in told
-    assert "cudnn: is None, wanted '9.5.1'" in told
-    assert "nccl: is None, wanted '2.26.2'" in told
+    lines = check("claims", tmp_path, facts=FACTS)["message"].splitlines()
+    assert f"wheel_cuda: is None, expected {CLAIMS['wheel_cuda']!r}" in lines
+    assert "cuda_promise: is False, expected True" in lines
+    assert "cudnn: is None, expected '9.5.1'" in lines
+    assert "nccl: is None, expected '2.26.2'" in lines

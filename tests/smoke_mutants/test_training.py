@@ -1,4 +1,4 @@
-"""Mutants of checkpoint, offload, memory and torchscript: savings that are only said, and other results."""
+"""Mutants of checkpoint, offload, memory and torchscript: no saving of memory, or other results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONLY_CALLS = """
 import torch.utils.checkpoint as module
 module.checkpoint = lambda function, *arguments, **options: function(*arguments)
 """
-DRAWS_ANEW = """
+DRAWS_AGAIN = """
 import torch.utils.checkpoint as module
 real = module.checkpoint
 def checkpoint(*arguments, **options):
@@ -61,7 +61,7 @@ def script(module):
     return real(other)
 torch.jit.script = script
 """
-# One of the two sides of a branch is all that a trace has seen.
+# A trace has recorded only one side of a branch.
 ONLY_TRACES = """
 import torch
 def script(module):
@@ -81,8 +81,8 @@ torch.jit.load = load
 
 MUTANTS = {
     "checkpoint-sound": ("", []),
-    "checkpoint-only calls": (ONLY_CALLS, ["calls", "peak_ratio"]),
-    "checkpoint-draws dropout anew": (DRAWS_ANEW, ["gradient_error"]),
+    "checkpoint-only calls the function": (ONLY_CALLS, ["calls", "peak_ratio"]),
+    "checkpoint-draws dropout again": (DRAWS_AGAIN, ["gradient_error"]),
     "offload-sound": ("", []),
     "offload-stays on the GPU": (STAYS_THERE, ["peak_ratio"]),
     "offload-brings zeros back": (BRINGS_ZEROS, ["gradient_error"]),
@@ -106,9 +106,7 @@ MUTANTS = {
 
 @anywhere
 @pytest.mark.parametrize("name", MUTANTS)
-def test_it_passes_where_all_is_sound_and_each_mutant_breaks_its_values(
-    name: str, pretend: bool, tmp_path: Path
-) -> None:
+def test_it_passes_and_each_mutant_breaks_its_values(name: str, pretend: bool, tmp_path: Path) -> None:
     mutant, values = MUTANTS[name]
     assert broken_by(mutant, name.split("-")[0], tmp_path, pretend=pretend) == values
 
@@ -116,14 +114,14 @@ def test_it_passes_where_all_is_sound_and_each_mutant_breaks_its_values(
 @needs_torch
 @pytest.mark.parametrize("id", ["checkpoint", "offload", "memory", "torchscript"])
 def test_it_fails_without_a_gpu(id: str, tmp_path: Path) -> None:
-    """A GPU's place is never taken by the CPU; a torch without CUDA is this test's mutant too."""
-    told = check(id, tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert told["outcome"] == "failed"
-    assert re.search("CUDA|NVIDIA", told["message"])
+    """No check uses the CPU instead of a GPU; a torch without CUDA is a mutant of this test, too."""
+    finding = check(id, tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert finding["outcome"] == "failed"
+    assert re.search("CUDA|NVIDIA", finding["message"])
 
 
 @anywhere
-def test_torchscript_fails_where_scripting_is_off(pretend: bool, tmp_path: Path) -> None:
-    """PYTORCH_JIT=0 makes torch.jit.script give back the module itself."""
-    told = fails_with("", "torchscript", tmp_path, pretend=pretend, PYTORCH_JIT="0")
-    assert told.splitlines()[0] == "torch.jit.script gave no ScriptModule"
+def test_torchscript_fails_if_scripting_is_disabled(pretend: bool, tmp_path: Path) -> None:
+    """With PYTORCH_JIT=0, torch.jit.script returns the module itself."""
+    message = fails_with("", "torchscript", tmp_path, pretend=pretend, PYTORCH_JIT="0")
+    assert message.splitlines()[0] == "torch.jit.script gave no ScriptModule"

@@ -1,6 +1,6 @@
 """docs/smoke.md, executed: the usual snippets pass without a GPU, and the example of a check is one.
 
-That the checks which the snippets name fail there is test_promised.py's affair.
+test_promised.py tests that the checks named by the snippets fail there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXAMPLE, MUTANT = _BLOCK.findall(SECTIONS["Adding a check"])
 
 
 def title(snippet: str) -> str:
-    """The check that its first line names."""
+    """The check named in the first line."""
     return snippet.partition("\n")[0].removeprefix("# ")
 
 
@@ -43,7 +43,7 @@ def test_a_usual_snippet_passes_without_a_gpu(snippet: str, tmp_path: Path) -> N
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert title(snippet) in {one.id for one in catalogue(SUITE) if one.tier > 0}
+    assert title(snippet) in {item.id for item in catalogue(SUITE) if item.tier > 0}
 
 
 def test_there_are_snippets() -> None:
@@ -54,16 +54,16 @@ def test_there_are_snippets() -> None:
 def test_the_example_is_a_check_and_its_mutant_breaks_it(
     broken_seed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU it finds that out; its other values are what the page says."""
+    """Without a GPU it fails in that; its other values are those of the page."""
     monkeypatch.setattr(harness, "SUITE", suite_with(tmp_path / "suite", {"test_seeds.py": EXAMPLE}))
     mutant = _argument(MUTANT) if broken_seed else ""
-    told = check("seeds", tmp_path, mutant if gpus() else PRETEND + mutant)
+    finding = check("seeds", tmp_path, mutant if gpus() else PRETEND + mutant)
     names = ([] if gpus() else ["device"]) + (["equal"] if broken_seed else [])
-    assert broken(told) == names
+    assert broken(finding) == names
 
 
 def _argument(source: str) -> str:
-    """What is handed to check() as the mutant."""
+    """The argument *mutant* of the call of check()."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     called = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "check")
     found = ast.literal_eval(called.args[2])

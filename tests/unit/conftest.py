@@ -1,4 +1,4 @@
-"""`import workplace` is the package that runs inside images, as it lies below rootfs/."""
+"""`import workplace` is the package that runs inside images, from rootfs/."""
 
 import sys
 from importlib import import_module
@@ -9,14 +9,14 @@ from torchkiln.util.places import ROOTFS
 _FOLDER = ROOTFS / "opt/torchkiln/workplace"
 
 
-def _bring() -> None:
-    """All of it at once, so that no __pycache__ comes to lie beside it."""
+def _import_package() -> None:
+    """Import all of it at once, so that no __pycache__ is written beside it."""
     sys.path.append(str(_FOLDER.parent))
-    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    previous, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     for module in iter_modules([str(_FOLDER)]):
         if module.name != "__main__":
             import_module(f"workplace.{module.name}")
-    sys.dont_write_bytecode = kept
+    sys.dont_write_bytecode = previous
 
 
-_bring()
+_import_package()

@@ -1,4 +1,4 @@
-"""Signed statements: the report in them comes back with its signer, and nothing else is taken for one."""
+"""Signed statements: the report in them is read with its signer, and nothing else is accepted as one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.keys import ED, KEYS, P256, SECRET, STRANGER, pem, public_pem
+from tests.keys import ED, KEYS, P256, SECRET, UNKNOWN_KEY, pem, public_pem
 from tests.reports import IMAGE, OTHER, TAG, report
 from torchkiln.attest import keys
 from torchkiln.attest.dsse import PASSPHRASE, fingerprint, sign
@@ -34,15 +34,15 @@ def written(folder: Path, data: bytes, name: str = "report.dsse.json") -> Path:
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS.keys())
-def test_a_report_comes_back_from_its_statement_with_its_signer(key: Any, tmp_path: Path) -> None:
-    told = report(nonce="request-0001")
-    found = read(written(tmp_path, attest(told, key)), [STRANGER.public_key(), key.public_key()])
+def test_a_report_is_read_from_its_statement_with_its_signer(key: Any, tmp_path: Path) -> None:
+    smoke_report = report(nonce="request-0001")
+    found = read(written(tmp_path, attest(smoke_report, key)), [UNKNOWN_KEY.public_key(), key.public_key()])
 
-    assert found.report == told
+    assert found.report == smoke_report
     assert (found.signed, found.signers) == (True, (fingerprint(key.public_key()),))
 
 
-def test_the_statement_is_in_toto_s_with_the_image_as_its_subject() -> None:
+def test_the_statement_is_in_toto_with_the_image_as_subject() -> None:
     envelope = json.loads(attest(report(), ED))
     statement = json.loads(base64.b64decode(envelope["payload"]))
 
@@ -52,7 +52,7 @@ def test_the_statement_is_in_toto_s_with_the_image_as_its_subject() -> None:
     assert statement["predicate"] == document(report())
 
 
-def test_a_plain_report_is_taken_with_the_signature_beside_it(tmp_path: Path) -> None:
+def test_a_plain_report_with_a_separate_signature_is_accepted(tmp_path: Path) -> None:
     plain = written(tmp_path, to_json(report()), "report.json")
     assert (read(plain).signed, read(plain).signers) == (False, ())
     assert read(plain, [ED.public_key()]).signers == ()
@@ -63,7 +63,7 @@ def test_a_plain_report_is_taken_with_the_signature_beside_it(tmp_path: Path) ->
     assert read(plain, [ED.public_key()]).signers == (fingerprint(ED.public_key()),)
 
 
-def test_a_plain_report_that_was_changed_beside_its_signature_is_refused(tmp_path: Path) -> None:
+def test_a_changed_plain_report_with_a_separate_signature_is_refused(tmp_path: Path) -> None:
     written(tmp_path, attest(report(), ED))
     plain = written(tmp_path, to_json(report(image=OTHER)), "report.json")
 
@@ -72,7 +72,7 @@ def test_a_plain_report_that_was_changed_beside_its_signature_is_refused(tmp_pat
             read(plain, trusted)
 
 
-def test_an_environment_has_nothing_to_be_signed_for() -> None:
+def test_a_report_of_an_environment_cannot_be_signed() -> None:
     with pytest.raises(ConfigError, match="names no image"):
         attest(report(image=None, tag=None), ED)
 
@@ -101,8 +101,8 @@ def other_payload(envelope: dict[str, Any]) -> None:
 
 
 def cut(envelope: dict[str, Any]) -> None:
-    whole = base64.b64decode(envelope["signatures"][0]["sig"])
-    envelope["signatures"][0]["sig"] = base64.b64encode(whole[:-1]).decode()
+    signature = base64.b64decode(envelope["signatures"][0]["sig"])
+    envelope["signatures"][0]["sig"] = base64.b64encode(signature[:-1]).decode()
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -114,11 +114,11 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda e: (other_payload(e), e["signatures"][0].pop("keyid")),
         "no signature by a trusted key",
     ),
-    "a payload that is no base64": (lambda e: e.update(payload="?"), "invalid base64"),
-    "a signature that is no base64": (lambda e: e["signatures"][0].update(sig="é"), "invalid base64"),
+    "a payload that is not base64": (lambda e: e.update(payload="?"), "invalid base64"),
+    "a signature that is not base64": (lambda e: e["signatures"][0].update(sig="é"), "invalid base64"),
     "no signature": (lambda e: e.update(signatures=[]), "signatures: must not be empty"),
     "seventeen signatures": (lambda e: e.update(signatures=e["signatures"] * 17), "signatures: "),
-    "signatures that are none": (lambda e: e.update(signatures={}), "signatures: must be a list"),
+    "signatures that are a mapping": (lambda e: e.update(signatures={}), "signatures: must be a list"),
     "no payload": (lambda e: e.pop("payload"), "the key 'payload' is missing"),
     "a payload that is a number": (lambda e: e.update(payload=1), "payload: must be text"),
 }
@@ -149,7 +149,7 @@ def test_a_changed_envelope_is_refused(change: Any, why: str, key: Any, tmp_path
 def test_a_good_signature_on_something_else_is_refused(
     payload_type: str, change: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    """What the key's holder signed for other purposes is no report of ours."""
+    """A statement signed for another purpose is not a report."""
     statement = json.loads(base64.b64decode(json.loads(attest(report(), ED))["payload"])) | change
     file = written(tmp_path, sign(payload_type, json.dumps(statement).encode(), ED))
 
@@ -158,7 +158,7 @@ def test_a_good_signature_on_something_else_is_refused(
 
 
 def test_a_payload_with_a_key_twice_is_refused(tmp_path: Path) -> None:
-    """Two readers could take it for two things, signed or not."""
+    """Two readers could read it differently, signed or not."""
     payload = base64.b64decode(json.loads(attest(report(), ED))["payload"])
     twice = payload.replace(b'"verdict":"pass"', b'"verdict":"fail","verdict":"pass"')
     file = written(tmp_path, sign(PAYLOAD_TYPE, twice, ED))
@@ -167,28 +167,28 @@ def test_a_payload_with_a_key_twice_is_refused(tmp_path: Path) -> None:
         read(file, [ED.public_key()])
 
 
-def test_a_stranger_s_signature_is_none(tmp_path: Path) -> None:
-    """Nor is one that names a trusted key: a keyid decides nothing."""
-    file = written(tmp_path, attest(report(), STRANGER))
+def test_a_signature_by_an_unknown_key_is_ignored(tmp_path: Path) -> None:
+    """Also one with the keyid of a trusted key: a keyid decides nothing."""
+    file = written(tmp_path, attest(report(), UNKNOWN_KEY))
     with pytest.raises(VerificationFailed, match="no signature by a trusted key") as refused:
         read(file, [ED.public_key(), P256.public_key()])
     assert fingerprint(ED.public_key()) in refused.value.hint
 
-    named = changed(lambda e: e["signatures"][0].update(keyid=fingerprint(ED.public_key())), STRANGER)
+    named = changed(lambda e: e["signatures"][0].update(keyid=fingerprint(ED.public_key())), UNKNOWN_KEY)
     with pytest.raises(VerificationFailed, match="invalid signature"):
         read(written(tmp_path, named), [ED.public_key()])
-    unnamed = changed(lambda e: e["signatures"][0].update(keyid="nobody"))
+    unnamed = changed(lambda e: e["signatures"][0].update(keyid="unknown"))
     assert read(written(tmp_path, unnamed), [ED.public_key()]).signers
 
 
-def test_of_two_signatures_one_by_a_trusted_key_is_enough(tmp_path: Path) -> None:
-    """As DSSE has it; who else signed is nobody's witness."""
-    second = json.loads(attest(report(), STRANGER))["signatures"]
+def test_one_of_two_signatures_by_a_trusted_key_is_enough(tmp_path: Path) -> None:
+    """As in DSSE; other signatures do not matter."""
+    second = json.loads(attest(report(), UNKNOWN_KEY))["signatures"]
     both = changed(lambda e: e.update(signatures=second + e["signatures"]))
     file = written(tmp_path, both)
 
     assert read(file, [ED.public_key()]).signers == (fingerprint(ED.public_key()),)
-    assert len(read(file, [ED.public_key(), STRANGER.public_key(), ED.public_key()]).signers) == 2
+    assert len(read(file, [ED.public_key(), UNKNOWN_KEY.public_key(), ED.public_key()]).signers) == 2
     with pytest.raises(VerificationFailed, match=r"no signature by a trusted key \(key IDs: "):
         read(file, [P256.public_key()])
     twice = changed(lambda e: e.update(signatures=e["signatures"] * 2))
@@ -221,7 +221,7 @@ def ran(*argv: object) -> Any:
     return CliRunner().invoke(smoke, ["show", *map(str, argv)])
 
 
-def test_show_says_whether_and_by_whom(tmp_path: Path) -> None:
+def test_show_names_the_signer(tmp_path: Path) -> None:
     plain = written(tmp_path, to_json(report()), "report.json")
     trusted = written(tmp_path, public_pem(ED), "public.pem")
     assert ran(plain).stdout.splitlines()[-2:] == ["unsigned", "pass"]
@@ -237,19 +237,19 @@ def test_show_says_whether_and_by_whom(tmp_path: Path) -> None:
             0,
             [f"signed by {fingerprint(ED.public_key())}", "pass"],
         )
-    told = json.loads(ran(plain, "--trust", trusted, "--json").stdout)
-    assert (told["signed"], told["signers"]) == (True, [fingerprint(ED.public_key())])
+    smoke_report = json.loads(ran(plain, "--trust", trusted, "--json").stdout)
+    assert (smoke_report["signed"], smoke_report["signers"]) == (True, [fingerprint(ED.public_key())])
 
 
-def test_show_still_judges_what_is_signed(tmp_path: Path) -> None:
-    """Who holds the key can lie; not about what the values give."""
-    lie = written(tmp_path, attest(replace(report(), verdict="inconclusive"), ED))
+def test_show_also_checks_signed_reports(tmp_path: Path) -> None:
+    """The holder of the key can sign false values, but not a wrong verdict of these values."""
+    wrong_verdict = written(tmp_path, attest(replace(report(), verdict="inconclusive"), ED))
     trusted = written(tmp_path, public_pem(ED), "public.pem")
 
-    assert "its values give 'pass'" in str(ran(lie, "--trust", trusted).exception)
+    assert "its values give 'pass'" in str(ran(wrong_verdict, "--trust", trusted).exception)
 
 
-def test_what_a_run_writes_is_signed_and_holds_no_secret(
+def test_a_run_writes_a_signed_report_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As `smoke --report r.json --key key.pem` ends: report, statement beside it, verdict on stdout."""
@@ -262,30 +262,30 @@ def test_what_a_run_writes_is_signed_and_holds_no_secret(
 
     found = read(tmp_path / "r.json", [ED.public_key()])
     assert (found.report.nonce, found.signers) == ("request-0001", (fingerprint(ED.public_key()),))
-    said = capsys.readouterr()
-    assert said.out == "pass\n"
-    assert "nonce request-0001" in said.err
+    captured = capsys.readouterr()
+    assert captured.out == "pass\n"
+    assert "nonce request-0001" in captured.err
     files = [tmp_path / name for name in ("r.json", "r.dsse.json", "r.xml")]
-    told = "".join((said.err, *(file.read_text() for file in files)))
+    smoke_report = "".join((captured.err, *(file.read_text() for file in files)))
     lines = pem(ED).decode().splitlines()[1:-1] + pem(ED, SECRET).decode().splitlines()[1:-1]
-    assert [secret for secret in (SECRET, (b"\x01" * 32).hex(), *lines) if secret in told] == []
+    assert [secret for secret in (SECRET, (b"\x01" * 32).hex(), *lines) if secret in smoke_report] == []
 
 
-def test_the_pass_phrase_leaves_the_environment_when_it_is_read(
+def test_the_passphrase_is_removed_from_the_environment_when_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No process of an image under test is a child of one that still has it."""
+    """No process of a tested image is a child of a process that still has it."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
     keys.private_key(secret(tmp_path, pem(ED, SECRET)))
 
-    told = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
-    assert PASSPHRASE not in told
-    assert SECRET not in told
+    smoke_report = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+    assert PASSPHRASE not in smoke_report
+    assert SECRET not in smoke_report
 
 
-def test_a_pass_phrase_is_no_argument() -> None:
-    """It would stand in the list of processes and in the shell's history."""
-    options = [name for command in smoke.commands.values() for one in command.params for name in one.opts]
+def test_a_passphrase_is_not_an_argument() -> None:
+    """It would be visible in the process list and in the shell's history."""
+    options = [name for command in smoke.commands.values() for param in command.params for name in param.opts]
 
     assert not [name for name in options if "pass" in name]
 

@@ -66,43 +66,43 @@ def lists(folder: Path, **texts: str) -> Path:
     return folder
 
 
-def test_an_index_tells_the_file_of_the_very_version(tmp_path: Path) -> None:
-    wanted = (OsPackage(name="tini", version="0.19.0-1+b3"), OsPackage(name="gone", version="1"))
-    (found,) = read_lists(lists(tmp_path / "lists", main=PACKAGES.format(10, 11)), wanted)
+def test_an_index_has_the_file_of_the_exact_version(tmp_path: Path) -> None:
+    packages = (OsPackage(name="tini", version="0.19.0-1+b3"), OsPackage(name="gone", version="1"))
+    (found,) = read_lists(lists(tmp_path / "lists", main=PACKAGES.format(10, 11)), packages)
 
     assert (found.name, found.version, found.architecture) == ("tini", "0.19.0-1+b3", "amd64")
     assert (found.source, found.size, found.sha256) == ("tini (0.19.0-1)", 248, f"{10:064x}")
-    told = BaseFiles(base=BASE.digest, debs=(found,))
-    assert packages_without_file(replace(BASE, packages=wanted), told) == ("gone 1",)
+    base_files = BaseFiles(base=BASE.digest, debs=(found,))
+    assert packages_without_file(replace(BASE, packages=packages), base_files) == ("gone 1",)
 
 
-def test_an_index_that_is_none_is_told(tmp_path: Path) -> None:
+def test_an_invalid_index_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed, match="security_Packages cannot be read: line 1: not a field"):
         read_lists(lists(tmp_path / "lists", main="", security="<html>\n"), BASE.packages)
 
 
-def test_what_is_noted_reads_back() -> None:
+def test_a_written_note_reads_back() -> None:
     assert from_json(to_json(FILES)) == FILES
     assert from_json(to_json(replace(FILES, debs=()))) == replace(FILES, debs=())
 
 
 @FEW
 @given(mutated(json.loads(to_json(FILES))))
-def test_any_other_file_is_read_or_refused(told: Any) -> None:
-    answer(lambda: from_json(json_bytes(told)))
+def test_any_changed_file_is_read_or_refused(base_files: Any) -> None:
+    answer(lambda: from_json(json_bytes(base_files)))
 
 
-def test_it_is_about_one_base_and_no_other(tmp_path: Path) -> None:
+def test_a_note_belongs_to_one_base(tmp_path: Path) -> None:
     store, images = Store(tmp_path / "cache"), tmp_path / "images"
-    other = replace(BASE, digest=sboms.IMAGE)
+    other_base = replace(BASE, digest=sboms.IMAGE)
     assert read_files(images, BASE, store) is None
 
     write_files(images, BASE, FILES)
     assert read_files(images, BASE, store) == FILES
-    assert read_files(images, other, store) is None
+    assert read_files(images, other_base, store) is None
 
-    record_files(store, replace(FILES, base=other.digest))
-    assert read_files(images, other, store) == replace(FILES, base=other.digest)
+    record_files(store, replace(FILES, base=other_base.digest))
+    assert read_files(images, other_base, store) == replace(FILES, base=other_base.digest)
 
 
 def test_a_broken_note_is_named(tmp_path: Path) -> None:
@@ -113,14 +113,14 @@ def test_a_broken_note_is_named(tmp_path: Path) -> None:
         read_files(tmp_path, BASE, Store(tmp_path / "cache"))
 
 
-def test_an_archive_forgets_and_the_note_does_not() -> None:
+def test_a_note_keeps_files_that_the_archive_deleted() -> None:
     now = replace(FILES, debs=FILES.debs[:1])
 
     assert merged(FILES, now) == FILES
     assert merged(None, now) == now
 
 
-def test_the_base_is_built_as_before_and_apts_lists_are_copied_out() -> None:
+def test_the_base_is_unchanged_and_apts_lists_are_copied_out() -> None:
     """The hook only reads, comes last, and goes to a folder outside."""
     plain = command(recipe("debian12"), {}, unprivileged=False)
     place = Scratch(env={}, lists=Path("/tmp/x y"), keyring=Path(recipe("debian12").keyring))
@@ -132,7 +132,7 @@ def test_the_base_is_built_as_before_and_apts_lists_are_copied_out() -> None:
     assert [argument for argument in noted if "-hook=" in argument][-1] == more[0]
 
 
-def test_asking_installs_nothing() -> None:
+def test_reading_the_archive_installs_nothing() -> None:
     place = Scratch(env={}, lists=Path("/tmp/x"), keyring=Path("/tmp/keys"))
     bare = command(recipe("debian12"), {}, unprivileged=False, place=place, bare=True)
 
@@ -141,10 +141,10 @@ def test_asking_installs_nothing() -> None:
     assert len([argument for argument in bare if "-hook=" in argument]) == 1
 
 
-def test_the_command_notes_what_the_archive_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And names what it has no more."""
-    told = sboms.files(sboms.locked(), without=["tini"])
-    monkeypatch.setattr("torchkiln.base.mmdebstrap.ask_archive", lambda *_, **__: told)
+def test_the_command_writes_the_files_of_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And names those that it no longer has."""
+    base_files = sboms.files(sboms.locked(), without=["tini"])
+    monkeypatch.setattr("torchkiln.base.mmdebstrap.ask_archive", lambda *_, **__: base_files)
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
     write_lock(tmp_path, BASE)
     done = CliRunner().invoke(base, ["files", "--images", str(tmp_path)], catch_exceptions=False)
@@ -152,7 +152,7 @@ def test_the_command_notes_what_the_archive_says(tmp_path: Path, monkeypatch: py
     assert done.stdout == f"{files_path(tmp_path, BASE)}\n"
     assert "no hash for tini 0.19.0-1+b3: the archive no longer has it" in done.stderr
     assert "3 of 4 packages" in done.stderr
-    assert from_json(files_path(tmp_path, BASE).read_bytes()) == told
+    assert from_json(files_path(tmp_path, BASE).read_bytes()) == base_files
 
 
 def test_the_committed_note_is_of_the_committed_base(tmp_path: Path) -> None:
@@ -176,6 +176,6 @@ def test_paragraphs() -> None:
         "A: 1\na: 2": "line 2: duplicate field",
         " x": "line 1: continuation line",
     }
-    for wrong, told in faults.items():
-        with pytest.raises(ValueError, match=told):
+    for wrong, base_files in faults.items():
+        with pytest.raises(ValueError, match=base_files):
             list(paragraphs(wrong.split("\n")))

@@ -1,4 +1,4 @@
-"""Where a base comes from: the cache, a file, what stood in before, the archive; what is told of it."""
+"""The sources of a base: the cache, a file, an earlier replacement, the archive; and its messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def a_tar(version: str, *more: object) -> bytes:
 
 
 def a_base(store: Store | None, version: str = "3.0.18") -> LockedBase:
-    """A base with one package of *version*; its blob is put into *store*."""
+    """A base with one package of *version*; its blob is written to *store*."""
     blob, encoded = encode_bytes(a_tar(version))
     if store is not None:
         place = store.blob(encoded.digest)
@@ -62,13 +62,13 @@ def a_base(store: Store | None, version: str = "3.0.18") -> LockedBase:
 
 
 class Archive:
-    """A Debian archive with a memory: gives one base and counts how often it was asked."""
+    """A fake Debian archive: builds one base and counts the builds."""
 
     def __init__(self, version: str) -> None:
-        self.version, self.asked = version, 0
+        self.version, self.builds = version, 0
 
     def build(self, _: object, store: Store, **__: object) -> LockedBase:
-        self.asked += 1
+        self.builds += 1
         return a_base(store, self.version)
 
 
@@ -101,7 +101,7 @@ def test_the_lock_reads_back() -> None:
         pytest.param(lambda lock: [lock], id="list"),
     ],
 )
-def test_a_spoiled_lock_is_named(tmp_path: Path, spoil: Callable[[dict[str, object]], object]) -> None:
+def test_an_invalid_lock_is_named(tmp_path: Path, spoil: Callable[[dict[str, object]], object]) -> None:
     path = artefact.write_lock(tmp_path, a_base(None))
     path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
 
@@ -114,17 +114,17 @@ def test_the_cache_comes_first(store: Store, archive: Archive) -> None:
     locked = a_base(store)
 
     assert artefact.ensure(locked, store, os_name="debian12") == (locked, ())
-    assert archive.asked == 0
+    assert archive.builds == 0
 
 
-def test_the_archive_may_still_give_the_locked_base(store: Store, archive: Archive) -> None:
+def test_the_archive_may_still_have_the_locked_base(store: Store, archive: Archive) -> None:
     locked = a_base(None)
 
     assert artefact.ensure(locked, store, os_name="debian12", locked_only=True) == (locked, ())
-    assert archive.asked == 1
+    assert archive.builds == 1
 
 
-def test_what_moved_is_named_and_stands_in_from_then_on(store: Store, archive: Archive) -> None:
+def test_a_newer_base_is_reported_and_used_from_then_on(store: Store, archive: Archive) -> None:
     locked, archive.version = a_base(None), "3.0.19"
 
     base, moved = artefact.ensure(locked, store, os_name="debian12", environ={})
@@ -133,7 +133,7 @@ def test_what_moved_is_named_and_stands_in_from_then_on(store: Store, archive: A
     assert moved == ("openssl 3.0.18 → 3.0.19",)
     assert base.digest == a_base(None, "3.0.19").digest
     assert again == (base, moved)
-    assert archive.asked == 1
+    assert archive.builds == 1
 
 
 def test_locked_only_ends_with_the_hint(store: Store, archive: Archive) -> None:
@@ -143,10 +143,10 @@ def test_locked_only_ends_with_the_hint(store: Store, archive: Archive) -> None:
         artefact.ensure(locked, store, os_name="debian12", locked_only=True, environ={})
 
     assert caught.value.exit_code == 6
-    assert "lock --upgrade-base" in caught.value.hint
+    assert "lock TAG --upgrade-base" in caught.value.hint
 
 
-def test_a_stand_in_goes_with_its_blob_its_lock_and_the_mirror(store: Store, archive: Archive) -> None:
+def test_a_replacement_is_used_only_with_its_blob_lock_and_mirror(store: Store, archive: Archive) -> None:
     locked, archive.version = a_base(None), "3.0.19"
     base, _ = artefact.ensure(locked, store, os_name="debian12", environ={})
 
@@ -157,11 +157,11 @@ def test_a_stand_in_goes_with_its_blob_its_lock_and_the_mirror(store: Store, arc
     store.blob(base.digest).unlink()
     artefact.ensure(locked, store, os_name="debian12", environ={})
 
-    assert archive.asked == 4
+    assert archive.builds == 4
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["bare tar", "other compressor"])
-def test_a_file_is_taken_by_its_content(
+def test_a_file_is_recognised_by_its_content(
     tmp_path: Path, store: Store, archive: Archive, pack: Callable[[bytes], bytes]
 ) -> None:
     (tmp_path / "f").write_bytes(pack(a_tar("3.0.18")))
@@ -169,10 +169,10 @@ def test_a_file_is_taken_by_its_content(
 
     assert artefact.ensure(locked, store, os_name="debian12", base_file=tmp_path / "f") == (locked, ())
     assert store.has_blob(locked.digest, locked.size)
-    assert archive.asked == 0
+    assert archive.builds == 0
 
 
-def test_another_file_is_refused_and_nothing_kept(tmp_path: Path, store: Store, archive: Archive) -> None:
+def test_another_file_is_refused_and_not_stored(tmp_path: Path, store: Store, archive: Archive) -> None:
     (tmp_path / "f").write_bytes(a_tar("3.0.19"))
 
     with pytest.raises(BuildFailed, match="is not the locked base"):
@@ -187,7 +187,7 @@ def test_another_file_is_refused_and_nothing_kept(tmp_path: Path, store: Store, 
     [b"", b"hello", b"\x1f\x8b\x08hello", gzip.compress(b"x" * 4000, mtime=0)[:-9]],
     ids=["empty", "text", "no gzip", "cut short"],
 )
-def test_a_file_that_is_no_base_is_refused(tmp_path: Path, store: Store, content: bytes) -> None:
+def test_a_file_that_is_not_a_base_is_refused(tmp_path: Path, store: Store, content: bytes) -> None:
     (tmp_path / "f").write_bytes(content)
 
     with pytest.raises(BuildFailed):
@@ -195,7 +195,7 @@ def test_a_file_that_is_no_base_is_refused(tmp_path: Path, store: Store, content
     assert not (store.root / "blobs").exists()
 
 
-def test_packages_that_came_went_and_moved() -> None:
+def test_added_removed_and_changed_packages() -> None:
     before = (
         OsPackage(name="a", version="1"),
         OsPackage(name="b", version="1"),
@@ -210,7 +210,7 @@ def test_packages_that_came_went_and_moved() -> None:
     assert artefact.package_changes(before, after) == ("a 1 → (gone)", "b 1 → 2", "d (new) → 1")
 
 
-def test_the_contents_are_told_by_dpkg(tmp_path: Path) -> None:
+def test_the_packages_are_read_from_dpkg(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(encode_bytes(a_tar("3.0.18"))[0])
     contents = inspect(tmp_path / "blob")
 
@@ -222,7 +222,7 @@ def test_the_contents_are_told_by_dpkg(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["etc/machine-id", "etc/resolv.conf", "etc/ssh/ssh_host_ed25519_key", "a/.wh.b", "../x"]
 )
-def test_what_no_base_may_hold_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_base_with_a_forbidden_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "blob").write_bytes(encode_bytes(a_tar("1", entry(f"./{name}")))[0])
 
     with pytest.raises(BuildFailed, match=name.replace(".", r"\.")):

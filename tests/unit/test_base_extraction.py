@@ -1,4 +1,4 @@
-"""A base's Python is taken out of its tar: nothing lands outside the folder, whatever the tar says."""
+"""Extraction of a base's Python from its tar: nothing is written outside the folder, for any tar."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from torchkiln.model.lock import LockedBase
 from torchkiln.oci.read_tar import DAMAGED
 
 PYTHON, LIBRARY = "usr/bin/python3.11", "usr/lib/python3.11"
-SOUND = (entry(PYTHON, b"python"), entry(f"{LIBRARY}/os.py", b"os", mode=0o600), entry(LOADER, b"loader"))
+VALID = (entry(PYTHON, b"python"), entry(f"{LIBRARY}/os.py", b"os", mode=0o600), entry(LOADER, b"loader"))
 LINK, HARD, FOLDER = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
 
 
 def base_of(tar: bytes) -> LockedBase:
-    """What a lock says of the base whose tar that is."""
+    """The lock entry of the base with that tar."""
     digest = Digest(f"sha256:{hashlib.sha256(tar).hexdigest()}")
     return replace(LOCKED.base, python="3.11.2", diff_id=digest)
 
 
-def taken(folder: Path, *entries: tuple[tarfile.TarInfo, bytes], tar: bytes = b"") -> dict[str, str]:
-    """Each file's content and each link's target, of what is taken out of a base of *entries*."""
+def extracted(folder: Path, *entries: tuple[tarfile.TarInfo, bytes], tar: bytes = b"") -> dict[str, str]:
+    """Extract a base of *entries*; returns each file's content and each link's target."""
     blob = folder / "base.tar.gz"
-    whole = tar or tar_of(entries)
-    blob.write_bytes(gzip.compress(whole, 1, mtime=0))
+    tar_bytes = tar or tar_of(entries)
+    blob.write_bytes(gzip.compress(tar_bytes, 1, mtime=0))
     into = folder / "in" / "python"
-    extract_python(blob, base_of(whole), into)
+    extract_python(blob, base_of(tar_bytes), into)
     return {
         str(path.relative_to(into)): f"-> {path.readlink()}" if path.is_symlink() else path.read_text()
         for path in into.rglob("*")
@@ -50,13 +50,13 @@ def taken(folder: Path, *entries: tuple[tarfile.TarInfo, bytes], tar: bytes = b"
     }
 
 
-def test_a_python_is_taken_out(tmp_path: Path) -> None:
-    """With links that lead to it, each straight to its end; what else the base has stays in it."""
-    found = taken(
+def test_a_python_is_extracted(tmp_path: Path) -> None:
+    """With links to it, each resolved to its target; other files of the base are not extracted."""
+    found = extracted(
         tmp_path,
         entry("etc/passwd", b"root"),
         entry(f"{LIBRARY}/", kind=FOLDER),
-        *SOUND,
+        *VALID,
         entry(f"{LIBRARIES}/libz.so.1.2", b"z"),
         entry(f"{LIBRARIES}/libz.so.1", kind=LINK, to="libz.so.1.2"),
         entry(f"{LIBRARIES}/libm.so.6", kind=LINK, to="libz.so.1"),
@@ -76,10 +76,10 @@ def test_a_python_is_taken_out(tmp_path: Path) -> None:
 
 
 def test_another_user_can_read_it(tmp_path: Path) -> None:
-    """Whatever the umask and the tar's modes: the sandbox's user is nobody."""
+    """With any umask and modes in the tar, because the sandbox's user is nobody."""
     before = os.umask(0o077)
     try:
-        taken(tmp_path, *SOUND)
+        extracted(tmp_path, *VALID)
     finally:
         os.umask(before)
     root = tmp_path / "in" / "python"
@@ -87,8 +87,8 @@ def test_another_user_can_read_it(tmp_path: Path) -> None:
     assert modes == {0o755, 0o644}
 
 
-def test_no_bit_of_a_mode_is_kept(tmp_path: Path) -> None:
-    taken(tmp_path, *SOUND, entry(f"{LIBRARY}/su", b"", mode=0o6777))
+def test_modes_of_the_tar_are_ignored(tmp_path: Path) -> None:
+    extracted(tmp_path, *VALID, entry(f"{LIBRARY}/su", b"", mode=0o6777))
     assert (tmp_path / "in" / "python" / LIBRARY / "su").stat().st_mode & 0o7777 == 0o755
 
 
@@ -106,18 +106,18 @@ def test_no_bit_of_a_mode_is_kept(tmp_path: Path) -> None:
         "/" + "a/" * 2000,
     ],
 )
-def test_a_link_that_leads_elsewhere_is_left_out(tmp_path: Path, target: str) -> None:
-    """Real bases have some; nothing may follow one on the host."""
+def test_a_link_to_another_place_is_omitted(tmp_path: Path, target: str) -> None:
+    """Real bases have such links; nothing may follow them on the host."""
     (tmp_path / "outside").write_text("secret")
-    found = taken(tmp_path, *SOUND, entry(f"{LIBRARY}/loop.py", kind=LINK, to=target))
+    found = extracted(tmp_path, *VALID, entry(f"{LIBRARY}/loop.py", kind=LINK, to=target))
     assert [name for name in found if "loop" in name] == []
 
 
 def test_links_through_links_stay_inside(tmp_path: Path) -> None:
-    """`..` behind a link means the folder above where that leads, not above the link."""
-    found = taken(
+    """`..` after a link is the parent of its target, not of the link."""
+    found = extracted(
         tmp_path,
-        *SOUND,
+        *VALID,
         entry(f"{LIBRARY}/json/x.py", b"x"),
         entry(f"{LIBRARY}/deep", kind=LINK, to="../../bin"),
         entry(f"{LIBRARY}/one", kind=LINK, to="deep/../lib/python3.11/os.py"),
@@ -129,7 +129,7 @@ def test_links_through_links_stay_inside(tmp_path: Path) -> None:
     assert found[f"{LIBRARY}/one"] == "-> os.py"
 
 
-# What is refused: entries before those of `SOUND`, entries behind them, what is said.
+# Refused: entries before those of `VALID`, entries after them, the message.
 REFUSED: dict[str, tuple[list[Any], list[Any], str]] = {
     "a file below a link to the host": (
         [entry(f"{LIBRARY}/json", kind=LINK, to="HOST")],
@@ -187,47 +187,47 @@ REFUSED: dict[str, tuple[list[Any], list[Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_no_base_has_is_refused(tmp_path: Path, case: str) -> None:
-    before, behind, said = REFUSED[case]
+def test_malicious_entries_are_refused(tmp_path: Path, case: str) -> None:
+    before, behind, message = REFUSED[case]
     host = tmp_path / "host"
     host.mkdir()
     (host / "passwd").write_text("root")
-    with pytest.raises((BuildFailed, *DAMAGED), match=said):
-        taken(tmp_path, *on(host, before), *SOUND, *on(host, behind))
+    with pytest.raises((BuildFailed, *DAMAGED), match=message):
+        extracted(tmp_path, *on(host, before), *VALID, *on(host, behind))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base.tar.gz", "host", "in"]
     assert [path.name for path in host.iterdir()] == ["passwd"]
     assert (host / "passwd").read_text() == "root"
 
 
 def on(host: Path, entries: list[Any]) -> list[Any]:
-    """*entries* whose links lead to a folder of the test, for who tries this on code that follows them."""
+    """*entries* with links into a folder of the test, in case the tested code follows them."""
     for info, _ in entries:
         info.linkname = info.linkname.replace("HOST", str(host))
     return entries
 
 
-@pytest.mark.parametrize("gone", [PYTHON, f"{LIBRARY}/os.py", LOADER])
+@pytest.mark.parametrize("replaced", [PYTHON, f"{LIBRARY}/os.py", LOADER])
 @pytest.mark.parametrize("target", ["/bin/sh", "../../../../../../bin/sh", "/usr/lib/python3.11"])
-def test_a_program_that_is_a_link_to_elsewhere(tmp_path: Path, gone: str, target: str) -> None:
+def test_a_program_that_is_a_link_to_another_place(tmp_path: Path, replaced: str, target: str) -> None:
     """The host's own would be started."""
-    kept = [one for one in SOUND if one[0].name != gone]
-    with pytest.raises(BuildFailed, match=f"the base has no /{gone}"):
-        taken(tmp_path, *kept, entry(gone, kind=LINK, to=target))
+    remaining = [entry_and_data for entry_and_data in VALID if entry_and_data[0].name != replaced]
+    with pytest.raises(BuildFailed, match=f"the base has no /{replaced}"):
+        extracted(tmp_path, *remaining, entry(replaced, kind=LINK, to=target))
 
 
 def test_a_pax_header_gives_the_name(tmp_path: Path) -> None:
-    """Read by the one reader: where that sees a path that climbs, nothing is written."""
+    """With the same reader as elsewhere: if it finds a path that leaves the folder, nothing is written."""
     info, data = entry(f"{LIBRARY}/x.py", b"x")
     info.pax_headers = {"path": f"{LIBRARY}/../../../../outside"}
     with pytest.raises(BuildFailed, match=r"contains '\.\.'"):
-        taken(tmp_path, *SOUND, (info, data))
+        extracted(tmp_path, *VALID, (info, data))
 
 
 def bomb(count: int, size: int) -> bytes:
-    """A tar of *count* files of *size* zeros, behind a whole Python."""
+    """A tar of *count* files of *size* zeros, after a complete Python."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
-        for info, data in SOUND:
+        for info, data in VALID:
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
         for number in range(count):
@@ -251,11 +251,11 @@ def test_sizes_are_bounded(
 ) -> None:
     monkeypatch.setattr(extraction, name, most)
     with pytest.raises(BuildFailed, match="cannot be extracted"):
-        taken(tmp_path, tar=bomb(count, size))
+        extracted(tmp_path, tar=bomb(count, size))
 
 
-def test_a_file_that_is_too_large_takes_no_memory(tmp_path: Path) -> None:
-    """By the limits as they are: peak of a process of its own."""
+def test_a_file_that_is_too_large_uses_no_memory(tmp_path: Path) -> None:
+    """With the default limits: peak memory of a separate process."""
     blob = tmp_path / "base.tar.gz"
     info, _ = entry(f"{LIBRARY}/x.py")
     info.size = 63 << 20
@@ -273,8 +273,8 @@ def test_a_file_that_is_too_large_takes_no_memory(tmp_path: Path) -> None:
     )
     argv = [sys.executable, "-c", code, str(blob), str(tmp_path / "into")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    said, peak = done.stdout.splitlines()
-    assert "its Python is too large" in said
+    message, peak = done.stdout.splitlines()
+    assert "its Python is too large" in message
     assert int(peak) << 10 < 200 << 20
 
 
@@ -284,7 +284,7 @@ class _Zeros:
 
 
 def sparse() -> bytes:
-    """A file of a terabyte of which one block is there, in GNU's old form."""
+    """A sparse file of a terabyte with one block, in GNU's old format."""
     info, _ = entry(f"{LIBRARY}/x.py")
     info.type, info.size = tarfile.GNUTYPE_SPARSE, 512
     block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
@@ -292,7 +292,7 @@ def sparse() -> bytes:
     block[483:495] = b"\x80" + (1 << 40).to_bytes(11, "big")
     block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
-    return tar_of(SOUND)[:-10240].rstrip(b"\0").ljust(3 * 1024, b"\0") + bytes(block) + bytes(512 + 1024)
+    return tar_of(VALID)[:-10240].rstrip(b"\0").ljust(3 * 1024, b"\0") + bytes(block) + bytes(512 + 1024)
 
 
 CUT: dict[str, Callable[[bytes], bytes]] = {
@@ -305,19 +305,19 @@ CUT: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("harm", CUT)
 def test_a_damaged_blob(tmp_path: Path, harm: str) -> None:
     blob = tmp_path / "base"
-    blob.write_bytes(CUT[harm](gzip.compress(tar_of(SOUND))))
+    blob.write_bytes(CUT[harm](gzip.compress(tar_of(VALID))))
     with pytest.raises((BuildFailed, *DAMAGED)):
-        extract_python(blob, base_of(tar_of(SOUND)), tmp_path / "into")
+        extract_python(blob, base_of(tar_of(VALID)), tmp_path / "into")
 
 
 def test_a_sparse_file(tmp_path: Path) -> None:
     with pytest.raises((BuildFailed, *DAMAGED)):
-        taken(tmp_path, tar=sparse())
+        extracted(tmp_path, tar=sparse())
 
 
-def test_another_blob_than_was_named(tmp_path: Path) -> None:
-    """A layout's files are not looked at before: what runs of them is."""
+def test_another_blob_than_the_locked_one(tmp_path: Path) -> None:
+    """A layout's files are not verified in advance, but those that are executed are."""
     blob = tmp_path / "base"
-    blob.write_bytes(gzip.compress(tar_of(SOUND)))
+    blob.write_bytes(gzip.compress(tar_of(VALID)))
     with pytest.raises(BuildFailed, match="diff_id mismatch"):
-        extract_python(blob, base_of(tar_of(SOUND[:2])), tmp_path / "into")
+        extract_python(blob, base_of(tar_of(VALID[:2])), tmp_path / "into")

@@ -1,4 +1,4 @@
-"""How mmdebstrap is called, which secrets apt is given, and which cause is reported when it fails."""
+"""The command line of mmdebstrap, the secrets for apt, and the reported cause of a failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_hook(hook: str, root: Path) -> None:
     subprocess.run(["sh", "-c", hook, "exec", root], check=True)
 
 
-def test_debian12_and_ubuntu_are_known_and_others_named() -> None:
+def test_unknown_systems_are_refused() -> None:
     assert recipe("debian12").suite == "bookworm"
     assert recipe("ubuntu22.04").python == "3.10"
     assert "universe" in recipe("ubuntu22.04").components
@@ -50,7 +50,7 @@ def test_the_key_changes_with_every_field() -> None:
         assert dataclasses.replace(ours, **changed).key() != ours.key()
 
 
-def test_without_a_mirror_no_address_stands_in_the_command() -> None:
+def test_without_a_mirror_the_command_contains_no_url() -> None:
     argv = command(recipe("debian12"), {"http_proxy": "http://proxy.test:3128"}, unprivileged=False)
 
     assert not [arg for arg in argv if "://" in arg or "proxy" in arg]
@@ -82,7 +82,7 @@ def test_without_a_mirror_no_address_stands_in_the_command() -> None:
         ),
     ],
 )
-def test_a_mirror_serves_the_build_and_is_gone_after(
+def test_a_mirror_is_used_for_the_build_and_removed_afterwards(
     tmp_path: Path, environ: dict[str, str], during: str
 ) -> None:
     sources = tmp_path / "etc/apt/sources.list"
@@ -100,22 +100,22 @@ def test_a_mirror_serves_the_build_and_is_gone_after(
 
 
 @pytest.mark.parametrize("address", ["mirror.test", "http://a b", "http://x'; rm -rf /; '", "http://x|y"])
-def test_a_mirror_that_is_no_address_is_refused(address: str) -> None:
+def test_a_mirror_that_is_not_a_url_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=MIRROR):
         command(recipe("debian12"), {MIRROR: address}, unprivileged=False)
 
 
 def test_the_hooks_clean_a_root(tmp_path: Path) -> None:
-    gone = ["etc/resolv.conf", "etc/hostname", "etc/hosts", "etc/machine-id", "etc/ssh/ssh_host_rsa_key"]
-    gone += [
+    removed = ["etc/resolv.conf", "etc/hostname", "etc/hosts", "etc/machine-id", "etc/ssh/ssh_host_rsa_key"]
+    removed += [
         "etc/shadow-",
         "etc/subuid-",
         "var/lib/dpkg/status-old",
         "var/log/dpkg.log",
         "var/log/apt/eipp.log.xz",
     ]
-    kept = ["etc/shadow", "etc/ssh/sshd_config", "var/lib/dpkg/status", "var/log/wtmp"]
-    for name in (*gone, *kept, "var/cache/debconf/config.dat-old"):
+    preserved = ["etc/shadow", "etc/ssh/sshd_config", "var/lib/dpkg/status", "var/log/wtmp"]
+    for name in (*removed, *preserved, "var/cache/debconf/config.dat-old"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("this host")
@@ -123,15 +123,13 @@ def test_the_hooks_clean_a_root(tmp_path: Path) -> None:
         if "chroot" not in hook:
             run_hook(hook, tmp_path)
 
-    assert [name for name in gone if (tmp_path / name).exists()] == []
-    assert [name for name in kept if not (tmp_path / name).exists()] == []
+    assert [name for name in removed if (tmp_path / name).exists()] == []
+    assert [name for name in preserved if not (tmp_path / name).exists()] == []
     assert (tmp_path / "var/log/wtmp").read_text() == ""
     assert (tmp_path / "workspace").is_dir()
 
 
-def test_a_missing_tool_is_named_with_the_way_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_tool_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolMissing, match="mmdebstrap: command not found") as caught:
         build(recipe("debian12"), Store(tmp_path / "cache"), environ={})
@@ -161,7 +159,7 @@ E: mmdebstrap failed to run
 """
 
 
-def told(lines: str) -> BuildFailed:
+def failure_of(lines: str) -> BuildFailed:
     return complaint(
         25,
         dedent(lines).splitlines(),
@@ -172,7 +170,7 @@ def told(lines: str) -> BuildFailed:
     )
 
 
-def test_an_archive_that_gives_no_answer_is_named_once_with_what_to_look_at() -> None:
+def test_an_unreachable_archive_is_named_once_with_a_hint() -> None:
     for why in (
         "Temporary failure resolving 'archive.test'",
         "Could not connect to 127.0.0.1:9 (127.0.0.1). - connect (111: Connection refused)",
@@ -184,7 +182,7 @@ def test_an_archive_that_gives_no_answer_is_named_once_with_what_to_look_at() ->
         "Error reading from server. Remote end closed connection [IP: 192.0.2.1 80]",
         "Invalid response from proxy: HTTP/1.1 407 Proxy Authentication Required",
     ):
-        error = told(SILENT.format(why=why))
+        error = failure_of(SILENT.format(why=why))
 
         assert error.message.splitlines() == [
             "the archive of debian12 cannot be reached:",
@@ -196,8 +194,8 @@ def test_an_archive_that_gives_no_answer_is_named_once_with_what_to_look_at() ->
         )
 
 
-def test_an_answer_is_not_taken_for_silence() -> None:
-    error = told(SILENT.format(why="404  Not Found [IP: 192.0.2.1 80]"))
+def test_an_http_error_is_not_reported_as_unreachable() -> None:
+    error = failure_of(SILENT.format(why="404  Not Found [IP: 192.0.2.1 80]"))
 
     assert error.message.startswith(
         "mmdebstrap failed with exit status 25:\n  E: Failed to fetch http://arch"
@@ -205,8 +203,8 @@ def test_an_answer_is_not_taken_for_silence() -> None:
     assert error.hint == "another one"
 
 
-def test_a_full_disk_is_not_taken_for_a_bad_signature() -> None:
-    error = told("""\
+def test_a_full_disk_is_not_reported_as_a_bad_signature() -> None:
+    error = failure_of("""\
         W: GPG error: http://security.test/debian-security bookworm-security InRelease: At least one
         E: The repository 'http://security.test/debian-security bookworm-security InRelease' is not signed.
         E: Write error - write (28: No space left on device)
@@ -218,8 +216,8 @@ def test_a_full_disk_is_not_taken_for_a_bad_signature() -> None:
     assert "TMPDIR" in error.hint
 
 
-def test_the_lines_that_tell_stand_and_those_that_only_sigh_do_not() -> None:
-    error = told("""\
+def test_lines_with_causes_are_shown_and_generic_ones_are_not() -> None:
+    error = failure_of("""\
         Setting up passwd (1:4.13+dfsg1-1+deb12u1) ...
         dpkg: error processing package passwd (--install):
         E: Sub-process env returned an error code (1)
@@ -233,8 +231,8 @@ def test_the_lines_that_tell_stand_and_those_that_only_sigh_do_not() -> None:
         "  dpkg: error processing package passwd (--install):",
         "  E: Sub-process env returned an error code (1)",
     ]
-    assert told("Killed\n").message.endswith("exit status 25:\n  Killed")
-    assert told("").message.endswith("exit status 25:\n  no output")
+    assert failure_of("Killed\n").message.endswith("exit status 25:\n  Killed")
+    assert failure_of("").message.endswith("exit status 25:\n  no output")
 
 
 UNSIGNED = """\
@@ -247,14 +245,14 @@ E: mmdebstrap failed to run
 """
 
 
-def test_an_archive_that_is_not_signed_by_its_keys_is_told_with_the_reason() -> None:
-    """Of each suite; one without any signature has no reason of its own."""
+def test_an_archive_with_invalid_signatures_is_reported_with_the_reason() -> None:
+    """For each suite; one without any signature has no reason."""
     for why in (
         "The following signatures couldn't be verified because the public key is not available: "
         "NO_PUBKEY B7B9DA27CE5EF82E",
-        "The following signatures were invalid: BADSIG B7B9DA27CE5EF82E the stand-in's key",
+        "The following signatures were invalid: BADSIG B7B9DA27CE5EF82E the test archive's key",
     ):
-        error = told(UNSIGNED.format(why=why))
+        error = failure_of(UNSIGNED.format(why=why))
 
         assert error.message.splitlines() == [
             "the signature of the archive of debian12 cannot be verified:",
@@ -268,7 +266,7 @@ DEBIAN, UBUNTU = recipe("debian12"), recipe("ubuntu22.04")
 MIRROR_SECRETS, SECURITY_MIRROR_SECRETS, _ = variables(DEBIAN)
 
 
-def test_nothing_is_told_where_nothing_is_set() -> None:
+def test_without_settings_apt_gets_no_secrets() -> None:
     assert apt_secrets(DEBIAN, {"HOME": "/root", "http_proxy": ""}, None) == {}
 
 
@@ -300,10 +298,12 @@ def test_mirrors_proxy_and_bundle(tmp_path: Path) -> None:
 
 
 def test_the_suite_and_components_are_the_systems() -> None:
-    told = apt_secrets(UBUNTU, {"TORCHKILN_UBUNTU_MIRROR": "untrusted+http://mirror/ubuntu"}, None)
+    failure_of = apt_secrets(UBUNTU, {"TORCHKILN_UBUNTU_MIRROR": "untrusted+http://mirror/ubuntu"}, None)
 
     assert apt_secrets(UBUNTU, {MIRROR_SECRETS: "http://mirror/debian"}, None) == {}
-    assert told["apt-sources"].splitlines()[1] == b"deb http://mirror/ubuntu jammy-updates main universe"
+    assert (
+        failure_of["apt-sources"].splitlines()[1] == b"deb http://mirror/ubuntu jammy-updates main universe"
+    )
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_the_suite_and_components_are_the_systems() -> None:
         {SECURITY_MIRROR_SECRETS: "http://secret"},
     ],
 )
-def test_what_apt_could_not_take_is_refused_without_being_repeated(environ: dict[str, str]) -> None:
+def test_invalid_apt_settings_are_refused_and_not_repeated(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigError) as refused:
         apt_secrets(DEBIAN, environ, None)
 
@@ -324,6 +324,6 @@ def test_what_apt_could_not_take_is_refused_without_being_repeated(environ: dict
     assert "secret" not in refused.value.message
 
 
-def test_a_bundle_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_ca_bundle(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the CA bundle"):
         apt_secrets(DEBIAN, {}, tmp_path / "none.pem")

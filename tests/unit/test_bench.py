@@ -1,4 +1,4 @@
-"""The pure parts of bench/: what is worked out of samples, processes and shapes, and how it is told."""
+"""The pure parts of bench/: computations with samples, processes and shapes, and their reports."""
 
 import json
 from dataclasses import replace
@@ -81,7 +81,7 @@ def test_ratios_are_those_of_each_rounds_pair() -> None:
 
 
 def test_addresses_and_paths_are_found() -> None:
-    """The picture's name space is nobody's address."""
+    """The SVG namespace does not count as an address."""
     assert addresses_in('xmlns="http://www.w3.org/2000/svg"', ["/srv/kim"]) == []
     assert addresses_in("from ftp://index.example/simple in /srv/kim/x", ["/srv/kim"]) == [
         "ftp://",
@@ -92,7 +92,7 @@ def test_addresses_and_paths_are_found() -> None:
 # --- meters ---------------------------------------------------------------------------------------
 
 
-def test_a_stat_line_is_read_whatever_the_process_is_called() -> None:
+def test_a_stat_line_is_read_with_any_process_name() -> None:
     line = "7 (a) b) S 3 7 7 0 -1 0 1 2 3 4 100 50 30 20 20 0 1 0"
 
     parent, own, reaped = parse_stat(line)
@@ -100,12 +100,12 @@ def test_a_stat_line_is_read_whatever_the_process_is_called() -> None:
     assert (parent, own / reaped) == (3, 3.0)
 
 
-def test_pss_is_read_and_absent_is_nothing() -> None:
+def test_pss_is_read_and_missing_is_zero() -> None:
     assert parse_pss("ab-cd ---p [rollup]\nRss:  9 kB\nPss:  5 kB\nPss_Dirty: 3 kB\n") == 5120
     assert parse_pss("") == 0
 
 
-def test_stages_are_told_by_process_and_thread() -> None:
+def test_stages_are_recognised_by_process_and_thread() -> None:
     """The root's first thread and helpers are the rest, its other threads the download."""
     watch = Watch(1, threads={1: 2.0, 8: 1.5, 9: 0.5})
     watch.seen = {
@@ -120,12 +120,14 @@ def test_stages_are_told_by_process_and_thread() -> None:
         5: ProcessSample(parent=1, command="pip config list", own=0.4, reaped=0.0),
     }
 
-    told = dict(stage_seconds(watch, 18.5))
+    seconds_by_stage = dict(stage_seconds(watch, 18.5))
 
-    assert told == pytest.approx({"download": 2.0, "convert": 10.0, "byte-code": 4.0, "rest": 2.5})
+    assert seconds_by_stage == pytest.approx(
+        {"download": 2.0, "convert": 10.0, "byte-code": 4.0, "rest": 2.5}
+    )
 
 
-def test_our_build_tells_how_many_connections_it_has() -> None:
+def test_the_number_of_connections_of_our_build() -> None:
     """The bare download has as many; a new name in the engine would be missed here."""
     assert streams() > 0
 
@@ -133,7 +135,7 @@ def test_our_build_tells_how_many_connections_it_has() -> None:
 # --- report and picture ---------------------------------------------------------------------------
 
 
-def test_the_page_tells_targets_sides_and_what_is_missing() -> None:
+def test_the_page_has_targets_sides_and_missing_parts() -> None:
     page = report.page(DOCUMENT)
 
     assert "| a \\| b | ≤ 1.30 × | 1.20 × (1.10 to 1.60) | yes |" in page
@@ -153,7 +155,7 @@ def test_rows_for_the_readme_have_its_form() -> None:
     assert first == {"what": "a | b", "value": "1.20 × (1.10 to 1.60)", "how": "`python -m bench cold`"}
 
 
-def test_rows_of_json_are_lines_and_read_back_as_the_same_value() -> None:
+def test_json_rows_are_lines_and_read_back_as_the_same_value() -> None:
     value = {"a": 1, "rows": [{"b": [1, 2]}, {"c": "ü\n"}], "empty": [], "deep": {"d": {"e": 1}}}
     text = rows_json(value).decode()
 

@@ -1,4 +1,4 @@
-"""What BuildKit's client is asked, and what is made of its answer."""
+"""The command line of BuildKit's client, and the parser of its output."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ STEP = "[stage-2  5/18] RUN pip install torch"
 
 
 def log(data: bytes, stream: int = 2) -> dict[str, object]:
-    """A piece of what the step says."""
+    """A piece of the step's output."""
     return {"vertex": f"sha256:{STEP}", "stream": stream, "data": base64.b64encode(data).decode()}
 
 
-class Heard(Silent):
-    """Notes what an observer is told."""
+class RecordingObserver(Silent):
+    """Records the events of an observer."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -49,25 +49,25 @@ class Heard(Silent):
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A `docker` that says what a test lays before it."""
+    """A fake `docker` that prints a test's output."""
 
-    def says(output: str, code: int, digest: str = "") -> dict[str, str]:
-        (tmp_path / "said").write_text(output)
+    def docker_prints(output: str, code: int, digest: str = "") -> dict[str, str]:
+        (tmp_path / "output").write_text(output)
         metadata = tmp_path / "metadata.json"
         metadata.write_text(json.dumps({"containerimage.digest": digest}))
         program = tmp_path / "docker"
         program.write_text(
-            f"#!{sys.executable}\nimport sys\nprint(open({str(tmp_path / 'said')!r}).read())\n"
+            f"#!{sys.executable}\nimport sys\nprint(open({str(tmp_path / 'output')!r}).read())\n"
             f"sys.exit({code})\n"
         )
         program.chmod(0o755)
         return {"PATH": str(tmp_path)}
 
-    return says
+    return docker_prints
 
 
-def told(pretty: bool, **status: Any) -> str:
-    """One object as buildx prints it: over many lines until 0.13, on one line later."""
+def printed(pretty: bool, **status: Any) -> str:
+    """An object as printed by buildx: on many lines until 0.13, later on one."""
     return json.dumps(status, indent=2 if pretty else None)
 
 
@@ -88,32 +88,34 @@ def test_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("pretty", [True, False])
-def test_steps_are_told_as_they_begin_and_end(client: Any, tmp_path: Path, pretty: bool) -> None:
+def test_steps_are_reported_when_they_begin_and_end(client: Any, tmp_path: Path, pretty: bool) -> None:
     digest = "sha256:" + "a" * 64
     lines = [
         "#0 building with default",
-        told(pretty, vertexes=[vertex("[internal] load build definition", started="1", completed="2")]),
-        told(pretty, vertexes=[vertex(started="1")]),
-        told(pretty, vertexes=[vertex(started="1")], statuses=[{"id": "x", "current": 1}]),
-        told(pretty, vertexes=[vertex(started="1", completed="2")]),
+        printed(pretty, vertexes=[vertex("[internal] load build definition", started="1", completed="2")]),
+        printed(pretty, vertexes=[vertex(started="1")]),
+        printed(pretty, vertexes=[vertex(started="1")], statuses=[{"id": "x", "current": 1}]),
+        printed(pretty, vertexes=[vertex(started="1", completed="2")]),
     ]
-    heard = Heard()
+    observer = RecordingObserver()
     environ = client("\n".join(lines), 0, digest)
 
     found = buildx.build(
-        REQUEST, tmp_path / "metadata.json", environ=environ, progress="rawjson", observer=heard
+        REQUEST, tmp_path / "metadata.json", environ=environ, progress="rawjson", observer=observer
     )
 
     assert found == digest
-    assert heard.lines == [
+    assert observer.lines == [
         "begin step [stage-2 5/18] RUN pip install torch",
         "end step [stage-2 5/18] RUN pip install torch",
     ]
 
 
 @pytest.mark.parametrize("pretty", [True, False])
-def test_a_failed_step_shows_its_last_lines_and_its_place(client: Any, tmp_path: Path, pretty: bool) -> None:
-    """However the streams are cut: BuildKit sends what it has, in the middle of a line or of a letter."""
+def test_a_failed_step_shows_its_last_lines_and_its_position(
+    client: Any, tmp_path: Path, pretty: bool
+) -> None:
+    """With streams split anywhere: BuildKit sends partial lines and partial characters."""
     logs = [
         piece
         for number in range(50)
@@ -124,9 +126,9 @@ def test_a_failed_step_shows_its_last_lines_and_its_place(client: Any, tmp_path:
         )
     ]
     lines = [
-        told(pretty, vertexes=[vertex(started="1")]),
-        *(told(pretty, logs=[piece]) for piece in logs),
-        told(
+        printed(pretty, vertexes=[vertex(started="1")]),
+        *(printed(pretty, logs=[piece]) for piece in logs),
+        printed(
             pretty,
             vertexes=[vertex(started="1", completed="2", error="process did not end well: exit code: 1")],
         ),
@@ -154,7 +156,7 @@ def test_a_failed_step_shows_its_last_lines_and_its_place(client: Any, tmp_path:
     assert message.endswith("  17 | >>> RUN pip install torch\n--------------------")
 
 
-def test_a_failure_told_in_plain_lines_shows_the_last_of_them(client: Any, tmp_path: Path) -> None:
+def test_a_failure_in_plain_lines_shows_the_last_of_them(client: Any, tmp_path: Path) -> None:
     """An old buildx; or an engine that went away before the first step."""
     lines = [f"#{number} something" for number in range(50)]
     with pytest.raises(BuildFailed) as caught:

@@ -1,4 +1,4 @@
-"""What a bundle of checks carries, and that it is written whole or not at all."""
+"""The content of a bundle of checks, which is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMS: dict[str, Callable[[Sequence[BundleFile], Path], None]] = {
 
 
 def carried(folder: Path) -> list[BundleFile]:
-    """A small file held in memory, and one on disk of more than two pieces."""
+    """A small file in memory, and a file on disk of more than two pieces."""
     large = folder / "large"
     large.write_bytes(b"layer" * (1 << 19))
     files = {"run.py": b"print()\n", "layout/blobs/sha256/large": large}
@@ -60,10 +60,10 @@ def test_the_same_files_unchanged_are_a_bundle(form: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_bytes_that_are_not_their_digest_are_refused_too(form: str, tmp_path: Path) -> None:
-    run, *others = carried(tmp_path)
+def test_bytes_with_a_wrong_digest_are_refused(form: str, tmp_path: Path) -> None:
+    run, *rest = carried(tmp_path)
     with pytest.raises(VerificationFailed, match="run"):
-        FORMS[form]([replace(run, source=b"exit()\n\n"), *others], tmp_path / "bundle")
+        FORMS[form]([replace(run, source=b"exit()\n\n"), *rest], tmp_path / "bundle")
 
 
 REQUIREMENTS = ROOT / "torchkiln/smoke/bundle/requirements.txt"
@@ -80,8 +80,8 @@ def pinned() -> set[str]:
     return {Requirement(name).name for name in names}
 
 
-def test_every_package_that_smoke_imports_is_carried() -> None:
-    """A bundle runs on a machine without packages: one that is missing there stops it at its first line."""
+def test_every_package_that_smoke_imports_is_in_the_bundle() -> None:
+    """A bundle runs on a machine without packages: a missing one stops it at its first line."""
     ran = subprocess.run(
         [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, cwd=Path(ROOT)
     )

@@ -1,4 +1,4 @@
-"""Sources → a pack of .pyc files; they are what `compileall` writes, byte for byte."""
+"""Compile sources to a pack of .pyc files, byte for byte as `compileall` does."""
 
 import importlib.util
 import io
@@ -55,18 +55,18 @@ def pack_of(sources: dict[str, bytes], place: Path, python: str = sys.executable
         return [(code.source, code.content()) for code in read_pack(file)]
 
 
-def test_sources_come_back_as_code_in_order(tmp_path: Path) -> None:
-    """What does not compile is left out, and what comes behind it is not lost."""
+def test_sources_are_compiled_in_order(tmp_path: Path) -> None:
+    """Sources that do not compile are omitted, and those after them are not lost."""
     mixed = {**dict(list(SOURCES.items())[:3]), **BROKEN, **dict(list(SOURCES.items())[3:])}
     assert [path for path, _ in pack_of(mixed, tmp_path / "pack")] == list(SOURCES)
 
 
-def test_nothing_in_is_nothing_out(tmp_path: Path) -> None:
-    """A pack of no sources is whole too."""
+def test_a_pack_of_no_sources(tmp_path: Path) -> None:
+    """It is complete too."""
     assert pack_of({}, tmp_path / "pack") == []
 
 
-def test_a_file_is_hash_based_and_unchecked(tmp_path: Path) -> None:
+def test_a_pyc_is_hash_based_and_unchecked(tmp_path: Path) -> None:
     """Magic, flags 1, the source's hash: no time in it, and import does not look at the source."""
     for path, code in pack_of(SOURCES, tmp_path / "pack"):
         assert code[:4] == importlib.util.MAGIC_NUMBER
@@ -75,7 +75,7 @@ def test_a_file_is_hash_based_and_unchecked(tmp_path: Path) -> None:
 
 
 def compileall(sources: dict[str, bytes], root: Path) -> dict[str, bytes]:
-    """As the Dockerfile does it: once, over the whole folder."""
+    """As in the Dockerfile: once, for the whole folder."""
     for path, source in sources.items():
         place = root / path[1:]
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -93,8 +93,8 @@ def test_the_same_bytes_as_compileall(tmp_path: Path) -> None:
     """The other engine compiles an environment in one run; ours one wheel at a time, in its order."""
     root = tmp_path / "root"
     theirs = compileall({**SOURCES, **BROKEN}, root)
-    told = {f"{root}{path}": source for path, source in {**BROKEN, **SOURCES}.items()}
-    ours = {path.removeprefix(str(root)): code for path, code in pack_of(told, tmp_path / "pack")}
+    by_path = {f"{root}{path}": source for path, source in {**BROKEN, **SOURCES}.items()}
+    ours = {path.removeprefix(str(root)): code for path, code in pack_of(by_path, tmp_path / "pack")}
 
     assert sorted(ours) == sorted(theirs) == sorted(SOURCES)
     assert [path for path in ours if ours[path] != theirs[path]] == []
@@ -110,8 +110,8 @@ def test_the_same_bytes_as_compileall_for_the_standard_library(tmp_path: Path) -
     }
     root = tmp_path / "root"
     theirs = compileall(sources, root)
-    told = {f"{root}{path}": source for path, source in sorted(sources.items(), reverse=True)}
-    ours = {path.removeprefix(str(root)): code for path, code in pack_of(told, tmp_path / "pack")}
+    by_path = {f"{root}{path}": source for path, source in sorted(sources.items(), reverse=True)}
+    ours = {path.removeprefix(str(root)): code for path, code in pack_of(by_path, tmp_path / "pack")}
 
     assert len(ours) > 150
     assert sorted(ours) == sorted(theirs)
@@ -119,36 +119,36 @@ def test_the_same_bytes_as_compileall_for_the_standard_library(tmp_path: Path) -
 
 
 @given(cut=st.integers(0, 10_000))
-def test_a_cut_pack_is_refused(whole_pack: bytes, cut: int) -> None:
-    """At whatever byte it ends."""
+def test_a_cut_pack_is_refused(complete_pack: bytes, cut: int) -> None:
+    """At any byte."""
     with pytest.raises(ValueError):
-        list(read_pack(io.BytesIO(whole_pack[: cut % len(whole_pack)])))
+        list(read_pack(io.BytesIO(complete_pack[: cut % len(complete_pack)])))
 
 
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_a_changed_pack_is_refused(whole_pack: bytes, at: int, bit: int) -> None:
-    """One bit anywhere."""
-    changed = bytearray(whole_pack)
+def test_a_changed_pack_is_refused(complete_pack: bytes, at: int, bit: int) -> None:
+    """Any bit."""
+    changed = bytearray(complete_pack)
     changed[at % len(changed)] ^= 1 << bit
     with pytest.raises(ValueError):
         list(read_pack(io.BytesIO(changed)))
 
 
-def test_a_pack_with_more_behind_it_is_refused(whole_pack: bytes) -> None:
-    """Two packs, one behind the other, are none."""
+def test_a_pack_with_more_behind_it_is_refused(complete_pack: bytes) -> None:
+    """Two packs, one after the other, are not a pack."""
     with pytest.raises(ValueError):
-        list(read_pack(io.BytesIO(whole_pack + b"x")))
+        list(read_pack(io.BytesIO(complete_pack + b"x")))
 
 
-def test_what_the_worker_left_is_no_pack(tmp_path: Path) -> None:
-    """Nor is one that an older torchkiln kept: its bodies were not compressed."""
+def test_the_workers_output_file_is_not_a_pack(tmp_path: Path) -> None:
+    """Also a pack of an older torchkiln, which was not compressed."""
     pack_of(SOURCES, tmp_path / "pack")
     with pytest.raises(ValueError, match="not a pack"):
         list(read_pack(io.BytesIO((tmp_path / "pack").read_bytes())))
 
 
-def test_a_cut_file_of_the_worker_is_not_kept(tmp_path: Path) -> None:
-    """What it left is checked when it is compressed."""
+def test_a_truncated_file_of_the_worker_is_not_stored(tmp_path: Path) -> None:
+    """The file is checked when it is compressed."""
     pack_of(SOURCES, tmp_path / "pack")
     made = tmp_path / "pack"
     made.write_bytes(made.read_bytes()[:-40])
@@ -156,21 +156,21 @@ def test_a_cut_file_of_the_worker_is_not_kept(tmp_path: Path) -> None:
         write_pack(made, tmp_path / "kept", [(path, len(source)) for path, source in SOURCES.items()])
 
 
-def test_code_that_does_not_inflate_to_itself() -> None:
-    """Checked once more where a layer's tar is hashed."""
+def test_code_that_inflates_to_other_bytes() -> None:
+    """Checked again when a layer's tar is hashed."""
     code = replace(Code.of("/a.py", b"x" * 100), crc=1)
     with pytest.raises(ValueError, match=r"/a\.py is damaged"):
         code.content()
 
 
 @pytest.fixture(scope="module")
-def whole_pack(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def complete_pack(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     place = tmp_path_factory.mktemp("pack") / "pack"
     pack_of(dict(list(SOURCES.items())[:2]), place)
     return place.with_suffix(".kept").read_bytes()
 
 
-def test_a_worker_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_an_error_with_its_last_output(tmp_path: Path) -> None:
     """However much was still to be handed over."""
     compiler = Compiler([sys.executable, "-c", "import sys; sys.exit('no such library')"], tmp_path / "pack")
 
@@ -185,8 +185,8 @@ def test_a_worker_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_a_full_disk_is_told_with_what_to_do() -> None:
-    """In one line; the worker's traceback is nobody's business."""
+def test_a_full_disk_is_reported_with_a_hint() -> None:
+    """In one line, without the worker's traceback."""
     compiler = Compiler([sys.executable], Path("/dev/full"))
     compiler.add("/a.py", b"x = 1\n")
     with pytest.raises(BuildFailed) as error:
@@ -196,7 +196,7 @@ def test_a_full_disk_is_told_with_what_to_do() -> None:
     assert "free disk space" in error.value.hint
 
 
-def test_a_worker_can_be_ended(tmp_path: Path) -> None:
+def test_a_worker_can_be_stopped(tmp_path: Path) -> None:
     """In the middle of its work, and twice."""
     compiler = Compiler([sys.executable], tmp_path / "pack")
     compiler.add("/a.py", b"x = 1\n")
@@ -220,7 +220,7 @@ def test_where_code_goes(source: str, python: str, place: str) -> None:
     assert cached_name(source, python) == place
 
 
-def test_the_key_of_a_layer_tells_all_that_decides_it() -> None:
+def test_the_key_of_a_layer_contains_all_its_inputs() -> None:
     """Wheels in their order and the exact Python; not names, not sizes."""
 
     def wheel(sha256: str, name: str = "a") -> LockedWheel:

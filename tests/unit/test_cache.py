@@ -1,4 +1,4 @@
-"""The cache folder: what is kept and why, what may go, what is swept."""
+"""The cache folder: items in use with reasons, removable items, sweeps."""
 
 import errno
 import os
@@ -47,7 +47,7 @@ BUILD = Root(sort="process", name="process 7", needs=frozenset({"records/layers/
 
 CACHE = (
     item("layers", "torch", shared=True),
-    item("layers", "nobody's", along=("records/layers/n.json",)),
+    item("layers", "unused layer", along=("records/layers/n.json",)),
     item("layers", "claimed", along=("records/layers/k.json",)),
     item("layers", "linked elsewhere", shared=True),
     item("other blobs", "just made", busy="made a moment ago"),
@@ -67,24 +67,24 @@ CACHE = (
     item("leftovers", "tmp/x", days=0),
     item("not ours", "notes", days=900),
 )
-JUDGED = item_usages(CACHE, (TAG, LOCK, BUILD))
+USAGES = item_usages(CACHE, (TAG, LOCK, BUILD))
 
 
-def gone(policy: PrunePolicy) -> list[str]:
-    return [one.item.path for one in expendable(JUDGED, policy, now=NOW)]
+def removed(policy: PrunePolicy) -> list[str]:
+    return [entry.item.path for entry in expendable(USAGES, policy, now=NOW)]
 
 
-USELESS = ["ancient base", "forgotten.whl", "page", "stale", "dead.whl.part", "nobody's", "tmp/x"]
+USELESS = ["ancient base", "forgotten.whl", "page", "stale", "dead.whl.part", "unused layer", "tmp/x"]
 
 
-def test_by_default_what_nobody_has_a_use_for() -> None:
-    """The least recently used first; what a lock could be built from stays."""
-    assert gone(PrunePolicy()) == USELESS
+def test_by_default_unneeded_items_are_removed() -> None:
+    """The least recently used first; items for the build of a lock stay."""
+    assert removed(PrunePolicy()) == USELESS
 
 
-def test_all_takes_what_no_tag_needs() -> None:
-    """Wheels and byte-code too; not a locked base, nor what is in use."""
-    assert set(gone(PrunePolicy(everything=True))) == {
+def test_all_removes_items_that_no_tag_needs() -> None:
+    """Also wheels and byte-code; not a locked base or items in use."""
+    assert set(removed(PrunePolicy(everything=True))) == {
         *USELESS,
         "old.whl",
         "torch.whl",
@@ -93,9 +93,9 @@ def test_all_takes_what_no_tag_needs() -> None:
     }
 
 
-def test_older_than_goes_by_age_alone() -> None:
-    """Of all that no tag needs; what ended processes left goes at any age."""
-    assert gone(PrunePolicy(older_than=40.5 * DAY)) == [
+def test_older_than_uses_only_the_age() -> None:
+    """For items that no tag needs; leftovers of ended processes are removed at any age."""
+    assert removed(PrunePolicy(older_than=40.5 * DAY)) == [
         *("ancient base", "forgotten.whl", "old.whl", "torch.pack"),
         *("dead.whl.part", "tmp/x"),
     ]
@@ -110,30 +110,30 @@ def test_older_than_goes_by_age_alone() -> None:
         (15 * GB, ["dead.whl.part", "tmp/x", "ancient base", "forgotten.whl", "old.whl"]),
     ],
 )
-def test_max_size_takes_the_oldest_until_it_fits(size: int, taken: list[str]) -> None:
-    """And not one more."""
-    assert gone(PrunePolicy(max_size=size)) == taken
+def test_max_size_removes_the_oldest_until_it_fits(size: int, taken: list[str]) -> None:
+    """And no more."""
+    assert removed(PrunePolicy(max_size=size)) == taken
 
 
 def test_max_size_and_age_together() -> None:
-    """Only what is old enough, and only as much as is needed."""
-    assert gone(PrunePolicy(max_size=0, older_than=95 * DAY)) == [
+    """Only items that are old enough, and only as many as necessary."""
+    assert removed(PrunePolicy(max_size=0, older_than=95 * DAY)) == [
         *("dead.whl.part", "tmp/x", "ancient base", "forgotten.whl")
     ]
 
 
-def test_each_reason_is_told() -> None:
+def test_each_reason_is_shown() -> None:
     """As `cache show` prints it."""
-    why = {one.item.path: one.why for one in JUDGED}
+    why = {usage.item.path: usage.why for usage in USAGES}
     assert why["torch"] == "needed by 2.7.1 in dist"
     assert why["claimed"] == why["new.whl.part"] == "in use: process 7"
     assert why["linked elsewhere"] == "hard-linked from an unknown layout: deleting it frees no space"
     assert why["old base"] == "locked by 2.6.0; the archive may no longer have its packages"
-    assert why["torch.whl"] == "needed to make layers again, of 2.7.1 in dist"
+    assert why["torch.whl"] == "needed to rebuild layers of 2.7.1 in dist"
     assert why["running"] == "a command runs in it"
     assert why["fresh"] == "deleted after 7 days without use"
     assert why["dead.whl.part"] == why["tmp/x"] == "left behind by an ended process"
-    assert why["nobody's"] == "not needed by any tag or lock"
+    assert why["unused layer"] == "not needed by any tag or lock"
     assert why["notes"] == "not created by torchkiln: never deleted"
     many = [replace(TAG, name=name) for name in "abcd"]
     (one,) = item_usages([item("layers", "torch")], many)
@@ -167,25 +167,27 @@ items = st.lists(
 
 
 @given(items=items, roots=st.lists(roots, max_size=3), policy=policies)
-def test_what_is_needed_never_goes(items: list[CacheItem], roots: list[Root], policy: PrunePolicy) -> None:
-    """Whatever is asked for; and what is left fits, or nothing more could go."""
+def test_needed_items_are_never_removed(
+    items: list[CacheItem], roots: list[Root], policy: PrunePolicy
+) -> None:
+    """For any policy; and the rest fits, or nothing more could be removed."""
     usages = item_usages(items, roots)
     taken = expendable(usages, policy, now=NOW)
 
     needed = frozenset().union(*(root.needs for root in roots))
-    for one in taken:
-        assert not needed & {one.item.path, *one.item.along}
+    for entry in taken:
+        assert not needed & {entry.item.path, *entry.item.along}
     if policy.max_size is not None and policy.older_than is None:
-        left = [one for one in usages if one not in taken]
-        assert _size(left) <= policy.max_size or all(one.protected for one in left)
+        left = [usage for usage in usages if usage not in taken]
+        assert _size(left) <= policy.max_size or all(entry.protected for entry in left)
 
 
 def _size(usages: list[ItemUsage]) -> int:
-    return sum(one.item.size for one in usages)
+    return sum(usage.item.size for usage in usages)
 
 
-def test_ages_and_sizes_as_people_write_them() -> None:
-    """And what is neither, with the forms that are."""
+def test_ages_and_sizes_are_parsed() -> None:
+    """And invalid ones are refused with the valid forms."""
     assert [parse_age(text) for text in ("90m", "12h", "30d", "2W", "1.5d")] == [
         *(5400.0, 43200.0, 30 * DAY, 14 * DAY, 1.5 * DAY)
     ]
@@ -200,12 +202,12 @@ def test_ages_and_sizes_as_people_write_them() -> None:
             parse_bytes(text)
 
 
-def test_what_layers_say_goes_when_nobody_asked_for_long() -> None:
+def test_unused_layer_texts_are_removed_after_a_while() -> None:
     """It is read again from the layers, in seconds."""
-    said = (item("layer texts", "said", days=29), item("layer texts", "said long ago", days=31))
+    texts = (item("layer texts", "texts", days=29), item("layer texts", "old texts", days=31))
 
-    assert [one.item.path for one in expendable(item_usages(said, ()), PrunePolicy(), now=NOW)] == [
-        "said long ago"
+    assert [entry.item.path for entry in expendable(item_usages(texts, ()), PrunePolicy(), now=NOW)] == [
+        "old texts"
     ]
 
 
@@ -225,8 +227,8 @@ os._exit(9)
 """
 
 
-def other(root: Path, then: str) -> "subprocess.Popen[bytes]":
-    """A process that leaves two things in tmp/, and ends without tidying up, or waits."""
+def other_process(root: Path, then: str) -> "subprocess.Popen[bytes]":
+    """A process that leaves two files in tmp/, and ends without cleanup, or waits."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         [sys.executable, "-c", LEAVE, str(root), then], stdin=pipe, stdout=pipe, cwd=ROOT
@@ -240,10 +242,10 @@ def names(root: Path) -> int:
     return len(list((root / "tmp").iterdir()))
 
 
-def test_what_a_dead_process_left_is_swept(tmp_path: Path) -> None:
-    """File and folder; nothing of a process that lives, ours or another's."""
+def test_leftovers_of_a_dead_process_are_swept(tmp_path: Path) -> None:
+    """File and folder; those of running processes are left."""
     store = Store(tmp_path)
-    alive, dead = other(tmp_path, "wait"), other(tmp_path, "end")
+    alive, dead = other_process(tmp_path, "wait"), other_process(tmp_path, "end")
     dead.communicate()
     mine = store.temporary("mine")
     mine.write_text("x")
@@ -256,36 +258,36 @@ def test_what_a_dead_process_left_is_swept(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == [mine]
 
 
-def test_only_names_of_ours_are_swept(tmp_path: Path) -> None:
-    """A cache set to somebody's folder must not cost him his tmp/."""
+def test_only_our_own_names_are_swept(tmp_path: Path) -> None:
+    """If the cache is set to a user's folder, its tmp/ must survive."""
     (tmp_path / "tmp").mkdir()
     letter, half, owned = (tmp_path / "tmp" / name for name in ("a-letter", "12-0a-x", "12.0a0b0c0d-1-x"))
     for path in (letter, half, owned):
         path.write_text("x")
 
     store = Store(tmp_path)
-    assert store.sweep() == 0  # its lock file is not there: that may be somebody's tidying
+    assert store.sweep() == 0  # without its lock file, another process may be cleaning up
     for path in (letter, half, owned):
         os.utime(path, (0, 0))
     assert store.sweep() == 1
     assert sorted((tmp_path / "tmp").iterdir()) == [half, letter]
 
 
-def test_a_record_is_written_by_way_of_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There the next run finds what a killed process left, and knows whose it was."""
+def test_a_record_is_written_through_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the next run finds leftovers of a killed process, with its id."""
     store = Store(tmp_path)
     store.put_record("layers", "k", {"a": 1})
-    seen: list[Path] = []
-    monkeypatch.setattr("os.replace", lambda source, target: seen.append(Path(source)))
+    written: list[Path] = []
+    monkeypatch.setattr("os.replace", lambda source, target: written.append(Path(source)))
     store.put_record("layers", "l", {"a": 2})
 
-    assert [path.parent for path in seen] == [tmp_path / "tmp"]
+    assert [path.parent for path in written] == [tmp_path / "tmp"]
     assert list((tmp_path / "tmp").iterdir()) == []
     assert list(store.records("layers")) == [("k", {"a": 1})]
 
 
-def test_a_claim_is_seen_while_it_lasts(tmp_path: Path) -> None:
-    """By whoever asks; what a dead process claimed is deleted."""
+def test_a_claim_is_visible_while_it_lasts(tmp_path: Path) -> None:
+    """For every process; claims of dead processes are deleted."""
     store = Store(tmp_path)
     with store.claim("builds a", {"b", "a"}):
         (claim,) = Store(tmp_path).claims()
@@ -295,12 +297,12 @@ def test_a_claim_is_seen_while_it_lasts(tmp_path: Path) -> None:
     assert list((tmp_path / "claims").iterdir()) == []
 
 
-def test_no_claim_while_somebody_looks_for_what_may_go(tmp_path: Path) -> None:
-    """Who claims waits for the gate, and hears whose it is."""
+def test_a_claim_waits_while_removable_items_are_listed(tmp_path: Path) -> None:
+    """It waits for the lock, and the message names its holder."""
     script = (
         "import sys; from pathlib import Path; from torchkiln.store.store import Store\n"
-        "def told(holder):\n    print(holder.what, flush=True)\n"
-        "with Store(Path(sys.argv[1]), on_wait=told).claim('builds', ['a']):\n"
+        "def waits(holder):\n    print(holder.what, flush=True)\n"
+        "with Store(Path(sys.argv[1]), on_wait=waits).claim('builds', ['a']):\n"
         "    print('claimed', flush=True)\n"
     )
     store = Store(tmp_path)
@@ -315,7 +317,7 @@ def test_no_claim_while_somebody_looks_for_what_may_go(tmp_path: Path) -> None:
 
 
 def test_set_aside_works_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no new name can be made, the old place is what is to be deleted."""
+    """If no new name can be created, the old path is deleted."""
     store = Store(tmp_path)
     there = tmp_path / "there"
     there.write_text("x")
@@ -332,8 +334,8 @@ def test_set_aside_works_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert store.set_aside([there]) == [there]
 
 
-def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to do; when the disk is full, how to make room."""
+def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a hint; if the disk is full, how to free space."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(BuildFailed, match=r"cannot write to the cache .*file") as found:
         Store(tmp_path / "file").temporary("x")
@@ -344,5 +346,5 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(os, "open", full)
     with pytest.raises(BuildFailed, match="No space left") as found, Store(tmp_path).lock("a"):
-        pytest.fail("no lock can be had")
+        pytest.fail("no lock is available")
     assert found.value.hint.startswith("free space (torchkiln cache prune), or set")

@@ -1,4 +1,4 @@
-"""One wheel of a release: by tags, and whether it is what its name says."""
+"""The choice of a wheel of a release by tags, and checks of its metadata."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_metadata_of_this_wheel(filename: str, name: str, version: str) -> None:
     ],
 )
 def test_metadata_of_another_wheel(name: str, version: str, wheel_version: str, reason: str) -> None:
-    """Said with what was found."""
+    """The message has the found value."""
     with pytest.raises(BadWheel, match=f"^{NAME}: {reason}"):
         check(name=name, version=version, wheel_version=wheel_version)
 
 
-def test_two_local_versions_of_one_release_are_two() -> None:
+def test_two_local_versions_of_a_release_differ() -> None:
     """The wheel of CUDA 11.8 is not that of CUDA 12.6."""
     with pytest.raises(BadWheel, match=r"inconsistent name or version: METADATA has torch 2\.7\.1\+cu118"):
         check("torch-2.7.1+cu126-py3-none-any.whl", name="torch", version="2.7.1+cu118")
@@ -107,13 +107,13 @@ OTHERS = [
 
 @pytest.mark.parametrize("tag", FITTING)
 def test_tags_that_fit(tag: str) -> None:
-    """In the file's name, and in WHEEL, where one of several is enough."""
+    """In the file name, and in WHEEL, where one of several is sufficient."""
     check(f"some_thing-1.0-{tag}.whl", wheel=f"Tag: cp39-cp39-win32\nTag: {tag}\n")
 
 
 @pytest.mark.parametrize("tag", OTHERS)
 def test_tags_of_another_python_or_machine(tag: str) -> None:
-    """Wherever they stand."""
+    """In both places."""
     with pytest.raises(
         BadWheel, match=r": not a supported wheel on this platform: Python 3\.11, x86_64 Linux"
     ):
@@ -126,7 +126,7 @@ def test_tags_of_another_python_or_machine(tag: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["Tag: any", "Tag:", "Tag: a-b-c-d"])
-def test_a_tag_that_is_none(line: str) -> None:
+def test_an_invalid_tag(line: str) -> None:
     """Three parts."""
     with pytest.raises(BadWheel, match="WHEEL contains an invalid tag"):
         check(wheel=line)
@@ -134,13 +134,13 @@ def test_a_tag_that_is_none(line: str) -> None:
 
 @pytest.mark.parametrize("requires", ["", ">=3.8", "<3.12", "==3.11.*", ">=3.11.7", "!=3.11.1", "about 3"])
 def test_the_python_that_it_requires(requires: str) -> None:
-    """A patch release may do; what is no specifier asks for nothing, as in pip."""
+    """Patch releases can match; an invalid specifier requires nothing, as in pip."""
     check(metadata=f"Requires-Python: {requires}\n")
 
 
 @pytest.mark.parametrize("requires", [">=3.12", "<3.11", "==3.10.*", "!=3.11.*"])
-def test_it_requires_another_python(requires: str) -> None:
-    """Said as it stands there."""
+def test_another_required_python(requires: str) -> None:
+    """The message has the original text."""
     with pytest.raises(BadWheel, match=r": requires a different Python: 3\.11 not in "):
         check(metadata=f"Requires-Python: {requires}\n")
 
@@ -157,7 +157,7 @@ def chosen(*names: str, but: str = "") -> str:
 
 
 @pytest.mark.parametrize(
-    ("best", "other"),
+    ("best", "worse"),
     [
         pytest.param(
             "x-1-cp311-cp311-manylinux_2_28_x86_64.whl",
@@ -191,8 +191,8 @@ def chosen(*names: str, but: str = "") -> str:
         ),
     ],
 )
-def test_the_better_wheel_wins_in_either_order(best: str, other: str) -> None:
-    assert chosen(best, other) == chosen(other, best) == best
+def test_the_better_wheel_is_chosen_in_either_order(best: str, worse: str) -> None:
+    assert chosen(best, worse) == chosen(worse, best) == best
 
 
 def test_only_files_that_the_resolver_saw_count() -> None:
@@ -216,7 +216,7 @@ def test_the_glibc_of_the_system_bounds_the_tags() -> None:
 
 
 def test_the_order_is_that_of_packaging_on_such_a_host() -> None:
-    """The names and their order, against the library's own for one platform list."""
+    """The names and their order, compared with those of the library for a platform list."""
     platforms = list(dict.fromkeys(tag.platform for tag in DEBIAN if tag.abi == "cp311"))
 
     assert (

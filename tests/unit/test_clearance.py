@@ -40,23 +40,23 @@ def makers(tree: ast.AST) -> set[str]:
         if part is not None
         for inner in ast.walk(part)
     }
-    told = set()
+    names = set()
     for node in ast.walk(tree):
         name = getattr(node, "id", None) or getattr(node, "attr", None)
         if name == "ClearedImage" and id(node) not in annotations:
-            told.add("ClearedImage")
+            names.add("ClearedImage")
         if name == "_CLEARANCE" or (isinstance(node, ast.alias) and node.name == "_CLEARANCE"):
-            told.add("_CLEARANCE")
+            names.add("_CLEARANCE")
         if isinstance(node, ast.alias) and node.name == "ClearedImage" and node.asname:
-            told.add("ClearedImage")
-    return told
+            names.add("ClearedImage")
+    return names
 
 
 def test_no_other_module_could_make_one() -> None:
     files = [file for file in (ROOT / "torchkiln").rglob("*.py") if file.name != "gate.py"]
     files.append(ROOT / "torchkiln" / "cli" / "gate.py")
 
-    assert {file.name: told for file in files if (told := makers(ast.parse(file.read_text())))} == {}
+    assert {file.name: names for file in files if (names := makers(ast.parse(file.read_text())))} == {}
     assert makers(ast.parse((ROOT / "torchkiln" / "gate" / "gate.py").read_text())) == {
         "ClearedImage",
         "_CLEARANCE",
@@ -64,7 +64,7 @@ def test_no_other_module_could_make_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "names"),
     [
         ("from torchkiln.gate.gate import ClearedImage", set()),
         ("def publish(image: ClearedImage) -> list[ClearedImage]: ...", set()),
@@ -77,9 +77,9 @@ def test_no_other_module_could_make_one() -> None:
         ("gate._CLEARANCE", {"_CLEARANCE"}),
     ],
 )
-def test_a_maker_is_seen(line: str, told: set[str]) -> None:
-    """What the test above would tell."""
-    assert makers(ast.parse(line)) == told
+def test_a_maker_is_seen(line: str, names: set[str]) -> None:
+    """The names that the test above would report."""
+    assert makers(ast.parse(line)) == names
 
 
 CLEARED = clear(judge([signed_report(report())], Policy(), LOCKED, SUITE, image=IMAGE))
@@ -89,7 +89,9 @@ OVERRIDDEN = override(judge([], Policy(), LOCKED, SUITE, image=IMAGE), "for CPUs
 def test_it_is_read_as_it_was_written() -> None:
     found = decision_of(clearance(CLEARED), where="x")
     assert (found.suite, found.override, found.missing) == (SUITE.digest, None, ())
-    assert [(one.id, one.tier) for one in found.checks] == [(one.id, one.tier) for one in SUITE.checks]
+    assert [(check.id, check.tier) for check in found.checks] == [
+        (check.id, check.tier) for check in SUITE.checks
+    ]
     assert found.gpus == ("2 × NVIDIA H200",)
 
     found = decision_of(clearance(OVERRIDDEN), where="x")
@@ -98,7 +100,7 @@ def test_it_is_read_as_it_was_written() -> None:
 
 
 def test_what_overrode_nothing_prevails() -> None:
-    """An image that was proved stays proved though it is published again in spite of another policy."""
+    """An image that was cleared stays cleared if it is published again with --override."""
     proved = decision_of(clearance(CLEARED), where="x")
     first, second = (replace(proved, override=reason) for reason in ("first", "second"))
 
@@ -108,9 +110,9 @@ def test_what_overrode_nothing_prevails() -> None:
 
 
 @pytest.mark.parametrize("key", ["suite", "checks", "override", "missing", "reports"])
-def test_what_is_none(key: str) -> None:
-    told = clearance(CLEARED)
-    said = {name: value for name, value in told.content.items() if name != key}
-    for wrong in (replace(told, predicate=json.dumps(said)), replace(told, kind="urn:x")):
+def test_an_attestation_without_a_key_or_of_another_type_is_refused(key: str) -> None:
+    attestation = clearance(CLEARED)
+    content = {name: value for name, value in attestation.content.items() if name != key}
+    for wrong in (replace(attestation, predicate=json.dumps(content)), replace(attestation, kind="urn:x")):
         with pytest.raises(VerificationFailed, match="x: "):
             decision_of(wrong, where="x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,8 +20,9 @@ from click.testing import CliRunner
 
 from tests.oci_samples import OWN, build, tar_of
 from torchkiln import cli
-from torchkiln.cli import COMMANDS, Commands, torchkiln
-from torchkiln.cli.verify import split_target, verify
+from torchkiln.cli import COMMANDS, EARLIER, SECTIONS, torchkiln
+from torchkiln.cli.shared.targets import split_target
+from torchkiln.cli.verify import verify
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.index import download
 from torchkiln.index.lazy import LazyIndex
@@ -29,7 +31,7 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
-# Short sleeps: Python runs its handler between two calls, and one long call may begin just before the signal.
+# Short sleeps: Python runs its handler between two calls, and a long call may begin just before the signal.
 WORK = """
 import sys, time
 import torchkiln.cli as cli
@@ -62,12 +64,12 @@ def ended_by(*signals: signal.Signals) -> tuple[int, str, str]:
         assert process.stdin
         assert process.stdout
         assert process.stderr
-        said = ""
+        output = ""
         for number in signals:
-            said += process.stdout.readline()
+            output += process.stdout.readline()
             process.send_signal(number)
         code = process.wait(300)
-        return code, said + process.stdout.read(), process.stderr.read()
+        return code, output + process.stdout.read(), process.stderr.read()
 
 
 @pytest.mark.parametrize(
@@ -75,13 +77,13 @@ def ended_by(*signals: signal.Signals) -> tuple[int, str, str]:
 )
 @pytest.mark.parametrize("times", [1, 2])
 def test_signals(number: signal.Signals, code: int, word: str, times: int) -> None:
-    """Whoever cannot wait for the clean-up gets the same sentence, for the next run cleans up."""
+    """A second signal during the cleanup has the same message, because the next run cleans up."""
     found, out, err = ended_by(*[number] * times)
     assert (found, out.split("\n")[:2]) == (code, ["working", "winding down"])
     assert err == f"error: {word}; completed work is kept, the next run continues from there\n"
 
 
-# A process that was started and not yet told what it is to be: for half a second, here, instead of a moment.
+# A process that was started but has not yet received its task: for half a second here.
 STARTING = """
 import os, signal, threading, time
 from multiprocessing import util
@@ -109,7 +111,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_worker_that_is_just_starting_says_nothing_when_all_ends_at_once(tmp_path: Path) -> None:
+def test_a_starting_worker_prints_nothing_when_all_processes_end(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(STARTING)
     found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
@@ -120,7 +122,7 @@ def test_a_worker_that_is_just_starting_says_nothing_when_all_ends_at_once(tmp_p
 
 
 def test_the_index_is_opened_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Many threads want it at the same moment, and opening it asks pip, which takes a second of processor."""
+    """Many threads need it at the same time, and opening it runs pip, which takes a second of CPU."""
     opened: list[object] = []
     together = threading.Barrier(8)
 
@@ -137,11 +139,11 @@ def test_the_index_is_opened_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any
     index = LazyIndex(Store(tmp_path))
     wheel = LockedWheel(name="x", version="1", filename="x", sha256="0", size=1, index=Source.DEFAULT)
 
-    def want() -> None:
+    def open_index() -> None:
         together.wait()
         index.tail(wheel, 1)
 
-    threads = [threading.Thread(target=want) for _ in range(8)]
+    threads = [threading.Thread(target=open_index) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -157,7 +159,7 @@ sys.stdin.read()
 """
 
 
-def test_a_worker_whose_parent_died_before_it_looked_ends() -> None:
+def test_a_worker_ends_if_its_parent_died_early() -> None:
     """Its parent is then another process, which lives on."""
     with subprocess.Popen([sys.executable, "-c", ORPHAN, "0"], stdin=subprocess.PIPE) as process:
         try:
@@ -180,7 +182,7 @@ def test_a_worker_whose_parent_died_before_it_looked_ends() -> None:
     ],
     ids=lambda value: errno.errorcode[value.errno] if isinstance(value, OSError) else "",
 )
-def test_what_the_system_refuses(
+def test_errors_of_the_operating_system(
     error: OSError,
     message: str,
     hint: str,
@@ -191,7 +193,7 @@ def test_what_the_system_refuses(
         raise error
 
     monkeypatch.setattr(cli.torchkiln, "main", refused)
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # the test run keeps its own
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # the test run keeps its handlers
     with pytest.raises(SystemExit) as left:
         cli.main([])
     first, second = capsys.readouterr().err.splitlines()
@@ -201,12 +203,12 @@ def test_what_the_system_refuses(
     assert hint in second
 
 
-def test_an_environment_that_one_may_not_use_is_passed_over(tmp_path: Path) -> None:
-    """Another user's .venv; the Python at hand has what is needed."""
+def test_an_environment_without_permission_is_skipped(tmp_path: Path) -> None:
+    """Another user's .venv; the running Python has everything necessary."""
     door = Path(shutil.copy(ROOT / "build.py", tmp_path))
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.touch(mode=0o644)  # not even root may run that
+    python.touch(mode=0o644)  # not even root can execute it
     ran = subprocess.run(
         [sys.executable, door, "--version"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -222,19 +224,56 @@ def test_an_environment_that_one_may_not_use_is_passed_over(tmp_path: Path) -> N
 LOADED = "import sys; from torchkiln.cli import main\ntry:\n main(['--help'])\nfinally:\n print(*sys.modules)"
 
 
-@pytest.mark.parametrize("width", [60, 100, 200])
-def test_the_list_is_as_click_makes_it_from_the_commands(width: int) -> None:
-    context = click.Context(torchkiln, info_name="torchkiln")
-    ours, clicks = (click.HelpFormatter(width=width) for _ in range(2))
-    Commands.format_commands(torchkiln, context, ours)
-    click.Group.format_commands(torchkiln, context, clicks)
-    assert ours.getvalue() == clicks.getvalue()
+def groups(command: click.Command, name: str = "torchkiln") -> dict[str, click.Group]:
+    """*command* and the groups in it by name, if it is a group."""
+    if not isinstance(command, click.Group):
+        return {}
+    context = click.Context(command, info_name=name)
+    found = {name: command}
+    for each in command.list_commands(context):
+        inner = command.get_command(context, each)
+        assert inner
+        found |= groups(inner, f"{name} {each}")
+    return found
 
 
-def test_no_command_is_imported_for_it() -> None:
+GROUPS = groups(torchkiln)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_help_has_whole_sentences(name: str, width: int) -> None:
+    """click ends a long sentence with three dots."""
+    group = GROUPS[name]
+    context = click.Context(group, info_name=name, terminal_width=width)
+    shown = " ".join(re.sub(r"-\n *", "-", group.get_help(context)).split())
+    for each in group.list_commands(context):
+        command = group.get_command(context, each)
+        assert command
+        assert f"{each} {command.get_short_help_str(10_000)}" in shown
+
+
+def test_every_command_is_in_one_section() -> None:
+    names = [name for places in SECTIONS.values() for name in places]
+    assert sorted(names) == sorted(set(names)) == sorted(COMMANDS)
+    assert list(SECTIONS) == ["Choose", "Build", "Test", "Publish", "Maintain"]
+
+
+@pytest.mark.parametrize(("earlier", "now"), EARLIER.items())
+def test_an_earlier_name_works_and_names_the_new_one(earlier: str, now: tuple[str, ...]) -> None:
+    """For one release, and not in the help."""
+    old = CliRunner().invoke(torchkiln, [earlier, "--help"])
+    new = CliRunner().invoke(torchkiln, [*now, "--help"])
+    assert (old.exit_code, old.stdout) == (0, new.stdout)
+    assert old.stderr == f"torchkiln: `{earlier}` is now `torchkiln {' '.join(now)}`\n"
+    assert f"  {earlier} " not in CliRunner().invoke(torchkiln, ["--help"]).stdout
+
+
+def test_the_command_list_imports_no_command() -> None:
     ran = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     shown, _, loaded = ran.stdout.rstrip().rpartition("\n")
-    assert {line.split()[0] for line in shown.partition("Commands:\n")[2].splitlines()} == set(COMMANDS)
+    listed = re.findall(r"^  (\w+) ", shown.partition("Choose:\n")[2], re.MULTILINE)
+    assert listed == list(COMMANDS)
     assert {module for module, _ in COMMANDS.values()} & set(loaded.split()) == set()
     assert "rich" not in loaded.split()
 
@@ -248,7 +287,7 @@ def test_verify_prints_digest_and_name(tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout) == (0, f"{layout.image('a').manifest} a\n")
 
 
-def test_verify_tells_every_fault(tmp_path: Path) -> None:
+def test_verify_reports_every_fault(tmp_path: Path) -> None:
     """Exit 12 by its exception, the faults in the message and, for machines, on stdout."""
     layout = build(tmp_path, tar_of([*OWN, *OWN]))
 
@@ -263,14 +302,14 @@ def test_verify_tells_every_fault(tmp_path: Path) -> None:
     }
 
 
-def test_verify_knows_a_slip_from_a_fault(tmp_path: Path) -> None:
+def test_verify_distinguishes_user_errors_from_faults(tmp_path: Path) -> None:
     """An unknown name or folder is the user's, not the layout's."""
     layout = build(tmp_path)
     for target in (f"{layout.path}:b", str(tmp_path / "nowhere"), f"{tmp_path}/nowhere:a"):
         assert isinstance(CliRunner().invoke(verify, [target]).exception, ConfigError)
 
 
-def test_verify_of_a_name_in_a_broken_layout_tells_the_faults(tmp_path: Path) -> None:
+def test_verify_of_a_name_in_a_broken_layout_reports_the_faults(tmp_path: Path) -> None:
     """Not the first that the reader meets: all, as the oracle lists them."""
     layout = build(tmp_path)
     (layout.path / "index.json").write_text('{"manifests": 1}')
@@ -282,7 +321,7 @@ def test_verify_of_a_name_in_a_broken_layout_tells_the_faults(tmp_path: Path) ->
     assert "manifests is not a list" in done.exception.message
 
 
-def test_a_target_may_hold_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_may_contain_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder wins over a split; digests have a colon too."""
     monkeypatch.chdir(tmp_path)
     os.mkdir("a:b")

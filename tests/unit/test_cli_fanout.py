@@ -1,4 +1,4 @@
-"""`list --github`: the locked cells, or those of them that changed, as one line that GitHub takes."""
+"""`ci matrix`: the locked cells, or those that changed, as a line for GitHub."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from tests.checkouts import commit, git, put
 from tests.planned import locked, wheel
+from torchkiln.cli.ci import matrix
 from torchkiln.cli.grid import list_command
 from torchkiln.errors import ConfigError, Stale
 from torchkiln.lock.lock import lock_digest
@@ -25,14 +26,14 @@ MATRIX = ["--matrix", str(ROOT / "matrix.yaml")]
 
 
 def rows(images: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The cells of the one line that is printed."""
-    told = CliRunner().invoke(
-        list_command, [*MATRIX, "--github", "--images", str(images), *arguments], catch_exceptions=False
+    """The cells of the printed line."""
+    result = CliRunner().invoke(
+        matrix, [*MATRIX, "--images", str(images), *arguments], catch_exceptions=False
     )
-    assert (told.exit_code, told.stderr, told.stdout.count("\n")) == (0, "", 1)
-    matrix = json.loads(told.stdout)
-    assert list(matrix) == ["include"]
-    found: list[dict[str, Any]] = matrix["include"]
+    assert (result.exit_code, result.stderr, result.stdout.count("\n")) == (0, "", 1)
+    printed = json.loads(result.stdout)
+    assert list(printed) == ["include"]
+    found: list[dict[str, Any]] = printed["include"]
     return found
 
 
@@ -44,7 +45,10 @@ def tags(*arguments: Any) -> list[tuple[str, str]]:
 def upgraded(cell: LockedCell) -> LockedCell:
     """The same with another tqdm."""
     moved = wheel("tqdm", "9.9", megabytes=1)
-    return replace(cell, wheels=tuple(moved if one.name == "tqdm" else one for one in cell.wheels))
+    return replace(
+        cell,
+        wheels=tuple(moved if locked_wheel.name == "tqdm" else locked_wheel for locked_wheel in cell.wheels),
+    )
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def images(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_row_says_what_a_job_needs(images: Path) -> None:
+def test_a_row_has_what_a_job_needs(images: Path) -> None:
     cell = locked()
     assert rows(images)[0] == {
         "tag": TAG,
@@ -71,24 +75,24 @@ def test_a_row_says_what_a_job_needs(images: Path) -> None:
     }
 
 
-def test_the_committed_locks_are_all_there() -> None:
+def test_all_committed_locks_are_listed() -> None:
     """And no cell that has none."""
     found = {row["tag"] for row in rows(ROOT / "images", "--all")}
     assert found == {path.parent.name for path in (ROOT / "images").glob("*/lock.json")}
     assert len(found) > 5
 
 
-def test_a_selection_holds(images: Path) -> None:
+def test_a_selection_is_respected(images: Path) -> None:
     assert [row["torch"] for row in rows(images, "--torch", "2.8")] == ["2.8.0"]
     assert rows(images, "--torch", "2.6") == []
 
 
-def test_nothing_changed_is_an_empty_matrix(images: Path) -> None:
+def test_without_changes_the_matrix_is_empty(images: Path) -> None:
     assert rows(images, "--changed-since", "HEAD") == []
 
 
-def test_what_changed_is_told_with_its_reason(images: Path) -> None:
-    """One moved a package, one is new, one has another recipe; and one is only laid out anew."""
+def test_changed_cells_have_a_reason(images: Path) -> None:
+    """One has a changed package, one is new, one has another recipe; and one is only reformatted."""
     put(images, upgraded(locked()))
     put(images, locked("2.6.0"))
     put(images, replace(locked("2.8.0"), inputs=Digest("sha256:" + "5" * 64)))  # as by another recipe
@@ -104,7 +108,7 @@ def test_what_changed_is_told_with_its_reason(images: Path) -> None:
     ]
 
 
-def test_recorded_layers_change_no_image(images: Path) -> None:
+def test_recorded_layers_do_not_count_as_a_change(images: Path) -> None:
     """They follow from the rest."""
     digests = {"digest": Digest("sha256:" + "3" * 64), "diff_id": Digest("sha256:" + "4" * 64)}
     layer = ImageLayer(title="torch", blob=Blob(**digests, size=1, unpacked=1))
@@ -115,7 +119,7 @@ def test_recorded_layers_change_no_image(images: Path) -> None:
 
 
 @pytest.mark.parametrize("then", [b"", b"{", b"[]", b'{"digest": 7}', b'{"schema": 0}'])
-def test_a_lock_that_nobody_can_read_any_more_counts_as_changed(images: Path, then: bytes) -> None:
+def test_an_unreadable_earlier_lock_counts_as_changed(images: Path, then: bytes) -> None:
     (images / TAG / "lock.json").write_bytes(then)
     was = commit(images)
     put(images)
@@ -125,29 +129,39 @@ def test_a_lock_that_nobody_can_read_any_more_counts_as_changed(images: Path, th
 
 @pytest.mark.parametrize("name", ["gone", "f" * 40, "0" * 39, "--all", "HEAD:images", ""])
 def test_a_revision_that_git_does_not_know_is_an_error(images: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="unknown revision") as told:
+    with pytest.raises(ConfigError, match="unknown revision") as result:
         rows(images, f"--changed-since={name}")
-    assert "--unshallow" in told.value.hint
+    assert "--unshallow" in result.value.hint
 
 
-def test_before_the_first_commit_there_was_nothing(images: Path) -> None:
+def test_before_the_first_commit_all_cells_are_new(images: Path) -> None:
     """Forges write it so for a new branch."""
     assert [reason for _, reason in tags(images, "--changed-since", "0" * 40)] == ["new", "new"]
 
 
-def test_outside_of_a_checkout_there_is_no_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revision_outside_of_a_checkout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     put(tmp_path / "images")
     with pytest.raises(ConfigError, match="not a git repository"):
         rows(tmp_path / "images", "--changed-since", "HEAD")
 
 
-def test_a_broken_lock_of_today_is_an_error(images: Path) -> None:
+def test_a_broken_current_lock_is_an_error(images: Path) -> None:
     (images / TAG / "lock.json").write_text("{")
     with pytest.raises(Stale):
         rows(images)
 
 
 @pytest.mark.parametrize("wrong", [["--github", "--json"], ["--changed-since", "HEAD"]])
-def test_options_that_do_not_go_together(wrong: list[str]) -> None:
+def test_conflicting_options(wrong: list[str]) -> None:
     assert CliRunner().invoke(list_command, [*MATRIX, *wrong]).exit_code == 2
+
+
+def test_the_earlier_option_of_list_works(images: Path) -> None:
+    """`list --github`, for one release."""
+    arguments = [*MATRIX, "--images", str(images), "--changed-since", "0" * 40]
+    now = CliRunner().invoke(matrix, arguments)
+    old = CliRunner().invoke(list_command, [*arguments, "--github"])
+    assert (old.exit_code, old.stdout) == (0, now.stdout)
+    assert "`list --github` is now `torchkiln ci matrix`" in old.stderr
+    assert "--github" not in CliRunner().invoke(list_command, ["--help"]).stdout

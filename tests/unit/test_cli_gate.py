@@ -50,14 +50,14 @@ class Scene:
         """Of this image by this suite."""
         return replace(report(*findings), **{"image": self.image, "suite": suite_digest(self.suite)} | other)
 
-    def file(self, told: SmokeReport | bytes, name: str = "report.json", *, own: bool = True) -> str:
+    def file(self, content: SmokeReport | bytes, name: str = "report.json", *, own: bool = True) -> str:
         """Its path. A report is of this machine's *own* runs, unless that is denied."""
-        if isinstance(told, SmokeReport) and own:
-            KeptRuns(store=Store(self.folder / "cache"), listener=SilentSmokeListener()).keep(told)
-        (self.folder / name).write_bytes(told if isinstance(told, bytes) else to_json(told))
+        if isinstance(content, SmokeReport) and own:
+            KeptRuns(store=Store(self.folder / "cache"), listener=SilentSmokeListener()).keep(content)
+        (self.folder / name).write_bytes(content if isinstance(content, bytes) else to_json(content))
         return str(self.folder / name)
 
-    def ask(self, reports: Sequence[str], *more: str) -> Any:
+    def gate(self, reports: Sequence[str], *more: str) -> Any:
         """`gate TAG`."""
         argv = [TAG, "--output", str(self.folder / "dist"), "--suite", str(self.suite)]
         argv += [word for path in reports for word in ("--report", path)]
@@ -71,15 +71,15 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def test_the_digest_is_stdout(scene: Scene) -> None:
-    done = scene.ask([scene.file(scene.report())])
+    done = scene.gate([scene.file(scene.report())])
 
     assert (done.exit_code, done.stdout) == (0, f"{scene.image}\n")
     assert "report 1: report.json: 2 × NVIDIA H200, unsigned, a run of this machine" in done.stderr
     assert f"gate: {TAG}: 5 checks passed" in done.stderr
 
 
-def test_a_refusal_tells_all_and_prints_nothing(scene: Scene) -> None:
-    done = scene.ask([scene.file(scene.report(found("cuda", "skipped", "host: x"), verdict="inconclusive"))])
+def test_a_refusal_names_all_faults_on_stderr_only(scene: Scene) -> None:
+    done = scene.gate([scene.file(scene.report(found("cuda", "skipped", "host: x"), verdict="inconclusive"))])
 
     assert isinstance(done.exception, GateRefused)
     assert done.exception.exit_code == 7
@@ -92,8 +92,10 @@ def test_a_refusal_tells_all_and_prints_nothing(scene: Scene) -> None:
 
 
 def test_for_machines(scene: Scene) -> None:
-    good = json.loads(scene.ask([scene.file(scene.report())], "--json").stdout)
-    refused = scene.ask([scene.file(scene.report(nonce="request-0000"))], "--json", "--nonce", "request-0001")
+    good = json.loads(scene.gate([scene.file(scene.report())], "--json").stdout)
+    refused = scene.gate(
+        [scene.file(scene.report(nonce="request-0000"))], "--json", "--nonce", "request-0001"
+    )
     bad = json.loads(refused.stdout)
 
     assert (good["image"], good["cleared"]["digest"], good["missing"]) == (scene.image, scene.image, [])
@@ -106,29 +108,29 @@ def test_for_machines(scene: Scene) -> None:
 
 
 def test_two_reports_complete_each_other(scene: Scene) -> None:
-    told = scene.report()
-    one = replace(told, findings=tuple(f for f in told.findings if f.tier < 2))
-    two = replace(told, findings=tuple(f for f in told.findings if f.tier == 2))
+    whole = scene.report()
+    one = replace(whole, findings=tuple(f for f in whole.findings if f.tier < 2))
+    two = replace(whole, findings=tuple(f for f in whole.findings if f.tier == 2))
     files = [scene.file(one, "one.json"), scene.file(two, "two.json")]
 
-    assert scene.ask(files).exit_code == 0
-    assert isinstance(scene.ask(files[:1]).exception, GateRefused)
+    assert scene.gate(files).exit_code == 0
+    assert isinstance(scene.gate(files[:1]).exception, GateRefused)
 
 
 def test_trust_demands_a_signature(scene: Scene) -> None:
     plain = scene.file(scene.report())
     key = scene.file(public_pem(ED), "public.pem")
-    unsigned = scene.ask([plain], "--trust", key).exception
+    unsigned = scene.gate([plain], "--trust", key).exception
     assert isinstance(unsigned, GateRefused)
     assert unsigned.missing == (("report.json", "is not signed"),)
 
     scene.file(attest(scene.report(), ED), "report.dsse.json")
-    done = scene.ask([plain], "--trust", key, "--json")
+    done = scene.gate([plain], "--trust", key, "--json")
     assert json.loads(done.stdout)["cleared"]["signers"] == [fingerprint(ED.public_key())]
-    assert scene.ask([str(scene.folder / "report.dsse.json")], "--trust", key).exit_code == 0
+    assert scene.gate([str(scene.folder / "report.dsse.json")], "--trust", key).exit_code == 0
 
     scene.file(attest(scene.report(), P256), "report.dsse.json")
-    assert isinstance(scene.ask([plain], "--trust", key).exception, VerificationFailed)
+    assert isinstance(scene.gate([plain], "--trust", key).exception, VerificationFailed)
 
 
 def test_a_policy_that_demands_signatures_wants_a_key(scene: Scene) -> None:
@@ -136,9 +138,9 @@ def test_a_policy_that_demands_signatures_wants_a_key(scene: Scene) -> None:
     assert "signed: false" in text
     matrix = scene.file(text.replace("signed: false", "signed: true").encode(), "matrix.yaml")
     plain = scene.file(scene.report())
-    done = scene.ask([plain], "--matrix", matrix)
+    done = scene.gate([plain], "--matrix", matrix)
     assert isinstance(done.exception, ConfigError)
-    assert "requires signed reports, and no key is trusted" in done.exception.message
+    assert "requires signed reports, but no trusted key is given" in done.exception.message
 
 
 def test_the_policy_is_the_matrix_s(scene: Scene) -> None:
@@ -146,56 +148,56 @@ def test_the_policy_is_the_matrix_s(scene: Scene) -> None:
     matrix = scene.file(text.encode(), "matrix.yaml")
     failed = scene.file(scene.report(found("busbw", "failed", "slow"), verdict="fail"))
 
-    assert scene.ask([failed]).exit_code == 0
-    refused = scene.ask([failed], "--matrix", matrix).exception
+    assert scene.gate([failed]).exit_code == 0
+    refused = scene.gate([failed], "--matrix", matrix).exception
     assert isinstance(refused, GateRefused)
     assert refused.missing == (("busbw", "failed: slow (report.json)"),)
 
 
 def test_slips(scene: Scene) -> None:
-    """A tag that the layout has not; a folder that is none; an image that no lock made."""
+    """A tag that the layout does not have, a folder that does not exist, an image without a lock."""
     plain = scene.file(scene.report())
 
-    assert isinstance(scene.ask([plain], "--output", str(scene.folder / "none")).exception, ConfigError)
-    assert isinstance(scene.ask([plain], "--images", str(scene.folder)).exception, Stale)
-    assert isinstance(scene.ask([scene.file(b"{}", "x.json")]).exception, ConfigError)
+    assert isinstance(scene.gate([plain], "--output", str(scene.folder / "none")).exception, ConfigError)
+    assert isinstance(scene.gate([plain], "--images", str(scene.folder)).exception, Stale)
+    assert isinstance(scene.gate([scene.file(b"{}", "x.json")]).exception, ConfigError)
 
 
 def test_whose_reports_count(scene: Scene) -> None:
-    """This machine's own runs as they are, without being named; a stranger's only with a signature."""
-    stranger = scene.file(scene.report(), own=False)
-    refused = scene.ask([stranger]).exception
+    """Runs of this machine count without --report; reports of other machines only with a signature."""
+    unsigned = scene.file(scene.report(), own=False)
+    refused = scene.gate([unsigned]).exception
     assert isinstance(refused, GateRefused)
     assert refused.missing == (("report.json", "is not signed, and is not of a run in this machine's cache"),)
     assert "--trust PUBLIC.pem" in refused.hint
-    none = scene.ask([]).exception
+    none = scene.gate([]).exception
     assert isinstance(none, GateRefused)
-    assert ("import", "no report has it: it did not run") in none.missing
+    assert ("import", "not run: no report contains it") in none.missing
 
     scene.file(scene.report())
-    assert scene.ask([]).exit_code == 0
-    assert scene.ask([stranger]).exit_code == 0
+    assert scene.gate([]).exit_code == 0
+    assert scene.gate([unsigned]).exit_code == 0
     changed = scene.file(scene.report(tool="9.9"), "changed.json", own=False)
-    assert isinstance(scene.ask([changed]).exception, GateRefused)
+    assert isinstance(scene.gate([changed]).exception, GateRefused)
 
 
-def test_a_folder_gives_those_that_tell_of_the_image(scene: Scene) -> None:
+def test_of_a_folder_only_reports_of_the_image_are_read(scene: Scene) -> None:
     folder = scene.folder / "reports"
     folder.mkdir()
     key = scene.file(public_pem(ED), "public.pem")
     scene.file(attest(scene.report(), ED), "reports/ours.dsse.json")
     scene.file(attest(report(), P256), "reports/of-another-image.dsse.json")
     scene.file(b"{}", "reports/no-report.json")
-    assert scene.ask([str(folder)], "--trust", key).exit_code == 0
+    assert scene.gate([str(folder)], "--trust", key).exit_code == 0
 
-    scene.file(attest(scene.report(), P256), "reports/a-stranger-s.dsse.json")
-    assert isinstance(scene.ask([str(folder)], "--trust", key).exception, VerificationFailed)
+    scene.file(attest(scene.report(), P256), "reports/unknown-key.dsse.json")
+    assert isinstance(scene.gate([str(folder)], "--trust", key).exception, VerificationFailed)
 
 
-def test_the_table_tells_of_each_check(scene: Scene) -> None:
+def test_the_table_has_each_check(scene: Scene) -> None:
     failed = found("cuda", "failed", "devices: is 0, wanted 1")
-    told = scene.ask([scene.file(scene.report(failed, verdict="fail"))]).stderr.splitlines()
-    rows = {line.split()[0]: line.split()[1:] for line in told if not line.startswith(("gate", "report"))}
+    lines = scene.gate([scene.file(scene.report(failed, verdict="fail"))]).stderr.splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines if not line.startswith(("gate", "report"))}
 
     assert rows["CHECK"] == ["TIER", "REQUIRED", "OUTCOME", "REPORT", "MEASURED"]
     assert " ".join(rows["import"]) == "0 yes passed 1 x 1"
@@ -204,21 +206,21 @@ def test_the_table_tells_of_each_check(scene: Scene) -> None:
     assert "failed: devices: is 0, wanted 1 (report.json)" in " ".join(rows["cuda"])
 
 
-def test_keys_can_stand_in_the_policy(scene: Scene) -> None:
+def test_the_policy_can_contain_keys(scene: Scene) -> None:
     """Beside matrix.yaml, wherever the command is run."""
     text = (ROOT / "matrix.yaml").read_text()
     matrix = scene.file(text.replace("keys: []", "keys: [lab.pub.pem]").encode(), "matrix.yaml")
     signed = scene.file(attest(scene.report(), ED), "report.dsse.json")
-    missing = scene.ask([signed], "--matrix", matrix).exception
+    missing = scene.gate([signed], "--matrix", matrix).exception
     assert isinstance(missing, ConfigError)
     assert "lab.pub.pem" in missing.message
 
     scene.file(public_pem(ED), "lab.pub.pem")
-    assert scene.ask([signed], "--matrix", matrix).exit_code == 0
-    assert isinstance(scene.ask([signed]).exception, GateRefused)
+    assert scene.gate([signed], "--matrix", matrix).exit_code == 0
+    assert isinstance(scene.gate([signed]).exception, GateRefused)
 
     for until, counts in (("2020-01-31", False), ("2999-12-31", True)):
         dated = text.replace("keys: []", f'keys: [{{file: lab.pub.pem, until: "{until}"}}]')
-        done = scene.ask([signed], "--matrix", scene.file(dated.encode(), "matrix.yaml"))
+        done = scene.gate([signed], "--matrix", scene.file(dated.encode(), "matrix.yaml"))
         assert (done.exit_code == 0) is counts
         assert ("lab.pub.pem: the key expired on 2020-01-31" in done.stderr) is not counts

@@ -1,4 +1,4 @@
-"""`torchkiln scan`: reports, threshold and list; refusals, and what is told."""
+"""`torchkiln scan`: reports, threshold and list; refusals, and messages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from tests.scans import (
     DOCUMENTS,
     allow,
-    ask,
     by_grype,
     by_trivy,
     entry,
+    fake_program,
     reported,
-    stand_in,
+    scan_command,
     today,
     two_images,
 )
@@ -49,34 +49,34 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-# --- a report that is given -----------------------------------------------------------------------
+# --- an existing report -----------------------------------------------------------------------
 
 
-def test_a_report_of_this_image_is_judged_without_a_tool(layout: Layout, image: ImageOnDisk) -> None:
-    for told in (by_trivy(image), by_grype(image)):
-        done = ask(layout, *reported(told), target=f"{layout.path}:a")
+def test_a_report_of_this_image_is_checked_without_a_tool(layout: Layout, image: ImageOnDisk) -> None:
+    for scan_report in (by_trivy(image), by_grype(image)):
+        done = scan_command(layout, *reported(scan_report), target=f"{layout.path}:a")
         assert isinstance(done.exception, GateRefused)
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_report_of_a_sibling_is_refused(layout: Layout, tool: str) -> None:
-    """Exit 12, though it would refuse as well: what it says is of something else."""
-    done = ask(layout, *reported(DOCUMENTS[tool](layout.image("b"))))
+def test_a_report_of_another_image_is_refused(layout: Layout, tool: str) -> None:
+    """Exit code 12, although it also has findings: they are of another image."""
+    done = scan_command(layout, *reported(DOCUMENTS[tool](layout.image("b"))))
 
     assert isinstance(done.exception, VerificationFailed)
     assert "is of another image" in done.exception.message
 
 
-def test_a_report_that_cannot_be_read_is_told(layout: Layout) -> None:
+def test_an_unreadable_report_is_an_error(layout: Layout) -> None:
     Path("scan.json").write_text("all is well")
-    assert isinstance(ask(layout, "--report", "scan.json").exception, VerificationFailed)
-    assert ask(layout, "--report", "nowhere.json").exit_code == 2
-    assert ask(layout, "--report", "scan.json", "--tool", "trivy").exit_code == 2
+    assert isinstance(scan_command(layout, "--report", "scan.json").exception, VerificationFailed)
+    assert scan_command(layout, "--report", "nowhere.json").exit_code == 2
+    assert scan_command(layout, "--report", "scan.json", "--tool", "trivy").exit_code == 2
 
 
-def test_an_unknown_image_is_told(layout: Layout) -> None:
+def test_an_unknown_image_is_an_error(layout: Layout) -> None:
     for target in ("c", f"{layout.path}:c"):
-        assert isinstance(ask(layout, target=target).exception, ConfigError)
+        assert isinstance(scan_command(layout, target=target).exception, ConfigError)
 
 
 # --- threshold and list ---------------------------------------------------------------------------
@@ -93,101 +93,103 @@ def test_an_unknown_image_is_told(layout: Layout) -> None:
     ],
 )
 def test_the_threshold(layout: Layout, image: ImageOnDisk, more: tuple[str, ...], refused: list[str]) -> None:
-    done = ask(layout, "--json", *reported(by_trivy(image)), *more)
+    done = scan_command(layout, "--json", *reported(by_trivy(image)), *more)
 
-    assert [one["package"] for one in json.loads(done.stdout)["refused"]] == refused
-    assert done.exit_code == int(bool(refused))  # the runner's word for an exception
+    assert [item["package"] for item in json.loads(done.stdout)["refused"]] == refused
+    assert done.exit_code == int(bool(refused))  # the runner's exit code for an exception
 
 
-def test_many_findings_are_told_in_part_and_all_on_stdout(layout: Layout, image: ImageOnDisk) -> None:
-    told = by_trivy(image)
-    one = told["Results"][0]["Vulnerabilities"][0]
-    told["Results"][0]["Vulnerabilities"] = [{**one, "VulnerabilityID": f"CVE-1-{n}"} for n in range(30)]
+def test_many_findings_are_abbreviated_but_complete_on_stdout(layout: Layout, image: ImageOnDisk) -> None:
+    scan_report = by_trivy(image)
+    one = scan_report["Results"][0]["Vulnerabilities"][0]
+    scan_report["Results"][0]["Vulnerabilities"] = [
+        {**one, "VulnerabilityID": f"CVE-1-{n}"} for n in range(30)
+    ]
 
-    done = ask(layout, *reported(told))
+    done = scan_command(layout, *reported(scan_report))
 
     assert len(done.stdout.splitlines()) == 31
     assert done.exception.message.splitlines()[-1] == "  and: 11 more, all on stdout"
 
 
 @pytest.mark.parametrize("name", ["zlib\u202e1g", "zlib\x9b2J1g"])
-def test_a_terminal_is_not_steered(layout: Layout, image: ImageOnDisk, name: str) -> None:
-    """Neither by what turns the direction of writing nor by a control character of eight bits."""
-    told = by_trivy(image)
-    told["Results"][0]["Vulnerabilities"][0]["PkgName"] = name
+def test_control_characters_are_escaped(layout: Layout, image: ImageOnDisk, name: str) -> None:
+    """Including bidirectional overrides and 8-bit control characters."""
+    scan_report = by_trivy(image)
+    scan_report["Results"][0]["Vulnerabilities"][0]["PkgName"] = name
 
-    done = ask(layout, *reported(told))
+    done = scan_command(layout, *reported(scan_report))
 
     assert name not in done.stdout + done.exception.message + done.exception.hint
     assert len(done.stdout.splitlines()) == 2
 
 
-def test_allowed_ones_pass_and_are_told(layout: Layout, image: ImageOnDisk) -> None:
-    """By the list that lies here, or by the one that is named: with reason and end."""
+def test_allowed_findings_pass_and_are_listed(layout: Layout, image: ImageOnDisk) -> None:
+    """By the list in the current folder, or by the named one: with reason and end date."""
     report = reported(by_grype(image))
     entries = entry("CVE-2023-45853", package="zlib1g"), entry("CVE-2024-6345")
     allow(*entries, name="other.yaml")
 
-    assert isinstance(ask(layout, *report).exception, GateRefused)
-    assert ask(layout, *report, "--allow", "other.yaml").exit_code == 0
+    assert isinstance(scan_command(layout, *report).exception, GateRefused)
+    assert scan_command(layout, *report, "--allow", "other.yaml").exit_code == 0
     allow(*entries)
-    done = ask(layout, *report)
+    done = scan_command(layout, *report)
 
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
     assert [line.split()[1] for line in lines] == ["CVE-2023-45853", "GHSA-cx63-2mw6-8hw5"]
-    assert all(f"allowed until {entries[0]['until']}: nobody can reach it" in line for line in lines)
+    assert all(f"allowed until {entries[0]['until']}: not reachable" in line for line in lines)
 
 
 def test_an_entry_that_expired_yesterday_allows_nothing(layout: Layout, image: ImageOnDisk) -> None:
     """On its last day it did."""
     report = reported(by_trivy(image))
     allow(entry("CVE-2023-45853", 0), entry("CVE-2024-6345", 0))
-    assert ask(layout, *report).exit_code == 0
+    assert scan_command(layout, *report).exit_code == 0
 
     allow(entry("CVE-2023-45853", 0), entry("CVE-2024-6345", -1))
-    done = ask(layout, *report)
+    done = scan_command(layout, *report)
 
     assert "1 vulnerability is high or worse" in done.exception.message
     assert f"vulnerabilities.yaml:1: CVE-2024-6345 expired on {today() - timedelta(days=1)}" in done.stderr
 
 
-def test_an_entry_that_fits_nothing_is_told(layout: Layout, image: ImageOnDisk) -> None:
-    """So that lists stay short; it is no reason to refuse."""
+def test_an_entry_that_matches_nothing_is_reported(layout: Layout, image: ImageOnDisk) -> None:
+    """So that lists stay short; it is not an error."""
     allow(entry("CVE-1-1"))
-    done = ask(layout, *reported(by_trivy(image)), "--fail-on", "critical", "--ignore-unfixed")
+    done = scan_command(layout, *reported(by_trivy(image)), "--fail-on", "critical", "--ignore-unfixed")
 
     assert (done.exit_code, done.stdout) == (0, "")
     assert "vulnerabilities.yaml:1: CVE-1-1 was not found; remove it" in done.stderr
 
 
-def test_a_list_with_a_fault_stops_before_the_scan(layout: Layout) -> None:
-    stand_in(Path("bin"), "trivy")
+def test_an_invalid_list_stops_before_the_scan(layout: Layout) -> None:
+    fake_program(Path("bin"), "trivy")
     allow({"id": "CVE-1-1", "until": "2026-01-01"})
 
-    assert isinstance(ask(layout).exception, ConfigError)
-    assert isinstance(ask(layout, "--allow", "nowhere.yaml").exception, ConfigError)
+    assert isinstance(scan_command(layout).exception, ConfigError)
+    assert isinstance(scan_command(layout, "--allow", "nowhere.yaml").exception, ConfigError)
     assert not Path("bin/calls.jsonl").exists()
 
 
-def test_what_should_be_looked_at_is_told(layout: Layout, image: ImageOnDisk) -> None:
-    told = by_grype(
+def test_warnings_are_shown(layout: Layout, image: ImageOnDisk) -> None:
+    scan_report = by_grype(
         image,
         ignoredMatches=[{}],
         alertsByPackage=[{"package": {}, "alerts": [{"type": "distro-eol", "message": "old"}]}],
     )
-    done = ask(layout, *reported(told))
+    done = scan_command(layout, *reported(scan_report))
 
     assert "grype omitted 1 findings by its own rules" in done.stderr
     assert "debian 12 is no longer supported" in done.stderr
 
 
-def test_json_is_a_contract(layout: Layout, image: ImageOnDisk) -> None:
+def test_the_json_form_is_stable(layout: Layout, image: ImageOnDisk) -> None:
     allow(entry("CVE-2023-45853"), entry("CVE-1-1", -1), entry("CVE-1-2"))
-    done = ask(layout, "--json", *reported(by_trivy(image)))
+    done = scan_command(layout, "--json", *reported(by_trivy(image)))
 
-    told = json.loads(done.stdout)
-    assert told.pop("allowed") == [
+    scan_report = json.loads(done.stdout)
+    assert scan_report.pop("allowed") == [
         {
             "id": "CVE-2023-45853",
             "aliases": [],
@@ -197,14 +199,14 @@ def test_json_is_a_contract(layout: Layout, image: ImageOnDisk) -> None:
             "severity": "critical",
             "kind": "debian",
             "path": "",
-            "reason": "nobody can reach it",
+            "reason": "not reachable",
             "until": str(today() + timedelta(days=30)),
             "where": "vulnerabilities.yaml:1",
         }
     ]
-    lists = {name: [one["id"] for one in told.pop(name)] for name in ("refused", "expired", "idle")}
+    lists = {name: [item["id"] for item in scan_report.pop(name)] for name in ("refused", "expired", "idle")}
     assert lists == {"refused": ["CVE-2024-6345"], "expired": ["CVE-1-1"], "idle": ["CVE-1-2"]}
-    assert told == {
+    assert scan_report == {
         "image": "a",
         "digest": image.manifest,
         "tool": "trivy",
@@ -229,7 +231,7 @@ def _block(kind: str) -> str:
     return PAGE.split(f"```{kind}\n")[1].split("```")[0]
 
 
-def test_the_page_shows_what_is_said(
+def test_the_page_shows_the_real_output(
     layout: Layout, image: ImageOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its list, on the day on which it was written."""
@@ -237,26 +239,27 @@ def test_the_page_shows_what_is_said(
     monkeypatch.setattr("torchkiln.cli.scan.datetime", SimpleNamespace(now=lambda _: day))
     Path("vulnerabilities.yaml").write_text(_block("yaml"))
     reported(by_trivy(image))
-    command, _, told = _block("console").partition("\n")
+    command, _, scan_report = _block("console").partition("\n")
 
-    done = ask(layout, *command.split()[4:])
+    done = scan_command(layout, *command.split()[4:])
 
     assert command.split()[:4] == ["$", "torchkiln", "scan", "a"]
     assert isinstance(done.exception, GateRefused)
-    assert f"{done.stdout}{done.stderr}error: {done.exception.message}\nhint: {done.exception.hint}\n" == told
+    assert (
+        f"{done.stdout}{done.stderr}error: {done.exception.message}\nhint: {done.exception.hint}\n"
+        == scan_report
+    )
 
 
 @pytest.mark.parametrize("line", _block("sh").splitlines())
-def test_the_pages_commands_for_elsewhere_are_the_tools_own(
-    layout: Layout, line: str, tmp_path: Path
-) -> None:
-    """By the stand-in; what they write is of the image."""
+def test_the_pages_commands_of_scanners_are_valid(layout: Layout, line: str, tmp_path: Path) -> None:
+    """With the fake scanner; their output is of the image."""
     link_image(layout.image("a"), tmp_path / "LAYOUT")
     argv, _, _ = line.partition(" >")
     tool, *rest = argv.split()
-    stand_in(Path("bin"), tool)
+    fake_program(Path("bin"), tool)
 
     written = subprocess.run([f"bin/{tool}", *rest], capture_output=True, check=True).stdout
 
     Path("scan.json").write_bytes(written)
-    assert isinstance(ask(layout, "--report", "scan.json").exception, GateRefused)
+    assert isinstance(scan_command(layout, "--report", "scan.json").exception, GateRefused)

@@ -1,4 +1,4 @@
-"""`sharing` as a user calls it: of the committed locks, and of a layout."""
+"""`plan sharing` as a user calls it: of the committed locks, and of a layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(sharing, [*matrix, *arguments], catch_exceptions=False)
 
 
-def told(*arguments: str) -> Any:
+def run_json(*arguments: str) -> Any:
     return json.loads(run(*arguments, "--json").stdout)
 
 
@@ -43,14 +43,14 @@ def locked_to(images: Path, torch: str, *, without: str = "") -> None:
     :param without: the title of a layer that is not recorded.
     """
     cell = locked(torch)
-    wheels = [wheel("torch", torch, megabytes=821) if one.name == "torch" else one for one in cell.wheels]
+    wheels = [wheel("torch", torch, megabytes=821) if item.name == "torch" else item for item in cell.wheels]
     layers = [
         ImageLayer(
             title=spec.title,
             blob=Blob(
                 digest=digest(spec.title.encode()),
                 diff_id=digest(f"tar {spec.title}".encode()),
-                size=(size := sum(one.size for one in spec.wheels)),
+                size=(size := sum(item.size for item in spec.wheels)),
                 unpacked=2 * size,
             ),
         )
@@ -73,19 +73,19 @@ def lines(done: Result) -> list[str]:
     return [" ".join(line.split()) for line in done.stdout.splitlines()]
 
 
-def test_all_that_are_locked_are_counted_as_their_locks_record_them() -> None:
-    """Held against the locks' JSON: base, wheels' layers; then our own files, which no lock records."""
-    found = told("--images", str(IMAGES), "--lockable")
+def test_all_locked_images_are_counted_by_their_locks() -> None:
+    """Compared with the locks' JSON: base, wheel layers; then our files, which no lock records."""
+    found = run_json("--images", str(IMAGES), "--lockable")
     blobs: dict[str, int] = {}
     total = 0
     assert sorted(image["tag"] for image in found["images"]) == RUNTIME
     for image in found["images"]:
         lock = json.loads((IMAGES / image["tag"] / "lock.json").read_bytes())
         recorded = [lock["base"], *lock["layers"]]
-        layers = [(one["digest"], one["diff_id"], one["size"], one["unpacked"]) for one in recorded]
+        layers = [(item["digest"], item["diff_id"], item["size"], item["unpacked"]) for item in recorded]
         *below, top = [
-            (one["digest"], one["diff_id"], one["compressed_bytes"], one["unpacked_bytes"])
-            for one in image["layers"]
+            (layer["digest"], layer["diff_id"], layer["compressed_bytes"], layer["unpacked_bytes"])
+            for layer in image["layers"]
         ]
         assert sorted(below) == sorted(layers)
         assert below[0] == layers[0]
@@ -100,21 +100,21 @@ def test_all_that_are_locked_are_counted_as_their_locks_record_them() -> None:
     assert found["disk"]["unknown_layers"] == found["registry"]["unknown_layers"] == 0
 
 
-def test_all_cells_are_those_that_are_locked() -> None:
-    """And that the others are not is said; nor those by public record, which tells no sizes."""
+def test_only_locked_cells_are_counted() -> None:
+    """The message names the others; those by public record are excluded, because it has no sizes."""
     done = run("--images", str(IMAGES), "--all", "--json")
     by_record = "3 cells are not counted: locked by public record, which has no sizes"
     assert by_record in done.stderr
 
-    assert json.loads(done.stdout) == told("--images", str(IMAGES))
+    assert json.loads(done.stdout) == run_json("--images", str(IMAGES))
     assert "selected cells are not counted: they have no lock" in done.stderr
-    said = [line for line in run().stderr.splitlines() if by_record not in line]
-    assert all(" unknown size, no lock records it: CUDA 1" in line for line in said)
+    messages = [line for line in run().stderr.splitlines() if by_record not in line]
+    assert all(" unknown size, no lock records it: CUDA 1" in line for line in messages)
 
 
-def test_what_one_lock_records_holds_for_every_image_that_has_the_layer() -> None:
-    """A devel image's lock of a CUDA that comes as archives records nothing, for nobody built it here."""
-    found = told("--images", str(IMAGES), "--torch", "2.7", "--cuda", "12.1", "--flavor", "runtime,devel")
+def test_a_recorded_layer_counts_for_every_image_with_it() -> None:
+    """The lock of a devel image with CUDA archives records no layers, because it was not built here."""
+    found = run_json("--images", str(IMAGES), "--torch", "2.7", "--cuda", "12.1", "--flavor", "runtime,devel")
     runtime, devel = found["images"]
     known = [layer for layer in devel["layers"] if layer["digest"]]
 
@@ -128,7 +128,7 @@ def test_what_one_lock_records_holds_for_every_image_that_has_the_layer() -> Non
 
 
 def test_chosen_cells_as_tables(two: Path) -> None:
-    """What stands on another torch is one blob, and is unpacked twice."""
+    """A layer on another torch is one blob, but is unpacked twice."""
     done = run("--images", str(two), "--torch", "2.7,2.8", "--cuda", "12.1")
 
     assert done.stderr == ""
@@ -143,12 +143,12 @@ def test_chosen_cells_as_tables(two: Path) -> None:
         "",
         "COMPRESSED KEPT FOR UNPACKED KEPT ON A DISK FOR LAYER",
         "150.0 MB 1,2 500.0 MB 1,2 debian12 base (1 package)",
-        "11.0 MB 1,2 22.0 MB 1,2 CUDA libraries: cuda-cupti 12.6.80, cuda-runtime 12.6.77, c…",
+        "11.0 MB 1,2 22.0 MB 1,2 CUDA libraries: cuda-cupti 12.6.80, cuda-runtime 12.6.77, cufile 1.11.1.6",
         "393.0 MB 1,2 786.0 MB 1,2 nvidia-cublas-cu12 12.6.4.1",
         "571.0 MB 1,2 1.1 GB 1,2 nvidia-cudnn-cu12 9.5.1.17",
         "201.0 MB 1,2 402.0 MB 1,2 nvidia-nccl-cu12 2.26.2",
         "156.0 MB 1,2 312.0 MB 1,2 triton 3.3.1",
-        "33.0 MB 1,2 132.0 MB 1 | 2 packages: numpy 2.3.5, pillow 12.0.0, torchvision 0.22.1, t…",
+        "33.0 MB 1,2 132.0 MB 1 | 2 packages: numpy 2.3.5, pillow 12.0.0, torchvision 0.22.1, tqdm 4.67.1",
         "14.0 MB 1,2 56.0 MB 1 | 2 dependencies: jupyterlab 4.5.0, pip 25.3",
         "21.0 MB 1,2 84.0 MB 1 | 2 uv 0.9.11",
         "",
@@ -159,10 +159,10 @@ def test_chosen_cells_as_tables(two: Path) -> None:
 
 
 def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
-    """No sum is told as whole that lacks it, nor the ratio; the other image is counted as it is."""
-    whole = told("--images", str(two))
+    """Sums without it are marked as incomplete, without a ratio; the other image is counted normally."""
+    both_images = run_json("--images", str(two))
     locked_to(two, "2.7.1", without="torch 2.7.1")
-    done, found = run("--images", str(two)), told("--images", str(two))
+    done, found = run("--images", str(two)), run_json("--images", str(two))
     seven, eight = found["images"]
 
     assert done.stderr == "torchkiln: unknown size, no lock records it: torch 2.7.1 (in 1 of 2 images)\n"
@@ -174,7 +174,7 @@ def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
     ]
     assert (seven["registry"]["bytes"], seven["disk"]["bytes"]) == (None, None)
     for place in ("registry", "disk"):
-        assert eight[place]["bytes"] == whole["images"][1][place]["bytes"]
+        assert eight[place]["bytes"] == both_images["images"][1][place]["bytes"]
         assert [found[place][key] for key in ("image_bytes", "kept_bytes", "ratio")] == [None] * 3
     at = [layer["title"] for layer in seven["layers"]].index("torch 2.7.1")
     assert {key: value for key, value in seven["layers"][at].items() if value} == {"title": "torch 2.7.1"}
@@ -192,14 +192,14 @@ def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_where_there_is_no_lock(
+def test_without_a_lock(
     arguments: tuple[str, ...], kind: type[KilnError], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(kind, match=sentence):
         run("--images", str(tmp_path), *arguments)
 
 
-def test_a_broken_lock_is_told_and_nothing_counted(two: Path) -> None:
+def test_a_broken_lock_is_an_error(two: Path) -> None:
     lock = two / SEVEN / "lock.json"
     assert '"size": 571000000' in lock.read_text()
     lock.write_text(lock.read_text().replace('"size": 571000000', '"size": 571000001'))
@@ -210,7 +210,7 @@ def test_a_broken_lock_is_told_and_nothing_counted(two: Path) -> None:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    """Two images on one base and with one top, between which one has a layer more; one with an alias."""
+    """Two images with the same base and top layer; one has another layer between; one has an alias."""
     store = BlobFolder(tmp_path / "blobs")
     base, middle, top = (
         store.layer(title, tar_of(files(**{title: title.encode() * count})))
@@ -226,13 +226,13 @@ def layout(tmp_path: Path) -> Layout:
 
 
 def layers_of(image: dict[str, Any]) -> list[tuple[int, int]]:
-    return [(one["compressed_bytes"], one["unpacked_bytes"]) for one in image["layers"]]
+    return [(layer["compressed_bytes"], layer["unpacked_bytes"]) for layer in image["layers"]]
 
 
 def test_a_layouts_images_as_they_were_built(layout: Layout) -> None:
-    """An image of two names is one; sizes are those of the files and of the tars in them."""
-    found = told("--output", str(layout.path))
-    disk = [(one["bytes"], one["images"]) for one in found["disk"]["kept"]]
+    """An image with two names counts once; sizes are those of the files and of their tars."""
+    found = run_json("--output", str(layout.path))
+    disk = [(item["bytes"], item["images"]) for item in found["disk"]["kept"]]
     seven, eight = (layers_of(image) for image in found["images"])
 
     assert [image["tag"] for image in found["images"]] == [SEVEN, EIGHT]
@@ -255,9 +255,7 @@ def test_chosen_images_of_a_layout(layout: Layout) -> None:
     assert done.stderr.startswith("torchkiln: reading 3 layers, ")
 
 
-def test_an_image_of_zstd_layers_is_another_in_a_registry_and_the_same_on_a_disk(
-    layout: Layout, tmp_path: Path
-) -> None:
+def test_a_zstd_image_differs_in_a_registry_but_not_when_unpacked(layout: Layout, tmp_path: Path) -> None:
     store = BlobFolder(tmp_path / "zstd")
     base = store.layer("base", tar_of(files(base=b"base" * 500_000)), pack=program)
     write_image(
@@ -268,25 +266,25 @@ def test_an_image_of_zstd_layers_is_another_in_a_registry_and_the_same_on_a_disk
         refs=("v2.7-zstd", f"{SEVEN}-zstd"),
         layer_format="zstd",
     )
-    found = told("--output", str(layout.path), "--torch", "2.7")
+    found = run_json("--output", str(layout.path), "--torch", "2.7")
 
     assert [image["tag"] for image in found["images"]] == [SEVEN, f"{SEVEN}-zstd"]
-    assert [len(one["images"]) for one in found["registry"]["kept"]] == [1, 1, 1]
-    assert [len(one["images"]) for one in found["disk"]["kept"]] == [2, 1]
+    assert [len(item["images"]) for item in found["registry"]["kept"]] == [1, 1, 1]
+    assert [len(item["images"]) for item in found["disk"]["kept"]] == [2, 1]
 
 
-def test_an_image_without_a_name_goes_by_its_digest(layout: Layout) -> None:
+def test_an_image_without_a_name_is_shown_by_its_digest(layout: Layout) -> None:
     index = json.loads((layout.path / "index.json").read_bytes())
     for entry in index["manifests"]:
         entry.pop("annotations")
     (layout.path / "index.json").write_text(json.dumps(index))
 
     digests = sorted({entry["digest"] for entry in index["manifests"]})
-    assert sorted(image["tag"] for image in told("--output", str(layout.path))["images"]) == digests
+    assert sorted(image["tag"] for image in run_json("--output", str(layout.path))["images"]) == digests
 
 
-def test_what_is_no_layout_is_told(layout: Layout, tmp_path: Path) -> None:
-    """With the code that other commands have for it."""
+def test_an_invalid_layout_is_an_error(layout: Layout, tmp_path: Path) -> None:
+    """With the exit code of other commands."""
     (tmp_path / "other").mkdir()
     for folder, kind in ((tmp_path / "none", ConfigError), (tmp_path / "other", VerificationFailed)):
         with pytest.raises(kind, match=str(folder)):
@@ -307,19 +305,19 @@ def test_what_is_no_layout_is_told(layout: Layout, tmp_path: Path) -> None:
     ],
     ids=["missing", "longer", "damaged"],
 )
-def test_a_damaged_layer_is_told(layout: Layout, spoil: Any, sentence: str) -> None:
+def test_a_damaged_layer_is_an_error(layout: Layout, spoil: Any, sentence: str) -> None:
     spoil(layout.image(EIGHT).layers[1].path)
     with pytest.raises(VerificationFailed, match=sentence):
         run("--output", str(layout.path))
 
 
 def _write(blob: Path, data: bytes) -> None:
-    blob.unlink()  # the store's own file is a hard link to it
+    blob.unlink()  # the store's file is a hard link to it
     blob.write_bytes(data)
 
 
-def test_a_layer_of_another_tar_is_told(layout: Layout) -> None:
-    """Though it has the length that the manifest says."""
+def test_a_layer_of_another_tar_is_an_error(layout: Layout) -> None:
+    """Although it has the manifest's length."""
     image = layout.image(EIGHT)
     path = image.layers[1].path
     path.unlink()

@@ -81,7 +81,7 @@ def test_a_default_is_not_written() -> None:
     ],
     ids=str,
 )
-def test_what_plain_never_writes_does_not_fit(change: dict[str, Any]) -> None:
+def test_values_that_plain_never_writes_do_not_fit_the_schema(change: dict[str, Any]) -> None:
     document = {"size": 1, "colour": "red", **change}
 
     assert violations(document, codec.schema_of(Outer))
@@ -107,5 +107,5 @@ def _keywords(schema: Any) -> set[str]:
     found = set(schema)
     for key, value in schema.items():
         below = value.values() if key in ("properties", "$defs") else [value]
-        found |= set().union(*(_keywords(one) for one in below))
+        found |= set().union(*(_keywords(subschema) for subschema in below))
     return found

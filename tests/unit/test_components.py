@@ -1,7 +1,8 @@
-"""Components: what matrix.yaml may say, how they are named, a cell with some, its tag and its layers."""
+"""Components: their form in matrix.yaml, their names, a cell with some, its tag and its layers."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smoke_tests.tag import DEFAULT_OS as DEFAULT_OF_THE_SUITE
-from smoke_tests.tag import parse_tag
-from tests.gridcase import FACTS, MATRIX
-from tests.planned import LOCK_DIGEST, PROFILE, locked, wheel
+from smoke_tests.expected import DEFAULT_OS as DEFAULT_OF_THE_SUITE
+from smoke_tests.expected import parse_tag
+from tests.planned import FACTS, LOCK_DIGEST, MATRIX, PROFILE, locked, wheel
 from torchkiln.errors import ConfigError, NothingSelected, Stale
 from torchkiln.lock.file import from_json, plain, to_json
 from torchkiln.lock.lock import inputs_digest
@@ -57,7 +57,7 @@ def faults(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("  a: {sufix: a, requires: [b]}", r":9: components.a.sufix: unknown key; nearest valid: suffix"),
         ("  a: {suffix: a}", r":9: components.a: is empty; add requires, wheels or program"),
@@ -81,45 +81,45 @@ def faults(text: str) -> list[str]:
         ("  A_b: {suffix: a, requires: [b]}", r":9: "),
     ],
 )
-def test_what_is_wrong_with_a_component_is_told_with_its_line(text: str, told: str) -> None:
-    assert re.search(told, "\n".join(faults(text)))
+def test_an_invalid_component_is_reported_with_its_line(text: str, message: str) -> None:
+    assert re.search(message, "\n".join(faults(text)))
 
 
-def test_the_repositorys_own_components_fit_the_schema_and_have_suffixes_that_tags_can_bear() -> None:
+def test_the_repositorys_components_fit_the_schema_and_have_valid_suffixes() -> None:
     jsonschema.Draft202012Validator.check_schema(shipped("matrix"))
     assert [offer.name for offer in MATRIX.components] == ["conda", "flash-attn", "transformers"]
     for offer in MATRIX.components:
         assert parse_name(f"2.7.1-cuda12.1-cudnn9-runtime-{offer.suffix}") is not None
 
 
-def test_named_by_comma_or_one_by_one_sorted_and_once() -> None:
+def test_names_are_split_at_commas_sorted_and_unique() -> None:
     cells = select(
         Selection(torch=("2.7",), cuda=("12.1",), components=("transformers,conda", "conda")), MATRIX
     )
     assert [cell.components for cell in cells] == [("conda", "transformers")]
 
 
-def test_no_cell_has_any_by_itself_and_with_all_each_has_what_is_named() -> None:
+def test_cells_have_only_the_named_components() -> None:
     assert {cell.components for cell in all_cells(MATRIX)} == {()}
     every = select(Selection(every=True, components=("conda",)), MATRIX)
     assert len(every) == len(all_cells(MATRIX))
     assert {cell.components for cell in every} == {("conda",)}
 
 
-def test_what_every_image_has_adds_nothing_and_is_told() -> None:
+def test_a_component_that_every_image_has_is_reported() -> None:
     selection = Selection(torch=("2.7",), cuda=("12.1",), components=("tensorboard,transformers",))
     assert select(selection, MATRIX)[0].components == ("transformers",)
     assert everywhere(selection, MATRIX) == ("tensorboard",)
 
 
-def test_a_name_that_is_none() -> None:
+def test_an_unknown_name() -> None:
     with pytest.raises(ConfigError, match=r"--with transformer: .* nearest: transformers"):
         select(Selection(torch=("2.7",), components=("transformer",)), MATRIX)
     with pytest.raises(NothingSelected, match="--with: no value given"):
         select(Selection(torch=("2.7",), components=(",",)), MATRIX)
 
 
-def test_the_suffix_stands_between_flavor_and_system() -> None:
+def test_the_suffix_is_between_flavor_and_system() -> None:
     assert tag_of(answer("transformers")) == "2.7.1-cuda12.1-cudnn9-runtime-transformers"
     assert (
         tag_of(answer("transformers", "conda", os="ubuntu22.04"))
@@ -127,7 +127,7 @@ def test_the_suffix_stands_between_flavor_and_system() -> None:
     )
 
 
-def test_such_an_image_has_its_own_name_alone() -> None:
+def test_an_image_with_components_has_no_aliases() -> None:
     with_it = answer("transformers")
     assert aliases_of(with_it, MATRIX, FACTS) == ()
     named = parse_name(tag_of(with_it))
@@ -145,8 +145,8 @@ _SUFFIX = st.from_regex(r"[a-z][a-z0-9]{0,19}", fullmatch=True).filter(
     os=st.sampled_from(sorted(SYSTEMS)),
     day=st.sampled_from(["", "20261122", "20261122b"]),
 )
-def test_a_tag_tells_what_it_was_made_of(suffixes: list[str], os: str, day: str) -> None:
-    """The inverse of `tag_of`, whatever the suffixes; and a date behind it is a date."""
+def test_a_tag_is_parsed_into_its_parts(suffixes: list[str], os: str, day: str) -> None:
+    """The inverse of `tag_of`, for all suffixes; a date after it is recognised."""
     offers = tuple(
         ComponentOffer(name=f"c{number}", suffix=suffix, requires=("x",), wheels=(), program=None)
         for number, suffix in enumerate(suffixes)
@@ -170,29 +170,29 @@ def test_a_tag_tells_what_it_was_made_of(suffixes: list[str], os: str, day: str)
     )
 
 
-def test_what_lies_on_no_index_is_told_with_the_variable() -> None:
+def test_files_that_no_index_has_are_reported_with_the_variable() -> None:
     found = answer("conda", "flash-attn")
-    told = [limit_text(one, FACTS) for one in found.limits if one.fact == "rules.own-files"]
-    assert len(told) == 2
-    assert told[0].startswith("micromamba-linux-64 is not on an index")
-    assert "TORCHKILN_INDEX_MICROMAMBA" in told[0]
-    assert "TORCHKILN_INDEX_FLASH_ATTN" in told[1]
+    message = [limit_text(limit, FACTS) for limit in found.limits if limit.fact == "rules.own-files"]
+    assert len(message) == 2
+    assert message[0].startswith("micromamba-linux-64 is not on an index")
+    assert "TORCHKILN_INDEX_MICROMAMBA" in message[0]
+    assert "TORCHKILN_INDEX_FLASH_ATTN" in message[1]
     assert (found.lockable, answer("transformers").lockable) == (False, True)
 
 
 @pytest.mark.parametrize(("torch", "os"), [("2.6", "debian12"), ("2.7", "ubuntu22.04")])
-def test_a_wheel_for_another_torch_or_python_is_none(torch: str, os: str) -> None:
+def test_a_wheel_for_another_torch_or_python_is_not_used(torch: str, os: str) -> None:
     found = answer("flash-attn", torch=torch, os=os)
     assert (found.status, found.build) == (Status.UNAVAILABLE, None)
     assert "no wheel of flash-attn for torch" in found.why_unavailable
     assert found.why_unavailable.endswith("only for torch 2.7 with CUDA 12")
 
 
-def test_without_components_nothing_of_them_is_said() -> None:
-    """So that every lock there is keeps its bytes, and its inputs' digest."""
-    told = plain(answer())
-    assert "components" not in told
-    assert "components" not in told["cell"]
+def test_a_lock_without_components_has_no_keys_for_them() -> None:
+    """So that existing locks keep their bytes and their inputs' digest."""
+    message = plain(answer())
+    assert "components" not in message
+    assert "components" not in message["cell"]
     assert inputs_digest(answer(), ()) != inputs_digest(answer("transformers"), ())
 
 
@@ -249,12 +249,12 @@ def test_the_lock_is_read_as_it_was_written(components: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"components": ()}, "have different components"),
         (
-            {"components": (LockedComponent(name="transformers", wheels=("nobody",)),)},
-            "names nobody, which is not in this lock",
+            {"components": (LockedComponent(name="transformers", wheels=("absent",)),)},
+            "names absent, which is not in this lock",
         ),
         (
             {"components": (LockedComponent(name="transformers", wheels=(), program=PROGRAM),)},
@@ -262,8 +262,8 @@ def test_the_lock_is_read_as_it_was_written(components: Sequence[str]) -> None:
         ),
     ],
 )
-def test_a_lock_that_is_at_odds_with_itself_is_refused(change: dict[str, object], told: str) -> None:
-    with pytest.raises(Stale, match=told):
+def test_an_inconsistent_lock_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(Stale, match=message):
         from_json(to_json(replace(lock_with("transformers"), **change)))  # type: ignore[arg-type]
 
 
@@ -274,7 +274,7 @@ def test_a_wheel_belongs_to_one_component() -> None:
         from_json(to_json(replace(both, components=twice)))
 
 
-def test_the_plain_image_lies_below_and_the_components_by_name_above() -> None:
+def test_the_plain_image_is_below_the_components_which_are_sorted() -> None:
     below, above = planned(), planned(*ADDED)
     shared = len(below.layers) - 1
 
@@ -288,30 +288,30 @@ def test_the_plain_image_lies_below_and_the_components_by_name_above() -> None:
 
 
 @given(st.lists(st.sampled_from(sorted(ADDED)), unique=True).map(sorted))
-def test_every_wheel_is_in_one_layer_and_what_one_adds_hangs_on_no_other(components: list[str]) -> None:
+def test_every_wheel_is_in_one_layer_and_components_are_independent(components: list[str]) -> None:
     made = lock_with(*components)
     layers = made_layers(made)
-    names = [one.name for layer in layers if layer.kind == "wheels" for one in layer.wheels]
+    names = [item.name for layer in layers if layer.kind == "wheels" for item in layer.wheels]
 
-    assert sorted(names) == [one.name for one in made.wheels]
+    assert sorted(names) == [item.name for item in made.wheels]
     assert len({layer.title for layer in layers}) == len(layers)
     for component in components:
         alone = made_layers(lock_with(component))[len(made_layers(lock_with())) :]
         assert set(alone) <= set(layers)
 
 
-def test_what_the_image_says_of_itself() -> None:
+def test_metadata_in_the_image() -> None:
     with_it, without = planned("conda", "transformers"), planned()
     facts = {file.path: file.data for file in with_it.layers[-1].files}
 
     assert dict(with_it.config.labels)["torchkiln.components"] == "conda transformers"
     assert "torchkiln.components" not in dict(without.config.labels)
-    assert b'"components": [\n    "conda",\n    "transformers"\n  ]' in facts["etc/torchkiln/image.json"]
-    assert b"transformers" not in facts["etc/torchkiln/constraints.txt"]  # torch is held, and they may move
+    assert json.loads(facts["etc/torchkiln/image.json"])["components"] == ["conda", "transformers"]
+    assert b"transformers" not in facts["etc/torchkiln/constraints.txt"]  # torch is pinned, and these are not
 
 
 def test_conda_is_last_on_path() -> None:
-    """What is installed into its base must not stand before the image's own Python."""
+    """Programs in conda's base must not precede the image's Python."""
     env, without = dict(planned("conda").config.env), dict(planned("transformers").config.env)
     folders = env["PATH"].split(":")
 
@@ -325,16 +325,16 @@ def test_conda_is_last_on_path() -> None:
 @pytest.mark.parametrize("os", ["debian12", "ubuntu22.04"])
 @pytest.mark.parametrize("components", [(), ("transformers",), ("conda", "flash-attn", "transformers")])
 def test_the_smoke_suite_reads_such_a_tag(components: Sequence[str], os: str) -> None:
-    """It parses tags by itself, so that no image is its own witness."""
+    """It parses tags by itself, independently of the image."""
     if os == "ubuntu22.04" and "flash-attn" in components:
-        components = ("conda", "transformers")  # there is no such wheel for its Python
-    told = parse_tag(tag_of(answer(*components, os=os)))
-    assert told == {"torch": "2.7.1", "cuda": "12.1", "cudnn": "9", "flavor": "runtime", "os": os}
-    assert parse_tag("2.7.1-cuda12.1-cudnn9-runtime-").keys() == told.keys()
+        components = ("conda", "transformers")  # no such wheel for its Python
+    message = parse_tag(tag_of(answer(*components, os=os)))
+    assert message == {"torch": "2.7.1", "cuda": "12.1", "cudnn": "9", "flavor": "runtime", "os": os}
+    assert parse_tag("2.7.1-cuda12.1-cudnn9-runtime-").keys() == message.keys()
     assert set(parse_tag("2.7.1-cuda12.1-cudnn9-runtime-").values()) == {None}
 
 
 def test_the_schema_and_the_suite_know_each_system() -> None:
-    """They cannot ask the table: the one is JSON, the other runs without torchkiln."""
+    """They cannot import the table: one is JSON, the other runs without torchkiln."""
     assert set(shipped("matrix")["properties"]["os"]["properties"]) == set(SYSTEMS)
     assert DEFAULT_OF_THE_SUITE == DEFAULT_OS

@@ -39,28 +39,30 @@ IMAGES = st.builds(
 
 
 @given(IMAGES)
-def test_an_image_is_the_same_as_itself_however_compressed(image: LayeredImage) -> None:
-    other = replace(image, digest="another", layers=tuple(replace(one, size=3) for one in image.layers))
+def test_an_image_equals_itself_with_any_compression(image: LayeredImage) -> None:
+    recompressed = replace(
+        image, digest="another", layers=tuple(replace(item, size=3) for item in image.layers)
+    )
 
-    assert contrast(image, other).same
+    assert contrast(image, recompressed).same
 
 
 @given(IMAGES, IMAGES)
-def test_what_differs_is_told_from_both_sides(a: LayeredImage, b: LayeredImage) -> None:
+def test_differences_are_symmetric(a: LayeredImage, b: LayeredImage) -> None:
     found, back = contrast(a, b), contrast(b, a)
 
     assert (
         found.same
         == back.same
         == (
-            ([one.diff_id for one in a.layers], set(a.packages), a.settings)
-            == ([one.diff_id for one in b.layers], set(b.packages), b.settings)
+            ([item.diff_id for item in a.layers], set(a.packages), a.settings)
+            == ([item.diff_id for item in b.layers], set(b.packages), b.settings)
         )
     )
     assert (found.only_a, found.only_b) == (back.only_b, back.only_a)
     assert len(found.shared.layers) + len(found.only_a.layers) == len(a.layers)
-    assert [(one.name, one.a, one.b) for one in found.packages] == [
-        (one.name, one.b, one.a) for one in back.packages
+    assert [(package.name, package.a, package.b) for package in found.packages] == [
+        (package.name, package.b, package.a) for package in back.packages
     ]
 
 
@@ -83,7 +85,7 @@ def test_the_same_layers_in_another_order() -> None:
     assert (found.reordered, found.same, found.only_a.layers) == (True, False, ())
 
 
-def test_sizes_are_summed_where_each_is_known() -> None:
+def test_sizes_are_summed_if_each_is_known() -> None:
     a = LayeredImage(digest="", settings={}, layers=(layer("x"), layer("y", size=None)), packages=())
     found = contrast(a, replace(a, layers=a.layers[:1]))
 
@@ -92,7 +94,7 @@ def test_sizes_are_summed_where_each_is_known() -> None:
 
 
 def metadata(name: str, version: str) -> str:
-    """A METADATA file whose text speaks of versions too."""
+    """A METADATA file whose text also mentions versions."""
     return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: x\n\nVersion: 9\nName: y\n"
 
 
@@ -104,18 +106,18 @@ def status(**packages: str) -> str:
     )
 
 
-def held(texts: dict[str, str], *deleted: str) -> LayerContents:
+def contents(texts: dict[str, str], *deleted: str) -> LayerContents:
     """A layer of *texts*."""
     return LayerContents(files=0, bytes=0, texts=texts, deleted=deleted)
 
 
-def told(*layers: LayerContents) -> list[tuple[str, str]]:
+def packages(*layers: LayerContents) -> list[tuple[str, str]]:
     """Name and version of all packages of *layers*."""
-    return [(one.name, one.version) for one in packages_of(layers)]
+    return [(item.name, item.version) for item in packages_of(layers)]
 
 
 def test_packages_of_both_kinds() -> None:
-    lower = held(
+    lower = contents(
         {
             f"{SITE}/Jinja_2-1.0.dist-info/METADATA": metadata("Jinja_2", "1.0"),
             "usr/lib/python3/dist-packages/six.egg-info": metadata("six", "1.16"),
@@ -124,11 +126,11 @@ def test_packages_of_both_kinds() -> None:
         }
     )
     assert all(map(names_packages, lower.texts))
-    assert told(lower) == [("bash", "5.2"), ("nano", "7"), ("jinja-2", "1.0"), ("six", "1.16")]
+    assert packages(lower) == [("bash", "5.2"), ("nano", "7"), ("jinja-2", "1.0"), ("six", "1.16")]
 
 
 def test_upper_layers_replace_and_delete() -> None:
-    lower = held(
+    lower = contents(
         {
             f"{SITE}/a-1.dist-info/METADATA": metadata("a", "1"),
             f"{SITE}/b-1.dist-info/METADATA": metadata("b", "1"),
@@ -136,10 +138,10 @@ def test_upper_layers_replace_and_delete() -> None:
             "var/lib/dpkg/status": status(bash="5.2", nano="7"),
         }
     )
-    upper = held(
+    upper = contents(
         {f"{SITE}/b-2.dist-info/METADATA": metadata("b", "2"), "var/lib/dpkg/status": status(bash="5.3")},
         f"{SITE}/a-1.dist-info",
         f"{SITE}/b-1.dist-info/METADATA",
     )
-    assert told(lower, upper) == [("bash", "5.3"), ("b", "2"), ("c", "1")]
-    assert told(lower, held({}, "opt/")) == [("bash", "5.2"), ("nano", "7")]
+    assert packages(lower, upper) == [("bash", "5.3"), ("b", "2"), ("c", "1")]
+    assert packages(lower, contents({}, "opt/")) == [("bash", "5.2"), ("nano", "7")]

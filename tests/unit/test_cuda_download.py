@@ -1,4 +1,4 @@
-"""Archives on their way: from a server in NVIDIA's layout, with its faults, or from a folder."""
+"""Downloads of archives: from a server in NVIDIA's layout, with faults, or from a folder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cells import small_wheels
-from tests.devel_cells import planned_devel
-from tests.standin.cuda_archives import archive_of, mirror, path_of, put_up, write_small
-from tests.standin.index_server import IndexServer
+from tests.cells import planned_devel, small_wheels
+from tests.servers.cuda_archives import archive_of, mirror, path_of, serve, write_small
+from tests.servers.index_server import IndexServer
 from torchkiln.build.cuda_layers import part_path, toolkit_layers
 from torchkiln.errors import BadArchive, BuildFailed, ConfigError
 from torchkiln.index.archives import VARIABLE, CudaArchives
@@ -23,10 +22,10 @@ ARCHIVE = archive_of(DATA)
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
-    """It has the archive; nobody waits between two attempts."""
+    """A server with the archive; without pauses between attempts."""
     monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda _attempt, _wait: 0.0)
     with IndexServer() as found:
-        put_up(found, ARCHIVE.path, DATA)
+        serve(found, ARCHIVE.path, DATA)
         yield found
 
 
@@ -38,7 +37,7 @@ def fetch(place: str, part: Path) -> Path | None:
     return source(place).archive(ARCHIVE, part, on_progress=lambda _: None, cancelled=lambda: False)
 
 
-def test_it_comes_by_its_path(server: IndexServer, tmp_path: Path) -> None:
+def test_an_archive_is_downloaded_by_its_path(server: IndexServer, tmp_path: Path) -> None:
     counts: list[int] = []
     part = tmp_path / "part"
     found = source(f"{mirror(server)}/").archive(
@@ -48,33 +47,33 @@ def test_it_comes_by_its_path(server: IndexServer, tmp_path: Path) -> None:
     assert found == part
     assert part.read_bytes() == DATA
     assert sum(counts) == len(DATA)
-    assert [path for _, path, _ in server.asked] == [f"/files/redist/{path_of('cuda_nvcc', '12.1.105')}"]
+    assert [path for _, path, _ in server.requests] == [f"/files/redist/{path_of('cuda_nvcc', '12.1.105')}"]
 
 
-def test_a_cut_connection_is_taken_up_where_it_was(server: IndexServer, tmp_path: Path) -> None:
+def test_an_interrupted_download_is_resumed(server: IndexServer, tmp_path: Path) -> None:
     server.faults.short = [20_000, 5_000]
     fetch(mirror(server), tmp_path / "part")
 
     assert (tmp_path / "part").read_bytes() == DATA
-    assert [wanted for *_, wanted in server.asked] == ["", "bytes=20000-", "bytes=25000-"]
+    assert [byte_range for *_, byte_range in server.requests] == ["", "bytes=20000-", "bytes=25000-"]
 
 
-def test_so_is_what_an_earlier_run_left(server: IndexServer, tmp_path: Path) -> None:
+def test_a_partial_file_of_an_earlier_run_is_resumed(server: IndexServer, tmp_path: Path) -> None:
     (tmp_path / "part").write_bytes(DATA[:30_000])
     fetch(mirror(server), tmp_path / "part")
 
     assert (tmp_path / "part").read_bytes() == DATA
-    assert [wanted for *_, wanted in server.asked] == ["bytes=30000-"]
+    assert [byte_range for *_, byte_range in server.requests] == ["bytes=30000-"]
 
 
-def test_what_an_earlier_run_left_wrong_is_fetched_anew(server: IndexServer, tmp_path: Path) -> None:
+def test_a_wrong_partial_file_is_downloaded_again(server: IndexServer, tmp_path: Path) -> None:
     (tmp_path / "part").write_bytes(b"x" * 30_000)
     fetch(mirror(server), tmp_path / "part")
 
     assert (tmp_path / "part").read_bytes() == DATA
 
 
-def test_a_server_without_ranges_will_do(server: IndexServer, tmp_path: Path) -> None:
+def test_a_server_without_ranges_works(server: IndexServer, tmp_path: Path) -> None:
     server.faults.no_ranges = True
     server.faults.short = [20_000]
     fetch(mirror(server), tmp_path / "part")
@@ -83,13 +82,13 @@ def test_a_server_without_ranges_will_do(server: IndexServer, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("fault", ["flip", "extra", "another's"])
-def test_what_is_not_the_locked_file_is_refused(fault: str, server: IndexServer, tmp_path: Path) -> None:
+def test_another_file_than_the_locked_one_is_refused(fault: str, server: IndexServer, tmp_path: Path) -> None:
     if fault == "flip":
         server.faults.flip = 777
     elif fault == "extra":
         server.faults.extra = b"x"
     else:
-        put_up(server, ARCHIVE.path, b"y" * 30)
+        serve(server, ARCHIVE.path, b"y" * 30)
 
     with pytest.raises(BadArchive, match=ARCHIVE.filename) as caught:
         fetch(mirror(server), tmp_path / "part")
@@ -98,12 +97,10 @@ def test_what_is_not_the_locked_file_is_refused(fault: str, server: IndexServer,
 
 
 @pytest.mark.parametrize("fault", ["gone", "down", "errors", "nowhere"])
-def test_one_that_is_not_to_be_had_is_named_with_what_to_do(
-    fault: str, server: IndexServer, tmp_path: Path
-) -> None:
+def test_an_unavailable_archive_is_named_with_a_hint(fault: str, server: IndexServer, tmp_path: Path) -> None:
     place = mirror(server)
     if fault == "gone":
-        server.faults.gone = True
+        server.faults.deleted = True
     elif fault == "down":
         server.faults.down = True
     elif fault == "errors":
@@ -120,18 +117,18 @@ def test_one_that_is_not_to_be_had_is_named_with_what_to_do(
     assert not (tmp_path / "part").exists()
 
 
-def test_credentials_go_to_the_server_and_into_no_message(server: IndexServer, tmp_path: Path) -> None:
+def test_credentials_are_sent_to_the_server_and_not_shown(server: IndexServer, tmp_path: Path) -> None:
     place = mirror(server).replace("://", "://me:secret@")
     fetch(place, tmp_path / "part")
     assert server.logins
-    server.faults.gone = True
+    server.faults.deleted = True
 
     with pytest.raises(BuildFailed) as caught:
         fetch(place, tmp_path / "other")
     assert "secret" not in caught.value.message + caught.value.hint
 
 
-def test_who_calls_off_gets_no_file(server: IndexServer, tmp_path: Path) -> None:
+def test_a_cancelled_download_leaves_no_file(server: IndexServer, tmp_path: Path) -> None:
     found = source(mirror(server)).archive(
         ARCHIVE, tmp_path / "part", on_progress=lambda _: None, cancelled=lambda: True
     )
@@ -139,7 +136,7 @@ def test_who_calls_off_gets_no_file(server: IndexServer, tmp_path: Path) -> None
     assert found is None
 
 
-def test_a_folder_is_not_written(tmp_path: Path) -> None:
+def test_a_folder_of_archives_is_not_written(tmp_path: Path) -> None:
     """In NVIDIA's layout or flat; another file of its name is refused and left."""
     flat = tmp_path / ARCHIVE.filename
     flat.write_bytes(DATA)
@@ -155,8 +152,8 @@ def test_a_folder_is_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["/nowhere/at/all", "ftp://host/redist", "https://"])
-def test_a_setting_that_is_none(place: str, tmp_path: Path) -> None:
-    """Told before anything is done, and again by who did not ask before."""
+def test_an_invalid_setting(place: str, tmp_path: Path) -> None:
+    """Reported before the work, and again by callers that did not check before."""
     with pytest.raises(ConfigError, match=VARIABLE):
         source(place).require((ARCHIVE,))
     with pytest.raises(ConfigError, match=VARIABLE):
@@ -166,10 +163,10 @@ def test_a_setting_that_is_none(place: str, tmp_path: Path) -> None:
 def test_a_bad_archive_leaves_nothing_and_the_next_run_needs_only_it(
     server: IndexServer, tmp_path: Path
 ) -> None:
-    """Of four archives one is wrong: what was kept of the others is not asked for again."""
+    """One of four archives is wrong: the stored files of the others are not downloaded again."""
     archives = write_small(tmp_path / "redist")
     for archive in archives:
-        put_up(server, archive.path, (tmp_path / "redist" / archive.path).read_bytes())
+        serve(server, archive.path, (tmp_path / "redist" / archive.path).read_bytes())
     plan = planned_devel(small_wheels(tmp_path), archives)
     specs = [spec for spec in plan.layers if spec.kind == "toolkit"]
     store = Store(tmp_path / "cache")
@@ -177,11 +174,35 @@ def test_a_bad_archive_leaves_nothing_and_the_next_run_needs_only_it(
 
     with pytest.raises(BadArchive, match="cuda_nvcc"):
         toolkit_layers(specs, store, source(mirror(server)), Silent())
-    (nvcc,) = (one for one in archives if one.component == "cuda_nvcc")
+    (nvcc,) = (item for item in archives if item.component == "cuda_nvcc")
     assert not (store.root / part_path(nvcc)).exists()
     assert list((store.root / "tmp").glob("*")) == []
 
-    server.faults.flip, server.asked = None, []
+    server.faults.flip, server.requests = None, []
     made = toolkit_layers(specs, store, source(mirror(server)), Silent())
     assert len(made) == len(specs)
-    assert {path.rpartition("/")[2] for _, path, _ in server.asked} == {nvcc.filename}
+    assert {path.rpartition("/")[2] for _, path, _ in server.requests} == {nvcc.filename}
+
+
+def test_a_server_is_requested_before_it_is_needed(server: IndexServer, tmp_path: Path) -> None:
+    """One byte of the smallest archive; nothing if no archive is missing, or it is in a folder."""
+    source(mirror(server)).demand_reachable(())
+    assert server.requests == []
+    source(mirror(server)).demand_reachable((ARCHIVE,))
+    last = f"bytes={ARCHIVE.size - 1}-{ARCHIVE.size - 1}"
+    assert [byte_range for *_, byte_range in server.requests] == [last]
+
+    (tmp_path / ARCHIVE.filename).write_bytes(DATA)
+    source(str(tmp_path)).demand_reachable((ARCHIVE,))
+    (tmp_path / ARCHIVE.filename).unlink()
+    with pytest.raises(BuildFailed, match="not found in") as missing:
+        source(str(tmp_path)).demand_reachable((ARCHIVE,))
+    assert "https://developer.download.nvidia.com/compute/cuda/redist" in missing.value.hint
+
+
+def test_an_unreachable_server_is_noticed(server: IndexServer) -> None:
+    address = mirror(server)
+    server.__exit__(None, None, None)
+    with pytest.raises(BuildFailed, match="connection refused") as failure:
+        source(address).demand_reachable((ARCHIVE,))
+    assert ARCHIVE.path in failure.value.message

@@ -1,4 +1,4 @@
-"""Archives that lie: each is refused with its name and the reason, and nothing is left of it."""
+"""Malicious archives: each is refused with its name and the reason, and nothing of it is stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.standin.cuda_archives import archive_of
+from tests.servers.cuda_archives import archive_of
 from torchkiln.cuda import tree as cuda_tree
 from torchkiln.cuda.keep import keep
 from torchkiln.cuda.layer import write_layer
@@ -35,8 +35,8 @@ def packed(*entries: Entry, top: str = TOP, preset: int = 0) -> bytes:
     return lzma.compress(out.getvalue(), preset=preset)
 
 
-def kept(data: bytes, folder: Path) -> bytes:
-    """What `keep` makes of *data*."""
+def filtered(data: bytes, folder: Path) -> bytes:
+    """The output of `keep` for *data*."""
     archive = archive_of(data)
     path = folder / archive.filename
     path.write_bytes(data)
@@ -84,11 +84,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_no_archive_may_hold_is_refused_by_name(case: str, tmp_path: Path) -> None:
+def test_forbidden_entries_are_refused_by_name(case: str, tmp_path: Path) -> None:
     entries, reason = REFUSED[case]
 
     with pytest.raises(BadArchive, match=reason) as caught:
-        kept(packed(NVCC, *entries) if NVCC not in entries else packed(*entries), tmp_path)
+        filtered(packed(NVCC, *entries) if NVCC not in entries else packed(*entries), tmp_path)
     assert caught.value.archive == f"{TOP}.tar.xz"
     assert caught.value.exit_code == 6
     assert "\x1b" not in caught.value.message
@@ -119,34 +119,34 @@ def test_damaged_files_are_refused(case: str, tmp_path: Path) -> None:
     damage, reason = DAMAGED[case]
 
     with pytest.raises(BadArchive, match=reason):
-        kept(damage(packed(("bin/nvcc", bytes(4000), {}))), tmp_path)
+        filtered(damage(packed(("bin/nvcc", bytes(4000), {}))), tmp_path)
 
 
 def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its own word before it is unpacked, whether it would be kept or not."""
+    """By its declared size before it is unpacked, for all files."""
     monkeypatch.setattr("torchkiln.cuda.keep._MAX_CONTENT", 1 << 20)
 
     with pytest.raises(BadArchive, match="unpacks to more than"):
-        kept(packed(("doc/zeros", bytes(2 << 20), {})), tmp_path)
+        filtered(packed(("doc/zeros", bytes(2 << 20), {})), tmp_path)
 
 
-def test_an_xz_that_wants_too_much_memory_is_refused(tmp_path: Path) -> None:
-    """Its header asks for a dictionary of a gigabyte; a decoder would take that at once."""
+def test_an_xz_that_needs_too_much_memory_is_refused(tmp_path: Path) -> None:
+    """Its header requires a dictionary of a gigabyte, which a decoder would allocate at once."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
     data = lzma.compress(lzma.decompress(packed(NVCC)), filters=filters)
     with pytest.raises(BadArchive, match=r"[Mm]emory"):
-        kept(data, tmp_path)
+        filtered(data, tmp_path)
 
 
 def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchkiln.cuda.keep._MAX_ENTRIES", 10)
 
     with pytest.raises(BadArchive, match="more than 10 entries"):
-        kept(packed(*((f"bin/{number}", b"", {}) for number in range(20))), tmp_path)
+        filtered(packed(*((f"bin/{number}", b"", {}) for number in range(20))), tmp_path)
 
 
-def test_links_stand_behind_what_they_lead_to_and_are_gone_where_that_is(tmp_path: Path) -> None:
-    """Across folders they are told anew; a chain and a folder are followed."""
+def test_links_follow_their_targets_and_dangling_ones_are_omitted(tmp_path: Path) -> None:
+    """Links across folders are rewritten; chains and links to folders are followed."""
     data = packed(
         link("bin/cicc", "../nvvm/bin/cicc"),
         link("bin/again", "cicc"),
@@ -157,7 +157,7 @@ def test_links_stand_behind_what_they_lead_to_and_are_gone_where_that_is(tmp_pat
         ("nvvm/include/nvvm.h", b"h", {}),
         link("bin/hard", f"{TOP}/nvvm/bin/cicc", tarfile.LNKTYPE),
     )
-    with tarfile.open(fileobj=io.BytesIO(kept(data, tmp_path))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(filtered(data, tmp_path))) as tar:
         found = {member.name: member for member in tar}
 
     assert {name: one.linkname for name, one in found.items() if one.issym()} == {
@@ -182,7 +182,7 @@ def _layer(folder: Path, *contents: tuple[str, Entry]) -> None:
     write_layer(parts, "usr/local/cuda-12.1", folder / "layer")
 
 
-def test_two_archives_may_have_the_same_file_and_no_other_of_its_name(tmp_path: Path) -> None:
+def test_two_archives_may_share_an_identical_file_but_not_a_different_one(tmp_path: Path) -> None:
     one: Entry = ("include/x.h", b"x", {})
     _layer(tmp_path, ("cuda_a", one), ("cuda_b", one))
 
@@ -202,8 +202,8 @@ _FIRST = st.one_of(
 
 
 @given(st.lists(_PART, max_size=4), _FIRST, st.sampled_from(["cuda_nvcc", "libcublas"]))
-def test_what_is_kept_stays_below_the_toolkit(rest: list[str], first: str, component: str) -> None:
-    """And no two members get one place, but for lib and lib64."""
+def test_installed_files_are_below_the_toolkit(rest: list[str], first: str, component: str) -> None:
+    """And no two members have the same path, except for lib and lib64."""
     path = "/".join([first, *rest])
     placed = cuda_tree.place(component, path)
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cells import HostPython, put_base, small_wheels
-from tests.devel_cells import HOME, planned_devel
-from tests.standin.cuda_archives import write_small
+from tests.cells import HOME, HostPython, planned_devel, put_base, small_wheels
+from tests.servers.cuda_archives import write_small
 from torchkiln.build import image as image_build
 from torchkiln.build import wheel_layers
 from torchkiln.build.cache_claims import remember_image
@@ -31,7 +30,7 @@ from torchkiln.model.progress import Silent
 from torchkiln.oci.validate.validate import validate
 from torchkiln.store.store import Store
 
-KEPT = {
+INSTALLED = {
     "bin/cuda-gdb": 0o755,
     "bin/crt/link.stub": 0o644,
     "bin/nvcc": 0o755,
@@ -56,7 +55,7 @@ KEPT = {
 
 
 class Place:
-    """A folder of archives, the cell whose lock names them, and a cache."""
+    """A folder of archives, the cell whose lock contains them, and a cache."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -81,7 +80,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def members(store: Store, layers: list[Blob]) -> dict[str, tarfile.TarInfo]:
-    """What the layers hold but folders, by Python's own tarfile."""
+    """The entries of the layers without folders, by Python's tarfile."""
     found = {}
     for layer in layers:
         with tarfile.open(fileobj=io.BytesIO(gzip.decompress(store.blob(layer.digest).read_bytes()))) as tar:
@@ -89,16 +88,18 @@ def members(store: Store, layers: list[Blob]) -> dict[str, tarfile.TarInfo]:
     return found
 
 
-def test_what_is_kept_lies_as_nvidias_installer_puts_it(place: Place) -> None:
+def test_files_are_in_the_folders_of_nvidias_installer(place: Place) -> None:
     found = members(*place.layers())
 
-    assert {name.removeprefix(f"{HOME}/"): member.mode for name, member in found.items()} == KEPT
+    assert {name.removeprefix(f"{HOME}/"): member.mode for name, member in found.items()} == INSTALLED
     assert found[f"{HOME}/nvvm/lib64/libnvvm.so"].linkname == "libnvvm.so.4"
-    assert {(one.uid, one.gid, one.uname, one.mtime) for one in found.values()} == {(0, 0, "", 315532800)}
+    assert {(item.uid, item.gid, item.uname, item.mtime) for item in found.values()} == {
+        (0, 0, "", 315532800)
+    }
 
 
 def test_the_same_archives_give_the_same_layers(place: Place) -> None:
-    """In another cache, from a flat folder, and whatever else the cell is."""
+    """In another cache, from a flat folder, and for any other cell."""
     _, once = place.layers()
     flat = place.folder / "flat"
     flat.mkdir()
@@ -109,7 +110,7 @@ def test_the_same_archives_give_the_same_layers(place: Place) -> None:
     assert once == twice
 
 
-def test_the_archive_goes_and_what_is_kept_of_it_stays(place: Place) -> None:
+def test_the_archive_is_deleted_and_its_used_files_are_stored(place: Place) -> None:
     """Two hundred thousand bytes of a library are not in the cache; the user's own folder is left alone."""
     store, layers = place.layers()
     for layer in layers:
@@ -119,12 +120,12 @@ def test_the_archive_goes_and_what_is_kept_of_it_stays(place: Place) -> None:
     _, again = place.layers()
 
     assert again == layers
-    kept = sum(path.stat().st_size for path in (store.root / "toolkits").rglob("*") if path.is_file())
-    assert kept < 60_000
+    stored_bytes = sum(path.stat().st_size for path in (store.root / "toolkits").rglob("*") if path.is_file())
+    assert stored_bytes < 60_000
 
 
-def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built whole: runtime's layers, the toolkit's on them, and on top the links into the wheels."""
+def test_an_image_with_the_toolkit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A complete build: runtime's layers, the toolkit's on them, and on top the links into the wheels."""
     monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
@@ -148,8 +149,8 @@ def _built(plan: ImagePlan, store: Store, place: Place) -> image_build.BuildResu
     return image_build.build(plan, place.folder / "layout", environment)
 
 
-def test_the_cache_knows_what_is_kept_of_archives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a tag, to make its layers again; an archive that was cut on its way is rubbish."""
+def test_the_cache_lists_stored_files_of_archives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Needed by a tag, to rebuild its layers; a partially downloaded archive is removable."""
     monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
@@ -157,19 +158,19 @@ def test_the_cache_knows_what_is_kept_of_archives(place: Place, monkeypatch: pyt
     remember_image(store, built.image, place.plan, built.reused)
     (store.root / part_path(place.archives[0])).write_bytes(b"half")
 
-    seen = cache_usage(store, [place.folder / "layout"], place.folder / "images")
-    usages = {one.item.path: one for one in item_usages(seen.items, seen.roots)}
+    usage = cache_usage(store, [place.folder / "layout"], place.folder / "images")
+    usages = {item_usage.item.path: item_usage for item_usage in item_usages(usage.items, usage.roots)}
     for archive in place.archives:
         assert (usages[kept_path(archive)].item.kind, usages[kept_path(archive)].reason) == (
             "toolkit parts",
             "makers",
         )
     assert usages[part_path(place.archives[0])].reason == "rubbish"
-    assert "not ours" not in {one.item.kind for one in usages.values()}
+    assert "not ours" not in {item.item.kind for item in usages.values()}
 
 
 class Shelf:
-    """Wheels that lie in a folder."""
+    """A fetcher of wheels in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -192,16 +193,16 @@ def test_files_for_a_build_context(place: Place) -> None:
     there = {
         str(path.relative_to(into / HOME)) for path in into.rglob("*") if path.is_symlink() or path.is_file()
     }
-    assert there == set(KEPT)
-    plain = replace(place.plan, layers=tuple(one for one in place.plan.layers if one.kind != "toolkit"))
+    assert there == set(INSTALLED)
+    plain = replace(place.plan, layers=tuple(layer for layer in place.plan.layers if layer.kind != "toolkit"))
     assert lay_out(plain, store, place.folder / "none", archives=place.source, observer=Silent()) is None
 
 
-def test_without_a_place_to_ask_it_says_what_and_how(place: Place) -> None:
+def test_without_a_source_the_error_names_archive_and_setting(place: Place) -> None:
     with pytest.raises(BuildFailed) as caught:
         place.layers(source=CudaArchives({}))
 
-    first = min(place.archives, key=lambda one: one.component)
+    first = min(place.archives, key=lambda archive: archive.component)
     assert first.path in caught.value.message
     assert first.sha256 in caught.value.message
     assert "and 3 more archives" in caught.value.message
@@ -209,10 +210,10 @@ def test_without_a_place_to_ask_it_says_what_and_how(place: Place) -> None:
     assert caught.value.exit_code == 6
 
 
-def test_one_that_is_missing_is_named(place: Place) -> None:
-    gone: LockedArchive = place.archives[0]
-    (place.folder / "redist" / gone.path).unlink()
+def test_a_missing_archive_is_named(place: Place) -> None:
+    missing: LockedArchive = place.archives[0]
+    (place.folder / "redist" / missing.path).unlink()
 
-    with pytest.raises(BuildFailed, match=gone.path) as caught:
+    with pytest.raises(BuildFailed, match=missing.path) as caught:
         place.layers()
     assert VARIABLE in caught.value.hint

@@ -1,4 +1,4 @@
-"""The facts of NVIDIA's archives: what ships, and files that say that they are untrusted."""
+"""The facts of NVIDIA's archives: the shipped ones, and untrusted files."""
 
 from __future__ import annotations
 
@@ -6,38 +6,40 @@ from pathlib import Path
 
 import pytest
 
-from tests.gridcase import FACTS, MATRIX
-from tests.standin.cuda_archives import facts_from, write_small
+from tests.planned import FACTS, MATRIX
+from tests.servers.cuda_archives import facts_from, write_small
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.cuda_redist import VARIABLE, digest_of, load, parse, read
 
-# Without these no nvcc compiles.
+# nvcc needs these to compile.
 NEEDED = {"cuda_cccl", "cuda_cudart", "cuda_nvcc", "libcublas", "libcusparse", "libcusolver"}
 LINE = '    cuda_nvcc: {version: "12.1.105", size: 7, sha256: "' + "a" * 64 + '"}'
 GOOD = f'schema: 1\nsource: "a file for tests"\nuntrusted: true\nreleases:\n  "12.1.1":\n{LINE}\n'
 
 
-def test_each_cuda_of_the_matrix_has_a_release_with_all_that_nvcc_wants() -> None:
+def test_each_cuda_of_the_matrix_has_a_release_with_all_that_nvcc_needs() -> None:
     for cuda in MATRIX.cuda:
         release = FACTS.toolkits[cuda].toolkit.release
-        archives = {one.component: one for one in FACTS.redist.releases[release]}
+        archives = {item.component: item for item in FACTS.redist.releases[release]}
 
         assert release.startswith(f"{cuda}.")
         assert set(archives) >= NEEDED
         assert archives["cuda_nvcc"].version.startswith(f"{cuda}.")
-        assert all(one.path.startswith(f"{one.component}/linux-x86_64/") for one in archives.values())
-        assert all(one.version in one.filename for one in archives.values())
+        assert all(
+            archive.path.startswith(f"{archive.component}/linux-x86_64/") for archive in archives.values()
+        )
+        assert all(archive.version in archive.filename for archive in archives.values())
     assert load().untrusted is False
 
 
-def test_no_hash_stands_twice() -> None:
+def test_archive_hashes_are_unique() -> None:
     """Different parts, and releases, have different archives."""
-    hashes = [one.sha256 for archives in load().releases.values() for one in archives]
+    hashes = [archive.sha256 for archives in load().releases.values() for archive in archives]
 
     assert len(hashes) == len(set(hashes)) == 50
 
 
-def test_what_a_server_of_that_layout_has_becomes_facts(tmp_path: Path) -> None:
+def test_facts_are_generated_from_a_server(tmp_path: Path) -> None:
     archives = write_small(tmp_path)
     (tmp_path / "redist.yaml").write_bytes(facts_from(tmp_path, "12.1.1"))
 
@@ -46,7 +48,7 @@ def test_what_a_server_of_that_layout_has_becomes_facts(tmp_path: Path) -> None:
     assert found.untrusted
 
 
-def test_the_digest_hangs_on_each_word_and_not_on_the_order() -> None:
+def test_the_digest_depends_on_the_content_and_not_on_the_order() -> None:
     (archives,) = parse(GOOD.encode(), name="x").releases.values()
     more = load().releases["12.1.1"]
 
@@ -55,7 +57,7 @@ def test_the_digest_hangs_on_each_word_and_not_on_the_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (("schema: 1", "schema: 2"), "redist.yaml:1: schema: "),
         (("size: 7", "size: 0"), "redist.yaml:6: releases.12.1.1.cuda_nvcc.size: "),
@@ -69,17 +71,17 @@ def test_the_digest_hangs_on_each_word_and_not_on_the_order() -> None:
         (("releases:", "releases: [\n"), "not valid YAML"),
     ],
 )
-def test_faults_are_told_with_their_lines(change: tuple[str, str], told: str, tmp_path: Path) -> None:
+def test_errors_are_reported_with_their_lines(change: tuple[str, str], message: str, tmp_path: Path) -> None:
     path = tmp_path / "redist.yaml"
     path.write_text(GOOD.replace(*change))
 
     with pytest.raises(ConfigError) as caught:
         read(path)
-    assert told in caught.value.message
+    assert message in caught.value.message
 
 
-def test_a_file_that_does_not_say_what_it_stands_for_is_refused(tmp_path: Path) -> None:
-    """Nobody passes made-up archives for NVIDIA's by a setting."""
+def test_a_file_without_the_untrusted_mark_is_refused(tmp_path: Path) -> None:
+    """A setting cannot present other archives as NVIDIA's."""
     path = tmp_path / "redist.yaml"
     path.write_text(GOOD.replace("untrusted: true\n", ""))
 

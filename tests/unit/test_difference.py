@@ -23,26 +23,26 @@ HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
 
 
 @st.composite
-def things(draw: st.DrawFn, kind: Kind | None = None) -> TreeEntry:
-    """Anything that may be at a path, with what belongs to its kind."""
+def entries(draw: st.DrawFn, kind: Kind | None = None) -> TreeEntry:
+    """Any entry at a path, with the attributes of its kind."""
     kind = kind or draw(st.sampled_from(get_args(Kind)))
-    thing = TreeEntry(
+    entry = TreeEntry(
         kind=kind,
         mode=draw(st.integers(0, 0o7777)),
         owner=(draw(st.integers(0, 70_000)), draw(st.integers(0, 70_000))),
         xattrs=tuple(draw(st.dictionaries(PARTS, PARTS, max_size=2)).items()),
     )
     if kind == "file":
-        return replace(thing, size=draw(st.integers(0, 1 << 40)), sha256=draw(HEX))
+        return replace(entry, size=draw(st.integers(0, 1 << 40)), sha256=draw(HEX))
     if kind == "link":
-        return replace(thing, link=draw(PATHS))
+        return replace(entry, link=draw(PATHS))
     if kind == "device":
         sort = draw(st.sampled_from(["char", "block"]))
-        return replace(thing, device=(sort, draw(st.integers(0, 300)), draw(st.integers(0, 300))))
-    return thing
+        return replace(entry, device=(sort, draw(st.integers(0, 300)), draw(st.integers(0, 300))))
+    return entry
 
 
-TREES = st.dictionaries(PATHS, things(), max_size=6)
+TREES = st.dictionaries(PATHS, entries(), max_size=6)
 SETTINGS = st.dictionaries(PARTS, PARTS, max_size=4)
 IMAGES = st.builds(WholeImage, tree=TREES, settings=SETTINGS)
 
@@ -55,19 +55,20 @@ def test_an_image_does_not_differ_from_itself(image: WholeImage) -> None:
 
 
 @given(IMAGES, IMAGES)
-def test_only_what_differs_is_told_and_from_both_sides(a: WholeImage, b: WholeImage) -> None:
+def test_only_differences_are_reported_and_symmetrically(a: WholeImage, b: WholeImage) -> None:
     found, back = differences(a, b), differences(b, a)
 
     turned = {"only-in-a": "only-in-b", "only-in-b": "only-in-a"}
-    assert {(one.at, turned.get(one.what, one.what), one.b, one.a) for one in found} == {
-        (one.at, one.what, one.a, one.b) for one in back
-    }
+    assert {
+        (difference.at, turned.get(difference.what, difference.what), difference.b, difference.a)
+        for difference in found
+    } == {(difference.at, difference.what, difference.a, difference.b) for difference in back}
     unlike = {path for path in {**a.tree, **b.tree} if a.tree.get(path) != b.tree.get(path)}
-    assert {one.at for one in found if one.what != "setting"} == unlike
+    assert {difference.at for difference in found if difference.what != "setting"} == unlike
 
 
 CHANGES: dict[str, tuple[Kind | None, dict[str, Any]]] = {
-    "mode": (None, {"mode": 0o10000}),  # one that `things` never draws
+    "mode": (None, {"mode": 0o10000}),  # one that `entries` never draws
     "owner": (None, {"owner": (70_001, 0)}),
     "xattrs": (None, {"xattrs": (("security.capability", "x"),)}),
     "content": ("file", {"sha256": "no hash"}),
@@ -78,21 +79,23 @@ CHANGES: dict[str, tuple[Kind | None, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("what", CHANGES)
 @given(st.data())
-def test_one_planted_change_is_told_alone(what: str, data: st.DataObject) -> None:
+def test_a_planted_change_is_the_only_difference(what: str, data: st.DataObject) -> None:
     kind, change = CHANGES[what]
-    image, path, thing = data.draw(IMAGES), data.draw(PATHS), data.draw(things(kind))
-    a = replace(image, tree={**image.tree, path: thing})
-    b = replace(image, tree={**image.tree, path: replace(thing, **change)})
+    image, path, entry = data.draw(IMAGES), data.draw(PATHS), data.draw(entries(kind))
+    a = replace(image, tree={**image.tree, path: entry})
+    b = replace(image, tree={**image.tree, path: replace(entry, **change)})
 
     (found,) = differences(a, b)
     assert (found.at, found.what) == (path, what)
     assert found.a != found.b
 
 
-@given(IMAGES, PATHS, things())
-def test_a_path_that_one_side_lacks(image: WholeImage, path: str, thing: TreeEntry) -> None:
-    without = replace(image, tree={name: one for name, one in image.tree.items() if name != path})
-    there = replace(image, tree={**without.tree, path: thing})
+@given(IMAGES, PATHS, entries())
+def test_a_path_that_one_side_lacks(image: WholeImage, path: str, entry: TreeEntry) -> None:
+    without = replace(
+        image, tree={name: difference for name, difference in image.tree.items() if name != path}
+    )
+    there = replace(image, tree={**without.tree, path: entry})
 
     (found,) = differences(there, without)
     assert (found.at, found.what, found.b) == (path, "only-in-a", "")
@@ -108,18 +111,18 @@ def test_a_setting(image: WholeImage, name: str, value: str) -> None:
     assert differences(a, b) == (Difference(at=name, what="setting", a=value, b=value + "!"),)
 
 
-def test_another_type_is_told_once() -> None:
+def test_another_type_is_reported_once() -> None:
     """Not also as another content and another target."""
     file = TreeEntry(kind="file", mode=0o777, owner=(0, 0), size=1, sha256="x")
     link = TreeEntry(kind="link", mode=0o777, owner=(0, 0), link="to")
 
-    found = differences(*(WholeImage(tree={"p": thing}, settings={}) for thing in (file, link)))
+    found = differences(*(WholeImage(tree={"p": entry}, settings={}) for entry in (file, link)))
 
     assert found == (Difference(at="p", what="type", a="file", b="link"),)
 
 
 def of_lines(a: str, b: str) -> list[tuple[str, str, str]]:
-    """What is told of a file whose text is *a* here and *b* there."""
+    """The differences of a file with the texts *a* and *b*."""
     images = [
         WholeImage(
             tree={"p": TreeEntry(kind="file", mode=0o644, owner=(0, 0), sha256=f"hash of {text}", text=text)},
@@ -127,11 +130,11 @@ def of_lines(a: str, b: str) -> list[tuple[str, str, str]]:
         )
         for text in (a, b)
     ]
-    return [(one.what, one.a, one.b) for one in differences(*images)]
+    return [(difference.what, difference.a, difference.b) for difference in differences(*images)]
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "told"),
+    ("a", "b", "expected"),
     [
         ("x\ny\n", "x\n", [("line", "y", "")]),
         ("x\n", "x\nx\nz\n", [("line", "", "x"), ("line", "", "z")]),
@@ -142,21 +145,21 @@ def of_lines(a: str, b: str) -> list[tuple[str, str, str]]:
         ("x\n", "x\r\n", [("content", "different line endings", "different line endings")]),
     ],
 )
-def test_texts_line_by_line(a: str, b: str, told: list[tuple[str, str, str]]) -> None:
-    assert of_lines(a, b) == told
+def test_texts_line_by_line(a: str, b: str, expected: list[tuple[str, str, str]]) -> None:
+    assert of_lines(a, b) == expected
 
 
 @given(st.lists(PARTS), st.lists(PARTS))
-def test_texts_that_differ_are_never_passed_over(a: list[str], b: list[str]) -> None:
+def test_different_texts_are_never_equal(a: list[str], b: list[str]) -> None:
     assert bool(of_lines("\n".join(a), "\n".join(b))) == ("\n".join(a) != "\n".join(b))
 
 
 def test_settings_of_a_layout_and_of_an_engine_are_the_same() -> None:
-    """The engine writes out what nobody set."""
+    """The engine writes unset fields explicitly."""
     ours = {"Env": ["A=1", "B=x=y"], "Labels": {"l": ""}, "ExposedPorts": {"22/tcp": {}}, "Cmd": ["sh", "-c"]}
-    theirs = {**ours, "Hostname": "", "Tty": False, "OnBuild": None, "User": "", "Volumes": {}}
+    of_engine = {**ours, "Hostname": "", "Tty": False, "OnBuild": None, "User": "", "Volumes": {}}
 
-    assert settings_of(theirs, "linux/amd64") == settings_of(ours, "linux/amd64")
+    assert settings_of(of_engine, "linux/amd64") == settings_of(ours, "linux/amd64")
     assert settings_of(ours, "linux/amd64") == {
         "Platform": "linux/amd64",
         "Env A": "1",
@@ -167,7 +170,7 @@ def test_settings_of_a_layout_and_of_an_engine_are_the_same() -> None:
     }
 
 
-def test_the_schema_of_allowances_knows_every_kind() -> None:
+def test_the_schema_of_allowances_has_every_kind() -> None:
     schema = cast(Any, shipped("allowed"))
 
     assert schema["items"]["properties"]["what"]["enum"] == list(DIFFERENCE_KINDS)
@@ -198,7 +201,7 @@ LINE = Difference(at="opt/x/RECORD", what="line", b="a.pyc,,")
 ZONE = Difference(at="Env TZ", what="setting", a="UTC")
 
 
-def test_what_an_entry_fits_is_allowed_by_it(tmp_path: Path) -> None:
+def test_differences_that_match_an_entry_are_allowed(tmp_path: Path) -> None:
     entries = written(tmp_path, LIST)
 
     sifted = allowed.sift([INSTALLER, LINE, ZONE], entries)
@@ -218,14 +221,14 @@ def test_what_an_entry_fits_is_allowed_by_it(tmp_path: Path) -> None:
         Difference(at="Env TZ2", what="setting", a="UTC"),
     ],
 )
-def test_what_it_does_not_fit_whole_is_left(tmp_path: Path, other: Difference) -> None:
+def test_differences_that_match_partially_remain(tmp_path: Path, other: Difference) -> None:
     sifted = allowed.sift([other, LINE], written(tmp_path, LIST))
 
     assert sifted.left == (other,)
     assert [entry.what for entry in sifted.idle] == ["content", "setting"]
 
 
-def test_texts_are_wanted_of_files_whose_lines_are_spoken_of(tmp_path: Path) -> None:
+def test_texts_are_read_only_for_files_with_allowed_lines(tmp_path: Path) -> None:
     entries = written(tmp_path, LIST)
 
     assert allowed.compares_lines("opt/x/RECORD", entries)
@@ -233,7 +236,7 @@ def test_texts_are_wanted_of_files_whose_lines_are_spoken_of(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("path: x\n", "list.yaml:1: must be a list"),
         ("- path: x\n  what: content\n", "list.yaml:1: [0]: the key 'reason' is missing"),
@@ -261,22 +264,22 @@ def test_texts_are_wanted_of_files_whose_lines_are_spoken_of(tmp_path: Path) -> 
         ("\xff", ""),
     ],
 )
-def test_a_list_with_faults_is_refused_with_their_lines(tmp_path: Path, text: str, told: str) -> None:
+def test_an_invalid_list_is_refused_with_line_numbers(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "list.yaml").write_bytes(text.encode("latin-1"))
 
     with pytest.raises(ConfigError) as caught:
         allowed.read(tmp_path / "list.yaml")
 
-    assert told in caught.value.message
+    assert expected in caught.value.message
     assert "list.yaml:" in caught.value.message
 
 
-def test_a_list_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_list(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.yaml: No such file"):
         allowed.read(tmp_path / "none.yaml")
 
 
-def test_our_own_list_is_short_and_says_why() -> None:
+def test_our_list_is_short_and_has_reasons() -> None:
     entries = allowed.read(ROOT / "torchkiln/data/parity.yaml")
 
     assert len(entries) == 4

@@ -1,4 +1,4 @@
-"""Docker's client and engines: which engine is used, the line for a container, what `docker save` sends."""
+"""Docker's client and engines: choice of an engine, command line for a container, `docker save`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def client(folder: Path, script: str) -> str:
     return str(folder)
 
 
-def test_an_engine_that_will_do(tmp_path: Path) -> None:
+def test_a_usable_engine(tmp_path: Path) -> None:
     path = client(tmp_path, "echo github.com/docker/buildx v0.17.1 257815a")
     with engine_of("27.3.1") as host:
         found = find_engine({"DOCKER_HOST": host, "PATH": path})
@@ -76,7 +76,7 @@ def test_an_engine_that_will_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["20.10.24", "dev"])
-def test_one_that_is_too_old(version: str) -> None:
+def test_an_engine_that_is_too_old(version: str) -> None:
     with (
         engine_of(version) as host,
         pytest.raises(ToolMissing, match=f"too old: version {version}") as caught,
@@ -86,8 +86,8 @@ def test_one_that_is_too_old(version: str) -> None:
     assert "--engine embedded" in caught.value.hint
 
 
-def test_podman_takes_images_and_builds_none() -> None:
-    """Whatever its version, which counts otherwise than Docker's."""
+def test_podman_loads_images_but_does_not_build() -> None:
+    """With any version, because its numbers differ from Docker's."""
     with engine_of("4.3.1", "Podman Engine", "Conmon") as host:
         found = find_engine({"DOCKER_HOST": host}, builds=False)
         assert (found.kind, found.version) == ("Podman", "4.3.1")
@@ -110,9 +110,9 @@ def test_no_client(tmp_path: Path) -> None:
         find_engine({"DOCKER_HOST": host, "PATH": str(tmp_path)})
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become somebody without rights")
-def test_a_socket_that_one_may_not_use(tmp_path: Path) -> None:
-    """In a process of its own: who became nobody stays it, and the SDK leaves a socket open."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become an unprivileged user")
+def test_a_socket_without_permission(tmp_path: Path) -> None:
+    """In a separate process, because setuid to nobody is permanent, and the SDK leaves a socket open."""
     path = tmp_path / "docker.sock"
     code = f"""
 import os, docker, docker.context
@@ -136,7 +136,7 @@ except KilnError as error:
     assert "group `docker`" in ran.stdout
 
 
-def test_the_shortest_line() -> None:
+def test_the_shortest_command_line() -> None:
     container = Container(image="i:1", command=(), shm_size=1 << 20)
 
     assert client_command(container, terminal=False) == [
@@ -144,7 +144,7 @@ def test_the_shortest_line() -> None:
     ]
 
 
-def test_the_longest_line() -> None:
+def test_the_longest_command_line() -> None:
     container = Container(
         image="i:1",
         command=("sh", "-c", "x"),
@@ -170,7 +170,7 @@ def test_the_longest_line() -> None:
     ("gpus", "option"),
     [("all", "all"), ("device=1", "device=1"), ("device=0,GPU-1f", '"device=0,GPU-1f"')],
 )
-def test_gpus_as_the_client_reads_them(gpus: str, option: str) -> None:
+def test_gpus_are_parsed_like_by_the_client(gpus: str, option: str) -> None:
     line = client_command(Container(image="i", command=(), gpus=gpus), terminal=False)
 
     assert line[line.index("--gpus") + 1] == option
@@ -211,7 +211,7 @@ def test_ports(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "x:y:z:1", "80:", "1-3:3-4"])
-def test_what_is_no_port(text: str) -> None:
+def test_an_invalid_port(text: str) -> None:
     with pytest.raises(ConfigError, match="--publish"):
         parse_port(text)
 
@@ -253,7 +253,7 @@ ORDER = ("one/layer.tar", "two/layer.tar", "three/layer.tar")
 def test_layers_in_the_manifests_order(
     documents_last: bool, pack: Callable[[bytes], bytes], piece: int
 ) -> None:
-    """Whatever their order in the archive, and however its bytes arrive."""
+    """In any order in the archive, and with any chunks of bytes."""
     blobs = [pack(layer) for layer in (LOWER, UPPER)]
     data = saved(*blobs, documents_last=documents_last, layers=ORDER)
 
@@ -272,7 +272,7 @@ def test_layers_in_the_manifests_order(
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (tar_of([entry("manifest.json", b"[]")]), "unpack"),
         (tar_of([entry("a", b"{}")]), "has no 'manifest.json'"),
@@ -284,6 +284,6 @@ def test_layers_in_the_manifests_order(
     ],
     ids=["no image", "no manifest", "too few", "other names", "zstd", "cut", "nothing"],
 )
-def test_what_cannot_be_read_is_refused(data: bytes, told: str | None) -> None:
-    with pytest.raises(DAMAGED, match=told):
+def test_unreadable_archives_are_refused(data: bytes, message: str | None) -> None:
+    with pytest.raises(DAMAGED, match=message):
         read_saved(io.BytesIO(data), lambda _: False)

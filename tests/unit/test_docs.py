@@ -1,4 +1,4 @@
-"""The documents agree with the code: links, commands, exit codes, variables, checks, named tests."""
+"""Documents: links, commands, codes, variables and tables are right, and generated parts are fresh."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from smoke_tests.gpus import lacking
 from tests.commands import demand_parses
 from tests.integration.test_jupyter import NGINX
 from tests.smoke_suites import SUITE
+from tools import readme
 from torchkiln import errors
 from torchkiln.cli import INTERRUPTED
 from torchkiln.matrix.facts import load
@@ -22,7 +23,9 @@ from torchkiln.smoke.verdict import HOST_FAULTS
 from torchkiln.util.places import ROOT
 
 REFERENCE, IMAGE = ((ROOT / "docs" / page).read_text() for page in ("reference.md", "image.md"))
-DOCUMENTS = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+DOCUMENTS = sorted(
+    (*ROOT.glob("*.md"), *(page for top in ("docs", "examples") for page in (ROOT / top).rglob("*.md")))
+)
 
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)(?P<target>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
 _COMMAND = re.compile(r"^\s*(?:\$ )?(?:\.venv/bin/)?(?:python build\.py|torchkiln)\s+(?P<arguments>.*)$")
@@ -77,7 +80,7 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
 
 
 def test_documents_show_commands() -> None:
-    """Else the next test would be green for want of any."""
+    """Otherwise the next test would pass without any."""
     assert len(_commands()) >= 12
 
 
@@ -93,13 +96,13 @@ def test_every_command_in_the_documents_parses(document: str, arguments: str) ->
 
 
 def test_exit_codes_are_those_of_the_code() -> None:
-    """One row a code, none missing, none made up."""
+    """A row per code, none missing, none invented."""
     table = REFERENCE.split("| exit code | |")[1].split("\n\n")[0]
-    told = [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
+    listed = [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     raised = {kind.exit_code for kind in kinds if issubclass(kind, errors.KilnError)}
 
-    assert told == sorted({0, INTERRUPTED} | raised)
+    assert listed == sorted({0, INTERRUPTED} | raised)
 
 
 HERE = ("torchkiln", "smoke_tests", "tests/smoke_mutants", "tools", "build.py", ".github")
@@ -107,7 +110,7 @@ INSIDE = ("rootfs",)
 
 
 def _sources(*places: str) -> str:
-    """All code below *places*; without any, all whose settings a reader of the documents may meet."""
+    """All code below *places*; without any, all code with documented settings."""
     tops = [ROOT / place for place in places or (*HERE, *INSIDE)]
     files = [file for top in tops for file in (top, *top.rglob("*")) if file.is_file()]
     return "\n".join(file.read_text(errors="replace") for file in files if "__pycache__" not in file.parts)
@@ -120,7 +123,7 @@ def test_our_variables_are_documented_and_documented_ones_exist() -> None:
 
 
 @pytest.mark.parametrize("page", [REFERENCE, IMAGE], ids=["docs/reference.md", "docs/image.md"])
-def test_variables_of_others_that_a_page_names_are_read(page: str) -> None:
+def test_documented_variables_of_other_programs_are_read(page: str) -> None:
     """UV_*, PIP_*, SSL_*, and the container's SSH_*, JUPYTER_* and TENSORBOARD_*."""
     code = _sources()
 
@@ -129,40 +132,53 @@ def test_variables_of_others_that_a_page_names_are_read(page: str) -> None:
 
 @pytest.mark.parametrize(("places", "page"), [(HERE, REFERENCE), (INSIDE, IMAGE)], ids=["here", "inside"])
 def test_variables_that_the_code_reads_are_in_its_page(places: tuple[str, ...], page: str) -> None:
-    """By name in the code; PATH, HOME, CUDA's own and what a check sets for itself are no setting of ours."""
-    kept_out = {"PATH", "HOME", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-    read = {found["name"] for found in _READ.finditer(_sources(*places))} - kept_out
+    """By name in the code; PATH, HOME, CUDA's and those that a check sets are not ours."""
+    excluded = {"PATH", "HOME", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    read = {found["name"] for found in _READ.finditer(_sources(*places))} - excluded
 
     assert len(read) > 5
     assert {name for name in read if f"`{name}`" not in page and not _OURS.match(name)} == set()
 
 
-# /home/user is in every image, whoever built it.
+# /home/user is in every image.
 _PATH_OF_A_MACHINE = re.compile(r"(?<![\w.$}/-])/(?:home(?!/user/)|Users|mnt|media|work)/[a-z]\w*/")
 _HOST = re.compile(r"https?://(?P<host>[A-Za-z0-9.-]+)")
-# Where specifications live, names reserved for examples (or with no dot, which nobody owns), this machine,
-# and who vouches for a CI job.
+# Hosts of specifications, the two public servers that a user may have to set, names reserved for
+# examples (or without a dot), this machine, and issuers for CI jobs.
 _FREE_HOSTS = re.compile(
     r"[a-z0-9-]+|(.*\.)?(example|test|invalid|localhost)(\.(com|org|net))?|127\.0\.0\.1|json-schema\.org"
     r"|keepachangelog\.com|www\.w3\.org|www\.apache\.org|in-toto\.io|slsa\.dev|sigstore\.dev|spdx\.dev"
-    r"|spdx\.org|cyclonedx\.org|token\.actions\.githubusercontent\.com"
+    r"|spdx\.org|cyclonedx\.org|download\.pytorch\.org|developer\.download\.nvidia\.com|token\.actions\.githubusercontent\.com"
 )
+
+# Public mirrors, only in the preset file and in pages and tests about it. Each also has subdomains.
+_PUBLIC_MIRRORS = re.compile(
+    r"(.*\.)?(tuna\.tsinghua\.edu\.cn|ustc\.edu\.cn|bfsu\.edu\.cn|aliyun\.com|cloud\.tencent\.com|daocloud\.io)"
+)
+_ABOUT_MIRRORS = {
+    "torchkiln/data/mirrors.yaml",
+    "docs/mirrors.zh-CN.md",
+    "README.zh-CN.md",
+    "tests/unit/test_mirrors.py",
+}
 
 
 def test_no_address_and_no_path_of_a_machine_is_committed() -> None:
-    """Locks, code and documents say nothing of where they were made; an index is the user's setting."""
+    """Locks, code and documents do not name the machine that made them; an index is the user's setting."""
     faults = []
     for file in _tracked():
         text = file.read_text(errors="replace")
         faults += [f"{file.relative_to(ROOT)}: {found}" for found in _PATH_OF_A_MACHINE.findall(text)]
         hosts = {found["host"].lower() for found in _HOST.finditer(text)}
+        if str(file.relative_to(ROOT)) in _ABOUT_MIRRORS:
+            hosts = {host for host in hosts if not _PUBLIC_MIRRORS.fullmatch(host)}
         faults += [f"{file.relative_to(ROOT)}: {host}" for host in hosts if not _FREE_HOSTS.fullmatch(host)]
 
     assert faults == []
 
 
-def test_the_proxy_in_the_documents_is_the_tested_one() -> None:
-    """Each setting of the snippet is one with which the tests' nginx runs, but for its port."""
+def test_the_documented_proxy_is_the_tested_one() -> None:
+    """Each setting of the snippet is used by the tests' nginx, except for the port."""
     (snippet,) = re.findall(r"```nginx\n(.*?)```", IMAGE, re.DOTALL)
     tested = NGINX.format(folder="", own=80, port=8888, host="$http_host").replace("127.0.0.1:80;", "80;")
     lines = {line.strip() for line in tested.splitlines()}
@@ -232,7 +248,7 @@ TITLES = (
 @pytest.mark.parametrize(("tier", "title"), [*enumerate(TITLES)])
 def test_each_check_has_a_row_with_its_mutants(tier: int, title: str) -> None:
     table = rows(title)
-    assert sorted(row[0] for row in table) == [one.id for one in catalogue(SUITE) if one.tier == tier]
+    assert sorted(row[0] for row in table) == [check.id for check in catalogue(SUITE) if check.tier == tier]
     assert all(len(row) == 3 and row[2] for row in table)
 
 
@@ -240,9 +256,54 @@ def test_each_fault_of_a_host_that_is_known_by_its_text_has_a_row() -> None:
     assert [row[0] for row in rows("Failures of the host")] == [fault for _, fault in HOST_FAULTS]
 
 
-def test_the_sentence_for_torch_2_0_is_the_one_that_is_told() -> None:
+def test_the_documented_message_for_torch_2_0_is_current() -> None:
     gpu = {"capability": [9, 0], "memory": 80 << 30, "free": None}
     driver = {"libcuda": None, "init": 0, "visible": None, "gpus": [gpu], "driver": None, "cuda": "13.0"}
     archs = load().releases["2.0.1"].variant("cu117").archs
-    told = lacking(1, {"driver": driver}, {"archs": archs, "wheel_cuda": "11.7"})
-    assert f"\n    {told}\n" in PAGE
+    message = lacking(1, {"driver": driver}, {"archs": archs, "wheel_cuda": "11.7"})
+    assert f"\n    {message}\n" in PAGE
+
+
+# --- generated parts -------------------------------------------------------------------------------
+
+
+PART = "before\n<!-- generated: switches -->\n{}<!-- end -->\nbehind\n"
+
+
+def test_the_variables_are_those_of_the_image() -> None:
+    """Generated between the marks; the other text stays, and a second run changes nothing."""
+    once = readme.filled(PART.format("stale\n"))
+
+    assert once.startswith("before\n<!-- generated: switches -->\n| variable |")
+    assert "| `TENSORBOARD_LOGDIR` |" in once
+    assert once.endswith("<!-- end -->\nbehind\n")
+    assert readme.filled(once) == once
+
+
+def test_an_unknown_generated_part() -> None:
+    with pytest.raises(SystemExit, match="'swiches'"):
+        readme.filled("<!-- generated: swiches -->\n<!-- end -->\n")
+
+
+def test_a_stale_page_is_named_and_updated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --check it is left as it is; a page that is fresh is never touched."""
+    fresh, stale = tmp_path / "fresh.md", tmp_path / "stale.md"
+    fresh.write_text(readme.filled(PART.format("")))
+    stale.write_text(PART.format("stale\n"))
+    before = fresh.stat().st_ino
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "PAGES", (fresh, stale))
+
+    monkeypatch.setattr("sys.argv", ["readme.py", "--check"])
+    assert readme.main() == 5
+    assert capsys.readouterr().err.startswith("stale.md: generated parts are stale\nhint: ")
+    assert stale.read_text() == PART.format("stale\n")
+
+    monkeypatch.setattr("sys.argv", ["readme.py"])
+    assert readme.main() == 0
+    assert stale.read_text() == fresh.read_text()
+    assert fresh.stat().st_ino == before
+    monkeypatch.setattr("sys.argv", ["readme.py", "--check"])
+    assert readme.main() == 0

@@ -1,4 +1,4 @@
-"""Where a driver's files are found, on hosts laid out in a folder."""
+"""The search for a driver's files, on hosts simulated in a folder."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def found(host: Path, **more: str) -> HostDriver | None:
     return find_driver(environ, host=host, **{"cache": CACHE, **rest})
 
 
-def test_what_computing_and_looking_take(host: Path) -> None:
-    """By cache and folder, each by its name as a real file; nothing that draws, nothing of 32 bits."""
+def test_files_for_compute_and_utility(host: Path) -> None:
+    """By ldconfig's cache and by folder, each as a regular file; no graphics and no 32-bit libraries."""
     driver = found(host)
     assert driver is not None
 
@@ -59,7 +59,7 @@ def test_what_computing_and_looking_take(host: Path) -> None:
     assert (driver.gpus, dict(driver.tools)) == (2, {"nvidia-smi": host / "bin/nvidia-smi"})
 
 
-def test_without_a_cache_the_folders_tell_the_same(host: Path) -> None:
+def test_without_a_cache_the_folders_give_the_same_result(host: Path) -> None:
     assert found(host, cache="") == found(host)
 
 
@@ -69,7 +69,7 @@ def test_a_driver_in_a_folder_of_the_environment(host: Path, tmp_path: Path) -> 
     driver = found(host, cache="", LD_LIBRARY_PATH=f":{host / 'elsewhere'}")
     assert driver is not None
     assert dict(driver.libraries)["libcuda.so.1"] == host / "elsewhere/libcuda.so.580.1"
-    assert found(host, cache="") is None  # nodes, and nothing to drive them with
+    assert found(host, cache="") is None  # nodes without a driver
 
 
 @pytest.mark.parametrize(
@@ -80,15 +80,15 @@ def test_a_driver_in_a_folder_of_the_environment(host: Path, tmp_path: Path) -> 
         ("graphics, utility", {"libnvidia-ml.so.1"}),
     ],
 )
-def test_what_the_image_asks_for(host: Path, capabilities: str, libraries: set[str]) -> None:
+def test_capabilities_of_the_image(host: Path, capabilities: str, libraries: set[str]) -> None:
     driver = found(host, capabilities=capabilities)
     assert driver is not None
     assert {name for name, _ in driver.libraries} - {"libnvidia-ptxjitcompiler.so.1"} == libraries
 
 
 @without_gpus
-def test_what_was_wanted_and_is_not_there_is_told() -> None:
-    """By --gpus all; what the image merely would take is done without."""
+def test_missing_requested_capabilities_are_reported() -> None:
+    """With --gpus all; optional capabilities of the image may be missing."""
     assert driver_for({"NVIDIA_VISIBLE_DEVICES": "all"}, None) is None
     assert driver_for({}, "none") is None
     with pytest.raises(ToolMissing, match="no NVIDIA driver"):
@@ -97,7 +97,7 @@ def test_what_was_wanted_and_is_not_there_is_told() -> None:
         driver_for({}, "device=1")
 
 
-def test_no_gpu_no_driver(host: Path) -> None:
+def test_without_a_gpu_there_is_no_driver(host: Path) -> None:
     assert found(host, capabilities="graphics") is None
     (host / "dev/nvidiactl").unlink()
     assert found(host) is None

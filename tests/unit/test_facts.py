@@ -1,4 +1,4 @@
-"""Our facts file fits its schema, cites what exists, and is read into frozen values."""
+"""Our facts file fits its schema, cites existing sources, and is read into frozen values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.gridcase import FACTS, MATRIX, ROOT
+from tests.planned import FACTS, MATRIX, ROOT
 from torchkiln.matrix.facts import cuda_of, parse
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import all_cells
@@ -37,12 +37,12 @@ def test_the_facts_fit_their_schema():
         (("gpus", "9.0", "names"), []),
     ],
 )
-def test_the_schema_sees_a_slip(path: tuple[str, ...], value: object):
-    """A schema that lets everything through would pass the test above too."""
+def test_the_schema_rejects_errors(path: tuple[str, ...], value: object):
+    """A schema that accepts everything would also pass the test above."""
     broken = json.loads(json.dumps(RAW))
-    *way, last = path
+    *parents, last = path
     place = broken
-    for step in way:
+    for step in parents:
         place = place[step]
     place[last] = value
     assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(broken)
@@ -60,7 +60,7 @@ def test_every_source_of_the_table_is_cited():
     assert FACTS.sources.keys() == cited
 
 
-def test_every_note_and_every_fact_it_names_can_be_cited():
+def test_every_note_and_its_facts_can_be_cited():
     for cell in all_cells(MATRIX):
         resolution = resolve(cell, MATRIX, FACTS)
         for note in (*resolution.constraints, *resolution.limits):
@@ -96,7 +96,7 @@ def test_drivers_grow_with_cuda():
     assert all(numbers(toolkit.ga) <= numbers(toolkit.full) for toolkit in toolkits)
 
 
-def test_an_older_patch_differs_where_the_file_says_so_and_inherits_no_hash():
+def test_an_older_patch_has_its_changes_and_inherits_no_hash():
     older, newest = FACTS.releases["2.7.0"], FACTS.releases["2.7.1"]
     assert (older.default.triton, newest.default.triton) == ("3.3.0", "3.3.1")
     assert (older.torchvision, older.torchaudio) == ("0.22.0", "2.7.0")
@@ -106,7 +106,7 @@ def test_an_older_patch_differs_where_the_file_says_so_and_inherits_no_hash():
     assert "memory" in FACTS.citations["releases.2.7.0.variants.cu118"]
 
 
-def test_a_release_whose_libraries_come_by_way_of_cuda_toolkit() -> None:
+def test_a_release_whose_libraries_come_through_cuda_toolkit() -> None:
     """Names without -cu12: cuDNN and NCCL are found all the same."""
     release = FACTS.releases["2.11.0"]
     assert release.default.variant == "cu130"
@@ -114,13 +114,13 @@ def test_a_release_whose_libraries_come_by_way_of_cuda_toolkit() -> None:
     assert (release.variant("cu130").cudnn, release.variant("cu130").nccl) == ("9.19.0.56", "2.28.9")
 
 
-def test_a_null_in_an_older_patch_takes_a_fact_away():
+def test_a_null_in_an_older_patch_removes_a_fact():
     """torch 2.2.0 lacks the marker that 2.2.2 has."""
     assert FACTS.releases["2.2.0"].default.triton_below is None
     assert FACTS.releases["2.2.2"].default.triton_below == "3.12"
 
 
-def test_no_hash_stands_twice():
+def test_hashes_are_unique():
     hashes = [sha256 for release in FACTS.releases.values() for _, sha256 in release.default.sha256]
     hashes += [sha256 for release in FACTS.releases.values() for *_, sha256 in release.index_sha256]
     assert len(hashes) == len(set(hashes))

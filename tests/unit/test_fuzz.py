@@ -1,19 +1,33 @@
-"""The fuzzers in short, from fixed seeds; the long run is `python -m tests.fuzz`."""
+"""Short runs of the fuzzers, which detect planted faults; and the campaign's oracle, which finds damage."""
 
+from __future__ import annotations
+
+import gzip
+import hashlib
 import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fuzz import documents_target, layer_target, pages_target, tar_target, zip_target
+from tests.campaign.oracle import Oracle, Truth, fingerprint
+from tests.campaign.scene import MARKER, survivors
+from tests.fuzz import documents_target, fatbin_target, layer_target, pages_target, tar_target, zip_target
 from tests.fuzz.__main__ import run
 from tests.fuzz.oracle import Refused, installed
 from tests.fuzz.source import Decisions
 from tests.hostile import SPEC
 from tests.layers import Item
 from tests.wheels import write_wheel
+
+RUNS_IN_PROOF = {"zip": 500, "layer": 500, "tar": 400, "pages": 500, "fatbin": 500}
 
 
 @pytest.fixture(scope="module")
@@ -23,37 +37,37 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "target",
-    [zip_target, layer_target, tar_target, documents_target, pages_target],
-    ids=["zip", "layer", "tar", "documents", "pages"],
+    [zip_target, layer_target, tar_target, documents_target, pages_target, fatbin_target],
+    ids=["zip", "layer", "tar", "documents", "pages", "fatbin"],
 )
-def test_where_the_fuzzers_start_from(target: object, scratch: Path) -> None:
-    """Readers agree about all of it, and it shows both sides: what is accepted and what is not."""
+def test_the_initial_corpus(target: object, scratch: Path) -> None:
+    """Readers agree about all of it, and it has accepted and refused inputs."""
     found = {target.check(data, scratch) for data in target.corpus(scratch)}  # type: ignore[attr-defined]
     assert len(found) > 1
-    assert found & {"taken", "written"}
+    assert found & {"accepted", "written"}
 
 
 @given(data=st.binary(max_size=300))
-def test_any_program_of_lies(scratch: Path, data: bytes) -> None:
+def test_any_zip_with_false_headers(scratch: Path, data: bytes) -> None:
     """A refusal, or the tree that `zipfile` sees."""
     zip_target.judge(zip_target.program(Decisions(data), scratch), scratch)
 
 
 @given(data=st.binary(max_size=400))
 def test_any_order_of_files(scratch: Path, data: bytes) -> None:
-    """A collision, or the tree that was asked for, to gzip and to tarfile."""
+    """A collision, or the requested tree, by gzip and tarfile."""
     layer_target.check(data, scratch)
 
 
 @given(data=st.binary(max_size=300))
-def test_any_tar_of_lies(scratch: Path, data: bytes) -> None:
+def test_any_tar_with_false_headers(scratch: Path, data: bytes) -> None:
     """A refusal, or the tree that Python's tarfile sees, and nothing outside of it."""
     tar_target.check(data, scratch)
 
 
 @given(data=st.binary(max_size=200))
 def test_any_changed_document(data: bytes) -> None:
-    """A refusal in a sentence, or the value that other readers of JSON see."""
+    """A refusal with a message, or the value that other readers of JSON see."""
     documents_target.judge(documents_target.program(Decisions(data)))
 
 
@@ -63,47 +77,53 @@ def test_any_page_of_an_index(scratch: Path, data: bytes) -> None:
     pages_target.check(data, scratch)
 
 
-def test_a_json_reader_that_sees_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that takes the first of two keys, a number for a truth, or half a character."""
+def test_a_json_reader_that_disagrees_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes the first of two keys, a number for a boolean, or a lone surrogate."""
     for data, wrong in ((b'{"a": 1}', {"a": True}), (b"[1]", [1.0]), (b'["x"]', ["y"]), (b"[]", [0])):
         monkeypatch.setattr(documents_target, "json_of", lambda _, wrong=wrong: wrong)
         with pytest.raises((AssertionError, ValueError)):
             documents_target.judge(data)
 
 
+# A run costs two seconds of CPU time, most of it to instrument the modules; `make proof` runs all of them.
+# Above, `make test` gives each target its initial corpus and changed inputs.
 @pytest.mark.parametrize(
-    ("target", "runs"), [("zip", 1500), ("layer", 1500), ("tar", 1500), ("documents", 500), ("pages", 1500)]
+    ("target", "runs"),
+    [
+        ("documents", 200),
+        *(pytest.param(name, runs, marks=pytest.mark.proof) for name, runs in RUNS_IN_PROOF.items()),
+    ],
 )
 def test_some_seconds_of_atheris(target: str, runs: int) -> None:
     """Guided by coverage. The seed is fixed."""
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris is not installed: pip install atheris, which has builds for Python 3.11 to 3.13")
     figures = run(target, seed=1, runs=runs)
-    assert figures["crashes"] == 0, figures.get("talk")
+    assert figures["crashes"] == 0, figures.get("stderr")
     assert int(figures["runs"]) >= runs
     assert int(figures["features"]) > 50
 
 
-def test_a_reader_that_sees_something_else_is_noticed(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the two disagreed about one byte, or one file, the fuzzer would stop there."""
+def test_a_reader_that_disagrees_is_detected(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fuzzer would stop if two readers disagreed about a byte or a file."""
     wheel = write_wheel(SPEC, scratch / "seed").read_bytes()
-    assert zip_target.judge(wheel, scratch) == "taken"
+    assert zip_target.judge(wheel, scratch) == "accepted"
     true = installed(wheel)
     path = next(path for path in true if path.endswith("lib.so"))
-    others = (
+    wrong_readers = (
         {**true, path: Item(kind="file", mode=0o755, data=true[path].data + b"x")},
         {**true, path: Item(kind="file", mode=0o644, data=true[path].data)},
         {name: item for name, item in true.items() if name != path},
         {**true, f"{path}x": true[path]},
     )
-    for other in others:
-        monkeypatch.setattr(zip_target, "installed", lambda _, other=other: other)
+    for wrong in wrong_readers:
+        monkeypatch.setattr(zip_target, "installed", lambda _, wrong=wrong: wrong)
         with pytest.raises(AssertionError):
             zip_target.judge(wheel, scratch)
 
 
-def test_what_zipfile_refuses_is_no_agreement(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours may be stricter than the standard library, never laxer."""
+def test_a_refusal_by_zipfile_is_not_an_agreement(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our reader may be stricter than the standard library, never laxer."""
     with pytest.raises(Refused):
         installed(b"no zip")
     wheel = write_wheel(SPEC, scratch / "seed").read_bytes()
@@ -114,3 +134,150 @@ def test_what_zipfile_refuses_is_no_agreement(scratch: Path, monkeypatch: pytest
     monkeypatch.setattr(zip_target, "installed", refuse)
     with pytest.raises(Refused):
         zip_target.judge(wheel, scratch)
+
+
+# --- the campaign's oracle, with faults planted in a store made without our code -------------------
+
+
+TAR = bytes(1024)
+WHEEL = b"the bytes of a wheel" * 50
+NAME = "x-1-py3-none-any.whl"
+REF = "org.opencontainers.image.ref.name"
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def oracle(tmp_path: Path) -> Oracle:
+    """A valid cache with one layer, one wheel, one pack and one Python, and a layout with one tag."""
+    cache, layout = tmp_path / "cache", tmp_path / "out" / "dist"
+    for folder in ("tmp", "records/layers", "bytecode", "interpreters/a", f"wheels/{digest(WHEEL)}"):
+        (cache / folder).mkdir(parents=True)
+    layer = gzip.compress(TAR, mtime=0)
+    config = json.dumps({"rootfs": {"diff_ids": [f"sha256:{digest(TAR)}"]}}).encode()
+    parts = [{"digest": f"sha256:{digest(data)}", "size": len(data)} for data in (config, layer)]
+    manifest = json.dumps({"config": parts[0], "layers": parts[1:]}).encode()
+    for root, blobs in ((cache, [layer]), (layout, [layer, config, manifest])):
+        (root / "blobs" / "sha256").mkdir(parents=True)
+        for data in blobs:
+            (root / "blobs" / "sha256" / digest(data)).write_bytes(data)
+    tag = {"digest": f"sha256:{digest(manifest)}", "annotations": {REF: "v1"}}
+    (layout / "index.json").write_text(json.dumps({"manifests": [tag]}))
+    (cache / "records/layers/k.json").write_text(json.dumps(parts[1]))
+    (cache / "bytecode/k.pack").write_bytes(b"code" + b"\xff" * 4 + hashlib.sha256(b"code").digest())
+    (cache / "interpreters/a/python").write_text("#!")
+    (cache / f"wheels/{digest(WHEEL)}/{NAME}").write_bytes(WHEEL)
+    truth = Truth(
+        wheels={NAME: WHEEL},
+        manifest=f"sha256:{digest(manifest)}",
+        interpreter=fingerprint(cache / "interpreters/a"),
+        blobs=frozenset({digest(layer)}),
+    )
+    return Oracle(truth, cache, layout)
+
+
+def only(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:3] + bytes([data[3] ^ 1]) + data[4:])
+
+
+def blob(oracle: Oracle) -> Path:
+    return only(oracle.cache / "blobs/sha256")
+
+
+def wheel(oracle: Oracle) -> Path:
+    return only(only(oracle.cache / "wheels"))
+
+
+def tagged(oracle: Oracle) -> Path:
+    return oracle.layout / "blobs/sha256" / oracle.truth.manifest.removeprefix("sha256:")
+
+
+def layer_in_layout(oracle: Oracle) -> Path:
+    return oracle.layout / "blobs/sha256" / blob(oracle).name
+
+
+def part(oracle: Oracle) -> None:
+    wheel(oracle).with_name(NAME + ".part").write_bytes(WHEEL[:99] + b"?")
+
+
+PLANTED: dict[str, tuple[Callable[[Oracle], None], str]] = {
+    "blob cut": (lambda o: cut(blob(o)), "blob:"),
+    "blob empty": (lambda o: os.truncate(blob(o), 0), "blob:"),
+    "byte of a blob": (lambda o: flip(blob(o)), "blob:"),
+    "blob without a digest": (lambda o: (blob(o).parent / "half").touch(), "foreign:"),
+    "record of no blob": (lambda o: blob(o).unlink(), "record:.*is missing"),
+    "record cut": (lambda o: cut(only(o.cache / "records/layers")), "record:"),
+    "wheel cut": (lambda o: cut(wheel(o)), "wheel:"),
+    "byte of a wheel": (lambda o: flip(wheel(o)), "wheel:"),
+    "part of another file": (part, "part:"),
+    "pack cut": (lambda o: cut(only(o.cache / "bytecode")), "pack:"),
+    "half a Python": (lambda o: (o.cache / "interpreters/a/python").unlink(), "interpreter:"),
+    "tag of nothing": (lambda o: tagged(o).unlink(), "tag: v1: its manifest"),
+    "tag of a half image": (lambda o: layer_in_layout(o).unlink(), "tag: v1:.*is missing"),
+    "tag of a damaged image": (lambda o: flip(layer_in_layout(o)), "tag: v1:"),
+    "index cut": (lambda o: cut(o.layout / "index.json"), "index:"),
+}
+
+
+def test_a_valid_store_has_no_faults(oracle: Oracle) -> None:
+    """No false positives."""
+    assert oracle.healed() == ()
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_damage_is_found(kind: str, oracle: Oracle) -> None:
+    """Each kind by its own line."""
+    plant, line = PLANTED[kind]
+    plant(oracle)
+    assert any(re.match(line, fault) for fault in oracle.faults()), oracle.faults()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "cache/tmp/12-ab-layer",
+        "cache/records/layers/.k.json.12.0123abcd",
+        f"cache/wheels/{digest(WHEEL)}/{NAME}.part",
+        "out/dist/.index.json.0123abcd",
+        "out/dist/blobs/sha256/.00ff.0123abcd",
+        "out/.v1.oci-archive.tar.12.0123abcd",
+    ],
+)
+def test_leftovers_of_an_accident_are_not_faults_but_are_listed(place: str, oracle: Oracle) -> None:
+    """Allowed until the next run."""
+    (oracle.cache.parent / place).write_bytes(WHEEL[:10])
+    assert oracle.faults() == ()
+    assert len(oracle.leftovers()) == 1
+    assert any(fault.startswith("left over:") for fault in oracle.healed())
+
+
+def test_another_image_than_the_undisturbed_one(oracle: Oracle) -> None:
+    """It is valid, but not the expected image."""
+    (oracle.layout / "index.json").write_text(json.dumps({"manifests": []}))
+    assert any(fault.startswith("digest:") for fault in oracle.healed())
+
+
+@pytest.mark.parametrize("known_by", ["environment", "command line"])
+def test_a_surviving_process(known_by: str, tmp_path: Path) -> None:
+    """It is found by its marker, and killed."""
+    environ = {MARKER: "mark"} if known_by == "environment" else {}
+    wait = "import sys; sys.stdout.write('.'); sys.stdout.flush(); sys.stdin.read()"
+    command = [sys.executable, "-c", wait, *([] if environ else [f"{tmp_path}/pack"])]
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.read(1)
+        assert len(survivors("mark", str(tmp_path), timeout=0)) == 1
+        assert process.wait(300) == -9
+    assert survivors("mark", str(tmp_path), timeout=0) == ()

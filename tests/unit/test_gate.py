@@ -1,4 +1,4 @@
-"""The gate: what was not seen to pass on exactly this image, by exactly this suite, is refused, and told."""
+"""The gate refuses an image unless all required checks passed on it with this suite; it names the others."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.reports import (
     found,
     gpu,
     host,
+    json_lines,
     report,
-    said,
     signed_report,
     suite_of,
     without,
@@ -44,15 +44,19 @@ POLICY = Policy()
 
 
 def cleared(*reports: SmokeReport, policy: Policy = POLICY, **options: Any) -> ClearedImage:
-    """What the gate makes of *reports*."""
+    """The image that the gate clears by *reports*."""
     options = {"locked": LOCKED, "suite": SUITE, "image": IMAGE} | options
     return clear(
-        judge([signed_report(told, f"{at}.json") for at, told in enumerate(reports)], policy, **options)
+        judge(
+            [signed_report(smoke_report, f"{at}.json") for at, smoke_report in enumerate(reports)],
+            policy,
+            **options,
+        )
     )
 
 
 def missing(*reports: SmokeReport, **options: Any) -> list[tuple[str, str]]:
-    """What the gate says is missing."""
+    """The missing requirements that the gate reports."""
     with pytest.raises(GateRefused) as refused:
         cleared(*reports, **options)
     assert refused.value.exit_code == 7
@@ -60,7 +64,7 @@ def missing(*reports: SmokeReport, **options: Any) -> list[tuple[str, str]]:
     return list(refused.value.missing)
 
 
-def test_what_passed_is_cleared_and_named_by_its_digest() -> None:
+def test_an_image_whose_checks_passed_is_cleared_by_its_digest() -> None:
     image = cleared(report()).result
 
     assert (image.tag, image.image, image.suite, image.signers) == (TAG, IMAGE, SUITE.digest, ())
@@ -68,8 +72,8 @@ def test_what_passed_is_cleared_and_named_by_its_digest() -> None:
     assert image.left_out == ()
 
 
-def test_what_the_policy_does_not_name_may_be_absent_or_fail() -> None:
-    """busbw is of tier 2, of which only the all-reduce is demanded."""
+def test_a_check_that_the_policy_does_not_require_may_be_absent_or_fail() -> None:
+    """busbw is in tier 2, of which the policy requires only the all-reduce."""
     assert cleared(without(report(), "busbw"))
     assert cleared(report(found("busbw", "failed", "x: 1 is not at least 2")))
 
@@ -81,14 +85,14 @@ def test_what_the_policy_does_not_name_may_be_absent_or_fail() -> None:
     ("finding", "why"),
     [
         (
-            found("cuda", "skipped", "host: no NVIDIA driver in here"),
-            "skipped: host: no NVIDIA driver in here",
+            found("cuda", "skipped", "host: no NVIDIA driver here"),
+            "skipped: host: no NVIDIA driver here",
         ),
         (found("cuda", "failed", "devices: is 0, wanted 1\nmore"), "failed: devices: is 0, wanted 1"),
         (found("cuda", "failed", "OSError: No space left on device"), "inconclusive: "),
         (
-            found("cuda", "failed", "the check skipped itself, which no check may: no GPU"),
-            "failed: the check skipped itself, which no check may: no GPU",
+            found("cuda", "failed", "the check skipped itself, which is not allowed: no GPU"),
+            "failed: the check skipped itself, which is not allowed: no GPU",
         ),
         (found("cuda", measured='{"x": 2}'), "reported as passed, but x is out of bounds"),
         (found("cuda", measured="{}"), "reported as passed, but x is out of bounds"),
@@ -100,19 +104,22 @@ def test_what_the_policy_does_not_name_may_be_absent_or_fail() -> None:
         (found("cuda", tier=0), "reported as a check of tier 0; it is of tier 1"),
         (
             found("cuda", "not-applicable", "cuda-needs-luck"),
-            "left out for 'cuda-needs-luck', but it applies",
+            "reported as not applicable: 'cuda-needs-luck', but it applies",
         ),
-        (found("bf16", "not-applicable", "bf16-needs-8.0"), "left out for 'bf16-needs-8.0', but it applies"),
+        (
+            found("bf16", "not-applicable", "bf16-needs-8.0"),
+            "reported as not applicable: 'bf16-needs-8.0', but it applies",
+        ),
         (found("cuda", "xfailed"), "unknown outcome 'xfailed'"),
         (found("cuda", "xpassed"), "unknown outcome 'xpassed'"),
         (found("cuda", ""), "unknown outcome ''"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_only_passed_is_passed(finding: Finding, why: str) -> None:
-    """The verdict is made to fit, so that nothing but the finding itself is wrong."""
-    told = report(finding)
-    names_and_reasons = missing(told)
+def test_a_finding_that_did_not_pass_is_refused(finding: Finding, why: str) -> None:
+    """The report's verdict follows from the findings, so that only the finding is wrong."""
+    smoke_report = report(finding)
+    names_and_reasons = missing(smoke_report)
 
     assert [name for name, _ in names_and_reasons] == [finding.id]
     assert names_and_reasons[0][1].startswith(why)
@@ -121,16 +128,18 @@ def test_only_passed_is_passed(finding: Finding, why: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TIERS if name != "busbw"])
 def test_a_deselected_check_is_missing(name: str) -> None:
-    assert missing(without(report(), name)) == [(name, "no report has it: it did not run")]
+    assert missing(without(report(), name)) == [(name, "not run: no report contains it")]
 
 
-def test_everything_that_is_missing_is_told_at_once() -> None:
-    told = without(report(found("bf16", "skipped", "host: full"), found("import", "failed", "x")), "cuda")
+def test_all_missing_checks_are_reported_at_once() -> None:
+    smoke_report = without(
+        report(found("bf16", "skipped", "host: full"), found("import", "failed", "x")), "cuda"
+    )
 
-    assert missing(replace(told, suite=OTHER)) == [
+    assert missing(replace(smoke_report, suite=OTHER)) == [
         ("0.json", f"was made by another suite: {OTHER[:19]}, not {SUITE.digest[:19]}"),
         ("import", "failed: x (0.json)"),
-        ("cuda", "no report has it: it did not run"),
+        ("cuda", "not run: no report contains it"),
         ("bf16", "skipped: host: full (0.json)"),
     ]
 
@@ -138,14 +147,14 @@ def test_everything_that_is_missing_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("gpus", "named"), [(0, ["cuda", "bf16", "nccl-all-reduce"]), (1, ["nccl-all-reduce"])]
 )
-def test_no_gpu_check_passes_where_there_are_too_few_gpus(gpus: int, named: list[str]) -> None:
-    told = report(host=json.dumps(host(*[gpu()] * gpus)))
+def test_a_gpu_check_needs_enough_gpus_on_the_host(gpus: int, named: list[str]) -> None:
+    smoke_report = report(host=json.dumps(host(*[gpu()] * gpus)))
 
-    assert [name for name, _ in missing(told)] == named
-    assert f"passed on a host with {gpus} GPUs; it needs 2" in missing(told)[-1][1]
+    assert [name for name, _ in missing(smoke_report)] == named
+    assert f"passed on a host with {gpus} GPUs; it needs 2" in missing(smoke_report)[-1][1]
 
 
-def test_a_host_that_tells_nothing_clears_nothing() -> None:
+def test_a_report_without_host_facts_is_refused() -> None:
     names = [name for name, _ in missing(report(host="{}"))]
 
     assert names == ["0.json", "cuda", "bf16", "nccl-all-reduce"]
@@ -154,7 +163,7 @@ def test_a_host_that_tells_nothing_clears_nothing() -> None:
 # --- not applicable ---------------------------------------------------------------------------------
 
 
-def test_what_does_not_apply_is_computed_again_from_the_lock() -> None:
+def test_applicability_is_computed_from_the_lock() -> None:
     """torch 2.0 has no compile on Python 3.11; 2.7 has."""
     left_out = report(found("compile-cpu", "not-applicable", "no-compile-on-3.11"))
     tag = "2.0.1-cuda11.7-cudnn8-runtime"
@@ -162,20 +171,20 @@ def test_what_does_not_apply_is_computed_again_from_the_lock() -> None:
 
     assert cleared(old, locked=OLD).result.left_out == (("compile-cpu", "no-compile-on-3.11"),)
     assert missing(left_out) == [
-        ("compile-cpu", "left out for 'no-compile-on-3.11', but it applies (0.json)")
+        ("compile-cpu", "reported as not applicable: 'no-compile-on-3.11', but it applies (0.json)")
     ]
 
 
-def test_a_check_that_cannot_apply_cannot_have_passed() -> None:
+def test_a_check_that_does_not_apply_must_not_have_passed() -> None:
     tag = "2.0.1-cuda11.7-cudnn8-runtime"
-    told = report(tag=tag, host=json.dumps(host(gpu(), gpu(), tag=tag)))
+    smoke_report = report(tag=tag, host=json.dumps(host(gpu(), gpu(), tag=tag)))
 
-    assert missing(told, locked=OLD) == [
+    assert missing(smoke_report, locked=OLD) == [
         ("compile-cpu", "passed, although it does not apply: 'no-compile-on-3.11' (0.json)")
     ]
 
 
-def test_what_does_not_apply_to_a_gpu_depends_on_the_gpu_that_was_there() -> None:
+def test_applicability_to_a_gpu_is_computed_from_the_reports_gpus() -> None:
     old_gpus = json.dumps(host(gpu("Tesla V100", (7, 0)), gpu("Tesla V100", (7, 0))))
     left_out = report(found("bf16", "not-applicable", "bf16-needs-8.0"), host=old_gpus)
 
@@ -185,9 +194,9 @@ def test_what_does_not_apply_to_a_gpu_depends_on_the_gpu_that_was_there() -> Non
     ]
 
 
-def test_the_fact_must_be_the_right_one() -> None:
+def test_the_wrong_reason_for_not_applicable_is_refused() -> None:
     suite = suite_of(**{"import": 0, "fp8": 1})
-    told = replace(
+    smoke_report = replace(
         report(found("import")),
         findings=(
             found("import"),
@@ -195,9 +204,9 @@ def test_the_fact_must_be_the_right_one() -> None:
         ),
         host=json.dumps(host(gpu("NVIDIA A100", (8, 0)))),
     )
-    why = missing(told, suite=suite, policy=Policy(checks=()))
+    why = missing(smoke_report, suite=suite, policy=Policy(checks=()))
 
-    assert why == [("fp8", "left out for 'luck', but the fact is 'fp8-needs-8.9' (0.json)")]
+    assert why == [("fp8", "reported as not applicable: 'luck', but the fact is 'fp8-needs-8.9' (0.json)")]
 
 
 # --- the report as a whole --------------------------------------------------------------------------
@@ -225,18 +234,18 @@ def test_the_fact_must_be_the_right_one() -> None:
         ),
     ],
 )
-def test_a_report_of_something_else_does_not_count(change: dict[str, Any], why: str) -> None:
+def test_a_report_of_another_image_or_suite_is_refused(change: dict[str, Any], why: str) -> None:
     assert missing(replace(report(), **change)) == [("0.json", why)]
 
 
-def test_a_stated_pass_that_the_values_do_not_give() -> None:
-    """Somebody wrote `passed` over a failed check, and `pass` over the verdict."""
+def test_a_verdict_that_its_values_contradict_is_refused() -> None:
+    """A failed check edited to `passed`, and the verdict to `pass`."""
     doctored = replace(report(found("busbw", measured='{"x": 2}')), verdict="pass")
 
     assert missing(doctored) == [("0.json", "states 'pass', but its values give 'fail'")]
 
 
-def test_a_nonce_is_the_request_s_own() -> None:
+def test_the_nonce_must_be_that_of_the_request() -> None:
     assert cleared(report(nonce="request-0001"), nonce="request-0001")
     assert cleared(report(nonce="request-0001"))
     assert missing(report(nonce="request-0000"), nonce="request-0001") == [
@@ -245,7 +254,7 @@ def test_a_nonce_is_the_request_s_own() -> None:
     assert missing(report(), nonce="request-0001") == [("0.json", "nonce mismatch: it has no nonce")]
 
 
-def test_a_policy_can_demand_signatures() -> None:
+def test_a_policy_can_require_signatures() -> None:
     signed = Policy(signed=True)
 
     def answer(*signed_reports: Any) -> ClearedImage:
@@ -266,17 +275,17 @@ def test_a_policy_can_demand_signatures() -> None:
 
 
 def one_gpu() -> SmokeReport:
-    """Tier 2 was asked for on a machine with one GPU."""
-    told = report(
-        found("nccl-all-reduce", "skipped", "host: 1 GPU here, this check needs two or more"),
-        found("busbw", "skipped", "host: 1 GPU here, this check needs two or more"),
+    """A run of tier 2 on a machine with one GPU."""
+    smoke_report = report(
+        found("nccl-all-reduce", "skipped", "host: found 1 GPU, but this check needs two or more"),
+        found("busbw", "skipped", "host: found 1 GPU, but this check needs two or more"),
         host=json.dumps(host(gpu())),
     )
-    return replace(told, verdict=verdict(told.findings))
+    return replace(smoke_report, verdict=verdict(smoke_report.findings))
 
 
 def two_gpus(*others: Finding) -> SmokeReport:
-    """Tier 2 alone, on two."""
+    """A run of tier 2 alone, on two GPUs."""
     return without(report(*others), "import", "compile-cpu", "cuda", "bf16")
 
 
@@ -286,24 +295,24 @@ def test_reports_complete_each_other() -> None:
     assert "nccl-all-reduce" in cleared(one_gpu(), two_gpus()).result.passed
 
 
-def test_each_report_must_be_of_this_image_and_suite() -> None:
+def test_each_of_several_reports_must_be_of_this_image_and_suite() -> None:
     assert [name for name, _ in missing(one_gpu(), replace(two_gpus(), image=OTHER))] == ["1.json"]
     assert [name for name, _ in missing(replace(one_gpu(), suite=OTHER), two_gpus())] == ["0.json"]
 
 
-def test_a_failure_is_not_mended_by_another_report() -> None:
-    """Nor may one choose the luckier of two runs."""
+def test_a_failure_counts_although_another_report_passed() -> None:
+    """In any order of the reports."""
     failed = two_gpus(found("nccl-all-reduce", "failed", "sum: is 1, wanted 3"))
 
     for reports in ((one_gpu(), two_gpus(), failed), (failed, two_gpus(), one_gpu())):
         assert [name for name, _ in missing(*reports)] == ["nccl-all-reduce"]
 
 
-def test_no_report_proves_nothing() -> None:
+def test_without_reports_every_required_check_is_missing() -> None:
     assert [name for name, _ in missing()] == [name for name in TIERS if name != "busbw"]
 
 
-def test_a_policy_must_demand_something_that_there_is() -> None:
+def test_a_policy_must_require_existing_checks() -> None:
     assert missing(report(), policy=Policy(checks=("no-such-check",))) == [
         ("policy", "it requires the check no-such-check, which the suite does not have")
     ]
@@ -312,12 +321,14 @@ def test_a_policy_must_demand_something_that_there_is() -> None:
     assert missing(policy=Policy(tiers=(3,), checks=())) == [("policy", nothing)]
 
 
-_OUTCOMES = st.sampled_from(("passed", "skipped", "failed", "not-applicable", "absent", "doctored"))
+_OUTCOMES = st.sampled_from(
+    ("passed", "skipped", "inconclusive", "failed", "not-applicable", "absent", "doctored")
+)
 
 
 @given(drawn=st.lists(st.fixed_dictionaries(dict.fromkeys(TIERS, _OUTCOMES)), min_size=1, max_size=3))
-def test_cleared_means_that_all_the_policy_demands_was_seen_to_pass(drawn: list[dict[str, str]]) -> None:
-    """Whatever the reports say together. On this cell and these GPUs every check applies."""
+def test_an_image_is_cleared_only_if_all_required_checks_passed(drawn: list[dict[str, str]]) -> None:
+    """For all combinations of reports. On this cell and these GPUs every check applies."""
     demanded = [name for name in TIERS if name != "busbw"]
     seen = {name: {outcomes[name] for outcomes in drawn} for name in TIERS}
     bad = {"failed", "not-applicable", "doctored"}
@@ -333,42 +344,49 @@ def test_cleared_means_that_all_the_policy_demands_was_seen_to_pass(drawn: list[
 
 
 def _drawn(outcomes: dict[str, str]) -> SmokeReport:
-    told = [
-        found(name, measured='{"x": 2}') if outcome == "doctored" else found(name, outcome, "because")
+    drawn = [
+        found(name, measured='{"x": 2}')
+        if outcome == "doctored"
+        else found(name, "failed", "GPU is lost")
+        if outcome == "inconclusive"
+        else found(name, outcome, "because")
         for name, outcome in outcomes.items()
         if outcome != "absent"
     ]
-    return replace(report(), findings=tuple(told), verdict=verdict(told))
+    return replace(report(), findings=tuple(drawn), verdict=verdict(drawn))
 
 
 # --- through the real runner ------------------------------------------------------------------------
 
 BODIES = {
     "a check that skips itself": "def test_import(measure):\n    pytest.skip('no GPU')\n",
-    "a check that is marked skip": "@pytest.mark.skip\ndef test_import(measure):\n    assert False\n",
+    "a check with the mark skip": "@pytest.mark.skip\ndef test_import(measure):\n    assert False\n",
     "a check that fails as expected": "@pytest.mark.xfail\ndef test_import(measure):\n    assert False\n",
-    "a check that passes though marked xfail": "@pytest.mark.xfail\ndef test_import(measure):\n    pass\n",
+    "a check that passes with the mark xfail": "@pytest.mark.xfail\ndef test_import(measure):\n    pass\n",
     "a check that measures nothing": "def test_import(measure):\n    pass\n",
-    "a check that measures and bounds nothing": "def test_import(measure):\n    measure('x', 1)\n",
+    "a check that does not measure a declared value": (
+        "VALUES = {'import': {'x': {'equals': 1}, 'two': {'type': 'number'}}}\n"
+        "def test_import(measure):\n    measure('x', 1)\n"
+    ),
 }
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
-def test_a_check_that_proves_nothing_is_refused_from_end_to_end(body: str, tmp_path: Path) -> None:
-    """From pytest in the runner's process to the gate, with nothing made up in between."""
+def test_a_check_without_a_result_is_refused_end_to_end(body: str, tmp_path: Path) -> None:
+    """From pytest in the runner's process to the gate, without a fake in between."""
     marked = body.replace("def test_import", "@pytest.mark.tier(0)\ndef test_import")
     folder = suite_with(tmp_path / "suite", {"test_import.py": marked})
     events = run_suite(folder, tmp_path)
     assert findings(events)["import"]["outcome"] == "failed"
     suite = load_suite(folder)
-    told = smoke(
+    smoke_report = smoke(
         BUILT,
-        FakeInside(Done(stdout=said(*events))),
+        FakeInside(Done(stdout=json_lines(*events))),
         Checks(suite=suite),
         wheels=tmp_path,
         when="2026-11-21T00:00:00Z",
     )
 
-    named = [name for name, _ in missing(told, suite=suite, policy=Policy(checks=()))]
+    named = [name for name, _ in missing(smoke_report, suite=suite, policy=Policy(checks=()))]
 
     assert "import" in named

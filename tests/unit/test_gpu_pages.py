@@ -141,12 +141,12 @@ def written(docs: Path) -> str:
     return (docs / "gpu-proof.md").read_text()
 
 
-def test_the_page_tells_device_driver_torch_and_every_figure(docs: Path) -> None:
+def test_the_page_has_device_driver_torch_and_all_figures(docs: Path) -> None:
     page = written(docs)
 
-    told = "2 × NVIDIA H200; driver 580.10, CUDA 13.0; torch 2.11.0+cu130 for CUDA 13.0"
-    assert told in page
-    row = "| [two](proofs/two.json) | " + told.replace("; ", " | ")
+    line = "2 × NVIDIA H200; driver 580.10, CUDA 13.0; torch 2.11.0+cu130 for CUDA 13.0"
+    assert line in page
+    row = "| [two](proofs/two.json) | " + line.replace("; ", " | ")
     assert f"{row} | none | environment | 2026-11-21T18:00:00Z | fail |" in page
     assert "| 1 | `cuda` | passed, 12 s |" in page
     assert "| 1 | `fp8` | not-applicable: fp8-needs-8.9 |" in page
@@ -160,10 +160,12 @@ def test_the_page_tells_device_driver_torch_and_every_figure(docs: Path) -> None
 
 
 def test_a_run_of_an_earlier_image_is_marked_wherever_a_figure_of_it_stands() -> None:
-    """In every table and over the benchmark, with a line that says what the mark means; no other run is."""
+    """In every table and over the benchmark, with a line that explains the mark; other runs have no mark."""
     image, tag = Digest("sha256:" + "ab" * 32), "2.7.1-cuda12.1-cudnn9-runtime"
-    told = replace(WHOLE.report, image=image, tag=tag)
-    before, now = (replace(WHOLE, report=told, name=name, earlier=name == "one") for name in ("one", "two"))
+    smoke_report = replace(WHOLE.report, image=image, tag=tag)
+    before, now = (
+        replace(WHOLE, report=smoke_report, name=name, earlier=name == "one") for name in ("one", "two")
+    )
     mark = "† a run of an earlier image: its lock gives another digest today"
     parts = (gpu_pages.runs_part, gpu_pages.checks_part, gpu_pages.benchmark_part, gpu_pages.busbw_part)
 
@@ -184,8 +186,8 @@ def test_a_report_is_of_an_earlier_image_by_what_its_lock_gives(docs: Path) -> N
         "gone": (present(tag), "0.0.0-cuda12.1-cudnn9-runtime"),
     }
     for name, (image, its) in of.items():
-        told = replace(WHOLE.report, image=image, tag=its)
-        (docs / "proofs" / f"{name}.json").write_bytes(report.to_json(told))
+        smoke_report = replace(WHOLE.report, image=image, tag=its)
+        (docs / "proofs" / f"{name}.json").write_bytes(report.to_json(smoke_report))
 
     assert {run.name: run.earlier for run in runs(docs / "proofs")} == {
         "now": False,
@@ -215,7 +217,7 @@ def test_a_run_of_the_mutants_becomes_a_table(docs: Path) -> None:
     assert "| all | 1 | 1 | 2 |" in page
 
 
-def test_files_that_disagree_or_tell_of_no_gpu_make_no_record() -> None:
+def test_files_that_disagree_or_name_no_gpu_give_no_record() -> None:
     failed, passed = (JUNIT.format(hour=2, came=came).encode() for came in ("<error/>", ""))
 
     with pytest.raises(

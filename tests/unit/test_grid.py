@@ -1,4 +1,4 @@
-"""What the grid in README.md says of a cell, by what its lock gives and what reports are kept of that."""
+"""The text of a cell in docs/grid.md, by its lock and its committed reports."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tools import grid, kept
 from tools.grid import ReportSummary, Square
 from tools.kept import IMAGES, PROOFS, proofs
 from torchkiln.build.predicted_digest import predicted_digest
+from torchkiln.gate import check_status
 from torchkiln.gate.cell_state import State
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.resolve import resolve
@@ -37,106 +38,111 @@ def square(torch: str, cuda: str, state: State, **more: object) -> str:
 
 
 def locked(**more: object) -> str:
-    """What is told of a cell with a lock, behind its kind."""
+    """The text of a cell with a lock, after its kind."""
     return square("2.3.1", "12.1", State.LOCKED, **more).partition("<br>")[2]
 
 
-# Of tags that ran on two GPUs: the matrix's policy asks for NCCL.
+# Of tags that ran on two GPUs, because the matrix's policy requires NCCL.
 _ON_TWO = {
-    one.report.tag
-    for one in proofs(PROOFS)
-    if any(finding.id == "nccl-all-reduce" for finding in one.report.findings)
+    proof.report.tag
+    for proof in proofs(PROOFS)
+    if any(finding.id == "nccl-all-reduce" for finding in proof.report.findings)
 }
-PASSED = [one for one in proofs(PROOFS) if one.report.verdict == "pass" and one.report.tag in _ON_TWO]
-RUNTIME = {one.report.tag for one in PASSED if (one.report.tag or "").endswith("-runtime")}
-WHERE = "2 × NVIDIA H200, [2026-11-21](docs/proofs/a-h200x2.dsse.json), `abababababab`"
-TOLD = reports.signed_report(reports.report(), "a-h200x2.dsse.json")
+PASSED = [proof for proof in proofs(PROOFS) if proof.report.verdict == "pass" and proof.report.tag in _ON_TWO]
+RUNTIME = {item.report.tag for item in PASSED if (item.report.tag or "").endswith("-runtime")}
+WHERE = "2 × NVIDIA H200, [2026-11-21](proofs/a-h200x2.dsse.json), `abababababab`"
+PARTIAL = reports.signed_report(reports.report(), "a-h200x2.dsse.json")
 ALONE = replace(
-    TOLD,
+    PARTIAL,
     name="c-tier0.json",
-    report=replace(TOLD.report, host=json.dumps({}), when=None),
+    report=replace(PARTIAL.report, host=json.dumps({}), when=None),
 )
-WITHOUT = "without a GPU, [report](docs/proofs/c-tier0.json), `abababababab`"
-WRONG = replace(TOLD.report.findings[0], outcome="failed")
+WITHOUT = "without a GPU, [report](proofs/c-tier0.json), `abababababab`"
+WRONG = replace(PARTIAL.report.findings[0], outcome="failed")
 FAILED = replace(
-    TOLD, name="b.dsse.json", report=replace(TOLD.report, verdict="fail", findings=(WRONG,), image=BEFORE)
+    PARTIAL,
+    name="b.dsse.json",
+    report=replace(PARTIAL.report, verdict="fail", findings=(WRONG,), image=BEFORE),
 )
 
 
-def seen(*told: SignedReport, proved: bool = False) -> ReportSummary:
-    return ReportSummary(reports=told, proved=proved)
+def summary_of(*report_text: SignedReport, proved: bool = False) -> ReportSummary:
+    return ReportSummary(reports=report_text, proved=proved)
 
 
-def test_each_state_has_its_words() -> None:
+def test_each_state_has_a_text() -> None:
     assert square("2.8.0", "11.7", State.UNAVAILABLE) == "unavailable"
     assert square("2.7.1", "11.8", State.ELSEWHERE) == "native, lockable elsewhere ¹"
     assert square("2.7.1", "11.8", State.ELSEWHERE, recorded=True) == "native, lockable elsewhere ¹ ²"
     assert square("2.3.1", "12.1", State.LOCKABLE) == "native, lockable"
     assert square("2.3.1", "12.1", State.LOCKED) == "**native**<br>locked"
-    assert locked(now=seen(ALONE)) == "built; 6 checks passed " + WITHOUT
-    assert locked(now=seen(TOLD, proved=True)) == f"built and proved on {WHERE}"
-    assert locked(now=seen(TOLD)) == f"built; some of the required checks ran and passed on {WHERE}"
+    assert locked(now=summary_of(ALONE)) == "built; 6 checks passed " + WITHOUT
+    assert locked(now=summary_of(PARTIAL, proved=True)) == f"built and proved on {WHERE}"
+    assert locked(now=summary_of(PARTIAL)) == f"built; some of the required checks ran and passed on {WHERE}"
 
 
-def test_an_earlier_image_is_called_so_and_nothing_of_it_is_said_of_the_present_one() -> None:
-    """That it had the same packages only where that is known."""
+def test_results_of_an_earlier_image_are_not_shown_for_the_present_one() -> None:
+    """The text says that it had the same packages only if that is known."""
     ours = "an earlier image with the same packages"
 
-    assert locked(earlier=seen(TOLD, proved=True)) == f"locked; an earlier image was proved on {WHERE}"
     assert (
-        locked(earlier=seen(TOLD))
+        locked(earlier=summary_of(PARTIAL, proved=True)) == f"locked; an earlier image was proved on {WHERE}"
+    )
+    assert (
+        locked(earlier=summary_of(PARTIAL))
         == f"locked; in an earlier image some of the required checks ran and passed on {WHERE}"
     )
     assert (
-        locked(earlier=seen(TOLD, proved=True), same_packages=True) == f"locked; {ours} was proved on {WHERE}"
+        locked(earlier=summary_of(PARTIAL, proved=True), same_packages=True)
+        == f"locked; {ours} was proved on {WHERE}"
     )
 
 
-def test_one_that_failed_is_told_whatever_passed() -> None:
+def test_a_failed_report_is_shown_even_if_others_passed() -> None:
     """With the check's name, though another report of the same image has more checks and is younger."""
-    told = f"`{WRONG.id}` failed on 2 × NVIDIA H200, [2026-11-21](docs/proofs/b.dsse.json), `cdcdcdcdcdcd`"
+    report_text = f"`{WRONG.id}` failed on 2 × NVIDIA H200, [2026-11-21](proofs/b.dsse.json), `cdcdcdcdcdcd`"
 
-    assert locked(now=seen(FAILED, TOLD)) == f"built; {told}"
-    assert locked(earlier=seen(FAILED, TOLD)) == f"locked; in an earlier image {told}"
+    assert locked(now=summary_of(FAILED, PARTIAL)) == f"built; {report_text}"
+    assert locked(earlier=summary_of(FAILED, PARTIAL)) == f"locked; in an earlier image {report_text}"
 
 
-def test_an_earlier_image_is_told_of_until_something_passed_in_the_present_one() -> None:
-    before = seen(FAILED)
+def test_an_earlier_image_is_shown_until_a_report_of_the_present_one_passed() -> None:
+    before = summary_of(FAILED)
 
-    assert "earlier" not in locked(now=seen(TOLD), earlier=before)
-    assert locked(now=seen(FAILED), earlier=seen(TOLD, proved=True)).endswith(
+    assert "earlier" not in locked(now=summary_of(PARTIAL), earlier=before)
+    assert locked(now=summary_of(FAILED), earlier=summary_of(PARTIAL, proved=True)).endswith(
         f"`cdcdcdcdcdcd`; an earlier image was proved on {WHERE}"
     )
-    # Checks without a GPU are less than what was proved before.
-    assert locked(now=seen(ALONE), earlier=seen(TOLD, proved=True)).endswith(
+    # Checks without a GPU prove less than the earlier reports.
+    assert locked(now=summary_of(ALONE), earlier=summary_of(PARTIAL, proved=True)).endswith(
         f"`abababababab`; an earlier image was proved on {WHERE}"
     )
-    assert "earlier" not in locked(now=seen(ALONE), earlier=seen(ALONE))
+    assert "earlier" not in locked(now=summary_of(ALONE), earlier=summary_of(ALONE))
 
 
-def test_of_several_earlier_images_the_last_that_ran_is_told() -> None:
+def test_of_several_earlier_images_the_latest_is_shown() -> None:
     def ran(image: Digest, when: str) -> SignedReport:
-        return replace(TOLD, report=replace(TOLD.report, image=image, when=when))
+        return replace(PARTIAL, report=replace(PARTIAL.report, image=image, when=when))
 
     last = [ran(BEFORE, "2026-11-20T00:00:00Z"), ran(BEFORE, "2026-11-18T00:00:00Z")]
     older = [ran(Digest("sha256:" + "12" * 32), f"2026-11-{day}T00:00:00Z") for day in (17, 19)]
 
-    assert kept.latest_earlier([*older, *last, TOLD], IMAGE) == last
-    assert kept.latest_earlier([TOLD], IMAGE) == []
+    assert kept.latest_earlier([*older, *last, PARTIAL], IMAGE) == last
+    assert kept.latest_earlier([PARTIAL], IMAGE) == []
 
 
-def test_the_same_packages_are_those_that_the_check_lock_found_installed() -> None:
-    """By name and version; without that check the answer is no."""
+def test_the_packages_are_compared_by_the_check_lock() -> None:
+    """By name and version; without that check they count as different."""
     installed = {wheel.name: wheel.version for wheel in reports.LOCKED.wheels}
 
     def measured(values: dict[str, str]) -> SignedReport:
-        finding = replace(TOLD.report.findings[0], id="lock", measured=json.dumps({"installed": values}))
-        return replace(TOLD, report=replace(TOLD.report, findings=(finding,)))
+        finding = replace(PARTIAL.report.findings[0], id="lock", measured=json.dumps({"installed": values}))
+        return replace(PARTIAL, report=replace(PARTIAL.report, findings=(finding,)))
 
-    assert kept.same_packages([TOLD, measured(installed)], reports.LOCKED)
+    assert kept.same_packages([PARTIAL, measured(installed)], reports.LOCKED)
     assert not kept.same_packages([measured(installed | {"numpy": "0.1"})], reports.LOCKED)
     assert not kept.same_packages([measured({})], reports.LOCKED)
-    assert not kept.same_packages([TOLD], reports.LOCKED)
+    assert not kept.same_packages([PARTIAL], reports.LOCKED)
     assert not kept.same_packages([], reports.LOCKED)
 
 
@@ -150,91 +156,91 @@ def nothing_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def suite(monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """As it is, less what kept reports lack: a check that is newer than they must not turn a test red."""
+    """The suite without checks that the committed reports lack, so that a new check breaks no test."""
     ran: dict[str | None, set[str]] = {}
-    for one in PASSED:
-        ran.setdefault(one.report.tag, set()).update(finding.id for finding in one.report.findings)
-    whole, all_ran = load_suite(ROOT / "smoke_tests"), set.intersection(*ran.values())
-    known = replace(whole, checks=tuple(check for check in whole.checks if check.id in all_ran))
+    for item in PASSED:
+        ran.setdefault(item.report.tag, set()).update(finding.id for finding in item.report.findings)
+    full_suite, all_ran = load_suite(ROOT / "smoke_tests"), set.intersection(*ran.values())
+    known = replace(full_suite, checks=tuple(check for check in full_suite.checks if check.id in all_ran))
+    # These reports were made by earlier suites, which declared other values.
+    monkeypatch.setattr(check_status, "declared_faults", lambda *_: ())
     monkeypatch.setattr(grid, "load_suite", lambda folder: known)
     return known
 
 
 def as_of(one: SignedReport, image: Digest | None, suite: Suite) -> SignedReport:
-    """As if the kept report *one* had been made of *image* by *suite*, in what its lock gives."""
+    """The committed report *one* as if of *image* by *suite*, with its lock's image."""
     account = (IMAGES / (one.report.tag or "") / "image.json").read_bytes()
     host = json.loads(one.report.host) | {"image_json_sha256": hashlib.sha256(account).hexdigest()}
     return replace(one, report=replace(one.report, image=image, suite=suite.digest, host=json.dumps(host)))
 
 
-def test_the_whole_grid_with_reports_of_the_present_images(
-    monkeypatch: pytest.MonkeyPatch, suite: Suite
-) -> None:
-    now = [as_of(one, kept.present(one.report.tag or ""), suite) for one in PASSED]
+def test_the_grid_with_reports_of_the_present_images(monkeypatch: pytest.MonkeyPatch, suite: Suite) -> None:
+    now = [as_of(item, kept.present(item.report.tag or ""), suite) for item in PASSED]
     monkeypatch.setattr(grid, "proofs", lambda folder: now)
-    told = grid.grid()
+    report_text = grid.grid()
 
-    assert told.count("<br>built and proved on ") == len({one.report.tag for one in PASSED})
-    assert "earlier image with" not in told
-    assert f"unavailable. {len(RUNTIME)} built and proved, " in told
-    assert "devel on debian12: 1 built and proved, " in told
-    assert "; 0 proved in an earlier image." in told
+    assert report_text.count("<br>built and proved on ") == len({item.report.tag for item in PASSED})
+    assert "earlier image with" not in report_text
+    assert f"unavailable. {len(RUNTIME)} built and proved, " in report_text
+    assert "devel on debian12: 1 built and proved, " in report_text
+    assert "; 0 proved in an earlier image." in report_text
 
 
-def test_the_whole_grid_with_the_same_reports_of_other_images(
+def test_the_grid_with_the_same_reports_of_other_images(
     monkeypatch: pytest.MonkeyPatch, suite: Suite
 ) -> None:
-    """Nothing is proved any more; what was is told as that, by the same count of runtime images."""
-    before = [as_of(one, BEFORE, suite) for one in PASSED]
+    """Nothing is proved; the earlier proofs are shown as such, for the same number of runtime images."""
+    before = [as_of(item, BEFORE, suite) for item in PASSED]
     monkeypatch.setattr(grid, "proofs", lambda folder: before)
-    told, proved = grid.grid(), len(RUNTIME)
+    report_text, proved = grid.grid(), len(RUNTIME)
 
-    assert "<br>built" not in told
-    assert told.count("earlier image with the same packages was proved on ") == proved > 0
-    assert f" {LOCKS} locked, " in told
-    assert f"; {proved} proved in an earlier image." in told
+    assert "<br>built" not in report_text
+    assert report_text.count("earlier image with the same packages was proved on ") == proved > 0
+    assert f" {LOCKS} locked, " in report_text
+    assert f"; {proved} proved in an earlier image." in report_text
 
 
-def test_the_whole_grid_with_reports_of_other_images_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grid_with_failed_reports_of_other_images(monkeypatch: pytest.MonkeyPatch) -> None:
     before = [
         replace(
-            one,
+            proof,
             report=replace(
-                one.report,
+                proof.report,
                 image=BEFORE,
                 findings=tuple(
                     replace(finding, outcome="failed") if finding.id == "linkage" else finding
-                    for finding in one.report.findings
+                    for finding in proof.report.findings
                 ),
             ),
         )
-        for one in proofs(PROOFS)
+        for proof in proofs(PROOFS)
     ]
     monkeypatch.setattr(grid, "proofs", lambda folder: before)
-    told = grid.grid()
+    report_text = grid.grid()
 
     words = r"<br>locked; in an earlier image( with the same packages)? `linkage` failed on NVIDIA H100"
-    assert re.search(words, told)
-    assert f" {LOCKS} locked, " in told
-    assert "; 0 proved in an earlier image." in told
+    assert re.search(words, report_text)
+    assert f" {LOCKS} locked, " in report_text
+    assert "; 0 proved in an earlier image." in report_text
 
 
-def test_an_earlier_image_that_the_gate_would_not_have_cleared_was_not_proved(
+def test_an_earlier_image_that_the_gate_would_refuse_does_not_count(
     monkeypatch: pytest.MonkeyPatch, suite: Suite
 ) -> None:
-    """A report without its last checks, and one whose values do not bear out what it states."""
-    for spoil in (lambda found: found[:-9], lambda found: [replace(one, measured="{}") for one in found]):
+    """A report without its last checks, and one whose values contradict its verdict."""
+    for spoil in (lambda found: found[:-9], lambda found: [replace(item, measured="{}") for item in found]):
         before = [
             replace(one, report=replace(one.report, findings=tuple(spoil(one.report.findings))))
-            for one in (as_of(one, BEFORE, suite) for one in PASSED)
+            for one in (as_of(item, BEFORE, suite) for item in PASSED)
         ]
-        monkeypatch.setattr(grid, "proofs", lambda folder, told=before: told)
+        monkeypatch.setattr(grid, "proofs", lambda folder, report_text=before: report_text)
 
         assert "was proved on" not in grid.grid()
         assert "; 0 proved in an earlier image." in grid.grid()
 
 
-def test_without_recorded_layers_nothing_is_foretold() -> None:
+def test_without_recorded_layers_no_digest_is_predicted() -> None:
     plan = plan_cell(CELLS["2.7.1", "12.1"], MATRIX, FACTS, images=IMAGES)
     assert plan.locked.resolution.build
     assert plan.locked.resolution.build.source is Source.DEFAULT

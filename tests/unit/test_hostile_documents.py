@@ -1,4 +1,4 @@
-"""What others wrote: each reader gives a noun or a told fault; no traceback, no hang, no other meaning."""
+"""Untrusted documents: each reader returns a value or an error; no traceback, no hang, no ambiguity."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
-from tests.gridcase import FACTS
-from tests.hostile_documents import CASES, TAG, Said, page_of, provoke
+from tests.hostile_documents import CASES, TAG, Ran, page_of, provoke
+from tests.planned import FACTS
 from torchkiln.base import artefact
 from torchkiln.base.contents import parse_status
 from torchkiln.errors import ConfigError, Stale, printable
@@ -37,7 +37,7 @@ MATRIX = (ROOT / "matrix.yaml").read_text()
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     """Every case, provoked once."""
     found = {}
     for case in CASES:
@@ -46,12 +46,12 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_user_reads_what_is_wrong_and_what_to_do(case: Any, said: dict[str, Said]) -> None:
+def test_the_message_has_the_fault_and_a_hint(case: Any, results: dict[str, Ran]) -> None:
     """Exit code, reason, hint; nothing on stdout, no traceback, nothing that steers the terminal."""
-    found = said[case.name]
+    found = results[case.name]
 
     assert (found.code, found.out) == (case.code, "")
-    assert case.says in found.err
+    assert case.message in found.err
     assert found.err.startswith("error: ")
     assert "\nhint: " in found.err
     assert "Traceback" not in found.err
@@ -59,12 +59,12 @@ def test_a_user_reads_what_is_wrong_and_what_to_do(case: Any, said: dict[str, Sa
     assert len(found.err) < 5000
 
 
-def test_the_page_of_messages_is_fresh(said: dict[str, Said]) -> None:
-    """`make golden` writes it anew."""
-    assert (ROOT / "docs" / "hostile-documents.md").read_text() == page_of(said)
+def test_the_page_of_messages_is_fresh(results: dict[str, Ran]) -> None:
+    """`make golden` updates it."""
+    assert (ROOT / "docs" / "hostile-documents.md").read_text() == page_of(results)
 
 
-def test_the_names_of_cases_differ() -> None:
+def test_the_names_of_cases_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 40
 
 
@@ -72,14 +72,14 @@ def test_the_names_of_cases_differ() -> None:
 
 
 def resealed(document: dict[str, Any]) -> bytes:
-    """What somebody could write who knows how the seal is made."""
+    """*document* with a new seal, as an attacker who knows the algorithm can make."""
     document["digest"] = lock_file._digest(document)
     document["seal"] = lock_file._seal(document)
     return json_bytes(document)
 
 
 def agree(data: bytes, name: str) -> None:
-    """What our check lets through, the jsonschema package does too."""
+    """Documents that our check accepts, the jsonschema package accepts too."""
     jsonschema.Draft202012Validator(schema.shipped(name)).validate(json.loads(data))
 
 
@@ -90,8 +90,8 @@ def agree(data: bytes, name: str) -> None:
     | mutated(json.loads(LOCK)).map(json_bytes)
 )
 @FEW
-def test_a_lock_is_as_it_was_written_or_is_refused(data: bytes) -> None:
-    """Whatever one changes in it, unless it is the layout of the text alone."""
+def test_a_changed_lock_is_refused(data: bytes) -> None:
+    """For any change, except of the text's layout."""
     found = answer(lambda: lock_file.from_json(data))
     if found is not None:
         assert json.loads(data) == json.loads(LOCK)
@@ -100,8 +100,8 @@ def test_a_lock_is_as_it_was_written_or_is_refused(data: bytes) -> None:
 
 @given(document=mutated(json.loads(LOCK)))
 @FEW
-def test_a_seal_that_fits_makes_nothing_true(document: dict[str, Any]) -> None:
-    """Sealed again by somebody who knows how: the schema holds, and what is taken comes back the same."""
+def test_a_valid_seal_does_not_make_a_lock_valid(document: dict[str, Any]) -> None:
+    """Sealed again by an attacker: the schema is still checked, and accepted locks read back the same."""
     try:
         data = resealed(document)
     except UnicodeEncodeError:
@@ -135,10 +135,10 @@ LEAVES = (
 
 @pytest.mark.parametrize("change", LEAVES, ids=lambda change: ".".join(map(str, change[:-1])))
 def test_each_value_of_a_lock_is_under_the_seal(change: tuple[Any, ...]) -> None:
-    """Also those that no other check could know to be wrong."""
-    *way, key, value = change
+    """Also values that no other check can find wrong."""
+    *parents, key, value = change
     document = owner = json.loads(LOCK)
-    for step in way:
+    for step in parents:
         owner = owner[step]
     owner[key] = value
     if change[:3] == ("wheels", 0, "index"):
@@ -147,8 +147,8 @@ def test_each_value_of_a_lock_is_under_the_seal(change: tuple[Any, ...]) -> None
         lock_file.from_json(json_bytes(document))
 
 
-def test_a_last_newline_does_not_slip_through_a_pattern() -> None:
-    """Python's `$` matches before one, and a line of requirements.txt would be two."""
+def test_a_final_newline_does_not_pass_a_pattern() -> None:
+    """Python's `$` matches before one, and requirements.txt would have two lines."""
     document = json.loads(LOCK)
     document["wheels"][0]["sha256"] += "\n"
     with pytest.raises(Stale, match=r"wheels\[0\]\.sha256: .* is not a sha256"):
@@ -156,7 +156,7 @@ def test_a_last_newline_does_not_slip_through_a_pattern() -> None:
 
 
 def test_the_layout_of_the_text_is_not_under_the_seal() -> None:
-    """A checkout with other line ends, or a formatter, harms nothing."""
+    """A checkout with other line ends, or a formatter, has no effect."""
     known = lock_file.from_json(LOCK)
 
     assert lock_file.from_json(LOCK.replace(b"\n", b"\r\n")) == known
@@ -164,7 +164,7 @@ def test_the_layout_of_the_text_is_not_under_the_seal() -> None:
 
 
 @pytest.mark.parametrize("tag", ["../../etc", "a/b", "", ".", "..", "a\0b", "x" * 200])
-def test_a_tag_is_no_path(tmp_path: Path, tag: str) -> None:
+def test_a_tag_is_not_a_path(tmp_path: Path, tag: str) -> None:
     """A label of an image names a lock's folder."""
     with pytest.raises(ConfigError, match="is not the tag of an image"):
         load_locked(tmp_path, tag)
@@ -175,8 +175,8 @@ def test_a_tag_is_no_path(tmp_path: Path, tag: str) -> None:
 
 @given(data=mutated(yaml.safe_load(MATRIX)))
 @FEW
-def test_a_matrix_with_one_thing_changed_is_read_or_told(data: Any) -> None:
-    """And what is read, the jsonschema package takes too."""
+def test_a_matrix_with_one_change_is_read_or_refused(data: Any) -> None:
+    """And the jsonschema package accepts what is read."""
     text = yaml.safe_dump(data)
     found = answer(lambda: matrix.load(text, FACTS))
     if found is not None:
@@ -190,7 +190,7 @@ def test_a_matrix_with_one_thing_changed_is_read_or_told(data: Any) -> None:
     | VALUES.map(lambda v: yaml.dump(v).encode("utf-8", "replace"))
 )
 @FEW
-def test_a_matrix_of_any_bytes_is_read_or_told(tmp_path: Path, data: bytes) -> None:
+def test_a_matrix_of_any_bytes_is_read_or_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "matrix.yaml"
     path.write_bytes(data)
     answer(lambda: matrix.read(path, FACTS))
@@ -201,23 +201,23 @@ COMPAT = (ROOT / "torchkiln/data/compat.yaml").read_bytes()
 
 @given(data=spoiled(COMPAT) | st.binary(max_size=100))
 @settings(FEW, max_examples=10)
-def test_facts_of_any_bytes_are_read_or_told(data: bytes) -> None:
+def test_facts_of_any_bytes_are_read_or_refused(data: bytes) -> None:
     answer(lambda: facts_of.parse(data))
 
 
 @given(data=mutated(yaml.safe_load(COMPAT)))
 @settings(FEW, max_examples=10)
-def test_facts_with_one_thing_changed_are_read_or_told(data: Any) -> None:
+def test_facts_with_one_change_are_read_or_refused(data: Any) -> None:
     answer(lambda: facts_of.parse(yaml.safe_dump(data).encode()))
 
 
-def test_a_bomb_among_the_facts_is_refused() -> None:
+def test_a_yaml_bomb_in_the_facts_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"compat\.yaml:1: anchors and aliases"):
         facts_of.parse(b"a: &a [x]\nb: [*a, *a]\n")
 
 
 @pytest.mark.parametrize(
-    ("text", "taken"),
+    ("text", "accepted"),
     [
         ("\ufeffa: '1'\n", {"a": "1"}),
         ("a: '1'\r\nb: '2'\r\n", {"a": "1", "b": "2"}),
@@ -229,16 +229,16 @@ def test_a_bomb_among_the_facts_is_refused() -> None:
     ],
     ids=["byte order mark", "CRLF", "numbers of older YAML", "date"],
 )
-def test_yaml_that_other_readers_take_otherwise(text: str, taken: dict[str, str]) -> None:
-    """Text stays what its author sees."""
-    assert located_yaml.parse(text, name="x").data == taken
+def test_yaml_that_other_readers_interpret_differently(text: str, accepted: dict[str, str]) -> None:
+    """Text stays text."""
+    assert located_yaml.parse(text, name="x").data == accepted
 
 
 # --- JSON -----------------------------------------------------------------------------------------
 
 
 @given(data=st.binary(max_size=100) | VALUES.map(json_bytes) | VALUES.map(json_bytes).flatmap(spoiled))
-def test_json_is_read_as_python_reads_it_or_is_refused(data: bytes) -> None:
+def test_json_is_read_like_python_or_refused(data: bytes) -> None:
     """Narrower than Python, and never another value."""
     try:
         found = json_of(data)
@@ -267,7 +267,7 @@ def test_json_is_read_as_python_reads_it_or_is_refused(data: bytes) -> None:
         (b"", "line 1: not JSON"),
     ],
 )
-def test_what_two_readers_could_take_for_two_things_is_refused(data: bytes, why: str) -> None:
+def test_ambiguous_json_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         json_of(data)
 
@@ -284,7 +284,7 @@ def test_what_two_readers_could_take_for_two_things_is_refused(data: bytes, why:
     ],
     ids=lambda value: str(value[:20]),
 )
-def test_what_costs_a_parser_its_memory_is_refused_before(data: bytes, why: str) -> None:
+def test_json_that_needs_much_memory_is_refused_before_parsing(data: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         json_of(data)
 
@@ -293,14 +293,14 @@ def test_integers_of_64_bits_are_read() -> None:
     assert json_of(b"[18446744073709551615, -9223372036854775808]") == [2**64 - 1, -(2**63)]
 
 
-def test_a_doubled_key_among_many_is_told_at_once() -> None:
+def test_a_duplicate_key_among_many_is_found_fast() -> None:
     """By the square of their number it was minutes."""
     data = b"{" + b",".join(b'"k%d":0' % number for number in range(200_000)) + b',"k199999":1}'
     with pytest.raises(ValueError, match="duplicate key 'k199999'"):
         json_of(data)
 
 
-def test_a_message_has_an_end() -> None:
+def test_messages_are_truncated() -> None:
     found = ConfigError.of(["x" * 1_000_000, *(str(number) for number in range(10_000))], hint="y" * 9000)
 
     assert len(found.message) < 10_000
@@ -309,7 +309,7 @@ def test_a_message_has_an_end() -> None:
 
 
 def test_no_file_is_read_beyond_its_limit(tmp_path: Path) -> None:
-    """A sparse file of 5 GB, for one."""
+    """For example, a sparse file of 5 GB."""
     with (tmp_path / "big").open("wb") as file:
         file.truncate(5 << 30)
     with pytest.raises(OSError, match="longer than 1000 bytes"):
@@ -320,7 +320,7 @@ def test_no_file_is_read_beyond_its_limit(tmp_path: Path) -> None:
 
 @given(data=st.binary(max_size=100) | mutated(json.loads(BASE)).map(json_bytes))
 @FEW
-def test_a_base_lock_is_read_or_told(data: bytes) -> None:
+def test_a_base_lock_is_read_or_refused(data: bytes) -> None:
     found = answer(lambda: artefact.from_json(data))
     if found is not None:
         assert artefact.from_json(artefact.to_json(found)) == found
@@ -332,14 +332,14 @@ def test_a_base_lock_is_read_or_told(data: bytes) -> None:
         lambda b: b.decode("latin-1")
     )
 )
-def test_a_dpkg_status_is_read_or_told(text: str) -> None:
+def test_a_dpkg_status_is_read_or_refused(text: str) -> None:
     answer(lambda: parse_status(text))
 
 
 @given(data=st.binary(max_size=100) | mutated(json.loads(REPORT)).map(json_bytes))
 @FEW
-def test_a_report_is_read_or_told(data: bytes) -> None:
-    """And whatever is read can be shown in each form."""
+def test_a_report_is_read_or_refused(data: bytes) -> None:
+    """And every accepted one can be shown in each format."""
     found = answer(lambda: report.from_json(data))
     if found is not None:
         agree(data, "smoke-report")
@@ -353,8 +353,8 @@ def test_a_report_is_read_or_told(data: bytes) -> None:
 
 
 @given(st.text())
-def test_no_message_steers_a_terminal(text: str) -> None:
-    """Escape sequences, the direction of writing and halves of characters are told, not done."""
+def test_messages_contain_no_control_characters(text: str) -> None:
+    """Escape sequences, bidirectional overrides and lone surrogates are escaped."""
     shown = ConfigError(text, hint=text).message
 
     assert not {char for char in shown if (ord(char) < 32 and char not in "\t\n") or 0x7F <= ord(char) < 0xA0}

@@ -1,4 +1,4 @@
-"""An index's pages as others may write them: what is on them is found, or refused; all is bounded."""
+"""Untrusted pages of an index: their files are found or refused, with limited resources."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def link(href: str, text: str = WHEEL, fragment: str = f"#sha256={SHA}") -> Page
 
 
 def entry(**changes: Any) -> dict[str, Any]:
-    """One file of a JSON page."""
+    """A file of a JSON page."""
     return {"filename": WHEEL, "url": f"../../files/{WHEEL}", "hashes": {"sha256": SHA}, **changes}
 
 
@@ -75,17 +75,17 @@ TAKEN = {
 
 @pytest.mark.parametrize("page", TAKEN.values(), ids=TAKEN)
 def test_a_file_is_found_by_its_hash(page: Page) -> None:
-    """However the page looks around it; a size that no file has is no size."""
+    """With any text around it; an invalid size is ignored."""
     found = {(file.filename, file.sha256, file.size) for file in found_on(page, "numpy", {SHA})}
 
     assert found == {(WHEEL, SHA, None)}
 
 
-def test_wheels_that_nobody_asked_for_are_listed_if_they_are_fit_and_not_yanked() -> None:
-    """In HTML and in JSON; what would be refused if it were asked for is not there."""
+def test_other_wheels_are_listed_if_valid_and_not_yanked() -> None:
+    """In HTML and in JSON; invalid ones are omitted."""
     yanked = GOOD.replace("<a", '<a data-yanked="broken"')
-    assert [one.filename for one in wheels_on(html(GOOD), "numpy")] == [WHEEL]
-    assert [(one.sha256, one.size) for one in wheels_on(js(entry(size=7)), "numpy")] == [(SHA, 7)]
+    assert [item.filename for item in wheels_on(html(GOOD), "numpy")] == [WHEEL]
+    assert [(item.sha256, item.size) for item in wheels_on(js(entry(size=7)), "numpy")] == [(SHA, 7)]
     for page in (
         html(yanked),
         js(entry(yanked=True)),
@@ -117,7 +117,7 @@ REFUSED = {
         "is not a file of numpy",
     ),
     "no wheel's name": (link("../../f", "numpy.whl"), "invalid wheel filename: numpy.whl"),
-    "JSON that is none": (Page(url=HERE, json=True, body=b"<html>"), "not a project page"),
+    "invalid JSON": (Page(url=HERE, json=True, body=b"<html>"), "not a project page"),
     "JSON too deep": (Page(url=HERE, json=True, body=b"[" * 100_000), "not a project page"),
     "JSON of another kind": (Page(url=HERE, json=True, body=b"[1]"), "not a project page"),
     "JSON with a wrong type": (js(entry(hashes=["sha256"])), "not a project page"),
@@ -127,7 +127,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("page", "why"), REFUSED.values(), ids=REFUSED)
-def test_what_leads_elsewhere_is_refused(page: Page, why: str) -> None:
+def test_a_link_to_another_place_is_refused(page: Page, why: str) -> None:
     """With the page's place, and without any credentials."""
     with pytest.raises(BuildFailed, match=why) as caught:
         found_on(page, "numpy", {SHA})
@@ -137,13 +137,13 @@ def test_what_leads_elsewhere_is_refused(page: Page, why: str) -> None:
     assert caught.value.hint
 
 
-def test_what_is_not_wanted_is_not_judged() -> None:
-    """A page is full of files that others want."""
+def test_other_files_are_not_checked() -> None:
+    """A page has many other files."""
     assert found_on(link("javascript:x", fragment="#sha256=" + "0" * 64), "numpy", {SHA}) == ()
     assert found_on(link(f"../{WHEEL}", fragment="#md5=0"), "numpy", {SHA}) == ()
 
 
-def test_a_page_of_tags_alone_is_not_parsed() -> None:
+def test_a_page_of_only_tags_is_not_parsed() -> None:
     """Two bytes of a page would cost a kilobyte of memory."""
     with pytest.raises(BuildFailed, match="not a project page"):
         listing(Page(url=HERE, json=False, body=b"<b" * 1_000_000))
@@ -154,17 +154,17 @@ FILES = json.loads(js(entry(size=5, yanked="no", **{"upload-time": "2024-01-01T0
 
 
 @given(body=mutated(FILES).map(json_bytes) | spoiled(js(entry()).body) | st.binary(max_size=80))
-def test_any_json_is_read_or_told(body: bytes) -> None:
-    told(Page(url=HERE, json=True, body=body))
+def test_any_json_is_read_or_refused(body: bytes) -> None:
+    read_or_refuse(Page(url=HERE, json=True, body=body))
 
 
 @given(body=spoiled(html(GOOD).body) | st.binary(max_size=80).map(lambda data: data + SHA.encode()))
-def test_any_html_is_read_or_told(body: bytes) -> None:
-    told(Page(url=HERE, json=False, body=body))
+def test_any_html_is_read_or_refused(body: bytes) -> None:
+    read_or_refuse(Page(url=HERE, json=False, body=body))
 
 
-def told(page: Page) -> None:
-    """The page read in both ways that we read pages: files as they may be, or an error of ours."""
+def read_or_refuse(page: Page) -> None:
+    """Read the page with both readers: valid files, or a KilnError."""
     for read in (lambda: found_on(page, "numpy", {SHA}), lambda: wheels_on(page, "numpy")):
         try:
             found = read()
@@ -179,7 +179,7 @@ def told(page: Page) -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """What a hostile server says, by path."""
+    """The responses of a hostile server, by path."""
 
     TABLE: ClassVar[dict[str, tuple[int, dict[str, str], bytes]]] = {
         "/bomb/numpy/": (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(MOST * 8))),
@@ -238,10 +238,10 @@ def settings_of(url: str) -> IndexSettings:
         ("lie", "not a project page"),
     ],
 )
-def test_what_a_server_says_is_bounded(
+def test_responses_of_a_server_are_limited(
     origin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str, why: str
 ) -> None:
-    """Also unpacked, and wherever it sends us."""
+    """Also after decompression and redirects."""
     monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda *_: 0.0)
     pages = Pages(settings_of(f"{origin}/{index}"), Store(tmp_path))
     with pytest.raises(BuildFailed, match=why):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import peak
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
-from tests.press import PUBLISHER, Press
-from tests.published import Scene, a_built_press
+from tests.published import Scene, a_built_publisher
+from tests.publisher import PUBLISHER, Publisher
 from tests.scans import by_grype, by_trivy
-from tests.standin.registry_server import RegistryServer
+from tests.servers.registry_server import RegistryServer
 from torchkiln.attest import sigstore_bundle
 from torchkiln.attest.dsse import decode, private_key, public_key
 from torchkiln.attest.provenance import PROVENANCE, origin
@@ -37,24 +35,24 @@ from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.smoke.attestation import PREDICATE, report_of
 from torchkiln.util.places import ROOT
 
-__all__ = ["a_built_press"]
+__all__ = ["a_built_publisher"]
 
 KINDS = (PROVENANCE, CLEARANCE, PREDICATE, SPDX, CYCLONEDX, RETRACTION)
 
 
 @pytest.fixture(scope="module")
-def bundles(built: Press) -> dict[str, bytes]:
-    """What a publication puts beside an image, by kind."""
+def bundles(built: Publisher) -> dict[str, bytes]:
+    """The attachments of a publication, by kind."""
     with RegistryServer() as server:
-        server.manners.lists_referrers = True
+        server.behaviour.lists_referrers = True
         scene = Scene(built, server)
         scene.publish()
         found = {kind: json_bytes(scene.bundle(kind)) for kind in KINDS if kind != RETRACTION}
     some = next(iter(found.values()))
-    told = retraction("a", statement_in(some).image, reason="x", when="2026-11-22T17:05:16Z")
+    statement = retraction("a", statement_in(some).image, reason="x", when="2026-11-22T17:05:16Z")
     envelope = {
         **json.loads(some)["dsseEnvelope"],
-        "payload": base64.b64encode(payload(told)).decode(),
+        "payload": base64.b64encode(payload(statement)).decode(),
     }
     return {**found, RETRACTION: json_bytes({**json.loads(some), "dsseEnvelope": envelope})}
 
@@ -63,8 +61,8 @@ def statement_in(bundle: bytes) -> Statement:
     return parse(base64.b64decode(json.loads(bundle)["dsseEnvelope"]["payload"]), where="x")
 
 
-def read(told: Statement) -> object:
-    """By whoever reads a statement of its kind."""
+def read(statement: Statement) -> object:
+    """With the reader of its kind."""
     readers: dict[str, Any] = {
         PROVENANCE: origin,
         CLEARANCE: decision_of,
@@ -73,13 +71,13 @@ def read(told: Statement) -> object:
         SPDX: lambda one, where: listed(document_of(one), where=where),
         CYCLONEDX: lambda one, where: listed(document_of(one), where=where),
     }
-    reader = readers.get(told.kind)
-    return reader(told, where="x") if reader else None
+    reader = readers.get(statement.kind)
+    return reader(statement, where="x") if reader else None
 
 
 @given(data=st.data(), kind=st.sampled_from(KINDS))
 @FEW
-def test_a_statement_with_one_thing_changed_is_read_or_told(
+def test_a_statement_with_one_change_is_read_or_refused(
     bundles: dict[str, bytes], data: st.DataObject, kind: str
 ) -> None:
     document = json.loads(payload(statement_in(bundles[kind])))
@@ -91,10 +89,10 @@ def test_a_statement_with_one_thing_changed_is_read_or_told(
 
 @given(data=st.data(), kind=st.sampled_from(KINDS))
 @FEW
-def test_a_predicate_with_one_thing_changed_is_read_or_told(
+def test_a_predicate_with_one_change_is_read_or_refused(
     bundles: dict[str, bytes], data: st.DataObject, kind: str
 ) -> None:
-    """Deeper than the one above goes: most of a statement is its predicate."""
+    """Deeper than the test above, because most of a statement is its predicate."""
     document = json.loads(payload(statement_in(bundles[kind])))
     document["predicate"] = data.draw(mutated(document["predicate"]) | VALUES)
     found = answer(lambda: parse(json_bytes(document), where="x"))
@@ -104,10 +102,8 @@ def test_a_predicate_with_one_thing_changed_is_read_or_told(
 
 @given(data=st.data())
 @FEW
-def test_a_bundle_with_one_thing_changed_is_read_or_told(
-    bundles: dict[str, bytes], data: st.DataObject
-) -> None:
-    """And what is read says what was signed, or is signed by nobody."""
+def test_a_bundle_with_one_change_is_read_or_refused(bundles: dict[str, bytes], data: st.DataObject) -> None:
+    """And an accepted one has the signed content, or no valid signature."""
     true = bundles[CLEARANCE]
     changed = data.draw(
         mutated(json.loads(true)).map(json_bytes) | spoiled(true) | VALUES.map(json_bytes) | st.binary()
@@ -120,7 +116,7 @@ def test_a_bundle_with_one_thing_changed_is_read_or_told(
 
 @given(data=st.data())
 @FEW
-def test_an_envelope_with_one_thing_changed_is_read_or_told(
+def test_an_envelope_with_one_change_is_read_or_refused(
     bundles: dict[str, bytes], data: st.DataObject
 ) -> None:
     true = json.loads(bundles[CLEARANCE])["dsseEnvelope"]
@@ -129,21 +125,21 @@ def test_an_envelope_with_one_thing_changed_is_read_or_told(
 
 @given(data=st.binary(max_size=60) | VALUES.map(json_bytes))
 @FEW
-def test_a_bare_statement_of_anything_is_read_or_told(data: bytes) -> None:
+def test_any_unsigned_statement_is_read_or_refused(data: bytes) -> None:
     answer(lambda: opened(data, PAYLOAD_TYPE, [], where="x"))
 
 
 @given(data=st.data(), tool=st.sampled_from((by_trivy, by_grype)))
 @FEW
-def test_a_scan_with_one_thing_changed_is_read_or_told(data: st.DataObject, tool: Any) -> None:
+def test_a_scan_with_one_change_is_read_or_refused(data: st.DataObject, tool: Any) -> None:
     answer(lambda: scan_report.read(data.draw(mutated(tool()).map(json_bytes)), where="x"))
 
 
-# --- by hand --------------------------------------------------------------------------------------
+# --- fixed cases --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"signatures": [{"sig": "AAAA"}] * 100_000}, "100000 entries; at most 16 are allowed"),
         ({"signatures": []}, "must not be empty"),
@@ -158,9 +154,9 @@ def test_a_scan_with_one_thing_changed_is_read_or_told(data: st.DataObject, tool
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_envelopes(bundles: dict[str, bytes], change: dict[str, Any], says: str) -> None:
+def test_envelopes(bundles: dict[str, bytes], change: dict[str, Any], message: str) -> None:
     envelope = {**json.loads(bundles[CLEARANCE])["dsseEnvelope"], **change}
-    with pytest.raises(VerificationFailed, match=says):
+    with pytest.raises(VerificationFailed, match=message):
         decode(json_bytes(envelope), where="x")
 
 
@@ -196,7 +192,7 @@ PEMS = (
 
 
 @pytest.mark.parametrize("pem", PEMS, ids=lambda pem: repr(pem[:40]))
-def test_keys_that_are_none(pem: bytes) -> None:
+def test_invalid_keys(pem: bytes) -> None:
     for load in (public_key, lambda data, where: private_key(data, None, where=where)):
         with pytest.raises(KilnError) as error:
             load(pem, where="key.pem")
@@ -213,23 +209,6 @@ def test_keys_of_any_bytes(data: bytes) -> None:
         answer(lambda pem=pem: private_key(pem, None, where="x"))
 
 
-MOST = 400  # MiB
-
-# Runs the command, then tells its peak.
-PROGRAM = """
-import sys
-from torchkiln.cli import torchkiln
-from torchkiln.errors import KilnError
-code = 0
-try:
-    torchkiln(sys.argv[1:], standalone_mode=False)
-except KilnError as error:
-    code = error.exit_code
-    print(error.message[:400], file=sys.stderr)
-peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(code, int(peak.split()[1]) >> 10)
-"""
-
 PREDICATES = {
     "empty lists": lambda size: b"[" + b"[]," * (size // 3) + b"[]]",
     "empty mappings": lambda size: b"[" + b"{}," * (size // 3) + b"{}]",
@@ -240,39 +219,30 @@ PREDICATES = {
 
 
 @pytest.fixture(name="scene")
-def a_scene(built: Press, tmp_path: Path) -> Iterator[Scene]:
-    """By referrers alone: the same statements come by either list."""
+def a_scene(built: Publisher, tmp_path: Path) -> Iterator[Scene]:
+    """Only with the referrers API: both lists have the same statements."""
     with RegistryServer() as server:
-        server.manners.lists_referrers = True
-        yield Scene(Press(folder=shutil.copytree(built.folder, tmp_path / "desk")), server)
+        server.behaviour.lists_referrers = True
+        yield Scene(Publisher(folder=shutil.copytree(built.folder, tmp_path / "publisher")), server)
 
 
 @pytest.mark.parametrize("what", PREDICATES)
-def test_heavy_statements(scene: Scene, what: str) -> None:
-    """Without a key all of them count, and are kept."""
+def test_large_statements(scene: Scene, what: str) -> None:
+    """Without a key all of them count, and stay in memory."""
     scene.publish()
     subject = [{"name": "", "digest": {"sha256": scene.image.manifest.removeprefix("sha256:")}}]
     head = json.dumps({"_type": "https://in-toto.io/Statement/v1", "subject": subject})[:-1].encode()
     for number in range(2):
         kind = b', "predicateType": "urn:x:%d", "predicate": ' % number
         scene.beside(PAYLOAD_TYPE, head + kind + PREDICATES[what](7 << 20) + b"}")
-    words = ("verify", f"{scene.target}@{scene.image.manifest}", "--suite", str(scene.desk.suite))
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
-        env={**os.environ, **scene.desk.environ},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    code, peak = map(int, done.stdout.split()[-2:])
-    assert code == 0, done.stderr[-2000:]
-    assert peak < MOST, f"{peak} MiB"
+    words = ("verify", f"{scene.target}@{scene.image.manifest}", "--suite", str(scene.publisher.suite))
+    done = peak.run(*words, folder=ROOT, env=scene.publisher.environ)
+    assert done.code == 0, done.err[-2000:]
+    assert done.peak < peak.LIMIT
 
 
-def test_more_than_is_read(scene: Scene) -> None:
-    """It is refused: behind what is read a retraction could stand."""
+def test_more_statements_than_the_limit(scene: Scene) -> None:
+    """Refused, because a retraction could follow the limit."""
     scene.publish()
     for number in range(6):
         scene.beside(PAYLOAD_TYPE, b"%d" % number + b" " * (6 << 20))
@@ -282,7 +252,7 @@ def test_more_than_is_read(scene: Scene) -> None:
     assert "more than the limit of 33554432" in str(done.exception)
 
 
-def test_one_that_is_longer_than_any(scene: Scene) -> None:
+def test_a_statement_over_the_size_limit(scene: Scene) -> None:
     scene.publish()
     scene.beside(PAYLOAD_TYPE, b" " * (9 << 20))
 

@@ -1,4 +1,4 @@
-"""Wheels that are not as they must be: refused by name and reason, or taken as real pip takes them."""
+"""Malformed and malicious wheels: refused with name and reason, or installed as by real pip."""
 
 import io
 import json
@@ -26,17 +26,17 @@ from torchkiln.wheel.source import WheelFile
 
 
 @pytest.fixture
-def honest(tmp_path: Path) -> Path:
-    return write_wheel(SPEC, tmp_path / "honest")
+def valid(tmp_path: Path) -> Path:
+    return write_wheel(SPEC, tmp_path / "valid")
 
 
-def made(kind: str, honest: Path) -> Path:
-    return KINDS[kind].write(honest, honest.parent.parent / "bad")
+def made(kind: str, valid: Path) -> Path:
+    return KINDS[kind].write(valid, valid.parent.parent / "bad")
 
 
-def test_the_honest_wheel_is_taken(honest: Path) -> None:
-    """What they are all made from."""
-    assert layer_of([honest])[1].unpacked > 0
+def test_the_valid_wheel_is_accepted(valid: Path) -> None:
+    """The base of all others."""
+    assert layer_of([valid])[1].unpacked > 0
 
 
 def same(lines: list[str]) -> list[str]:
@@ -49,11 +49,11 @@ TWINS = {
     "named": making.named("bad/plain.txt").make,
     "raw_named": making.raw_named(b"bad/plain.txt").make,
     "field": making.field(flags=0x800),
-    "told": making.told(disk=0),
+    "central": making.central(disk=0),
     "local": making.local(version=20),
     "mode": making.mode(0o100755).make,
-    "whole": making.whole(),
-    "whole, zip64": making.whole(end64={}),
+    "whole": making.rewritten(),
+    "whole, zip64": making.rewritten(end64={}),
     "entries": making.entries(lambda raws: raws),
     "info": making.info("LICENSE", b"x"),
     "metadata": making.metadata("METADATA", b"Name: bad", b"Name: bad"),
@@ -66,16 +66,16 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize("way", TWINS)
-def test_each_way_of_making_is_harmless_by_itself(way: str, honest: Path) -> None:
-    """Told to change nothing, or something legal, it makes a wheel that is taken: the defect is refused."""
-    layer_of([Kind(TWINS[way]).write(honest, honest.parent.parent / "twin")])
+@pytest.mark.parametrize("change", TWINS)
+def test_each_change_function_is_harmless_without_a_defect(change: str, valid: Path) -> None:
+    """With no change, or a legal one, the wheel is accepted: so the refusal is for the defect."""
+    layer_of([Kind(TWINS[change]).write(valid, valid.parent.parent / "twin")])
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_refused(kind: str, honest: Path) -> None:
-    """Each by the wheel's name and a reason of its own."""
-    bad = made(kind, honest)
+def test_refused(kind: str, valid: Path) -> None:
+    """Each with the wheel's name and its own reason."""
+    bad = made(kind, valid)
     with pytest.raises(BadWheel) as caught:
         layer_of([bad])
 
@@ -86,37 +86,35 @@ def test_refused(kind: str, honest: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_refused_with_its_tail_told_beforehand(kind: str, honest: Path) -> None:
+def test_refused_with_its_tail_read_beforehand(kind: str, valid: Path) -> None:
     """Read as it arrives: the same answer."""
-    bad = made(kind, honest)
+    bad = made(kind, valid)
     with pytest.raises(BadWheel, match=KINDS[kind].reason):
         layer_of([bad], tail=max(1, min(900, bad.stat().st_size)))
 
 
 @pytest.mark.parametrize("kind", TAKEN)
-def test_taken(kind: str, honest: Path) -> None:
-    """Odd, but of one meaning. That pip installs the same is seen in test_hostile_wheels_against_pip."""
-    assert layer_of([made(kind, honest)])[1].unpacked > 0
+def test_accepted(kind: str, valid: Path) -> None:
+    """Odd, but unambiguous. test_accepted_wheels_install_as_by_pip compares with pip."""
+    assert layer_of([made(kind, valid)])[1].unpacked > 0
 
 
-# The store's own business: who is at work, and byte-code by the wheel's hash, which is that of its sources.
-KEPT = ("cache/locks/", "cache/bytecode/")
+# Internal files of the store: claims, and byte-code by the wheel's hash.
+INTERNAL = ("cache/locks/", "cache/bytecode/")
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file below *root* but those that may be KEPT."""
+    """Every file below *root* except for those in INTERNAL."""
     found = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if not name.startswith(KEPT)}
+    return {name: path.read_bytes() for name, path in found.items() if not name.startswith(INTERNAL)}
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_nothing_is_written_but_the_layer_begun(
-    kind: str, honest: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The worker writes to the place it was told, and nowhere else: whoever told it deletes that."""
+def test_only_the_partial_layer_is_written(kind: str, valid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker writes only to the given path, which the caller deletes."""
     monkeypatch.setattr(worker, "_cancelled", multiprocessing.Event(), raising=False)
     monkeypatch.setattr(worker, "_progress", [0], raising=False)
-    bad, root = made(kind, honest), honest.parent.parent
+    bad, root = made(kind, valid), valid.parent.parent
     (root / "cache" / "tmp").mkdir(parents=True)
     (root / "etc").mkdir()
     (root / "etc" / "passwd").write_bytes(b"sentinel")
@@ -138,25 +136,25 @@ def test_nothing_is_written_but_the_layer_begun(
     assert tree(root) == before
 
 
-def test_another_wheel_than_the_locked_one(honest: Path) -> None:
-    """Sound in itself, but not what was locked: both hashes are told."""
+def test_another_wheel_than_the_locked_one(valid: Path) -> None:
+    """Valid, but not the locked one: the message has both hashes."""
     layer = LayerWriter(io.BytesIO(), mtime=0)
     with pytest.raises(
         BadWheel,
-        match=rf"^{honest.name}: hash mismatch: the lock has sha256:0{{64}},"
-        rf" the downloaded file has sha256:{sha256(honest)}$",
+        match=rf"^{valid.name}: hash mismatch: the lock has sha256:0{{64}},"
+        rf" the downloaded file has sha256:{sha256(valid)}$",
     ):
-        add(honest, layer, locked="0" * 64)
-    assert locked_wheel(honest).sha256 == sha256(honest)
+        add(valid, layer, locked="0" * 64)
+    assert locked_wheel(valid).sha256 == sha256(valid)
 
 
-def test_a_tail_that_is_not_this_file_s(honest: Path) -> None:
+def test_a_tail_of_another_file(valid: Path) -> None:
     """A server that answers two requests from two files is found out, even if the directories agree."""
-    data = honest.read_bytes()
-    with WheelFile(honest, len(data), tail=data[-500:-1] + b"x") as file:
+    data = valid.read_bytes()
+    with WheelFile(valid, len(data), tail=data[-500:-1] + b"x") as file:
         assert file.sha256() == ""
-    with WheelFile(honest, len(data), tail=data[-500:]) as file:
-        assert file.sha256() == sha256(honest)
+    with WheelFile(valid, len(data), tail=data[-500:]) as file:
+        assert file.sha256() == sha256(valid)
 
 
 MEASURE = """
@@ -172,8 +170,8 @@ def peak():
 def size():
     (found,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize"))
     return int(found) << 10
-for told in sys.stdin:
-    path, locked = json.loads(told)
+for line in sys.stdin:
+    path, locked = json.loads(line)
     reason = ""
     try:
         with open("/dev/null", "wb") as out:
@@ -182,25 +180,25 @@ for told in sys.stdin:
         reason = error.reason
     print(json.dumps((reason, peak())))
     soft = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if soft == resource.RLIM_INFINITY:  # after the honest one: what follows may have 128 MiB more
+    if soft == resource.RLIM_INFINITY:  # after the valid one: what follows may have 128 MiB more
         resource.setrlimit(resource.RLIMIT_AS, (size() + (128 << 20),) * 2)
 """
 
 
-def test_all_of_them_in_little_memory(honest: Path, tmp_path: Path) -> None:
-    """One process, one after the other, 128 MiB of addresses: none kills it; its peak hardly grows."""
-    wheels = [honest]
+def test_all_hostile_wheels_need_little_memory(valid: Path, tmp_path: Path) -> None:
+    """In one process with 128 MiB of address space: none kills it; its peak hardly grows."""
+    wheels = [valid]
     for number, kind in enumerate(KINDS):
-        bad = KINDS[kind].write(honest, tmp_path / str(number))
+        bad = KINDS[kind].write(valid, tmp_path / str(number))
         wheels.append(bad)
-    told = "".join(json.dumps((str(wheel), sha256(wheel))) + "\n" for wheel in wheels)
+    lines_in = "".join(json.dumps((str(wheel), sha256(wheel))) + "\n" for wheel in wheels)
     argv = [sys.executable, "-c", MEASURE]
-    done = subprocess.run(argv, input=told, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(argv, input=lines_in, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, f"after {len(done.stdout.splitlines())} wheels: {done.stderr[-500:]}"
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    peaks = dict(zip(["honest", *KINDS], (peak for _, peak in answers), strict=True))
+    peaks = dict(zip(["valid", *KINDS], (peak for _, peak in answers), strict=True))
     assert [bool(reason) for reason, _ in answers[1:]] == [bool(kind.reason) for kind in KINDS.values()]
-    grown = {kind: peak - peaks["honest"] for kind, peak in peaks.items()}
+    grown = {kind: peak - peaks["valid"] for kind, peak in peaks.items()}
     assert max(grown.values()) < 64 * 1024, f"KiB: {grown}"
 
 
@@ -213,16 +211,16 @@ def pip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPip]:
 
 @pytest.mark.network
 @pytest.mark.parametrize("kind", TAKEN)
-def test_what_is_taken_is_what_pip_installs(kind: str, pip: RealPip, tmp_path: Path) -> None:
+def test_accepted_wheels_install_as_by_pip(kind: str, pip: RealPip, tmp_path: Path) -> None:
     """Every path, type, mode and byte."""
-    honest = write_wheel(SPEC, tmp_path / "honest")
-    agree(TAKEN[kind].write(honest, tmp_path / "wheels"), pip, tmp_path / "root")
+    valid = write_wheel(SPEC, tmp_path / "valid")
+    agree(TAKEN[kind].write(valid, tmp_path / "wheels"), pip, tmp_path / "root")
 
 
-def test_the_page_tells_what_is_told() -> None:
-    """`make golden` writes it anew; there pip is asked again too."""
+def test_the_page_has_the_current_messages() -> None:
+    """`make golden` updates it, and runs pip again."""
     text = table.PAGE.read_text()
-    pips = {name: theirs for name, (_, theirs) in table.rows(text).items()}
+    pips = {name: of_pip for name, (_, of_pip) in table.rows(text).items()}
     ours = table.messages()
 
     assert [name for name in KINDS if table._cell(name) not in pips] == []

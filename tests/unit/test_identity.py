@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import json
 import random
 import shutil
 import tokenize
@@ -13,21 +14,26 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 import torchkiln
-from tests.gridcase import FACTS, MATRIX
+from tests.planned import FACTS, MATRIX
 from tests.smoke_suites import SUITE
 from torchkiln.lock import lock as lock_module
-from torchkiln.lock.lock import inputs_digest, load_locked, lock_digest
+from torchkiln.lock.lock import inputs_digest, load_locked, lock_digest, requirements_txt, to_json
 from torchkiln.matrix import resolve as resolve_module
 from torchkiln.matrix.facts import Facts, parse
+from torchkiln.matrix.public_record import on_record
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import all_cells
-from torchkiln.model.cell import Cell
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Cell, Source
 from torchkiln.model.digest import Digest
+from torchkiln.model.operating_system import DEFAULT_OS
 from torchkiln.model.recipe import RECIPE
+from torchkiln.model.untrusted import is_untrusted
 from torchkiln.plan.plan import GENERATED, plan
 from torchkiln.smoke.expected import facts_of
 from torchkiln.smoke.suite import load_suite, suite_digest
@@ -37,7 +43,7 @@ from torchkiln.util.places import ROOT
 COMPAT = (Path(torchkiln.__file__).parent / "data/compat.yaml").read_bytes()
 IMAGES = ROOT / "images"
 CELLS = tuple(all_cells(MATRIX))
-# Where compat.yaml has sentences: table, and the key in each of its entries.
+# The sentences of compat.yaml: table, and the key in each of its entries.
 SENTENCES = [
     ("traps", "why"),
     ("traps", "limit"),
@@ -50,7 +56,7 @@ LOCKS = sorted(path.parent.name for path in IMAGES.glob("*/lock.json"))
 
 
 def inputs(facts: Facts, answer: Callable[..., Any] = resolve) -> dict[Cell, Digest]:
-    """What `lock --check` compares, for every cell that can be had."""
+    """The values that `lock --check` compares, for every available cell."""
     resolutions = (answer(cell, MATRIX, facts) for cell in CELLS)
     return {found.cell: inputs_digest(found, ("torch",)) for found in resolutions if found.build}
 
@@ -127,7 +133,7 @@ def test_comments_and_docstrings_of_resolve_leave_every_lock_fresh() -> None:
 
 @pytest.mark.parametrize("tag", LOCKS)
 def test_an_image_has_no_sentence_of_the_facts(tag: str) -> None:
-    """Neither in its labels, nor in the files that the plan generates, nor in what the checks compare."""
+    """Neither in its labels, nor in generated files, nor in the values that the checks compare."""
     locked = load_locked(IMAGES, tag)
     planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
     files = [file.data.decode() for file in planned.layers[-1].files if file.path in GENERATED]
@@ -144,9 +150,9 @@ def test_an_image_has_no_sentence_of_the_facts(tag: str) -> None:
 
 
 def reworded(source: bytes) -> bytes:
-    """*source* with other words in each comment and docstring, and a comment at the end of each line."""
+    """*source* with another text in each comment and docstring, and a comment at the end of each line."""
     lines = source.decode().split("\n")
-    tokens = [one for one in tokenize.tokenize(BytesIO(source).readline) if one.type == tokenize.COMMENT]
+    tokens = [item for item in tokenize.tokenize(BytesIO(source).readline) if item.type == tokenize.COMMENT]
     for token in tokens:
         row, column = token.start
         lines[row - 1] = lines[row - 1][:column] + "# other words: é"
@@ -166,14 +172,14 @@ def reworded(source: bytes) -> bytes:
 @pytest.mark.parametrize("path", FILES)
 def test_comments_and_docstrings_of_a_check_are_not_digested(path: str) -> None:
     source = (SUITE / path).read_bytes()
-    other = reworded(source)
+    changed_source = reworded(source)
 
-    assert other != source
-    assert canonical(other) == canonical(source)
-    assert stripped(other) == stripped(source)
+    assert changed_source != source
+    assert canonical(changed_source) == canonical(source)
+    assert stripped(changed_source) == stripped(source)
 
 
-def test_a_suite_in_other_words_has_the_same_digest(tmp_path: Path) -> None:
+def test_a_suite_with_other_comments_has_the_same_digest(tmp_path: Path) -> None:
     copied = tmp_path / "suite"
     shutil.copytree(SUITE, copied, ignore=shutil.ignore_patterns("__pycache__"))
     for path in FILES:
@@ -184,18 +190,18 @@ def test_a_suite_in_other_words_has_the_same_digest(tmp_path: Path) -> None:
 
 
 def code_of(source: bytes) -> tuple[object, ...]:
-    """What Python makes of *source*, by its own compiler, which leaves docstrings out at -OO."""
+    """The code of *source*, by Python's compiler, which omits docstrings with -OO."""
 
-    def told(code: CodeType) -> tuple[object, ...]:
-        consts = tuple(told(one) if isinstance(one, CodeType) else one for one in code.co_consts)
+    def constants_of(code: CodeType) -> tuple[object, ...]:
+        consts = tuple(constants_of(item) if isinstance(item, CodeType) else item for item in code.co_consts)
         rows = [line for _, _, line in code.co_lines()]
         return (code.co_name, code.co_code, consts, code.co_names, code.co_varnames, rows)
 
-    return told(compile(source, "check.py", "exec", optimize=2, dont_inherit=True))
+    return constants_of(compile(source, "check.py", "exec", optimize=2, dont_inherit=True))
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_what_runs_is_the_check_line_for_line(path: str) -> None:
+def test_the_stripped_check_runs_line_for_line(path: str) -> None:
     source = (SUITE / path).read_bytes()
     found = stripped(source)
 
@@ -226,12 +232,12 @@ def test_a_changed_value_of_a_check_moves_the_digest(path: str) -> None:
 def _unparsed(tree: ast.Module) -> bytes:
     try:
         return ast.unparse(tree).encode()
-    except ValueError:  # a word of an f-string cannot become anything else
+    except ValueError:  # a part of an f-string cannot be changed
         return b"other = 1"
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("item", "changed_source"),
     [
         ("x = 1", "x = 2"),
         ("x = 1", "x = 1.0"),
@@ -251,8 +257,8 @@ def _unparsed(tree: ast.Module) -> bytes:
         ("a < b", "a <= b"),
     ],
 )
-def test_two_programs_have_two_texts(one: str, other: str) -> None:
-    assert canonical(one.encode()) != canonical(other.encode())
+def test_two_programs_have_two_texts(item: str, changed_source: str) -> None:
+    assert canonical(item.encode()) != canonical(changed_source.encode())
 
 
 @pytest.mark.parametrize(
@@ -291,7 +297,7 @@ def test_odd_sources_are_stripped_to_the_same_program(source: bytes) -> None:
         b"x = " + b"-" * 9000 + b"1",
     ],
 )
-def test_what_is_not_python_is_refused(source: bytes) -> None:
+def test_invalid_python_is_refused(source: bytes) -> None:
     with pytest.raises(ValueError, match="not Python"):
         stripped(source)
 
@@ -302,3 +308,53 @@ def test_another_recipe_makes_every_lock_stale(monkeypatch: pytest.MonkeyPatch) 
     after = inputs(FACTS)
 
     assert all(after[cell] != digest for cell, digest in BEFORE.items())
+
+
+# --- committed locks are complete and have no data of their maker ----------------------------------
+
+
+SCHEMA = json.loads((ROOT / "torchkiln/data/lock.schema.json").read_bytes())
+COMMITTED = sorted(path.parent.name for path in IMAGES.glob("*/lock.json"))
+
+
+@pytest.mark.parametrize("tag", COMMITTED)
+def test_a_committed_lock_is_complete_and_has_no_data_of_its_maker(tag: str) -> None:
+    data = (IMAGES / tag / "lock.json").read_bytes()
+    found = load_locked(IMAGES, tag)
+    jsonschema.validate(json.loads(data), SCHEMA)
+
+    assert to_json(found) == data
+    assert (IMAGES / tag / "requirements.txt").read_bytes() == requirements_txt(found)
+    assert b"://" not in data
+    assert b"/work" not in data
+    assert not is_untrusted(found)
+
+
+@pytest.mark.parametrize("tag", COMMITTED)
+def test_a_committed_lock_of_another_index_matches_the_record(tag: str) -> None:
+    found = load_locked(IMAGES, tag)
+    cell, build = found.resolution.cell, found.resolution.build
+    assert build
+    known = {item.name: (item.filename, item.sha256) for item in on_record(FACTS, build, cell.python)}
+    mine = {
+        wheel.name: (wheel.filename, wheel.sha256) for wheel in found.wheels if wheel.index is Source.PYTORCH
+    }
+    assert mine == known
+    assert {*found.by_record} == mine.keys()
+
+
+def test_every_cell_of_the_default_index_is_committed_without_the_traps() -> None:
+    found = [resolve(cell, MATRIX, FACTS) for cell in all_cells(MATRIX) if cell.os == DEFAULT_OS]
+    of_default = {tag_of(item) for item in found if item.build and item.build.source is Source.DEFAULT}
+    lockable = {tag_of(item) for item in found if item.lockable}
+    by_record = {tag for tag in COMMITTED if load_locked(IMAGES, tag).by_record}
+    assert lockable <= {*COMMITTED} - by_record <= of_default
+    for tag in COMMITTED:
+        versions = {wheel.name: wheel.version for wheel in load_locked(IMAGES, tag).wheels}
+        old = tag.startswith(("2.0.", "2.1.", "2.2."))
+        assert versions["numpy"].startswith("1.26.") == old, tag
+        if "cuda12.1" in tag and tag.startswith(("2.1.", "2.2.", "2.3.", "2.4.")):
+            assert versions["nvidia-nvjitlink-cu12"] == "12.1.105"
+        if tag.startswith(("2.0.", "2.1.")):
+            assert int(versions["setuptools"].partition(".")[0]) < 70
+    assert {"cmake", "lit", "wheel"} <= {wheel.name for wheel in load_locked(IMAGES, COMMITTED[0]).wheels}

@@ -1,8 +1,9 @@
-"""What an index says of its files is held against the files, and what it answers is told as it is."""
+"""The metadata of an index is compared with its files, and its errors are reported exactly."""
 
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -14,25 +15,16 @@ import urllib3
 from requests.exceptions import ConnectionError as NoConnection
 
 from tests.planned import locked
-from tests.standin.index_server import IndexServer, metadata_of, wheel_bytes
+from tests.servers.hostile_index import REQUEST
+from tests.servers.index_server import IndexServer, metadata_of, wheel_bytes
 from torchkiln.build.dependencies import check_metadata
 from torchkiln.errors import BadWheel, BuildFailed, KilnError, Unresolvable
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.model.cell import Source
-from torchkiln.model.index import IndexRequest, WheelMetadata, differing, read_metadata
+from torchkiln.model.index import WheelMetadata, differing, read_metadata
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.http.failures import reason_of, status_text
-
-WANTED = IndexRequest(
-    requirements=("demo",),
-    constraints=(),
-    python="3.11",
-    glibc=(2, 36),
-    as_of="2026-09-01",
-    keep=(),
-    bound=(),
-)
 
 
 @pytest.fixture
@@ -43,7 +35,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
 
 
 def index_at(url: str, cache: Path) -> PackageIndex:
-    return open_index({"UV_DEFAULT_INDEX": url, "PATH": "/usr/bin"}, Store(cache))
+    settings = {"UV_DEFAULT_INDEX": url, "PATH": "/usr/bin", "PIP_CONFIG_FILE": os.devnull}
+    return open_index(settings, Store(cache))
 
 
 # --- METADATA beside the wheel --------------------------------------------------------------------
@@ -51,7 +44,7 @@ def index_at(url: str, cache: Path) -> PackageIndex:
 HONEST = metadata_of(
     wheel_bytes("demo", "1.0", requires=["numpy>=2", "extra-one; extra == 'more'"], python=">=3.9")[1]
 ).decode()
-LIES = {
+WRONG_METADATA = {
     "a requirement less": (HONEST.replace("Requires-Dist: numpy>=2\n", ""), "Requires-Dist"),
     "a requirement more": (HONEST + "Requires-Dist: evil\n", "Requires-Dist"),
     "a wider requirement": (HONEST.replace("numpy>=2", "numpy"), "Requires-Dist"),
@@ -65,22 +58,22 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_metadata_beside_a_wheel_that_is_not_its_own_is_refused_by_name(
-    lie: str, server: IndexServer, tmp_path: Path
+@pytest.mark.parametrize("wrong", WRONG_METADATA)
+def test_metadata_beside_a_wheel_that_differs_is_refused_by_name(
+    wrong: str, server: IndexServer, tmp_path: Path
 ) -> None:
-    """At once by the lock, where the server answers ranges."""
+    """Already by the lock, if the server supports ranges."""
     server.metadata = True
     server.add("simple", "numpy", "2.0")
     server.add("simple", "evil", "1.0")
     filename, _ = server.add(
         "simple", "demo", "1.0", requires=["numpy>=2", "extra-one; extra == 'more'"], python=">=3.9"
     )
-    text, field = LIES[lie]
+    text, field = WRONG_METADATA[wrong]
     assert text != HONEST
     server.beside[filename] = text.encode()
     with pytest.raises(BuildFailed) as caught:
-        index_at(server.url("simple"), tmp_path).wheels(WANTED)
+        index_at(server.url("simple"), tmp_path).wheels(REQUEST)
 
     assert caught.value.message.startswith(f"{filename}: the index's metadata file for this wheel differs")
     assert caught.value.message.endswith(f": {field}")
@@ -97,10 +90,10 @@ def test_metadata_of_another_release_beside_a_wheel_is_refused(
     lines = [field if line.startswith(f"{key}:") else line for line in metadata_of(data).decode().split("\n")]
     server.beside[filename] = "\n".join(lines).encode()
     with pytest.raises(KilnError, match="demo"):
-        index_at(server.url("simple"), tmp_path).wheels(WANTED)
+        index_at(server.url("simple"), tmp_path).wheels(REQUEST)
 
 
-def test_metadata_that_has_not_the_hash_of_the_page_is_refused(server: IndexServer, tmp_path: Path) -> None:
+def test_metadata_without_the_hash_of_the_page_is_refused(server: IndexServer, tmp_path: Path) -> None:
     server.metadata = True
     filename, data = server.add("simple", "demo", "1.0")
     page = server.page("simple", "demo")
@@ -110,40 +103,40 @@ def test_metadata_that_has_not_the_hash_of_the_page_is_refused(server: IndexServ
     with pytest.raises(
         BuildFailed, match=r"demo-1\.0-py3-none-any\.whl\.metadata: checksum mismatch: sha256"
     ):
-        index_at(server.url("simple"), tmp_path).wheels(WANTED)
+        index_at(server.url("simple"), tmp_path).wheels(REQUEST)
 
 
-def test_the_wheels_own_metadata_beside_it_is_taken(server: IndexServer, tmp_path: Path) -> None:
-    """Also where the server has no ranges: then it is the build that looks."""
+def test_matching_metadata_beside_the_wheel_is_accepted(server: IndexServer, tmp_path: Path) -> None:
+    """Also without ranges: then the build checks it."""
     server.metadata = True
     server.add("simple", "demo", "1.0")
     server.faults.no_ranges = True
-    assert [one.version for one in index_at(server.url("simple"), tmp_path).wheels(WANTED)] == ["1.0"]
+    assert [wheel.version for wheel in index_at(server.url("simple"), tmp_path).wheels(REQUEST)] == ["1.0"]
 
 
 def test_without_ranges_and_metadata_the_wheel_is_fetched(server: IndexServer, tmp_path: Path) -> None:
     server.add("simple", "demo", "1.0", requires=["numpy"])
     server.add("simple", "numpy", "1.0")
     server.faults.no_ranges = True
-    found = index_at(server.url("simple"), tmp_path).wheels(WANTED)
-    assert [one.name for one in found] == ["demo", "numpy"]
+    found = index_at(server.url("simple"), tmp_path).wheels(REQUEST)
+    assert [found_wheel.name for found_wheel in found] == ["demo", "numpy"]
 
 
-def test_how_metadata_is_written_does_not_count() -> None:
-    one = WheelMetadata(
+def test_the_formatting_of_metadata_does_not_matter() -> None:
+    found_wheel = WheelMetadata(
         requires_python=">=3.8,<4", requires=("a >=1", "B; extra=='x'"), version="1.0", name="D_e"
     )
     other = WheelMetadata(
         requires_python="<4, >=3.8", requires=('b;extra == "x"', "a>=1"), version="1", name="d-e"
     )
-    assert differing(one, replace(other, requires=('B; extra == "x"', "a>=1"), version="1.0")) == ()
+    assert differing(found_wheel, replace(other, requires=('B; extra == "x"', "a>=1"), version="1.0")) == ()
 
 
 @pytest.mark.parametrize(
     "data",
     [b"Name: \xff\n", b"x" * ((1 << 20) + 1), b"Requires-Dist: x\n" * 6000, b"requires-DIST :x\r\n" * 6000],
 )
-def test_metadata_beyond_all_bounds_is_a_sentence(data: bytes) -> None:
+def test_metadata_over_the_limits_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="METADATA"):
         read_metadata(data)
 
@@ -158,7 +151,7 @@ def cell_of(store: Store, *wheels: tuple[str, bytes], **changes: str) -> LockedC
     found = []
     for filename, data in wheels:
         name, version = filename.split("-")[:2]
-        one = LockedWheel(
+        found_wheel = LockedWheel(
             name=name.replace("_", "-"),
             version=changes.get(name, version),
             filename=filename,
@@ -166,10 +159,10 @@ def cell_of(store: Store, *wheels: tuple[str, bytes], **changes: str) -> LockedC
             size=len(data),
             index=Source.DEFAULT,
         )
-        place = store.wheel(one)
+        place = store.wheel(found_wheel)
         place.parent.mkdir(parents=True)
         place.write_bytes(data)
-        found.append(one)
+        found.append(found_wheel)
     plain = locked()
     return replace(
         plain, wheels=tuple(found), resolution=replace(plain.resolution, requirements=("demo[more]",))
@@ -179,11 +172,11 @@ def cell_of(store: Store, *wheels: tuple[str, bytes], **changes: str) -> LockedC
 DISAGREE = {
     "missing": ({"requires": ["numpy"]}, "requires numpy, which is not locked"),
     "too old": ({"requires": ["other>=2"]}, "requires other>=2, but other 1.0 is locked"),
-    "asked for by an extra": (
+    "required by an extra": (
         {"requires": ["numpy; extra == 'more'"]},
         "requires numpy; extra == 'more', which is not locked",
     ),
-    "asked for by an extra of another": (
+    "required by an extra of another": (
         {"requires": ["other[deep]"]},
         "other-1.0-py3-none-any.whl: requires hidden; extra == 'deep', which is not locked",
     ),
@@ -199,13 +192,13 @@ DISAGREE = {
 
 
 @pytest.mark.parametrize("kind", DISAGREE)
-def test_a_build_finds_what_the_lock_was_not_told(kind: str, tmp_path: Path) -> None:
+def test_a_build_finds_metadata_that_the_lock_did_not_see(kind: str, tmp_path: Path) -> None:
     """As `pip check` would, by the wheels' own METADATA."""
     details, why = DISAGREE[kind]
     store = Store(tmp_path)
     other = wheel_bytes("other", "1.0", requires=["hidden; extra == 'deep'"])
     cell = cell_of(store, wheel_bytes("demo", "1.0", **details), other)  # type: ignore[arg-type]
-    for _ in range(2):  # a refusal is not remembered as an agreement
+    for _ in range(2):  # a refusal is not cached as a success
         with pytest.raises(BuildFailed) as caught:
             check_metadata(cell, store)
         assert why in caught.value.message
@@ -219,8 +212,8 @@ def test_a_build_finds_a_wheel_of_another_version(version: str, tmp_path: Path) 
         check_metadata(cell_of(store, wheel_bytes("demo", "1.0"), demo=version), store)
 
 
-def test_what_does_not_apply_is_not_asked_for(tmp_path: Path) -> None:
-    """Other systems, extras that nobody wants, versions that are the same by value."""
+def test_requirements_that_do_not_apply_are_ignored(tmp_path: Path) -> None:
+    """Other systems, unused extras, equal versions in another form."""
     store = Store(tmp_path)
     requires = [
         "win; sys_platform == 'win32'",
@@ -235,7 +228,7 @@ def test_what_does_not_apply_is_not_asked_for(tmp_path: Path) -> None:
     check_metadata(cell, store)
 
 
-def test_metadata_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_metadata_is_reported(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(BadWheel):
         check_metadata(cell_of(store, ("demo-1.0-py3-none-any.whl", b"no zip")), store)
@@ -246,47 +239,47 @@ def test_metadata_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("json", [False, True], ids=["html", "json"])
 @pytest.mark.parametrize("reason", ["broken", ""])
-def test_a_yanked_release_is_avoided_or_told(
+def test_a_yanked_release_is_avoided_or_reported(
     json: bool, reason: str, server: IndexServer, tmp_path: Path
 ) -> None:
-    """Avoided where there is another; a lock that has it keeps it, and so does a pin, and both are told."""
+    """Avoided if there is another; an existing lock and a pin keep it, with a warning."""
     server.json = json
     server.add("simple", "demo", "1.0")
     server.yanked[server.add("simple", "demo", "2.0")[0]] = reason
     index = index_at(server.url("simple"), tmp_path)
 
-    assert [one.version for one in index.wheels(WANTED)] == ["1.0"]
+    assert [wheel.version for wheel in index.wheels(REQUEST)] == ["1.0"]
     assert index.yanked == {}
-    assert [one.version for one in index.wheels(replace(WANTED, requirements=("demo==2.0",)))] == ["2.0"]
+    assert [wheel.version for wheel in index.wheels(replace(REQUEST, requirements=("demo==2.0",)))] == ["2.0"]
     assert index.yanked == {("demo", "2.0"): reason}
 
 
 # --- a changed file -------------------------------------------------------------------------------
 
 
-def test_another_file_under_a_locked_name_is_told_with_both_hashes(
+def test_another_file_with_a_locked_name_is_reported_with_both_hashes(
     server: IndexServer, tmp_path: Path
 ) -> None:
-    """And nobody is told to lock again."""
+    """And the hint is not to lock again."""
     filename, _ = server.add("simple", "demo", "1.0")
-    [wheel] = index_at(server.url("simple"), tmp_path).wheels(WANTED)
+    [wheel] = index_at(server.url("simple"), tmp_path).wheels(REQUEST)
     server.add("simple", "demo", "1.0", payload=b"another")
     pages = index_at(server.url("simple"), tmp_path / "other").pages
     with pytest.raises(BuildFailed, match="checksum mismatch") as caught:
         pages.find(filename, wheel.sha256, "demo", Source.DEFAULT)
 
-    [now] = index_at(server.url("simple"), tmp_path / "third").wheels(WANTED)
+    [now] = index_at(server.url("simple"), tmp_path / "third").wheels(REQUEST)
     assert now.sha256 in caught.value.message
     assert wheel.sha256 in caught.value.message
     assert "--upgrade" not in caught.value.hint
     assert "torchkiln lock" not in caught.value.hint
 
 
-# --- answers --------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "kind"),
+    ("status", "expected", "kind"),
     [
         (400, "HTTP 400 Bad Request", BuildFailed),
         (401, "HTTP 401 Unauthorized", BuildFailed),
@@ -300,15 +293,15 @@ def test_another_file_under_a_locked_name_is_told_with_both_hashes(
         (503, "HTTP 503 Service Unavailable", BuildFailed),
     ],
 )
-def test_a_status_is_told_as_it_is(
-    status: int, told: str, kind: type[KilnError], server: IndexServer, tmp_path: Path
+def test_an_http_status_is_reported_exactly(
+    status: int, expected: str, kind: type[KilnError], server: IndexServer, tmp_path: Path
 ) -> None:
     """With the page, without credentials, and never as a conflict of requirements."""
     server.add("simple", "demo", "1.0")
     server.faults.page_errors = [status] * 50
     url = server.url("simple").replace("http://", "http://me:secret@")
-    with pytest.raises(kind, match=told) as caught:
-        index_at(url, tmp_path).wheels(WANTED)
+    with pytest.raises(kind, match=expected) as caught:
+        index_at(url, tmp_path).wheels(REQUEST)
 
     assert "/…/demo" in caught.value.message
     assert "conflict" not in caught.value.message
@@ -316,27 +309,27 @@ def test_a_status_is_told_as_it_is(
     assert caught.value.hint
 
 
-def test_an_index_where_nobody_listens_is_told(tmp_path: Path, server: IndexServer) -> None:
+def test_a_refused_connection_is_reported(tmp_path: Path, server: IndexServer) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     for url, why in (
         (f"http://127.0.0.1:{port}/simple", "connection refused"),
-        ("http://nobody.invalid/simple", "host name does not resolve"),
+        ("http://absent.invalid/simple", "host name does not resolve"),
         (server.url("simple").replace("http:", "https:"), "TLS handshake failed"),
     ):
         with pytest.raises(BuildFailed, match=why):
-            index_at(url, tmp_path).wheels(WANTED)
+            index_at(url, tmp_path).wheels(REQUEST)
 
 
-def test_requirements_that_conflict_are_told_so(server: IndexServer, tmp_path: Path) -> None:
+def test_conflicting_requirements_are_reported_as_such(server: IndexServer, tmp_path: Path) -> None:
     """And a project that the index does not have, by its page."""
     server.add("simple", "demo", "1.0", requires=["other<2"])
     server.add("simple", "other", "2.0")
     with pytest.raises(Unresolvable, match=r"^the requirements conflict:\n"):
-        index_at(server.url("simple"), tmp_path).wheels(WANTED)
+        index_at(server.url("simple"), tmp_path).wheels(REQUEST)
     with pytest.raises(Unresolvable, match="/…/nothing: HTTP 404 Not Found: no such project"):
-        index_at(server.url("simple"), tmp_path).wheels(replace(WANTED, requirements=("nothing",)))
+        index_at(server.url("simple"), tmp_path).wheels(replace(REQUEST, requirements=("nothing",)))
 
 
 def verification() -> ssl.SSLCertVerificationError:
@@ -346,7 +339,7 @@ def verification() -> ssl.SSLCertVerificationError:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (verification(), "certificate verify failed: self-signed certificate"),
         (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] x"), "TLS handshake failed"),
@@ -363,9 +356,9 @@ def verification() -> ssl.SSLCertVerificationError:
         (RuntimeError("x"), "no connection (RuntimeError)"),
     ],
 )
-def test_a_library_s_error_becomes_a_phrase(error: Exception, told: str) -> None:
+def test_an_error_of_a_library_becomes_a_phrase(error: Exception, expected: str) -> None:
     """However deep it is wrapped; a circle of causes ends."""
     outer = NoConnection(urllib3.exceptions.ProtocolError("aborted", error))
     error.__context__ = outer
-    assert reason_of(outer).startswith(told)
+    assert reason_of(outer).startswith(expected)
     assert status_text(799) == "HTTP 799"

@@ -1,4 +1,4 @@
-"""The wheel specification as pure functions: where files go, launchers, RECORD."""
+"""The wheel specification as pure functions: destinations, launchers, RECORD."""
 
 import csv
 import io
@@ -57,7 +57,7 @@ def test_a_scheme_that_does_not_exist_is_refused(name: str) -> None:
         "a-x!-py3-none-any.whl",
     ],
 )
-def test_a_file_that_is_named_like_no_wheel_is_refused(name: str) -> None:
+def test_an_invalid_wheel_file_name_is_refused(name: str) -> None:
     """Name, version, tags: all of them."""
     with pytest.raises(BadWheel, match="not the file name of a wheel"):
         parse_name(name)
@@ -67,7 +67,7 @@ def test_a_file_that_is_named_like_no_wheel_is_refused(name: str) -> None:
     "path",
     ["bin/python", "bin/python3.11", "bin/activate", "bin/Activate.ps1", "pyvenv.cfg", "lib64", "lib64/x"],
 )
-def test_the_environment_s_own_files_are_nobody_s(path: str) -> None:
+def test_files_of_the_environment_cannot_be_replaced(path: str) -> None:
     """Not even by the scheme that reaches them, nor by an entry point."""
     with pytest.raises(BadWheel, match=f"would replace /opt/venv/{path} of the virtual environment"):
         install.destination(f"a-1.data/data/{path}", WHEEL, SCHEME)
@@ -104,12 +104,12 @@ def test_with_interpreter(script: bytes, made: bytes) -> None:
     ],
 )
 def test_is_script(entry: str, is_it: bool) -> None:
-    """What lies in the scripts scheme."""
+    """Which files of the scripts scheme are scripts."""
     assert install.is_script(entry) is is_it
 
 
 def test_a_launcher_runs_its_function(tmp_path: Path) -> None:
-    """The text that is written is a program: it imports, calls, and gives the exit code on."""
+    """The launcher is a program that imports, calls, and passes on the exit code."""
     made = install.launchers(b"[console_scripts]\nrun = pack.age:Class.main [extra]\n", WHEEL, SCHEME)
     assert list(made) == ["opt/venv/bin/run"]
     script = tmp_path / "run"
@@ -119,9 +119,9 @@ def test_a_launcher_runs_its_function(tmp_path: Path) -> None:
         "import sys\nclass Class:\n    @staticmethod\n    def main():\n        print(sys.argv[1]); return 7\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script), "told"], capture_output=True, text=True, check=False, cwd=tmp_path
+        [sys.executable, str(script), "argument"], capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    assert (done.stdout, done.returncode, done.stderr) == ("told\n", 7, "")
+    assert (done.stdout, done.returncode, done.stderr) == ("argument\n", 7, "")
     assert script.read_bytes().startswith(b"#!/opt/venv/bin/python\n")
 
 
@@ -172,14 +172,14 @@ def test_launchers(text: bytes, names: list[str]) -> None:
         f"{'a' * 256} = p:m",
     ],
 )
-def test_an_entry_point_that_is_not_plain_is_refused(line: str) -> None:
-    """A name becomes a path, a reference becomes code: neither may hold more than it should."""
+def test_an_invalid_entry_point_is_refused(line: str) -> None:
+    """A name becomes a path, a reference becomes code: both must be strictly valid."""
     with pytest.raises(BadWheel, match=r"^Some_Thing-1.0-py3-none-any.whl: "):
         install.launchers(f"[console_scripts]\n{line}\n".encode(), WHEEL, SCHEME)
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "escaped"),
     [
         (f"{SITE}/a/b.py", "a/b.py"),
         (f"{SITE}/a", "a"),
@@ -190,14 +190,14 @@ def test_an_entry_point_that_is_not_plain_is_refused(line: str) -> None:
         ("opt/venv/lib", "../../../lib"),
     ],
 )
-def test_record_path(path: str, told: str) -> None:
+def test_record_path(path: str, escaped: str) -> None:
     """Relative to site-packages, as os.path.relpath has it."""
-    assert install.record_path(path, SCHEME) == told
-    assert Path(f"/{SITE}/{told}").resolve() == Path(f"/{path}")
+    assert install.record_path(path, SCHEME) == escaped
+    assert Path(f"/{SITE}/{escaped}").resolve() == Path(f"/{path}")
 
 
-def test_record_is_sorted_and_quoted_as_pip_writes_it() -> None:
-    """CRLF, a quote doubled, a comma quoted, no hash for what has none."""
+def test_record_is_sorted_and_quoted_like_by_pip() -> None:
+    """CRLF, doubled quotes, quoted commas, no hash for files without one."""
     rows = [Row(path='b,"c"', hash="sha256=x", size="1"), Row(path="a", hash="", size="")]
     assert install.record(rows) == b'a,,\r\n"b,""c""",sha256=x,1\r\n'
 
@@ -210,7 +210,7 @@ def test_record_is_sorted_and_quoted_as_pip_writes_it() -> None:
         unique=True,
     )
 )
-def test_what_record_writes_is_read_back(paths: list[str]) -> None:
+def test_a_written_record_reads_back(paths: list[str]) -> None:
     """By our reader and by Python's csv."""
     text = install.record(Row(path=path, hash="sha256=x", size="3") for path in paths)
     assert install.parse_record(text, WHEEL) == dict.fromkeys(paths, ("sha256=x", "3"))
@@ -234,7 +234,7 @@ def test_what_record_writes_is_read_back(paths: list[str]) -> None:
         (b"a,,\n" * 400_001, "invalid RECORD: too many lines"),
     ],
 )
-def test_a_record_that_cannot_be_read_is_refused(record: bytes, reason: str) -> None:
+def test_an_invalid_record_is_refused(record: bytes, reason: str) -> None:
     """Not UTF-8, no CSV, two answers."""
     with pytest.raises(BadWheel, match=reason):
         install.parse_record(record, WHEEL)
@@ -255,7 +255,7 @@ def test_a_record_that_cannot_be_read_is_refused(record: bytes, reason: str) -> 
     ],
 )
 def test_dist_info(names: list[str], found: str | None) -> None:
-    """One, and this distribution's."""
+    """Exactly one, of this distribution."""
     if found:
         assert install.dist_info(names, WHEEL) == found
     else:
@@ -263,8 +263,8 @@ def test_dist_info(names: list[str], found: str | None) -> None:
             install.dist_info(names, WHEEL)
 
 
-def test_names_of_launchers_from_the_build() -> None:
-    """tool.exe, tool-script.py, tool.pya and tool give way to the launcher of `tool`; nothing else does."""
+def test_launchers_of_the_wheel_are_replaced() -> None:
+    """tool.exe, tool-script.py, tool.pya and tool are replaced by the launcher of `tool`; nothing else is."""
     names = install.launcher_names(
         b"[console_scripts]\ntool = p:m\n[gui_scripts]\nwin = p:m\n[x]\nz = p:m\n", WHEEL
     )
@@ -288,8 +288,8 @@ def test_names_of_launchers_from_the_build() -> None:
     ]
 
 
-def test_the_name_keeps_what_was_written() -> None:
-    """Normalizing is the affair of whoever compares."""
+def test_the_name_keeps_its_spelling() -> None:
+    """Comparisons normalize it."""
     assert parse_name("A.B_c-1.0.0-py3-none-any.whl") == WheelName(
         filename="A.B_c-1.0.0-py3-none-any.whl",
         distribution="A.B_c",

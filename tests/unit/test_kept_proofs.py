@@ -1,20 +1,19 @@
 """The reports of real images in docs/proofs: signed, whole, and a proof of no image but the one that ran.
 
-One whose image is not what the committed lock gives today is of an earlier image. That is no fault of it, and
-what it says is held as ever; but it clears nothing, and what it proved once is to be made again on GPUs.
+One whose image is not what the committed lock gives today is of an earlier image. That is not a fault, and
+its values are checked as before; but it clears no image, and the run must be repeated on GPUs.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
 from smoke_tests.allowed import allowed_unresolved
 from tools import tier0
-from tools.kept import IMAGES, PROOFS, present, proofs, same_packages, without_gpus
+from tools.kept import IMAGES, PROOFS, as_declared_by, present, proofs, same_packages, without_gpus
 from torchkiln.errors import GateRefused
 from torchkiln.gate.gate import clear, judge
 from torchkiln.lock.lock import load_locked
@@ -30,8 +29,8 @@ from torchkiln.util.places import ROOT
 SUITE = load_suite(ROOT / "smoke_tests")
 POLICY = matrix.read(ROOT / "matrix.yaml", facts.load()).policy
 ALL = proofs(PROOFS)
-PASSED = [one for one in ALL if one.report.verdict == "pass"]
-TAGS = sorted({one.report.tag or "" for one in ALL})
+PASSED = [item for item in ALL if item.report.verdict == "pass"]
+TAGS = sorted({item.report.tag or "" for item in ALL})
 
 
 def locked_of(tag: str) -> LockedCell:
@@ -49,7 +48,7 @@ def is_current(one: SignedReport) -> bool:
     return one.report.image == digest_of(one.report.tag or "")
 
 
-EARLIER = {tag: [one for one in ALL if one.report.tag == tag and not is_current(one)] for tag in TAGS}
+EARLIER = {tag: [item for item in ALL if item.report.tag == tag and not is_current(item)] for tag in TAGS}
 
 
 def findings_of(one: SignedReport, check: str) -> list[Finding]:
@@ -58,15 +57,15 @@ def findings_of(one: SignedReport, check: str) -> list[Finding]:
 
 def tiers_of(signed_reports: Iterable[SignedReport]) -> tuple[int, ...]:
     """Those whose every check *signed_reports* hold."""
-    ran = {finding.id for one in signed_reports for finding in one.report.findings}
+    ran = {finding.id for signed_report in signed_reports for finding in signed_report.report.findings}
     return tuple(t for t in range(4) if {check.id for check in SUITE.checks if check.tier == t} <= ran)
 
 
 def test_every_signature_is_good_and_there_are_some() -> None:
-    """Each envelope has a key beside it that fits, and tells of a run on GPUs."""
-    assert {one.name for one in ALL} == {path.name for path in PROOFS.glob("*.dsse.json")}
+    """Each envelope is of a run on GPUs and has its public key in the same folder."""
+    assert {item.name for item in ALL} == {path.name for path in PROOFS.glob("*.dsse.json")}
     assert "2.7.1-cuda12.1-cudnn9-runtime" in TAGS
-    assert all(one.signers for one in ALL)
+    assert all(item.signers for item in ALL)
 
 
 def test_no_check_failed_or_was_skipped() -> None:
@@ -91,12 +90,14 @@ def test_a_report_is_of_a_locked_cell(
 @pytest.mark.parametrize("tag", TAGS)
 def test_the_gate_clears_the_present_image_with_reports_of_it_and_no_other(tag: str) -> None:
     """All that ran: the tiers whose every check the reports hold."""
-    signed_reports = [one for one in PASSED if one.report.tag == tag and is_current(one)]
+    signed_reports = [item for item in PASSED if item.report.tag == tag and is_current(item)]
     image = digest_of(tag)
     if not signed_reports:
         pytest.skip(f"nothing passed yet in {image}, which the lock of {tag} gives: to be made again on GPUs")
     counted = (SUITE.digest, *POLICY.suites)
-    if others := [one.name for one in signed_reports if one.report.suite not in counted]:
+    if others := [
+        signed_report.name for signed_report in signed_reports if signed_report.report.suite not in counted
+    ]:
         pytest.skip(f"made by another suite, to be made again on GPUs: {', '.join(others)}")
     policy = Policy(tiers=tiers_of(signed_reports), checks=(), signed=True, suites=POLICY.suites)
     locked = locked_of(tag)
@@ -113,39 +114,40 @@ def test_a_report_of_an_earlier_image_clears_nothing(tag: str) -> None:
     image, locked = digest_of(tag), locked_of(tag)
     with pytest.raises(GateRefused, match="not cleared") as refused:
         clear(judge(EARLIER[tag], POLICY, locked, SUITE, image=image))
-    told = {
-        (one.name, f"is a report of another image: {one.report.image}, not {image}") for one in EARLIER[tag]
+    reasons = {
+        (item.name, f"is a report of another image: {item.report.image}, not {image}")
+        for item in EARLIER[tag]
     }
-    assert told <= set(refused.value.missing)
+    assert reasons <= set(refused.value.missing)
 
 
 @pytest.mark.parametrize(
-    "signed_report", [one for tag in TAGS for one in EARLIER[tag]], ids=lambda one: one.name
+    "signed_report", [item for tag in TAGS for item in EARLIER[tag]], ids=lambda one: one.name
 )
 def test_nor_does_one_with_which_nothing_else_is_wrong(signed_report: SignedReport) -> None:
-    """By its own suite, and asked for no more than what passed in it."""
+    """With its own suite, and a policy that requires only the checks that passed."""
     passed = {finding.id for finding in signed_report.report.findings if finding.outcome == "passed"}
     policy = Policy(tiers=(), checks=tuple(passed & {check.id for check in SUITE.checks}), signed=True)
     tag = signed_report.report.tag or ""
-    suite = replace(SUITE, digest=signed_report.report.suite)
-    judged = judge([signed_report], policy, locked_of(tag), suite, image=digest_of(tag))
+    suite = as_declared_by([signed_report], SUITE)
+    decision = judge([signed_report], policy, locked_of(tag), suite, image=digest_of(tag))
     with pytest.raises(GateRefused, match="not cleared") as refused:
-        clear(judged)
-    told = [why for _, why in refused.value.missing]
-    assert told[0] == f"is a report of another image: {signed_report.report.image}, not {digest_of(tag)}"
-    assert set(told[1:]) <= {"the image.json in the image differs from that of the lock"}
+        clear(decision)
+    reasons = [why for _, why in refused.value.missing]
+    assert reasons[0] == f"is a report of another image: {signed_report.report.image}, not {digest_of(tag)}"
+    assert set(reasons[1:]) <= {"the image.json in the image differs from that of the lock"}
 
 
 @pytest.mark.parametrize("tag", TAGS)
 def test_the_earlier_image_had_the_packages_of_the_lock(tag: str) -> None:
     """By name and version, as the check `lock` found them installed."""
-    assert same_packages([one for one in ALL if one.report.tag == tag], locked_of(tag))
+    assert same_packages([item for item in ALL if item.report.tag == tag], locked_of(tag))
 
 
 @pytest.mark.parametrize(
-    "signed_report", [one for one in ALL if findings_of(one, "linkage")], ids=lambda one: one.name
+    "signed_report", [item for item in ALL if findings_of(item, "linkage")], ids=lambda one: one.name
 )
-def test_the_list_of_the_unresolved_is_what_was_found_in_the_image(signed_report: SignedReport) -> None:
+def test_the_list_of_unresolved_libraries_is_that_of_the_image(signed_report: SignedReport) -> None:
     found = {name: json.loads(findings_of(signed_report, name)[0].measured) for name in ("lock", "linkage")}
     wheels = [{"name": name, "version": version} for name, version in found["lock"]["installed"].items()]
     python = locked_of(signed_report.report.tag or "").base.python
@@ -156,7 +158,7 @@ WITHOUT_GPUS = without_gpus(PROOFS)
 
 
 @pytest.mark.parametrize("one", WITHOUT_GPUS, ids=lambda one: one.name)
-def test_a_report_without_a_gpu_lies_under_its_cells_name_and_says_what_its_values_give(
+def test_a_report_without_a_gpu_has_its_cells_name_and_a_verdict_that_follows_from_its_values(
     one: SignedReport,
 ) -> None:
     assert tier0.report_path(one.report.tag or "") == PROOFS / one.name
@@ -165,7 +167,7 @@ def test_a_report_without_a_gpu_lies_under_its_cells_name_and_says_what_its_valu
 
 
 def test_each_such_file_is_one() -> None:
-    assert {one.name for one in WITHOUT_GPUS} == {path.name for path in PROOFS.glob("*-tier0.json")}
+    assert {run.name for run in WITHOUT_GPUS} == {path.name for path in PROOFS.glob("*-tier0.json")}
 
 
 def test_tier_0_is_run_in_no_image_but_the_one_that_the_lock_gives() -> None:

@@ -1,4 +1,4 @@
-"""A kept run counts as this machine's own only by its signature."""
+"""A stored run counts as this machine's own only with its signature."""
 
 from __future__ import annotations
 
@@ -30,71 +30,71 @@ AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 REPORT = reports.report(when="2026-11-22T11:00:00Z")
 
 
-def question(told: SmokeReport) -> Question:
-    assert told.image
+def question(smoke_report: SmokeReport) -> Question:
+    assert smoke_report.image
     return Question(
-        image=told.image,
-        suite=told.suite,
-        runtime=told.runtime,
+        image=smoke_report.image,
+        suite=smoke_report.suite,
+        runtime=smoke_report.runtime,
         gpus=("NVIDIA H200", "NVIDIA H200"),
         checks=frozenset({"import"}),
     )
 
 
-def kept(tmp_path: Path) -> KeptRuns:
+def kept_runs(tmp_path: Path) -> KeptRuns:
     return KeptRuns(store=Store(tmp_path / "cache"), listener=SmokeLines())
 
 
-def own(tmp_path: Path, told: SmokeReport = REPORT) -> list[SmokeReport]:
-    assert told.image
-    return [signed_report.report for signed_report in kept(tmp_path).of(told.image)]
+def own(tmp_path: Path, smoke_report: SmokeReport = REPORT) -> list[SmokeReport]:
+    assert smoke_report.image
+    return [signed_report.report for signed_report in kept_runs(tmp_path).of(smoke_report.image)]
 
 
 def key_file(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "keys" / "machine.pem"
 
 
-def record_file(tmp_path: Path, told: SmokeReport = REPORT) -> Path:
-    return tmp_path / "cache" / "records" / "smoke" / f"{key_of(told)}.json"
+def record_file(tmp_path: Path, smoke_report: SmokeReport = REPORT) -> Path:
+    return tmp_path / "cache" / "records" / "smoke" / f"{key_of(smoke_report)}.json"
 
 
-def test_a_run_that_was_kept_here_is_our_own(tmp_path: Path) -> None:
-    kept(tmp_path).keep(REPORT)
+def test_a_stored_run_is_our_own(tmp_path: Path) -> None:
+    kept_runs(tmp_path).keep(REPORT)
     assert own(tmp_path) == [REPORT]
-    assert kept(tmp_path).answer(question(REPORT), AT, days=365) == REPORT
+    assert kept_runs(tmp_path).answer(question(REPORT), AT, days=365) == REPORT
 
 
-def test_the_key_is_made_once_and_is_ours_alone(tmp_path: Path) -> None:
-    kept(tmp_path).keep(REPORT)
+def test_the_key_is_made_once_and_is_private(tmp_path: Path) -> None:
+    kept_runs(tmp_path).keep(REPORT)
     before = key_file(tmp_path).read_bytes()
-    kept(tmp_path).keep(replace(REPORT, runtime="docker"))
+    kept_runs(tmp_path).keep(replace(REPORT, runtime="docker"))
     assert key_file(tmp_path).read_bytes() == before
     assert key_file(tmp_path).stat().st_mode & 0o777 == 0o600
     assert key_file(tmp_path).parent.stat().st_mode & 0o777 == 0o700
     assert len(own(tmp_path)) == 2
 
 
-def test_looking_makes_no_key(tmp_path: Path) -> None:
+def test_reading_makes_no_key(tmp_path: Path) -> None:
     assert own(tmp_path) == []
     assert not key_file(tmp_path).exists()
 
 
 def _envelope(key: Ed25519PrivateKey, payload: bytes, kind: str = TYPE) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(sign(kind, payload, key))
-    return told
+    smoke_report: dict[str, Any] = json.loads(sign(kind, payload, key))
+    return smoke_report
 
 
 def _changed(store: Store) -> dict[str, Any]:
-    """The payload of a failed run, made to say that it passed, under its signature."""
+    """The payload of a failed run, changed to passed, with the old signature."""
     failed = replace(REPORT, verdict="fail")
-    told = signed(store, TYPE, to_json(failed))
-    return told | {"payload": base64.b64encode(to_json(REPORT)).decode()}
+    smoke_report = signed(store, TYPE, to_json(failed))
+    return smoke_report | {"payload": base64.b64encode(to_json(REPORT)).decode()}
 
 
 def _respaced(store: Store) -> dict[str, Any]:
-    """The same values in other bytes."""
-    told = signed(store, TYPE, to_json(REPORT))
-    return told | {"payload": base64.b64encode(json.dumps(document(REPORT)).encode()).decode()}
+    """The same values with other bytes."""
+    smoke_report = signed(store, TYPE, to_json(REPORT))
+    return smoke_report | {"payload": base64.b64encode(json.dumps(document(REPORT)).encode()).decode()}
 
 
 FORGED: dict[str, Callable[[Store], dict[str, Any]]] = {
@@ -119,41 +119,41 @@ FORGED: dict[str, Callable[[Store], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", FORGED)
-def test_what_our_key_did_not_sign_does_not_count(
+def test_a_run_without_our_signature_does_not_count(
     tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither for the gate, nor in the place of a run; and one line says so."""
+    """It neither counts for the gate nor replaces a run; one warning is printed."""
     store = Store(tmp_path / "cache")
-    kept(tmp_path).keep(replace(REPORT, runtime="docker"))  # so that there is a key
+    kept_runs(tmp_path).keep(replace(REPORT, runtime="docker"))  # so that there is a key
     store.put_record("smoke", key_of(REPORT), FORGED[case](store))
     assert [found.runtime for found in own(tmp_path)] == ["docker"]
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert "not signed by this machine's key" in told[0]
-    assert kept(tmp_path).answer(question(REPORT), AT, days=365) is None
+    smoke_report = capsys.readouterr().err.splitlines()
+    assert len(smoke_report) == 1
+    assert "not signed by this machine's key" in smoke_report[0]
+    assert kept_runs(tmp_path).answer(question(REPORT), AT, days=365) is None
 
 
 def test_a_signed_run_under_another_name_does_not_count(tmp_path: Path) -> None:
-    """An old run that passed, put in the place of a newer one that failed."""
+    """An old passed run in the path of a newer failed one."""
     store, failed = Store(tmp_path / "cache"), replace(REPORT, verdict="fail", runtime="docker")
-    kept(tmp_path).keep(REPORT)
-    told = store.record("smoke", key_of(REPORT))
-    assert told
-    store.put_record("smoke", key_of(failed), told)
+    kept_runs(tmp_path).keep(REPORT)
+    smoke_report = store.record("smoke", key_of(REPORT))
+    assert smoke_report
+    store.put_record("smoke", key_of(failed), smoke_report)
     assert own(tmp_path) == [REPORT]
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o666])
 def test_a_key_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
-    kept(tmp_path).keep(REPORT)
+    kept_runs(tmp_path).keep(REPORT)
     key_file(tmp_path).chmod(mode)
     with pytest.raises(ConfigError, match="is not used: other users can read or write it"):
         own(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe", "empty", "garbage", "public", "long"])
-def test_what_is_no_key_is_refused_and_not_replaced(tmp_path: Path, kind: str) -> None:
-    kept(tmp_path).keep(REPORT)
+def test_an_invalid_key_is_refused_and_not_replaced(tmp_path: Path, kind: str) -> None:
+    kept_runs(tmp_path).keep(REPORT)
     path = key_file(tmp_path)
     pem = path.read_bytes()
     path.unlink()
@@ -183,28 +183,28 @@ def test_what_is_no_key_is_refused_and_not_replaced(tmp_path: Path, kind: str) -
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user: run as root")
 def test_a_key_of_another_user_is_refused(tmp_path: Path) -> None:
-    kept(tmp_path).keep(REPORT)
+    kept_runs(tmp_path).keep(REPORT)
     os.chown(key_file(tmp_path), 4711, 4711)
     with pytest.raises(ConfigError, match="it is owned by"):
         own(tmp_path)
 
 
-def test_a_lost_key_means_new_runs(tmp_path: Path) -> None:
-    kept(tmp_path).keep(REPORT)
+def test_after_a_lost_key_new_runs_are_necessary(tmp_path: Path) -> None:
+    kept_runs(tmp_path).keep(REPORT)
     key_file(tmp_path).unlink()
     assert own(tmp_path) == []
-    kept(tmp_path).keep(REPORT)
+    kept_runs(tmp_path).keep(REPORT)
     assert own(tmp_path) == [REPORT]
 
 
 def test_the_envelope_is_verified_over_the_stored_bytes(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache")
-    told = signed(store, TYPE, b"payload")
-    assert verified(store, TYPE, told, where="x") == b"payload"
-    assert verified(store, "other", told, where="x") is None
+    smoke_report = signed(store, TYPE, b"payload")
+    assert verified(store, TYPE, smoke_report, where="x") == b"payload"
+    assert verified(store, "other", smoke_report, where="x") is None
 
 
-def test_two_processes_that_make_the_key_have_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_that_make_the_key_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second finds the first's key between its look and its own."""
     store = Store(tmp_path / "cache")
     link = os.link
@@ -215,17 +215,17 @@ def test_two_processes_that_make_the_key_have_one(tmp_path: Path, monkeypatch: p
         link(source, target, **more)
 
     monkeypatch.setattr(os, "link", late)
-    told = signed(store, TYPE, b"second")
-    assert verified(store, TYPE, told, where="x") == b"second"
+    smoke_report = signed(store, TYPE, b"second")
+    assert verified(store, TYPE, smoke_report, where="x") == b"second"
 
 
-def test_prune_leaves_the_key(tmp_path: Path) -> None:
-    """`cache prune --all` takes what can be made again; the key cannot."""
+def test_prune_keeps_the_key(tmp_path: Path) -> None:
+    """`cache prune --all` removes files that can be made again; the key cannot."""
     from torchkiln.cache.policy import PrunePolicy
     from torchkiln.cache.prune import prune
     from torchkiln.cache.usage import cache_usage
 
-    kept(tmp_path).keep(REPORT)
+    kept_runs(tmp_path).keep(REPORT)
     store = Store(tmp_path / "cache")
     prune(store, lambda: cache_usage(store, [], images=tmp_path / "images"), PrunePolicy(everything=True))
     assert own(tmp_path) == [REPORT]

@@ -1,4 +1,4 @@
-"""The lock: what is asked of the index, what is kept, what makes a lock stale, and its two files."""
+"""The lock: its requests to the index, kept versions, staleness, and its two files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gridcase import FACTS, MATRIX, answer
-from tests.standin.index_server import IndexServer
+from tests.planned import FACTS, MATRIX, answer
+from tests.servers.index_server import IndexServer
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError, Stale, Unresolvable
 from torchkiln.index.package_index import open_index
@@ -69,14 +69,14 @@ def wheel(name: str, version: str, index: Source = Source.DEFAULT) -> LockedWhee
 
 
 class Shelf:
-    """An index with a memory: gives what stands on it, notes what was asked."""
+    """A fake index that returns its wheels and records the requests."""
 
     def __init__(self, *wheels: LockedWheel) -> None:
         self.stock = wheels
-        self.asked: list[IndexRequest] = []
+        self.requests: list[IndexRequest] = []
 
-    def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
-        self.asked.append(wanted)
+    def wheels(self, request: IndexRequest) -> tuple[LockedWheel, ...]:
+        self.requests.append(request)
         return self.stock
 
 
@@ -85,14 +85,19 @@ def locked(*more: LockedWheel, previous: LockedCell | None = None, **options: ob
     return lock(resolution(), shelf, ON, Versions(as_of="2026-11-21", previous=previous), **options)  # type: ignore[arg-type]
 
 
-def test_the_image_and_not_the_host_decides_what_is_asked() -> None:
+def test_requests_depend_on_the_image_and_not_on_the_host() -> None:
     shelf = Shelf(wheel("torch", "2.1.2"))
     lock(resolution("2.1.2"), shelf, ON, TODAY, bound=BOUND)
-    (wanted,) = shelf.asked
+    (request,) = shelf.requests
 
-    assert (wanted.python, wanted.glibc, wanted.as_of, wanted.bound) == ("3.11", (2, 36), "2026-11-21", ())
-    assert {"torch==2.1.2", "setuptools<70"} <= set(wanted.requirements)
-    assert {"numpy<2", "nvidia-nvjitlink-cu12==12.1.105"} <= set(wanted.constraints)
+    assert (request.python, request.glibc, request.as_of, request.bound) == (
+        "3.11",
+        (2, 36),
+        "2026-11-21",
+        (),
+    )
+    assert {"torch==2.1.2", "setuptools<70"} <= set(request.requirements)
+    assert {"numpy<2", "nvidia-nvjitlink-cu12==12.1.105"} <= set(request.constraints)
 
 
 def test_a_second_lock_keeps_versions_and_date() -> None:
@@ -100,31 +105,31 @@ def test_a_second_lock_keeps_versions_and_date() -> None:
     shelf = Shelf(*first.wheels)
     second = lock(resolution(), shelf, ON, Versions(as_of="2030-01-01", previous=first))
 
-    assert shelf.asked[0].keep == (("numpy", "2.4.6"), ("torch", "2.7.1"))
+    assert shelf.requests[0].keep == (("numpy", "2.4.6"), ("torch", "2.7.1"))
     assert to_json(second) == to_json(first)
 
 
 @pytest.mark.parametrize(
-    ("upgrade", "kept"), [(("NumPy",), (("torch", "2.7.1"),)), (EVERYTHING, ())], ids=["one", "all"]
+    ("upgrade", "expected"), [(("NumPy",), (("torch", "2.7.1"),)), (EVERYTHING, ())], ids=["one", "all"]
 )
-def test_an_upgrade_lets_go_and_moves_the_date(upgrade: tuple[str, ...], kept: tuple[object, ...]) -> None:
+def test_an_upgrade_unpins_and_moves_the_date(upgrade: tuple[str, ...], expected: tuple[object, ...]) -> None:
     first = locked(wheel("numpy", "2.4.6"))
     shelf = Shelf(*first.wheels)
     second = lock(resolution(), shelf, ON, Versions(as_of="2030-01-01", previous=first, upgrade=upgrade))
 
-    assert shelf.asked[0].keep == kept
-    assert shelf.asked[0].as_of == second.as_of == "2030-01-01"
+    assert shelf.requests[0].keep == expected
+    assert shelf.requests[0].as_of == second.as_of == "2030-01-01"
     assert second.epoch == 1893456000
 
 
-def test_recorded_layers_live_as_long_as_what_they_were_made_from() -> None:
+def test_recorded_layers_are_kept_while_their_inputs_are_unchanged() -> None:
     first = replace(locked(), layers=(LAYER,))
 
     assert locked(previous=first).layers == (LAYER,)
     assert locked(wheel("numpy", "2.4.6"), previous=first).layers == ()
 
 
-def test_another_base_leaves_them_unless_its_python_moved() -> None:
+def test_another_base_keeps_recorded_layers_unless_its_python_changed() -> None:
     """Byte-code is that Python's; nothing else of the base is in a layer of wheels."""
 
     def on(*packages: OsPackage) -> LockedCell:
@@ -133,20 +138,20 @@ def test_another_base_leaves_them_unless_its_python_moved() -> None:
 
     python, sudo = OsPackage(name="python3.11", version="3.11.2-6"), OsPackage(name="sudo", version="1")
     moved = (replace(python, version="3.11.3-1"), OsPackage(name="libpython3.11-stdlib", version="1"))
-    for before, after, kept in (
+    for before, after, expected in (
         ((python,), (python, sudo), True),
         ((python,), (moved[0],), False),
         ((python,), (python, moved[1]), False),
     ):
         system = System(base=replace(BASE, packages=after))
         again = lock(resolution(), Shelf(*locked().wheels), system, replace(TODAY, previous=on(*before)))
-        assert again.layers == ((LAYER,) if kept else ())
+        assert again.layers == ((LAYER,) if expected else ())
 
 
 @pytest.mark.parametrize(
     "given", [wheel("torch", "2.7.0"), wheel("numpy", "1"), wheel("torch", "2.7.1", Source.PYTORCH)]
 )
-def test_an_index_that_gives_another_torch_is_refused(given: LockedWheel) -> None:
+def test_an_index_with_another_torch_is_refused(given: LockedWheel) -> None:
     with pytest.raises(Unresolvable, match=r"expected torch 2\.7\.1 from"):
         lock(resolution(), Shelf(given), ON, TODAY)
 
@@ -174,19 +179,19 @@ def test_the_file_form_is_lossless_and_fits_its_schema(names: list[str], layers:
 SCHEMA = json.loads((ROOT / "torchkiln" / "data" / "lock.schema.json").read_bytes())
 
 
-def test_a_lock_changed_by_hand_is_noticed() -> None:
+def test_an_edited_lock_is_detected() -> None:
     data = to_json(locked(wheel("numpy", "2.4.6")))
     with pytest.raises(Stale, match="edited or merged incorrectly"):
         from_json(data.replace(b"2.4.6", b"2.4.7"))
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"schema": 2}', b'{"schema": 1}'])
-def test_what_is_no_lock_is_told_with_its_place(data: bytes) -> None:
+def test_an_invalid_lock_is_reported_with_its_position(data: bytes) -> None:
     with pytest.raises(Stale, match=r"^here"):
         from_json(data, where="here")
 
 
-def test_the_digest_does_not_hang_on_recorded_layers() -> None:
+def test_the_digest_does_not_depend_on_recorded_layers() -> None:
     assert lock_digest(replace(locked(), layers=(LAYER,))) == lock_digest(locked())
     assert lock_digest(replace(locked(), as_of="2026-11-22")) != lock_digest(locked())
 
@@ -206,13 +211,13 @@ def test_another_release_in_the_matrix_leaves_other_locks_fresh() -> None:
     assert inputs_digest(resolve(resolution().cell, less, FACTS), BOUND) == inputs_digest(resolution(), BOUND)
 
 
-def test_what_made_a_lock_stale_is_named(tmp_path: Path) -> None:
+def test_the_reason_of_a_stale_lock_is_shown(tmp_path: Path) -> None:
     fresh = resolution()
     save(tmp_path, locked())
     assert staleness(tmp_path, fresh, BOUND, BASE) == ()
 
-    asked_more = replace(fresh, requirements=(*fresh.requirements, "einops"))
-    assert staleness(tmp_path, asked_more, BOUND, BASE) == ("made with other requirements",)
+    with_another_requirement = replace(fresh, requirements=(*fresh.requirements, "einops"))
+    assert staleness(tmp_path, with_another_requirement, BOUND, BASE) == ("locked with other requirements",)
     assert "its base" in staleness(tmp_path, fresh, BOUND, replace(BASE, digest=ONES))[0]
     (tmp_path / "2.7.1-cuda12.1-cudnn9-runtime" / "requirements.txt").write_text("")
     assert staleness(tmp_path, fresh, BOUND, BASE) == ("requirements.txt does not match lock.json",)
@@ -222,7 +227,7 @@ def test_what_made_a_lock_stale_is_named(tmp_path: Path) -> None:
 # --- the real resolver against a local index of PyTorch's layout ---------------------------------
 
 
-class House:
+class Workspace:
     """A default index and PyTorch's, the environment that names both, and a folder of images."""
 
     def __init__(self, server: IndexServer, root: Path) -> None:
@@ -240,7 +245,7 @@ class House:
         base.write_bytes((IMAGES / "base-debian12" / "base.json").read_bytes())
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, stdout, and what a user reads on stderr."""
+        """Exit code, stdout, and the messages on stderr."""
         runner = CliRunner(env=self.environ)
         result = runner.invoke(
             lock_command,
@@ -255,7 +260,7 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
     with IndexServer() as server:
         old = "2024-06-01T00:00:00Z"
         companions = (
@@ -286,10 +291,10 @@ def house(tmp_path: Path) -> Iterator[House]:
         server.add("whl", "torchaudio", "2.3.1+cu118", requires=["torch==2.3.1+cu118"], **local)
         for index in ("default", "whl"):
             server.add(index, "triton", "2.3.1", requires=["filelock"], payload=index.encode(), date=old)
-        yield House(server, tmp_path)
+        yield Workspace(server, tmp_path)
 
 
-# What the real wheel's METADATA pins, by the facts.
+# The pins of the real wheel's METADATA, by the facts.
 _PINS = yaml.safe_load((ROOT / "torchkiln" / "data" / "compat.yaml").read_bytes())["cu118_pins"]
 CU118 = {
     **{name: version for name, version in _PINS.items() if name.startswith("nvidia-")},
@@ -299,10 +304,10 @@ CU118 = {
 TAG = "2.3.1-cuda11.8-cudnn8-runtime"
 
 
-def test_a_cell_of_pytorchs_own_index_is_locked_through_it(house: House) -> None:
-    assert house.run("--torch", "2.3.1", "--cuda", "11.8")[:2] == (0, f"{TAG}\n")
-    found = load_locked(house.images, TAG)
-    bound = {one.name: one.version for one in found.wheels if one.index is Source.PYTORCH}
+def test_a_cell_of_pytorchs_index_is_locked_from_it(workspace: Workspace) -> None:
+    assert workspace.run("--torch", "2.3.1", "--cuda", "11.8")[:2] == (0, f"{TAG}\n")
+    found = load_locked(workspace.images, TAG)
+    bound = {item.name: item.version for item in found.wheels if item.index is Source.PYTORCH}
 
     assert bound == {
         "torch": "2.3.1+cu118",
@@ -310,79 +315,81 @@ def test_a_cell_of_pytorchs_own_index_is_locked_through_it(house: House) -> None
         "torchvision": "0.18.1+cu118",
         "triton": "2.3.1",
     }
-    assert CU118.items() <= {one.name: one.version for one in found.wheels}.items()
-    assert {one.version for one in found.wheels if one.name == "numpy"} == {"1.0"}
-    data = (house.images / TAG / "lock.json").read_bytes()
+    assert CU118.items() <= {item.name: item.version for item in found.wheels}.items()
+    assert {item.version for item in found.wheels if item.name == "numpy"} == {"1.0"}
+    data = (workspace.images / TAG / "lock.json").read_bytes()
     assert json.loads(data)["indexes"] == ["default-index", "pytorch"]
     assert b"127.0.0.1" not in data
 
 
-def test_locked_twice_gives_the_same_bytes(house: House) -> None:
-    house.run("--torch", "2.3.1", "--cuda", "11.8")
-    first = (house.images / TAG / "lock.json").read_bytes()
-    house.server.add("default", "numpy", "1.1", date="2024-07-01T00:00:00Z")
-    assert "unchanged" in house.run("--torch", "2.3.1", "--cuda", "11.8")[2]
-    assert (house.images / TAG / "lock.json").read_bytes() == first
+def test_locked_twice_gives_the_same_bytes(workspace: Workspace) -> None:
+    workspace.run("--torch", "2.3.1", "--cuda", "11.8")
+    first = (workspace.images / TAG / "lock.json").read_bytes()
+    workspace.server.add("default", "numpy", "1.1", date="2024-07-01T00:00:00Z")
+    assert "unchanged" in workspace.run("--torch", "2.3.1", "--cuda", "11.8")[2]
+    assert (workspace.images / TAG / "lock.json").read_bytes() == first
 
-    assert "numpy 1.0 → 1.1" in house.run("--torch", "2.3.1", "--cuda", "11.8", "--upgrade", "numpy")[2]
-    house.server.yanked["numpy-1.1-py3-none-any.whl"] = "data loss"
-    told = house.run("--torch", "2.3.1", "--cuda", "11.8")[2]
-    assert "warning: numpy 1.1 was yanked: data loss" in told
-
-
-def test_without_the_index_the_cell_is_refused_by_the_setting(house: House) -> None:
-    del house.environ["TORCHKILN_INDEX_PYTORCH"]
-    code, _, told = house.run("--torch", "2.3.1", "--cuda", "11.8")
-    assert (code, "TORCHKILN_INDEX_PYTORCH" in told) == (4, True)
+    assert "numpy 1.0 → 1.1" in workspace.run("--torch", "2.3.1", "--cuda", "11.8", "--upgrade", "numpy")[2]
+    workspace.server.yanked["numpy-1.1-py3-none-any.whl"] = "data loss"
+    messages = workspace.run("--torch", "2.3.1", "--cuda", "11.8")[2]
+    assert "warning: numpy 1.1 was yanked: data loss" in messages
 
 
-def test_an_index_that_cannot_be_reached_is_named_by_the_setting(house: House) -> None:
-    house.environ["TORCHKILN_INDEX_PYTORCH"] = "http://me:secret@127.0.0.1:9/whl"
-    code, _, told = house.run("--torch", "2.3.1", "--cuda", "11.8")
-    assert (code, "TORCHKILN_INDEX_PYTORCH" in told, "secret" in told) == (6, True, False)
+def test_without_the_index_the_error_names_the_setting(workspace: Workspace) -> None:
+    del workspace.environ["TORCHKILN_INDEX_PYTORCH"]
+    code, _, messages = workspace.run("--torch", "2.3.1", "--cuda", "11.8")
+    assert (code, "TORCHKILN_INDEX_PYTORCH" in messages) == (4, True)
 
 
-def test_what_contradicts_itself_is_told_in_the_resolvers_words(house: House) -> None:
-    house.server.files = {key: data for key, data in house.server.files.items() if key[1] != "jupyterlab"}
-    code, _, told = house.run("--torch", "2.3.1", "--cuda", "11.8")
-    assert (code, "jupyterlab" in told) == (4, True)
+def test_an_unreachable_index_is_named_by_its_setting(workspace: Workspace) -> None:
+    workspace.environ["TORCHKILN_INDEX_PYTORCH"] = "http://me:secret@127.0.0.1:9/whl"
+    code, _, messages = workspace.run("--torch", "2.3.1", "--cuda", "11.8")
+    assert (code, "TORCHKILN_INDEX_PYTORCH" in messages, "secret" in messages) == (6, True, False)
 
 
-def test_files_uploaded_since_do_not_take_part(house: House) -> None:
-    house.server.add("default", "numpy", "1.5", date="2026-11-21T00:00:00Z")
-    house.run("--torch", "2.3.1", "--cuda", "11.8")
-    assert "numpy==1.0 " in (house.images / TAG / "requirements.txt").read_text()
+def test_conflicts_are_reported_with_the_resolvers_message(workspace: Workspace) -> None:
+    workspace.server.files = {
+        key: data for key, data in workspace.server.files.items() if key[1] != "jupyterlab"
+    }
+    code, _, messages = workspace.run("--torch", "2.3.1", "--cuda", "11.8")
+    assert (code, "jupyterlab" in messages) == (4, True)
 
 
-def test_a_date_that_the_index_tells_only_now_and_then_changes_nothing(
-    house: House, monkeypatch: pytest.MonkeyPatch
+def test_files_uploaded_later_are_ignored(workspace: Workspace) -> None:
+    workspace.server.add("default", "numpy", "1.5", date="2026-11-21T00:00:00Z")
+    workspace.run("--torch", "2.3.1", "--cuda", "11.8")
+    assert "numpy==1.0 " in (workspace.images / TAG / "requirements.txt").read_text()
+
+
+def test_upload_dates_that_are_sometimes_missing_change_nothing(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen on a real index: the same page with and without the dates of its newest files."""
-    house.server.add("default", "numpy", "1.5", date="2026-11-20T00:00:00Z")
-    house.server.add("default", "numpy", "1.6", date="2026-11-21T12:00:00Z")
+    workspace.server.add("default", "numpy", "1.5", date="2026-11-20T00:00:00Z")
+    workspace.server.add("default", "numpy", "1.6", date="2026-11-21T12:00:00Z")
     page, answers = IndexServer.page, iter([False, False, True] * 50)
 
-    def moody(server: IndexServer, index: str, project: str) -> bytes | None:
+    def unreliable_page(server: IndexServer, index: str, project: str) -> bytes | None:
         body = page(server, index, project)
         if body and (index, project) == ("default", "numpy") and not next(answers):
             return re.sub(rb' data-upload-time="2026[^"]*"', b"", body)
         return body
 
-    monkeypatch.setattr(IndexServer, "page", moody)
-    house.run("--torch", "2.3.1", "--cuda", "11.8")
-    assert "numpy==1.5 " in (house.images / TAG / "requirements.txt").read_text()
+    monkeypatch.setattr(IndexServer, "page", unreliable_page)
+    workspace.run("--torch", "2.3.1", "--cuda", "11.8")
+    assert "numpy==1.5 " in (workspace.images / TAG / "requirements.txt").read_text()
 
 
-def test_check_needs_no_index(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    house.run("--torch", "2.3.1", "--cuda", "11.8")
-    house.environ |= {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/", "TORCHKILN_INDEX_PYTORCH": ""}
-    assert house.run("--check", "--torch", "2.3.1", "--cuda", "11.8")[0] == 0
+def test_check_needs_no_index(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace.run("--torch", "2.3.1", "--cuda", "11.8")
+    workspace.environ |= {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/", "TORCHKILN_INDEX_PYTORCH": ""}
+    assert workspace.run("--check", "--torch", "2.3.1", "--cuda", "11.8")[0] == 0
 
-    code, _, told = house.run("--check")
+    code, _, messages = workspace.run("--check")
     assert code == 5
-    assert told.count("not locked yet") == 9 + len(MATRIX.beyond)
+    assert messages.count("not locked yet") == 9 + len(MATRIX.beyond)
 
 
-def test_an_index_is_opened_with_its_settings(house: House) -> None:
-    index = open_index(house.environ, Store(house.images / "store"))
-    assert index.pages.settings.pytorch_url == house.server.url("whl")
+def test_an_index_is_opened_with_its_settings(workspace: Workspace) -> None:
+    index = open_index(workspace.environ, Store(workspace.images / "store"))
+    assert index.pages.settings.pytorch_url == workspace.server.url("whl")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gridcase import FACTS
-from tests.standin.house import MATRIX, House, a_house
+from tests.planned import FACTS
+from tests.servers.workspace import MATRIX, Workspace, a_workspace
 from torchkiln.errors import ConfigError, Stale, Unresolvable
 from torchkiln.index.settings import (
     IndexSettings,
@@ -22,89 +22,93 @@ from torchkiln.lock.lock import load_locked
 from torchkiln.matrix.matrix import read
 from torchkiln.model.cell import Cell, Flavor, Source
 
-__all__ = ["a_house"]
+__all__ = ["a_workspace"]
 
 
 def cell(torch: str = "2.7.1", flavor: Flavor = "runtime", *components: str) -> Cell:
     return Cell(torch=torch, cuda="12.1", flavor=flavor, os="debian12", python="3.11", components=components)
 
 
-def test_a_cell_is_locked_on_its_base_and_checked(house: House) -> None:
-    found = house.session("2026-11-01").lock(cell())
+def test_a_cell_is_locked_on_its_base_and_checked(workspace: Workspace) -> None:
+    found = workspace.session("2026-11-01").lock(cell())
 
     assert (found.previous, found.yanked) == (None, ())
-    assert load_locked(house.folder.path, found.tag) == found.lock == house.folder.fresh(cell(), {})
+    assert load_locked(workspace.folder.path, found.tag) == found.lock == workspace.folder.fresh(cell(), {})
     assert found.lock.base.os == "debian12"
-    assert {one.name: one.version for one in found.lock.wheels}["numpy"] == "1.0"
-    assert house.folder.check([cell()], sweeping=False).fresh == 1
-    assert "not locked yet" in house.folder.check([cell("2.6.0")], sweeping=False).stale[0]
+    assert {wheel.name: wheel.version for wheel in found.lock.wheels}["numpy"] == "1.0"
+    assert workspace.folder.check([cell()], sweeping=False).fresh == 1
+    assert "not locked yet" in workspace.folder.check([cell("2.6.0")], sweeping=False).stale[0]
 
 
-def test_devel_has_the_tools_of_the_base_and_the_archives(house: House) -> None:
-    found = house.session("2026-11-01").lock(cell("2.7.1", "devel")).lock
+def test_devel_has_the_tools_of_the_base_and_the_archives(workspace: Workspace) -> None:
+    found = workspace.session("2026-11-01").lock(cell("2.7.1", "devel")).lock
 
     assert found.tools is not None
     assert found.tools.base == found.base.digest
     assert found.resolution.toolkit is not None
     assert len(found.archives) == len(FACTS.redist.releases[found.resolution.toolkit.release])
-    assert house.folder.check([cell("2.7.1", "devel")], sweeping=False).stale == ()
+    assert workspace.folder.check([cell("2.7.1", "devel")], sweeping=False).stale == ()
 
 
-def test_a_component_goes_on_the_plain_lock_whose_day_holds(house: House) -> None:
-    plain = house.session("2026-11-01").lock(cell()).lock
-    found = house.session().lock(cell("2.7.1", "runtime", "transformers")).lock
+def test_a_component_uses_the_plain_lock_and_its_date(workspace: Workspace) -> None:
+    plain = workspace.session("2026-11-01").lock(cell()).lock
+    found = workspace.session().lock(cell("2.7.1", "runtime", "transformers")).lock
 
     assert set(plain.wheels) < set(found.wheels)
-    assert [one.wheels for one in found.components] == [("transformers",)]
+    assert [component.wheels for component in found.components] == [("transformers",)]
     assert found.as_of == plain.as_of == "2026-11-01"
 
 
-def test_a_second_run_keeps_what_is_not_upgraded(house: House) -> None:
-    first = house.session("2026-11-01").lock(cell())
-    house.server.yanked["numpy-2.0-py3-none-any.whl"] = ""
-    second = house.session("2026-11-22").lock(cell())
+def test_a_second_run_keeps_packages_that_are_not_upgraded(workspace: Workspace) -> None:
+    first = workspace.session("2026-11-01").lock(cell())
+    workspace.server.yanked["numpy-2.0-py3-none-any.whl"] = ""
+    second = workspace.session("2026-11-22").lock(cell())
     assert second.previous == second.lock == first.lock
 
-    house.server.yanked = {"filelock-1.0-py3-none-any.whl": "data loss"}
-    moved = house.session("2026-11-22", ("NumPy",)).lock(cell())
-    assert {one.name: one.version for one in moved.lock.wheels}["numpy"] == "2.0"
+    workspace.server.yanked = {"filelock-1.0-py3-none-any.whl": "data loss"}
+    moved = workspace.session("2026-11-22", ("NumPy",)).lock(cell())
+    assert {wheel.name: wheel.version for wheel in moved.lock.wheels}["numpy"] == "2.0"
     assert moved.yanked == (("filelock", "1.0", "data loss"),)
     with pytest.raises(ConfigError, match="nothing-of-the-kind: not in the lock"):
-        house.session(None, ("nothing-of-the-kind",)).lock(cell())
+        workspace.session(None, ("nothing-of-the-kind",)).lock(cell())
 
 
-def test_a_sweep_goes_on_and_the_observer_hears_of_all(house: House) -> None:
+def test_lock_all_continues_after_errors_and_reports_all(workspace: Workspace) -> None:
     cells = (cell("2.6.0"), cell())
     with pytest.raises(Unresolvable, match="1 of 2 cells could not be locked"):
-        house.session("2026-11-01").run(cells, sweeping=True)
-    assert [tag for tag, _ in house.heard.failures] == ["2.6.0-cuda12.1-cudnn9-runtime"]
-    assert [one.tag for one in house.heard.results] == ["2.7.1-cuda12.1-cudnn9-runtime"]
+        workspace.session("2026-11-01").run(cells, sweeping=True)
+    assert [tag for tag, _ in workspace.observer.failures] == ["2.6.0-cuda12.1-cudnn9-runtime"]
+    assert [result.tag for result in workspace.observer.results] == ["2.7.1-cuda12.1-cudnn9-runtime"]
 
-    (house.folder.path / "2.7.1-cuda12.1-cudnn9-runtime" / "lock.json").write_text("{}")
-    house.session("2026-11-01").run((cell(),), sweeping=False)
-    assert "ignoring the versions of the present lock" in house.heard.lines[-1]
+    (workspace.folder.path / "2.7.1-cuda12.1-cudnn9-runtime" / "lock.json").write_text("{}")
+    workspace.session("2026-11-01").run((cell(),), sweeping=False)
+    assert "ignoring the versions of the present lock" in workspace.observer.lines[-1]
 
 
-def test_another_matrix_makes_a_lock_stale_for_all_who_ask(house: House, tmp_path: Path) -> None:
-    house.session("2026-11-01").lock(cell())
+def test_another_matrix_makes_a_lock_stale_for_every_caller(workspace: Workspace, tmp_path: Path) -> None:
+    workspace.session("2026-11-01").lock(cell())
     (tmp_path / "matrix.yaml").write_text(MATRIX.replace("[numpy, pip]", "[numpy, pip, filelock]"))
-    house.folder = LockFolder(house.folder.path, read(tmp_path / "matrix.yaml", FACTS), FACTS)
+    workspace.folder = LockFolder(workspace.folder.path, read(tmp_path / "matrix.yaml", FACTS), FACTS)
 
-    (reason,) = house.folder.check([cell()], sweeping=False).stale
-    assert reason.endswith("made with other requirements")
+    (reason,) = workspace.folder.check([cell()], sweeping=False).stale
+    assert reason.endswith("locked with other requirements")
     with pytest.raises(Stale, match="was made from another matrix"):
-        house.folder.fresh(cell(), {})
+        workspace.folder.fresh(cell(), {})
     with pytest.raises(Stale, match="on which the components go, was made from another matrix"):
-        house.session().lock(cell("2.7.1", "runtime", "transformers"))
+        workspace.session().lock(cell("2.7.1", "runtime", "transformers"))
 
 
-def test_only_what_can_be_locked_here_is_chosen(house: House) -> None:
+def test_only_lockable_cells_are_selected(workspace: Workspace) -> None:
     """torch 2.3.1 for CUDA 11.8 is only on PyTorch's own index, which is not configured."""
     elsewhere = Cell(torch="2.3.1", cuda="11.8", flavor="runtime", os="debian12", python="3.11")
     assert lockable(
-        house.folder, (cell(), elsewhere), house.heard.say, environ=house.environ, sweeping=True
+        workspace.folder,
+        (cell(), elsewhere),
+        workspace.observer.say,
+        environ=workspace.environ,
+        sweeping=True,
     ) == (cell(),)
-    assert "is only on PyTorch's own index" in house.heard.lines[-1]
+    assert "is only on PyTorch's own index" in workspace.observer.lines[-1]
 
 
 DEFAULT = "https://index.example/simple/"
@@ -114,7 +118,7 @@ def settings(pip: str = "", **environ: str) -> IndexSettings:
     return index_settings(environ, pip_config=pip, default_url=DEFAULT)
 
 
-def test_pip_variables_go_before_the_install_section_and_that_before_global() -> None:
+def test_pip_variables_precede_the_install_section_and_then_global() -> None:
     text = (
         "global.cert='a'\n:env:.cert='c'\ninstall.cert='b'\nglobal.proxy='p'\ninstall.proxy='q'\nnonsense\n"
     )
@@ -158,15 +162,15 @@ def test_certificates_and_proxy_come_from_pip_unless_the_environment_has_them() 
     assert settings(pip, SSL_CERT_FILE="/env.pem").ca_bundle == "/env.pem"
 
 
-def test_extra_indexes_and_find_links_are_left_out_and_named() -> None:
-    """Somebody else's upload of the same name must not get into an image."""
+def test_extra_indexes_and_find_links_are_ignored_and_named() -> None:
+    """Another user's upload with the same name must not get into an image."""
     pip = "global.extra-index-url='https://x.example'\n:env:.find-links='/wheels'"
     found = settings(pip, UV_INDEX="https://y.example")
 
     assert found.left_out == ("extra-index-url", "find-links", "UV_INDEX")
 
 
-def test_credentials_are_taken_out_of_addresses_and_shown_nowhere() -> None:
+def test_credentials_are_removed_from_urls_and_not_shown() -> None:
     found = settings(
         "global.index-url='https://me:s%40cret@i.example/simple'",
         TORCHKILN_INDEX_PYTORCH="http://t:k@p.example/w",
@@ -182,7 +186,7 @@ def test_a_message_shows_scheme_host_and_file_only() -> None:
     assert redact_text("at `https://u:p@h.example/x/y/`, see") == "at `https://h.example/…/y`, see"
 
 
-def test_every_bad_address_is_named() -> None:
+def test_every_invalid_url_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         settings("global.index-url='file:///srv/simple'", TORCHKILN_INDEX_PYTORCH="nonsense")
 
@@ -190,6 +194,14 @@ def test_every_bad_address_is_named() -> None:
         "index-url: not an http(s) URL",
         "TORCHKILN_INDEX_PYTORCH: not an http(s) URL",
     ]
+
+
+@pytest.mark.parametrize(
+    "url", ["https://[x]/simple", "https://i.example:port/simple", "https://:443/simple"]
+)
+def test_an_address_without_a_valid_host_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^index-url: not an http\(s\) URL$"):
+        settings(f"global.index-url='{url}'")
 
 
 def test_an_index_that_is_not_configured_is_named_by_its_setting() -> None:

@@ -1,4 +1,4 @@
-"""`lock --diff`: packages that came, went, moved or were swapped, for people and for programs."""
+"""`lock --diff`: added, removed, changed and replaced packages, as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from torchkiln.model.lock import LockedCell, OsPackage
 TAG, OTHER = "2.7.1-cuda12.1-cudnn9-runtime", "2.8.0-cuda12.1-cudnn9-runtime"
 
 
-def with_wheels(cell: LockedCell, *, gone: str = "", **moved: str) -> LockedCell:
-    """*cell* without one wheel and with others at other versions; unknown ones come along."""
-    kept = [one for one in cell.wheels if one.name not in (gone, *moved)]
+def with_wheels(cell: LockedCell, *, removed: str = "", **moved: str) -> LockedCell:
+    """*cell* without the wheel *removed* and with changed versions; unknown wheels are added."""
+    remaining = [item for item in cell.wheels if item.name not in (removed, *moved)]
     return replace(
-        cell, wheels=(*kept, *(wheel(name, version, megabytes=1) for name, version in moved.items()))
+        cell, wheels=(*remaining, *(wheel(name, version, megabytes=1) for name, version in moved.items()))
     )
 
 
-def test_what_came_went_and_moved() -> None:
-    found = lock_change(TAG, locked(), with_wheels(locked(), gone="uv", tqdm="9.9", attrs="1.0"))
+def test_added_removed_and_changed_packages() -> None:
+    found = lock_change(TAG, locked(), with_wheels(locked(), removed="uv", tqdm="9.9", attrs="1.0"))
 
-    assert [(one.name, one.a, one.b, kind_of(one)) for one in found.packages] == [
+    assert [(package.name, package.a, package.b, kind_of(package)) for package in found.packages] == [
         ("attrs", "", "1.0", "added"),
         ("tqdm", "4.67.1", "9.9", "moved"),
         ("uv", "0.9.11", "", "removed"),
@@ -42,25 +42,25 @@ def test_what_came_went_and_moved() -> None:
     assert found.swapped == ()
 
 
-def test_another_file_under_the_same_version_is_told() -> None:
-    """A package index that does this lies now or lied then."""
+def test_another_file_with_the_same_version_is_reported() -> None:
+    """An index that does this is or was wrong."""
     cell = locked()
-    other = replace(cell.wheels[0], sha256="5" * 64)
-    found = lock_change(TAG, cell, replace(cell, wheels=(other, *cell.wheels[1:])))
+    replaced = replace(cell.wheels[0], sha256="5" * 64)
+    found = lock_change(TAG, cell, replace(cell, wheels=(replaced, *cell.wheels[1:])))
 
     assert found.packages == ()
     assert not found.same
-    told = f"{other.name} {other.version}"
+    name_and_version = f"{replaced.name} {replaced.version}"
     assert found.swapped == (
-        PackageChange(system="python", place="", name=told, a=cell.wheels[0].sha256, b="5" * 64),
+        PackageChange(system="python", place="", name=name_and_version, a=cell.wheels[0].sha256, b="5" * 64),
     )
 
 
-def test_images_without_a_change_are_left_out() -> None:
+def test_images_without_a_change_are_omitted() -> None:
     a = {TAG: locked(), OTHER: locked("2.8.0")}
     b = {TAG: locked(), OTHER: with_wheels(locked("2.8.0"), tqdm="9.9")}
 
-    assert [one.tag for one in lock_changes(a, b, (TAG, OTHER))] == [OTHER]
+    assert [change.tag for change in lock_changes(a, b, (TAG, OTHER))] == [OTHER]
     assert lock_changes(a, a, (TAG, OTHER)) == ()
 
 
@@ -73,8 +73,8 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
-def told(images: Path, *arguments: str) -> str:
-    """What `lock --diff HEAD` prints."""
+def diff_of(images: Path, *arguments: str) -> str:
+    """The output of `lock --diff HEAD`."""
     found = CliRunner().invoke(
         lock, ["--diff", "HEAD", "--images", str(images), *arguments], catch_exceptions=False
     )
@@ -83,7 +83,7 @@ def told(images: Path, *arguments: str) -> str:
 
 
 def change_both(images: Path) -> None:
-    """tqdm moves in both images, numpy in one, and the base in the other."""
+    """Change tqdm in both images, numpy in one, and the base in the other."""
     base = replace(
         locked().base,
         digest=Digest("sha256:" + "c" * 64),
@@ -95,7 +95,7 @@ def change_both(images: Path) -> None:
 
 def test_markdown_has_a_row_for_each_image_and_one_for_each_change(images: Path) -> None:
     change_both(images)
-    lines = told(images).splitlines()
+    lines = diff_of(images).splitlines()
 
     (first,) = [line for line in lines if line.startswith(f"| {TAG} |") and "→" in line]
     assert [cell.strip() for cell in first.split("|")][3:6] == ["0", "0", "3"]
@@ -108,20 +108,20 @@ def test_markdown_has_a_row_for_each_image_and_one_for_each_change(images: Path)
 
 def test_json_is_by_image(images: Path) -> None:
     change_both(images)
-    found: dict[str, Any] = json.loads(told(images, "--json"))
+    found: dict[str, Any] = json.loads(diff_of(images, "--json"))
 
     assert found["since"]["name"] == "HEAD"
-    assert [one["tag"] for one in found["images"]] == [TAG, OTHER]
+    assert [image["tag"] for image in found["images"]] == [TAG, OTHER]
     assert found["images"][1]["packages"] == [
         {"kind": "moved", "system": "python", "place": "", "name": "tqdm", "a": "4.67.1", "b": "9.9"}
     ]
 
 
-def test_images_that_came_and_went(images: Path) -> None:
-    """Their packages are no changes; a lock that this version cannot read is as good as none."""
+def test_added_and_removed_images(images: Path) -> None:
+    """Their packages are not listed; a lock that this version cannot read counts as missing."""
     put(images, locked("2.6.0"))
     (images / OTHER / "lock.json").unlink()
-    lines = told(images).splitlines()
+    lines = diff_of(images).splitlines()
 
     assert [line.split(" | ")[:2] for line in lines if line.startswith("| 2.")] == [
         ["| 2.6.0-cuda12.1-cudnn9-runtime", "new"],
@@ -130,7 +130,7 @@ def test_images_that_came_and_went(images: Path) -> None:
     assert not any("tqdm" in line for line in lines)
 
 
-def test_a_lock_of_another_schema_is_told_and_counts_as_new(images: Path) -> None:
+def test_a_lock_of_another_schema_is_reported_and_counts_as_new(images: Path) -> None:
     (images / TAG / "lock.json").write_text('{"schema": 99}')
     commit(images)
     put(images)
@@ -142,6 +142,6 @@ def test_a_lock_of_another_schema_is_told_and_counts_as_new(images: Path) -> Non
     assert f"| {TAG} | new |" in found.stdout
 
 
-def test_nothing_is_said_plainly(images: Path) -> None:
-    assert told(images) == "No lock has changed packages.\n"
-    assert json.loads(told(images, "--json"))["images"] == []
+def test_no_changes_are_reported_as_such(images: Path) -> None:
+    assert diff_of(images) == "No lock has changed packages.\n"
+    assert json.loads(diff_of(images, "--json"))["images"] == []

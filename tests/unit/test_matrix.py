@@ -1,4 +1,4 @@
-"""matrix.yaml becomes a Matrix, or every fault in it is told with its line."""
+"""matrix.yaml is read as a Matrix, or every error in it is reported with its line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gridcase import FACTS, MATRIX, ROOT
+from tests.planned import FACTS, MATRIX, ROOT
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.matrix import load, read
 from torchkiln.util import located_yaml
@@ -48,14 +48,14 @@ def test_the_repositorys_own_matrix():
     assert index.packages == ("torch", "torchvision", "torchaudio", "triton")
 
 
-def test_a_small_matrix_takes_defaults_and_is_sorted():
+def test_a_small_matrix_has_defaults_and_is_sorted():
     matrix = load(GOOD, FACTS)
     assert matrix.torch == ("2.6.0", "2.7.1")
     assert (matrix.prefer, matrix.bounds, matrix.indexes) == ("default-index", (), ())
     assert matrix.aliases.newest_torch is None
 
 
-def test_every_fault_at_once_each_with_its_line():
+def test_all_errors_are_reported_at_once_with_their_lines():
     text = """\
 torch: [2.7, "2.9.9", "2.7.1", "2.7.1"]
 cudda: ["12.1"]
@@ -100,6 +100,10 @@ bounds:
         (GOOD.replace("12.1", "12.3"), "cuda[0]: CUDA 12.3 is not in compat.yaml; nearest: 12.4"),
         (GOOD.replace('["12.1"]', "[]"), "matrix.yaml:2: cuda: must not be empty"),
         (GOOD.replace("debian12", "debain12"), "os.debain12: unknown key; nearest valid: debian12"),
+        (
+            GOOD.replace('"3.11"', '"3.12"'),
+            "matrix.yaml:5: os.debian12.python: debian12 has Python 3.11, not 3.12",
+        ),
         (GOOD + "torch: []\n", "matrix.yaml:8: torch: duplicate key, first on line 1"),
         ("", "matrix.yaml:1: the file is empty"),
         ("# nothing\n", "matrix.yaml:1: the file is empty"),
@@ -114,7 +118,7 @@ bounds:
         ("a: " + "x" * (1 << 20), "longer than"),
     ],
 )
-def test_a_fault_is_told(text: str, fault: str):
+def test_an_error_is_reported(text: str, fault: str):
     assert any(fault in line for line in _faults(text))
 
 
@@ -125,7 +129,7 @@ def test_a_bound_is_read(tmp_path: Path):
     ]
 
 
-def test_a_file_that_is_not_there_and_one_that_is_not_text(tmp_path: Path):
+def test_a_missing_file_and_a_binary_file(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"none\.yaml: No such file") as caught:
         read(tmp_path / "none.yaml", FACTS)
     assert "--matrix" in caught.value.hint
@@ -134,7 +138,7 @@ def test_a_file_that_is_not_there_and_one_that_is_not_text(tmp_path: Path):
         read(tmp_path / "bytes.yaml", FACTS)
 
 
-# --- our check against the jsonschema package, which is the specification's --------------------------
+# --- our check compared with the jsonschema package --------------------------
 
 
 def _keywords(schema: Any) -> set[str]:
@@ -150,7 +154,7 @@ def _keywords(schema: Any) -> set[str]:
     return found
 
 
-def test_the_schema_says_only_what_our_check_understands():
+def test_the_schema_uses_only_keywords_that_our_check_supports():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert _keywords(SCHEMA) <= KEYWORDS
 
@@ -173,7 +177,7 @@ def test_our_check_and_jsonschema_refuse_the_same(changes: dict[str, Any]):
 
 
 @given(st.text(max_size=60) | st.binary(max_size=60).map(lambda data: data.decode("latin-1")))
-def test_any_text_ends_in_a_matrix_or_in_a_told_fault(text: str):
+def test_any_text_is_a_matrix_or_a_config_error(text: str):
     with pytest.raises(ConfigError):
         load(text, FACTS)
 
@@ -182,6 +186,6 @@ def test_any_text_ends_in_a_matrix_or_in_a_told_fault(text: str):
     at=st.integers(0, len(GOOD) - 1),
     with_=st.sampled_from(["", "x", "{", "[", ":", "&a ", "\n", "- ", '"', "#"]),
 )
-def test_a_slip_of_the_pen_never_ends_in_a_traceback(at: int, with_: str):
+def test_a_typo_does_not_end_in_a_traceback(at: int, with_: str):
     with contextlib.suppress(ConfigError):  # anything else would reach the user as a traceback
         load(GOOD[:at] + with_ + GOOD[at + 1 :], FACTS)

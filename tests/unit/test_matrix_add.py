@@ -12,8 +12,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.gridcase import FACTS, ROOT
-from tests.standin.index_server import IndexServer
+from tests.planned import FACTS, ROOT
+from tests.servers.index_server import IndexServer
 from torchkiln.cli.matrix import matrix
 from torchkiln.errors import BuildFailed, ConfigError, KilnError, Unresolvable
 from torchkiln.matrix.add_release.edit import with_pair, with_version
@@ -46,7 +46,7 @@ def tag(python: str, abi: str = "", platform: str = "manylinux_2_28_x86_64") -> 
     return f"{python}-{abi or python}-{platform}"
 
 
-class House:
+class Workspace:
     """An index with two made-up releases, and the command before it."""
 
     def __init__(self, server: IndexServer, folder: Path) -> None:
@@ -59,7 +59,7 @@ class House:
         }
 
     def run(self, *words: str) -> tuple[KilnError | None, str, str]:
-        """What `matrix add` of *words* raised, its stdout and its stderr."""
+        """The error of `matrix add` with *words*, its stdout and its stderr."""
         done = CliRunner(env=self.environ).invoke(matrix, ["add", *words, "--matrix", str(self.file)])
         assert done.exception is None or isinstance(done.exception, KilnError), done.exception
         return done.exception, done.stdout, done.stderr
@@ -73,7 +73,7 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
     with IndexServer() as server:
         add = server.add
         for python in ("cp310", "cp311"):
@@ -92,68 +92,68 @@ def house(tmp_path: Path) -> Iterator[House]:
         add("default", "torchvision", "0.100.0rc1", requires=["torch==2.99.0"], tag=tag("cp311"))
         add("default", "torchaudio", "2.9.1", requires=["torch==2.9.1"], tag=tag("cp311"))
         add("default", "torchaudio", "2.99.0", tag=tag("cp311"))
-        yield House(server, tmp_path)
+        yield Workspace(server, tmp_path)
 
 
 def block_of(stdout: str) -> str:
-    """What is proposed for compat.yaml's releases."""
+    """The proposed block for compat.yaml's releases."""
     return stdout.split("compat.yaml, under releases:\n")[1].split("\n# ")[0] + "\n"
 
 
-def test_of_a_known_release_only_the_matrix_needs_lines(house: House) -> None:
-    error, out, err = house.run("torch", "2.9.1")
+def test_a_known_release_needs_only_lines_of_the_matrix(workspace: Workspace) -> None:
+    error, out, err = workspace.run("torch", "2.9.1")
 
     assert (error, out) == (
         None,
         '# matrix.yaml, under beyond:\n  - {torch: "2.9.1", cuda: "12.8"}\n',
     )
     assert "nothing was written" in err
-    assert house.file.read_text() == OURS
+    assert workspace.file.read_text() == OURS
 
 
-def test_written_it_is_in_the_matrix_and_a_second_time_there_is_nothing_to_do(house: House) -> None:
-    house.file.chmod(0o640)
-    error, _, err = house.run("torch", "2.9.1", "--write")
-    text = house.file.read_text()
+def test_write_changes_the_matrix_once(workspace: Workspace) -> None:
+    workspace.file.chmod(0o640)
+    error, _, err = workspace.run("torch", "2.9.1", "--write")
+    text = workspace.file.read_text()
 
     assert error is None
     assert "next: torchkiln lock --torch 2.9.1" in err
     assert text == (ROOT / "matrix.yaml").read_text()
-    assert house.file.stat().st_mode & 0o777 == 0o640
-    error, out, err = house.run("torch", "2.9.1", "--write")
+    assert workspace.file.stat().st_mode & 0o777 == 0o640
+    error, out, err = workspace.run("torch", "2.9.1", "--write")
     assert (error, out) == (None, "")
     assert "has torch 2.9.1 already" in err
-    assert house.file.read_text() == text
+    assert workspace.file.read_text() == text
 
 
-def test_where_the_matrix_has_its_cuda_it_is_a_row_of_the_grid(house: House) -> None:
-    house.file.write_text(OURS.replace('  - "12.1"\n', '  - "12.1"\n  - "12.8"\n', 1))
-    error, out, _ = house.run("torch", "2.9.1", "--write")
+def test_with_its_cuda_in_the_matrix_it_is_a_row_of_the_grid(workspace: Workspace) -> None:
+    workspace.file.write_text(OURS.replace('  - "12.1"\n', '  - "12.1"\n  - "12.8"\n', 1))
+    error, out, _ = workspace.run("torch", "2.9.1", "--write")
 
     assert (error, out) == (None, '# matrix.yaml, under torch:\n  - "2.9.1"\n')
-    assert '  - "2.8.0"\n  - "2.9.1"\n' in house.file.read_text()
+    assert '  - "2.8.0"\n  - "2.9.1"\n' in workspace.file.read_text()
 
 
-def test_a_release_that_is_there_asks_no_index(house: House) -> None:
-    house.run("torch", "2.8.0")
+def test_an_existing_release_needs_no_index(workspace: Workspace) -> None:
+    workspace.run("torch", "2.8.0")
 
-    assert house.server.asked == []
+    assert workspace.server.requests == []
 
 
-def test_an_unknown_release_comes_with_its_facts(house: House) -> None:
-    """All that metadata tells; with the TODO filled in, the facts take it."""
-    _, out, _ = house.run("torch", "2.99.0")
+def test_an_unknown_release_is_proposed_with_its_facts(workspace: Workspace) -> None:
+    """Everything in the metadata; with the TODO filled in, the facts accept it."""
+    _, out, _ = workspace.run("torch", "2.99.0")
     block = block_of(out)
-    wheel = next(name for _, _, name in house.server.files if name.startswith("torch-2.99.0"))
+    wheel = next(name for _, _, name in workspace.server.files if name.startswith("torch-2.99.0"))
 
-    (told,) = yaml.safe_load(block).values()
-    assert told["companions"] == {"torchvision": "0.99.0", "torchaudio": "2.99.0"}
+    (proposal,) = yaml.safe_load(block).values()
+    assert proposal["companions"] == {"torchvision": "0.99.0", "torchaudio": "2.99.0"}
     assert "# torchaudio 2.99.0 does not pin torch: it was chosen by its version number" in block
     assert "# TODO: no torchvision pins torch 2.99.0 exactly; 0.99.0 is the newest that allows it" in block
-    default = told["default"]
+    default = proposal["default"]
     assert (default["variant"], default["pythons"], default["triton_below"]) == ("cu128", ["cp310"], "3.15")
     assert default["requires"] == ["filelock", "setuptools;python_version>='3.12'"]
-    assert default["bytes_cp310"] == len(house.server.files["default", "torch", wheel])
+    assert default["bytes_cp310"] == len(workspace.server.files["default", "torch", wheel])
     assert set(default["pins"]) == {"nvidia-cuda-runtime-cu12", "nvidia-cudnn-cu12", "nvidia-nccl-cu12"}
     filled = block.replace("[TODO], source: TODO", "[sm_90], source: wheel")
     text = COMPAT.read_text().replace('\n  "2.0.1":', f'\n{filled}  "2.0.1":', 1)
@@ -162,14 +162,16 @@ def test_an_unknown_release_comes_with_its_facts(house: House) -> None:
     assert found.releases["2.8.0"] == FACTS.releases["2.8.0"]
 
 
-def test_companions_are_asked_from_the_newest_to_the_first_that_is_too_old(house: House) -> None:
+def test_companions_are_read_from_the_newest_to_the_first_too_old_one(workspace: Workspace) -> None:
     """Each costs a request or two, and there are dozens."""
-    house.run("torch", "2.99.0")
-    asked = {
-        path.rpartition("/")[2].split("-cp")[0] for _, path, _ in house.server.asked if "/files/" in path
+    workspace.run("torch", "2.99.0")
+    requested = {
+        path.rpartition("/")[2].split("-cp")[0]
+        for _, path, _ in workspace.server.requests
+        if "/files/" in path
     }
 
-    assert asked == {
+    assert requested == {
         "torch-2.99.0",
         "torchvision-0.99.0",
         "torchvision-0.98.0",
@@ -178,9 +180,9 @@ def test_companions_are_asked_from_the_newest_to_the_first_that_is_too_old(house
     }
 
 
-def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(house: House) -> None:
-    """What is no exact version stands as TODO; of two builds of a wheel the last counts."""
-    _, out, _ = house.run("torch", "2.99.1")
+def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(workspace: Workspace) -> None:
+    """Inexact versions become TODO; of two builds of a wheel the last counts."""
+    _, out, _ = workspace.run("torch", "2.99.1")
     block = block_of(out)
 
     assert '# matrix.yaml, under beyond:\n  - {torch: "2.99.1", cuda: "13.2"}\n' in out
@@ -196,13 +198,15 @@ def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(house: Ho
     assert out.endswith(
         '"13.2": {ga: "TODO", full: "TODO"}   # TODO: the driver tables of NVIDIA\'s CUDA release notes\n'
     )
-    ours = [data for (_, _, name), data in house.server.files.items() if name.startswith("torch-2.99.1-1-")]
+    ours = [
+        data for (_, _, name), data in workspace.server.files.items() if name.startswith("torch-2.99.1-1-")
+    ]
     assert hashlib.sha256(ours[0]).hexdigest() in block
 
 
-def test_what_the_facts_lack_is_never_written_into_the_matrix(house: House) -> None:
-    """It would be refused from then on, whatever the command."""
-    error = house.refused("torch", "2.99.1", "--write")
+def test_a_release_missing_in_the_facts_is_not_written_into_the_matrix(workspace: Workspace) -> None:
+    """Every command would refuse it."""
+    error = workspace.refused("torch", "2.99.1", "--write")
 
     assert isinstance(error, ConfigError)
     assert "compat.yaml has no facts for torch 2.99.1 and CUDA 13.2" in error.message
@@ -218,43 +222,45 @@ def test_what_the_facts_lack_is_never_written_into_the_matrix(house: House) -> N
         ("2.99.3", "no wheel for Linux x86_64"),
     ],
 )
-def test_what_cannot_be_proposed_is_refused_with_what_there_is(house: House, version: str, why: str) -> None:
-    error = house.refused("torch", version)
+def test_an_impossible_request_is_refused_with_the_available_ones(
+    workspace: Workspace, version: str, why: str
+) -> None:
+    error = workspace.refused("torch", version)
 
     assert isinstance(error, ConfigError)
     assert why in error.message
     assert error.hint
 
 
-def test_an_index_without_an_answer(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_does_not_respond(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda *_: 0.0)
-    house.server.faults.page_errors = [503] * 6
+    workspace.server.faults.page_errors = [503] * 6
 
-    assert isinstance(house.refused("torch", "2.9.1"), BuildFailed)
+    assert isinstance(workspace.refused("torch", "2.9.1"), BuildFailed)
 
 
-def test_an_index_without_torch(house: House) -> None:
-    house.environ["UV_DEFAULT_INDEX"] = house.server.url("empty")
+def test_an_index_without_torch(workspace: Workspace) -> None:
+    workspace.environ["UV_DEFAULT_INDEX"] = workspace.server.url("empty")
 
-    assert isinstance(house.refused("torch", "2.9.1"), Unresolvable)
+    assert isinstance(workspace.refused("torch", "2.9.1"), Unresolvable)
 
 
 @pytest.mark.parametrize(
     ("fault", "value", "why"),
     [
         ("no_ranges", True, "no support for range requests"),
-        ("gone", True, "HTTP 404"),
+        ("deleted", True, "HTTP 404"),
         ("extra", b"x" * 70_000, "invalid wheel"),
         ("short", [0, 10] * 20, "another range than requested|connection (closed before|broke off)"),
     ],
 )
 def test_a_file_that_cannot_be_read(
-    house: House, monkeypatch: pytest.MonkeyPatch, fault: str, value: object, why: str
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, fault: str, value: object, why: str
 ) -> None:
     """With its name or place, and without the index's address in full."""
     monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda *_: 0.0)
-    setattr(house.server.faults, fault, value)
-    error = house.refused("torch", "2.9.1")
+    setattr(workspace.server.faults, fault, value)
+    error = workspace.refused("torch", "2.9.1")
 
     assert isinstance(error, BuildFailed)
     assert re.search(why, error.message)
@@ -268,30 +274,30 @@ def test_a_file_that_cannot_be_read(
         ({"requires": CU12, "python": '>=3.10"\x1b[2J'}, "invalid Requires-Python"),
     ],
 )
-def test_metadata_that_is_none_is_refused(house: House, details: dict[str, Any], why: str) -> None:
-    """It would be printed, and put into a file of ours."""
-    house.server.add("default", "torch", "2.99.9", tag=tag("cp311"), **details)
-    error = house.refused("torch", "2.99.9")
+def test_invalid_metadata_is_refused(workspace: Workspace, details: dict[str, Any], why: str) -> None:
+    """It would be printed, and written into our file."""
+    workspace.server.add("default", "torch", "2.99.9", tag=tag("cp311"), **details)
+    error = workspace.refused("torch", "2.99.9")
 
     assert why in error.message
     assert "\x1b" not in error.message
 
 
-def test_a_wheel_for_no_python_that_is_known_is_passed_over(house: House) -> None:
-    house.server.add("default", "torch", "2.99.0", tag=tag("cp3x"))
+def test_a_wheel_for_an_unknown_python_is_ignored(workspace: Workspace) -> None:
+    workspace.server.add("default", "torch", "2.99.0", tag=tag("cp3x"))
 
-    assert "pythons: [cp310]" in block_of(house.run("torch", "2.99.0")[1])
+    assert "pythons: [cp310]" in block_of(workspace.run("torch", "2.99.0")[1])
 
 
-def test_of_a_large_wheel_only_its_end_is_fetched(house: House) -> None:
-    house.server.add("default", "torch", "2.9.2", requires=CU12, tag=tag("cp311"))
-    name = next(name for _, _, name in house.server.files if name.startswith("torch-2.9.2"))
-    data = house.server.files["default", "torch", name]
-    house.server.files["default", "torch", name] = bytes(9 << 20) + data  # a zip may begin anywhere
-    error, _, _ = house.run("torch", "2.9.2")
+def test_only_the_end_of_a_large_wheel_is_downloaded(workspace: Workspace) -> None:
+    workspace.server.add("default", "torch", "2.9.2", requires=CU12, tag=tag("cp311"))
+    name = next(name for _, _, name in workspace.server.files if name.startswith("torch-2.9.2"))
+    data = workspace.server.files["default", "torch", name]
+    workspace.server.files["default", "torch", name] = bytes(9 << 20) + data  # a zip may begin anywhere
+    error, _, _ = workspace.run("torch", "2.9.2")
 
     assert error is None
-    assert sum(one.count for one in house.server.sent if name in one.path) < 2 << 20
+    assert sum(sent.count for sent in workspace.server.sent if name in sent.path) < 2 << 20
 
 
 OURS_EDIT = (ROOT / "matrix.yaml").read_text()
@@ -301,7 +307,7 @@ def put(text: str, version: str, key: str = "torch") -> str:
     return with_version(text, key, version, name="matrix.yaml")
 
 
-def test_our_own_matrix_gets_one_line_behind_the_newest_that_is_older() -> None:
+def test_our_matrix_gets_one_line_after_the_newest_older_release() -> None:
     text = put(put(OURS_EDIT, "2.9.0"), "12.8", "cuda")
 
     assert text.replace('  - "2.9.0"\n', "", 1).replace('  - "12.8"\n', "", 1) == OURS_EDIT
@@ -329,13 +335,13 @@ def test_our_own_matrix_gets_one_line_behind_the_newest_that_is_older() -> None:
         ('torch:\n  - "2.10.0"\n  - "2.8.0"\n', 'torch:\n  - "2.10.0"\n  - "2.8.0"\n  - "2.9.1"\n'),
     ],
 )
-def test_a_line_takes_the_form_of_its_neighbours(before: str, after: str) -> None:
+def test_a_line_has_the_format_of_its_neighbours(before: str, after: str) -> None:
     assert put(before, "2.9.1") == after
     assert "2.9.1" in yaml.safe_load(after)["torch"]
 
 
 @pytest.mark.parametrize("text", ['torch:\n  -\n    "2.8.0"\n', "torch: []\n", "cuda: [1]\n", "x\n"])
-def test_a_form_without_a_place_for_it_is_refused(text: str) -> None:
+def test_an_unsupported_format_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="cannot insert a line into the list torch") as caught:
         put(text, "2.9.1")
 
@@ -365,13 +371,13 @@ PAIR = '{torch: "2.9.1", cuda: "12.8"}'
         ),
     ],
 )
-def test_a_cell_beyond_stands_behind_those_of_an_older_torch(before: str, after: str) -> None:
+def test_an_extra_cell_follows_those_of_an_older_torch(before: str, after: str) -> None:
     assert with_pair(before, "2.9.1", "12.8", name="matrix.yaml") == after
     assert {"torch": "2.9.1", "cuda": "12.8"} in yaml.safe_load(after)["beyond"]
 
 
 @pytest.mark.parametrize("text", ["beyond: []\n", 'beyond:\n  - torch: "2.8.0"\n    cuda: "12.8"\n'])
-def test_pairs_in_a_form_without_a_place_are_refused(text: str) -> None:
+def test_extra_cells_in_an_unsupported_format_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="cannot insert a line into the list beyond") as caught:
         with_pair(text, "2.9.1", "12.8", name="matrix.yaml")
 

@@ -12,14 +12,14 @@ MISTAKES = read()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name or mistake.run[:60])
-def test_a_mistake_is_answered_with_what_is_wrong_and_what_to_do(mistake: Mistake, tmp_path: Path) -> None:
+def test_a_mistake_gives_its_message_and_hint(mistake: Mistake, tmp_path: Path) -> None:
     """No traceback, nothing on stdout."""
-    said = make(mistake, tmp_path)
+    ran = make(mistake, tmp_path)
 
-    assert (said.code, said.err) == (mistake.code, mistake.says)
-    assert "Traceback" not in said.err
-    assert said.out == ""
-    assert said.code != 0
+    assert (ran.code, ran.err) == (mistake.code, mistake.says)
+    assert "Traceback" not in ran.err
+    assert ran.out == ""
+    assert ran.code != 0
 
 
 def test_there_are_many_and_they_differ() -> None:

@@ -30,7 +30,7 @@ LAYERS = (
 )
 
 
-def test_the_config_says_what_the_plan_says() -> None:
+def test_the_config_matches_the_plan() -> None:
     """Every field, in the words of the specification and, for the health check, Docker's nanoseconds."""
     found = json.loads(describe(plan(titles=("base", "torch 2.7.1")), LAYERS).config)
 
@@ -91,21 +91,21 @@ def test_the_manifest_names_config_and_layers() -> None:
 
 
 def test_the_digest_is_a_golden() -> None:
-    """Whoever changes a byte of the form changes every image's digest: on purpose, with `recipe`."""
+    """A change of the format changes every image's digest; do it on purpose, with `recipe`."""
     golden = "sha256:7700b65129adf03fec1d5bf433c53852bd1d8d39098aaccf00099c0e47968550"
 
     assert describe(plan(), LAYERS).manifest_digest == golden
 
 
 def test_names_are_not_in_the_image() -> None:
-    """A re-tag, other aliases and the layers' unpacked sizes change no digest."""
-    one = plan("a")
-    other = dataclasses.replace(plan("b"), aliases=("latest",))
+    """A re-tag, other aliases and the layers' unpacked sizes do not change the digest."""
+    first = plan("a")
+    second = dataclasses.replace(plan("b"), aliases=("latest",))
 
-    assert describe(one, LAYERS) == describe(other, LAYERS)
+    assert describe(first, LAYERS) == describe(second, LAYERS)
 
 
-def test_what_is_empty_is_left_out() -> None:
+def test_empty_fields_are_omitted() -> None:
     """As engines do when they write a config back."""
     bare = plan(
         env=(),
@@ -127,7 +127,7 @@ def test_what_is_empty_is_left_out() -> None:
 
 @given(epoch=st.integers(0, 4_000_000_000), size=st.integers(0, 1 << 40), title=st.text(max_size=20))
 def test_documents_are_canonical(epoch: int, size: int, title: str) -> None:
-    """What was written, read and written again is the same bytes."""
+    """Writing, reading and writing again gives the same bytes."""
     layer = ImageLayer(
         title=title, blob=Blob(digest=Digest(ZERO), diff_id=Digest(ZERO), size=size, unpacked=size)
     )
@@ -152,26 +152,26 @@ def image(folder: Path) -> ImageOnDisk:
     return open_layout(folder / "layout").image("a")
 
 
-def test_an_oci_archive_is_a_sound_layout_of_one_image(tmp_path: Path) -> None:
-    """Unpacked it validates, holds the image under its name, and nothing of its neighbour."""
-    wanted = image(tmp_path)
-    write_archive(wanted, tmp_path / "a.tar", "oci-archive")
+def test_an_oci_archive_is_a_valid_layout_of_one_image(tmp_path: Path) -> None:
+    """Unpacked it is valid, contains the image under its name, and nothing of the other image."""
+    expected = image(tmp_path)
+    write_archive(expected, tmp_path / "a.tar", "oci-archive")
     with tarfile.open(tmp_path / "a.tar") as archive:
-        # Debian 12's Python has no extraction filters yet, newer ones demand one.
+        # Debian 12's Python has no extraction filters yet, newer ones require one.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(tmp_path / "out")
         names = archive.getnames()
 
     assert validate(tmp_path / "out") == ()
-    assert open_layout(tmp_path / "out").refs() == {"a": wanted.manifest}
+    assert open_layout(tmp_path / "out").refs() == {"a": expected.manifest}
     assert names[:2] == ["oci-layout", "index.json"]
 
 
-def test_a_docker_archive_lists_what_docker_save_lists(tmp_path: Path) -> None:
+def test_a_docker_archive_has_the_entries_of_docker_save(tmp_path: Path) -> None:
     """manifest.json names config and layers by paths in the archive; a layer used twice is there once."""
-    wanted = image(tmp_path)
+    expected = image(tmp_path)
     write_archive(
-        wanted,
+        expected,
         tmp_path / "a.tar",
         "docker-archive",
         ["kiln:a", "registry.example:5000/x/kiln:b", "me/k:c", "ghcr.example/k:d"],
@@ -183,8 +183,8 @@ def test_a_docker_archive_lists_what_docker_save_lists(tmp_path: Path) -> None:
     (found,) = json.loads(contents["manifest.json"])
 
     assert found["RepoTags"] == ["kiln:a", "registry.example:5000/x/kiln:b", "me/k:c", "ghcr.example/k:d"]
-    assert digest(contents[found["Config"]]) == wanted.config_digest
-    assert [digest(contents[path]) for path in found["Layers"]] == [layer.digest for layer in wanted.layers]
+    assert digest(contents[found["Config"]]) == expected.config_digest
+    assert [digest(contents[path]) for path in found["Layers"]] == [layer.digest for layer in expected.layers]
     assert len(names) == len(set(names))
     annotations = [entry["annotations"] for entry in json.loads(contents["index.json"])["manifests"]]
     assert [found["io.containerd.image.name"] for found in annotations] == [
@@ -204,7 +204,7 @@ def test_the_same_image_gives_the_same_archive(tmp_path: Path) -> None:
     assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
 
 
-def test_it_is_written_without_seeking(tmp_path: Path) -> None:
+def test_an_archive_is_written_without_seeking(tmp_path: Path) -> None:
     """So that it can go into a pipe."""
 
     class Pipe(io.BytesIO):
@@ -214,31 +214,31 @@ def test_it_is_written_without_seeking(tmp_path: Path) -> None:
         tell = seek  # type: ignore[assignment]
 
     pipe = Pipe()
-    wanted = image(tmp_path)
-    stream_archive(wanted, pipe, "oci-archive")
-    write_archive(wanted, tmp_path / "a.tar", "oci-archive")
+    expected = image(tmp_path)
+    stream_archive(expected, pipe, "oci-archive")
+    write_archive(expected, tmp_path / "a.tar", "oci-archive")
 
     assert pipe.getvalue() == (tmp_path / "a.tar").read_bytes()
 
 
 def test_a_failure_leaves_the_old_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost blob or a full disk: the message names the file, no half archive and no temporary stays."""
-    wanted = image(tmp_path)
+    expected = image(tmp_path)
     target = tmp_path / "out/a.tar"
-    write_archive(wanted, target, "oci-archive")
+    write_archive(expected, target, "oci-archive")
     before = target.read_bytes()
-    wanted.layers[1].path.unlink()
+    expected.layers[1].path.unlink()
 
     with pytest.raises(BuildFailed, match=r"a\.tar: the archive cannot be written: No such file"):
-        write_archive(wanted, target, "oci-archive")
+        write_archive(expected, target, "oci-archive")
 
     assert target.read_bytes() == before
     assert [path.name for path in target.parent.iterdir()] == ["a.tar"]
 
 
-def test_a_blob_that_changes_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_that_changes_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its header was written with the old size: nothing behind it would be readable."""
-    wanted = image(tmp_path)
+    expected = image(tmp_path)
     size = module.os.fstat
 
     class Less:
@@ -248,11 +248,11 @@ def test_a_blob_that_changes_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(module.os, "fstat", lambda number: Less(size(number)))
 
     with pytest.raises(BuildFailed, match="changed while it was read"):
-        write_archive(wanted, tmp_path / "a.tar", "oci-archive")
+        write_archive(expected, tmp_path / "a.tar", "oci-archive")
 
 
-def test_an_archive_lies_beside_its_layout(tmp_path: Path) -> None:
-    """What `build --format` does: named by tag and form, known inside by repository and tags."""
+def test_an_archive_is_beside_its_layout(tmp_path: Path) -> None:
+    """As by `build --format`: its file name is tag and format, its image names are repository and tags."""
     built = build(tmp_path)
 
     path = archive_image(built, "docker-archive", repository="pytorch-cuda", tags=("a", "v2.7"))
@@ -263,8 +263,8 @@ def test_an_archive_lies_beside_its_layout(tmp_path: Path) -> None:
     assert listed[0]["RepoTags"] == ["pytorch-cuda:a", "pytorch-cuda:v2.7"]
 
 
-def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
-    """Gigabytes each; but not what somebody is writing at this moment, who holds a lock on it."""
+def test_leftovers_of_a_killed_writer_are_deleted_by_the_next(tmp_path: Path) -> None:
+    """They are gigabytes; but not files that another process is writing, which it has locked."""
     target = tmp_path / "out/a.tar"
     write_archive(image(tmp_path), target, "oci-archive")
     dead, alive = (target.with_name(f".a.tar.{pid}.0123abcd") for pid in (12, 13))

@@ -1,4 +1,4 @@
-"""The oracle on layers: what is wrong in a tar or in its gzip is found; nothing makes it stumble."""
+"""The oracle for layers: it finds faults of a tar or its gzip, and never fails itself."""
 
 import gzip
 import io
@@ -21,7 +21,7 @@ from torchkiln.oci.validate.validate import validate
 
 
 def raw(name: bytes, **fields: bytes) -> bytes:
-    """One ustar header by hand, for what tarfile would not write."""
+    """A ustar header that tarfile would not write."""
     values = {
         "mode": b"0000644\0",
         "uid": b"0000000\0",
@@ -104,7 +104,7 @@ TAR_FAULTS: dict[str, tuple[bytes, str]] = {
     "half end": (tar_of([F])[:1536], "does not end with two zero blocks"),
     "behind the end": (tar_of([F])[:1536] + END + b"x" * 512, "trailing data after the end of the tar"),
     "one zero block": (raw(b"a") + bytes(512) + raw(b"b") + END, "trailing data after the end of the tar"),
-    "cut in a file": (tar_of([F])[:700], "unexpected end of the tar, within opt/f"),
+    "truncated in a file": (tar_of([F])[:700], "unexpected end of the tar, within opt/f"),
     "cut in a header": (raw(b"a") + raw(b"b")[:100], "unexpected end of the tar, within a header"),
     "pax": (
         raw(b"p", kind=b"x", size=b"00000000005\0") + b"9 a=b".ljust(512, b"\0") + END,
@@ -153,8 +153,8 @@ def test_a_fault_in_the_gzip_is_found(tmp_path: Path, kind: str) -> None:
     assert re.search(pattern, found)
 
 
-def test_a_smuggled_member_is_seen_as_tar(tmp_path: Path) -> None:
-    """A whole gzip member behind the end of the tar is legal gzip; its bytes are not part of the tar."""
+def test_a_smuggled_member_is_not_part_of_the_tar(tmp_path: Path) -> None:
+    """A complete gzip member after the end of the tar is legal gzip; its bytes are not part of the tar."""
     found = words(
         build(tmp_path, tar_of(OWN), pack=lambda tar: members_of(tar) + gzip.compress(b"smuggled" * 64))
     )
@@ -162,7 +162,7 @@ def test_a_smuggled_member_is_seen_as_tar(tmp_path: Path) -> None:
     assert "a layers[1]: trailing data after the end of the tar" in found
 
 
-def test_faults_are_counted_not_hoarded(tmp_path: Path) -> None:
+def test_the_list_of_faults_is_limited(tmp_path: Path) -> None:
     """A layer of ten thousand bad names costs twenty lines."""
     found = words(build(tmp_path, tar_of([Member(name=f"/{number}") for number in range(10_000)])))
 
@@ -182,7 +182,7 @@ names = st.lists(
     form=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
     step=st.integers(1, 2000),
 )
-def test_what_tarfile_reads_is_read_the_same(
+def test_entries_are_read_like_by_tarfile(
     chosen: list[tuple[list[str], bytes]], form: int, step: int
 ) -> None:
     """The names of any tar that Python writes, pax or GNU, fed in pieces of any size, without a fault."""
@@ -197,8 +197,8 @@ def test_what_tarfile_reads_is_read_the_same(
             for above in ("/".join(parts[:d]) for d in range(1, len(parts)))
         ):
             members["/".join(parts)] = Member(name="/".join(parts), data=data)
-    # A file in the way of a folder would be a fault, and is another test's.
-    kept = [
+    # A file at the path of a folder is a fault, and tested elsewhere.
+    entries = [
         m
         for name, m in members.items()
         if not any(
@@ -206,7 +206,7 @@ def test_what_tarfile_reads_is_read_the_same(
             for above in (name[:at] for at, letter in enumerate(name) if letter == "/")
         )
     ]
-    tar = tar_of(kept, form=form)
+    tar = tar_of(entries, form=form)
     inspector = TarInspector()
 
     inspector.inspect(tar[at : at + step] for at in range(0, len(tar), step))
@@ -219,7 +219,7 @@ def test_what_tarfile_reads_is_read_the_same(
 
 
 @given(data=st.binary(max_size=3000), at=st.integers(0, 4000), flip=st.integers(1, 255))
-def test_no_bytes_make_the_inspector_stumble(data: bytes, at: int, flip: int) -> None:
+def test_no_bytes_make_the_inspector_fail(data: bytes, at: int, flip: int) -> None:
     """Noise, and a tar with one byte changed: faults or none, no exception."""
     tar = bytearray(tar_of(BASE))
     tar[at % len(tar)] ^= flip
@@ -243,7 +243,7 @@ def test_facts_of_a_layer_are_those_of_python(tmp_path: Path) -> None:
 
 
 def test_a_member_may_begin_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A magic number that a read cuts in two, and one byte that is left alone at the end."""
+    """A magic number split between two reads, and a single byte at the end."""
     monkeypatch.setattr(inspect_module, "_READ", 37)
     tar = tar_of(files(noise=random.Random(5).randbytes(3000)))
     blob = members_of(tar, 60)
@@ -257,7 +257,7 @@ def test_a_member_may_begin_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert f"at byte {len(blob)}:" in more.faults[0]
 
 
-def test_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Big layouts are checked in processes: the same faults in the same order."""
     layout = build(tmp_path, tar_of([F, F]), TAR_FAULTS["absolute"][0])
     alone = words(layout)

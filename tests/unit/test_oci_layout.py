@@ -1,4 +1,4 @@
-"""An image under a name in a layout, and what can come between."""
+"""Images with names in a layout, and possible failures."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from torchkiln.oci.validate.validate import validate
 
 
 def build(folder: Path, tag: str = "a", *, content: bytes = b"x", refs: tuple[str, ...] = ()) -> BuiltImage:
-    """One image of a shared layer and one of its own in folder/layout."""
+    """An image with a shared layer and its own layer in folder/layout."""
     store = BlobFolder(folder / "store")
     layers = (
         store.layer("base", tar_of(files(base=b"base"))),
@@ -34,8 +34,8 @@ def blobs(folder: Path) -> set[str]:
     return {path.name for path in (folder / "layout/blobs/sha256").iterdir()}
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    """Ref, digests, sizes and config come back as they went in."""
+def test_a_written_image_reads_back(tmp_path: Path) -> None:
+    """Ref, digests, sizes and config are unchanged."""
     built = build(tmp_path)
 
     found = open_layout(tmp_path / "layout").image("a")
@@ -51,7 +51,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 
 
 def test_layers_are_hard_links_into_the_store(tmp_path: Path) -> None:
-    """A layer takes no second place on the disk."""
+    """A layer is stored only once on the disk."""
     built = build(tmp_path)
 
     path = open_layout(tmp_path / "layout").blob(built.layers[0].blob.digest)
@@ -60,7 +60,7 @@ def test_layers_are_hard_links_into_the_store(tmp_path: Path) -> None:
 
 
 def test_across_file_systems_layers_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no hard link can be made, the bytes are the same, and no temporary stays."""
+    """Without hard links, the bytes are the same, and no temporary file stays."""
 
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
@@ -88,7 +88,7 @@ def test_the_layout_is_a_function_of_its_images(tmp_path: Path) -> None:
 
 
 def test_images_share_blobs(tmp_path: Path) -> None:
-    """Two images of one base: one base blob; the documents do not know the tag."""
+    """Two images with the same base share its blob; the documents do not contain the tag."""
     build(tmp_path, "a", content=b"1")
     build(tmp_path, "b", content=b"2")
 
@@ -96,7 +96,7 @@ def test_images_share_blobs(tmp_path: Path) -> None:
     assert len(blobs(tmp_path)) == 3 + 2 * 2
 
 
-def test_aliases_are_written_when_asked(tmp_path: Path) -> None:
+def test_aliases_are_written_on_request(tmp_path: Path) -> None:
     """One manifest under several names; without `refs` only the tag."""
     built = build(tmp_path, "a", refs=("a", "v2.7", "latest"))
 
@@ -104,8 +104,8 @@ def test_aliases_are_written_when_asked(tmp_path: Path) -> None:
     assert built.ref == "a"
 
 
-def test_a_replaced_name_drops_its_blobs(tmp_path: Path) -> None:
-    """What only the old image needed goes; what its neighbour needs stays."""
+def test_replacing_a_name_deletes_its_blobs(tmp_path: Path) -> None:
+    """Blobs that only the old image needed are deleted; those of other images stay."""
     build(tmp_path, "a", content=b"1")
     neighbour = build(tmp_path, "b", content=b"2")
     replaced = build(tmp_path, "a", content=b"3")
@@ -117,8 +117,8 @@ def test_a_replaced_name_drops_its_blobs(tmp_path: Path) -> None:
     assert all(layer.path.is_file() for name in "ab" for layer in layout.image(name).layers)
 
 
-def test_nothing_is_dropped_beside_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
-    """Who cannot be asked may need anything; the new image is written all the same."""
+def test_nothing_is_deleted_beside_an_unreadable_manifest(tmp_path: Path) -> None:
+    """It may need any blob; the new image is written as usual."""
     build(tmp_path, "a", content=b"1")
     broken = build(tmp_path, "b", content=b"2")
     open_layout(tmp_path / "layout").blob(broken.manifest).write_text("{}")
@@ -132,8 +132,8 @@ def test_nothing_is_dropped_beside_a_manifest_that_cannot_be_read(tmp_path: Path
         prune(tmp_path / "layout")
 
 
-def test_prune_takes_only_what_no_name_needs(tmp_path: Path) -> None:
-    """A stray blob and a dead writer's temporaries go, and the freed bytes are told."""
+def test_prune_deletes_only_unneeded_blobs(tmp_path: Path) -> None:
+    """A stray blob and a dead writer's temporary files are deleted, and the freed bytes are returned."""
     build(tmp_path)
     before = blobs(tmp_path)
     (tmp_path / "layout/blobs/sha256" / ("f" * 64)).write_bytes(b"stray")
@@ -148,7 +148,7 @@ def test_prune_takes_only_what_no_name_needs(tmp_path: Path) -> None:
 def test_an_interrupted_write_leaves_the_old_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
-    """Wherever it stops, the index is the old one, the old image whole, and the next build succeeds."""
+    """At any point, the index is the old one, the old image complete, and the next build succeeds."""
     old = build(tmp_path, "a", content=b"1")
     done = 0
     replace = os.replace
@@ -173,7 +173,7 @@ def test_an_interrupted_write_leaves_the_old_names(
     assert open_layout(tmp_path / "layout").image("a").manifest == again.manifest
 
 
-def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_deleted_by_the_next(tmp_path: Path) -> None:
     """Beside the index and among the blobs."""
     layout = tmp_path / "layout"
     build(tmp_path, "a")
@@ -185,7 +185,7 @@ def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
 
 
 def test_a_layer_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
-    """A store that lost bytes gives no image, and no name."""
+    """A store with a truncated blob produces no image and no name."""
     store = BlobFolder(tmp_path / "store")
     layer = store.layer("torch 2.7.1", tar_of(files(a=b"a")))
     store.path(layer.blob.digest).write_bytes(b"short")
@@ -208,8 +208,8 @@ def test_a_blob_of_the_wrong_size_is_replaced(tmp_path: Path) -> None:
     assert digest(path.read_bytes()) == built.layers[0].blob.digest
 
 
-def test_an_unknown_name_tells_the_nearest(tmp_path: Path) -> None:
-    """A typo is answered with what was probably meant."""
+def test_an_unknown_name_suggests_the_nearest(tmp_path: Path) -> None:
+    """The hint for a typo is the probable name."""
     build(tmp_path, "2.7.1-cuda12.1-runtime")
 
     with pytest.raises(ConfigError, match=r"no such image: '2\.7\.1-cuda12\.2-runtime'") as caught:
@@ -218,8 +218,8 @@ def test_an_unknown_name_tells_the_nearest(tmp_path: Path) -> None:
     assert caught.value.hint == "did you mean 2.7.1-cuda12.1-runtime?"
 
 
-def test_several_images_want_a_name(tmp_path: Path) -> None:
-    """Which one is a question for the user, with the answers in it."""
+def test_several_images_require_a_name(tmp_path: Path) -> None:
+    """The error requires a name and lists the names."""
     build(tmp_path, "a", content=b"1")
     build(tmp_path, "b", content=b"2")
 
@@ -229,7 +229,7 @@ def test_several_images_want_a_name(tmp_path: Path) -> None:
     assert "images: a, b" in caught.value.hint
 
 
-def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     """`--output $HOME` does not become a layout."""
     (tmp_path / "layout").mkdir()
     (tmp_path / "layout/thesis.tex").write_text("years")
@@ -260,8 +260,8 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_malformed_layout_is_told_by_file(tmp_path: Path, name: str, text: str, words: str) -> None:
-    """The message names the file and what is wrong in it."""
+def test_a_malformed_layout_is_reported_by_file(tmp_path: Path, name: str, text: str, words: str) -> None:
+    """The message names the file and its fault."""
     build(tmp_path)
     (tmp_path / "layout" / name).write_text(text)
 
@@ -270,7 +270,7 @@ def test_a_malformed_layout_is_told_by_file(tmp_path: Path, name: str, text: str
 
 
 def test_a_missing_folder_is_a_usage_error(tmp_path: Path) -> None:
-    """Nothing there is not the same as something broken."""
+    """A missing folder is not a broken layout."""
     with pytest.raises(ConfigError, match="no such directory"):
         open_layout(tmp_path / "nowhere")
 
@@ -290,8 +290,8 @@ json_values = st.recursive(
 
 
 @given(value=json_values)
-def test_no_json_makes_the_reader_stumble(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
-    """Any index gives refs or VerificationFailed, nothing else."""
+def test_no_json_makes_the_reader_fail(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+    """Any index has refs or raises VerificationFailed."""
     folder = tmp_path_factory.getbasetemp() / "fuzzed"
     folder.mkdir(exist_ok=True)
     (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
@@ -328,7 +328,7 @@ def test_every_image_round_trips(
 
 
 def build_many(folder: Path, name: str, rounds: int) -> None:
-    """One of several writers, in a process of its own."""
+    """One of several writers, in a separate process."""
     for number in range(rounds):
         build(folder, f"{name}{number}", content=f"{name}{number}".encode())
         build(folder, f"{name}-moves", content=f"{name} moves {number}".encode())

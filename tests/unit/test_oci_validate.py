@@ -1,4 +1,4 @@
-"""The oracle: one planted fault of each kind is found, and told in words that name it."""
+"""The oracle: a planted fault of each kind is found and named."""
 
 import ast
 import json
@@ -39,8 +39,8 @@ def edit(layout: Layout, what: str, change: Callable[[Any], object]) -> None:
     (layout.path / "index.json").write_text(json.dumps(index))
 
 
-def test_a_sound_layout_has_no_fault(tmp_path: Path) -> None:
-    """Two images that share a base, gzip of many members: nothing to say."""
+def test_a_valid_layout_has_no_fault(tmp_path: Path) -> None:
+    """Two images that share a base, gzip of many members."""
     build(tmp_path, tar_of(OWN), pack=lambda tar: members_of(tar, 40))
     layout = build(tmp_path, tar_of(OWN), tar_of(files(srv__a=b"1")), tag="b")
 
@@ -48,8 +48,8 @@ def test_a_sound_layout_has_no_fault(tmp_path: Path) -> None:
     assert words(layout, "b") == []
 
 
-def test_it_shares_no_code_with_the_writers() -> None:
-    """An oracle that asks the accused is none."""
+def test_the_oracle_shares_no_code_with_the_writers() -> None:
+    """Otherwise an error in the writers could hide itself."""
     imported = set()
     for name in ("validate", "documents", "layer", "tar"):
         tree = ast.parse((Path(module.__file__).parent / f"{name}.py").read_text())
@@ -63,12 +63,12 @@ def test_it_shares_no_code_with_the_writers() -> None:
         "torchkiln.oci.validate.documents",
         "torchkiln.oci.validate.layer",
         "torchkiln.oci.validate.tar",
-        "torchkiln.oci.tar_header",  # the reader that unpacks: what is called sound is what is used
+        "torchkiln.oci.tar_header",  # the reader that unpacks: the same one checks and uses layers
         "torchkiln.oci.tar_names",
         "torchkiln.oci.tar_reader",
-        "torchkiln.util.processes",  # how a call gets to another process
-        "torchkiln.util.strict_json",  # how a file is opened and what JSON is; no writer uses it
-        "torchkiln.oci.spelling",  # which keys are not spelt as specified; no writer uses it
+        "torchkiln.util.processes",  # calls in another process
+        "torchkiln.util.strict_json",  # opens files and parses JSON; no writer uses it
+        "torchkiln.oci.spelling",  # finds keys with the wrong case; no writer uses it
     }
 
 
@@ -76,7 +76,7 @@ def test_it_shares_no_code_with_the_writers() -> None:
 
 
 def replace(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Write a blob anew: it is read-only and another's too."""
+    """Replace a blob, which is read-only and shared by hard link."""
     data = change(path.read_bytes())
     path.unlink()
     path.write_bytes(data)
@@ -98,7 +98,7 @@ def test_a_flipped_byte_is_found_in_any_blob(tmp_path: Path) -> None:
 
 
 def test_a_missing_and_a_cut_blob_are_found(tmp_path: Path) -> None:
-    """Gone, and shorter than the descriptor says."""
+    """Missing, and shorter than in the descriptor."""
     layout = build(tmp_path, tar_of(OWN))
     first, second = layout.image("a").layers
     first.path.unlink()
@@ -113,8 +113,8 @@ def test_a_missing_and_a_cut_blob_are_found(tmp_path: Path) -> None:
     assert "a layers[1]: the gzip member at byte 0 is truncated" in found
 
 
-def test_blobs_that_nobody_needs_are_found(tmp_path: Path) -> None:
-    """A stray blob and a writer's leaving, but only when the whole layout is asked."""
+def test_unneeded_blobs_are_found(tmp_path: Path) -> None:
+    """A stray blob and a leftover of a writer, but only if the complete layout is checked."""
     layout = build(tmp_path)
     (layout.path / "blobs/sha256" / ("a" * 64)).write_bytes(b"12")
     (layout.path / "blobs/sha256/.half").write_bytes(b"123")
@@ -218,8 +218,8 @@ def test_a_fault_in_a_document_is_found(tmp_path: Path, kind: str) -> None:
     assert re.search(pattern, found[0])
 
 
-def test_all_faults_come_at_once(tmp_path: Path) -> None:
-    """Whoever mends one is not sent back for the next."""
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
+    """So that a user can fix all of them."""
     layout = build(tmp_path, tar_of((Member(name="/abs"),)))
     edit(layout, "config", lambda c: c.update(os="", history=[]))
     (layout.path / "oci-layout").write_text('{"imageLayoutVersion":"0.9"}')
@@ -232,7 +232,7 @@ def test_all_faults_come_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"manifests":[[]]}'])
 def test_a_broken_index_is_a_fault(tmp_path: Path, text: str) -> None:
-    """Anything in index.json gives words, never a traceback."""
+    """Any index.json gives a message, never a traceback."""
     layout = build(tmp_path)
     (layout.path / "index.json").write_text(text)
 
@@ -240,7 +240,7 @@ def test_a_broken_index_is_a_fault(tmp_path: Path, text: str) -> None:
 
 
 def test_a_nested_index_is_followed(tmp_path: Path) -> None:
-    """As buildx writes them; what hangs below is checked too."""
+    """As written by buildx; its manifests are checked too."""
     layout = build(tmp_path)
     inner = (layout.path / "index.json").read_bytes()
     layout.blob(digest(inner)).write_bytes(inner)

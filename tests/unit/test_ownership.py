@@ -20,7 +20,7 @@ from torchkiln.util.ownership import fault, fault_below
 from torchkiln.util.scratch import scratch
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to other users: run as root")
-STRANGER = 4711
+OTHER_UID = 4711
 
 
 def _mode(mode: int, at: str = "") -> Callable[[Path], None]:
@@ -34,7 +34,7 @@ def _mode(mode: int, at: str = "") -> Callable[[Path], None]:
 def _owner(at: str) -> Callable[[Path], None]:
     def change(root: Path) -> None:
         (root / at).mkdir(parents=True, exist_ok=True)
-        os.chown(root / at, STRANGER, STRANGER)
+        os.chown(root / at, OTHER_UID, OTHER_UID)
 
     return change
 
@@ -49,11 +49,11 @@ def _elsewhere(at: str) -> Callable[[Path], None]:
 
 
 def _swapped_link(root: Path) -> None:
-    """The cache is a link that a stranger made in a folder with a sticky bit."""
+    """The cache is a link that another user made in a folder with the sticky bit."""
     root.rmdir()
     (root.parent / "real").mkdir()
     root.symlink_to(root.parent / "real")
-    os.chown(root, STRANGER, STRANGER, follow_symlinks=False)
+    os.chown(root, OTHER_UID, OTHER_UID, follow_symlinks=False)
 
 
 def _link_into_the_open(root: Path) -> None:
@@ -65,7 +65,7 @@ def _link_into_the_open(root: Path) -> None:
 
 
 def _link_through_the_open(root: Path) -> None:
-    """Our own link, by way of a folder in which others can swap what it leads to."""
+    """Our own link, through a folder where others can swap its target."""
     root.rmdir()
     (root.parent / "open" / "inner").mkdir(parents=True)
     (root.parent / "open").chmod(0o777)
@@ -80,9 +80,9 @@ CASES = {
     "parent-all-write": lambda root: root.parent.chmod(0o777),
     "parent-group-writes": lambda root: root.parent.chmod(0o775),
     "grandparent-all-write": lambda root: root.parent.parent.chmod(0o777),
-    "strangers": _owner(""),
-    "parent-strangers": lambda root: os.chown(root.parent, STRANGER, -1),
-    "strangers-link": _swapped_link,
+    "other-user": _owner(""),
+    "parent-other-user": lambda root: os.chown(root.parent, OTHER_UID, -1),
+    "other-users-link": _swapped_link,
     "link-to-open": _link_into_the_open,
     "link-through-open": _link_through_the_open,
 }
@@ -91,7 +91,7 @@ BELOW = {
     "blobs-sha256-all-write": _mode(0o777, "blobs/sha256"),
     "blobs-linked": _elsewhere("blobs"),
     "blobs-sha256-linked": _elsewhere("blobs/sha256"),
-    "blobs-strangers": _owner("blobs"),
+    "blobs-other-user": _owner("blobs"),
 }
 IN_THE_CACHE = {
     "records-all-write": _mode(0o777, "records"),
@@ -99,7 +99,7 @@ IN_THE_CACHE = {
     "records-pages-linked": _elsewhere("records/pages"),
     "keys-all-write": _mode(0o777, "keys"),
     "rootfs-linked": _elsewhere("rootfs"),
-    "interpreters-strangers": _owner("interpreters"),
+    "interpreters-other-user": _owner("interpreters"),
     "bytecode-all-write": _mode(0o777, "bytecode"),
     "tmp-sticky": _mode(0o1777, "tmp"),
 }
@@ -143,34 +143,34 @@ def test_a_layout_with_an_index_that_others_can_write_is_refused(root: Path) -> 
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o711, 0o750])
-def test_what_others_can_only_read_is_taken(root: Path, mode: int) -> None:
+def test_a_folder_that_others_can_only_read_is_accepted(root: Path, mode: int) -> None:
     """A cache that an older release made, as well."""
     root.chmod(mode)
     (root / "blobs").mkdir()
     Store(root)
 
 
-def test_a_folder_of_ours_in_a_sticky_one_is_taken(root: Path) -> None:
-    """As in /tmp: nobody else can rename what is ours."""
+def test_our_folder_in_a_sticky_folder_is_accepted(root: Path) -> None:
+    """As in /tmp: other users cannot rename our files."""
     root.parent.chmod(0o1777)
     assert fault(root) == ""
 
 
-def test_our_own_link_to_our_own_folder_is_taken(root: Path) -> None:
+def test_our_own_link_to_our_own_folder_is_accepted(root: Path) -> None:
     """~/.cache on another disk."""
     (root.parent / "link").symlink_to(root)
     (root.parent / "further").symlink_to("link")
     assert fault(root.parent / "further") == ""
 
 
-def test_links_in_a_circle_are_told(root: Path) -> None:
+def test_a_loop_of_links_is_reported(root: Path) -> None:
     (root / "a").symlink_to("b")
     (root / "b").symlink_to("a")
     assert "symbolic links" in fault(root / "a" / "cache")
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
-def test_what_the_cache_makes_is_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+def test_files_of_the_cache_are_private_for_every_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         store = Store(tmp_path / "new" / "cache")
@@ -193,25 +193,25 @@ def test_what_the_cache_makes_is_private_whatever_the_umask(tmp_path: Path, umas
         ["smoke", "x", "--output", "{}"],
     ],
 )
-def test_the_command_line_ends_with_2(
+def test_the_command_exits_with_2(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
 ) -> None:
     root.chmod(0o777)
     monkeypatch.setenv("TORCHKILN_CACHE", str(root))
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # the test run keeps its own
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # the test run keeps its handlers
     with pytest.raises(SystemExit) as left:
         cli.main([word.format(root) for word in argv])
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert left.value.code == 2
-    assert "can be changed by other users" in told
-    assert "Traceback" not in told
+    assert "can be changed by other users" in stderr
+    assert "Traceback" not in stderr
 
 
 @needs_root
 def test_a_temporary_folder_that_others_could_swap_is_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """$TMPDIR open to all and without a sticky bit: there others rename what is ours."""
+    """$TMPDIR is world-writable without a sticky bit: other users can rename our files."""
     root.chmod(0o777)
     with pytest.raises(ConfigError, match="every user can write") as refused, scratch("test", root):
         pass
@@ -222,7 +222,7 @@ def test_a_temporary_folder_that_others_could_swap_is_refused(
     assert list(root.iterdir()) == []
 
 
-def test_a_confined_thread_writes_below_its_folder_alone(tmp_path: Path) -> None:
+def test_a_confined_thread_writes_only_below_its_folder(tmp_path: Path) -> None:
     if confine.version() < 2:
         pytest.skip("this kernel has no Landlock (CONFIG_SECURITY_LANDLOCK, or lsm= without landlock)")
     (inside := tmp_path / "inside").mkdir()
@@ -258,19 +258,19 @@ def test_a_confined_thread_writes_below_its_folder_alone(tmp_path: Path) -> None
     (tmp_path / "new").write_text("the caller's own thread may")
 
 
-def test_what_it_returns_and_raises_is_the_callers(tmp_path: Path) -> None:
+def test_a_confined_thread_returns_and_raises_to_the_caller(tmp_path: Path) -> None:
     assert confined(tmp_path, lambda _check: 7) == 7
     with pytest.raises(ZeroDivisionError):
         confined(tmp_path, lambda _check: 1 // 0)
 
 
-def test_ctrl_c_ends_the_thread(tmp_path: Path) -> None:
-    """The thread notices it when it asks; the process ends as if it had no thread."""
+def test_ctrl_c_stops_the_thread(tmp_path: Path) -> None:
+    """The thread stops at its next check; the process ends as without a thread."""
     code = (
         "import os, signal, sys, threading, time\n"
         "from pathlib import Path\n"
         "from torchkiln.oci.confine import confined\n"
-        # A shell's background job ignores SIGINT, and so would this child.
+        # A background job of a shell ignores SIGINT, and so would this child.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def work(check):\n"
         "    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"

@@ -1,4 +1,4 @@
-"""What is read of a page is what another reader reads, and what no resolver may see is left out."""
+"""Pages are read like by another library, and files that a resolver must not see are omitted."""
 
 from __future__ import annotations
 
@@ -43,16 +43,19 @@ def _links(draw: st.DrawFn) -> str:
 @given(
     links=st.lists(_links(), max_size=6), noise=st.sampled_from(["", "<br/>", "<!-- <a href='x'>x</a> -->"])
 )
-def test_html_is_read_as_another_library_reads_it(links: list[str], noise: str) -> None:
-    """pypi_simple parses the whole page into a tree; what both find must be the same, in order."""
+def test_html_is_read_like_by_another_library(links: list[str], noise: str) -> None:
+    """pypi_simple parses the whole page into a tree; both must find the same files, in order."""
     page = html(*(link + noise for link in links))
-    theirs = [
-        (one.filename, one.url.partition("#")[0], one.requires_python or "", one.is_yanked)
-        for one in ProjectPage.from_html("numpy", page.body, HERE).packages
+    expected = [
+        (package.filename, package.url.partition("#")[0], package.requires_python or "", package.is_yanked)
+        for package in ProjectPage.from_html("numpy", page.body, HERE).packages
     ]
-    told = listing(page)
-    ours = [(one.filename, told.url(one), one.requires_python, one.yanked is not None) for one in told.files]
-    assert ours == theirs
+    result = listing(page)
+    ours = [
+        (file.filename, result.url(file), file.requires_python, file.yanked is not None)
+        for file in result.files
+    ]
+    assert ours == expected
 
 
 @given(
@@ -70,15 +73,17 @@ def test_html_is_read_as_another_library_reads_it(links: list[str], noise: str) 
         max_size=5,
     )
 )
-def test_json_is_read_as_another_library_reads_it(files: list[dict[str, Any]]) -> None:
+def test_json_is_read_like_by_another_library(files: list[dict[str, Any]]) -> None:
     page = js(*files)
-    theirs = ProjectPage.from_json_data(json.loads(page.body), HERE).packages
-    told = listing(page)
-    assert [(one.filename, told.url(one)) for one in told.files] == [
-        (one.filename, one.url) for one in theirs
+    expected = ProjectPage.from_json_data(json.loads(page.body), HERE).packages
+    result = listing(page)
+    assert [(file.filename, result.url(file)) for file in result.files] == [
+        (link.filename, link.url) for link in expected
     ]
-    assert [one.sha256 for one in told.files] == [one.digests.get("sha256") for one in theirs]
-    assert [one.requires_python for one in told.files] == [one.requires_python or "" for one in theirs]
+    assert [file.sha256 for file in result.files] == [link.digests.get("sha256") for link in expected]
+    assert [file.requires_python for file in result.files] == [
+        link.requires_python or "" for link in expected
+    ]
 
 
 @given(
@@ -91,7 +96,7 @@ def test_json_is_read_as_another_library_reads_it(files: list[dict[str, Any]]) -
     | st.lists(st.integers(), max_size=2),
 )
 def test_a_wrong_type_anywhere_is_read_or_refused(key: str, value: Any) -> None:
-    """Never another exception than ours; what is read has the right types."""
+    """Only our exception is raised; accepted values have the right types."""
     body = json.dumps({"meta": {"api-version": "1.1"}, "name": "numpy", "files": [entry(**{key: value})]})
     try:
         [file] = listing(Page(url=HERE, json=True, body=body.encode("utf-8", "surrogatepass"))).files
@@ -126,13 +131,13 @@ BAD_NAMES = [
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_that_no_file_of_the_project_has(name: str) -> None:
-    """Wanted by its hash it is an error; for the resolver it is not there, and why is kept."""
+def test_a_file_name_of_another_project(name: str) -> None:
+    """Required by hash it is an error; for the resolver it is omitted, with a reason."""
     assert unfit(name, "numpy")
     with pytest.raises(BuildFailed):
         found_on(js(entry(filename=name)), "numpy", {SHA})
-    told = listing(js(entry(filename=name or "x")))
-    assert release_files(told.files, "numpy")[0] == ()
+    result = listing(js(entry(filename=name or "x")))
+    assert release_files(result.files, "numpy")[0] == ()
 
 
 @pytest.mark.parametrize(
@@ -153,16 +158,16 @@ def test_a_name_that_no_file_of_the_project_has(name: str) -> None:
         "https://files.example:port/x",
     ],
 )
-def test_an_address_that_is_not_followed(url: str) -> None:
-    """Whether it is wanted by its hash or by the resolver."""
+def test_a_url_that_is_not_followed(url: str) -> None:
+    """Required by hash or by the resolver."""
     with pytest.raises(BuildFailed, match=r"unsafe link|not a project page"):
         found_on(js(entry(url=url)), "numpy", {SHA})
-    told = listing(js(entry(url=url)))
+    result = listing(js(entry(url=url)))
     with pytest.raises(BuildFailed, match="unsafe link"):
-        located(told.files[0], told.base)
+        located(result.files[0], result.base)
 
 
-def test_a_page_of_many_links_is_bounded() -> None:
-    """Also where most of them are for other hashes."""
+def test_the_work_for_a_page_of_many_links_is_limited() -> None:
+    """Also if most of them have other hashes."""
     with pytest.raises(BuildFailed, match="more than 50000 links"):
         listing(html(*[GOOD] * (MOST_FILES + 1)))

@@ -1,4 +1,4 @@
-"""resolve backwards: what runs on a host, best first, and why the rest does not."""
+"""The images that run on a host, best first, and the reasons for the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gridcase import ASKED, FACTS, MATRIX, NATIVE_FIRST
+from tests.planned import FACTS, MATRIX, NATIVE_FIRST, WITHOUT_BEYOND
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.gpu_archs import how_served
 from torchkiln.matrix.pick import DriverVersion, Picked, parse_driver, parse_gpus, pick
@@ -14,7 +14,7 @@ from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, select
 from torchkiln.util.versions import numbers
 
-RUNTIME = tuple(resolve(cell, MATRIX, FACTS) for cell in select(Selection(), ASKED))
+RUNTIME = tuple(resolve(cell, MATRIX, FACTS) for cell in select(Selection(), WITHOUT_BEYOND))
 NAMES = tuple(name for kind in FACTS.gpus for name in kind.names)
 
 
@@ -33,7 +33,7 @@ def _against(choice: Picked, torch: str, cuda: str) -> str:
 
 
 def test_the_issues_example():
-    """Driver 535 and an H100: all but what has no code for it or does not exist."""
+    """Driver 535 and an H100: all except images without code for it and unavailable ones."""
     choice = _pick("535", "H100")
     assert _cells(choice)[:3] == [("2.8.0", "12.1"), ("2.7.1", "12.1"), ("2.7.1", "11.8")]
     assert len(choice.runs) == 23
@@ -58,7 +58,7 @@ def test_the_floor_to_the_digit(driver: str, runs: bool):
     assert (("2.7.1", "12.1") in _cells(_pick(driver, "A100"))) is runs
 
 
-def test_a_branch_that_only_reaches_the_floor_later_is_told():
+def test_a_branch_that_reaches_the_floor_later_is_mentioned():
     offers = {
         o.resolution.cell.torch: o for o in _pick("525", "A100").runs if o.resolution.cell.cuda == "12.1"
     }
@@ -66,7 +66,7 @@ def test_a_branch_that_only_reaches_the_floor_later_is_told():
     assert not any("of branch" in text for offer in _pick("530", "A100").runs for text in offer.conditions)
 
 
-def test_blackwell_wants_a_young_driver():
+def test_blackwell_needs_a_recent_driver():
     assert _cells(_pick("570", "B200")) == [("2.8.0", "12.1")]
     old = _pick("565", "B200")
     assert (old.runs, old.host) == (
@@ -75,29 +75,29 @@ def test_blackwell_wants_a_young_driver():
     )
 
 
-def test_kepler_ended_with_470():
+def test_kepler_is_supported_until_470():
     assert ("2.7.1", "11.8") in _cells(_pick("470", "K80"))
     assert "does not support K80 (capability " in _pick("535", "K80").host[0]
 
 
-def test_volta_ended_with_580():
+def test_volta_is_supported_until_580():
     assert _pick("580", "V100").runs
     assert "does not support V100 (capability " in _pick("590", "V100").host[0]
 
 
-def test_all_gpus_of_a_host_must_be_served():
+def test_all_gpus_of_a_host_must_be_supported():
     choice = _pick("535", "P100", "H100")
     assert ("2.7.1", "12.1") in _cells(choice)
     assert "P100 (capability 6.0)" in _against(choice, "2.8.0", "12.1")
 
 
-def test_an_arm_host_is_no_place_for_these_images():
+def test_an_arm_host_cannot_run_these_images():
     assert "aarch64" in _pick("580", "GB200").host[0]
     assert "aarch64" not in "".join(_pick("580", "B200").host)
 
 
 def test_ptx_counts_only_on_a_driver_as_new_as_its_toolkit():
-    """2.7.1+cu128 bears compute_120: 12.0 has machine code, a later generation needs the compiler."""
+    """2.7.1+cu128 has compute_120: for 12.0 there is machine code, a later generation needs the compiler."""
     native = resolve(
         select(Selection(torch=("2.7.1",), cuda=("12.1",)), MATRIX)[0],
         MATRIX,
@@ -112,8 +112,8 @@ def _only_variant(torch: str, variant: str):
     from dataclasses import replace
 
     release = FACTS.releases[torch]
-    kept = tuple(one for one in release.variants if one.name == variant)
-    return replace(FACTS, releases={torch: replace(release, variants=kept)})
+    only = tuple(item for item in release.variants if item.name == variant)
+    return replace(FACTS, releases={torch: replace(release, variants=only)})
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,45 @@ def _only_variant(torch: str, variant: str):
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "8.9"),
         ("NVIDIA L4", "L4", "8.9"),
         ("NVIDIA L40S", "L40S", "8.9"),
+        ("3090", "RTX 3090", "8.6"),
+        ("2080Ti", "RTX 2080 Ti", "7.5"),
+        ("rtx2080 ti", "RTX 2080 Ti", "7.5"),
+        ("2080", "RTX 2080", "7.5"),
+        ("RTX 4090D", "RTX 4090 D", "8.9"),
+        ("A6000", "RTX A6000", "8.6"),
+        ("6000 Ada", "RTX 6000 Ada", "8.9"),
+        ("NVIDIA A800-SXM4-80GB", "A800", "8.0"),
+        ("H800", "H800", "9.0"),
+        ("L20", "L20", "8.9"),
+        ("GTX 1660 SUPER", "GTX 1660", "7.5"),
+        ("B200", "B200", "10.0"),
+        ("GB200", "GB200", "10.0"),
+        ("H20", "H20", "9.0"),
+        ("A10G", "A10", "8.6"),
         ("9.0", "9.0", "9.0"),
         ("sm_90", "9.0", "9.0"),
         ("13.0", "13.0", "13.0"),
     ],
 )
-def test_gpu_names_as_people_and_drivers_write_them(text: str, name: str, capability: str):
+def test_gpu_names_of_users_and_drivers(text: str, name: str, capability: str):
     (gpu,) = parse_gpus([text], FACTS)
     assert (gpu.name, gpu.kind.capability) == (name, capability)
+
+
+@pytest.mark.parametrize("text", ["T400", "A2000", "6000", "RTX 6000", "P4000", "L400"])
+def test_a_number_is_not_the_beginning_of_another(text: str):
+    """A T400 is no T4, and "RTX 6000" could be of either generation."""
+    with pytest.raises(ConfigError, match="unknown GPU"):
+        parse_gpus([text], FACTS)
+
+
+@pytest.mark.parametrize(
+    "text", ["Jetson", "Jetson Nano", "NVIDIA Jetson AGX Orin", "AGX Xavier", "Jetson T5000"]
+)
+def test_a_jetson_is_not_served(text: str):
+    choice = _pick("580", text)
+    assert choice.runs == ()
+    assert choice.host[0].endswith("is not served: Jetsons are aarch64; the images are for x86_64")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,9 +177,9 @@ def test_every_known_gpu_is_found_by_its_own_name(name: str):
     assert parse_gpus([name], FACTS)[0].name == name
 
 
-def test_unknown_gpus_all_at_once_with_the_nearest():
+def test_unknown_gpus_are_reported_at_once_with_the_nearest():
     with pytest.raises(ConfigError) as caught:
-        parse_gpus(["H1000", "H100", "GTX1080"], FACTS)
+        parse_gpus(["H1000", "H100", "GTX1085"], FACTS)
     first, second = caught.value.message.splitlines()
     assert first.startswith("--gpu H1000: unknown GPU; nearest: H100")
     assert "GTX 1080" in second
@@ -172,7 +203,7 @@ DRIVERS = st.sampled_from(
 
 @given(DRIVERS, st.lists(st.sampled_from(NAMES), max_size=2))
 def test_pick_agrees_with_resolve(driver: str, gpus: list[str]):
-    """Everything is accounted for once, and what runs keeps every promise of its resolution."""
+    """Every cell is listed once, and images that run fulfil their resolution."""
     choice = _pick(driver, *gpus)
     assert len(choice.runs) + len(choice.fails) == len(RUNTIME)
     for offer in choice.runs:
@@ -185,7 +216,7 @@ def test_pick_agrees_with_resolve(driver: str, gpus: list[str]):
 
 
 @given(st.sampled_from(NAMES))
-def test_a_newer_driver_never_takes_an_image_away_but_with_the_gpu_itself(name: str):
+def test_a_newer_driver_loses_no_image_unless_it_drops_the_gpu(name: str):
     before, after = _pick("535", name), _pick("570", name)
     assert after.host or set(_cells(before)) <= set(_cells(after))
 
@@ -196,7 +227,7 @@ def test_best_first():
         assert torches == sorted(torches, reverse=True)
 
 
-def test_a_matrix_that_prefers_native_is_picked_from_as_it_is():
+def test_pick_respects_a_matrix_that_prefers_native():
     resolutions = [
         resolve(cell, NATIVE_FIRST, FACTS) for cell in select(Selection(torch=("2.5",)), NATIVE_FIRST)
     ]

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER
 from torchkiln.plan import layers as planned_layers
 from torchkiln.plan.plan import CONSTRAINTS, IMAGE_JSON, constraints, plan, to_json
 from torchkiln.plan.rootfs import load
+from torchkiln.util.files import rows_json
 from torchkiln.util.places import ROOTFS
 
 NAMES = (
@@ -27,6 +29,11 @@ NAMES = (
     "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nvtx-cu11", "pillow", "pip",
     "tensorboard", "torch", "torchaudio", "torchvision", "tqdm", "triton", "uv",
 )  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
 wheel_layers = partial(planned_layers.wheel_layers, python="3.11.2")
 
 wheel_sets = st.lists(st.sampled_from(NAMES), unique=True).flatmap(
@@ -40,11 +47,11 @@ wheel_sets = st.lists(st.sampled_from(NAMES), unique=True).flatmap(
 def test_every_wheel_is_in_exactly_one_layer_and_none_is_too_large(wheels: tuple[LockedWheel, ...]) -> None:
     layers = wheel_layers(wheels)
 
-    placed = [one for layer in layers for one in layer.wheels]
+    placed = [item for layer in layers for item in layer.wheels]
     assert sorted(placed, key=lambda one: one.name) == sorted(wheels, key=lambda one: one.name)
-    assert all(sum(one.size for one in layer.wheels) <= MAX_LAYER for layer in layers)
+    assert all(sum(item.size for item in layer.wheels) <= MAX_LAYER for layer in layers)
     assert all(
-        len(layer.wheels) == 1 for layer in layers if any(one.size >= BIG_WHEEL for one in layer.wheels)
+        len(layer.wheels) == 1 for layer in layers if any(item.size >= BIG_WHEEL for item in layer.wheels)
     )
 
 
@@ -56,7 +63,7 @@ def test_the_order_of_the_lock_does_not_matter(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["-cu11", "-cu12", ""])
-def test_layers_stand_from_the_most_shared_to_the_least_whatever_the_suffix(suffix: str) -> None:
+def test_layers_are_ordered_from_the_most_shared_to_the_least_for_every_suffix(suffix: str) -> None:
     """NVIDIA's newer wheels have no CUDA suffix: nothing may hang on it."""
     names = (
         "uv",
@@ -75,7 +82,7 @@ def test_layers_stand_from_the_most_shared_to_the_least_whatever_the_suffix(suff
     ]  # fmt: skip
 
 
-def test_cells_of_one_toolkit_share_a_prefix_though_nccl_differs() -> None:
+def test_cells_with_the_same_toolkit_share_a_prefix_even_if_nccl_differs() -> None:
     toolkit = (
         wheel("nvidia-nvrtc-cu12", "12.1.105", megabytes=24),
         wheel("nvidia-nvtx-cu12", "1", megabytes=1),
@@ -88,7 +95,7 @@ def test_cells_of_one_toolkit_share_a_prefix_though_nccl_differs() -> None:
     assert older[2] != newer[2]
 
 
-def test_pythons_way_to_cuda_does_not_part_the_libraries_of_two_releases() -> None:
+def test_cuda_python_packages_do_not_separate_the_libraries_of_two_releases() -> None:
     """torch 2.10 brings cuda-bindings, 2.9 does not; their libraries are the same."""
     libraries = (
         wheel("nvidia-nvtx-cu12", "12.8.90", megabytes=1),
@@ -107,20 +114,20 @@ def test_pythons_way_to_cuda_does_not_part_the_libraries_of_two_releases() -> No
     assert newer[:2] == older
 
 
-def test_small_wheels_are_parted_before_a_layer_grows_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_wheels_are_split_before_a_layer_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchkiln.plan.layers.MAX_LAYER", 30_000_000)
 
     layers = wheel_layers(wheel(name, "1", megabytes=12) for name in ("a", "b", "c"))
 
-    assert [[one.name for one in layer.wheels] for layer in layers] == [["a", "b"], ["c"]]
+    assert [[item.name for item in layer.wheels] for layer in layers] == [["a", "b"], ["c"]]
 
 
-def test_a_wheel_that_no_registry_takes_is_refused_by_name() -> None:
+def test_a_wheel_too_large_for_registries_is_refused_by_name() -> None:
     with pytest.raises(BuildFailed, match=r"torch-1-py3-none-any\.whl has 5001000000 bytes"):
         wheel_layers([wheel("torch", "1", megabytes=5001)])
 
 
-def test_a_plan_goes_from_base_to_overlay_and_tells_what_is_in_each() -> None:
+def test_a_plan_lists_layers_from_base_to_overlay_with_content() -> None:
     assert [layer.title for layer in planned().layers] == [
         "debian12 base (1 package)",
         "CUDA libraries: cuda-cupti 12.6.80, cuda-runtime 12.6.77, cufile 1.11.1.6",
@@ -136,7 +143,7 @@ def test_a_plan_goes_from_base_to_overlay_and_tells_what_is_in_each() -> None:
     ]
 
 
-def test_the_driver_asked_for_is_the_floor_not_the_wheels_own() -> None:
+def test_the_required_driver_is_the_floor_not_that_of_the_wheel() -> None:
     """525.60.13 reports CUDA 12.0; demanding the wheel's 12.6 would shut out drivers that run it."""
     one = planned()
 
@@ -145,7 +152,7 @@ def test_the_driver_asked_for_is_the_floor_not_the_wheels_own() -> None:
     assert dict(one.config.labels)["torchkiln.status"] == "minor-compat"
 
 
-def test_image_json_accounts_for_every_wheel_by_hash() -> None:
+def test_image_json_lists_every_wheel_with_its_hash() -> None:
     one = planned()
 
     facts = json.loads(next(file.data for file in one.layers[-1].files if file.path == IMAGE_JSON))
@@ -157,21 +164,39 @@ def test_image_json_accounts_for_every_wheel_by_hash() -> None:
     assert facts["tag"] == one.tag == "2.7.1-cuda12.1-cudnn9-runtime"
 
 
-def test_torch_and_its_libraries_are_held_in_place_and_nothing_else() -> None:
-    """By the files that pip and uv are told of; with the bounds that this torch needs."""
+def test_image_json_has_one_line_for_each_wheel() -> None:
+    """It is committed for each image: a changed wheel is one changed line. The shell reads the tag's line."""
+    one = planned()
+    data = next(file.data for file in one.layers[-1].files if file.path == IMAGE_JSON)
+    lines = data.decode().splitlines()
+
+    assert [json.loads(line.strip().rstrip(",")) for line in lines if line.startswith("    {")] == (
+        json.loads(data)["wheels"]
+    )
+    assert f'  "tag": "{one.tag}",' in lines
+    assert len(lines) < len(one.locked.wheels) + len(json.loads(data)) + 4
+
+
+@given(st.dictionaries(st.text(), VALUES))
+def test_rows_are_the_same_json(values: dict[str, Any]) -> None:
+    assert json.loads(rows_json(values)) == values
+
+
+def test_only_torch_and_its_libraries_are_pinned() -> None:
+    """In the constraints of pip and uv; with the bounds that this torch needs."""
     one = locked()
     bound = Constraint(requirement="numpy<2", fact="traps.numpy")
     bounded = replace(one, resolution=replace(one.resolution, constraints=(bound,)))
-    held = [line for line in constraints(bounded).splitlines() if not line.startswith("#")]
+    lines = [line for line in constraints(bounded).splitlines() if not line.startswith("#")]
 
-    wanted = {w for w in one.wheels if w.name.startswith(("torch", "triton", "nvidia-", "cuda-"))}
-    assert held == [*sorted(f"{w.name}=={w.version}" for w in wanted), "numpy<2"]
-    assert len(held) < len(one.wheels)
+    pinned = {w for w in one.wheels if w.name.startswith(("torch", "triton", "nvidia-", "cuda-"))}
+    assert lines == [*sorted(f"{w.name}=={w.version}" for w in pinned), "numpy<2"]
+    assert len(lines) < len(one.wheels)
     assert dict(planned().config.env)["PIP_CONSTRAINT"] == dict(planned().config.env)["UV_CONSTRAINT"]
     assert dict(planned().config.env)["PIP_CONSTRAINT"] == f"/{CONSTRAINTS}"
 
 
-def test_recorded_layers_and_aliases_change_no_byte_of_the_image() -> None:
+def test_recorded_layers_and_aliases_do_not_change_the_image() -> None:
     one = locked()
     first = plan(one, (ENTRYPOINT,), aliases=("latest",), lock_digest=LOCK_DIGEST)
     second = plan(one, (ENTRYPOINT,), aliases=(), lock_digest=LOCK_DIGEST)
@@ -179,7 +204,7 @@ def test_recorded_layers_and_aliases_change_no_byte_of_the_image() -> None:
     assert (first.layers, first.config) == (second.layers, second.config)
 
 
-def test_the_overlay_comes_in_any_order() -> None:
+def test_the_order_of_overlay_files_does_not_matter() -> None:
     one = locked()
 
     forth = plan(one, (PROFILE, ENTRYPOINT), aliases=(), lock_digest=LOCK_DIGEST)
@@ -189,7 +214,7 @@ def test_the_overlay_comes_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("path", [IMAGE_JSON, CONSTRAINTS])
-def test_rootfs_may_not_bring_what_is_generated(path: str) -> None:
+def test_rootfs_must_not_contain_generated_files(path: str) -> None:
     with pytest.raises(ConfigError, match=f"rootfs/{path}"):
         plan(
             locked(),
@@ -201,17 +226,17 @@ def test_rootfs_may_not_bring_what_is_generated(path: str) -> None:
 
 def test_an_unavailable_cell_has_no_plan() -> None:
     one = locked()
-    gone = replace(one, resolution=replace(one.resolution, build=None))
+    unavailable = replace(one, resolution=replace(one.resolution, build=None))
 
     with pytest.raises(Unresolvable, match=r"torch 2\.7\.1 with CUDA 12\.1"):
-        plan(gone, (), aliases=(), lock_digest=LOCK_DIGEST)
+        plan(unavailable, (), aliases=(), lock_digest=LOCK_DIGEST)
 
 
-def test_the_json_form_tells_files_by_hash_and_keeps_their_content_out() -> None:
-    told = to_json(planned())
+def test_the_json_form_has_hashes_of_files_and_not_their_content() -> None:
+    plan_json = to_json(planned())
 
-    assert "exec" not in json.dumps(told["layers"])
-    assert {file["path"]: file["mode"] for file in told["layers"][-1]["files"]} == {
+    assert "exec" not in json.dumps(plan_json["layers"])
+    assert {file["path"]: file["mode"] for file in plan_json["layers"][-1]["files"]} == {
         "etc/profile.d/torchkiln.sh": "0644",
         "etc/torchkiln/constraints.txt": "0644",
         "etc/torchkiln/image.json": "0644",
@@ -234,7 +259,7 @@ def test_modes_are_normalised_and_files_sorted(tmp_path: Path) -> None:
     ]
 
 
-def test_links_are_refused_all_at_once(tmp_path: Path) -> None:
+def test_all_links_are_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "to-file").symlink_to("/etc/passwd")
     (tmp_path / "to-folder").symlink_to("/etc")
 
@@ -245,19 +270,19 @@ def test_links_are_refused_all_at_once(tmp_path: Path) -> None:
     assert "to-folder" in caught.value.message
 
 
-def test_a_missing_rootfs_is_told() -> None:
+def test_a_missing_rootfs_is_reported() -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         load(Path("/nonexistent/rootfs"))
 
 
-def test_our_own_rootfs_brings_what_the_config_starts() -> None:
+def test_our_rootfs_has_the_programs_that_the_config_starts() -> None:
     executable = {file.path for file in load(ROOTFS) if file.mode == 0o755}
 
     assert executable == {"opt/torchkiln/entrypoint", "opt/torchkiln/healthcheck"}
 
 
-def test_what_tools_leave_beside_programs_stays_behind(tmp_path: Path) -> None:
-    """Python's __pycache__, and folders that call themselves a cache; everything else goes in."""
+def test_caches_of_tools_are_excluded(tmp_path: Path) -> None:
+    """Python's __pycache__, and folders marked as a cache; everything else is included."""
     taken = {"a.py", ".hidden", "b/CACHEDIR", "b/pycache/x", "CACHEDIR.TAG"}
     left = {
         "__pycache__/a.pyc",
@@ -273,10 +298,10 @@ def test_what_tools_leave_beside_programs_stays_behind(tmp_path: Path) -> None:
     assert {file.path for file in load(tmp_path)} == taken
 
 
-def test_all_of_our_own_rootfs_is_taken() -> None:
-    """Each file of each folder that is no cache."""
+def test_all_of_our_rootfs_is_included() -> None:
+    """Each file of each folder that is not a cache."""
     there = {path for path in ROOTFS.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     caches = {path.parent for path in there if path.name == "CACHEDIR.TAG"}
-    kept = {path for path in there if not caches & set(path.parents)}
+    included = {path for path in there if not caches & set(path.parents)}
 
-    assert {ROOTFS / file.path for file in load(ROOTFS)} == kept
+    assert {ROOTFS / file.path for file in load(ROOTFS)} == included

@@ -37,12 +37,14 @@ POLICY = Policy()
 def missing(
     *reports: SmokeReport, policy: Policy = POLICY, at: datetime | None = None
 ) -> list[tuple[str, str]]:
-    """What the gate says is missing; nothing where it clears the image."""
-    signed_reports = [signed_report(told, f"{number}.json") for number, told in enumerate(reports)]
-    judged = judge(signed_reports, policy, LOCKED, SUITE, image=IMAGE, at=at)
-    if not judged.missing:
-        assert clear(judged).override is None
-    return list(judged.missing)
+    """The missing requirements; empty if the gate clears the image."""
+    signed_reports = [
+        signed_report(smoke_report, f"{number}.json") for number, smoke_report in enumerate(reports)
+    ]
+    decision = judge(signed_reports, policy, LOCKED, SUITE, image=IMAGE, at=at)
+    if not decision.missing:
+        assert clear(decision).override is None
+    return list(decision.missing)
 
 
 NOW = datetime(2026, 12, 21, 18, 0, tzinfo=timezone.utc)  # 30 days and an hour after WHEN
@@ -55,25 +57,25 @@ LATER = "2026-12-22T00:00:00Z"
         (31, WHEN, None),
         (0, WHEN, None),
         (30, WHEN, f"ran at {WHEN}: the policy requires runs of the last 30 days"),
-        (31, None, "does not say when it ran: the policy requires runs of the last 31 days"),
+        (31, None, "has no time of its run: the policy requires runs of the last 31 days"),
         (
             31,
             "2026-12-22T00:00:00Z",
-            "ran at 2026-12-22T00:00:00Z: the policy requires runs of the last 31 days",
+            "ran at 2026-12-22T00:00:00Z, which is in the future",
         ),
     ],
 )
 def test_a_report_ages(days: int, when: str | None, why: str | None) -> None:
-    policy, told = Policy(report_age=days), report(when=when)
+    policy, smoke_report = Policy(report_age=days), report(when=when)
 
-    assert missing(told, policy=policy, at=NOW) == ([("0.json", why)] if why else [])
-    assert missing(told, policy=policy) == []  # nobody told the time
+    assert missing(smoke_report, policy=policy, at=NOW) == ([("0.json", why)] if why else [])
+    assert missing(smoke_report, policy=policy) == []  # without a time
 
 
 def test_an_unsigned_report_counts_only_from_this_machine_s_own_run() -> None:
     def why(**change: Any) -> list[tuple[str, str]]:
-        judged = judge([replace(signed_report(report()), **change)], POLICY, LOCKED, SUITE, image=IMAGE)
-        return list(judged.missing)
+        decision = judge([replace(signed_report(report()), **change)], POLICY, LOCKED, SUITE, image=IMAGE)
+        return list(decision.missing)
 
     assert why() == []
     assert why(own=False) == [("report.json", "is not signed, and is not of a run in this machine's cache")]
@@ -83,11 +85,11 @@ def test_an_unsigned_report_counts_only_from_this_machine_s_own_run() -> None:
     assert why(own=False, signed=True, signers=("k",)) == []
 
 
-def test_another_suite_counts_where_the_policy_names_it() -> None:
-    told = replace(report(), suite=OTHER)
+def test_another_suite_counts_if_the_policy_names_it() -> None:
+    smoke_report = replace(report(), suite=OTHER)
 
-    assert [name for name, _ in missing(told)] == ["0.json"]
-    assert missing(told, policy=Policy(suites=(OTHER,))) == []
+    assert [name for name, _ in missing(smoke_report)] == ["0.json"]
+    assert missing(smoke_report, policy=Policy(suites=(OTHER,))) == []
 
 
 def test_each_class_of_gpus_that_the_policy_names_must_have_been_seen() -> None:
@@ -99,13 +101,11 @@ def test_each_class_of_gpus_that_the_policy_names_must_have_been_seen() -> None:
     policy = Policy(gpus=("8.0", "9.0"))
 
     assert missing(h200, a100, policy=policy) == []
-    why = "no report on such GPUs proves cuda, bf16, nccl-all-reduce"
+    why = "no run on these GPUs passed cuda, bf16, nccl-all-reduce"
     assert missing(h200, policy=policy) == [("GPU 8.0", why)]
     assert missing(mixed, policy=policy) == [("GPU 9.0", why)]
     part = without(a100, "nccl-all-reduce")
-    assert missing(h200, part, policy=policy) == [
-        ("GPU 8.0", "no report on such GPUs proves nccl-all-reduce")
-    ]
+    assert missing(h200, part, policy=policy) == [("GPU 8.0", "no run on these GPUs passed nccl-all-reduce")]
 
 
 def test_some_cells_can_have_a_policy_of_their_own() -> None:
@@ -123,7 +123,9 @@ policy:
 
     assert policy.of(LOCKED.resolution) == Policy(tiers=(0,), checks=("busbw",), report_age=7)
     assert policy.of(OLD.resolution) == Policy(signed=True, gpus=("9.0",))
-    named = {one.check for one in judge([], policy, LOCKED, SUITE, image=IMAGE).statuses if one.required}
+    named = {
+        status.check for status in judge([], policy, LOCKED, SUITE, image=IMAGE).statuses if status.required
+    }
     assert named == {"import", "compile-cpu", "busbw"}
 
 
@@ -149,26 +151,34 @@ def test_a_policy_that_means_nothing_is_refused_with_its_line(line: str, why: st
     assert refused.value.message.startswith(f"matrix.yaml:{len(given.splitlines())}: ")
 
 
-def test_what_is_missing_can_be_overridden_and_stays_told() -> None:
-    judged = judge([signed_report(without(report(), "cuda"))], POLICY, LOCKED, SUITE, image=IMAGE)
-    image = override(judged, "  tested by hand on node 7 ")
+def test_missing_checks_can_be_overridden_and_remain_recorded() -> None:
+    decision = judge([signed_report(without(report(), "cuda"))], POLICY, LOCKED, SUITE, image=IMAGE)
+    image = override(decision, "  tested manually on node 7 ")
 
-    assert image.override == "tested by hand on node 7"
-    assert image.result.missing == (("cuda", "no report has it: it did not run"),)
+    assert image.override == "tested manually on node 7"
+    assert image.result.missing == (("cuda", "not run: no report contains it"),)
     with pytest.raises(ConfigError, match="requires a reason"):
-        override(judged, " ")
+        override(decision, " ")
 
 
 @pytest.mark.parametrize(
     ("names", "command"),
     [
-        (["import"], f"run the missing checks: torchkiln smoke {TAG} --tier 0 --report FILE"),
-        (["import", "cuda"], f"on a host with 1 GPU: torchkiln smoke {TAG} --tier 1 --report FILE"),
-        (["nccl-all-reduce"], f"on a host with 2 GPUs: torchkiln smoke {TAG} --tier 2 --report FILE"),
+        (["import"], f"run the missing checks: torchkiln smoke {TAG} --only import --report FILE"),
+        (["import", "compile-cpu"], f"run the missing checks: torchkiln smoke {TAG} --tier 0 --report FILE"),
+        (["cuda", "bf16"], f"on a host with 1 GPU: torchkiln smoke {TAG} --tier 1 --report FILE"),
+        (
+            ["import", "cuda"],
+            f"on a host with 1 GPU: torchkiln smoke {TAG} --only import --only cuda --report FILE",
+        ),
+        (
+            ["nccl-all-reduce"],
+            f"on a host with 2 GPUs: torchkiln smoke {TAG} --only nccl-all-reduce --report FILE",
+        ),
     ],
 )
 def test_a_refusal_names_the_command_that_would_provide_it(names: list[str], command: str) -> None:
-    judged = judge([signed_report(without(report(), *names))], POLICY, LOCKED, SUITE, image=IMAGE)
+    decision = judge([signed_report(without(report(), *names))], POLICY, LOCKED, SUITE, image=IMAGE)
     with pytest.raises(GateRefused) as refused:
-        clear(judged)
+        clear(decision)
     assert command in refused.value.hint

@@ -1,4 +1,4 @@
-"""What is on public record becomes a lock: which cells, what it holds, what is made of sizes nobody told."""
+"""Locks from the public record: which cells, their content, and unknown sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import reports
-from tests.gridcase import FACTS, MATRIX, answer
+from tests.planned import FACTS, MATRIX, answer
 from torchkiln.build import prerequisites
 from torchkiln.build.environment import Environment
 from torchkiln.build.known import forecast
@@ -46,24 +46,24 @@ KEPT = load_locked(ROOT / "images", TAG)
 ANSWERS = [resolve(cell, MATRIX, FACTS) for cell in all_cells(MATRIX) if cell.flavor == "runtime"]
 
 
-def given(cell: Resolution) -> tuple[KnownWheel, ...]:
+def recorded_wheels(cell: Resolution) -> tuple[KnownWheel, ...]:
     assert cell.build
     return on_record(FACTS, cell.build, cell.cell.python)
 
 
 class Shelf:
-    """An index that gives what it was given, and numpy; it notes what was asked."""
+    """A fake index that returns the record's wheels and numpy, and records the requests."""
 
-    def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
-        self.wanted = wanted
-        unseen = [(one.name, one.version, 0) for one in wanted.known]
-        seen = [(one.name, one.version, 5) for one in given(BUNDLED)]
-        found = (_wheel(*told, Source.PYTORCH) for told in unseen or seen)
+    def wheels(self, request: IndexRequest) -> tuple[LockedWheel, ...]:
+        self.request = request
+        unseen = [(item.name, item.version, 0) for item in request.known]
+        measured = [(wheel.name, wheel.version, 5) for wheel in recorded_wheels(BUNDLED)]
+        found = (_wheel(*fields, Source.PYTORCH) for fields in unseen or measured)
         return (_wheel("numpy", "1.26.4", 3, Source.DEFAULT), *found)
 
 
 def _wheel(name: str, version: str, size: int, index: Source) -> LockedWheel:
-    known = {one.name: one.sha256 for one in given(BUNDLED)}
+    known = {wheel.name: wheel.sha256 for wheel in recorded_wheels(BUNDLED)}
     filename = f"{name}-{version}-cp311-cp311-linux_x86_64.whl"
     sha256 = known.get(name, "a" * 64)
     return LockedWheel(name=name, version=version, filename=filename, sha256=sha256, size=size, index=index)
@@ -86,21 +86,21 @@ def locked(shelf: Shelf, *record: KnownWheel, previous: LockedCell | None = None
 # --- the record ---------------------------------------------------------------------------------------------
 
 
-def test_a_whole_set_is_on_record_for_these_cells_and_for_no_others() -> None:
-    """Of the others torch's hash at most. Those of ubuntu22.04 lack a base."""
-    whole = {tag_of(one) for one in ANSWERS if one.build and given(one)}
-    assert whole == {
+def test_complete_sets_are_on_record_only_for_these_cells() -> None:
+    """For others at most torch's hash. Those of ubuntu22.04 have no base."""
+    complete = {tag_of(item) for item in ANSWERS if item.build and recorded_wheels(item)}
+    assert complete == {
         TAG,
         f"{TAG}-ubuntu22.04",
         "2.2.2-cuda11.8-cudnn8-runtime",
         "2.2.2-cuda11.7-cudnn8-runtime",
     }
-    assert sum(bool(one.build and recorded(FACTS, one.build, one.cell.python)) for one in ANSWERS) == 16
+    assert sum(bool(item.build and recorded(FACTS, item.build, item.cell.python)) for item in ANSWERS) == 16
 
 
-def test_what_they_ask_for_is_what_the_facts_know() -> None:
+def test_their_requirements_match_the_facts() -> None:
     """A bundled wheel has CUDA's libraries inside; a log of pip shows the very set of 2.0.1."""
-    bundled, small = ({one.name: one for one in given(cell)} for cell in (BUNDLED, SMALL))
+    bundled, small = ({wheel.name: wheel for wheel in recorded_wheels(cell)} for cell in (BUNDLED, SMALL))
     log = {"filelock", "typing-extensions", "sympy", "networkx", "jinja2", "triton==2.0.0"}
     assert set(bundled["torch"].requires) == log
     assert bundled["torchvision"].requires == ("numpy", "requests", "pillow!=8.3.*,>=5.3.0", "torch==2.0.1")
@@ -115,40 +115,40 @@ def test_what_they_ask_for_is_what_the_facts_know() -> None:
 # --- the lock -----------------------------------------------------------------------------------------------
 
 
-def test_no_index_is_asked_for_what_is_on_record() -> None:
-    """Neither by requirement nor to keep it; and an index that was not asked does not count."""
+def test_recorded_wheels_are_not_requested_from_an_index() -> None:
+    """Neither as requirements nor as kept versions; an unused index does not count."""
     shelf = Shelf()
     before = locked(shelf)
     assert (before.by_record, before.untrusted) == ((), True)
-    found = locked(shelf, *given(BUNDLED), previous=before)
+    found = locked(shelf, *recorded_wheels(BUNDLED), previous=before)
 
-    assert not [text for text in shelf.wanted.requirements if text.startswith("torch")]
-    assert {"numpy", "jupyterlab"} <= {*shelf.wanted.requirements}
-    assert (shelf.wanted.bound, shelf.wanted.keep) == ((), (("numpy", "1.26.4"),))
+    assert not [text for text in shelf.request.requirements if text.startswith("torch")]
+    assert {"numpy", "jupyterlab"} <= {*shelf.request.requirements}
+    assert (shelf.request.bound, shelf.request.keep) == ((), (("numpy", "1.26.4"),))
     assert (found.by_record, found.untrusted) == (NAMES, False)
     again = locked(shelf, previous=found)
-    assert (again.by_record, [one.size for one in again.wheels]) == ((), [3, 5, 5, 5])
+    assert (again.by_record, [wheel.size for wheel in again.wheels]) == ((), [3, 5, 5, 5])
     assert lock_digest(found) != lock_digest(again)
 
 
-def test_the_file_has_no_size_where_none_is_known() -> None:
+def test_unknown_sizes_are_omitted_in_the_file() -> None:
     data = to_json(KEPT)
     assert from_json(data) == KEPT
     document = json.loads(data)
     assert document["by_record"] == [*NAMES]
-    assert [one["name"] for one in document["wheels"] if "size" not in one] == [*NAMES]
+    assert [wheel["name"] for wheel in document["wheels"] if "size" not in wheel] == [*NAMES]
 
 
 def _without(name: str) -> Callable[[LockedCell], LockedCell]:
     def change(cell: LockedCell) -> LockedCell:
-        return replace(cell, by_record=tuple(one for one in cell.by_record if one != name))
+        return replace(cell, by_record=tuple(item for item in cell.by_record if item != name))
 
     return change
 
 
-def _as(name: str, **other: object) -> Callable[[LockedCell], LockedCell]:
+def _as(name: str, **changes: object) -> Callable[[LockedCell], LockedCell]:
     def change(cell: LockedCell) -> LockedCell:
-        wheels = (replace(one, **other) if one.name == name else one for one in cell.wheels)  # type: ignore[arg-type]
+        wheels = (replace(wheel, **changes) if wheel.name == name else wheel for wheel in cell.wheels)  # type: ignore[arg-type]
         return replace(cell, wheels=tuple(wheels))
 
     return change
@@ -163,29 +163,29 @@ def _as(name: str, **other: object) -> Callable[[LockedCell], LockedCell]:
         pytest.param(_as("torch", index=Source.DEFAULT), id="as if the default index had it"),
     ],
 )
-def test_a_lock_that_is_at_odds_with_itself_is_refused(change: Callable[[LockedCell], LockedCell]) -> None:
+def test_an_inconsistent_lock_is_refused(change: Callable[[LockedCell], LockedCell]) -> None:
     with pytest.raises(Stale, match="by_record: must list the wheels of PyTorch's index that have no size"):
         from_json(to_json(change(KEPT)))
 
 
-def test_whoever_mends_it_is_told_the_same_way() -> None:
+def test_the_hint_is_to_lock_again_by_record() -> None:
     words = "torchkiln lock --torch 2.0.1 --cuda 11.8"
     assert how_to_lock(KEPT.resolution.cell, by_record=True) == f"{words} --public-record"
     assert how_to_lock(KEPT.resolution.cell) == words
     assert how_to_restore(json.loads(to_json(KEPT)), "x").endswith(" --public-record")
 
 
-# --- what comes of it ---------------------------------------------------------------------------------------
+# --- the results ---------------------------------------------------------------------------------------
 
 
 class Scale:
-    """Tells sizes as an index would."""
+    """Returns sizes like an index."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.measured_names: list[str] = []
 
     def size(self, wheel: LockedWheel) -> int:
-        self.asked.append(wheel.name)
+        self.measured_names.append(wheel.name)
         return 11
 
     def tail(self, *_: object, **__: object) -> bytes | None:
@@ -195,10 +195,10 @@ class Scale:
         raise AssertionError
 
 
-def test_a_build_asks_for_the_sizes_that_the_cache_does_not_know(tmp_path: Path) -> None:
-    """And the plan goes on to be that of its lock."""
+def test_a_build_requests_sizes_missing_in_the_cache(tmp_path: Path) -> None:
+    """And the plan is still that of its lock."""
     store, scale, plan = Store(tmp_path), Scale(), plan_locked(KEPT, MATRIX, FACTS)
-    torch = next(one for one in KEPT.wheels if one.name == "torch")
+    torch = next(wheel for wheel in KEPT.wheels if wheel.name == "torch")
     assert not store.has_wheel(torch)
     place = store.wheel(torch)
     place.parent.mkdir(parents=True)
@@ -209,14 +209,14 @@ def test_a_build_asks_for_the_sizes_that_the_cache_does_not_know(tmp_path: Path)
 
     found = measured(plan, store, scale)
 
-    sizes = {one.name: one.size for layer in found.made for one in layer.inputs if one.name in NAMES}
+    sizes = {item.name: item.size for layer in found.made for item in layer.inputs if item.name in NAMES}
     assert sizes == {"torch": 4, "torchvision": 11, "torchaudio": 11}
-    assert sorted(scale.asked) == ["torchaudio", "torchvision"]
+    assert sorted(scale.measured_names) == ["torchaudio", "torchvision"]
     assert replace(found, layers=plan.layers) == plan
     assert measured(found, store, scale) is found
 
 
-def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_docker_engine_gets_the_sizes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded one is in tests/integration/test_public_record.py."""
     handed: list[ImagePlan] = []
 
@@ -236,30 +236,30 @@ def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: py
             sources=BaseSources(),
             options=docker_build.BuildxOptions(),
         )
-    assert all(one.size for layer in handed[0].made for one in layer.inputs)
+    assert all(item.size for layer in handed[0].made for item in layer.inputs)
 
 
-def test_until_then_nobody_makes_one_up(tmp_path: Path) -> None:
+def test_before_a_build_no_size_is_invented(tmp_path: Path) -> None:
     plan, store = plan_locked(KEPT, MATRIX, FACTS), Store(tmp_path)
     unknown = [layer.title for layer in plan.layers if layer.size is None]
     assert [title.split()[0] for title in unknown] == ["torch", "packages:"]
-    told = forecast(plan, store)
-    assert told["of_unknown_size"] == 3
-    assert told["download_bytes"] == sum(one.size for one in KEPT.wheels)
-    assert not {one.name for one in missing_wheels(plan, store)} & {*NAMES}
+    fields = forecast(plan, store)
+    assert fields["of_unknown_size"] == 3
+    assert fields["download_bytes"] == sum(wheel.size for wheel in KEPT.wheels)
+    assert not {wheel.name for wheel in missing_wheels(plan, store)} & {*NAMES}
     assert "of_unknown_size" not in forecast(plan_locked(reports.LOCKED, MATRIX, FACTS), store)
 
 
 def test_bake_has_a_target_of_it_in_no_group() -> None:
     target = "2-0-1-cuda11-8-cudnn8-runtime"
-    written = json.loads(bake([plan_locked(one, MATRIX, FACTS) for one in (KEPT, reports.LOCKED)], "here"))
+    written = json.loads(bake([plan_locked(item, MATRIX, FACTS) for item in (KEPT, reports.LOCKED)], "here"))
     assert target in written["target"]
     assert not [name for name, group in written["group"].items() if target in group["targets"]]
     assert written["group"]["default"]["targets"]
 
 
-def test_the_grid_says_that_it_is_to_be_built_elsewhere() -> None:
-    kept = CellRecord(locked=KEPT, image=None)
-    assert state(KEPT.resolution, kept, Policy(), reports.SUITE) is State.RECORDED
-    seen = replace(kept, locked=replace(KEPT, by_record=()))
-    assert state(KEPT.resolution, seen, Policy(), reports.SUITE) is State.LOCKED
+def test_the_grid_shows_that_it_is_built_elsewhere() -> None:
+    record = CellRecord(locked=KEPT, image=None)
+    assert state(KEPT.resolution, record, Policy(), reports.SUITE) is State.RECORDED
+    measured = replace(record, locked=replace(KEPT, by_record=()))
+    assert state(KEPT.resolution, measured, Policy(), reports.SUITE) is State.LOCKED

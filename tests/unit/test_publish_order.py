@@ -1,4 +1,4 @@
-"""The order of a publication, and what other tools put beside an image."""
+"""The order of a publication, and attachments of other tools."""
 
 from __future__ import annotations
 
@@ -11,43 +11,45 @@ from typing import Any
 
 import pytest
 
-from tests.press import Press, press
-from tests.published import Scene, a_built_press, a_scene
+from tests.published import Scene, a_built_publisher, a_scene, a_server
+from tests.publisher import Publisher, new_publisher
 from tests.reports import TAG
-from tests.standin.registry_server import RegistryServer
+from tests.servers.registry_server import RegistryServer
 from torchkiln.model.digest import Digest
 from torchkiln.publish import session as module
 from torchkiln.publish.publish import PreparedImage, PublishedImage, publish
 
-__all__ = ["a_built_press", "a_scene"]
+__all__ = ["a_built_publisher", "a_scene", "a_server"]
 
 NAME = "team/app"
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Press:
-    return press(tmp_path / "desk")
+def publisher(tmp_path: Path) -> Publisher:
+    return new_publisher(tmp_path / "publisher")
 
 
 @pytest.fixture(params=[True, False], ids=["referrers", "by a tag"])
 def server(request: pytest.FixtureRequest) -> Iterator[RegistryServer]:
     with RegistryServer() as found:
-        found.manners.lists_referrers = request.param
+        found.behaviour.lists_referrers = request.param
         yield found
 
 
-def published(desk: Press, server: RegistryServer) -> list[str]:
+def published(publisher: Publisher, server: RegistryServer) -> list[str]:
     """The names under which manifests were put, in that order."""
-    image = desk.build()
-    report = desk.signed(desk.report(image))
-    done = desk.publish(f"{server.host}/{NAME}", "--report", report, "--dated", "20261122")
+    image = publisher.build()
+    report = publisher.signed(publisher.report(image))
+    done = publisher.publish(f"{server.host}/{NAME}", "--report", report, "--dated", "20261122")
     assert done.exit_code == 0, done.exception
     return list(server.repository(NAME).manifests)
 
 
-def test_first_the_image_then_what_goes_with_it_then_its_names(desk: Press, server: RegistryServer) -> None:
-    """So that whoever finds a name finds all the rest; and the name that never moves before those that do."""
-    put = published(desk, server)
+def test_first_the_image_then_its_attachments_then_its_names(
+    publisher: Publisher, server: RegistryServer
+) -> None:
+    """So that every name is complete when it appears; and the immutable name precedes the moving ones."""
+    put = published(publisher, server)
     image = json.loads(server.repository(NAME).manifests[put[0]])
     there = next(number for number, name in enumerate(put) if not name.startswith("sha256"))
 
@@ -58,18 +60,18 @@ def test_first_the_image_then_what_goes_with_it_then_its_names(desk: Press, serv
     assert not any(name.startswith("sha256") for name in put[there:])
 
 
-def test_another_image_than_the_one_that_was_cleared(
-    desk: Press, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
+def test_another_image_than_the_cleared_one_is_not_published(
+    publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The layout's image is another one when it is to be sent: somebody built meanwhile."""
+    """A build replaces the layout's image before the upload."""
 
     def late(ready: PreparedImage, *more: Any) -> PublishedImage:
-        other = replace(ready.image, manifest=Digest("sha256:" + "5" * 64))
-        return publish(replace(ready, image=other), *more)
+        replaced = replace(ready.image, manifest=Digest("sha256:" + "5" * 64))
+        return publish(replace(ready, image=replaced), *more)
 
     monkeypatch.setattr(module, "publish", late)
-    report = desk.signed(desk.report(desk.build()))
-    done = desk.publish(f"{server.host}/{NAME}", "--report", report)
+    report = publisher.signed(publisher.report(publisher.build()))
+    done = publisher.publish(f"{server.host}/{NAME}", "--report", report)
 
     assert getattr(done.exception, "exit_code", None) == 2, done.exception
     assert "was cleared" in str(done.exception)
@@ -80,11 +82,11 @@ BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 IN_TOTO = "application/vnd.in-toto+json"
 
 
-def enveloped(kind: str, said: bytes) -> bytes:
-    """In a Sigstore bundle, by a key that nobody here knows."""
+def enveloped(kind: str, payload: bytes) -> bytes:
+    """In a Sigstore bundle, signed with an unknown key."""
     envelope = {
         "payloadType": kind,
-        "payload": base64.b64encode(said).decode(),
+        "payload": base64.b64encode(payload).decode(),
         "signatures": [{"sig": base64.b64encode(b"\0" * 64).decode()}],
     }
     return json.dumps({"mediaType": BUNDLE, "verificationMaterial": {}, "dsseEnvelope": envelope}).encode()
@@ -109,7 +111,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_what_other_tools_put_beside_it(scene: Scene, other: str) -> None:
+def test_attachments_of_other_tools_are_ignored(scene: Scene, other: str) -> None:
     """No fault of the image, and no proof of it."""
     scene.publish()
     count = scene.counted()
@@ -119,23 +121,25 @@ def test_what_other_tools_put_beside_it(scene: Scene, other: str) -> None:
     assert scene.verify("--full").exit_code == 0
 
 
-def test_it_stays_when_more_is_published(scene: Scene) -> None:
-    """Also on the list that we write where the registry keeps none; and beside what is already there."""
+def test_attachments_of_other_tools_are_kept(scene: Scene) -> None:
+    """Also in the list that we write without the referrers API; and in addition to existing ones."""
     before = scene.beside("application/vnd.cncf.notary.signature", b"{}")
     scene.publish()
     after = scene.beside("application/spdx+json", b"{}")
-    scene.publish(report=scene.desk.signed(scene.desk.report(scene.image, when="2026-11-22T18:00:00Z")))
+    scene.publish(
+        report=scene.publisher.signed(scene.publisher.report(scene.image, when="2026-11-22T18:00:00Z"))
+    )
 
     assert {before, after} <= set(scene.there.manifests)
     assert scene.counted().endswith("; 2 by others ignored")
 
 
-def test_what_goes_with_another_image_and_stands_on_the_list(scene: Scene) -> None:
-    """Of a kind that is read: others are not fetched, so nothing is known of them."""
+def test_an_attachment_of_another_image_in_the_list(scene: Scene) -> None:
+    """Of a kind that is read, because others are not downloaded."""
     scene.publish()
     scene.beside(IN_TOTO, b"{}", subject="sha256:" + "5" * 64)
 
-    if scene.server.manners.lists_referrers:
-        assert "others" not in scene.counted()  # the registry's own list has it not
+    if scene.server.behaviour.lists_referrers:
+        assert "others" not in scene.counted()  # it is not in the registry's list
     else:
         assert f"its subject is sha256:{'5' * 64}, not {scene.image.manifest}" in scene.refused()

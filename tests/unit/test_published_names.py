@@ -1,4 +1,4 @@
-"""Which tag may stand for which image: what `verify` makes of moved tags, and what `--tag` does not move."""
+"""The tags of an image: `verify` of moved tags, and tags that `--tag` does not move."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from tests.keys import P256, STRANGER
-from tests.published import Scene, a_built_press, a_scene_with_referrers
+from tests.keys import P256, UNKNOWN_KEY
+from tests.published import Scene, a_built_publisher, a_scene_with_referrers, a_server
 from tests.reports import TAG
 from torchkiln.attest.publication import PUBLICATION, publication
 from torchkiln.attest.signers import ByKey
@@ -18,32 +18,39 @@ from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.tags import misfit
 from torchkiln.util.places import ROOT
 
-__all__ = ["a_built_press", "a_scene_with_referrers"]
+__all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server"]
 
 DATED = f"{TAG}-20261122"
 ALIAS = "2.7-cuda12.1-runtime"
 MATRIX = matrix.read(ROOT / "matrix.yaml", facts.load())
 
 
-def asked(scene: Scene, tag: str, *more: str) -> tuple[int, str]:
-    """How `verify` of the tag ends, and what it says of the name."""
-    words = ("verify", f"{scene.target}:{tag}", *scene.desk.keys, "--suite", str(scene.desk.suite), "--json")
-    done = scene.desk.run(*words, *more)
+def verify_name(scene: Scene, tag: str, *more: str) -> tuple[int, str]:
+    """Exit code of `verify` of the tag, and its result for the name."""
+    words = (
+        "verify",
+        f"{scene.target}:{tag}",
+        *scene.publisher.keys,
+        "--suite",
+        str(scene.publisher.suite),
+        "--json",
+    )
+    done = scene.publisher.run(*words, *more)
     points = json.loads(done.stdout)["points"]
     code = getattr(done.exception, "exit_code", None) or done.exit_code
-    return code, "".join(one["text"] for one in points if one["what"] == "name")
+    return code, "".join(point["text"] for point in points if point["what"] == "name")
 
 
 def moved(scene: Scene, tag: str, digest: str = "") -> None:
-    """Let the registry give out the image, or another one, under the tag."""
+    """Move the tag in the registry to the image, or to *digest*."""
     scene.there.manifests[tag] = scene.there.manifests[digest or scene.image.manifest]
 
 
 @pytest.mark.parametrize("tag", [TAG, DATED, ALIAS, "v2.7"])
-def test_each_name_that_it_was_published_under(scene: Scene, tag: str) -> None:
+def test_each_published_name_is_valid(scene: Scene, tag: str) -> None:
     scene.publish()
 
-    assert asked(scene, tag) == (0, f"it was published as {tag}")
+    assert verify_name(scene, tag) == (0, f"it was published as {tag}")
 
 
 WRONG = {
@@ -64,99 +71,113 @@ WRONG = {
     "an alias with a day": "v2.7-20261122",
     "latest": "latest",
     "capitals": "V2.7",
-    "a name of nobody's": "trial",
+    "a name without a meaning": "trial",
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_tag_that_was_moved_to_it(scene: Scene, case: str) -> None:
+def test_a_tag_moved_to_the_image(scene: Scene, case: str) -> None:
     scene.publish()
     moved(scene, WRONG[case])
-    code, told = asked(scene, WRONG[case])
+    code, message = verify_name(scene, WRONG[case])
 
     assert code == 12
-    assert re.search(r"another image's name|the tag was moved", told), told
+    assert re.search(r"another image's name|the tag was moved", message), message
 
 
-def test_what_the_tag_says_is_told(scene: Scene) -> None:
+def test_the_message_has_the_tags_claims(scene: Scene) -> None:
     scene.publish()
     moved(scene, "2.6.0-cuda11.8-cudnn9-devel")
 
-    told = asked(scene, "2.6.0-cuda11.8-cudnn9-devel")[1]
-    assert "torch 2.6.0 instead of 2.7.1, CUDA 11.8 instead of 12.1, flavor devel instead of runtime" in told
+    message = verify_name(scene, "2.6.0-cuda11.8-cudnn9-devel")[1]
+    assert (
+        "torch 2.6.0 instead of 2.7.1, CUDA 11.8 instead of 12.1, flavor devel instead of runtime" in message
+    )
 
 
-def test_a_dated_tag_that_was_moved_to_another_day_s_image(scene: Scene) -> None:
-    """Both are genuine, of one cell, and signed."""
+def test_a_dated_tag_moved_to_another_days_image(scene: Scene) -> None:
+    """Both are valid, of the same cell, and signed."""
     scene.publish()
     first = scene.image
-    scene.image = scene.desk.build("2")
-    report = scene.desk.signed(scene.desk.report(scene.image))
-    done = scene.desk.publish(scene.target, "--report", report, "--dated", "20261123")
+    scene.image = scene.publisher.build("2")
+    report = scene.publisher.signed(scene.publisher.report(scene.image))
+    done = scene.publisher.publish(scene.target, "--report", report, "--dated", "20261123")
     assert done.exit_code == 0, done.exception
-    assert asked(scene, f"{TAG}-20261123")[0] == 0
+    assert verify_name(scene, f"{TAG}-20261123")[0] == 0
 
     moved(scene, f"{TAG}-20261123", first.manifest)
-    code, told = asked(scene, f"{TAG}-20261123")
+    code, message = verify_name(scene, f"{TAG}-20261123")
     assert code == 12
-    assert told.endswith(f"not as {TAG}-20261123: the tag was moved")
+    assert message.endswith(f"not as {TAG}-20261123: the tag was moved")
 
 
-def test_a_name_of_one_s_own_is_signed_too(scene: Scene) -> None:
+def test_a_custom_name_is_signed_too(scene: Scene) -> None:
     scene.publish("--tag", "trial")
-    assert asked(scene, "trial") == (0, "it was published as trial")
+    assert verify_name(scene, "trial") == (0, "it was published as trial")
     moved(scene, "stable")
 
-    code, told = asked(scene, "stable")
-    assert (code, told) == (12, "it was published as trial, not as stable: the tag was moved")
+    code, message = verify_name(scene, "stable")
+    assert (code, message) == (12, "it was published as trial, not as stable: the tag was moved")
 
 
-def test_a_statement_of_names_that_is_withheld(scene: Scene) -> None:
-    """The decision says that there is one, so that leaving it out gives no name away."""
+def test_a_missing_statement_of_names(scene: Scene) -> None:
+    """The decision requires one, so that removing it does not allow other names."""
     scene.publish()
     scene.lose(PUBLICATION)
 
-    code, told = asked(scene, DATED)
+    code, message = verify_name(scene, DATED)
     assert code == 12
-    assert "the statement of its names is missing" in told
+    assert "the statement of its names is missing" in message
 
 
-@pytest.mark.parametrize("who", ["a stranger", "nobody"])
-def test_names_that_nobody_signed_who_is_trusted(scene: Scene, who: str) -> None:
+def test_every_tag_of_an_image_without_its_statement_of_names_is_misnamed(scene: Scene) -> None:
     scene.publish()
-    told = publication(TAG, scene.image.manifest, ["stable"])
-    if who == "a stranger":
-        artifact = ByKey(STRANGER).sign(told)
+    words = ("catalog", scene.target, *scene.publisher.keys, "--json")
+    [image] = json.loads(scene.publisher.run(*words).stdout)["images"]
+    assert image["misnamed"] == []
+    scene.lose(PUBLICATION)
+
+    [image] = json.loads(scene.publisher.run(*words).stdout)["images"]
+    assert image["tags"]
+    assert image["misnamed"] == image["tags"]
+
+
+@pytest.mark.parametrize("who", ["an unknown key", "no key"])
+def test_names_without_a_trusted_signature(scene: Scene, who: str) -> None:
+    scene.publish()
+    message = publication(TAG, scene.image.manifest, ["stable"])
+    if who == "an unknown key":
+        artifact = ByKey(UNKNOWN_KEY).sign(message)
         scene.beside(artifact.kind, artifact.data)
     else:
         from torchkiln.attest.signers import Unsigned
 
-        artifact = Unsigned().sign(told)
+        artifact = Unsigned().sign(message)
         scene.beside(artifact.kind, artifact.data)
     moved(scene, "stable")
 
-    assert asked(scene, "stable")[0] == 12
+    assert verify_name(scene, "stable")[0] == 12
 
 
-def test_a_publisher_s_slip_is_no_excuse(scene: Scene) -> None:
-    """A signed list of names that has another cell's: what the lock says decides."""
+def test_a_wrong_signed_name_is_refused(scene: Scene) -> None:
+    """A signed list with another cell's name: the lock decides."""
     scene.publish()
     name = "2.6.0-cuda12.1-cudnn9-runtime"
     artifact = ByKey(P256).sign(publication(TAG, scene.image.manifest, [name]))
     scene.beside(artifact.kind, artifact.data)
     moved(scene, name)
 
-    code, told = asked(scene, name)
+    code, message = verify_name(scene, name)
     assert code == 12
-    assert "another image's name" in told
+    assert "another image's name" in message
 
 
 def older(scene: Scene) -> None:
-    """As a version before this one published it: no names, and no word of them."""
+    """As published by an earlier version: without a statement of names."""
     scene.publish()
-    said = json.loads(json.dumps(_payload(scene, CLEARANCE)))
-    del said["predicate"]["names"]
-    artifact = ByKey(P256).sign(statement(TAG, scene.image.manifest, CLEARANCE, said["predicate"]))
+    decision = json.loads(json.dumps(_payload(scene, CLEARANCE)))
+    del decision["predicate"]["names"]
+    artifact = ByKey(P256).sign(statement(TAG, scene.image.manifest, CLEARANCE, decision["predicate"]))
     scene.lose(PUBLICATION)
     scene.replace(CLEARANCE, artifact.data)
 
@@ -172,7 +193,7 @@ def _payload(scene: Scene, kind: str) -> dict[str, object]:
     [
         (TAG, True),
         (DATED, True),
-        (f"{TAG}-20261123", True),  # no signature binds the day of such an image
+        (f"{TAG}-20261123", True),  # no signature covers the date of such an image
         (ALIAS, True),
         ("v2.7", True),
         ("latest", True),
@@ -182,25 +203,25 @@ def _payload(scene: Scene, kind: str) -> dict[str, object]:
         ("trial", False),
     ],
 )
-def test_older_images_are_held_against_their_lock_alone(scene: Scene, tag: str, good: bool) -> None:
+def test_names_of_older_images_are_checked_only_by_the_lock(scene: Scene, tag: str, good: bool) -> None:
     older(scene)
     moved(scene, tag)
 
-    assert asked(scene, tag)[0] == (0 if good else 12)
+    assert verify_name(scene, tag)[0] == (0 if good else 12)
 
 
-def test_by_its_digest_no_name_is_asked(scene: Scene) -> None:
+def test_a_reference_by_digest_checks_no_name(scene: Scene) -> None:
     scene.publish()
-    words = (*scene.desk.keys, "--suite", str(scene.desk.suite))
+    words = (*scene.publisher.keys, "--suite", str(scene.publisher.suite))
     by_digest = f"{scene.target}@{scene.image.manifest}"
-    assert scene.desk.run("verify", by_digest, *words).exit_code == 0
+    assert scene.publisher.run("verify", by_digest, *words).exit_code == 0
 
     both = f"{scene.target}:2.6.0-cuda12.1-cudnn9-runtime@{scene.image.manifest}"
-    assert getattr(scene.desk.run("verify", both, *words).exception, "exit_code", None) == 12
-    bare = scene.desk.run("verify", scene.target, *words)  # which is `latest`
+    assert getattr(scene.publisher.run("verify", both, *words).exception, "exit_code", None) == 12
+    bare = scene.publisher.run("verify", scene.target, *words)  # which is `latest`
     assert getattr(bare.exception, "exit_code", None) == 2  # not there
     moved(scene, "latest")
-    assert getattr(scene.desk.run("verify", scene.target, *words).exception, "exit_code", None) == 12
+    assert getattr(scene.publisher.run("verify", scene.target, *words).exception, "exit_code", None) == 12
 
 
 REFUSED = {
@@ -238,44 +259,51 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_tag_that_publish_does_not_move(scene: Scene, case: str) -> None:
+def test_tags_that_publish_refuses(scene: Scene, case: str) -> None:
     """Nothing is sent."""
-    report = scene.desk.signed(scene.desk.report(scene.image))
+    report = scene.publisher.signed(scene.publisher.report(scene.image))
     names = [word for name in REFUSED[case].split(" --tag ") for word in ("--tag", name)]
-    done = scene.desk.publish(scene.target, "--report", report, *names)
+    done = scene.publisher.publish(scene.target, "--report", report, *names)
 
     assert getattr(done.exception, "exit_code", None) == 2, done.exception
     assert (scene.there.blobs, scene.there.manifests) == ({}, {})
 
 
 @pytest.mark.parametrize("name", [TAG, ALIAS, "v2.7", "latest", "trial", "v1", "stable-cuda12"])
-def test_a_tag_that_says_nothing_untrue(scene: Scene, name: str) -> None:
+def test_tags_that_publish_accepts(scene: Scene, name: str) -> None:
     scene.publish("--tag", name)
 
     assert set(scene.there.tags) == {name}
-    assert asked(scene, name)[0] == 0
+    assert verify_name(scene, name)[0] == 0
 
 
-def test_an_alias_of_the_matrix_that_is_another_image_s_name(scene: Scene) -> None:
+def test_a_matrix_alias_that_is_another_images_name(scene: Scene) -> None:
     text = (ROOT / "matrix.yaml").read_text()
     rule = text.replace(
         'newest_patch: "{minor}-cuda{cuda}-{flavor}"', 'newest_patch: "2.6.0-cuda12.1-cudnn9-{flavor}"'
     )
     assert rule != text
-    file = scene.desk.write(rule.encode(), "matrix.yaml")
-    report = scene.desk.signed(scene.desk.report(scene.image))
-    done = scene.desk.publish(scene.target, "--report", report, "--matrix", file)
+    file = scene.publisher.write(rule.encode(), "matrix.yaml")
+    report = scene.publisher.signed(scene.publisher.report(scene.image))
+    done = scene.publisher.publish(scene.target, "--report", report, "--matrix", file)
 
     assert getattr(done.exception, "exit_code", None) == 2, done.exception
     assert scene.there.manifests == {}
 
 
 @pytest.mark.parametrize("zstd", ["", "-zstd"])
-def test_the_rule_by_itself(zstd: str) -> None:
+def test_the_rule_for_names(zstd: str) -> None:
     own = f"{TAG}{zstd}"
     good = [own, f"{own}-20261122", f"v2.7{zstd}", f"latest{zstd}", f"{ALIAS}{zstd}", "trial", "20261122"]
-    other = "" if zstd else "-zstd"
-    bad = [f"{TAG}{other}", f"v2.7{other}", f"{TAG}{other}-20261122", "v2.8", "v2.8-zstd", f"{own}-beta"]
+    other_format = "" if zstd else "-zstd"
+    bad = [
+        f"{TAG}{other_format}",
+        f"v2.7{other_format}",
+        f"{TAG}{other_format}-20261122",
+        "v2.8",
+        "v2.8-zstd",
+        f"{own}-beta",
+    ]
 
     assert [name for name in good if misfit(name, own, MATRIX)] == []
     assert [name for name in bad if not misfit(name, own, MATRIX)] == []

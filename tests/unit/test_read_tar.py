@@ -27,14 +27,14 @@ FOLDER = tarfile.DIRTYPE
 
 
 def tree_of(*layers: list[Entry]) -> dict[str, TreeEntry]:
-    """What *layers*, lowest first, make together."""
+    """The tree of *layers*, lowest first."""
     tree: dict[str, TreeEntry] = {}
     for layer in layers:
         apply_layer(tree, io.BytesIO(tar_of(layer)))
     return tree
 
 
-def test_everything_that_belongs_to_a_path() -> None:
+def test_all_attributes_of_a_path() -> None:
     info, data = entry("./a/f", b"data", mode=0o4751)
     info.uid, info.gid = 7, 80_000
     info.pax_headers = {"SCHILY.xattr.user.x": "1", "comment": "no attribute"}
@@ -71,7 +71,7 @@ def test_everything_that_belongs_to_a_path() -> None:
     }
 
 
-def test_a_text_is_kept_where_it_is_wanted() -> None:
+def test_texts_are_kept_for_requested_paths() -> None:
     tree: dict[str, TreeEntry] = {}
     apply_layer(tree, io.BytesIO(tar_of([entry("a", b"1\xff"), entry("b", b"2")])), lambda path: path == "a")
 
@@ -121,12 +121,12 @@ def test_a_hard_link_to_a_file_of_a_lower_layer() -> None:
     ],
     ids=["link to nowhere", "cut", "no tar", "header"],
 )
-def test_what_is_no_layer_is_refused(data: bytes) -> None:
+def test_an_invalid_layer_is_refused(data: bytes) -> None:
     with pytest.raises(DAMAGED):
         apply_layer({}, io.BytesIO(data))
 
 
-def test_one_layer_by_itself() -> None:
+def test_a_single_layer() -> None:
     layer = [
         *LOWER,
         entry("d/.wh.old"),
@@ -158,10 +158,8 @@ PATHS = st.one_of(
 @example(path="a" * 99, mode=0o644, size=1, mtime=1, directory=True)
 @example(path="a" * 100, mode=0o644, size=1, mtime=1, directory=False)
 @example(path="ü", mode=0o644, size=8**11, mtime=1, directory=False)
-def test_as_the_standard_library_writes_it(
-    path: str, mode: int, size: int, mtime: int, directory: bool
-) -> None:
-    """Short, long, not ASCII, too large for the plain field: whichever way was taken."""
+def test_tars_of_the_standard_library(path: str, mode: int, size: int, mtime: int, directory: bool) -> None:
+    """Short, long, not ASCII, too large for the plain field: in every format."""
     size = 0 if directory else size
     info = tarfile.TarInfo(path + "/" if directory else path)
     info.type = tarfile.DIRTYPE if directory else tarfile.REGTYPE
@@ -187,7 +185,7 @@ def noise(length: int) -> bytes:
 
 
 @given(st.binary(max_size=5000), st.integers(1, 700))
-def test_the_blob_inflates_to_the_tar_and_tells_the_truth_about_both(data: bytes, member: int) -> None:
+def test_the_blob_inflates_to_the_tar_with_right_digests(data: bytes, member: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MEMBER", member)
         blob, encoded = encode_bytes(data)
@@ -205,7 +203,7 @@ def test_the_bytes_are_pinned() -> None:
     assert hashlib.sha256(blob).hexdigest() == PINNED
 
 
-def test_no_core_count_shows_in_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_do_not_depend_on_the_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     data = noise(2 * MEMBER + 12345)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     alone = encode_bytes(data)[0]
@@ -214,22 +212,22 @@ def test_no_core_count_shows_in_the_bytes(monkeypatch: pytest.MonkeyPatch) -> No
     assert encode_bytes(data)[0] == alone
 
 
-def test_headers_name_no_file_no_time_and_no_system() -> None:
+def test_gzip_headers_have_no_file_name_time_or_system() -> None:
     blob, _ = encode_bytes(b"x" * 10)
 
     assert blob[:10] == bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])
 
 
-def test_a_stream_that_hands_over_little_at_a_time_gives_the_same(tmp_path: Path) -> None:
-    """A pipe's reads end where its writer paused."""
+def test_a_stream_with_short_reads_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Reads of a pipe end where its writer paused."""
 
-    class Dribble(io.BytesIO):
+    class ShortReads(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             return super().read(min(size or 1, 70_001))
 
     data = noise(MEMBER + 5)
 
-    assert encode(Dribble(data), tmp_path / "blob") == encode_bytes(data)[1]
+    assert encode(ShortReads(data), tmp_path / "blob") == encode_bytes(data)[1]
     assert (tmp_path / "blob").read_bytes() == encode_bytes(data)[0]
 
 

@@ -6,19 +6,18 @@ import hashlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cells import build, planned_cell, small_wheels
+from tests.pool_worker import pool_worker
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.build import worker as build_worker
 from torchkiln.build.image import BuildResult
 from torchkiln.build.known import known_layers
 from torchkiln.build.worker import Task, WheelInput, make_layer
@@ -26,13 +25,15 @@ from torchkiln.errors import BadWheel
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.store.store import Store
-from torchkiln.wheel import splice
+from torchkiln.wheel import content, splice
+
+__all__ = ["pool_worker"]
 
 NOT_ZERO = Digest("sha256:" + "1" * 64)
 
 
 def noise(size: int) -> bytes:
-    """What does not deflate."""
+    """Incompressible bytes."""
     return hashlib.shake_128(b"noise").digest(size)
 
 
@@ -47,16 +48,6 @@ SPEC = WheelSpec(
     ),
     console=(("tool", "some:main"),),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def worker() -> Iterator[None]:
-    """This process as one of the pool's."""
-    with (
-        patch.object(build_worker, "_cancelled", threading.Event(), create=True),
-        patch.object(build_worker, "_progress", [0], create=True),
-    ):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +70,20 @@ def job(wheel: Path, cache: Path, recorded: Blob | None = None) -> Task:
 @pytest.fixture
 def inflated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the entries that were looked into."""
-    seen: list[str] = []
-    real = splice._inflate
+    inflated_names: list[str] = []
+    real = content.inflate
 
-    def telling(*args: object) -> object:
-        seen.append(args[1].name)  # type: ignore[attr-defined]
+    def recording(*args: object) -> object:
+        inflated_names.append(args[1].name)  # type: ignore[attr-defined]
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(splice, "_inflate", telling)
-    return seen
+    for module in (content, splice):
+        monkeypatch.setattr(module, "inflate", recording)
+    return inflated_names
 
 
-def test_the_same_bytes_without_looking_inside(wheel: Path, tmp_path: Path, inflated: list[str]) -> None:
-    """Only what an installer reads is inflated, and sources while their byte-code is missing."""
+def test_the_same_bytes_without_inflating(wheel: Path, tmp_path: Path, inflated: list[str]) -> None:
+    """Only files that an installer reads are inflated, and sources without cached byte-code."""
     first = make_layer(job(wheel, tmp_path / "one"))
     blob = (tmp_path / "out").read_bytes()
     assert "some/lib.so" in inflated
@@ -106,10 +98,10 @@ def test_the_same_bytes_without_looking_inside(wheel: Path, tmp_path: Path, infl
 
 
 @pytest.mark.parametrize("wrong", [{"digest": NOT_ZERO}, {"size": 1}], ids=["another digest", "another size"])
-def test_what_is_not_the_recorded_layer_is_made_in_full(
+def test_a_layer_that_differs_from_the_record_is_fully_verified(
     wheel: Path, tmp_path: Path, inflated: list[str], wrong: dict[str, object]
 ) -> None:
-    """The caller then sees what the layer truly is."""
+    """The caller then gets the real layer."""
     truth = make_layer(job(wheel, tmp_path / "one"))
     inflated.clear()
     recorded = replace(truth, diff_id=NOT_ZERO, unpacked=7, **wrong)
@@ -117,7 +109,7 @@ def test_what_is_not_the_recorded_layer_is_made_in_full(
     assert "some/lib.so" in inflated
 
 
-def test_a_changed_wheel_is_refused_all_the_same(wheel: Path, tmp_path: Path) -> None:
+def test_a_changed_wheel_is_refused_with_a_record(wheel: Path, tmp_path: Path) -> None:
     """Its own hash is looked at in any case."""
     truth = make_layer(job(wheel, tmp_path / "one"))
     bad = tmp_path / wheel.name
@@ -130,15 +122,15 @@ def test_a_changed_wheel_is_refused_all_the_same(wheel: Path, tmp_path: Path) ->
 
 
 @given(pieces=st.lists(st.integers(1, 900_000), min_size=1, max_size=12))
-def test_the_layer_does_not_hang_on_how_the_wheel_arrives(
-    arriving: Callable[[list[int]], bytes], whole: bytes, pieces: list[int]
+def test_the_layer_does_not_depend_on_download_chunks(
+    arriving: Callable[[list[int]], bytes], complete_layer: bytes, pieces: list[int]
 ) -> None:
-    """A large stored entry goes out in members; where they end is fixed, whatever a read gives."""
-    assert arriving(pieces) == whole
+    """A large stored entry is written as several members with fixed ends, for any size of reads."""
+    assert arriving(pieces) == complete_layer
 
 
 @pytest.fixture(scope="module")
-def whole(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def complete_layer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("whole")
     make_layer(job(wheel, folder / "cache"))
     return (folder / "out").read_bytes()
@@ -178,7 +170,7 @@ def recorded_layers(built: BuildResult) -> tuple[ImageLayer, ...]:
 
 
 def test_a_build_from_a_recorded_lock(tmp_path: Path) -> None:
-    """A cold cache gives the same image; what only the lock vouched for is not recorded once more by it."""
+    """A cold cache gives the same image; layers known only from the lock are not recorded again."""
     wheels = small_wheels(tmp_path / "wheels")
     plain = planned_cell(wheels)
     first = build(plain, tmp_path / "one", tmp_path / "layout1", FakeIndex(wheels))
@@ -189,8 +181,8 @@ def test_a_build_from_a_recorded_lock(tmp_path: Path) -> None:
     assert known_layers(plain.locked, Store(tmp_path / "two")) is None
 
 
-def test_one_lock_does_not_vouch_for_another(tmp_path: Path) -> None:
-    """A wrong diff_id goes into the image of the lock that tells it, and no further."""
+def test_records_of_a_lock_are_not_used_for_another(tmp_path: Path) -> None:
+    """A wrong diff_id affects only the image of its own lock."""
     wheels = small_wheels(tmp_path / "wheels")
     plain = planned_cell(wheels)
     first = build(plain, tmp_path / "one", tmp_path / "layout", FakeIndex(wheels))
@@ -199,6 +191,6 @@ def test_one_lock_does_not_vouch_for_another(tmp_path: Path) -> None:
 
     cache = tmp_path / "two"
     build(planned_cell(wheels, lying), cache, tmp_path / "layout2", FakeIndex(wheels))
-    for honest in (planned_cell(wheels, layers), plain):
-        built = build(honest, cache, tmp_path / "layout3", FakeIndex(wheels))
+    for unchanged in (planned_cell(wheels, layers), plain):
+        built = build(unchanged, cache, tmp_path / "layout3", FakeIndex(wheels))
         assert built.image.manifest == first.image.manifest

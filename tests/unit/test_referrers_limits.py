@@ -1,4 +1,4 @@
-"""What a repository lists beside an image: others' things cost nothing, ours have bounds."""
+"""The referrers of an image: foreign ones cost nothing, ours are limited."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.peak import LIMIT, run
-from tests.published import INDEX, MANIFEST, Scene, a_built_press, a_scene, sha256
+from tests.published import INDEX, MANIFEST, Scene, a_built_publisher, a_scene, a_server, sha256
 from tests.reports import TAG
 from torchkiln.publish import fetched
 from torchkiln.registry import exchange, referrers
 from torchkiln.registry.request import HttpRequest
 from torchkiln.registry.response import HttpResponse
 
-__all__ = ["a_built_press", "a_scene"]
+__all__ = ["a_built_publisher", "a_scene", "a_server"]
 
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 FOREIGN = "application/vnd.example.flood"
@@ -23,16 +23,16 @@ FOREIGN = "application/vnd.example.flood"
 
 @pytest.fixture(name="requests")
 def counted_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every request that goes out, by its address."""
-    asked: list[str] = []
+    """Every sent request, by URL."""
+    urls: list[str] = []
     send = exchange.Exchange.send
 
     def count(self: exchange.Exchange, request: HttpRequest) -> HttpResponse:
-        asked.append(request.url)
+        urls.append(request.url)
         return send(self, request)
 
     monkeypatch.setattr(exchange.Exchange, "send", count)
-    return asked
+    return urls
 
 
 def flood(scene: Scene, count: int, kind: str, **fields: Any) -> None:
@@ -51,7 +51,7 @@ def flood(scene: Scene, count: int, kind: str, **fields: Any) -> None:
 
 
 def known(scene: Scene) -> list[Any]:
-    if scene.server.manners.lists_referrers:
+    if scene.server.behaviour.lists_referrers:
         return list(json.loads(scene.there.referrers(scene.image.manifest))["manifests"])
     return scene.listed()
 
@@ -59,14 +59,14 @@ def known(scene: Scene) -> list[Any]:
 def listing(scene: Scene, entries: list[Any]) -> None:
     """The list is exactly *entries*."""
     data = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).encode()
-    if scene.server.manners.lists_referrers:
+    if scene.server.behaviour.lists_referrers:
         scene.there.referrers = lambda _: data  # type: ignore[method-assign]
     else:
         scene.there.manifests[scene.image.manifest.replace(":", "-")] = data
 
 
-def test_3000_things_of_others_cost_nothing(scene: Scene, requests: list[str]) -> None:
-    """They are counted, and none is fetched; ours are found behind them."""
+def test_3000_foreign_referrers_cost_nothing(scene: Scene, requests: list[str]) -> None:
+    """They are counted, and none is downloaded; ours are found after them."""
     scene.publish()
     requests.clear()
     before = scene.counted()
@@ -78,35 +78,35 @@ def test_3000_things_of_others_cost_nothing(scene: Scene, requests: list[str]) -
     assert len(requests) == alone
 
 
-def test_100000_things_of_others_in_the_registrys_list(scene: Scene, requests: list[str]) -> None:
-    """In a process of its own: the list is 30 MB long. The tag holds a manifest, of 4 MiB at most."""
+def test_100000_foreign_referrers_in_the_registrys_list(scene: Scene, requests: list[str]) -> None:
+    """In a separate process: the list has 30 MB. A tag has a manifest of at most 4 MiB."""
     scene.publish()
-    if not scene.server.manners.lists_referrers:
+    if not scene.server.behaviour.lists_referrers:
         flood(scene, 100_000, FOREIGN)
         assert "longer than 4194304 bytes" in str(scene.verify().exception)
         return
     flood(scene, 100_000, FOREIGN, annotations={"org.example": "x" * 20})
-    argv = ("verify", f"{scene.target}:{TAG}", *scene.desk.keys, "--suite", str(scene.desk.suite))
-    done = run(*argv, folder=scene.desk.folder)
+    argv = ("verify", f"{scene.target}:{TAG}", *scene.publisher.keys, "--suite", str(scene.publisher.suite))
+    done = run(*argv, folder=scene.publisher.folder)
 
     assert (done.code, done.err.count("100000 by others")) == (0, 1), done.err
     assert done.peak < LIMIT
 
 
-def test_3000_things_that_seem_to_be_ours(scene: Scene, requests: list[str]) -> None:
-    """None is read, for one that is not read may be a retraction; the image is not good."""
+def test_3000_referrers_that_look_like_ours(scene: Scene, requests: list[str]) -> None:
+    """None is read, because an unread one may be a retraction; the image is not good."""
     scene.publish()
     flood(scene, 3000, BUNDLE)
     requests.clear()
 
-    told = scene.refused()
-    assert f"statements, more than the limit of {referrers._MOST}; none was read" in told
+    message = scene.refused()
+    assert f"statements, more than the limit of {referrers._MOST}; none was read" in message
     assert len(requests) < 10
-    listed = scene.desk.run("catalog", scene.target, *scene.desk.keys, "--json")
-    assert [one["good"] for one in json.loads(listed.stdout)["images"]] == [False]
+    listed = scene.publisher.run("ls", scene.target, *scene.publisher.keys, "--json")
+    assert [image["good"] for image in json.loads(listed.stdout)["images"]] == [False]
 
 
-def test_as_many_as_are_read_of_ours_that_are_not_there(scene: Scene, requests: list[str]) -> None:
+def test_the_maximum_number_of_missing_referrers(scene: Scene, requests: list[str]) -> None:
     """A request for each, and no more."""
     scene.publish()
     flood(scene, referrers._MOST - len(known(scene)), BUNDLE)
@@ -116,10 +116,10 @@ def test_as_many_as_are_read_of_ours_that_are_not_there(scene: Scene, requests: 
     assert len(requests) < referrers._MOST + 50
 
 
-def test_statements_of_many_bytes_are_not_fetched(
+def test_large_statements_are_not_downloaded(
     scene: Scene, requests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what their manifests tell of them."""
+    """By the sizes in their manifests."""
     monkeypatch.setattr(fetched, "_ALL", 1 << 20)
     scene.publish()
     for number in range(8):
@@ -130,7 +130,7 @@ def test_statements_of_many_bytes_are_not_fetched(
     assert not [url for url in requests if "/blobs/" in url and "config" not in url][1:]
 
 
-def test_a_document_that_is_longer_than_its_manifest_says(scene: Scene) -> None:
+def test_a_document_longer_than_in_its_manifest(scene: Scene) -> None:
     scene.publish()
     scene.beside(BUNDLE, b"{}")
     scene.there.blobs[sha256(b"{}")] = b"{}" + b" " * (1 << 20)
@@ -159,7 +159,7 @@ ODD = (
 
 @pytest.mark.parametrize("odd", ODD, ids=str)
 def test_entries_of_wrong_types(scene: Scene, odd: dict[str, Any]) -> None:
-    """An entry that is not valid is one of others': it hides nothing, and stops nothing."""
+    """An invalid entry counts as foreign: it hides nothing, and stops nothing."""
     scene.publish()
     entry = {"mediaType": MANIFEST, "artifactType": FOREIGN, "digest": sha256(b"x"), "size": 7, **odd}
     listing(scene, [entry, 7, None, [entry], *known(scene)])
@@ -168,11 +168,11 @@ def test_entries_of_wrong_types(scene: Scene, odd: dict[str, Any]) -> None:
 
 
 def test_catalog_of_too_many_tags(scene: Scene) -> None:
-    """One sentence; the image is still found by its name."""
+    """An error; the image is still found by its name."""
     scene.publish()
     data = scene.there.manifests[TAG]
     scene.there.manifests.update({f"t{number}": data for number in range(6000)})
 
-    done = scene.desk.run("catalog", scene.target)
+    done = scene.publisher.run("ls", scene.target)
     assert "more than 5000 tags" in str(done.exception)
     assert scene.verify().exit_code == 0

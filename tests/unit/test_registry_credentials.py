@@ -21,7 +21,7 @@ PACKED = base64.b64encode(f"kim:{SECRET}".encode()).decode()
 
 
 def environ(folder: Path, config: Any = None, **more: str) -> dict[str, str]:
-    """A user whose Docker configuration is *config*, and whose helpers are in folder/bin."""
+    """The environment of a user with the Docker configuration *config*, and helpers in folder/bin."""
     (folder / "docker").mkdir(exist_ok=True)
     if config is not None:
         text = config if isinstance(config, str) else json.dumps(config)
@@ -47,7 +47,7 @@ def helper(folder: Path, name: str, script: str) -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["registry.example:5000", "https" + "://registry.example:5000/v2/"])
-def test_a_login_that_stands_in_the_file(tmp_path: Path, entry: dict[str, str], key: str) -> None:
+def test_a_login_in_the_file(tmp_path: Path, entry: dict[str, str], key: str) -> None:
     found = find_login(APP, environ(tmp_path, {"auths": {key: entry, "other.example": {"auth": "x"}}}))
 
     assert found == Login(user="kim", password=SECRET)
@@ -61,7 +61,7 @@ def test_no_login(tmp_path: Path, config: Any) -> None:
     assert find_login(APP, environ(tmp_path, config)) is None
 
 
-def test_docker_hub_has_a_key_of_its_own(tmp_path: Path) -> None:
+def test_docker_hub_has_its_own_key(tmp_path: Path) -> None:
     hub = Repository(host="docker.io", name="team/app")
     key = "https" + "://index.docker.io/v1/"
 
@@ -70,22 +70,26 @@ def test_docker_hub_has_a_key_of_its_own(tmp_path: Path) -> None:
     )
 
 
-def test_the_home_folder_where_nothing_else_is_said(tmp_path: Path) -> None:
+def test_the_home_folder_is_the_default(tmp_path: Path) -> None:
     (tmp_path / ".docker").mkdir()
     (tmp_path / ".docker/config.json").write_text(json.dumps({"auths": {APP.host: {"auth": PACKED}}}))
 
     assert find_login(APP, {"HOME": str(tmp_path)}) == Login(user="kim", password=SECRET)
 
 
-def test_podmans_file_wins_and_knows_repositories(tmp_path: Path) -> None:
-    other = base64.b64encode(b"robot:of-the-team").decode()
+def test_podmans_file_takes_precedence_and_may_name_repositories(tmp_path: Path) -> None:
+    team_login = base64.b64encode(b"robot:of-the-team").decode()
     file = tmp_path / "auth.json"
-    file.write_text(json.dumps({"auths": {APP.host: {"auth": PACKED}, f"{APP.host}/team": {"auth": other}}}))
-    seen = environ(tmp_path, {"auths": {APP.host: {"username": "x", "password": "y"}}})
-    seen["REGISTRY_AUTH_FILE"] = str(file)
+    file.write_text(
+        json.dumps({"auths": {APP.host: {"auth": PACKED}, f"{APP.host}/team": {"auth": team_login}}})
+    )
+    environment = environ(tmp_path, {"auths": {APP.host: {"username": "x", "password": "y"}}})
+    environment["REGISTRY_AUTH_FILE"] = str(file)
 
-    assert find_login(APP, seen) == Login(user="robot", password="of-the-team")
-    assert find_login(Repository(host=APP.host, name="solo"), seen) == Login(user="kim", password=SECRET)
+    assert find_login(APP, environment) == Login(user="robot", password="of-the-team")
+    assert find_login(Repository(host=APP.host, name="solo"), environment) == Login(
+        user="kim", password=SECRET
+    )
 
 
 def test_an_identity_token(tmp_path: Path) -> None:
@@ -101,20 +105,20 @@ def answer(user: str) -> str:
 @pytest.mark.parametrize(
     "config", [{"credsStore": "test"}, {"credHelpers": {APP.host: "test"}, "credsStore": "no"}]
 )
-def test_a_helper_is_asked_for_the_host(tmp_path: Path, config: Any) -> None:
+def test_a_helper_is_called_with_the_host(tmp_path: Path, config: Any) -> None:
     helper(tmp_path, "test", answer("kim"))
 
     assert find_login(APP, environ(tmp_path, config)) == Login(user="kim", password=SECRET)
     assert (tmp_path / "called").read_text() == f"get {APP.host}\n"
 
 
-def test_a_helper_that_gives_an_identity_token(tmp_path: Path) -> None:
+def test_a_helper_with_an_identity_token(tmp_path: Path) -> None:
     helper(tmp_path, "test", answer("<token>"))
 
     assert find_login(APP, environ(tmp_path, {"credsStore": "test"})) == Login(identity_token=SECRET)
 
 
-def test_a_helper_that_knows_nothing_leaves_it_to_the_file(tmp_path: Path) -> None:
+def test_without_a_login_of_the_helper_the_file_is_used(tmp_path: Path) -> None:
     helper(tmp_path, "test", "echo credentials not found in native keychain; exit 1")
     config = {"credsStore": "test", "auths": {APP.host: {"auth": PACKED}}}
 
@@ -122,7 +126,7 @@ def test_a_helper_that_knows_nothing_leaves_it_to_the_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
         (f"echo '{SECRET}'; exit 3", "docker-credential-test failed with exit code 3"),
         (f"echo 'no JSON {SECRET}'", "invalid output"),
@@ -130,23 +134,23 @@ def test_a_helper_that_knows_nothing_leaves_it_to_the_file(tmp_path: Path) -> No
         ("exec sleep 60", "timed out after 0.2 seconds"),
     ],
 )
-def test_a_helper_that_fails_is_told_without_what_it_said(tmp_path: Path, script: str, told: str) -> None:
+def test_a_failing_helper_is_reported_without_its_output(tmp_path: Path, script: str, message: str) -> None:
     helper(tmp_path, "test", script)
 
-    with pytest.raises(RegistryError, match=told) as error:
+    with pytest.raises(RegistryError, match=message) as error:
         find_login(APP, environ(tmp_path, {"credsStore": "test"}), patience=0.2)
 
     assert f"echo {APP.host} | docker-credential-test get" in error.value.hint
     assert SECRET not in "".join(traceback.format_exception(error.value.with_traceback(None)))
 
 
-def test_a_helper_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_helper(tmp_path: Path) -> None:
     with pytest.raises(ToolMissing, match="docker-credential-nowhere: executable file not found in PATH"):
         find_login(APP, environ(tmp_path, {"credsStore": "nowhere"}))
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ('{"auths": ', "line 1: not JSON"),
         ("[]", "not a JSON object"),
@@ -161,8 +165,8 @@ def test_a_helper_that_is_not_there(tmp_path: Path) -> None:
         ({"credHelpers": {APP.host: {"a": 1}}}, "invalid name of a credential helper"),
     ],
 )
-def test_a_file_that_is_malformed_is_named(tmp_path: Path, config: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as error:
+def test_a_malformed_file_is_named(tmp_path: Path, config: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
         find_login(APP, environ(tmp_path, config))
 
     assert "docker/config.json" in error.value.message

@@ -1,4 +1,4 @@
-"""Answers that no registry should give, and https by a private CA."""
+"""Invalid responses of a registry, and https with a private CA."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.press import press
+from tests.publisher import new_publisher
 from tests.pushing import image, push_to
-from tests.standin.registry_server import RegistryServer
+from tests.servers.registry_server import RegistryServer
 from torchkiln.errors import RegistryError
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.registry.credentials import Login
@@ -31,7 +31,7 @@ PING = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 @contextmanager
 def answering(answers: dict[str, bytes]) -> Iterator[str]:
-    """A server that has one answer for each method, and PING for /v2/; its host."""
+    """A server with a response for each method, and PING for /v2/; yields its host."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -40,8 +40,8 @@ def answering(answers: dict[str, bytes]) -> Iterator[str]:
                 head += line
             method, _, rest = head.decode().partition(" ")
             ping = rest.startswith("/v2/ ") and "PING" not in answers
-            given = PING if ping else answers["PING" if rest.startswith("/v2/ ") else method]
-            self.wfile.write(given.replace(b"HOST", self.server_host()))
+            response = PING if ping else answers["PING" if rest.startswith("/v2/ ") else method]
+            self.wfile.write(response.replace(b"HOST", self.server_host()))
 
         def server_host(self) -> bytes:
             return b"127.0.0.1:%d" % server.server_address[1]
@@ -50,7 +50,7 @@ def answering(answers: dict[str, bytes]) -> Iterator[str]:
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """A client that hangs up is no news."""
+            """Ignore clients that disconnect."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -127,16 +127,16 @@ CHALLENGE = 'WWW-Authenticate: Bearer realm="http' + '://HOST/token",service="x"
     ],
     ids=str,
 )
-def test_what_no_registry_should_answer(answers: dict[str, bytes], tmp_path: Path) -> None:
+def test_invalid_responses(answers: dict[str, bytes], tmp_path: Path) -> None:
     built = image(tmp_path, "v1", {"a": 1_200_000, "b": 10})
     with answering(answers) as host, pytest.raises(RegistryError) as error:
         push_to(host, "team/app", built, login=Login(user="kim", password="correct-horse"))
 
-    told = error.value.message
-    assert host in told
-    assert len(told) < 1000
-    assert "\x1b" not in told
-    assert "correct-horse" not in told
+    message = error.value.message
+    assert host in message
+    assert len(message) < 1000
+    assert "\x1b" not in message
+    assert "correct-horse" not in message
 
 
 _DAY = datetime.timedelta(days=1)
@@ -182,7 +182,7 @@ def test_a_private_ca(secure: RegistryServer, certificate: Path, built: ImageOnD
     assert secure.repository("team/app").tags == ["v1"]
 
 
-def test_an_unknown_ca_is_told_with_what_to_do(secure: RegistryServer, built: ImageOnDisk) -> None:
+def test_an_unknown_ca_is_reported_with_a_hint(secure: RegistryServer, built: ImageOnDisk) -> None:
     """Once, for it does not get better by trying again."""
     with pytest.raises(RegistryError, match="certificate verify failed") as error:
         push_to(secure.host, "team/app", built)
@@ -190,14 +190,16 @@ def test_an_unknown_ca_is_told_with_what_to_do(secure: RegistryServer, built: Im
     assert "SSL_CERT_FILE" in error.value.hint
 
 
-def test_the_users_ca_bundle_is_the_one_of_the_package_index(
+def test_the_ca_bundle_of_the_package_index_is_used(
     secure: RegistryServer, certificate: Path, tmp_path: Path
 ) -> None:
-    desk = press(tmp_path / "desk")
-    desk.build()
+    publisher = new_publisher(tmp_path / "publisher")
+    publisher.build()
     done = subprocess.run(
-        desk.command(*desk.publishing(f"{secure.host}/team/app", "--tag", "v1", "--override", "a test")),
-        env={**desk.settings, "SSL_CERT_FILE": str(certificate), "NO_PROXY": "0.0.0.0"},
+        publisher.command(
+            *publisher.publishing(f"{secure.host}/team/app", "--tag", "v1", "--override", "a test")
+        ),
+        env={**publisher.settings, "SSL_CERT_FILE": str(certificate), "NO_PROXY": "0.0.0.0"},
         capture_output=True,
         text=True,
         check=False,
@@ -207,7 +209,7 @@ def test_the_users_ca_bundle_is_the_one_of_the_package_index(
     assert "v1" in secure.repository("team/app").tags
 
 
-def test_plain_http_is_spoken_only_where_it_is_asked_for(built: ImageOnDisk) -> None:
+def test_plain_http_is_used_only_on_request(built: ImageOnDisk) -> None:
     """0.0.0.0 is this machine too, but no name by which that is known."""
     with RegistryServer() as server:
         host = server.host.replace("127.0.0.1", "0.0.0.0")
@@ -219,9 +221,11 @@ def test_plain_http_is_spoken_only_where_it_is_asked_for(built: ImageOnDisk) -> 
         assert server.repository("team/app").tags == ["v1"]
 
 
-def test_https_is_not_left_for_http(secure: RegistryServer, certificate: Path, built: ImageOnDisk) -> None:
-    """As registries ask for that do not know of the proxy before them; nothing is sent there."""
-    secure.manners.uploads_at = f"http://{secure.host}"
+def test_a_redirect_from_https_to_http_is_not_followed(
+    secure: RegistryServer, certificate: Path, built: ImageOnDisk
+) -> None:
+    """As from registries that do not know their proxy's address; nothing is sent there."""
+    secure.behaviour.uploads_at = f"http://{secure.host}"
 
     with pytest.raises(RegistryError, match="it leads from https to http") as error:
         push_to(secure.host, "team/app", built, network=Network(ca_bundle=str(certificate)))

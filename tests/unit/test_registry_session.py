@@ -65,13 +65,13 @@ KIM = Login(user="kim", password="correct horse")
     ],
 )
 def test_challenges(header: str, expected: list[tuple[str, dict[str, str]]]) -> None:
-    wanted = [Challenge(scheme=scheme, parameters=found) for scheme, found in expected]
+    challenges = [Challenge(scheme=scheme, parameters=found) for scheme, found in expected]
 
-    assert parse_challenges(header)[: len(wanted)] == wanted
+    assert parse_challenges(header)[: len(challenges)] == challenges
 
 
 @given(st.text(alphabet='abB=",\\ \t', max_size=60))
-def test_a_header_of_anything_is_read_to_some_end(header: str) -> None:
+def test_any_header_can_be_parsed(header: str) -> None:
     for challenge in parse_challenges(header):
         assert challenge.scheme == challenge.scheme.lower()
 
@@ -96,7 +96,7 @@ def test_retry_after(text: str, seconds: float) -> None:
     assert retry_after({"Retry-After": text}, now=lambda: 1_000_000.0) == seconds
 
 
-def test_pauses_grow_and_end() -> None:
+def test_pauses_grow_and_are_limited() -> None:
     pauses = [pause(attempt, 0.0) for attempt in range(1, ATTEMPTS + 4)]
 
     assert pauses == sorted(pauses)
@@ -105,21 +105,21 @@ def test_pauses_grow_and_end() -> None:
 
 
 class TokenServer:
-    """Gives numbered tokens, and remembers who asked how."""
+    """Issues numbered tokens, and records the requests."""
 
-    def __init__(self, **told: Any) -> None:
-        self.asked: list[tuple[str, str, Mapping[str, str], bytes | None]] = []
-        self.told, self.status, self.now = told, 200, 0.0
+    def __init__(self, **token_fields: Any) -> None:
+        self.requests: list[tuple[str, str, Mapping[str, str], bytes | None]] = []
+        self.fields, self.status, self.now = token_fields, 200, 0.0
 
     def __call__(
         self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None
     ) -> HttpResponse:
-        self.asked.append((method, url, headers, data))
-        body = json.dumps({"token": f"t{len(self.asked)}", **self.told}).encode()
+        self.requests.append((method, url, headers, data))
+        body = json.dumps({"token": f"t{len(self.requests)}", **self.fields}).encode()
         return HttpResponse(url=url, status=self.status, headers={}, body=body)
 
     def authority(self, login: Login | None = KIM, *, secure: bool = True) -> Authenticator:
-        """One that asks here."""
+        """An authenticator that uses this server."""
         return Authenticator("registry.example", login, self, secure=secure, now=lambda: self.now)
 
 
@@ -130,7 +130,7 @@ def refusal(header: str) -> HttpResponse:
 BEARER = refusal(f'Bearer realm="{REALM}",service="the registry"')
 
 
-def test_nothing_is_told_before_somebody_asks() -> None:
+def test_no_login_is_sent_without_a_challenge() -> None:
     assert TokenServer().authority().header(PUSH) is None
 
 
@@ -140,36 +140,36 @@ def test_basic() -> None:
     authority.learn(refusal('Basic realm="x"'), PUSH, None)
 
     assert authority.header(PUSH) == "Basic " + base64.b64encode(b"kim:correct horse").decode()
-    assert server.asked == []
+    assert server.requests == []
 
 
-def test_a_token_is_asked_for_with_scopes_and_login() -> None:
+def test_a_token_is_requested_with_scopes_and_login() -> None:
     server = TokenServer()
     authority = server.authority()
     authority.learn(BEARER, PUSH, None)
 
     scopes = (*PUSH, "repository:other:pull")
     assert authority.header(scopes) == "Bearer t1"
-    ((method, url, headers, _),) = server.asked
+    ((method, url, headers, _),) = server.requests
     assert method == "GET"
     assert url.startswith(REALM + "?")
     assert parse_qs(urlsplit(url).query) == {"service": ["the registry"], "scope": list(scopes)}
     assert headers["Authorization"].startswith("Basic ")
 
 
-def test_an_identity_token_is_exchanged_and_stands_in_no_address() -> None:
+def test_an_identity_token_is_exchanged_and_not_in_the_url() -> None:
     server = TokenServer(token=None, access_token="mine")
     authority = server.authority(Login(identity_token="for ever"))
     authority.learn(BEARER, PUSH, None)
 
     assert authority.header(PUSH) == "Bearer mine"
-    ((method, url, _, data),) = server.asked
+    ((method, url, _, data),) = server.requests
     assert (method, url) == ("POST", REALM)
     form = parse_qs((data or b"").decode())
     assert (form["grant_type"], form["refresh_token"]) == (["refresh_token"], ["for ever"])
 
 
-def test_a_token_is_kept_for_its_scopes_until_it_is_nearly_spent() -> None:
+def test_a_token_is_cached_for_its_scopes_until_it_nearly_expires() -> None:
     server = TokenServer(expires_in=100)
     authority = server.authority()
     authority.learn(BEARER, PUSH, None)
@@ -185,7 +185,7 @@ def test_a_token_is_kept_for_its_scopes_until_it_is_nearly_spent() -> None:
     assert authority.header(PUSH) == "Bearer t3"
 
 
-def test_only_the_token_that_was_refused_is_dropped() -> None:
+def test_only_the_refused_token_is_dropped() -> None:
     """Another thread may have renewed it meanwhile."""
     server = TokenServer()
     authority = server.authority()
@@ -199,7 +199,7 @@ def test_only_the_token_that_was_refused_is_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "message"),
     [
         ("", "unsupported authentication scheme: none"),
         ("Negotiate", "unsupported authentication scheme: negotiate"),
@@ -208,7 +208,7 @@ def test_only_the_token_that_was_refused_is_dropped() -> None:
         ('Bearer realm="http' + '://elsewhere.example/token"', "without https"),
     ],
 )
-def test_what_is_not_followed(header: str, told: str) -> None:
+def test_unsafe_challenges_are_not_followed(header: str, message: str) -> None:
     server = TokenServer()
     authority = server.authority()
 
@@ -216,19 +216,19 @@ def test_what_is_not_followed(header: str, told: str) -> None:
         authority.learn(refusal(header), PUSH, None)
         authority.header(PUSH)
 
-    with pytest.raises(RegistryError, match=told):
+    with pytest.raises(RegistryError, match=message):
         ask()
-    assert server.asked == []
+    assert server.requests == []
 
 
-def test_a_registry_without_https_may_have_its_token_server_so_too() -> None:
+def test_a_registry_without_https_may_have_a_token_server_without_https() -> None:
     authority = TokenServer().authority(secure=False)
     authority.learn(refusal('Bearer realm="http' + '://elsewhere.example/token"'), PUSH, None)
 
     assert authority.header(PUSH) == "Bearer t1"
 
 
-def test_basic_without_a_login_says_what_to_do() -> None:
+def test_basic_without_a_login_has_a_hint() -> None:
     with pytest.raises(RegistryError, match="no basic auth credentials") as error:
         TokenServer().authority(None).learn(refusal("Basic"), PUSH, None)
 
@@ -250,7 +250,7 @@ def test_a_token_server_that_refuses(status: int) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "a b", "a\nb", 7, None, "ä"])
-def test_a_token_that_would_not_do_as_a_header(token: object) -> None:
+def test_a_token_that_is_not_valid_in_a_header(token: object) -> None:
     authority = TokenServer(token=token).authority()
     authority.learn(BEARER, PUSH, None)
 
@@ -272,7 +272,7 @@ TAGS = st.none() | st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", fullmatch
 
 
 @given(host=HOSTS, name=NAMES, tag=TAGS, digest=st.sampled_from([None, DIGEST]))
-def test_what_is_written_is_read_again(host: str, name: str, tag: str | None, digest: str | None) -> None:
+def test_references_read_back(host: str, name: str, tag: str | None, digest: str | None) -> None:
     text = f"{host}/{name}" + (f":{tag}" if tag else "") + (f"@{digest}" if digest else "")
 
     found = parse_reference(text)
@@ -282,8 +282,8 @@ def test_what_is_written_is_read_again(host: str, name: str, tag: str | None, di
 
 
 @given(st.text(max_size=40) | st.from_regex(r"[a-z.:/@ A-Z_-]{0,30}", fullmatch=True))
-def test_whatever_else_is_refused_with_a_sentence(text: str) -> None:
-    """Never by another error; and what is taken is taken literally."""
+def test_other_references_are_refused_with_a_message(text: str) -> None:
+    """Never with another error; accepted ones are unchanged."""
     try:
         found = parse_reference(text)
     except ConfigError:
@@ -292,12 +292,12 @@ def test_whatever_else_is_refused_with_a_sentence(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("", "no registry in the reference"),
-        ("pytorch", "no registry in the reference"),
-        ("team/pytorch", "no registry in the reference"),
-        ("registry.example", "no registry in the reference"),
+        ("", "invalid reference: it has no registry host"),
+        ("pytorch", "invalid reference: it has no registry host"),
+        ("team/pytorch", "invalid reference: it has no registry host"),
+        ("registry.example", "invalid reference: it has no registry host"),
         ("https://registry.example/team/app", "it has a scheme"),
         ("registry.example:0/app", "invalid host 'registry.example:0'"),
         ("registry.example:65536/app", "invalid host"),
@@ -325,13 +325,22 @@ def test_whatever_else_is_refused_with_a_sentence(text: str) -> None:
         ("registry.example/" + "a" * 250, "longer than 255"),
     ],
 )
-def test_which_part_is_wrong_is_told(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(told)) as error:
+def test_the_wrong_part_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
         parse_reference(text)
     assert error.value.hint
 
 
-def test_docker_hubs_short_form_is_read_as_docker_reads_it() -> None:
+def test_the_longest_reference() -> None:
+    """Host, slash and name have 255 characters, as in the reference implementation."""
+    host = "registry.example"
+    name = "a" * (255 - len(host) - 1)
+    assert parse_reference(f"{host}/{name}").repository == Repository(host=host, name=name)
+    with pytest.raises(ConfigError, match="longer than 255"):
+        parse_reference(f"{host}/{name}a")
+
+
+def test_docker_hubs_short_form_is_read_like_by_docker() -> None:
     assert str(parse_reference("docker.io/ubuntu:24.04")) == "docker.io/library/ubuntu:24.04"
     assert str(parse_reference("docker.io/team/app")) == "docker.io/team/app"
     assert api_host("docker.io") == "registry-1.docker.io"
@@ -360,5 +369,5 @@ def test_a_repository_has_neither_tag_nor_digest(end: str) -> None:
         ("[::2]", False),
     ],
 )
-def test_only_this_machine_is_asked_in_the_clear(host: str, local: bool) -> None:
+def test_plain_http_is_only_for_this_machine(host: str, local: bool) -> None:
     assert is_local(host) is local

@@ -1,8 +1,10 @@
-"""The Dockerfile and the files beside it."""
+"""Rendered files, and an independent parser of the Dockerfile that gets the plan's config."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,7 +25,8 @@ from torchkiln.errors import ConfigError
 from torchkiln.lock.lock import load_locked, requirements_txt
 from torchkiln.model.cell import Source
 from torchkiln.model.operating_system import SYSTEMS
-from torchkiln.model.plan import ImagePlan, WheelLayer
+from torchkiln.model.plan import ImageConfig, ImagePlan, WheelLayer
+from torchkiln.plan.plan import CONSTRAINTS
 from torchkiln.util.places import ROOT, TEMPLATES
 
 TEXTS = load_templates(TEMPLATES)
@@ -32,11 +35,11 @@ TEXTS = load_templates(TEMPLATES)
 @pytest.mark.parametrize("name", sorted(files()))
 @pytest.mark.parametrize("os_name", FOLDERS)
 def test_rendered_files_are_as_committed(os_name: str, name: str) -> None:
-    """Red after a wanted change: `make golden`, and read the difference."""
+    """After an intended change: `make golden`, and review the diff."""
     assert files(os_name)[name].decode() == (FOLDERS[os_name] / name).read_text("utf-8")
 
 
-def test_a_system_decides_base_and_python_and_no_more_of_a_dockerfile() -> None:
+def test_a_system_changes_only_base_and_python_of_a_dockerfile() -> None:
     debian, ubuntu = (files(os_name)["Dockerfile"].decode().splitlines() for os_name in FOLDERS)
 
     assert "ARG BASE=ubuntu:22.04" in ubuntu
@@ -59,7 +62,7 @@ def test_hadolint_finds_nothing(tmp_path: Path) -> None:
 
 
 def many(count: int = 9) -> ImagePlan:
-    """A plan whose dependencies are too many to mount each by itself."""
+    """A plan with too many dependencies to mount each one separately."""
     small = (wheel(f"small-{number}", "1.0", megabytes=1) for number in range(count))
     return planned("2.7.1", wheel("pip", "25.3", megabytes=2), wheel("torch", "2.7.1", megabytes=821), *small)
 
@@ -103,7 +106,7 @@ def test_a_step_mounts_its_own_wheels_and_pip_and_no_folder() -> None:
         assert step.count("--mount") == len(mounts)
 
 
-def test_many_wheels_come_by_a_stage_of_their_own() -> None:
+def test_many_wheels_use_a_separate_stage() -> None:
     plan = many()
     dockerfile = render(plan, TEXTS, PACKAGES)
     (layer,) = (layer for layer in plan.of(WheelLayer) if len(layer.wheels) > 8)
@@ -117,24 +120,24 @@ def test_many_wheels_come_by_a_stage_of_their_own() -> None:
 
 
 def test_the_wheels_of_every_lock_fit_the_printed_options() -> None:
-    """As pip derives tags from `--python-version`, `--abi` and `--platform`, on whatever host it runs."""
+    """As pip derives tags from `--python-version`, `--abi` and `--platform`, on any host."""
     locks = sorted(ROOT.glob("images/*/lock.json"))
     assert len(locks) >= 25
     for place in locks:
         locked = load_locked(ROOT / "images", place.parent.name)
         words = pip_options(locked)
-        given = {
+        options = {
             name: [b for a, b in pairwise(words) if a == f"--{name}"]
             for name in ("python-version", "abi", "platform")
         }
-        python = tuple(int(part) for part in given["python-version"][0].split(".")[:2])
+        python = tuple(int(part) for part in options["python-version"][0].split(".")[:2])
         known = {
-            *tags.cpython_tags(python, given["abi"], given["platform"]),
-            *tags.compatible_tags(python, f"cp{python[0]}{python[1]}", given["platform"]),
+            *tags.cpython_tags(python, options["abi"], options["platform"]),
+            *tags.compatible_tags(python, f"cp{python[0]}{python[1]}", options["platform"]),
         }
         glibc = SYSTEMS[locked.resolution.cell.os].glibc
         legacy = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17), "linux": (0, 0)}
-        for platform in given["platform"]:
+        for platform in options["platform"]:
             name, _, minor = platform.removesuffix("_x86_64").partition("_2_")
             assert (legacy[name] if not minor else (2, int(minor))) <= glibc
         assert [w.filename for w in locked.wheels if not known & parse_wheel_filename(w.filename)[3]] == []
@@ -146,8 +149,8 @@ def test_the_header_names_the_image_and_the_indexes_that_it_needs() -> None:
     assert f" -t pytorch-cuda:{plan.tag} " in render(plan, TEXTS, PACKAGES)
     assert "PIP_EXTRA_INDEX_URL" not in render(plan, TEXTS, PACKAGES)
 
-    other = replace(wheel("torch", "2.7.1", megabytes=800), index=Source.PYTORCH)
-    text = render(planned("2.7.1", wheel("pip", "25.3", megabytes=2), other), TEXTS, PACKAGES)
+    pytorch_wheel = replace(wheel("torch", "2.7.1", megabytes=800), index=Source.PYTORCH)
+    text = render(planned("2.7.1", wheel("pip", "25.3", megabytes=2), pytorch_wheel), TEXTS, PACKAGES)
     assert (
         "# Not on the default index: torch. Name theirs in PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS.\n" in text
     )
@@ -162,7 +165,7 @@ def test_every_layer_of_wheels_is_one_run_in_the_plans_order() -> None:
     assert [line for line in comments if line in titles] == titles
 
 
-def test_no_host_and_no_frontend_stands_in_it() -> None:
+def test_the_dockerfile_names_no_host_and_no_frontend() -> None:
     text = render(planned(), TEXTS, PACKAGES)
 
     assert "# syntax" not in text
@@ -174,7 +177,7 @@ def test_a_lock_without_pip_is_refused() -> None:
         render(planned("2.7.1", wheel("torch", "2.7.1", megabytes=800)), TEXTS, PACKAGES)
 
 
-def test_a_template_that_names_the_unknown_is_refused() -> None:
+def test_a_template_with_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="nonsense"):
         render(planned(), {**TEXTS, "parts/config.j2": "{{ nonsense }}"}, PACKAGES)
 
@@ -204,3 +207,95 @@ def test_the_shell_scripts_of_rootfs_parse() -> None:
     assert shell
     for name in ("opt/torchkiln/entrypoint", "opt/torchkiln/healthcheck", "etc/profile.d/torchkiln.sh"):
         subprocess.run([shell, "-n", TEMPLATES.parent / "rootfs" / name], check=True)
+
+
+# --- the Dockerfile has the plan's config ----------------------------------------------------------
+
+
+Instructions = list[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def instructions() -> Instructions:
+    """Keyword and arguments of each instruction of the last stage."""
+    text = render(planned(), load_templates(TEMPLATES), PACKAGES)
+    text = re.sub(r"(<<'EOF'.*)\n(?:.*\n)*?EOF\n", r"\1\n", text)  # without the heredocs' contents
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    found = [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined.splitlines() if line]
+    last = max(index for index, (keyword, _) in enumerate(found) if keyword == "FROM")
+    return found[last:]
+
+
+@pytest.fixture(scope="module")
+def config() -> ImageConfig:
+    return planned().config
+
+
+def instruction(instructions: Instructions, keyword: str) -> str:
+    (found,) = (arguments for name, arguments in instructions if name == keyword)
+    return found
+
+
+def pairs(arguments: str) -> tuple[tuple[str, str], ...]:
+    """`A="b" C="d"` as pairs: in double quotes shlex undoes \\" and \\\\, but not \\$."""
+    words = (word.partition("=") for word in shlex.split(arguments))
+    return tuple((name, value.replace("\\$", "$")) for name, _, value in words)
+
+
+def test_environment(instructions: Instructions, config: ImageConfig) -> None:
+    assert pairs(instruction(instructions, "ENV")) == config.env
+
+
+def test_labels(instructions: Instructions, config: ImageConfig) -> None:
+    assert pairs(instruction(instructions, "LABEL")) == config.labels
+
+
+def test_entrypoint_and_cmd(instructions: Instructions, config: ImageConfig) -> None:
+    assert tuple(json.loads(instruction(instructions, "ENTRYPOINT"))) == config.entrypoint
+    # ENTRYPOINT resets an inherited CMD.
+    assert config.cmd == ()
+    assert "CMD" not in dict(instructions)
+
+
+def test_ports_volumes_workdir_and_signal(instructions: Instructions, config: ImageConfig) -> None:
+    assert tuple(instruction(instructions, "EXPOSE").split()) == config.ports
+    assert tuple(json.loads(instruction(instructions, "VOLUME"))) == config.volumes
+    assert instruction(instructions, "WORKDIR") == config.workdir
+    assert instruction(instructions, "STOPSIGNAL") == config.stop_signal
+
+
+def test_healthcheck(instructions: Instructions, config: ImageConfig) -> None:
+    options, _, command = instruction(instructions, "HEALTHCHECK").partition("CMD ")
+    check = config.healthcheck
+    assert check is not None
+    assert dict(re.findall(r"--([a-z-]+)=(\S+)", options)) == {
+        "interval": f"{check.interval}s",
+        "timeout": f"{check.timeout}s",
+        "start-period": f"{check.start_period}s",
+        "retries": str(check.retries),
+    }
+    assert tuple(json.loads(command)) == check.command
+
+
+def test_files_of_rootfs_are_copied_with_their_modes(instructions: Instructions) -> None:
+    copied = {}
+    for keyword, arguments in instructions:
+        if keyword == "COPY":
+            *sources, target = [word for word in arguments.split() if not word.startswith("--")]
+            mode = re.search(r"--chmod=(\d+)", arguments)
+            assert mode
+            for source in sources:
+                name = source.rsplit("/", maxsplit=1)[-1] if target.endswith("/") else ""
+                copied[target + name] = int(mode[1], 8)
+
+    assert copied == {f"/{file.path}": file.mode for file in planned().layers[-1].files}
+
+
+def test_the_constraints_are_in_the_dockerfile_byte_for_byte() -> None:
+    plan = planned()
+    text = render(plan, load_templates(TEMPLATES), PACKAGES)
+
+    (found,) = re.findall(r"<<'EOF' /etc/torchkiln/constraints.txt\n(.*?)EOF\n", text, re.DOTALL)
+    (expected,) = (file.data for file in plan.overlay.files if file.path == CONSTRAINTS)
+    assert found.encode() == expected

@@ -29,7 +29,7 @@ def options(images: Path, *more: str) -> list[str]:
     return ["--images", str(images), "--matrix", str(ROOT / "matrix.yaml"), *more]
 
 
-def test_what_was_rendered_is_fresh(images: Path) -> None:
+def test_rendered_files_are_fresh(images: Path) -> None:
     done = CliRunner().invoke(render, options(images), catch_exceptions=False)
 
     assert done.stdout == f"{TAG}\n"
@@ -68,23 +68,23 @@ def test_rendering_removes_the_files_of_earlier_versions(images: Path) -> None:
     CliRunner().invoke(render, options(images, "--check"), catch_exceptions=False)
 
 
-def test_a_named_cell_without_a_lock_is_told(images: Path) -> None:
+def test_a_named_cell_without_a_lock_is_reported(images: Path) -> None:
     with pytest.raises(Stale, match="not locked yet"):
         CliRunner().invoke(
             render, options(images, "--torch", "2.6", "--cuda", "12.1"), catch_exceptions=False
         )
 
 
-def test_no_lock_at_all_is_nothing_selected(tmp_path: Path) -> None:
+def test_without_locks_nothing_is_selected(tmp_path: Path) -> None:
     with pytest.raises(NothingSelected):
         CliRunner().invoke(render, options(tmp_path), catch_exceptions=False)
 
 
 def test_plan_prints_a_table_or_json(images: Path) -> None:
-    one = options(images, "--torch", "2.7", "--cuda", "12.1")
+    cell_options = options(images, "--torch", "2.7", "--cuda", "12.1")
 
-    table = CliRunner().invoke(plan, one, catch_exceptions=False).stdout
-    told = json.loads(CliRunner().invoke(plan, [*one, "--json"], catch_exceptions=False).stdout)
+    table = CliRunner().invoke(plan, cell_options, catch_exceptions=False).stdout
+    result = json.loads(CliRunner().invoke(plan, [*cell_options, "--json"], catch_exceptions=False).stdout)
 
-    assert [layer["title"] in table for layer in told["layers"]] == [True] * len(told["layers"])
-    assert told["tag"] == TAG
+    assert [layer["title"] in table for layer in result["layers"]] == [True] * len(result["layers"])
+    assert result["tag"] == TAG

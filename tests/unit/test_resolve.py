@@ -1,4 +1,4 @@
-"""Every cell has an answer, and it is the one that was worked out by hand."""
+"""Every cell has a resolution, compared with manually derived ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gridcase import ASKED, FACTS, MATRIX, NATIVE_FIRST, answer
+from tests.planned import FACTS, MATRIX, NATIVE_FIRST, WITHOUT_BEYOND, answer
 from torchkiln.errors import Unresolvable
 from torchkiln.matrix.cuda_redist import Redist, digest_of
 from torchkiln.matrix.gpu_archs import how_served, served_classes
@@ -43,7 +43,7 @@ FULL = {
 LETTERS = {Status.NATIVE: "N", Status.MINOR_COMPAT: "M", Status.UNAVAILABLE: "-"}
 
 
-def _as_told(torch: str, cuda: str, **more: str) -> str:
+def _support(torch: str, cuda: str, **more: str) -> str:
     resolution = answer(torch, cuda, **more)
     build = resolution.build
     if build is None:
@@ -59,13 +59,13 @@ def test_the_grid(line: str, os: str, flavor: str):
     torch, *expected = (
         cell.strip() for cell in line.replace("   ", "\t").replace("  ", "\t").split("\t") if cell
     )
-    assert [_as_told(torch, cuda, os=os, flavor=flavor) for cuda in ("11.7", "11.8", "12.1")] == expected
+    assert [_support(torch, cuda, os=os, flavor=flavor) for cuda in ("11.7", "11.8", "12.1")] == expected
 
 
 @pytest.mark.parametrize(
-    ("matrix", "counts"), [(ASKED, (13, 11, 3)), (replace(NATIVE_FIRST, beyond=()), (14, 10, 3))]
+    ("matrix", "counts"), [(WITHOUT_BEYOND, (13, 11, 3)), (replace(NATIVE_FIRST, beyond=()), (14, 10, 3))]
 )
-def test_how_many_of_each(matrix, counts: tuple[int, int, int]):
+def test_the_number_of_cells_by_support(matrix, counts: tuple[int, int, int]):
     for os in matrix.os:
         found = [
             resolve(cell, matrix, FACTS).status
@@ -76,14 +76,14 @@ def test_how_many_of_each(matrix, counts: tuple[int, int, int]):
 
 
 def test_each_system_has_54_cells():
-    cells = all_cells(ASKED)
-    assert [sum(cell.os == os.name for cell in cells) for os in ASKED.os] == [54, 54]
+    cells = all_cells(WITHOUT_BEYOND)
+    assert [sum(cell.os == os.name for cell in cells) for os in WITHOUT_BEYOND.os] == [54, 54]
 
 
-def test_beyond_the_grid_each_release_has_the_cuda_of_its_own_wheel():
+def test_outside_the_grid_each_release_has_the_cuda_of_its_wheel():
     """With the default index alone; the toolkit of CUDA 13.0 comes as wheels, those of 12.8 have no nvcc."""
     beyond = [cell for cell in all_cells(MATRIX) if (cell.torch, cell.cuda) in MATRIX.beyond]
-    assert [pair for pair in MATRIX.pairs if pair not in ASKED.pairs] == list(MATRIX.beyond)
+    assert [pair for pair in MATRIX.pairs if pair not in WITHOUT_BEYOND.pairs] == list(MATRIX.beyond)
     for cell in beyond:
         resolution = resolve(cell, MATRIX, FACTS)
         assert resolution.status is Status.NATIVE
@@ -93,7 +93,7 @@ def test_beyond_the_grid_each_release_has_the_cuda_of_its_own_wheel():
 def test_nine_runtime_cells_can_be_locked_from_the_default_index_alone():
     lockable = [
         (cell.torch, cell.cuda)
-        for cell in all_cells(ASKED)
+        for cell in all_cells(WITHOUT_BEYOND)
         if cell.os == "debian12" and resolve(cell, MATRIX, FACTS).lockable
     ]
     assert lockable == [("2.0.1", "11.7")] + [
@@ -102,7 +102,7 @@ def test_nine_runtime_cells_can_be_locked_from_the_default_index_alone():
 
 
 @pytest.mark.parametrize("matrix", [MATRIX, NATIVE_FIRST])
-def test_what_every_answer_keeps(matrix):
+def test_invariants_of_every_resolution(matrix):
     """The invariants of DESIGN section 3, cell by cell."""
     for cell in all_cells(matrix):
         resolution = resolve(cell, matrix, FACTS)
@@ -129,7 +129,9 @@ def test_what_every_answer_keeps(matrix):
                 "13": "580.65.06",
             }[major_of(cell.cuda)]
         )
-        assert all(major_of(other.cuda) == major_of(cell.cuda) for other in resolution.alternatives)
+        assert all(
+            major_of(alternative.cuda) == major_of(cell.cuda) for alternative in resolution.alternatives
+        )
         assert build not in resolution.alternatives
 
 
@@ -148,7 +150,7 @@ def test_the_headline_cell():
         "9.5.1.17",
         "2.26.2",
     )
-    assert [other.version for other in resolution.alternatives] == ["2.7.1+cu128"]
+    assert [alternative.version for alternative in resolution.alternatives] == ["2.7.1+cu128"]
     assert resolution.requirements[:3] == ("torch==2.7.1", "torchvision==0.22.1", "torchaudio==2.7.1")
     assert require_cuda(resolution) == "cuda>=12.0"
 
@@ -172,7 +174,7 @@ def test_prefer_decides_nothing_else():
             assert resolve(cell, MATRIX, FACTS) == resolve(cell, NATIVE_FIRST, FACTS)
 
 
-def test_a_wheel_of_pytorchs_index_is_asked_for_with_its_local_version():
+def test_a_wheel_of_pytorchs_index_is_required_with_its_local_version():
     assert answer("2.3.1", "11.7").requirements[:3] == (
         "torch==2.3.1+cu118",
         "torchvision==0.18.1+cu118",
@@ -191,14 +193,14 @@ def test_a_wheel_of_pytorchs_index_is_asked_for_with_its_local_version():
         ("2.7.1", "12.1", []),
     ],
 )
-def test_the_bounds_that_traps_ask_for(torch: str, cuda: str, constraints: list[str]):
+def test_the_bounds_for_traps(torch: str, cuda: str, constraints: list[str]):
     assert [bound.requirement for bound in answer(torch, cuda).constraints] == constraints
 
 
 @pytest.mark.parametrize(
     ("torch", "cuda"), [("2.0.1", "11.7"), ("2.1.2", "12.1"), ("2.1.2", "11.8"), ("2.2.2", "12.1")]
 )
-def test_setuptools_with_pkg_resources_only_where_torch_imports_it(torch: str, cuda: str):
+def test_setuptools_with_pkg_resources_only_if_torch_imports_it(torch: str, cuda: str):
     assert ("setuptools<70" in answer(torch, cuda).requirements) == (torch < "2.2")
 
 
@@ -212,13 +214,13 @@ def test_no_compile_on_python_3_11_in_torch_2_0():
     assert "traps.no-compile-on-3.11" not in _limits("2.1.2", "12.1")
 
 
-def test_gpus_without_code_are_told():
+def test_gpus_without_code_are_listed():
     assert "9.0 (H100" in _limits("2.0.1", "11.7")["rules.unserved"]
     assert "10.0 (B200)" in _limits("2.7.1", "12.1")["rules.unserved"]
     assert "9.0" not in _limits("2.7.1", "12.1")["rules.unserved"]
 
 
-def test_ptx_is_told_where_it_is_and_missed_where_it_is_not():
+def test_ptx_is_shown_only_if_present():
     assert "rules.no-ptx" in _limits("2.7.1", "12.1")
     newest_wheel = replace(
         FACTS,
@@ -235,7 +237,7 @@ def test_blackwell_needs_its_own_driver():
     assert "rules.young-gpu" not in _limits("2.7.1", "12.1")
 
 
-def test_minor_compat_limits_only_on_minor_compat_cells():
+def test_minor_compat_limits_are_only_on_minor_compat_cells():
     assert "rules.minor-compat-ptx" in _limits("2.7.1", "12.1")
     assert not any("minor-compat" in fact for fact in _limits("2.4.1", "12.1"))
 
@@ -244,7 +246,7 @@ def test_minor_compat_limits_only_on_minor_compat_cells():
     ("torch", "cuda", "release", "cudnn"),
     [("2.0.1", "11.7", "11.7.1", "8"), ("2.7.1", "11.8", "11.8.0", "9"), ("2.1.2", "12.1", "12.1.1", "8")],
 )
-def test_devel_takes_a_release_of_nvidias_archives(torch: str, cuda: str, release: str, cudnn: str) -> None:
+def test_devel_uses_a_release_of_nvidias_archives(torch: str, cuda: str, release: str, cudnn: str) -> None:
     """The default index alone does not do, so no lock need be committed; with archives it can be built."""
     resolution = answer(torch, cuda, flavor="devel")
 
@@ -258,11 +260,11 @@ def test_devel_takes_a_release_of_nvidias_archives(torch: str, cuda: str, releas
 
 
 @pytest.mark.parametrize(("torch", "built"), [("2.0.1", "11.7"), ("2.2.2", "11.8")])
-def test_a_library_whose_name_tells_the_cuda_is_the_wheels(torch: str, built: str) -> None:
+def test_a_library_whose_name_contains_the_cuda_version_is_that_of_the_wheel(torch: str, built: str) -> None:
     """CUPTI's of CUDA 11 does, and 2.2.2 for 11.7 is built with 11.8."""
     toolkit = answer(torch, "11.7", flavor="devel").toolkit
     assert toolkit is not None
-    assert [one for one in toolkit.libraries if "cupti" in one] == [
+    assert [library for library in toolkit.libraries if "cupti" in library] == [
         f"nvidia/cuda_cupti/lib/libcupti.so.{built}"
     ]
 
@@ -276,9 +278,9 @@ def test_devel_of_a_release_that_is_not_known_cannot_be_built() -> None:
 
 def test_an_untrusted_toolkit_is_a_limit() -> None:
     made_up = replace(FACTS, redist=replace(FACTS.redist, untrusted=True))
-    told = resolve(answer("2.7.1", "12.1", flavor="devel").cell, MATRIX, made_up)
+    resolved = resolve(answer("2.7.1", "12.1", flavor="devel").cell, MATRIX, made_up)
 
-    assert "rules.untrusted-toolkit" in [limit.fact for limit in told.limits]
+    assert "rules.untrusted-toolkit" in [limit.fact for limit in resolved.limits]
 
 
 def test_an_unavailable_cell_cannot_be_built_and_names_its_neighbours():
@@ -289,7 +291,7 @@ def test_an_unavailable_cell_cannot_be_built_and_names_its_neighbours():
     assert caught.value.exit_code == 4
 
 
-def test_a_bound_makes_a_cell_unavailable_with_its_reason():
+def test_a_bound_makes_a_cell_unavailable_with_a_reason():
     bound = Bound(torch="2.7.1", cuda="12.1", flavor=None, os="debian12", reason="it fell over")
     bounded = replace(MATRIX, bounds=(bound,))
     resolution = answer("2.7.1", "12.1", matrix=bounded)
@@ -300,25 +302,25 @@ def test_a_bound_makes_a_cell_unavailable_with_its_reason():
 
 
 @pytest.mark.parametrize("matrix", [MATRIX, NATIVE_FIRST])
-def test_the_order_of_the_facts_file_decides_nothing(matrix):
+def test_the_order_of_the_facts_file_does_not_matter(matrix):
     turned = {
         version: replace(release, variants=release.variants[::-1])
         for version, release in FACTS.releases.items()
     }
     for cell in all_cells(matrix):
-        other = resolve(cell, matrix, replace(FACTS, releases=turned))
-        assert resolve(cell, matrix, FACTS) == other
+        alternative = resolve(cell, matrix, replace(FACTS, releases=turned))
+        assert resolve(cell, matrix, FACTS) == alternative
 
 
-def test_a_python_without_a_wheel_is_told():
+def test_a_python_without_a_wheel_is_reported():
     cell = replace(answer("2.0.1", "11.7").cell, python="3.12")
     resolution = resolve(cell, MATRIX, FACTS)
     assert resolution.status is Status.UNAVAILABLE
     assert reason(resolution) == "torch 2.0.1 has no wheel for Python 3.12"
 
 
-def test_no_older_minor_of_the_same_major_is_taken():
-    """CUDA 12.9 on torch 2.7.1: the newest build is 12.8, and an older one is no promise."""
+def test_no_older_minor_of_the_same_major_is_used():
+    """CUDA 12.9 on torch 2.7.1: the newest build is 12.8, and older ones do not guarantee compatibility."""
     cell = replace(answer("2.7.1", "12.1").cell, cuda="12.9")
     assert reason(resolve(cell, MATRIX, FACTS)) == "torch 2.7.1 has no CUDA 12 build newer than 12.8"
 
@@ -338,11 +340,11 @@ def test_no_older_minor_of_the_same_major_is_taken():
         ([], "9.0", None),
     ],
 )
-def test_how_code_serves_a_capability(archs: list[str], capability: str, how: str | None):
+def test_which_code_runs_on_a_capability(archs: list[str], capability: str, how: str | None):
     assert how_served(archs, capability) == how
 
 
-def test_an_arch_that_is_none_is_refused():
+def test_an_invalid_arch_is_refused():
     with pytest.raises(ValueError, match="sm50"):
         how_served(["sm50"], "5.0")
 
@@ -350,5 +352,5 @@ def test_an_arch_that_is_none_is_refused():
 @given(
     st.lists(st.sampled_from(["sm_50", "sm_70", "sm_80", "sm_90", "compute_90"])),
 )
-def test_more_code_never_serves_fewer_gpus(archs: list[str]):
+def test_more_code_never_runs_on_fewer_gpus(archs: list[str]):
     assert set(served_classes(archs, FACTS.gpus)) <= set(served_classes([*archs, "sm_120"], FACTS.gpus))

@@ -1,4 +1,4 @@
-"""A retraction holds by who signed it, and not by what a registry's list says that it is."""
+"""A retraction counts by its signature, not by its annotation in a registry's list."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.keys import ED, P256, STRANGER, pem
-from tests.published import KIND, Scene, a_built_press, a_scene
+from tests.keys import ED, P256, UNKNOWN_KEY, pem
+from tests.published import KIND, Scene, a_built_publisher, a_scene, a_server
 from tests.reports import TAG
 from torchkiln.attest.publication import publication
 from torchkiln.attest.retraction import RETRACTION, retraction
@@ -17,7 +17,7 @@ from torchkiln.attest.signers import ByKey, Unsigned
 from torchkiln.attest.statement import statement
 from torchkiln.errors import GateRefused
 
-__all__ = ["a_built_press", "a_scene"]
+__all__ = ["a_built_publisher", "a_scene", "a_server"]
 
 WHEN = "2026-11-22T17:05:16Z"
 
@@ -25,42 +25,42 @@ WHEN = "2026-11-22T17:05:16Z"
 def retracted(scene: Scene, by: Any, *, kind: str | None = RETRACTION, reason: str = "crashes") -> None:
     """Put it beside the image.
 
-    :param by: a key; None: nobody.
-    :param kind: what its annotation says; None: it has none.
+    :param by: a key; None: unsigned.
+    :param kind: its annotation; None: without one.
     """
-    told = retraction(TAG, scene.image.manifest, reason=reason, when=WHEN)
-    artifact = (ByKey(by) if by else Unsigned()).sign(told)
+    signed_statement = retraction(TAG, scene.image.manifest, reason=reason, when=WHEN)
+    artifact = (ByKey(by) if by else Unsigned()).sign(signed_statement)
     scene.beside(artifact.kind, artifact.data, annotations={KIND: kind} if kind else {})
 
 
 def again(scene: Scene, *more: str) -> Any:
-    report = scene.desk.signed(scene.desk.report(scene.image))
-    return scene.desk.publish(scene.target, "--report", report, "--dated", "20261122", *more)
+    report = scene.publisher.signed(scene.publisher.report(scene.image))
+    return scene.publisher.publish(scene.target, "--report", report, "--dated", "20261122", *more)
 
 
 def listed(scene: Scene) -> dict[str, Any]:
-    done = scene.desk.run("catalog", scene.target, *scene.desk.keys, "--json")
+    done = scene.publisher.run("ls", scene.target, *scene.publisher.keys, "--json")
     assert done.exit_code == 0, done.exception
     [one] = json.loads(done.stdout)["images"]
     return dict(one)
 
 
-@pytest.mark.parametrize("by", [None, STRANGER], ids=["nobody", "a stranger"])
-def test_one_by_nobody_who_is_trusted_is_shown_and_does_not_count(scene: Scene, by: Any) -> None:
-    """Whoever can write to the registry could keep an image from being published and used."""
+@pytest.mark.parametrize("by", [None, UNKNOWN_KEY], ids=["unsigned", "unknown key"])
+def test_an_untrusted_retraction_is_shown_and_does_not_count(scene: Scene, by: Any) -> None:
+    """Otherwise anyone with write access could prevent the use of an image."""
     scene.publish()
-    retracted(scene, by, reason="says a stranger")
+    retracted(scene, by, reason="by an unknown key")
 
-    seen = scene.verify()
-    assert seen.exit_code == 0, seen.exception
-    assert "ignored, not signed by a trusted key: says a stranger" in seen.stderr
+    verified = scene.verify()
+    assert verified.exit_code == 0, verified.exception
+    assert "ignored, not signed by a trusted key: by an unknown key" in verified.stderr
     done = again(scene)
     assert done.exit_code == 0, done.exception
-    assert "retraction ignored, not signed by a trusted key: says a stranger" in done.stderr
+    assert "retraction ignored, not signed by a trusted key: by an unknown key" in done.stderr
     one = listed(scene)
     assert (one["good"], one["retracted"]) == (True, "")
-    assert one["untrusted_retractions"] == ["says a stranger"]
-    assert "retraction ignored" in scene.desk.run("catalog", scene.target, *scene.desk.keys).stdout
+    assert one["untrusted_retractions"] == ["by an unknown key"]
+    assert "retraction ignored" in scene.publisher.run("ls", scene.target, *scene.publisher.keys).stdout
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_one_by_nobody_who_is_trusted_is_shown_and_does_not_count(scene: Scene, 
     [None, "https://spdx.dev/Document", "urn:torchkiln:clearance:1", "urn:torchkiln:retraction:2"],
     ids=["stripped", "SBOM", "decision", "another version"],
 )
-def test_one_whose_annotation_says_something_else(scene: Scene, kind: str | None) -> None:
-    """A registry strips or changes what it lists; the signed statement says what it is."""
+def test_a_retraction_with_a_wrong_annotation(scene: Scene, kind: str | None) -> None:
+    """A registry can remove or change annotations; the signed statement decides."""
     scene.publish()
     retracted(scene, P256, kind=kind)
 
@@ -80,7 +80,7 @@ def test_one_whose_annotation_says_something_else(scene: Scene, kind: str | None
     assert refused.exception.missing == (("retraction", "crashes"),)
 
 
-def test_what_is_called_a_retraction_and_is_none(scene: Scene) -> None:
+def test_another_statement_annotated_as_a_retraction(scene: Scene) -> None:
     """Another tool's document, and a signed statement of something else, under that annotation."""
     scene.publish()
     scene.beside("application/spdx+json", b"{}", annotations={KIND: RETRACTION})
@@ -92,27 +92,27 @@ def test_what_is_called_a_retraction_and_is_none(scene: Scene) -> None:
     assert listed(scene)["retracted"] == ""
 
 
-def test_a_laboratory_retracts_nothing(scene: Scene) -> None:
+def test_a_laboratory_cannot_retract(scene: Scene) -> None:
     scene.publish()
     retracted(scene, ED)
-    folder = scene.desk.folder
+    folder = scene.publisher.folder
     keys = (
         "--key",
         f"publisher={folder / 'publisher.pub.pem'}",
         "--key",
         f"laboratory={folder / 'lab.pub.pem'}",
     )
-    seen = scene.verify(keys=keys)
+    verified = scene.verify(keys=keys)
 
-    assert seen.exit_code == 0, seen.exception
-    assert "ignored, not signed by a trusted key: crashes" in seen.stderr
+    assert verified.exit_code == 0, verified.exception
+    assert "ignored, not signed by a trusted key: crashes" in verified.stderr
 
 
-def test_one_of_another_image(scene: Scene) -> None:
-    """Signed by the publisher, put beside this one."""
+def test_a_retraction_of_another_image(scene: Scene) -> None:
+    """Signed by the publisher, attached to this one."""
     scene.publish()
-    other = retraction(TAG, "sha256:" + "5" * 64, reason="crashes", when=WHEN)  # type: ignore[arg-type]
-    artifact = ByKey(P256).sign(other)
+    of_another_image = retraction(TAG, "sha256:" + "5" * 64, reason="crashes", when=WHEN)  # type: ignore[arg-type]
+    artifact = ByKey(P256).sign(of_another_image)
     scene.beside(artifact.kind, artifact.data)
 
     assert "its subject is sha256:5555" in scene.refused()
@@ -120,11 +120,11 @@ def test_one_of_another_image(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("reason", ["", " "])
-def test_one_without_a_reason(scene: Scene, reason: str) -> None:
-    """`catalog` took an empty reason for none."""
+def test_a_retraction_without_a_reason(scene: Scene, reason: str) -> None:
+    """`ls` treated an empty reason as none."""
     scene.publish()
-    said = {"reason": reason, "when": WHEN}
-    artifact = ByKey(P256).sign(statement(TAG, scene.image.manifest, RETRACTION, said))
+    predicate = {"reason": reason, "when": WHEN}
+    artifact = ByKey(P256).sign(statement(TAG, scene.image.manifest, RETRACTION, predicate))
     scene.beside(artifact.kind, artifact.data)
 
     assert "retracted at" in scene.refused()
@@ -132,22 +132,24 @@ def test_one_without_a_reason(scene: Scene, reason: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["2026-11-22T17:05:16Z", "2999-01-01T00:00:00Z", "yesterday", ""])
-def test_its_time_decides_nothing(scene: Scene, when: str) -> None:
-    """Nor do decisions that are put there afterwards: who trusts it must not use the image."""
+def test_the_time_of_a_retraction_does_not_matter(scene: Scene, when: str) -> None:
+    """Nor do later decisions: the image must not be used."""
     scene.publish()
-    told = retraction(TAG, scene.image.manifest, reason="crashes", when=when)
-    artifact = ByKey(P256).sign(told)
+    signed_statement = retraction(TAG, scene.image.manifest, reason="crashes", when=when)
+    artifact = ByKey(P256).sign(signed_statement)
     scene.beside(artifact.kind, artifact.data)
-    assert again(scene, "--override", "tested by hand").exit_code == 0
+    assert again(scene, "--override", "tested manually").exit_code == 0
 
     assert "retracted at" in scene.refused()
 
 
-def test_one_of_a_version_that_is_not_known_here(scene: Scene) -> None:
-    """It holds: whoever signed it knew better."""
+def test_a_retraction_of_an_unknown_version(scene: Scene) -> None:
+    """It counts."""
     scene.publish()
-    told = statement(TAG, scene.image.manifest, "urn:torchkiln:retraction:2", {"because": "crashes"})
-    artifact = ByKey(P256).sign(told)
+    signed_statement = statement(
+        TAG, scene.image.manifest, "urn:torchkiln:retraction:2", {"because": "crashes"}
+    )
+    artifact = ByKey(P256).sign(signed_statement)
     scene.beside(artifact.kind, artifact.data)
 
     assert "retracted at" in scene.refused()
@@ -155,31 +157,31 @@ def test_one_of_a_version_that_is_not_known_here(scene: Scene) -> None:
     assert listed(scene)["good"] is False
 
 
-def test_the_key_that_signs_is_believed(scene: Scene) -> None:
-    """`publish` without --trust: its own key's retraction counts, a stranger's does not."""
+def test_the_signing_key_is_trusted(scene: Scene) -> None:
+    """`publish` without --trust: a retraction by its own key counts, one by an unknown key does not."""
     scene.publish()
-    scene.desk.keep(scene.desk.report(scene.image))
-    key = ("--key", str(scene.desk.folder / "publisher.pem"), "--dated", "20261122")
-    words = ("publish", TAG, "--to", scene.target, *scene.desk.here, *key)
-    retracted(scene, STRANGER)
-    assert scene.desk.run(*words).exit_code == 0
+    scene.publisher.keep(scene.publisher.report(scene.image))
+    key = ("--key", str(scene.publisher.folder / "publisher.pem"), "--dated", "20261122")
+    words = ("publish", TAG, "--to", scene.target, *scene.publisher.here, *key)
+    retracted(scene, UNKNOWN_KEY)
+    assert scene.publisher.run(*words).exit_code == 0
     retracted(scene, P256)
-    assert isinstance(scene.desk.run(*words).exception, GateRefused)
+    assert isinstance(scene.publisher.run(*words).exception, GateRefused)
 
 
-def test_retract_moves_no_tag_to_what_a_stranger_cleared(scene: Scene, tmp_path: Path) -> None:
-    """With its own key and no other: only what that key cleared is good."""
+def test_retract_moves_no_tag_to_an_image_cleared_by_an_unknown_key(scene: Scene, tmp_path: Path) -> None:
+    """With only its own key: only images cleared by that key are good."""
     scene.publish()
-    first, evil = scene.image, scene.desk.build("2")
-    stranger = tmp_path / "stranger.pem"
-    stranger.write_bytes(pem(STRANGER))
-    stranger.chmod(0o600)
-    scene.desk.keep(scene.desk.report(evil))
-    words = ("publish", TAG, "--to", scene.target, *scene.desk.here, "--key", str(stranger))
-    assert scene.desk.run(*words, "--dated", "20261130").exit_code == 0
+    first, evil = scene.image, scene.publisher.build("2")
+    unknown_key = tmp_path / "stranger.pem"
+    unknown_key.write_bytes(pem(UNKNOWN_KEY))
+    unknown_key.chmod(0o600)
+    scene.publisher.keep(scene.publisher.report(evil))
+    words = ("publish", TAG, "--to", scene.target, *scene.publisher.here, "--key", str(unknown_key))
+    assert scene.publisher.run(*words, "--dated", "20261130").exit_code == 0
     scene.there.manifests["v2.7"] = scene.there.manifests[first.manifest]
-    key = ("--key", str(scene.desk.folder / "publisher.pem"), "--reason", "crashes")
-    done = scene.desk.run("retract", f"{scene.target}:v2.7", *key)
+    key = ("--key", str(scene.publisher.folder / "publisher.pem"), "--reason", "crashes")
+    done = scene.publisher.run("withdraw", f"{scene.target}:v2.7", *key)
 
     assert done.exit_code == 0, done.exception
     assert "v2.7" not in scene.there.manifests or (
@@ -187,48 +189,48 @@ def test_retract_moves_no_tag_to_what_a_stranger_cleared(scene: Scene, tmp_path:
     )
 
 
-def test_retract_goes_by_no_dated_tag_that_was_moved(scene: Scene) -> None:
-    """The newest good image is the one that was published last, not the one that somebody calls so."""
+def test_retract_ignores_moved_dated_tags(scene: Scene) -> None:
+    """The newest good image is that of the last publication, not that of the newest tag."""
     images = [scene.image]
     scene.publish()
     for number in (2, 3):
-        scene.image = scene.desk.build(str(number))
+        scene.image = scene.publisher.build(str(number))
         images.append(scene.image)
-        report = scene.desk.signed(scene.desk.report(scene.image))
+        report = scene.publisher.signed(scene.publisher.report(scene.image))
         day = f"2026112{number + 1}"
-        assert scene.desk.publish(scene.target, "--report", report, "--dated", day).exit_code == 0
+        assert scene.publisher.publish(scene.target, "--report", report, "--dated", day).exit_code == 0
     scene.there.manifests[f"{TAG}-20261130"] = scene.there.manifests[images[0].manifest]
-    trusted = [word.replace("--key", "--trust") for word in scene.desk.keys]
-    key = ("--key", str(scene.desk.folder / "publisher.pem"), *trusted, "--reason", "crashes")
-    done = scene.desk.run("retract", f"{scene.target}:v2.7", *key)
+    trusted = [word.replace("--key", "--trust") for word in scene.publisher.keys]
+    key = ("--key", str(scene.publisher.folder / "publisher.pem"), *trusted, "--reason", "crashes")
+    done = scene.publisher.run("withdraw", f"{scene.target}:v2.7", *key)
 
     assert done.exit_code == 0, done.exception
     assert scene.there.manifests["v2.7"] == scene.there.manifests[images[1].manifest]
 
 
-def test_a_tag_that_retract_moves_is_signed_for(scene: Scene) -> None:
-    """To an image that was not published under it; `verify` holds the tag against what was signed."""
+def test_a_tag_moved_by_retract_is_signed(scene: Scene) -> None:
+    """To an image that was not published under it; `verify` checks the tag by the signed names."""
     scene.publish("--tag", TAG)  # no v2.7, and no dated tag
     first = scene.image
-    scene.image = scene.desk.build("2")
-    newer = scene.desk.signed(scene.desk.report(scene.image))
-    assert scene.desk.publish(scene.target, "--report", newer, "--dated", "20261123").exit_code == 0
+    scene.image = scene.publisher.build("2")
+    newer = scene.publisher.signed(scene.publisher.report(scene.image))
+    assert scene.publisher.publish(scene.target, "--report", newer, "--dated", "20261123").exit_code == 0
     artifact = ByKey(P256).sign(publication(TAG, first.manifest, [f"{TAG}-20261120"]))
     scene.image = first
     scene.beside(artifact.kind, artifact.data)
     scene.there.manifests[f"{TAG}-20261120"] = scene.there.manifests[first.manifest]
-    trusted = [word.replace("--key", "--trust") for word in scene.desk.keys]
-    key = ("--key", str(scene.desk.folder / "publisher.pem"), *trusted, "--reason", "crashes")
-    assert scene.desk.run("retract", f"{scene.target}:v2.7", *key).exit_code == 0
+    trusted = [word.replace("--key", "--trust") for word in scene.publisher.keys]
+    key = ("--key", str(scene.publisher.folder / "publisher.pem"), *trusted, "--reason", "crashes")
+    assert scene.publisher.run("withdraw", f"{scene.target}:v2.7", *key).exit_code == 0
 
-    words = (*scene.desk.keys, "--suite", str(scene.desk.suite))
-    seen = scene.desk.run("verify", f"{scene.target}:v2.7", *words)
-    assert seen.exit_code == 0, seen.exception
-    assert seen.stdout.split()[0] == first.manifest
+    words = (*scene.publisher.keys, "--suite", str(scene.publisher.suite))
+    verified = scene.publisher.run("verify", f"{scene.target}:v2.7", *words)
+    assert verified.exit_code == 0, verified.exception
+    assert verified.stdout.split()[0] == first.manifest
 
 
 def test_a_flood_is_refused_and_hides_nothing(scene: Scene) -> None:
-    """What is read ends somewhere; a retraction behind that end must not be passed over."""
+    """Only a limited number is read; a retraction beyond it must not be ignored."""
     scene.publish()
     entries = [
         {
@@ -246,8 +248,8 @@ def test_a_flood_is_refused_and_hides_nothing(scene: Scene) -> None:
     assert listed(scene)["good"] is False
 
 
-def test_damaged_ones_before_it_hide_none(scene: Scene) -> None:
-    """`publish` passes over a damaged statement; not over what stands behind many of them."""
+def test_damaged_statements_before_it_do_not_hide_a_retraction(scene: Scene) -> None:
+    """`publish` skips damaged statements, but not those after many of them."""
     scene.publish()
     for number in range(25):
         manifest = scene.beside("application/vnd.in-toto+json", b"%d" % number)

@@ -1,4 +1,4 @@
-"""SPDX and CycloneDX of a small image: valid by the formats' own validators, and true by another reading."""
+"""SPDX and CycloneDX of a small image: valid by their validators, compared with another reading."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ SPDX: dict[str, Any] = json.loads(spdx(BILL))
 CYCLONEDX: dict[str, Any] = json.loads(cyclonedx(BILL))
 
 
-def flat(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """CycloneDX's components, those within others too."""
-    for one in told.get("components", []):
-        yield one
-        yield from flat(one)
+def flat(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """CycloneDX's components, including nested ones."""
+    for item in document.get("components", []):
+        yield item
+        yield from flat(item)
 
 
 def of_spdx(name: str) -> dict[str, Any]:
-    (found,) = [one for one in SPDX["packages"] if one["name"] == name]
+    (found,) = [package for package in SPDX["packages"] if package["name"] == name]
     return found
 
 
 def of_cyclonedx(name: str) -> dict[str, Any]:
-    (found,) = [one for one in flat(CYCLONEDX) if one["name"] == name]
+    (found,) = [item for item in flat(CYCLONEDX) if item["name"] == name]
     return found
 
 
@@ -64,25 +64,25 @@ def test_cyclonedx_is_valid_by_its_schema(bill: Bill) -> None:
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(cyclonedx(bill).decode()) is None
 
 
-def test_the_validators_would_tell() -> None:
-    """Else the two tests above say nothing."""
+def test_the_validators_reject_invalid_documents() -> None:
+    """Otherwise the two tests above prove nothing."""
     broken = json.loads(spdx(BILL))
     broken["packages"][3]["licenseDeclared"] = "No-Such-Licence"
     document = JsonLikeDictParser().parse(broken)
-    other = json.loads(cyclonedx(BILL)) | {"serialNumber": "it"}
+    invalid = json.loads(cyclonedx(BILL)) | {"serialNumber": "it"}
 
     assert validate_full_spdx_document(document, "SPDX-2.3") != []
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(other)) is not None
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(invalid)) is not None
 
 
 @pytest.mark.parametrize("form", ["spdx", "cyclonedx"])
 def test_the_same_image_gives_the_same_bytes_in_any_process(form: str) -> None:
-    """Whatever the time, the order of hashing, the zone."""
+    """For any time, hash seed and time zone."""
     program = (
         f"from tests import sboms; from torchkiln.sbom.{form} import {form};"
         f"import sys; sys.stdout.buffer.write({form}(sboms.bill()))"
     )
-    told = {
+    document = {
         subprocess.run(
             [sys.executable, "-c", program],
             env={**os.environ, "PYTHONHASHSEED": seed, "TZ": zone, "PYTHONPATH": str(ROOT)},
@@ -93,14 +93,14 @@ def test_the_same_image_gives_the_same_bytes_in_any_process(form: str) -> None:
         for seed, zone in (("1", "UTC"), ("2", "Asia/Tokyo"))
     }
 
-    assert told == {{"spdx": spdx, "cyclonedx": cyclonedx}[form](BILL)}
+    assert document == {{"spdx": spdx, "cyclonedx": cyclonedx}[form](BILL)}
 
 
 def test_another_content_has_another_name() -> None:
-    """Two documents with one name would be two truths; times are the lock's, not a clock's."""
-    other = json.loads(spdx(without_hashes()))
+    """Two documents must not share a name; times come from the lock, not from a clock."""
+    invalid = json.loads(spdx(without_hashes()))
 
-    assert other["documentNamespace"] != SPDX["documentNamespace"]
+    assert invalid["documentNamespace"] != SPDX["documentNamespace"]
     assert SPDX["documentNamespace"].removeprefix("urn:uuid:") not in CYCLONEDX["serialNumber"]
     assert SPDX["creationInfo"]["created"] == "2026-11-21T00:00:00Z"
     assert CYCLONEDX["metadata"]["timestamp"].startswith("2026-11-21T00:00:00")
@@ -108,16 +108,16 @@ def test_another_content_has_another_name() -> None:
 
 def test_every_locked_wheel_is_in_it_with_its_hash() -> None:
     """Read as plain JSON beside the lock."""
-    wheels = {(one.name, one.version, one.sha256) for one in sboms.locked().wheels}
+    wheels = {(wheel.name, wheel.version, wheel.sha256) for wheel in sboms.locked().wheels}
     in_spdx = {
-        (one["name"], one["versionInfo"], one["checksums"][0]["checksumValue"])
-        for one in SPDX["packages"]
-        if one["SPDXID"].startswith("SPDXRef-wheel-")
+        (package["name"], package["versionInfo"], package["checksums"][0]["checksumValue"])
+        for package in SPDX["packages"]
+        if package["SPDXID"].startswith("SPDXRef-wheel-")
     }
     in_cyclonedx = {
-        (one["name"], one["version"], one["hashes"][0]["content"])
-        for one in flat(CYCLONEDX)
-        if one["bom-ref"].startswith("wheel-")
+        (item["name"], item["version"], item["hashes"][0]["content"])
+        for item in flat(CYCLONEDX)
+        if item["bom-ref"].startswith("wheel-")
     }
 
     assert in_spdx == in_cyclonedx == wheels
@@ -127,15 +127,17 @@ def test_every_locked_wheel_is_in_it_with_its_hash() -> None:
 
 
 def test_every_package_of_the_os_is_in_it_with_its_hash() -> None:
-    debs = {(name, told[0], f"{number:064x}") for number, (name, told) in enumerate(sboms.DEBS.items(), 1)}
+    debs = {
+        (name, document[0], f"{number:064x}") for number, (name, document) in enumerate(sboms.DEBS.items(), 1)
+    }
     in_spdx = {
-        (one["name"], one["versionInfo"], one["checksums"][0]["checksumValue"])
-        for one in SPDX["packages"]
-        if one["SPDXID"].startswith("SPDXRef-os-")
+        (package["name"], package["versionInfo"], package["checksums"][0]["checksumValue"])
+        for package in SPDX["packages"]
+        if package["SPDXID"].startswith("SPDXRef-os-")
     }
 
     assert in_spdx == debs
-    assert {one["name"] for one in flat(CYCLONEDX)} >= sboms.DEBS.keys()
+    assert {item["name"] for item in flat(CYCLONEDX)} >= sboms.DEBS.keys()
     purl = "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14%2Bdeb12u1?arch=amd64&distro=debian-12"
     assert of_cyclonedx("libstdc++6")["purl"] == purl
     assert of_spdx("tini")["sourceInfo"] == "built from: tini 0.19.0-1"
@@ -150,34 +152,41 @@ def test_every_package_of_the_os_is_in_it_with_its_hash() -> None:
     ],
 )
 def test_libraries_within_wheels_are_named(name: str, version: str, carrier: str) -> None:
-    """And say which wheel they are in."""
-    (relation,) = [one for one in SPDX["relationships"] if one["relatedSpdxElement"].endswith(f"-{name}")]
+    """With the wheel that contains them."""
+    (relation,) = [
+        relationship
+        for relationship in SPDX["relationships"]
+        if relationship["relatedSpdxElement"].endswith(f"-{name}")
+    ]
 
     assert of_spdx(name)["versionInfo"] == version
     assert relation["relationshipType"] == "CONTAINS"
     assert relation["spdxElementId"] == f"SPDXRef-wheel-{carrier}"
-    assert [one["name"] for one in of_cyclonedx(carrier)["components"]] == [name]
+    assert [component["name"] for component in of_cyclonedx(carrier)["components"]] == [name]
 
 
-def test_a_library_without_a_wheel_of_its_own_is_in_torch() -> None:
+def test_a_library_without_its_own_wheel_is_in_torch() -> None:
     """As in the wheels of PyTorch's own index."""
     cell = sboms.locked()
-    wheels = tuple(one for one in cell.wheels if not one.name.startswith("nvidia-nccl"))
+    wheels = tuple(wheel for wheel in cell.wheels if not wheel.name.startswith("nvidia-nccl"))
     cell = replace(cell, wheels=wheels)
     found = sboms.bill(sboms.evidence_of(sboms.texts(cell), sboms.LINKS), cell)
 
-    (nccl,) = [one for one in found.components if one.name == "NCCL"]
+    (nccl,) = [component for component in found.components if component.name == "NCCL"]
     assert (nccl.carrier, nccl.version, nccl.licences) == ("torch", "2.26.2", ())
 
 
-def test_a_copy_within_a_wheel_is_named_with_its_place() -> None:
-    assert "idna" in {one["name"] for one in of_cyclonedx("pip")["components"]}
+def test_a_copy_in_a_wheel_is_named_with_its_path() -> None:
+    assert "idna" in {component["name"] for component in of_cyclonedx("pip")["components"]}
     assert of_spdx("idna")["comment"].startswith(f"a copy in /{sboms.SITE}/pip/_vendor;")
 
 
-def test_licences_are_expressions_or_words_with_their_text() -> None:
-    extracted = {one["licenseId"]: one for one in SPDX["hasExtractedLicensingInfos"]}
-    declared = {one["name"]: one["licenseDeclared"] for one in SPDX["packages"]}
+def test_licences_are_expressions_or_names_with_their_text() -> None:
+    extracted = {
+        hasextractedlicensinginfo["licenseId"]: hasextractedlicensinginfo
+        for hasextractedlicensinginfo in SPDX["hasExtractedLicensingInfos"]
+    }
+    declared = {package["name"]: package["licenseDeclared"] for package in SPDX["packages"]}
 
     for expression in set(declared.values()) - {"NOASSERTION"}:
         assert canonicalize_license_expression(expression) == expression
@@ -187,27 +196,27 @@ def test_licences_are_expressions_or_words_with_their_text() -> None:
     assert declared["gcc-12-base"] == declared["libstdc++6"] == "NOASSERTION"
     assert declared["tini"].startswith("MIT AND (GPL-2.0-or-later OR LicenseRef-Artistic-")
     assert extracted["LicenseRef-Own"]["licenseId"]
-    artistic = next(one for one in extracted.values() if one["name"] == "Artistic")
+    artistic = next(item for item in extracted.values() if item["name"] == "Artistic")
     assert artistic["extractedText"] == "The text of it.\n\nIts end."
-    assert not [one for one in extracted.values() if one["name"] == "Unused"]
+    assert not [item for item in extracted.values() if item["name"] == "Unused"]
     assert extracted[declared["tqdm"]]["extractedText"] == "Copyright (c) 2013\nMIT, in many\nwords"
     assert extracted[declared["pip"]]["name"] == "License :: OSI Approved :: MIT License"
 
 
-def test_cyclonedx_names_what_is_no_expression() -> None:
+def test_cyclonedx_names_licences_that_are_not_expressions() -> None:
     assert of_cyclonedx("nvidia-nccl-cu12")["licenses"][0]["license"]["id"] == "BSD-3-Clause"
-    (told,) = of_cyclonedx("jupyterlab")["licenses"]
-    assert told["license"]["name"] == "BSD"
-    mit, either = (one["license"] for one in of_cyclonedx("tini")["licenses"])
+    (document,) = of_cyclonedx("jupyterlab")["licenses"]
+    assert document["license"]["name"] == "BSD"
+    mit, either = (item["license"] for item in of_cyclonedx("tini")["licenses"])
     assert (mit["id"], either["name"]) == ("MIT", "GPL-2+ or Artistic")
     assert either["text"]["content"] == "The text of it.\n\nIts end."
     assert "licenses" not in of_cyclonedx("triton")
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_unknown_values_are_marked() -> None:
     cell = sboms.locked()
     some = bill_of(cell, sboms.IMAGE, sboms.evidence(), files=sboms.files(cell, ["tini"]), name="x", tool="0")
-    other = bill_of(
+    invalid = bill_of(
         cell,
         sboms.IMAGE,
         sboms.evidence(),
@@ -218,8 +227,8 @@ def test_what_is_not_known_is_said() -> None:
 
     assert "The .deb files of the base were not recorded" in json.loads(spdx(without_hashes()))["comment"]
     assert "no hashes: tini." in " ".join(some.notes)
-    assert other.notes == without_hashes().notes
-    assert not [one for one in other.components if one.kind == "os" and one.sha256]
+    assert invalid.notes == without_hashes().notes
+    assert not [component for component in invalid.components if component.kind == "os" and component.sha256]
 
 
 def other_lock(**base: tuple[OsPackage, ...]) -> Any:
@@ -228,7 +237,7 @@ def other_lock(**base: tuple[OsPackage, ...]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("cell", "told"),
+    ("cell", "document"),
     [
         pytest.param(
             replace(sboms.locked(), wheels=sboms.locked().wheels[1:]),
@@ -258,7 +267,7 @@ def other_lock(**base: tuple[OsPackage, ...]) -> Any:
         ),
     ],
 )
-def test_there_is_no_bill_of_an_image_that_is_not_its_locks(cell: Any, told: str) -> None:
+def test_an_image_that_does_not_match_its_lock_has_no_sbom(cell: Any, document: str) -> None:
     with pytest.raises(VerificationFailed, match="does not match its lock") as caught:
         sboms.bill(cell=cell)
-    assert told in caught.value.message
+    assert document in caught.value.message

@@ -1,54 +1,60 @@
-"""What an image's files say of its packages: read as it is meant, refused where it is broken or forged."""
+"""The package metadata and licences in an image's files: read correctly, refused if broken or forged."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.licenses import canonicalize_license_expression
 
 from tests import sboms
 from tests.document_strategies import FEW, answer
 from torchkiln.errors import VerificationFailed
 from torchkiln.sbom.evidence import evidence_of, is_evidence, shortened
+from torchkiln.sbom.licences import joined, of_debian, of_expression, of_words
 
 INSIDE = f"{sboms.SITE}/odd-1.0.dist-info/METADATA"
 _PIECES = ["Name: odd\n", "Version: 1\n", "License", ":", "\n", " x\n", "\r", "Format: copyright-format/1.0"]
 _PARAGRAPH = "Package: odd\nStatus: install ok installed\nArchitecture: all\nVersion: 1\n"
 
 
-def test_what_is_said() -> None:
+def test_the_metadata_is_read() -> None:
     found = sboms.evidence()
-    debs = {one.name: one for one in found.packages}
+    debs = {package.name: package for package in found.packages}
 
-    assert set(debs) == sboms.DEBS.keys()  # not the one that was removed
+    assert set(debs) == sboms.DEBS.keys()  # not the removed one
     assert debs["libstdc++6"].copyright == "usr/share/doc/gcc-12-base/copyright"
     assert (debs["tini"].source, debs["tini"].source_version) == ("tini", "0.19.0-1")
     assert debs["tzdata"].source_version == "2025b-0+deb12u2"
-    assert [one.name for one in found.distributions if not one.of_a_wheel] == ["idna"]
+    assert [distribution.name for distribution in found.distributions if not distribution.of_a_wheel] == [
+        "idna"
+    ]
     assert found.wheels["torch"][0] == "2.7.1"
 
 
-def test_only_what_is_read_is_taken_from_a_layer() -> None:
-    wanted = [sboms.STATUS, INSIDE, "usr/share/doc/tini/copyright", "usr/share/doc/libstdc++6"]
+def test_only_needed_files_are_read_from_a_layer() -> None:
+    needed = [sboms.STATUS, INSIDE, "usr/share/doc/tini/copyright", "usr/share/doc/libstdc++6"]
     left = ["usr/share/doc/tini/changelog", "opt/venv/lib/python3.11/site-packages/x.py", "etc/passwd"]
 
-    assert [path for path in (*wanted, *left) if is_evidence(path)] == wanted
+    assert [path for path in (*needed, *left) if is_evidence(path)] == needed
 
 
-def test_a_description_says_nothing() -> None:
-    """It may be anything, another package's METADATA too."""
-    said = [licence.words for one in sboms.evidence().distributions for licence in one.licences]
+def test_a_description_is_ignored() -> None:
+    """It may be any text, even another package's METADATA."""
+    licence_names = [
+        licence.words for distribution in sboms.evidence().distributions for licence in distribution.licences
+    ]
 
-    assert "not this one" not in said
-    assert "BSD" in said
+    assert "not this one" not in licence_names
+    assert "BSD" in licence_names
 
 
 def test_a_description_may_be_of_any_length() -> None:
-    """It is neither kept nor counted."""
+    """It is neither stored nor counted."""
     text = sboms.metadata("odd", "1.0") + "x" * (2 << 20)
 
     assert len(shortened(INSIDE, text)) < 100
-    assert "odd" in {one.name for one in sboms.evidence(**{INSIDE: text}).distributions}
+    assert "odd" in {distribution.name for distribution in sboms.evidence(**{INSIDE: text}).distributions}
     assert shortened(sboms.STATUS, text) == text
 
 
@@ -64,18 +70,18 @@ def test_a_description_may_be_of_any_length() -> None:
     ],
 )
 def test_links_between_documents_lead_to_copyright_files_only(link: str, found: bool) -> None:
-    said = sboms.texts(sboms.locked()) | {"etc/copyright": sboms.FORMAT}
+    licence_names = sboms.texts(sboms.locked()) | {"etc/copyright": sboms.FORMAT}
     package = next(
-        one
-        for one in evidence_of(said, {"usr/share/doc/libstdc++6": link}).packages
-        if one.name == "libstdc++6"
+        item
+        for item in evidence_of(licence_names, {"usr/share/doc/libstdc++6": link}).packages
+        if item.name == "libstdc++6"
     )
 
     assert package.copyright == ("usr/share/doc/gcc-12-base/copyright" if found else "")
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "told"),
+    ("path", "text", "message"),
     [
         pytest.param(INSIDE, "", "invalid name", id="empty"),
         pytest.param(INSIDE, "Name: odd\n", "invalid name", id="no version"),
@@ -125,10 +131,10 @@ def test_links_between_documents_lead_to_copyright_files_only(link: str, found: 
         ),
     ],
 )
-def test_what_names_no_package_is_refused(path: str, text: str, told: str) -> None:
+def test_invalid_metadata_is_refused(path: str, text: str, message: str) -> None:
     with pytest.raises(VerificationFailed) as caught:
         sboms.evidence(**{path: text})
-    assert told in caught.value.message
+    assert message in caught.value.message
     assert len(caught.value.message) < 2000
     assert "\x1b" not in caught.value.message
 
@@ -143,8 +149,8 @@ def test_what_names_no_package_is_refused(path: str, text: str, told: str) -> No
         "var/lib/dpkg",
     ],
 )
-def test_what_is_installed_does_not_hide_behind_links(path: str) -> None:
-    """Nobody who installs makes one there, and what it leads to may not be read."""
+def test_metadata_that_is_a_link_is_refused(path: str) -> None:
+    """No installer makes one, and its target may not be read."""
     assert is_evidence(path)
     with pytest.raises(VerificationFailed, match="must not be a link"):
         evidence_of(sboms.texts(sboms.locked()), {**sboms.LINKS, path: "elsewhere"})
@@ -167,11 +173,11 @@ def test_many_faults_are_counted() -> None:
     ],
     ids=["two comments", "older format", "small letters", "comments"],
 )
-def test_copyright_files_as_people_write_them(text: str) -> None:
+def test_real_copyright_files(text: str) -> None:
     found = sboms.evidence(**{"usr/share/doc/tini/copyright": text})
-    tini = next(one for one in found.packages if one.name == "tini")
+    tini = next(package for package in found.packages if package.name == "tini")
 
-    assert [one.expression for one in tini.licences] == ["MIT"]
+    assert [licence.expression for licence in tini.licences] == ["MIT"]
 
 
 @pytest.mark.parametrize(
@@ -187,10 +193,10 @@ def test_copyright_files_as_people_write_them(text: str) -> None:
     ],
     ids=["other", "own format", "no field", "field twice", "thousands", "huge", "empty"],
 )
-def test_a_copyright_file_that_cannot_be_read_asserts_nothing(text: str) -> None:
-    """And stops nobody: people write them."""
+def test_an_unreadable_copyright_file_has_no_licences(text: str) -> None:
+    """It is not an error, because the files are written manually."""
     found = sboms.evidence(**{"usr/share/doc/tini/copyright": text})
-    tini = next(one for one in found.packages if one.name == "tini")
+    tini = next(package for package in found.packages if package.name == "tini")
 
     assert tini.licences == ()
     assert tini.copyright == "usr/share/doc/tini/copyright"
@@ -204,3 +210,108 @@ def test_a_copyright_file_that_cannot_be_read_asserts_nothing(text: str) -> None
 def test_any_text_is_read_or_refused(path: str, text: str) -> None:
     """Never another kind of failure."""
     answer(lambda: sboms.evidence(**{path: text}))
+
+
+# --- licences: an SPDX expression, or the original text --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "expression"),
+    [
+        ("MIT", "MIT"),
+        ("mit", "MIT"),
+        ("apache-2.0 or (BSD-3-clause and isc)", "Apache-2.0 OR (BSD-3-Clause AND ISC)"),
+        ("GPL-2.0-or-later WITH Classpath-exception-2.0", "GPL-2.0-or-later WITH Classpath-exception-2.0"),
+        ("LicenseRef-NVIDIA", "LicenseRef-NVIDIA"),
+        ("Apache 2.0", None),
+        ("BSD", None),
+        ("MIT License", None),
+        ("MIT OR ", None),
+        ("(MIT", None),
+        ("", None),
+        ("MIT" + " AND MIT" * 1000, None),
+        ("М" + "IT", None),  # a Cyrillic letter
+    ],
+)
+def test_texts_that_are_an_expression(words: str, expression: str | None) -> None:
+    found = of_expression(words)
+
+    assert (found.expression if found else None) == expression
+
+
+def test_a_reference_in_an_expression_is_explained() -> None:
+    found = of_expression("MIT OR LicenseRef-Own-1")
+    assert found is not None
+    (reference,) = found.references
+
+    assert reference.id == "LicenseRef-Own-1"
+    assert "LicenseRef-Own-1" in reference.text
+
+
+@pytest.mark.parametrize(
+    ("synopsis", "expression"),
+    [
+        ("Expat", "MIT"),
+        ("GPL-2+", "GPL-2.0-or-later"),
+        ("GPL-2", "GPL-2.0-only"),
+        ("LGPL-2.1+", "LGPL-2.1-or-later"),
+        ("GFDL-NIV-1.3+", "GFDL-1.3-no-invariants-or-later"),
+        ("GFDL-1.3", "GFDL-1.3-only"),
+        ("BSD-3-clause", "BSD-3-Clause"),
+        ("Apache-2", "Apache-2.0"),
+        ("zlib and Expat", "Zlib AND MIT"),
+        ("GPL-2+ or  LGPL-3+ and ISC", "GPL-2.0-or-later OR LGPL-3.0-or-later AND ISC"),
+    ],
+)
+def test_debians_names_by_the_table_of_their_specification(synopsis: str, expression: str) -> None:
+    found = of_debian(synopsis, {})
+
+    assert (found.expression, found.references) == (expression, ())
+    assert canonicalize_license_expression(expression) == expression
+
+
+@pytest.mark.parametrize(
+    "synopsis",
+    ["GPL", "Artistic", "public-domain", "GPL-2+ with OpenSSL exception", "GPL-2+, and BSD", "GPL-9", "Perl"],
+)
+def test_debians_names_that_are_not_in_the_table(synopsis: str) -> None:
+    """Each is a reference with the text that the file has for it, or with its name."""
+    bare, with_text = of_debian(synopsis, {}), of_debian(synopsis, {synopsis: "The text."})
+
+    assert bare.expression == bare.references[0].id != with_text.expression
+    assert synopsis in bare.references[0].text
+    assert with_text.references[0].text == "The text."
+    assert canonicalize_license_expression(with_text.expression) == with_text.expression
+
+
+def test_two_texts_with_the_same_name_are_two_licences() -> None:
+    first, second = (of_debian("permissive", {"permissive": text}) for text in ("A", "B"))
+
+    assert first.expression != second.expression
+    assert first == of_debian("permissive", {"permissive": "A"})
+
+
+def test_all_licences_are_combined() -> None:
+    parts = [of_debian(first, {}) for first in ("Expat", "GPL-2 or ISC", "Expat")]
+
+    assert joined(parts) == "MIT AND (GPL-2.0-only OR ISC)"
+    assert joined(parts[1:2]) == "GPL-2.0-only OR ISC"
+    assert joined([]) == ""
+
+
+def test_a_text_instead_of_a_name_is_identified_by_its_start() -> None:
+    found = of_words("\n\n   BSD 3-Clause License\n        \n        Redistribution\x1b[31m\n")
+
+    assert found.words == "BSD 3-Clause License"
+    assert found.references[0].text == "BSD 3-Clause License\n\nRedistribution\\x1b[31m"
+    assert len(of_words("x" * 100_000).words) == 80
+
+
+@given(st.text(max_size=60))
+def test_any_text_makes_a_valid_expression(words: str) -> None:
+    """That another reader accepts."""
+    for found in (of_words(words), of_debian(words, {words: words}), of_expression(words)):
+        if found is not None:
+            assert found.words
+            assert canonicalize_license_expression(found.expression)
+            assert all(reference.name and reference.id in found.expression for reference in found.references)

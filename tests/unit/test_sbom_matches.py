@@ -1,4 +1,4 @@
-"""An SBOM held against an image: each difference is found, in either format; odd documents are refused."""
+"""SBOMs compared with an image: each difference is found, in both formats; invalid documents are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchkiln.sbom.spdx import spdx
 
 BILL = sboms.bill()
 DOCUMENTS = {"spdx": spdx(BILL), "cyclonedx": cyclonedx(BILL)}
-Told = dict[str, Any]
+Json = dict[str, Any]
 
 
 @pytest.fixture(params=sorted(DOCUMENTS))
@@ -40,28 +40,33 @@ def metadata(name: str, version: str) -> dict[str, str]:
     return {f"{sboms.SITE}/{name}-{version}.dist-info/METADATA": sboms.metadata(name, version)}
 
 
-def test_a_true_document_has_no_difference(document: bytes) -> None:
+def test_a_matching_document_has_no_difference(document: bytes) -> None:
     assert against(document, sboms.evidence()) == ()
     assert matches(document, sboms.IMAGE, items_of_bill(BILL)) == ()
 
 
 def test_a_document_of_another_image(document: bytes) -> None:
-    other = Digest("sha256:" + "9" * 64)
+    other_digest = Digest("sha256:" + "9" * 64)
 
-    assert matches(document, other, items_of(sboms.evidence())) == (
-        f"the SBOM is of {sboms.IMAGE}, not of {other}",
+    assert matches(document, other_digest, items_of(sboms.evidence())) == (
+        f"the SBOM is of {sboms.IMAGE}, not of {other_digest}",
     )
 
 
-def test_a_wheel_that_nobody_told_of(document: bytes) -> None:
+def test_a_wheel_missing_in_the_document(document: bytes) -> None:
     found = sboms.evidence(**metadata("stowaway", "6.6.6"))
 
     assert against(document, found) == ("Python package stowaway 6.6.6: in the image, but not in the SBOM",)
 
 
-def test_a_wheel_that_is_not_there(document: bytes) -> None:
+def test_a_wheel_missing_in_the_image(document: bytes) -> None:
     found = sboms.evidence()
-    found = replace(found, distributions=tuple(one for one in found.distributions if one.name != "torch"))
+    found = replace(
+        found,
+        distributions=tuple(
+            distribution for distribution in found.distributions if distribution.name != "torch"
+        ),
+    )
 
     assert against(document, found) == ("Python package torch 2.7.1: in the SBOM, but not in the image",)
 
@@ -69,7 +74,8 @@ def test_a_wheel_that_is_not_there(document: bytes) -> None:
 def test_another_version_of_a_wheel(document: bytes) -> None:
     found = sboms.evidence()
     changed = tuple(
-        replace(one, version="2.7.2") if one.name == "torch" else one for one in found.distributions
+        replace(distribution, version="2.7.2") if distribution.name == "torch" else distribution
+        for distribution in found.distributions
     )
 
     assert against(document, replace(found, distributions=changed)) == (
@@ -95,8 +101,8 @@ def test_a_second_copy_of_a_package(document: bytes) -> None:
 
 
 def test_packages_of_the_os(document: bytes) -> None:
-    """One more, one less, one of another version, one of another architecture."""
-    debs = {name: told for name, told in sboms.DEBS.items() if name != "gcc-12-base"}
+    """An additional one, a missing one, another version, another architecture."""
+    debs = {name: content for name, content in sboms.DEBS.items() if name != "gcc-12-base"}
     debs["zsh"] = ("5.9-4", "amd64", "zsh", "")
     debs["tini"] = ("0.20", *sboms.DEBS["tini"][1:])
     debs["tzdata"] = (sboms.DEBS["tzdata"][0], "amd64", "tzdata", "")
@@ -110,16 +116,17 @@ def test_packages_of_the_os(document: bytes) -> None:
     )
 
 
-def test_another_hash_of_a_package_is_seen_with_the_lock_at_hand(document: bytes) -> None:
+def test_another_hash_of_a_package_is_found_with_the_lock(document: bytes) -> None:
     forged = replace(
         BILL,
         components=tuple(
-            replace(one, sha256="e" * 64) if one.name == "tini" else one for one in BILL.components
+            replace(component, sha256="e" * 64) if component.name == "tini" else component
+            for component in BILL.components
         ),
     )
 
-    (told,) = matches(document, sboms.IMAGE, items_of_bill(forged))
-    assert told.startswith("package tini:amd64 0.19.0-1+b3: the SBOM has the hash 0")
+    (content,) = matches(document, sboms.IMAGE, items_of_bill(forged))
+    assert content.startswith("package tini:amd64 0.19.0-1+b3: the SBOM has the hash 0")
 
 
 def locked(**changed: Any) -> LockedCell:
@@ -131,7 +138,7 @@ BASE = CELL.base
 
 
 @pytest.mark.parametrize(
-    ("cell", "told"),
+    ("cell", "content"),
     [
         pytest.param(CELL, (), id="the lock"),
         pytest.param(
@@ -150,7 +157,7 @@ BASE = CELL.base
         pytest.param(
             locked(wheels=(*CELL.wheels, planned.wheel("zipp", "3", megabytes=1))),
             ("Python package zipp 3: in the image, but not in the SBOM",),
-            id="a wheel that is not told",
+            id="a wheel that is not listed",
         ),
         pytest.param(
             locked(base=replace(BASE, packages=(OsPackage(name="tini", version="1"), *BASE.packages[:2]))),
@@ -162,111 +169,117 @@ BASE = CELL.base
         ),
     ],
 )
-def test_a_document_is_held_against_a_lock_without_any_layer(
-    document: bytes, cell: LockedCell, told: tuple[str, ...]
+def test_a_document_is_compared_with_a_lock_without_layers(
+    document: bytes, cell: LockedCell, content: tuple[str, ...]
 ) -> None:
-    """What lies inside of wheels (idna) is no lock's affair."""
-    assert matches_lock(document, sboms.IMAGE, cell) == told
+    """Packages inside wheels (idna) are not in the lock."""
+    assert matches_lock(document, sboms.IMAGE, cell) == content
 
 
-def test_hashes_of_the_os_are_held_against_what_was_noted(document: bytes) -> None:
+def test_hashes_of_the_os_are_compared_with_the_noted_ones(document: bytes) -> None:
     noted = sboms.files(CELL)
     forged = replace(noted, debs=(replace(noted.debs[0], sha256="e" * 64), *noted.debs[1:]))
 
     assert matches_lock(document, sboms.IMAGE, CELL, noted) == ()
-    (told,) = matches_lock(document, sboms.IMAGE, CELL, forged)
-    assert told.startswith("package gcc-12-base 12.2.0-14+deb12u1: the SBOM has the hash 0")
+    (content,) = matches_lock(document, sboms.IMAGE, CELL, forged)
+    assert content.startswith("package gcc-12-base 12.2.0-14+deb12u1: the SBOM has the hash 0")
     assert matches_lock(document, sboms.IMAGE, CELL, replace(forged, base=sboms.IMAGE)) == ()
 
 
-def torch_of(told: Told) -> Told:
-    parts = told.get("packages") or told["components"]
-    return next(one for one in parts if one["name"] == "torch")  # type: ignore[no-any-return]
+def torch_of(content: Json) -> Json:
+    parts = content.get("packages") or content["components"]
+    return next(part for part in parts if part["name"] == "torch")  # type: ignore[no-any-return]
 
 
-def purl_of(told: Told, purl: str) -> None:
-    if "externalRefs" in told:
-        told["externalRefs"][0]["referenceLocator"] = purl
+def purl_of(content: Json, purl: str) -> None:
+    if "externalRefs" in content:
+        content["externalRefs"][0]["referenceLocator"] = purl
     else:
-        told["purl"] = purl
+        content["purl"] = purl
 
 
-def without_image(told: Told) -> None:
-    if "packages" in told:
-        told["packages"] = told["packages"][1:]
+def without_image(content: Json) -> None:
+    if "packages" in content:
+        content["packages"] = content["packages"][1:]
     else:
-        del told["metadata"]["component"]
+        del content["metadata"]["component"]
 
 
-def hashes_of(told: Told) -> list[Told]:
-    return told["checksums"] if "checksums" in told else told["hashes"]  # type: ignore[no-any-return]
+def hashes_of(content: Json) -> list[Json]:
+    return content["checksums"] if "checksums" in content else content["hashes"]  # type: ignore[no-any-return]
 
 
-def bad_hash(told: Told) -> None:
-    key = "checksumValue" if "checksums" in torch_of(told) else "content"
-    hashes_of(torch_of(told))[0][key] = "F" * 64
+def bad_hash(content: Json) -> None:
+    key = "checksumValue" if "checksums" in torch_of(content) else "content"
+    hashes_of(torch_of(content))[0][key] = "F" * 64
 
 
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        pytest.param(lambda told: told.clear(), "neither SPDX 2.3 nor CycloneDX 1.6", id="empty"),
+        pytest.param(lambda content: content.clear(), "neither SPDX 2.3 nor CycloneDX 1.6", id="empty"),
         pytest.param(without_image, "not an image|one image, not 0", id="of no image"),
-        pytest.param(lambda told: torch_of(told).update(name=7), "name: must be a text", id="name"),
-        pytest.param(lambda told: torch_of(told).update(name="x" * 5000), "name: must be a text", id="long"),
+        pytest.param(lambda content: torch_of(content).update(name=7), "name: must be a text", id="name"),
         pytest.param(
-            lambda told: purl_of(torch_of(told), "pkg:pypi/other@2.7.1"),
+            lambda content: torch_of(content).update(name="x" * 5000), "name: must be a text", id="long"
+        ),
+        pytest.param(
+            lambda content: purl_of(torch_of(content), "pkg:pypi/other@2.7.1"),
             "URL mismatch",
             id="name in purl",
         ),
         pytest.param(
-            lambda told: purl_of(torch_of(told), "pkg:pypi/torch@2.7.0"),
+            lambda content: purl_of(torch_of(content), "pkg:pypi/torch@2.7.0"),
             "URL mismatch",
             id="version in purl",
         ),
-        pytest.param(lambda told: purl_of(torch_of(told), "torch"), "invalid package URL", id="no purl"),
+        pytest.param(
+            lambda content: purl_of(torch_of(content), "torch"), "invalid package URL", id="no purl"
+        ),
         pytest.param(bad_hash, "invalid sha256", id="hash"),
         pytest.param(
-            lambda told: hashes_of(torch_of(told)).append(hashes_of(torch_of(told))[0]),
+            lambda content: hashes_of(torch_of(content)).append(hashes_of(torch_of(content))[0]),
             "more than one",
             id="two",
         ),
         pytest.param(
-            lambda told: told.update({key: {} for key in ("packages", "components") if key in told}),
+            lambda content: content.update({key: {} for key in ("packages", "components") if key in content}),
             "not a list",
             id="no list",
         ),
         pytest.param(
-            lambda told: told.update({key: [1] for key in ("packages", "components") if key in told}),
+            lambda content: content.update(
+                {key: [1] for key in ("packages", "components") if key in content}
+            ),
             "list of mappings",
             id="numbers",
         ),
     ],
 )
-def test_a_document_that_can_be_read_in_two_ways_is_refused(
-    document: bytes, spoil: Callable[[Told], None], reason: str
+def test_an_ambiguous_document_is_refused(
+    document: bytes, spoil: Callable[[Json], None], reason: str
 ) -> None:
-    told = json.loads(document)
-    spoil(told)
+    content = json.loads(document)
+    spoil(content)
 
     with pytest.raises(VerificationFailed, match=reason) as caught:
-        listed(json.dumps(told).encode(), where="x.json")
+        listed(json.dumps(content).encode(), where="x.json")
     assert caught.value.message.startswith("x.json: ")
     assert caught.value.hint
 
 
 def test_a_document_that_describes_something_else_is_refused() -> None:
-    told = json.loads(DOCUMENTS["spdx"])
-    for one in told["relationships"]:
-        if one["relationshipType"] == "DESCRIBES":
-            one["relatedSpdxElement"] = "SPDXRef-wheel-torch"
+    content = json.loads(DOCUMENTS["spdx"])
+    for relationship in content["relationships"]:
+        if relationship["relationshipType"] == "DESCRIBES":
+            relationship["relatedSpdxElement"] = "SPDXRef-wheel-torch"
 
     with pytest.raises(VerificationFailed, match="DESCRIBES relationship does not name its image"):
-        listed(json.dumps(told).encode())
+        listed(json.dumps(content).encode())
 
 
 def nested(depth: int) -> bytes:
-    parts: list[Told] = []
+    parts: list[Json] = []
     for _ in range(depth):
         parts = [{"name": "x", "version": "1", "purl": "pkg:pypi/x@1", "components": parts}]
     return json.dumps(json.loads(DOCUMENTS["cyclonedx"]) | {"components": parts}).encode()
@@ -282,10 +295,10 @@ def nested(depth: int) -> bytes:
         pytest.param(b"\xff", id="no text"),
         pytest.param(nested(30), id="components in components"),
         pytest.param(b'{"spdxVersion": "SPDX-2.2"}', id="older SPDX"),
-        pytest.param(b'{"bomFormat": "CycloneDX", "specVersion": "1.6"}', id="says nothing"),
+        pytest.param(b'{"bomFormat": "CycloneDX", "specVersion": "1.6"}', id="empty"),
     ],
 )
-def test_what_is_no_document_is_refused(data: bytes) -> None:
+def test_an_invalid_document_is_refused(data: bytes) -> None:
     with pytest.raises(VerificationFailed):
         listed(data)
 
@@ -297,9 +310,9 @@ def test_components_in_components_are_read() -> None:
 
 @FEW
 @given(st.sampled_from(sorted(DOCUMENTS)).flatmap(lambda form: mutated(json.loads(DOCUMENTS[form]))))
-def test_any_other_value_anywhere_is_read_or_refused(told: Any) -> None:
+def test_any_other_value_anywhere_is_read_or_refused(content: Any) -> None:
     """Never another kind of failure."""
-    answer(lambda: listed(json_bytes(told)))
+    answer(lambda: listed(json_bytes(content)))
 
 
 @FEW

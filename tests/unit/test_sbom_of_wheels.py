@@ -1,4 +1,4 @@
-"""A layer whose wheels are at hand says what these say: the same as its bytes, and without inflating them."""
+"""The metadata of a layer from its cached wheels: the same as from its bytes, without inflating them."""
 
 from __future__ import annotations
 
@@ -63,35 +63,41 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_wheels_say_what_their_layers_say(scene: Scene) -> None:
+def test_wheels_and_their_layers_have_the_same_metadata(scene: Scene) -> None:
     by_bytes = scene.read("a", {})
 
     assert len(scene.made) == sum(spec.kind == "wheels" for spec in scene.plan.layers)
     assert scene.read("b", scene.made) == by_bytes
-    assert {one.name for one in by_bytes.distributions} == {"torch", "setuptools", "wheel", "data", "inner"}
+    assert {distribution.name for distribution in by_bytes.distributions} == {
+        "torch",
+        "setuptools",
+        "wheel",
+        "data",
+        "inner",
+    }
 
 
-def test_their_layers_are_not_read(scene: Scene) -> None:
+def test_layers_of_cached_wheels_are_not_read(scene: Scene) -> None:
     for layer in scene.image.layers:
         if layer.diff_id in scene.made:
             layer.path.unlink()
 
-    assert "torch" in {one.name for one in scene.read("b", scene.made).distributions}
+    assert "torch" in {distribution.name for distribution in scene.read("b", scene.made).distributions}
     with pytest.raises(VerificationFailed):
         scene.read("a", {})
 
 
-def test_a_wheel_that_is_gone_or_damaged_is_not_asked(scene: Scene) -> None:
-    """Then the layer is read, whose bytes are held against its digest."""
+def test_a_missing_or_damaged_wheel_is_not_used(scene: Scene) -> None:
+    """Then the layer is read, and its bytes are checked with its digest."""
     before, made = scene.read("a", {}), scene.made
-    for one in made.values():
-        for path in one.wheels:
+    for item in made.values():
+        for path in item.wheels:
             path.chmod(0o644)
             path.write_bytes(path.read_bytes()[:-30])
     assert scene.read("b", made) == before
 
-    for one in made.values():
-        for path in one.wheels:
+    for item in made.values():
+        for path in item.wheels:
             path.unlink()
     assert scene.made == {}
     assert scene.read("c", made) == before

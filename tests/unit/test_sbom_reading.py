@@ -30,39 +30,39 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def upper(folder: Path, image: ImageOnDisk, *more: tuple[TarInfo, bytes]) -> ImageOnDisk:
-    """*image* with a layer on top that holds *more*."""
+    """*image* with a layer of *more* on top."""
     folder.mkdir()
     top = layer(folder, *more)
-    layers = [LayerBlob(path=one.path, diff_id=one.diff_id) for one in image.layers]
+    layers = [LayerBlob(path=image_layer.path, diff_id=image_layer.diff_id) for image_layer in image.layers]
     return open_layout(minimal_layout(folder / "dist", [*layers, top], {}, "upper")).image("upper")
 
 
-def test_layers_say_what_the_files_say(tmp_path: Path, cache: Path) -> None:
+def test_layers_have_the_metadata_of_their_files(tmp_path: Path, cache: Path) -> None:
     assert sboms.read(sboms.image(tmp_path / "a"), cache) == sboms.evidence()
 
 
 def test_a_layer_is_read_once(tmp_path: Path, cache: Path) -> None:
-    """The second time its blob may be gone."""
+    """The second time its blob may be missing."""
     image = sboms.image(tmp_path / "a")
     first = sboms.read(image, cache)
-    for one in image.layers:
-        one.path.unlink()
+    for image_layer in image.layers:
+        image_layer.path.unlink()
 
     assert sboms.read(image, cache) == first
 
 
-def test_a_sibling_reads_its_own_layers_only(tmp_path: Path, cache: Path) -> None:
+def test_for_another_image_only_its_own_layers_are_read(tmp_path: Path, cache: Path) -> None:
     image = sboms.image(tmp_path / "a")
     sboms.read(image, cache)
     path = f"{sboms.SITE}/more-1.dist-info/METADATA"
     other = upper(tmp_path / "b", image, entry(path, sboms.metadata("more", "1").encode()))
-    for one in other.layers[:-1]:
-        one.path.write_bytes(b"not looked at")
+    for image_layer in other.layers[:-1]:
+        image_layer.path.write_bytes(b"not looked at")
 
-    assert "more" in {one.name for one in sboms.read(other, cache).distributions}
+    assert "more" in {distribution.name for distribution in sboms.read(other, cache).distributions}
 
 
-def test_a_record_of_another_form_is_not_used(tmp_path: Path, cache: Path) -> None:
+def test_a_record_of_another_format_is_not_used(tmp_path: Path, cache: Path) -> None:
     image = sboms.image(tmp_path / "a")
     sboms.read(image, cache)
     for path in (cache / "records/evidence").iterdir():
@@ -72,30 +72,32 @@ def test_a_record_of_another_form_is_not_used(tmp_path: Path, cache: Path) -> No
     assert sboms.read(image, cache) == sboms.evidence()
 
 
-def test_what_an_upper_layer_deletes_is_gone(tmp_path: Path, cache: Path) -> None:
+def test_a_file_deleted_by_an_upper_layer_is_ignored(tmp_path: Path, cache: Path) -> None:
     folder, name = f"{sboms.SITE}/tqdm-4.67.1.dist-info".rsplit("/", 1)
     other = upper(tmp_path / "b", sboms.image(tmp_path / "a"), entry(f"{folder}/.wh.{name}"))
 
-    for found in (sboms.read(other, cache), sboms.read(other, cache)):  # from its layers, then by heart
-        assert "tqdm" not in {one.name for one in found.distributions}
+    for found in (sboms.read(other, cache), sboms.read(other, cache)):  # from its layers, then from the cache
+        assert "tqdm" not in {distribution.name for distribution in found.distributions}
 
 
 @pytest.mark.parametrize("kind", [LNKTYPE, SYMTYPE], ids=["hard", "symbolic"])
-def test_links_are_seen(tmp_path: Path, cache: Path, kind: bytes) -> None:
-    """A METADATA that is one is refused; of a copyright file it is followed."""
+def test_links_are_handled(tmp_path: Path, cache: Path, kind: bytes) -> None:
+    """A link as METADATA is refused; a link to a copyright file is followed."""
     there, here = "usr/share/doc/gcc-12-base/copyright", "usr/share/doc/tini/copyright"
     target = there if kind == LNKTYPE else "../gcc-12-base/copyright"
-    one = upper(tmp_path / "b", sboms.image(tmp_path / "a"), entry(here, kind=kind, to=target))
-    other = upper(tmp_path / "c", one, entry(f"{sboms.SITE}/x-1.dist-info/METADATA", kind=kind, to="etc/x"))
+    image_layer = upper(tmp_path / "b", sboms.image(tmp_path / "a"), entry(here, kind=kind, to=target))
+    other = upper(
+        tmp_path / "c", image_layer, entry(f"{sboms.SITE}/x-1.dist-info/METADATA", kind=kind, to="etc/x")
+    )
 
-    tini = next(package for package in sboms.read(one, cache).packages if package.name == "tini")
+    tini = next(package for package in sboms.read(image_layer, cache).packages if package.name == "tini")
     assert tini.copyright == there
     with pytest.raises(VerificationFailed, match=r"x-1\.dist-info/METADATA: must not be a link"):
         sboms.read(other, cache)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "swapped"])
-def test_a_layer_that_is_not_what_it_should_be(tmp_path: Path, cache: Path, damage: str) -> None:
+def test_a_damaged_layer(tmp_path: Path, cache: Path, damage: str) -> None:
     """It is refused, and nothing is noted of it."""
     image = sboms.image(tmp_path / "a")
     path = image.layers[1].path
@@ -111,11 +113,11 @@ def test_a_layer_that_is_not_what_it_should_be(tmp_path: Path, cache: Path, dama
         VerificationFailed, match=r"cannot read layer sha256:|layer sha256:\w+: digest mismatch"
     ):
         sboms.read(image, cache)
-    noted = {one.stem for one in (cache / "records/evidence").glob("*")}
+    noted = {image_layer.stem for image_layer in (cache / "records/evidence").glob("*")}
     assert image.layers[1].diff_id.removeprefix("sha256:") not in noted
 
 
-def test_texts_of_a_layer_are_bounded(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_a_layer_are_limited(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small layer may unpack to many of them."""
     monkeypatch.setattr("torchkiln.oci.read_tar._TEXTS_LIMIT", 1000)
 
@@ -124,7 +126,7 @@ def test_texts_of_a_layer_are_bounded(tmp_path: Path, cache: Path, monkeypatch: 
 
 
 def check(image: ImageOnDisk, document: Path) -> str:
-    """What `sbom --check` prints."""
+    """The output of `sbom --check`."""
     layout = image.manifest_path.parents[2]
     arguments = [image.ref, "--output", str(layout), "--check", str(document)]
     done = CliRunner().invoke(sbom, arguments, catch_exceptions=False)
@@ -132,7 +134,7 @@ def check(image: ImageOnDisk, document: Path) -> str:
     return done.stdout
 
 
-def test_the_command_holds_a_document_against_an_image(tmp_path: Path) -> None:
+def test_the_command_compares_a_document_with_an_image(tmp_path: Path) -> None:
     from torchkiln.sbom.cyclonedx import cyclonedx
     from torchkiln.sbom.spdx import spdx
 
@@ -150,8 +152,8 @@ def test_the_command_holds_a_document_against_an_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["spdx", "cyclonedx"])
-def test_the_command_writes_the_document_and_nothing_else(tmp_path: Path, form: str) -> None:
-    """Which its --check then takes; notes are on stderr."""
+def test_the_command_writes_only_the_document(tmp_path: Path, form: str) -> None:
+    """Its --check accepts it; notes are on stderr."""
     images, cell = tmp_path / "images", sboms.locked()
     save(images, cell)
     write_files(images, cell.base, sboms.files(cell))

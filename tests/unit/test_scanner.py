@@ -1,4 +1,4 @@
-"""The tools run by a stand-in that is as strict as they are: what they get to see, and how they may fail."""
+"""Scanners replaced by a strict fake: their input, and their failures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scans import DOCUMENTS, ask, calls, is_gone, stand_in, two_images
+from tests.scans import DOCUMENTS, calls, fake_program, has_ended, scan_command, two_images
 from torchkiln.errors import GateRefused, ToolMissing, VerificationFailed
 from torchkiln.oci.layout import Layout
 
@@ -29,11 +29,11 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_tool_looks_at_the_image_and_the_gate_refuses(layout: Layout, tool: str) -> None:
+def test_a_scanner_finds_vulnerabilities_and_the_image_is_refused(layout: Layout, tool: str) -> None:
     """Exit 7 by its exception, each finding with package, versions and severity; stdout has a line each."""
-    stand_in(Path("bin"), tool)
+    fake_program(Path("bin"), tool)
 
-    done = ask(layout)
+    done = scan_command(layout)
 
     setuptools = {"trivy": "CVE-2024-6345", "grype": "GHSA-cx63-2mw6-8hw5"}[tool]
     assert isinstance(done.exception, GateRefused), done.exception
@@ -49,32 +49,34 @@ def test_a_tool_looks_at_the_image_and_the_gate_refuses(layout: Layout, tool: st
     assert "2 refused, 0 allowed, not counted: 2 medium" in done.stderr
 
 
-def test_the_hint_has_a_line_that_the_list_takes(layout: Layout) -> None:
-    """But for the reason, which is its author's affair."""
-    stand_in(Path("bin"), "trivy")
+def test_the_hint_has_a_valid_line_for_the_list(layout: Layout) -> None:
+    """Except for the reason, which the user must write."""
+    fake_program(Path("bin"), "trivy")
 
-    line = ask(layout, "--ignore-unfixed").exception.hint.rpartition(": - ")[2]
+    line = scan_command(layout, "--ignore-unfixed").exception.hint.rpartition(": - ")[2]
     Path("vulnerabilities.yaml").write_text("- " + line)
 
     assert "package: setuptools" in line
-    assert ask(layout, "--ignore-unfixed").exit_code == 0
+    assert scan_command(layout, "--ignore-unfixed").exit_code == 0
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_tool_sees_one_image_and_no_settings_of_others(
+def test_the_scanner_sees_only_the_image_and_no_other_settings(
     layout: Layout, tool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder of ours that is gone afterwards; where its database is it may know."""
-    stand_in(Path("bin"), tool)
+    """In our folder, which is deleted afterwards; the location of its database is passed on."""
+    fake_program(Path("bin"), tool)
     hidden = ("TRIVY_SEVERITY", "TRIVY_IGNOREFILE", "GRYPE_ONLY_FIXED", "TORCHKILN_KEY_PASSPHRASE")
     passed = ("TRIVY_CACHE_DIR", "TRIVY_SKIP_DB_UPDATE", "GRYPE_DB_CACHE_DIR", "HTTPS_PROXY")
     for name in (*hidden, *passed):
         monkeypatch.setenv(name, "x")
 
-    done = ask(layout, target="b")
+    done = scan_command(layout, target="b")
 
     assert done.exit_code == 1
-    assert json.loads(ask(layout, "--json", target="b").stdout)["digest"] == layout.image("b").manifest
+    assert (
+        json.loads(scan_command(layout, "--json", target="b").stdout)["digest"] == layout.image("b").manifest
+    )
     first = calls()[0]
     assert set(first["env"]) & {*hidden, *passed} == set(passed)
     assert (
@@ -87,32 +89,32 @@ def test_the_tool_sees_one_image_and_no_settings_of_others(
     assert not Path(first["cwd"]).exists()
 
 
-def test_the_first_of_both_is_taken_and_either_can_be_named(layout: Layout) -> None:
+def test_the_first_scanner_is_used_and_either_can_be_selected(layout: Layout) -> None:
     for tool in TOOLS:
-        stand_in(Path("bin"), tool)
-    told = [json.loads(ask(layout, "--json", *more).stdout) for more in ((), ("--tool", "grype"))]
+        fake_program(Path("bin"), tool)
+    results = [json.loads(scan_command(layout, "--json", *more).stdout) for more in ((), ("--tool", "grype"))]
 
-    assert [one["tool"] for one in told] == ["trivy", "grype"]
-    assert [one["version"] for one in told] == ["0.59.1", "0.115.0"]
-    assert [one["database"] for one in told] == ["2026-11-22T06:00:00Z"] * 2
+    assert [result["tool"] for result in results] == ["trivy", "grype"]
+    assert [result["version"] for result in results] == ["0.59.1", "0.115.0"]
+    assert [result["database"] for result in results] == ["2026-11-22T06:00:00Z"] * 2
 
 
-def test_a_trivy_that_does_not_tell_its_version_will_do(layout: Layout) -> None:
-    stand_in(Path("bin"), "trivy", "mute")
+def test_a_trivy_without_a_version_works(layout: Layout) -> None:
+    fake_program(Path("bin"), "trivy", "mute")
 
-    done = ask(layout, "--fail-on", "critical", "--ignore-unfixed")
+    done = scan_command(layout, "--fail-on", "critical", "--ignore-unfixed")
 
     assert done.exit_code == 0
     assert "trivy (unknown version), database of unknown date" in done.stderr
 
 
 @pytest.mark.parametrize("more", [(), ("--tool", "grype")])
-def test_without_a_tool_nothing_is_cleared(layout: Layout, more: tuple[str, ...]) -> None:
-    """Exit 8, and what to do."""
+def test_without_a_scanner_nothing_is_cleared(layout: Layout, more: tuple[str, ...]) -> None:
+    """Exit code 8, with a hint."""
     if more:
-        stand_in(Path("bin"), "trivy")
+        fake_program(Path("bin"), "trivy")
 
-    done = ask(layout, *more)
+    done = scan_command(layout, *more)
 
     assert isinstance(done.exception, ToolMissing)
     assert done.exception.message == f"{'grype' if more else 'trivy or grype'}: command not found"
@@ -120,11 +122,11 @@ def test_without_a_tool_nothing_is_cleared(layout: Layout, more: tuple[str, ...]
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_tool_that_fails_is_told_with_its_last_words(layout: Layout, tool: str) -> None:
+def test_a_failing_scanner_is_reported_with_its_last_output(layout: Layout, tool: str) -> None:
     """Without the login in an address that it names."""
-    stand_in(Path("bin"), tool, "fail")
+    fake_program(Path("bin"), tool, "fail")
 
-    found = ask(layout).exception
+    found = scan_command(layout).exception
 
     assert isinstance(found, ToolMissing)
     assert found.message.startswith(f"{tool} failed with exit code 1\n  FATAL\tno database: ")
@@ -132,29 +134,29 @@ def test_a_tool_that_fails_is_told_with_its_last_words(layout: Layout, tool: str
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_tool_that_hangs_is_ended_with_what_it_started(layout: Layout, tool: str) -> None:
-    stand_in(Path("bin"), tool, "hang")
+def test_a_hanging_scanner_is_killed_with_its_children(layout: Layout, tool: str) -> None:
+    fake_program(Path("bin"), tool, "hang")
 
-    found = ask(layout, "--timeout", "3").exception
+    found = scan_command(layout, "--timeout", "3").exception
 
     assert isinstance(found, ToolMissing)
     assert found.message == f"{tool} timed out after 3 seconds"
     assert not Path(calls()[0]["cwd"]).exists()
-    assert is_gone(Path("bin/child").read_text())
+    assert has_ended(Path("bin/child").read_text())
 
 
 @pytest.mark.parametrize("does", ["babble", "silent"])
-def test_an_answer_that_is_none_clears_nothing(layout: Layout, does: str) -> None:
-    stand_in(Path("bin"), "trivy", does)
+def test_invalid_output_clears_nothing(layout: Layout, does: str) -> None:
+    fake_program(Path("bin"), "trivy", does)
 
-    found = ask(layout).exception
+    found = scan_command(layout).exception
 
     assert isinstance(found, VerificationFailed)
     assert found.message.startswith("output of trivy: line 1: not JSON")
 
 
-def test_a_program_that_cannot_be_started_is_told(layout: Layout) -> None:
+def test_a_program_that_cannot_be_started_is_reported(layout: Layout) -> None:
     Path("bin/trivy").write_text("#!/nowhere/at/all\n")
     Path("bin/trivy").chmod(0o755)
 
-    assert isinstance(ask(layout).exception, ToolMissing)
+    assert isinstance(scan_command(layout).exception, ToolMissing)

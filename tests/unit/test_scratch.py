@@ -22,17 +22,18 @@ from torchkiln.util.scratch import held, scratch, sweep
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, or gives files away: run as root")
 
-# What `base build` does, with another program in the place of mmdebstrap: it fills the folder and goes on.
+# `base build` with another program instead of mmdebstrap: it fills the folder and continues.
 BUILD = """
 import os, sys, tempfile
 from pathlib import Path
 from torchkiln.base import mmdebstrap
 from torchkiln.base.recipe import recipe
+from torchkiln.model.progress import Reporting
 tempfile.tempdir = sys.argv[1]
 wanted = recipe("debian12")
 mmdebstrap._require = lambda *_: None
 with mmdebstrap.scratch(wanted, {"TORCHKILN_DEBIAN_KEYRING": __file__} | dict(os.environ)) as place:
-    with mmdebstrap.running(["sh", "-c", sys.argv[2]], place.env, wanted, lambda _: None) as tar:
+    with mmdebstrap.running(["sh", "-c", sys.argv[2]], place.env, wanted, Reporting()) as tar:
         print("runs", flush=True)
         tar.read()
 """
@@ -41,7 +42,7 @@ STUBBORN = "trap '' TERM; " + FILLS
 
 
 def started(top: Path, script: str) -> subprocess.Popen[str]:
-    """A build in a process of its own, as soon as its program runs."""
+    """Start a build in a separate process; returns when its program runs."""
     program = top.parent / "build.py"
     program.write_text(BUILD)
     process = subprocess.Popen(
@@ -64,8 +65,8 @@ def leftovers(top: Path) -> list[str]:
 
 
 def until_swept(top: Path) -> None:
-    """Until what the dead build had started has ended too."""
-    for _ in range(6000):  # two minutes; it takes less than one second
+    """Wait until the children of the dead build have ended too."""
+    for _ in range(6000):  # two minutes; it needs less than one second
         sweep(top)
         if not leftovers(top):
             return
@@ -84,8 +85,8 @@ def top(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_a_killed_base_build_leaves_nothing_for_long(top: Path, number: int) -> None:
-    """SIGKILL at instants from a seed that the name of the test tells: the kernel ends mmdebstrap as well."""
+def test_leftovers_of_a_killed_base_build_are_swept(top: Path, number: int) -> None:
+    """SIGKILL at instants from the seed in the test's id: the kernel kills mmdebstrap as well."""
     process = started(top, FILLS)
     time.sleep(random.Random(number).uniform(0, 0.3))
     assert len(leftovers(top)) == 1
@@ -95,8 +96,8 @@ def test_a_killed_base_build_leaves_nothing_for_long(top: Path, number: int) -> 
         assert len(leftovers(top)) == 1
 
 
-def test_what_still_runs_keeps_its_folder(top: Path) -> None:
-    """A mmdebstrap that does not end when it is asked works on: the folder is swept when it has ended."""
+def test_the_folder_of_a_running_program_is_kept(top: Path) -> None:
+    """If mmdebstrap ignores the signal, the folder is swept when it has ended."""
     process = started(top, STUBBORN)
     [name] = leftovers(top)
     killed(process)
@@ -118,8 +119,8 @@ def _environment(process: Path) -> bytes:
         return b""
 
 
-def test_the_next_use_sweeps_and_the_cache_does(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`build` too, by way of the cache's own sweep."""
+def test_the_next_use_and_the_cache_sweep(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`build` too, through the cache's sweep."""
     (top / "torchkiln-base-0123456789abcdef" / "mmdebstrap.x").mkdir(parents=True)
     with scratch("smoke", top) as made:
         assert leftovers(top) == [made.name]
@@ -129,7 +130,7 @@ def test_the_next_use_sweeps_and_the_cache_does(top: Path, monkeypatch: pytest.M
     assert leftovers(top) == []
 
 
-def test_prune_sweeps_too_unless_it_only_looks(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_sweeps_too_unless_it_only_lists(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(top))
     (top / "torchkiln-base-0123456789abcdef").mkdir()
     store = Store(top.parent / "cache")
@@ -148,14 +149,14 @@ def test_prune_sweeps_too_unless_it_only_looks(top: Path, monkeypatch: pytest.Mo
         "torchkiln-0123456789abcdef",
     ],
 )
-def test_what_has_another_name_stays(top: Path, name: str) -> None:
+def test_folders_with_other_names_stay(top: Path, name: str) -> None:
     (top / name).mkdir()
     assert sweep(top) == 0
     assert (top / name).is_dir()
 
 
 def test_a_link_or_a_file_of_that_name_stays(top: Path) -> None:
-    """What it leads to is not ours to delete."""
+    """Its target must not be deleted."""
     target = top.parent / "target"
     (target / "data").mkdir(parents=True)
     (top / "torchkiln-base-0123456789abcdef").symlink_to(target)
@@ -164,7 +165,7 @@ def test_a_link_or_a_file_of_that_name_stays(top: Path) -> None:
     assert (target / "data").is_dir()
 
 
-def test_what_is_in_use_stays(top: Path) -> None:
+def test_a_folder_in_use_stays(top: Path) -> None:
     with scratch("base", top) as made:
         lock = held(made)
         assert sweep(top) == 0
@@ -215,7 +216,7 @@ assert sweep(top) == 1
 @needs_root
 @pytest.mark.parametrize("kind", [["--bind"], ["-t", "tmpfs"]], ids=["bind", "tmpfs"])
 def test_nothing_is_deleted_through_a_mount(top: Path, kind: list[str]) -> None:
-    """A bind mount of the same file system has the same device: the kernel's list of mounts says it."""
+    """A bind mount of the same file system has the same device, so the kernel's list of mounts is used."""
     (top / "torchkiln-base-0123456789abcdef" / "chroot" / "a b").mkdir(parents=True)
     (top.parent / "kept").mkdir()
     (top.parent / "kept" / "precious").touch()

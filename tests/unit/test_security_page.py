@@ -26,7 +26,7 @@ def test_each_attack_has_a_test() -> None:
     assert [row for row in ROWS if not NAMED.search(row)] == []
 
 
-def test_each_test_that_is_named_is_there() -> None:
+def test_each_named_test_exists() -> None:
     named = {(found[1], found[2]) for row in ROWS for found in NAMED.finditer(row)}
     missing = [
         f"{file}::{name}"
@@ -34,3 +34,40 @@ def test_each_test_that_is_named_is_there() -> None:
         if not (ROOT / file).is_file() or name not in functions(file)
     ]
     assert missing == []
+
+
+ACTORS = (
+    "hostile index or wheel",
+    "hostile registry",
+    "hostile image or layout",
+    "hostile matrix or lock in a pull request",
+    "hostile project folder",
+    "hostile cache on a shared machine",
+    "report forger",
+    "key thief",
+    "malicious mirror of the distribution",
+    "user in the container",
+    "network in the middle",
+)
+
+
+def threats() -> list[list[str]]:
+    """The rows of the threat model: actor, attack, result, test or reason."""
+    section = (ROOT / "SECURITY.md").read_text().split("## Threat model\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def test_each_attack_of_the_threat_model_has_a_test_or_is_not_defended() -> None:
+    """One of the two; a row without defence says why."""
+    assert [
+        row
+        for row in threats()
+        if len(row) != 4 or (row[2] == "**not defended**") == bool(NAMED.search(row[3])) or not row[3]
+    ] == []
+
+
+def test_each_actor_has_defended_and_undefended_attacks() -> None:
+    actors = {row[0] for row in threats()}
+    open_ends = {row[0] for row in threats() if row[2] == "**not defended**"}
+    assert (actors, open_ends) == (set(ACTORS), set(ACTORS))

@@ -1,4 +1,4 @@
-"""What the command line names becomes cells; and what their tags promise."""
+"""The cells selected on the command line, and their tags."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gridcase import ASKED, FACTS, MATRIX, NATIVE_FIRST, answer
+from tests.planned import FACTS, MATRIX, NATIVE_FIRST, WITHOUT_BEYOND, answer
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix.matrix import Aliases, Bound
 from torchkiln.matrix.resolve import resolve
@@ -22,12 +22,33 @@ def _named(**options: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(cell.torch, cell.cuda) for cell in select(Selection(**options), MATRIX)]  # type: ignore[arg-type]
 
 
-def test_a_prefix_means_the_newest_that_it_fits():
+def test_a_prefix_selects_the_newest_match():
     assert _named(torch=("2.7",), cuda=("12.1",)) == [("2.7.1", "12.1")]
-    assert _named(torch=("2",)) == [("2.11.0", "13.0")]
-    assert _named(torch=("2",), cuda=("12",)) == [("2.10.0", "12.8")]
-    assert _named(torch=("2",), cuda=("11",)) == [("2.8.0", "11.8")]
+    assert _named(cuda=("13",)) == [("2.11.0", "13.0")]
+    assert _named(torch=("2.8",), cuda=("12",)) == [("2.8.0", "12.1")]
+    assert _named(torch=("2.8",), cuda=("11",)) == [("2.8.0", "11.8")]
     assert _named(torch=("2.7.1",), cuda=("12",)) == [("2.7.1", "12.1")]
+
+
+@pytest.mark.parametrize("options", [{}, {"cuda": ("12.1",)}, {"cuda": ("9.9",)}])
+def test_a_major_version_of_several_series_is_ambiguous(options: dict[str, tuple[str, ...]]):
+    with pytest.raises(ConfigError) as caught:
+        _named(torch=("2",), **options)
+    first = caught.value.message.splitlines()[0]
+    assert first == f"--torch 2: ambiguous; the matrix has {', '.join(MATRIX.releases)}"
+    assert caught.value.exit_code == 2
+
+
+def test_a_major_version_of_one_series_selects_it():
+    matrix = replace(WITHOUT_BEYOND, torch=("1.13.1", "2.7.0", "2.7.1"))
+    cells = select(Selection(torch=("2",), cuda=("12.1",)), matrix)
+    assert [cell.torch for cell in cells] == ["2.7.1"]
+
+
+def test_an_unknown_torch_is_not_a_matter_of_its_cuda():
+    with pytest.raises(ConfigError) as caught:
+        _named(torch=("2.77",), cuda=("12.1",))
+    assert caught.value.message == "--torch 2.77: not in the matrix; nearest: 2.7.1"
 
 
 def test_a_prefix_ends_at_a_dot():
@@ -36,35 +57,35 @@ def test_a_prefix_ends_at_a_dot():
         _named(cuda=("1",))
 
 
-def test_several_values_in_the_matrixs_order_each_once():
+def test_several_values_are_unique_in_the_matrixs_order():
     assert _named(torch=("2.8,2.6", "2.8.0"), cuda=("12.1",)) == [("2.6.0", "12.1"), ("2.8.0", "12.1")]
 
 
-def test_what_is_not_named_takes_its_default():
+def test_unnamed_options_have_defaults():
     cells = select(Selection(torch=("2.7",)), MATRIX)
     assert {(cell.flavor, cell.os, cell.python) for cell in cells} == {("runtime", "debian12", "3.11")}
     assert [cell.cuda for cell in cells] == ["11.7", "11.8", "12.1"]
 
 
-def test_every_means_every_flavor_and_system_too_unless_named():
-    assert len(all_cells(ASKED)) == 108
+def test_all_includes_every_flavor_and_system_unless_named():
+    assert len(all_cells(WITHOUT_BEYOND)) == 108
     assert len(all_cells(MATRIX)) == 108 + 4 * len(MATRIX.beyond)
-    assert len(select(Selection(every=True, flavor=("devel",)), ASKED)) == 54
+    assert len(select(Selection(every=True, flavor=("devel",)), WITHOUT_BEYOND)) == 54
     assert len(select(Selection(every=True, torch=("2.7",), os=("ubuntu22.04",)), MATRIX)) == 6
 
 
-def test_the_python_is_the_systems():
+def test_the_python_is_that_of_the_system():
     (cell,) = select(Selection(torch=("2.7",), cuda=("12.1",), os=("ubuntu22.04",)), MATRIX)
     assert cell.python == "3.10"
 
 
-def test_a_cell_beyond_is_asked_for_as_any_other():
+def test_an_extra_cell_is_selected_like_others():
     assert _named(torch=("2.11",)) == _named(cuda=("13",)) == [("2.11.0", "13.0")]
     assert _named(torch=("2.8,2.11",), cuda=("12.1,13.0",)) == [("2.8.0", "12.1"), ("2.11.0", "13.0")]
     assert ("2.11.0", "12.1") not in {(cell.torch, cell.cuda) for cell in all_cells(MATRIX)}
 
 
-def test_what_is_named_together_and_has_no_cell_is_told_from_both_sides():
+def test_options_without_a_common_cell_are_reported_with_the_alternatives():
     with pytest.raises(ConfigError) as caught:
         _named(torch=("2.7,2.8",), cuda=("12.1,13.0",))
     assert caught.value.message.splitlines() == [
@@ -77,10 +98,10 @@ def test_what_is_named_together_and_has_no_cell_is_told_from_both_sides():
     )
 
 
-def test_all_unknown_values_at_once_with_the_nearest():
+def test_unknown_values_are_reported_at_once_with_the_nearest():
     wrong = Selection(torch=("2.9", "banana"), cuda=("12.2",), flavor=("dev",), os=("ubuntu",))
     with pytest.raises(ConfigError) as caught:
-        select(wrong, ASKED)
+        select(wrong, WITHOUT_BEYOND)
     assert caught.value.message.splitlines() == [
         "--torch 2.9: not in the matrix; nearest: 2.8.0, 2.7.1, 2.6.0",
         "--torch banana: not in the matrix (not a version); nearest: " + ", ".join(MATRIX.torch),
@@ -117,17 +138,25 @@ def test_exact_versions_select_exactly_their_product(torch: list[str], cuda: lis
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_told(text: str):
+def test_any_text_is_an_error(text: str):
     with pytest.raises((ConfigError, NothingSelected)):
         select(Selection(torch=(text,), cuda=("12.1",), flavor=(text,), os=(text,)), MATRIX)
 
 
 @pytest.mark.parametrize(
     ("value", "best"),
-    [("2.7.2", "2.7.1"), ("2.9", "2.8.0"), ("1.13", "2.0.1"), ("2.4", "2.4.1"), ("3.0", "2.8.0")],
+    [
+        ("2.7.2", "2.7.1"),
+        ("2.9", "2.8.0"),
+        ("1.13", "2.0.1"),
+        ("2.4", "2.4.1"),
+        ("3.0", "2.8.0"),
+        ("2.77", "2.7.1"),
+        ("27", "2.7.1"),
+    ],
 )
 def test_nearest_version(value: str, best: str):
-    """By distance on the version line, not by spelling."""
+    """By distance on the version line; by spelling if that is great."""
     assert nearest(value, MATRIX.torch)[0] == best
 
 
@@ -148,11 +177,11 @@ def test_tag(tag: str, cell: dict[str, str]):
     assert tag_of(answer(**cell)) == tag  # type: ignore[arg-type]
 
 
-def test_a_wheel_whose_cudnn_is_known_by_its_major_only_has_a_tag_too():
+def test_a_wheel_with_only_a_known_cudnn_major_has_a_tag():
     assert tag_of(answer("2.5.1", "12.1", matrix=NATIVE_FIRST)) == "2.5.1-cuda12.1-cudnn9-runtime"
 
 
-def test_what_cannot_be_had_has_no_name():
+def test_an_unavailable_cell_has_no_name():
     unavailable = answer("2.0.1", "12.1")
     with pytest.raises(ValueError, match="no tag"):
         tag_of(unavailable)
@@ -168,47 +197,49 @@ def test_aliases_of_the_headline_cell():
 
 
 def test_latest_is_the_newest_torch():
-    assert _aliases("2.8.0", "12.1", matrix=ASKED) == ("2.8-cuda12.1-runtime", "v2.8", "latest")
+    assert _aliases("2.8.0", "12.1", matrix=WITHOUT_BEYOND) == ("2.8-cuda12.1-runtime", "v2.8", "latest")
     assert _aliases("2.11.0", "13.0") == ("2.11-cuda13.0-runtime", "v2.11", "latest")
 
 
-def test_a_cell_beyond_moves_no_name_of_another_minor():
+def test_an_extra_cell_moves_no_alias_of_another_minor():
     assert _aliases("2.8.0", "12.1") == ("2.8-cuda12.1-runtime", "v2.8")
     assert _aliases("2.10.0", "12.8") == ("2.10-cuda12.8-runtime", "v2.10")
 
 
-def test_other_systems_and_flavors_bear_no_short_name():
+def test_other_systems_and_flavors_have_no_short_alias():
     assert _aliases("2.8.0", "12.1", os="ubuntu22.04") == ("2.8-cuda12.1-runtime-ubuntu22.04",)
     assert _aliases("2.8.0", "12.1", flavor="devel") == ("2.8-cuda12.1-devel",)
 
 
-def test_an_unavailable_cuda_outranks_nobody():
-    """2.0.1 with CUDA 12.1 does not exist, so 11.8 is the newest that can be had."""
+def test_an_unavailable_cuda_is_ignored_for_aliases():
+    """2.0.1 with CUDA 12.1 does not exist, so 11.8 is the newest available."""
     assert "v2.0" in _aliases("2.0.1", "11.8")
     assert "v2.0" not in _aliases("2.0.1", "11.7")
 
 
-def test_an_older_patch_bears_its_own_tag_only():
-    both = replace(ASKED, torch=("2.7.0", "2.7.1"))
+def test_an_older_patch_has_only_its_own_tag():
+    both = replace(WITHOUT_BEYOND, torch=("2.7.0", "2.7.1"))
     assert _aliases("2.7.0", "12.1", matrix=both) == ()
     assert _aliases("2.7.1", "12.1", matrix=both) == ("2.7-cuda12.1-runtime", "v2.7", "latest")
 
 
-def test_an_alias_falls_to_the_next_when_a_bound_takes_the_newest():
+def test_an_alias_moves_to_the_next_if_a_bound_excludes_the_newest():
     bound = Bound(torch="2.8.0", cuda=None, flavor=None, os=None, reason="fails")
-    bounded = replace(ASKED, bounds=(bound,))
+    bounded = replace(WITHOUT_BEYOND, bounds=(bound,))
     assert "latest" in _aliases("2.7.1", "12.1", matrix=bounded)
 
 
-def test_a_rule_that_is_off_grants_nothing():
-    silent = replace(ASKED, aliases=Aliases(newest_patch=None, newest_cuda=None, newest_torch="edge-{torch}"))
+def test_a_disabled_rule_makes_no_alias():
+    silent = replace(
+        WITHOUT_BEYOND, aliases=Aliases(newest_patch=None, newest_cuda=None, newest_torch="edge-{torch}")
+    )
     assert _aliases("2.8.0", "12.1", matrix=silent) == ("edge-2.8.0",)
 
 
 @pytest.mark.parametrize(
     "matrix", [MATRIX, NATIVE_FIRST, replace(MATRIX, torch=(*MATRIX.torch[:-1], "2.7.0", "2.8.0"))]
 )
-def test_no_name_is_borne_twice(matrix):
+def test_names_are_unique(matrix):
     resolutions = [resolve(cell, matrix, FACTS) for cell in all_cells(matrix)]
     names = Counter(
         name
@@ -229,7 +260,7 @@ def test_dated(day):
 
 
 @pytest.mark.parametrize("day", ["", "2", "2026-01-02", "20260102B", "20260102-2", "v2.7"])
-def test_what_is_no_day(day):
-    """`retract` would take such a tag for one that moves."""
+def test_invalid_dates(day):
+    """`withdraw` would consider such a tag a moving one."""
     with pytest.raises(ConfigError, match="is not a valid date"):
         dated("2.7.1-cuda12.1-cudnn9-runtime", day)

@@ -1,4 +1,4 @@
-"""Architecture as a test: imports, purity, lengths; and that each skipped test says why."""
+"""Architecture as a test: imports, purity, lengths; and that each skipped test has a reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RANK = layout.by_folder()
 TOGETHER = (frozenset({"__init__", "errors"}), frozenset({"cli", "__main__"}))
 
-# (importer, imported) -> why it may, although it is against the order.
+# (importer, imported) -> the reason for this exception of the order.
 UPWARD: Mapping[tuple[str, str], str] = {
     ("build/confined.py", "runtimes/sandbox.py"): "a base's Python compiles in the sandbox of the runtimes",
     ("__init__.py", "api.py"): "the public functions are those of the package",
@@ -31,19 +31,20 @@ UPWARD: Mapping[tuple[str, str], str] = {
     ("__init__.py", "publish/__init__.py"): "imported before the function of the same name",
 }
 
-# Pure means: a function of what it is given. A path that is given may be read (pathlib). These folders and
-# files are pure, except those that IMPURE names. A pure module imports foundations (not the store) and pure
+# Pure means: depends only on its arguments; files of path arguments may be read (pathlib). These folders and
+# files are pure, except those in IMPURE. A pure module imports foundations (not the store) and pure
 # modules.
-PURE_FOLDERS = frozenset({"matrix", "lock", "plan", "gate", "attest", "sbom"})
+PURE_FOLDERS = frozenset({"attest", "device_code", "gate", "lock", "matrix", "plan", "sbom"})
 # fmt: off
 PURE_FILES = frozenset(
     {
         "cache/policy.py", "compare/allowed.py", "compare/files.py", "compare/layers.py", "compare/locks.py",
         "compare/sharing.py", "cuda/tree.py", "docker/bake.py",
         "docker/dockerfile.py",
-        "smoke/attestation.py", "smoke/expected.py", "smoke/hosts.py", "smoke/report.py", "smoke/reuse.py",
-        "smoke/run.py", "smoke/snapshot.py", "smoke/suite.py", "smoke/suite_source.py", "smoke/verdict.py",
-        "util/located_yaml.py",
+        "project/asked.py", "project/fixed.py", "project/moves.py", "project/target.py",
+        "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py", "smoke/report.py",
+        "smoke/reuse.py", "smoke/run.py", "smoke/runner_output.py", "smoke/snapshot.py", "smoke/suite.py",
+        "smoke/suite_source.py", "smoke/verdict.py", "util/located_yaml.py",
     }
 )
 # fmt: on
@@ -79,17 +80,17 @@ OUTSIDE = frozenset(
     }
 )
 # fmt: on
-PURE_ALL_THE_SAME = frozenset({"uuid.UUID", "uuid.uuid5"})  # names for content
+ALLOWED_IN_PURE = frozenset({"uuid.UUID", "uuid.uuid5"})  # names for content
 
-# Who else may write to a stream.
-TALKERS = {
+# Other modules that may write to a stream.
+MAY_PRINT = {
     "runtimes/enter.py": "is a program of its own, in the namespaces of the command that it starts",
     "wheel/compile_worker.py": "is a program of its own, under a base's Python; what it writes is its answer",
 }
 
 
 def imports(tree: ast.AST, package: str = "torchkiln") -> Iterator[str]:
-    """Every dotted name that is imported, wherever it stands and however it is written."""
+    """Every imported dotted name, in any form of import."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -114,7 +115,7 @@ def part_of(file: Path) -> str:
 
 
 def file_of(name: str) -> str:
-    """The file of the module that *name*, a module or something in one, stands for."""
+    """The file of the module *name*, or of the module that contains *name*."""
     parts = name.split(".")[1:]
     for count in range(len(parts), 0, -1):
         place = PACKAGE.joinpath(*parts[:count])
@@ -157,18 +158,18 @@ def name_of(file: Path) -> str:
     return str(file.relative_to(PACKAGE))
 
 
-def test_imports_point_down() -> None:
+def test_imports_follow_the_order_of_layers() -> None:
     """Each module imports its own folder and those below it."""
     assert [fault for file in SOURCES for fault in upward(name_of(file), parsed(file))] == []
 
 
 def test_the_order_names_every_folder_once() -> None:
-    """And no folder that is gone."""
+    """And no folder that does not exist."""
     named = [name for _, names in layout.ORDER for name in names]
     assert sorted(named) == sorted({part_of(file) for file in SOURCES})
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_there_are_no_import_cycles() -> None:
     """Nor is there a circle within a group."""
     modules = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in SOURCES}
     graph = {
@@ -182,20 +183,20 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 def _module(name: str, modules: Iterable[str]) -> str | None:
-    """The module that *name*, a module or something in one, stands for."""
+    """The module *name*, or the module that contains *name*."""
     return next((found for found in (name, name.rpartition(".")[0]) if found in modules), None)
 
 
 def impure(tree: ast.AST) -> set[str]:
-    """What *tree* imports of the world outside, and clocks that it reads."""
-    found = {name.split(".")[0] for name in imports(tree) if name not in PURE_ALL_THE_SAME} & OUTSIDE
+    """The impure imports of *tree*, and the clocks that it reads."""
+    found = {name.split(".")[0] for name in imports(tree) if name not in ALLOWED_IN_PURE} & OUTSIDE
     clocks = {"now", "today", "utcnow", "environ", "getenv", "cwd"}
     return found | {
         node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in clocks
     }
 
 
-def test_pure_modules_use_nothing_of_the_world() -> None:
+def test_pure_modules_have_no_side_effects() -> None:
     """No clock, network, process or environment, and no module that uses one."""
     for file in SOURCES:
         if not is_pure(name_of(file)):
@@ -210,7 +211,7 @@ def test_pure_modules_use_nothing_of_the_world() -> None:
         ] == [], name_of(file)
 
 
-def talk(tree: ast.AST) -> set[str]:
+def prints(tree: ast.AST) -> set[str]:
     """Calls that print, streams that are named, and libraries for either."""
     found = {top for name in imports(tree) if (top := name.split(".")[0]) in ("click", "rich", "logging")}
     for node in ast.walk(tree):
@@ -223,22 +224,22 @@ def talk(tree: ast.AST) -> set[str]:
 
 
 def test_only_the_command_line_prints() -> None:
-    """Other modules return or raise what they have to say, or pass it to an observer."""
-    silent = [file for file in SOURCES if part_of(file) != "cli" and name_of(file) not in TALKERS]
-    assert {name_of(file): found for file in silent if (found := talk(parsed(file)))} == {}
+    """Other modules return or raise messages, or pass them to an observer."""
+    checked = [file for file in SOURCES if part_of(file) != "cli" and name_of(file) not in MAY_PRINT]
+    assert {name_of(file): found for file in checked if (found := prints(parsed(file)))} == {}
 
 
 def test_exceptions_are_still_needed() -> None:
-    """Whoever is mended leaves the lists above."""
+    """Remove fixed modules from the lists above."""
     assert [file for file in DISK if not impure(parsed(PACKAGE / file))] == []
     assert [file for file in IMPURE if not (PACKAGE / file).is_file()] == []
     for importer, imported in UPWARD:
         assert imported in {file_of(name) for name in imports(parsed(PACKAGE / importer))}, importer
-    assert [file for file in TALKERS if not talk(parsed(PACKAGE / file))] == []
+    assert [file for file in MAY_PRINT if not prints(parsed(PACKAGE / file))] == []
 
 
-def test_what_runs_inside_an_image_knows_nothing_of_torchkiln() -> None:
-    """The suite and the compile worker run under the image's Python, where torchkiln is not."""
+def test_code_that_runs_in_an_image_does_not_import_torchkiln() -> None:
+    """The suite and the compile worker run under the image's Python, without torchkiln."""
     files = [
         *(ROOT / "smoke_tests").rglob("*.py"),
         PACKAGE / "wheel" / "compile_worker.py",
@@ -252,8 +253,8 @@ def parameters(tree: ast.AST) -> Mapping[str, int]:
     """How many each function has; `self` does not count."""
     return {
         node.name: sum(
-            one.arg not in ("self", "cls")
-            for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            item.arg not in ("self", "cls")
+            for item in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         )
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef)
@@ -262,7 +263,7 @@ def parameters(tree: ast.AST) -> Mapping[str, int]:
 
 @pytest.mark.parametrize("folder", ["plan", "build", "docker", "base"])
 def test_no_function_has_over_seven_parameters(folder: str) -> None:
-    """What always travels together is one value."""
+    """Group arguments that belong together."""
     assert parameters(ast.parse("def f(self, a, /, b, *, c): ...")) == {"f": 3}
     found = {
         f"{name_of(file)}: {name}": count
@@ -281,7 +282,7 @@ def test_a_build_that_changes_nothing_loads_no_http_client() -> None:
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
-    """What grows beyond is two things."""
+    """Split longer ones."""
     folders = (PACKAGE, ROOT / "tests", ROOT / "smoke_tests")
     lines = {
         str(file.relative_to(ROOT)): len(file.read_text().splitlines())
@@ -289,19 +290,21 @@ def test_no_file_is_longer_than_400_lines() -> None:
         for file in folder.rglob("*.py")
     }
     assert {file: count for file, count in lines.items() if count > 400} == {}
-    assert max(lines.values()) > 250  # the files were found
+    assert max(lines.values()) > 250  # the files are found
 
 
-WANTED = {"skipif": {"reason"}, "importorskip": {"reason"}, "xfail": {"reason", "strict"}}
+REQUIRED = {"skipif": {"reason"}, "importorskip": {"reason"}, "xfail": {"reason", "strict"}}
 
 
 def unexplained(source: str) -> Iterator[int]:
-    """The lines of *source* that leave a test out without a reason, or let it fail and pass alike."""
+    """The lines of *source* that skip a test without a reason, or accept both failure and success."""
     nodes = list(ast.walk(ast.parse(source)))
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     for call in calls:
-        given, kind = {keyword.arg for keyword in call.keywords}, call.func.attr
-        if WANTED.get(kind, set()) - given or (kind == "skip" and not call.args and "reason" not in given):
+        keywords, kind = {keyword.arg for keyword in call.keywords}, call.func.attr
+        if REQUIRED.get(kind, set()) - keywords or (
+            kind == "skip" and not call.args and "reason" not in keywords
+        ):
             yield call.lineno
     called = {id(call.func) for call in calls}
     for node in nodes:
@@ -312,7 +315,7 @@ def unexplained(source: str) -> Iterator[int]:
             yield node.lineno
 
 
-def test_what_is_left_out_says_why() -> None:
+def test_skips_have_a_reason() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{line}"
         for file in sorted((ROOT / "tests").rglob("*.py"))
@@ -322,7 +325,7 @@ def test_what_is_left_out_says_why() -> None:
     assert found == []
 
 
-def test_nothing_is_left_out_for_want_of_an_engine_where_one_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tests_fail_without_an_engine_if_one_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHKILN_NEEDS_ENGINE", raising=False)
     with pytest.raises(pytest.skip.Exception, match="no dockerd"):
         give_up("no dockerd")
@@ -331,7 +334,7 @@ def test_nothing_is_left_out_for_want_of_an_engine_where_one_must_be(monkeypatch
         give_up("no dockerd")
 
 
-def test_a_program_that_is_not_here_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(pytest.skip.Exception, match="apt-get install skopeo"):
         tool("skopeo")

@@ -1,4 +1,4 @@
-"""A folder of several users: what it holds is copied, and only if its SHA-256 is its name."""
+"""A cache folder of several users: files are copied, and only if their SHA-256 matches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHEEL = LockedWheel(
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """Open to all, as /srv/cache of a laboratory may be."""
+    """World-writable, like /srv/cache of a laboratory."""
     folder = tmp_path / "shared"
     (folder / "blobs" / "sha256").mkdir(parents=True)
     (folder / "wheels" / SHA).mkdir(parents=True)
@@ -54,7 +54,7 @@ def _long(path: Path) -> None:
 
 
 def _link(path: Path) -> None:
-    """To the right bytes, even: what is behind a link may change."""
+    """Even to the right bytes, because the target may change."""
     path.with_name("right").write_bytes(CONTENT)
     path.symlink_to("right")
 
@@ -78,7 +78,7 @@ HOSTILE: list[Callable[[Path], None]] = [_other, _short, _long, _link, _pipe, _f
 
 
 @pytest.mark.parametrize("plant", HOSTILE, ids=lambda plant: plant.__name__.strip("_"))
-def test_a_blob_that_is_not_its_name_is_not_taken(
+def test_a_blob_with_a_wrong_digest_is_not_used(
     tmp_path: Path, shared: Path, plant: Callable[[Path], None]
 ) -> None:
     store = store_of(tmp_path, shared)
@@ -89,7 +89,7 @@ def test_a_blob_that_is_not_its_name_is_not_taken(
 
 
 @pytest.mark.parametrize("plant", HOSTILE, ids=lambda plant: plant.__name__.strip("_"))
-def test_a_wheel_that_is_not_its_name_is_not_taken(
+def test_a_wheel_with_a_wrong_digest_is_not_used(
     tmp_path: Path, shared: Path, plant: Callable[[Path], None]
 ) -> None:
     store = store_of(tmp_path, shared)
@@ -98,7 +98,7 @@ def test_a_wheel_that_is_not_its_name_is_not_taken(
     assert not store.wheel(WHEEL).exists()
 
 
-def test_what_is_whole_is_copied_and_stays_whole(tmp_path: Path, shared: Path) -> None:
+def test_a_valid_file_is_copied_and_stays_valid(tmp_path: Path, shared: Path) -> None:
     """A change in the shared folder behind the look has no effect."""
     store, there = store_of(tmp_path, shared), shared / "blobs" / "sha256" / SHA
     there.write_bytes(CONTENT)
@@ -108,7 +108,7 @@ def test_what_is_whole_is_copied_and_stays_whole(tmp_path: Path, shared: Path) -
     assert store.blob(DIGEST).stat().st_nlink == 1
 
 
-def test_what_one_user_makes_another_finds(tmp_path: Path, shared: Path) -> None:
+def test_files_of_a_user_are_used_by_another(tmp_path: Path, shared: Path) -> None:
     first, second = (Store(tmp_path / name, shared=shared) for name in ("first", "second"))
     made = first.temporary("made")
     made.write_bytes(CONTENT)
@@ -121,7 +121,7 @@ def test_what_one_user_makes_another_finds(tmp_path: Path, shared: Path) -> None
     "kind", ["records", "bytecode", "interpreters", "rootfs", "keys", "pytest", "toolkits"]
 )
 def test_nothing_else_is_read_from_there(tmp_path: Path, shared: Path, kind: str) -> None:
-    """A record says which layer a wheel gave: nobody else's word counts for that."""
+    """A record names the layer of a wheel: records of other users are not trusted."""
     store = store_of(tmp_path, shared)
     (shared / kind / "layers").mkdir(parents=True)
     (shared / kind / "layers" / "key.json").write_text("{}")
@@ -131,8 +131,8 @@ def test_nothing_else_is_read_from_there(tmp_path: Path, shared: Path, kind: str
     assert not (shared / kind / "layers" / "own.json").exists()
 
 
-def test_an_offer_follows_no_link(tmp_path: Path, shared: Path) -> None:
-    """A stranger's link in the shared folder gets nothing written to where it leads."""
+def test_sharing_a_file_follows_no_link(tmp_path: Path, shared: Path) -> None:
+    """Nothing is written to the target of another user's link in the shared folder."""
     store, target = store_of(tmp_path, shared), tmp_path / "target"
     target.mkdir()
     (shared / "blobs" / "sha256").rmdir()
@@ -153,5 +153,5 @@ def test_the_folder_is_named_by_the_environment(
     assert Store(tmp_path / "own").has_blob(DIGEST, len(CONTENT))
 
 
-def test_a_shared_folder_that_is_not_there_is_none(tmp_path: Path) -> None:
+def test_a_missing_shared_folder_is_ignored(tmp_path: Path) -> None:
     assert not store_of(tmp_path, tmp_path / "nowhere").has_blob(DIGEST, len(CONTENT))

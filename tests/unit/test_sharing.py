@@ -1,4 +1,4 @@
-"""What images share: held against sets of digests and of whole prefixes, which know no chain id."""
+"""Layers shared by images, compared with sets of digests and of prefixes, without chain ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 
-# A layer as (content, form): another form is the same tar, compressed otherwise. None: not recorded.
+# A layer as (content, form): another form is the same tar with another compression. None: not recorded.
 Drawn = tuple[int, int] | None
 LAYERS = st.tuples(st.integers(0, 4), st.integers(0, 1))
 KNOWN = st.lists(st.lists(LAYERS, max_size=6), min_size=1, max_size=5)
@@ -26,7 +26,7 @@ def sha256(text: str) -> Digest:
 
 
 def compressed(content: int, form: int) -> int:
-    """A size of its own for each."""
+    """A different size for each."""
     return 3 ** (2 * content + form)
 
 
@@ -56,45 +56,47 @@ def stacks(images: Sequence[Sequence[Drawn]]) -> list[Stack]:
 
 
 def prefixes(image: Sequence[Drawn]) -> list[tuple[int, ...] | None]:
-    """Each layer as the contents of all up to it; None: one of them is not known."""
+    """Each layer as the contents of all up to it; None: one of them is unknown."""
     found: list[tuple[int, ...] | None] = []
     for end in range(1, len(image) + 1):
-        part = [one for one in image[:end] if one is not None]
+        part = [item for item in image[:end] if item is not None]
         found.append(tuple(content for content, _ in part) if len(part) == end else None)
     return found
 
 
 @given(KNOWN)
 def test_sums_are_those_of_sets(images: list[list[tuple[int, int]]]) -> None:
-    """A registry keeps a set of blobs, a disk a set of prefixes."""
+    """A registry stores a set of blobs, a disk a set of prefixes."""
     found = share(stacks(images))
     blobs = {layer for image in images for layer in image}
-    kept = {prefix for image in images for prefix in prefixes(image)}
+    snapshots = {prefix for image in images for prefix in prefixes(image)}
 
     assert found.registry.total == sum(compressed(*layer) for image in images for layer in image)
     assert found.registry.unique == sum(compressed(*layer) for layer in blobs)
     assert found.disk.total == sum(unpacked(content) for image in images for content, _ in image)
-    assert found.disk.unique == sum(unpacked(prefix[-1]) for prefix in kept if prefix)
+    assert found.disk.unique == sum(unpacked(prefix[-1]) for prefix in snapshots if prefix)
     for place in (found.registry, found.disk):
         assert place.ratio == (place.unique / place.total if any(images) else None)
         assert place.unknown == 0
 
 
 @given(DRAWN)
-def test_what_an_image_shares_with_how_many(images: list[list[Drawn]]) -> None:
-    """Counted layer by layer over all other images."""
+def test_the_number_of_images_that_share_a_layer(images: list[list[Drawn]]) -> None:
+    """Counted for each layer over all other images."""
     found = share(stacks(images))
     keys: list[tuple[Storage, list[list[object]]]] = [
         (found.registry, [list(image) for image in images]),
         (found.disk, [list(prefixes(image)) for image in images]),
     ]
-    for place, told in keys:
+    for place, image_keys in keys:
         for at, image in enumerate(images):
             counted: dict[int, list[int]] = {}
-            for key, layer in zip(told[at], image, strict=True):
+            for key, layer in zip(image_keys[at], image, strict=True):
                 if key is None or layer is None:
                     continue
-                others = sum(key in other for number, other in enumerate(told) if number != at)
+                others = sum(
+                    key in other_keys for number, other_keys in enumerate(image_keys) if number != at
+                )
                 size = compressed(*layer) if place is found.registry else unpacked(layer[0])
                 if others:
                     counted.setdefault(others, []).append(size)
@@ -107,14 +109,14 @@ def test_what_an_image_shares_with_how_many(images: list[list[Drawn]]) -> None:
 
 
 @given(DRAWN)
-def test_what_is_not_known_is_counted_and_takes_no_part(images: list[list[Drawn]]) -> None:
-    """On a disk a layer that is not known takes with it what stands above it."""
+def test_unknown_layers_are_counted_and_excluded(images: list[list[Drawn]]) -> None:
+    """On a disk an unknown layer excludes those above it."""
     found = share(stacks(images))
     lost = sum(image.count(None) for image in images)
     buried = sum(prefixes(image).count(None) for image in images)
 
     assert (found.registry.unknown, found.disk.unknown) == (lost, buried)
-    assert [list(stack.unrecorded) for stack in found.stacks] == [["?"] * one.count(None) for one in images]
+    assert [list(stack.unrecorded) for stack in found.stacks] == [["?"] * item.count(None) for item in images]
     for place in (found.registry, found.disk):
         assert place.ratio == (place.unique / place.total if place.total else None)
         assert None not in place.stored
@@ -124,10 +126,10 @@ def test_what_is_not_known_is_counted_and_takes_no_part(images: list[list[Drawn]
 
 @given(DRAWN)
 def test_shared_layers_are_those_that_two_images_have(images: list[list[Drawn]]) -> None:
-    """By content, whatever the form and the place; in the order in which the images have them."""
+    """By content, for any form and position; in the order of the images."""
     contents = [[layer[0] for layer in image if layer is not None] for image in images]
     known = dict.fromkeys(content for image in contents for content in image)
-    twice = [one for one in known if sum(one in image for image in contents) > 1]
+    twice = [item for item in known if sum(item in image for image in contents) > 1]
 
     assert list(share(stacks(images)).shared) == [sha256(f"tar {content}") for content in twice]
 
@@ -149,11 +151,11 @@ def test_chain_ids_are_the_specifications(image: list[tuple[int, int]]) -> None:
 def test_the_same_layer_on_another_is_one_blob_and_two_snapshots() -> None:
     found = share(stacks([[(0, 0), (1, 0)], [(0, 0), (2, 0), (1, 0)]]))
 
-    assert [(one.title, one.images) for one in found.registry.stored if one.shared] == [
+    assert [(item.title, item.images) for item in found.registry.stored if item.shared] == [
         ("layer 0", (0, 1)),
         ("layer 1", (0, 1)),
     ]
-    assert [(one.title, one.images) for one in found.disk.stored] == [
+    assert [(item.title, item.images) for item in found.disk.stored] == [
         ("layer 0", (0, 1)),
         ("layer 1", (0,)),
         ("layer 2", (1,)),
@@ -164,14 +166,14 @@ def test_the_same_layer_on_another_is_one_blob_and_two_snapshots() -> None:
 def test_another_compression_is_another_blob_and_the_same_snapshot() -> None:
     found = share(stacks([[(1, 0)], [(1, 1)]]))
 
-    assert [one.images for one in found.registry.stored] == [(0,), (1,)]
-    assert [one.images for one in found.disk.stored] == [(0, 1)]
+    assert [item.images for item in found.registry.stored] == [(0,), (1,)]
+    assert [item.images for item in found.disk.stored] == [(0, 1)]
 
 
-def test_two_sizes_of_one_blob_are_told() -> None:
+def test_two_sizes_of_one_blob_are_an_error() -> None:
     lower, (upper,) = stacks([[(1, 0)]]), stacks([[(1, 0)]])
     blob = upper.levels[0].blob
     assert blob
-    other = Blob(digest=blob.digest, diff_id=blob.diff_id, size=blob.size + 1, unpacked=14)
+    other_keys = Blob(digest=blob.digest, diff_id=blob.diff_id, size=blob.size + 1, unpacked=14)
     with pytest.raises(VerificationFailed, match=r"layer 1 .* conflicting sizes: 9 and 10 bytes"):
-        share([*lower, Stack(tag="b", levels=(Level(title="layer 1", blob=other),))])
+        share([*lower, Stack(tag="b", levels=(Level(title="layer 1", blob=other_keys),))])

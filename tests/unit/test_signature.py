@@ -33,14 +33,14 @@ from torchkiln.util.places import ROOT
 
 
 def checked(data: bytes, *trusted: Any) -> tuple[str, ...]:
-    """Who of *trusted* (private keys) signed the envelope *data*."""
+    """The keys of *trusted* (private keys) that signed the envelope *data*."""
     return verify(decode(data, where="x"), [key.public_key() for key in trusted], where="x.dsse.json")
 
 
-# --- the encoding, against the specification --------------------------------------------------------
+# --- the encoding, compared with the specification --------------------------------------------------------
 
 # protocol.md of secure-systems-lab/dsse, version 1.0.0, section "Test Vectors": an ECDSA signature on P-256,
-# whose two numbers stand one behind the other.
+# with two concatenated numbers.
 SPEC: dict[str, Any] = {
     "type": "http://example.com/HelloWorld",
     "body": b"hello world",
@@ -50,7 +50,7 @@ SPEC: dict[str, Any] = {
     "sig": "A3JqsQGtVsJ2O2xqrI5IcnXip5GToJ3F+FnZ+O88SjtR6rDAajabZKciJTfUiHqJPcIAriEGAHTVeCUjW2JIZA==",
 }
 # testvectors/vectors.json of the same repository (commit 82043ad), made with the first test key of RFC 8032,
-# section 7.1: (payloadType, payload, PAE in hex, signature). Ed25519 signs alike each time.
+# section 7.1: (payloadType, payload, PAE in hex, signature). Ed25519 is deterministic.
 RFC8032 = (
     "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
     "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
@@ -86,7 +86,7 @@ VECTORS = {
 }
 
 
-def test_the_specification_s_example_has_our_encoding_and_its_signature_fits() -> None:
+def test_the_specifications_example_has_our_encoding_and_a_valid_signature() -> None:
     point = ec.EllipticCurvePublicNumbers(SPEC["x"], SPEC["y"], ec.SECP256R1()).public_key()
     raw = base64.b64decode(SPEC["sig"])
     der = encode_dss_signature(int.from_bytes(raw[:32], "big"), int.from_bytes(raw[32:], "big"))
@@ -97,13 +97,13 @@ def test_the_specification_s_example_has_our_encoding_and_its_signature_fits() -
     }
 
     assert pae(SPEC["type"], SPEC["body"]) == SPEC["pae"]
-    told = decode(json.dumps(envelope).encode(), where="x")
-    assert verify(told, [point], where="x") == (fingerprint(point),)
+    envelope_read = decode(json.dumps(envelope).encode(), where="x")
+    assert verify(envelope_read, [point], where="x") == (fingerprint(point),)
 
 
 @pytest.mark.parametrize(("kind", "payload", "encoded", "sig"), VECTORS.values(), ids=VECTORS.keys())
 def test_published_vectors(kind: str, payload: str, encoded: str, sig: str) -> None:
-    """The same bytes, the same signature made, and the given one found good."""
+    """The same bytes, the same signature, and the published one is valid."""
     key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(RFC8032[0]))
     known = Ed25519PublicKey.from_public_bytes(bytes.fromhex(RFC8032[1]))
     body = base64.urlsafe_b64decode(payload.translate(str.maketrans("+/", "-_")))
@@ -120,21 +120,21 @@ def test_a_published_signature_of_another_type_is_refused() -> None:
     known = Ed25519PublicKey.from_public_bytes(bytes.fromhex(RFC8032[1]))
     _, payload, _, sig = VECTORS["one signature"]
     envelope = {"payload": payload, "payloadType": "application/vnd.example.other+json"}
-    told = json.dumps({**envelope, "signatures": [{"sig": sig}]}).encode()
+    envelope_read = json.dumps({**envelope, "signatures": [{"sig": sig}]}).encode()
 
     with pytest.raises(VerificationFailed):
-        verify(decode(told, where="x"), [known], where="x")
+        verify(decode(envelope_read, where="x"), [known], where="x")
 
 
-@given(one=st.tuples(st.text(), st.binary()), other=st.tuples(st.text(), st.binary()))
-def test_no_two_messages_share_an_encoding(one: tuple[str, bytes], other: tuple[str, bytes]) -> None:
+@given(first=st.tuples(st.text(), st.binary()), second=st.tuples(st.text(), st.binary()))
+def test_no_two_messages_share_an_encoding(first: tuple[str, bytes], second: tuple[str, bytes]) -> None:
     try:
-        assert (pae(*one) == pae(*other)) == (one == other)
+        assert (pae(*first) == pae(*second)) == (first == second)
     except UnicodeEncodeError:
-        return  # half a character is no text
+        return  # a lone surrogate is not text
 
 
-# --- against openssl, which shares no code with the envelope ----------------------------------------
+# --- compared with openssl, which shares no code ----------------------------------------
 
 
 needs_openssl = pytest.mark.skipif(
@@ -162,41 +162,50 @@ type=$(jq '["payloadType"]')
 
 @needs_openssl
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS.keys())
-def test_openssl_finds_our_signature_good_over_bytes_built_by_a_shell(key: Any, tmp_path: Path) -> None:
+def test_openssl_accepts_our_signature_of_bytes_built_by_a_shell(key: Any, tmp_path: Path) -> None:
     (tmp_path / "e.json").write_bytes(attest(report(), key))
     (tmp_path / "public.pem").write_bytes(public_pem(key))
     subprocess.run(["bash", "-c", _BY_SHELL], cwd=tmp_path, check=True)
     how = ["-rawin"] if key is ED else ["-rawin", "-digest", "sha256"]
-    ask = ("pkeyutl", "-verify", "-pubin", "-inkey", "public.pem", *how, "-in", "signed", "-sigfile", "sig")
+    verify_command = (
+        "pkeyutl",
+        "-verify",
+        "-pubin",
+        "-inkey",
+        "public.pem",
+        *how,
+        "-in",
+        "signed",
+        "-sigfile",
+        "sig",
+    )
 
-    assert openssl(*ask, cwd=tmp_path).returncode == 0
+    assert openssl(*verify_command, cwd=tmp_path).returncode == 0
     (tmp_path / "signed").write_bytes((tmp_path / "signed").read_bytes() + b" ")
-    assert openssl(*ask, cwd=tmp_path).returncode != 0
+    assert openssl(*verify_command, cwd=tmp_path).returncode != 0
 
 
 @needs_openssl
-def test_the_documented_lines_make_a_key_that_signs_and_is_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_documented_commands_make_a_usable_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every openssl line of docs/gate.md, in order."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
     lines = re.findall(r"^    (openssl .*)$", (ROOT / "docs" / "gate.md").read_text(), re.MULTILINE)
-    said = b""
+    output = b""
     for line in lines:
         done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, check=False)
         assert done.returncode == 0, (line, done.stderr)
-        said = done.stdout
+        output = done.stdout
 
     assert len(lines) >= 3
     secret = private_key((tmp_path / "kiln.pem").read_bytes(), SECRET, where="kiln.pem")
     public = public_key((tmp_path / "kiln.pub.pem").read_bytes(), where="kiln.pub.pem")
     assert isinstance(secret, Ed25519PrivateKey)
     assert checked(attest(report(), secret), secret) == (fingerprint(public),)
-    assert said.split()[0].decode() == fingerprint(public)  # the last line prints it
+    assert output.split()[0].decode() == fingerprint(public)  # the last line prints it
 
 
 @needs_openssl
-def test_a_signature_by_openssl_is_found_good(tmp_path: Path) -> None:
+def test_a_signature_by_openssl_is_valid(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_bytes(pem(ED))
     (tmp_path / "signed").write_bytes(b"DSSEv1 1 t 2 hi")
     assert (
@@ -238,17 +247,17 @@ SSH = ED.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         (pem(ed448.Ed448PrivateKey.generate()), None, "unsupported key type: Ed448"),
     ],
 )
-def test_a_key_that_cannot_sign_is_told_and_told_nothing_of(
+def test_an_unusable_private_key_is_reported_without_its_content(
     data: bytes, passphrase: str | None, why: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         private_key(data, passphrase, where="key.pem")
 
-    told = f"{refused.value.message} {refused.value.hint}"
-    assert why in told
-    assert told.startswith("key.pem: ")
-    assert SECRET not in told
-    assert not any(line.decode("latin-1") in told for line in data.split()[3:-3])
+    envelope_read = f"{refused.value.message} {refused.value.hint}"
+    assert why in envelope_read
+    assert envelope_read.startswith("key.pem: ")
+    assert SECRET not in envelope_read
+    assert not any(line.decode("latin-1") in envelope_read for line in data.split()[3:-3])
     assert refused.value.__cause__ is None
 
 
@@ -263,14 +272,14 @@ def test_a_key_that_cannot_sign_is_told_and_told_nothing_of(
         (public_pem(ec.generate_private_key(ec.SECP256K1())), "unsupported key type: ECDSA on secp256k1"),
     ],
 )
-def test_a_key_that_cannot_be_trusted_is_told(data: bytes, why: str) -> None:
+def test_an_unusable_public_key_is_reported(data: bytes, why: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(why)):
         public_key(data, where="key.pem")
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS.keys())
 @pytest.mark.parametrize("passphrase", ["", SECRET])
-def test_a_key_is_read_as_it_was_written(key: Any, passphrase: str) -> None:
+def test_a_key_reads_back(key: Any, passphrase: str) -> None:
     found = private_key(pem(key, passphrase), passphrase or None, where="key.pem")
 
     assert pem(found) == pem(key)

@@ -1,4 +1,4 @@
-"""Host faults end to end, and the error texts by which they are known."""
+"""Host faults end to end, and the error texts by which they are recognized."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from tests.smoke_suites import CLAIMS, FACTS, suite_with
 from torchkiln.matrix.facts import load
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, SmokeReport
+from torchkiln.runtimes.capture import OnLine
 from torchkiln.smoke.run import Checks, SmokeSubject, smoke
 from torchkiln.smoke.suite import load_suite
 from torchkiln.smoke.verdict import HOST_FAULTS, host_fault, verdict
 
 DIGEST = Digest("sha256:" + "ab" * 32)
 IMAGE = SmokeSubject(image=DIGEST, tag=CLAIMS["tag"], facts=FACTS)
-# One check a tier, and the one that looks at shared memory. None may start where the host cannot carry it.
+# One check for each tier, and the one that examines shared memory. None may start on an unsuitable host.
 CHECKS = "\n".join(
-    f"@pytest.mark.tier({tier})\ndef test_{name}(measure):\n    measure('ran', True, equals=True)\n\n"
+    f"@pytest.mark.tier({tier})\ndef test_{name}(measure):\n    measure('x', 1)\n\n"
     for tier, name in ((0, "nothing"), (0, "cpu_train"), (1, "one"), (2, "two"), (3, "bench"))
 )
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How the runner ended."""
+    """Exit code and output of the runner."""
 
     code: int
     stdout: bytes
@@ -52,12 +53,16 @@ class Here:
     name: str = "here"
     python: str = sys.executable
 
-    def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Ended:
+    def run(
+        self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float, on_line: OnLine
+    ) -> Ended:
         found = [
             next((word.replace(at, str(path)) for at, path in binds.items() if word.startswith(at)), word)
             for word in (*self.before, *argv)
         ]
         done = subprocess.run(found, env=self.env, capture_output=True, check=False)
+        for line in done.stdout.splitlines():
+            on_line(line)
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def killed_for_memory(self) -> int:
@@ -67,7 +72,7 @@ class Here:
 def report(
     tmp_path: Path, before: Sequence[str] = (), claims: Mapping[str, Any] = CLAIMS, **env: str
 ) -> SmokeReport:
-    """What torchkiln reports of a host with the driver that *env* makes."""
+    """The report of a run on a host whose fake driver is configured by *env*."""
     suite = load_suite(suite_with(tmp_path / "suite", {"test_checks.py": CHECKS}))
     inside = Here(os.environ | {"LD_LIBRARY_PATH": str(fake_driver())} | env, before)
     facts = FACTS | {"claims": claims}
@@ -75,22 +80,25 @@ def report(
     return smoke(subject, inside, checks, wheels=tmp_path, when="2026-11-21T17:05:16Z")
 
 
-def told(found: SmokeReport) -> dict[str, str]:
-    """By check: its sentence where the host was at fault, else its outcome."""
+def outcomes(found: SmokeReport) -> dict[str, str]:
+    """For each check the host's fault, if it was skipped for one, or its outcome."""
     skipped = "skipped"
-    return {one.id: one.message if one.outcome == skipped else one.outcome for one in found.findings}
+    return {
+        finding.id: finding.message if finding.outcome == skipped else finding.outcome
+        for finding in found.findings
+    }
 
 
 def everywhere(sentence: str) -> dict[str, str]:
-    """What `told` gives where no check with a GPU can run."""
+    """The result of `outcomes` if no check with a GPU can run."""
     gpu = dict.fromkeys(("one", "two", "bench"), f"host: {sentence}")
     return {"nothing": "passed", "cpu-train": "passed"} | gpu
 
 
 @needs_gcc
-def test_a_sound_host_carries_every_check(tmp_path: Path) -> None:
+def test_on_a_suitable_host_every_check_passes(tmp_path: Path) -> None:
     found = report(tmp_path, FAKE_GPUS="2")
-    assert set(told(found).values()) == {"passed"}
+    assert set(outcomes(found).values()) == {"passed"}
     assert found.verdict == "pass"
     assert json.loads(found.host)["driver"]["gpus"][0]["name"] == "Fake H100"
 
@@ -98,9 +106,8 @@ def test_a_sound_host_carries_every_check(tmp_path: Path) -> None:
 @pytest.mark.skipif(has_libcuda(), reason="this machine has a driver")
 def test_no_libcuda(tmp_path: Path) -> None:
     found = report(tmp_path, LD_LIBRARY_PATH="")
-    assert told(found) == everywhere(
-        "no NVIDIA driver in here (libcuda.so.1: cannot open shared object file: No such file or directory): "
-        "docker run wants --gpus all, and the machine a driver"
+    assert outcomes(found) == everywhere(
+        "no NVIDIA driver here (libcuda.so.1: cannot open shared object file: No such file or directory)"
     )
     assert found.verdict == "inconclusive"
 
@@ -108,9 +115,7 @@ def test_no_libcuda(tmp_path: Path) -> None:
 @needs_gcc
 def test_no_device_nodes(tmp_path: Path) -> None:
     found = report(tmp_path, dev(tmp_path), FAKE_INIT="100")
-    assert told(found) == everywhere(
-        "no GPU's device node (/dev/nvidia0 ...) in here: docker run wants --gpus all"
-    )
+    assert outcomes(found) == everywhere("no GPU device node here (/dev/nvidia0 ...)")
     assert found.verdict == "inconclusive"
 
 
@@ -118,8 +123,8 @@ def test_no_device_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("visible", ["7", ""])
 def test_wrong_cuda_visible_devices(visible: str, tmp_path: Path) -> None:
     found = report(tmp_path, dev(tmp_path, "nvidia0"), FAKE_INIT="100", CUDA_VISIBLE_DEVICES=visible)
-    assert told(found) == everywhere(
-        f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU, or names one that is not here"
+    assert outcomes(found) == everywhere(
+        f"CUDA_VISIBLE_DEVICES={visible!r} hides all GPUs, or names one that does not exist"
     )
     assert found.verdict == "inconclusive"
 
@@ -132,35 +137,36 @@ def test_wrong_cuda_visible_devices(visible: str, tmp_path: Path) -> None:
             {"FAKE_DRIVER": "470.57.02", "FAKE_CUDA": "11040"},
             "driver 470.57.02 is too old: this build needs 525.60.13 or newer",
         ),
-        ({"FAKE_INIT": "34"}, "{library} is the toolkit's stub, not a driver (CUDA error 34)"),
+        (
+            {"FAKE_INIT": "34"},
+            "{library} is the stub library of the CUDA toolkit, not a driver (CUDA error 34)",
+        ),
         (
             {"FAKE_INIT": "802"},
-            "the system is not ready: machines with NVSwitch want nvidia-fabricmanager to run "
-            "(CUDA error 802)",
+            "the system is not ready: machines with NVSwitch need nvidia-fabricmanager (CUDA error 802)",
         ),
-        ({"FAKE_INIT": "803"}, "{library} does not fit the kernel's driver (CUDA error 803)"),
+        ({"FAKE_INIT": "803"}, "{library} does not match the driver in the kernel (CUDA error 803)"),
         (
             {"FAKE_INIT": "999"},
-            "the driver does not start and does not say why: dmesg may, often it is nvidia-uvm that is "
-            "missing (CUDA error 999)",
+            "unknown error when the driver starts: see dmesg; often the kernel module nvidia-uvm is missing "
+            "(CUDA error 999)",
         ),
         (
             {"FAKE_INIT": "crash"},
-            "the NVIDIA driver cannot be asked, probe driver was killed by SIGSEGV: is a GPU lost? "
-            "dmesg may tell",
+            "cannot query the NVIDIA driver: probe driver was killed by SIGSEGV; a GPU may be lost: see dmesg",
         ),
         (
             {"FAKE_FREE_MIB": "1024"},
-            "GPU 1 has 1 of 80 GiB free, the check needs 4: another process holds the rest "
-            "(nvidia-smi shows it)",
+            "GPU 1 has 1 of 80 GiB free, but the check needs 4: other processes use the rest "
+            "(see nvidia-smi)",
         ),
     ],
     ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else "",
 )
-def test_a_driver_that_will_not_do(fake: dict[str, str], sentence: str, tmp_path: Path) -> None:
+def test_an_unsuitable_driver(fake: dict[str, str], sentence: str, tmp_path: Path) -> None:
     found = report(tmp_path, (), CLAIMS | {"min_driver": "525.60.13"}, FAKE_GPUS="2", **fake)
     wanted = everywhere(sentence.format(library=fake_driver() / "libcuda.so.1"))
-    assert told(found) == wanted | {"bench": wanted["bench"].replace("needs 4", "needs 22")}
+    assert outcomes(found) == wanted | {"bench": wanted["bench"].replace("needs 4", "needs 22")}
     assert found.verdict == "inconclusive"
 
 
@@ -168,8 +174,8 @@ def test_a_driver_that_will_not_do(fake: dict[str, str], sentence: str, tmp_path
 def test_a_driver_that_hangs(tmp_path: Path) -> None:
     before = ["sh", "-c", 'sed -i "s/^DRIVER_LIMIT = .*/DRIVER_LIMIT = 2.0/" "$0"; exec "$@"']
     found = report(tmp_path, [*before, "/opt/torchkiln/smoke_tests/host.py"], FAKE_INIT="hang")
-    assert told(found) == everywhere(
-        "the NVIDIA driver cannot be asked, probe driver had no end within 2 s: is a GPU lost? dmesg may tell"
+    assert outcomes(found) == everywhere(
+        "cannot query the NVIDIA driver: probe driver timed out after 2 s; a GPU may be lost: see dmesg"
     )
     assert found.verdict == "inconclusive"
 
@@ -179,9 +185,9 @@ def test_torch_2_0_on_hopper_gpus(tmp_path: Path) -> None:
     archs = load().releases["2.0.1"].variant("cu117").archs
     old = CLAIMS | {"torch": "2.0.1+cu117", "wheel_cuda": "11.7", "cuda": "11.7", "archs": list(archs)}
     found = report(tmp_path, (), old, FAKE_GPUS="2")
-    assert told(found) == everywhere(
+    assert outcomes(found) == everywhere(
         "no kernel for sm_90 in this build; use torch >= 2.1 with CUDA 12.1 "
-        "(it holds sm_37 sm_50 sm_60 sm_70 sm_75 sm_80 sm_86)"
+        "(it has sm_37 sm_50 sm_60 sm_70 sm_75 sm_80 sm_86)"
     )
     assert found.verdict == "inconclusive"
 
@@ -189,11 +195,11 @@ def test_torch_2_0_on_hopper_gpus(tmp_path: Path) -> None:
 @needs_gcc
 def test_one_gpu_is_enough_for_all_but_tier_2(tmp_path: Path) -> None:
     found = report(tmp_path, FAKE_GPUS="1")
-    assert told(found) == {
+    assert outcomes(found) == {
         "nothing": "passed",
         "cpu-train": "passed",
         "one": "passed",
-        "two": "host: 1 GPU here, this check needs two or more",
+        "two": "host: found 1 GPU, but this check needs two or more",
         "bench": "passed",
     }
     assert found.verdict == "inconclusive"
@@ -202,20 +208,22 @@ def test_one_gpu_is_enough_for_all_but_tier_2(tmp_path: Path) -> None:
 @needs_gcc
 @pytest.mark.parametrize("peers", ["1", "0"])
 def test_small_shared_memory(peers: str, tmp_path: Path) -> None:
-    """It fails DataLoader workers, and messages between GPUs only where they cannot reach each other."""
+    """DataLoader workers fail; messages between GPUs fail only without peer access."""
     found = report(tmp_path, dev(tmp_path, "nvidia0", shm="1m"), FAKE_GPUS="2", FAKE_PEERS=peers)
-    ways = "host: no peer access between the GPUs, and /dev/shm has 1 MiB, NCCL needs 64 (--shm-size)"
-    assert told(found) == {
+    no_peers = (
+        "host: no peer access between the GPUs, and /dev/shm has 1 MiB free, but NCCL needs 64 (--shm-size)"
+    )
+    assert outcomes(found) == {
         "nothing": "passed",
-        "cpu-train": "host: /dev/shm has 1 MiB, DataLoader workers need 64 MiB (--shm-size)",
+        "cpu-train": "host: /dev/shm has 1 MiB free, but DataLoader workers need 64 MiB (--shm-size)",
         "one": "passed",
-        "two": "passed" if peers == "1" else ways,
+        "two": "passed" if peers == "1" else no_peers,
         "bench": "passed",
     }
     assert found.verdict == "inconclusive"
 
 
-# Texts as they were met, long lines and all; the sources that print them are named in the table.
+# Real texts, with their long lines; the table names the sources that print them.
 # ruff: noqa: E501
 TOO_OLD = (
     "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU "
@@ -242,7 +250,7 @@ NOT_READY = (
     "that might have already set an error? Error 802: system not yet initialized"
 )
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
-# torch 2.8, 2.1, 2.0 and one from a container whose NVML knows no processes.
+# torch 2.8, 2.1, 2.0 and one from a container whose NVML lists no processes.
 FULL = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has a total capacity of 79.18 "
     "GiB of which 471.69 MiB is free. Including non-PyTorch memory, this process has 6.63 GiB memory in use. "
@@ -302,7 +310,7 @@ HOSTS = [
         "RuntimeError: DataLoader worker (pid 2831817) is killed by signal: Killed. ",
     ),
 ]
-# What a broken image, or a broken check, says; each is near to one above.
+# Errors of a broken image or check; each is similar to one above.
 IMAGES = [
     "RuntimeError: cuDNN version incompatibility: PyTorch was compiled against (9, 1, 0) but found runtime "
     "version (8, 9, 2). PyTorch already comes bundled with cuDNN.",
@@ -320,7 +328,7 @@ IMAGES = [
     "RuntimeError: CUDA error: unknown error",
     "RuntimeError: CUDA error: out of memory",
     "wrong_elements: the gradient is lost: GPU 0",
-    # A check that leaks; one that wants more than the GPU has; the same as torch 2.0 says it.
+    # A check with a memory leak; one that allocates more than the GPU has; the same in torch 2.0.
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 298.00 MiB. GPU 0 has a total capacity of 44.39 "
     "GiB of which 12.06 MiB is free. Process 6324 has 8.06 GiB memory in use. Including non-PyTorch memory, this "
     "process has 36.30 GiB memory in use.",
@@ -341,9 +349,9 @@ IMAGES = [
     "RuntimeError: DataLoader worker (pid 12) is killed by signal: Segmentation fault. ",
     "OSError: [Errno 30] Read-only file system: '/tmp/x'",
     "rank 1 was killed by SIGSEGV",
-    "rank 0 had not ended after 240 s and was stopped",
+    "rank 0 timed out after 240 s and was stopped",
     "the process was killed by SIGABRT\nrank 1 was killed by SIGKILL, somebody wrote",
-    "no end within 300 s; killed",
+    "timed out after 300 s and was killed",
 ]
 
 
@@ -355,20 +363,20 @@ def failed(message: str) -> Finding:
 
 
 @pytest.mark.parametrize(("fault", "text"), HOSTS)
-def test_a_hosts_fault_is_told_by_its_text(fault: str, text: str) -> None:
+def test_host_faults_are_recognized_by_their_text(fault: str, text: str) -> None:
     assert host_fault(failed(text)) == fault
     assert verdict([failed(text)]) == "inconclusive"
 
 
 @pytest.mark.parametrize("text", IMAGES)
-def test_an_images_fault_is_not_excused(text: str) -> None:
+def test_faults_of_an_image_are_not_host_faults(text: str) -> None:
     assert host_fault(failed(text)) is None
     assert verdict([failed(text)]) == "fail"
 
 
-def test_every_pattern_has_its_text() -> None:
+def test_every_pattern_has_a_test_text() -> None:
     assert {fault for _, fault in HOST_FAULTS} == {fault for fault, _ in HOSTS}
 
 
-def test_a_hosts_fault_excuses_no_other_check() -> None:
+def test_a_host_fault_excuses_only_its_own_check() -> None:
     assert verdict([failed(ECC), failed("x: is 2, wanted 1")]) == "fail"

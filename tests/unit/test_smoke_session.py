@@ -1,30 +1,44 @@
-"""What `smoke` and `gate` do, by calls of the library: a session runs the suite, the gate judges its runs."""
+"""`smoke` and `gate` by calls of the library: a session runs the suite, the gate decides by its runs."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from tests.press import Press, account_of, press
-from tests.reports import TAG, TIERS, host, said
+from tests.publisher import Publisher, account_of, new_publisher
+from tests.reports import TAG, TIERS, host, json_lines
+from tests.smoke_suites import suite_with
 from torchkiln.errors import ConfigError, GateRefused
 from torchkiln.gate.gate import clear
 from torchkiln.gate.inputs import GateInputs
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.policy import Policy
+from torchkiln.model.device_code import DeviceCode
+from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.report import SmokeReport
+from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.oci.unpack import root_of
+from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Command, Exited, RuntimeSettings, Streams
 from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke import session as sessions
 from torchkiln.smoke.history import KeptRuns
+from torchkiln.smoke.report import from_json, to_json, to_lines
 from torchkiln.smoke.run import Checks
-from torchkiln.smoke.session import SilentSmokeListener, SmokeRequest, SmokeSession, image_and_lock
+from torchkiln.smoke.session import (
+    SilentSmokeListener,
+    SmokeRequest,
+    SmokeSession,
+    cut_wheels,
+    image_and_lock,
+)
 from torchkiln.smoke.suite import load_suite
 from torchkiln.util.places import ROOT
 
@@ -34,27 +48,30 @@ BELOW = {name: tier for name, tier in TIERS.items() if tier == 0}
 
 @dataclass
 class Recorder(SilentSmokeListener):
-    """A listener with a memory."""
+    """A listener that records its calls."""
 
-    heard: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def starts(self, request: SmokeRequest) -> None:
-        self.heard.append(f"starts {request.runtime}")
+        self.calls.append(f"starts {request.runtime}")
 
     def answered(self, report: SmokeReport) -> None:
-        self.heard.append(f"answered {report.verdict}")
+        self.calls.append(f"answered {report.verdict}")
+
+    def finished(self, finding: Finding) -> None:
+        self.calls.append(f"{finding.id} {finding.outcome}")
 
 
 @dataclass
 class Scripted:
-    """A runtime, and an image in it: each command says the same lines; what was asked is noted."""
+    """A fake runtime and the image in it: each command prints the same lines and is recorded."""
 
     lines: bytes
     what: str = "for tests"
     in_engine: bool = False
     interactive: bool = False
     runtime: str = "scripted"
-    asked: list[tuple[str | None, RuntimeSettings, Command]] = field(default_factory=list)
+    commands: list[tuple[str | None, RuntimeSettings, Command]] = field(default_factory=list)
     ready_for: tuple[str | None, RuntimeSettings] = (None, RuntimeSettings())
 
     def check(self, command: Command, settings: RuntimeSettings) -> None: ...
@@ -63,9 +80,11 @@ class Scripted:
         self.ready_for = (source.read().manifest, settings)
         return self
 
-    def captured(self, command: Command, *, timeout_s: float) -> Exited:
-        self.asked.append((*self.ready_for, command))
-        return Exited(code=0, stdout=self.lines, stderr=b"", timed_out=False)
+    def captured(self, command: Command, *, timeout_s: float, on_line: OnLine) -> Exited:
+        self.commands.append((*self.ready_for, command))
+        for line in self.lines.splitlines():
+            on_line(line)
+        return Exited(code=0, stdout=b"", stderr=b"", timed_out=False)
 
     def passed_through(self, command: Command, streams: Streams) -> int:
         raise NotImplementedError
@@ -75,10 +94,10 @@ class Scripted:
 
 
 @dataclass(frozen=True)
-class Bench:
+class SmokeScene:
     """A built image with its lock, a runtime, and a session."""
 
-    press: Press
+    publisher: Publisher
     image: ImageOnDisk
     locked: LockedCell
     runtime: Scripted
@@ -87,92 +106,175 @@ class Bench:
 
     def request(self, **more: object) -> SmokeRequest:
         return replace(
-            SmokeRequest(checks=Checks(suite=load_suite(self.press.suite)), runtime="scripted"),
+            SmokeRequest(checks=Checks(suite=load_suite(self.publisher.suite)), runtime="scripted"),
             **more,  # type: ignore[arg-type]
         )
 
     def inputs(self, *given: Path) -> GateInputs:
-        """By a policy that demands tier 0."""
+        """The inputs of the gate, with a policy that requires tier 0."""
         return GateInputs(
             policy=Policy(tiers=(0,), checks=()),
-            suite=load_suite(self.press.suite),
-            runs=KeptRuns(store=self.press.store, listener=SilentSmokeListener()),
+            suite=load_suite(self.publisher.suite),
+            runs=KeptRuns(store=self.publisher.store, listener=SilentSmokeListener()),
             given=given,
         )
 
 
 def event(name: str, outcome: str = "passed") -> Mapping[str, object]:
-    told = {"event": "finding", "id": name, "tier": 0, "seconds": 1.0, "outcome": outcome, "message": ""}
-    return told | {"measured": {"x": 1}, "threshold": {"x": {"equals": 1}}}
+    content = {"event": "finding", "id": name, "tier": 0, "seconds": 1.0, "outcome": outcome, "message": ""}
+    return content | {"measured": {"x": 1}, "threshold": {"x": {"equals": 1}}}
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    desk = press(tmp_path / "desk")
-    found = desk.build()
-    image, _, locked = image_and_lock(TAG, desk.layout, desk.folder / "images")
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmokeScene:
+    publisher = new_publisher(tmp_path / "publisher", suite_with)
+    found = publisher.build()
+    image, _, locked = image_and_lock(TAG, publisher.layout, publisher.folder / "images")
     assert image == found
-    told = host() | {"event": "host", "image_json_sha256": account_of(image)}
-    runtime, recorder = Scripted(said(told, *map(event, BELOW), {"event": "end"})), Recorder()
+    host_event = host() | {"event": "host", "image_json_sha256": account_of(image)}
+    runtime, recorder = Scripted(json_lines(host_event, *map(event, BELOW), {"event": "end"})), Recorder()
     monkeypatch.setitem(RUNTIMES, "scripted", runtime)  # type: ignore[arg-type]
-    monkeypatch.setattr(sessions, "pytest_wheels", lambda *_: tmp_path)  # pip would ask an index
+    monkeypatch.setattr(sessions, "pytest_wheels", lambda *_: tmp_path)  # pip would query an index
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     session = SmokeSession(
-        images=desk.folder / "images", matrix=lambda: MATRIX, store=desk.store, listener=recorder
+        images=publisher.folder / "images", matrix=lambda: MATRIX, store=publisher.store, listener=recorder
     )
-    return Bench(desk, image, locked, runtime, session, recorder)
+    return SmokeScene(publisher, image, locked, runtime, session, recorder)
 
 
-def test_a_library_caller_runs_the_suite_and_asks_the_gate(bench: Bench) -> None:
-    """As `smoke TAG --tier 0` and `gate TAG` do, with nothing of the command line."""
+def test_a_library_caller_runs_the_suite_and_calls_the_gate(scene: SmokeScene) -> None:
+    """As `smoke TAG --tier 0` and `gate TAG` do, without the command line."""
     with pytest.raises(GateRefused, match="import"):
-        clear(bench.inputs().judge(bench.image, bench.locked))
+        clear(scene.inputs().judge(scene.image, scene.locked))
 
-    report = bench.session.run(TAG, bench.press.layout, bench.request())
-    assert (report.verdict, report.image, report.tag) == ("pass", bench.image.manifest, TAG)
+    report = scene.session.run(TAG, scene.publisher.layout, scene.request())
+    assert (report.verdict, report.image, report.tag) == ("pass", scene.image.manifest, TAG)
     assert {finding.id for finding in report.findings} == set(BELOW)
     assert report.runtime == "scripted"
-    (manifest, settings, command), *_ = bench.runtime.asked
-    assert manifest == bench.image.manifest
+    (manifest, settings, command), *_ = scene.runtime.commands
+    assert manifest == scene.image.manifest
     assert settings.env == ("NCCL_DEBUG=INFO",)
     assert (command.user, command.workdir, command.entrypoint) == ("0:0", "/", False)
     assert all(not bind.writable for bind in command.binds)
 
-    cleared = clear(bench.inputs().judge(bench.image, bench.locked))
-    assert cleared.result.image == bench.image.manifest
+    cleared = clear(scene.inputs().judge(scene.image, scene.locked))
+    assert cleared.result.image == scene.image.manifest
 
 
-def test_the_same_request_is_answered_by_the_run_that_is_kept(bench: Bench) -> None:
-    """By whatever name the image is asked for; with `force` it runs again."""
-    first = bench.session.run(TAG, bench.press.layout, bench.request())
-    assert bench.session.run(bench.image.manifest, bench.press.layout, bench.request()) == first
-    assert bench.recorder.heard == ["starts scripted", "answered pass"]
-    bench.session.run(TAG, bench.press.layout, bench.request(force=True))
-    assert len(bench.runtime.asked) == 2
+def test_a_repeated_request_is_answered_by_the_recorded_run(scene: SmokeScene) -> None:
+    """Also if the image is named by its digest; with `force` the suite runs again."""
+    first = scene.session.run(TAG, scene.publisher.layout, scene.request())
+    assert scene.session.run(scene.image.manifest, scene.publisher.layout, scene.request()) == first
+    checks = [f"{name} passed" for name in BELOW]
+    assert scene.recorder.calls == ["starts scripted", *checks, "answered pass"]
+    scene.session.run(TAG, scene.publisher.layout, scene.request(force=True))
+    assert len(scene.runtime.commands) == 2
 
 
-def test_a_run_that_fails_is_a_report_and_no_answer(bench: Bench) -> None:
-    bench.runtime.lines = said(*(event(name, "failed") for name in BELOW))
-    assert bench.session.run(TAG, bench.press.layout, bench.request()).verdict == "fail"
+def test_a_failed_run_is_reported_and_not_reused(scene: SmokeScene) -> None:
+    scene.runtime.lines = json_lines(*(event(name, "failed") for name in BELOW))
+    assert scene.session.run(TAG, scene.publisher.layout, scene.request()).verdict == "fail"
     with pytest.raises(GateRefused, match="failed"):
-        clear(bench.inputs().judge(bench.image, bench.locked))
-    bench.session.run(TAG, bench.press.layout, bench.request())
-    assert bench.recorder.heard == ["starts scripted"] * 2
+        clear(scene.inputs().judge(scene.image, scene.locked))
+    scene.session.run(TAG, scene.publisher.layout, scene.request())
+    assert scene.recorder.calls == ["starts scripted", *(f"{name} failed" for name in BELOW)] * 2
 
 
-def test_a_report_of_elsewhere_counts_by_its_signature_alone(bench: Bench) -> None:
-    """Given as a folder; a policy without `strangers` wants to know who made it."""
-    desk = bench.press
-    reports = desk.folder / "reports"
+def _with_env(scene: SmokeScene, *variables: str) -> Digest:
+    """Another image in the layout, whose config sets *variables* as well; its digest."""
+    blobs = scene.publisher.layout / "blobs" / "sha256"
+
+    def put(value: object) -> tuple[str, int]:
+        data = json.dumps(value).encode()
+        digest = hashlib.sha256(data).hexdigest()
+        (blobs / digest).write_bytes(data)
+        return f"sha256:{digest}", len(data)
+
+    config = json.loads(json.dumps(scene.image.config))
+    config["config"]["Env"] += variables
+    manifest = json.loads((blobs / scene.image.manifest.removeprefix("sha256:")).read_bytes())
+    manifest["config"]["digest"], manifest["config"]["size"] = put(config)
+    digest, size = put(manifest)
+    index = scene.publisher.layout / "index.json"
+    listed = json.loads(index.read_bytes())
+    listed["manifests"].append({"mediaType": manifest["mediaType"], "digest": digest, "size": size})
+    index.write_text(json.dumps(listed))
+    return Digest(digest)
+
+
+@pytest.mark.parametrize("in_engine", [False, True])
+def test_no_program_of_an_image_that_differs_from_its_lock_is_started(
+    scene: SmokeScene, in_engine: bool
+) -> None:
+    """All checks fail, the first with all reasons."""
+    scene.runtime.in_engine = in_engine
+    hostile = _with_env(scene, "LD_PRELOAD=/opt/hostile.so", "PYTEST_PLUGINS=hostile")
+    report = scene.session.run(hostile, scene.publisher.layout, scene.request())
+    assert (report.verdict, report.image, scene.runtime.commands) == ("fail", hostile, [])
+    assert (report.verified is None) == in_engine
+    messages = {finding.id: finding.message.splitlines() for finding in report.findings}
+    assert {finding.outcome for finding in report.findings} == {"failed"}
+    assert messages.pop(report.findings[0].id) == [
+        "the image differs from its lock",
+        "the image's config sets LD_PRELOAD=/opt/hostile.so; by the lock: no such variable",
+        "the image's config sets PYTEST_PLUGINS=hostile; by the lock: no such variable",
+    ]
+    assert {tuple(lines[:1]) for lines in messages.values()} == {
+        ("not run: the image differs from its lock",)
+    }
+
+
+def test_a_report_has_the_time_of_the_comparison_of_files(scene: SmokeScene) -> None:
+    report = scene.session.run(TAG, scene.publisher.layout, scene.request())
+    assert report.verified is not None
+    assert report.when is not None
+    assert report.verified >= report.when
+    assert f"files    compared with the image's layers at {report.verified}" in to_lines(report)
+    assert from_json(to_json(report)) == report
+
+    scene.runtime.in_engine = True
+    report = scene.session.run(TAG, scene.publisher.layout, scene.request())
+    assert report.verified is None
+    assert "verified" not in json.loads(to_json(report))
+
+
+def test_a_damaged_copy_of_an_image_is_replaced_and_the_run_passes(scene: SmokeScene) -> None:
+    scene.session.run(TAG, scene.publisher.layout, scene.request())
+    root = root_of(scene.publisher.store, scene.image.manifest)
+    planted = root / "opt/venv/lib/python3.11/site-packages/hostile.pth"
+    planted.write_text("import os\n")
+    assert scene.session.run(TAG, scene.publisher.layout, scene.request(force=True)).verdict == "pass"
+    assert not planted.exists()
+
+
+def test_a_report_of_another_machine_counts_only_with_a_signature(scene: SmokeScene) -> None:
+    """Given as a folder; a policy without `accept_unsigned` requires a signature by a trusted key."""
+    publisher = scene.publisher
+    reports = publisher.folder / "reports"
     reports.mkdir()
-    desk.write(desk.report(bench.image), "reports/one.json")
+    publisher.write(publisher.report(scene.image), "reports/one.json")
     with pytest.raises(GateRefused, match="is not signed"):
-        clear(bench.inputs(reports).judge(bench.image, bench.locked))
-    desk.keep(desk.report(bench.image))
-    assert clear(bench.inputs(reports).judge(bench.image, bench.locked)).result.image == bench.image.manifest
+        clear(scene.inputs(reports).judge(scene.image, scene.locked))
+    publisher.keep(publisher.report(scene.image))
+    assert clear(scene.inputs(reports).judge(scene.image, scene.locked)).result.image == scene.image.manifest
 
 
-def test_a_check_that_the_suite_has_not_is_refused_at_once(bench: Bench) -> None:
+def test_an_unknown_check_is_a_usage_error(scene: SmokeScene) -> None:
     with pytest.raises(ConfigError, match="no check named nothing-like-it"):
-        Checks(suite=load_suite(bench.press.suite), only=("nothing-like-it",))
+        Checks(suite=load_suite(scene.publisher.suite), only=("nothing-like-it",))
+
+
+def test_the_wheels_that_were_cut_are_those_of_the_lock_in_the_cache(scene: SmokeScene) -> None:
+    """Of an image with all device code none."""
+    wheel, *_ = scene.locked.wheels
+    cut = DeviceCode(rule=1, gpus=("9.0",), wheels=(wheel.name, "absent"), own_use=False)
+    store, place = scene.publisher.store, scene.publisher.store.wheel(wheel)
+    place.unlink(missing_ok=True)
+
+    assert cut_wheels(scene.locked, store) == {}
+    assert cut_wheels(replace(scene.locked, device_code=cut), store) == {}
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(b"x" * (wheel.size or 1))
+    assert cut_wheels(scene.locked, store) == {}
+    assert cut_wheels(replace(scene.locked, device_code=cut), store) == {wheel.name: place}

@@ -1,4 +1,4 @@
-"""smoke(): every selected check has a finding, whatever runtime and image say; the verdict follows."""
+"""smoke(): every selected check has a finding, for any output of runtime and image; the verdict follows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.reports import BUILT, IMAGE, WHEN, Done, FakeInside, said
+from tests.reports import BUILT, IMAGE, WHEN, Done, FakeInside, json_lines
 from tests.smoke_suites import CLAIMS, FACTS, SUITE
 from torchkiln.errors import ConfigError
 from torchkiln.model.report import Finding, SmokeReport
@@ -19,15 +19,18 @@ from torchkiln.smoke.run import Checks, smoke
 from torchkiln.smoke.suite import load_suite, suite_digest
 from torchkiln.smoke.verdict import faults, host_fault, verdict
 
+WHOLE = {"outcome": "not-applicable", "message": "device-code-is-whole"}
+
 
 def passed(check: str, **other: Any) -> dict[str, Any]:
-    """The event of a check that passed."""
+    """The event of a check that passed, or that does not apply to an image with all device code."""
     event = {"event": "finding", "id": check, "tier": 0, "seconds": 1.5, "outcome": "passed", "message": ""}
-    return event | {"measured": {"x": 1}, "threshold": {"x": {"equals": 1}}} | other
+    values = {"measured": {"x": 1}, "threshold": {"x": {"equals": 1}}}
+    return event | values | (WHOLE if check == "device-code" else {}) | other
 
 
 def finding(**other: Any) -> Finding:
-    """A finding that passed, but for *other*."""
+    """A finding that passed, with the changes *other*."""
     base = Finding(
         id="lock",
         tier=0,
@@ -49,32 +52,43 @@ def report_of(ending: Done, facts: Mapping[str, Any] = FACTS, **options: Any) ->
 EVERY = [check.id for check in load_suite(SUITE).checks if check.tier == 0]
 
 
-def test_all_passed_is_a_pass_bound_to_image_and_suite() -> None:
-    report = report_of(Done(stdout=said({"event": "host", "kernel": "6.1"}, *map(passed, EVERY))))
+def test_a_passing_report_names_image_and_suite() -> None:
+    report = report_of(Done(stdout=json_lines({"event": "host", "kernel": "6.1"}, *map(passed, EVERY))))
     assert (report.verdict, report.image, report.tag) == ("pass", IMAGE, CLAIMS["tag"])
     assert report.suite == suite_digest(SUITE)
     assert json.loads(report.host) == {"kernel": "6.1"}
     assert [found.id for found in report.findings] == EVERY
 
 
-def test_the_image_is_told_nothing_but_the_facts_the_suite_and_pytest() -> None:
+def test_the_image_gets_only_the_facts_the_suite_and_pytest() -> None:
     inside = FakeInside(Done())
     checks = Checks(suite=load_suite(SUITE), only=("lock",), limit_s=7)
     smoke(BUILT, inside, checks, wheels=Path("/wheels"), when=WHEN)
-    argv, binds, facts = inside.asked[0]
-    assert argv[:4] == ["/opt/venv/bin/python", "-I", "-B", "/opt/torchkiln/smoke_tests/runner.py"]
-    assert argv[4:] == [
+    argv, binds, facts = inside.commands[0]
+    assert argv[:5] == ["/opt/venv/bin/python", "-I", "-S", "-B", "/opt/torchkiln/smoke_tests/runner.py"]
+    assert argv[5:] == [
         "--facts", "/opt/torchkiln/smoke-facts.json", "--wheels", "/opt/torchkiln/pytest-wheels",
         "--tier", "0", "--limit", "7", "--only", "lock",
     ]  # fmt: skip
     copy = binds["/opt/torchkiln/smoke_tests"]
     assert copy != SUITE
-    assert not copy.exists()  # it was there for the run alone
+    assert not copy.exists()  # removed after the run
     assert facts == FACTS
 
 
+def test_the_wheels_that_were_cut_are_mounted() -> None:
+    """And named in the facts, by which the check finds them."""
+    inside, wheels = FakeInside(Done()), {"torch": Path("/store/torch.whl")}
+    checks = Checks(suite=load_suite(SUITE), only=("device-code",))
+    smoke(replace(BUILT, wheels=wheels), inside, checks, wheels=Path("/wheels"), when=WHEN)
+    _, binds, facts = inside.commands[0]
+
+    assert facts == {**FACTS, "wheel_files": {"torch": "/opt/torchkiln/wheels/torch.whl"}}
+    assert binds["/opt/torchkiln/wheels/torch.whl"] == wheels["torch"]
+
+
 @pytest.mark.parametrize(
-    ("ending", "told"),
+    ("ending", "message"),
     [
         (
             Done(code=127, stderr=b"no such file"),
@@ -95,45 +109,47 @@ def test_the_image_is_told_nothing_but_the_facts_the_suite_and_pytest() -> None:
         ),
     ],
 )
-def test_a_silent_image_failed_every_check(ending: Done, told: str) -> None:
+def test_without_output_every_check_fails(ending: Done, message: str) -> None:
     report = report_of(ending)
     assert report.verdict == "fail"
-    assert {found.message for found in report.findings} == {told}
+    assert {found.message for found in report.findings} == {message}
     assert len(report.findings) == len(EVERY)
 
 
 @pytest.mark.parametrize(
-    ("kills", "told"), [(0, ""), (1, "killed 1 process because"), (2, "killed 2 processes because")]
+    ("kills", "message"), [(0, ""), (1, "killed 1 process because"), (2, "killed 2 processes because")]
 )
-def test_who_was_killed_for_memory_is_told_where_something_failed(kills: int, told: str) -> None:
-    """Of what the kernel did before the run, and beside what passed, nothing is said."""
-    lines = said(passed(EVERY[0]), passed(EVERY[1]) | {"outcome": "failed", "message": "killed by SIGKILL"})
+def test_processes_killed_for_memory_are_reported_with_failures(kills: int, message: str) -> None:
+    """Not those that the kernel killed before the run, and not with checks that passed."""
+    lines = json_lines(
+        passed(EVERY[0]), passed(EVERY[1]) | {"outcome": "failed", "message": "killed by SIGKILL"}
+    )
     inside = FakeInside(Done(stdout=lines), kills=kills)
     report = smoke(BUILT, inside, Checks(suite=load_suite(SUITE)), wheels=Path("/wheels"), when=WHEN)
-    good, bad = report.findings[:2]
+    passed_check, failed_check = report.findings[:2]
 
-    assert ("because memory ran out" in bad.message) == bool(kills)
-    assert told in bad.message
-    assert bad.message.startswith("killed by SIGKILL")
-    assert "memory" not in good.message
+    assert ("because memory ran out" in failed_check.message) == bool(kills)
+    assert message in failed_check.message
+    assert failed_check.message.startswith("killed by SIGKILL")
+    assert "memory" not in passed_check.message
 
 
-def test_a_check_that_the_runner_did_not_finish_is_named() -> None:
-    lines = said(*map(passed, EVERY[:2]), {"event": "start", "id": EVERY[2]})
+def test_an_unfinished_check_fails_with_a_reason() -> None:
+    lines = json_lines(*map(passed, EVERY[:2]), {"event": "start", "id": EVERY[2]})
     report = report_of(Done(code=137, stdout=lines))
     assert [found.outcome for found in report.findings[:4]] == ["passed", "passed", "failed", "failed"]
     assert "during this check" in report.findings[2].message
     assert "before this check" in report.findings[3].message
 
 
-def test_what_does_not_apply_is_computed_again_out_here() -> None:
+def test_applicability_is_computed_again_outside_the_image() -> None:
     left_out = passed("compile-cpu", outcome="not-applicable", message="no-compile-on-3.11")
     rest = [passed(check) for check in EVERY if check != "compile-cpu"]
-    lied = report_of(Done(stdout=said(*rest, left_out)))
-    assert lied.verdict == "fail"
+    false_report = report_of(Done(stdout=json_lines(*rest, left_out)))
+    assert false_report.verdict == "fail"
     old = FACTS | {"claims": CLAIMS | {"torch": "2.0.1+cu117"}}
-    assert report_of(Done(stdout=said(*rest, left_out)), old).verdict == "pass"
-    assert report_of(Done(stdout=said(*rest, passed("compile-cpu"))), old).verdict == "fail"
+    assert report_of(Done(stdout=json_lines(*rest, left_out)), old).verdict == "pass"
+    assert report_of(Done(stdout=json_lines(*rest, passed("compile-cpu"))), old).verdict == "fail"
 
 
 @pytest.mark.parametrize(
@@ -158,32 +174,32 @@ def test_verdict_follows_from_outcomes_and_raw_values(findings: list[Finding], e
     assert verdict(findings) == expected
 
 
-def test_a_host_fault_is_told_by_its_text() -> None:
+def test_a_host_fault_is_recognized_by_its_text() -> None:
     text = "RuntimeError: DataLoader worker is killed by signal: Bus error. insufficient shared memory (shm)"
     assert host_fault(finding(outcome="failed", message=text)) == "/dev/shm is full"
     assert host_fault(finding(message=text)) is None
 
 
-def test_report_survives_its_file_form() -> None:
-    report = report_of(Done(stdout=said({"event": "host", "cores": 2}, *map(passed, EVERY))))
+def test_a_report_is_equal_after_writing_and_reading() -> None:
+    report = report_of(Done(stdout=json_lines({"event": "host", "cores": 2}, *map(passed, EVERY))))
     assert forms.from_json(forms.to_json(report)) == report
 
 
-def test_a_doctored_report_gives_another_verdict() -> None:
-    """A failed check turned to passed by hand: its values still say what they said."""
+def test_an_edited_report_gives_another_verdict() -> None:
+    """A failed check edited to passed still has its values."""
     failed = passed("lock", outcome="failed", message="x: is 2, wanted 1", measured={"x": 2})
     rest = [passed(check) for check in EVERY if check != "lock"]
-    document = json.loads(forms.to_json(report_of(Done(stdout=said(*rest, failed)))))
+    document = json.loads(forms.to_json(report_of(Done(stdout=json_lines(*rest, failed)))))
     for check in document["checks"]:
         check["outcome"] = "passed"
     document["verdict"] = "pass"
-    doctored = forms.from_json(json.dumps(document).encode())
-    assert doctored.verdict == "pass"
-    assert verdict(doctored.findings) == "fail"
+    edited = forms.from_json(json.dumps(document).encode())
+    assert edited.verdict == "pass"
+    assert verdict(edited.findings) == "fail"
 
 
-def test_a_file_that_is_no_report_is_told_with_every_fault() -> None:
-    document = json.loads(forms.to_json(report_of(Done(stdout=said(*map(passed, EVERY))))))
+def test_an_invalid_report_is_refused_with_every_fault() -> None:
+    document = json.loads(forms.to_json(report_of(Done(stdout=json_lines(*map(passed, EVERY))))))
     document["checks"][1]["outcome"] = "fine"
     document["image"] = "latest"
     with pytest.raises(ConfigError) as caught:
@@ -192,7 +208,7 @@ def test_a_file_that_is_no_report_is_told_with_every_fault() -> None:
     assert "r.json: image" in caught.value.message
 
 
-def test_junit_and_markdown_tell_failures_and_what_was_left_out() -> None:
+def test_junit_and_markdown_have_failures_and_skipped_checks() -> None:
     report = SmokeReport(
         image=IMAGE,
         tag="t",
@@ -222,7 +238,7 @@ def test_faults_of_a_success_name_the_value() -> None:
     assert faults(finding(measured='{"x": 2}')) == ["reported as passed, but x is out of bounds"]
 
 
-def test_suite_digest_knows_every_file_and_no_cache(tmp_path: Path) -> None:
+def test_suite_digest_covers_every_file_except_caches(tmp_path: Path) -> None:
     (tmp_path / "probes").mkdir()
     (tmp_path / "probes" / "a.py").write_text("1")
     before = suite_digest(tmp_path)

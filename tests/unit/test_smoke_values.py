@@ -1,9 +1,11 @@
-"""Which check applies where, and the bounds of what checks measure."""
+"""Which checks apply, and the bounds of measured values."""
 
 from __future__ import annotations
 
+import ast
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smoke_tests.applicable import RULES, not_applicable
-from smoke_tests.links import bus_bandwidth, floor, promised, slowest, taken, wanted
+from smoke_tests.expected import promised_link
+from smoke_tests.links import bus_bandwidth, floor, slowest, used_link
 from smoke_tests.measure import Measure, fault, plain
+from tests.smoke_suites import SUITE
 from torchkiln.matrix.facts import load
 from torchkiln.smoke.verdict import is_within
 
-# What NCCL 2.14 to 2.28 print, cut short.
+# Output of NCCL 2.14 to 2.28, shortened.
 NVLINK_LOG = """
 host:1:9 [0] NCCL INFO Pattern 4, crossNic 0, nChannels 24, type NVL/PIX, sameChannels 1
 host:1:9 [0] NCCL INFO Pattern 1, crossNic 0, nChannels 24, type NVL/PIX, sameChannels 1
@@ -45,12 +49,12 @@ NET_LOG = "host:1:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Soc
         ("no NCCL here, not even via P2P/CUMEM", "none"),
     ],
 )
-def test_the_link_is_what_nccl_says_it_took(log: str, link: str) -> None:
-    assert taken(log) == link
+def test_the_used_link_is_read_from_the_log_of_nccl(log: str, link: str) -> None:
+    assert used_link(log) == link
 
 
 def driver(*ways: str, peers: bool = True, nvlinks: int = 18) -> dict[str, Any]:
-    """What the probe tells of three GPUs."""
+    """The probe's output for three GPUs."""
     pairs = [[0, 1], [0, 2], [1, 2]]
     return {
         "gpus": [{"nvlinks": nvlinks} for _ in range(3)],
@@ -69,27 +73,22 @@ def driver(*ways: str, peers: bool = True, nvlinks: int = 18) -> dict[str, Any]:
         (driver("NVLINK"), "SHM"),
     ],
 )
-def test_the_promise_is_the_slowest_way_that_a_ring_can_need(host: dict[str, Any], link: str) -> None:
-    assert promised(host) == link
+def test_the_promised_link_is_the_slowest_that_a_ring_needs(host: dict[str, Any], link: str) -> None:
+    assert promised_link(host) == link
 
 
-def test_a_link_that_is_slower_than_promised_is_wanted_better() -> None:
+def test_the_bound_is_that_of_the_faster_of_used_and_promised_link() -> None:
     fast, mixed = driver("NVLINK", "NVLINK", "NVLINK"), driver("NVLINK", "SYS", "NVLINK")
-    assert [wanted(used, fast) for used in ("NVLink", "PCIe P2P", "SHM", "NET", "none")] == ["NVLink"] * 5
-    assert [wanted(used, mixed) for used in ("NVLink", "PCIe P2P", "SHM", "NET")] == [
-        "NVLink",
-        "PCIe P2P",
-        "SHM",
-        "SHM",
-    ]
+    assert [floor(used, fast) for used in ("NVLink", "PCIe P2P", "SHM", "NET", "none")] == [108.0] * 5
+    assert [floor(used, mixed) for used in ("NVLink", "PCIe P2P", "SHM", "NET")] == [108.0, 5.0, 1.0, 1.0]
     assert slowest(["NVLink", "SHM", "PCIe P2P"]) == "SHM"
 
 
-def test_floors_lie_above_what_the_next_slower_link_can_give() -> None:
-    host = driver("NVLINK", "NVLINK", "NVLINK")
-    pcie_5_0_x16, seen_through_memory, seen_over_nvlink = 63.0, 8.0, 333.0
-    assert pcie_5_0_x16 < floor("NVLink", host) < seen_over_nvlink
-    assert 1 < floor("SHM", host) + 0.1 < seen_through_memory
+def test_the_bound_of_a_link_exceeds_the_bandwidth_of_the_next_slower_one() -> None:
+    host = driver("SYS", "SYS", "SYS")
+    pcie_5_0_x16, measured_through_memory, measured_over_nvlink = 63.0, 8.0, 333.0
+    assert pcie_5_0_x16 < floor("NVLink", host) < measured_over_nvlink
+    assert 1 < floor("SHM", host) + 0.1 < measured_through_memory
     assert floor("PCIe P2P", host) == 5.0
 
 
@@ -110,44 +109,97 @@ bounds = st.fixed_dictionaries(
 
 
 @given(value=values, bound=bounds)
-def test_inside_and_outside_judge_alike(value: object, bound: dict[str, object]) -> None:
+def test_suite_and_torchkiln_compare_values_alike(value: object, bound: dict[str, object]) -> None:
     value, bound = plain(value), plain(bound)
     assert (fault(value, bound) == "") == is_within(value, bound)
 
 
 @given(values)
-def test_plain_is_what_json_gives_back(value: object) -> None:
+def test_plain_values_are_equal_after_json(value: object) -> None:
     assert json.loads(json.dumps(plain(value), allow_nan=False)) == plain(value)
 
 
+def measure_of(**declared: dict[str, Any]) -> Measure:
+    """The values of a check that declares *declared*; "a" and "b" are the expected values of an image."""
+    return Measure(declared, {"a": 1, "b": ["x"]}.__getitem__)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True, None, "3", [3]])
-def test_no_numeric_bound_lets_through_what_is_no_number(value: object) -> None:
-    measure = Measure()
-    measure("x", value, at_least=-9, at_most=9)
+def test_only_numbers_are_within_numeric_bounds(value: object) -> None:
+    measure = measure_of(x={"at_least": -9, "at_most": 9})
+    measure("x", value)
     assert measure.faults()
 
 
-def test_every_fault_is_told_at_once() -> None:
-    measure = Measure()
-    measure("loss", 0.9, at_most=0.1)
+def test_every_fault_is_reported() -> None:
+    measure = measure_of(
+        loss={"at_most": 0.1}, free={"type": "integer"}, wheels={"equals": {"a": "2", "c": "3"}}
+    )
+    measure("loss", 0.9)
     measure("free", 3)
-    measure("wheels", {"a": "1", "b": "2"}, equals={"a": "2", "c": "3"})
+    measure("wheels", {"a": "1", "b": "2"})
     loss, wheels = measure.faults()
     assert loss == "loss: 0.9 is not at most 0.1"
-    assert wheels == "wheels: c is missing (wanted '3'); b is not wanted (is '2'); a is '1', wanted '2'"
+    assert wheels == "wheels: c is missing (expected '3'); b is not expected (is '2'); a is '1', expected '2'"
 
 
-def test_a_check_that_bounded_nothing_is_a_fault() -> None:
-    measure = Measure()
+def test_a_check_without_a_bound_is_a_fault() -> None:
+    measure = measure_of(seconds={"type": "number"})
     measure("seconds", 1.0)
-    assert measure.faults() == ["the check bounded nothing: it could not have failed"]
+    assert measure.faults() == ["no value has a bound, so the check cannot fail"]
 
 
-def test_a_name_is_measured_once() -> None:
-    measure = Measure()
-    measure("x", 1, equals=1)
+def test_a_value_that_is_not_declared_or_measured_twice_is_an_error() -> None:
+    measure = measure_of(x={"equals": 1})
+    measure("x", 1)
     with pytest.raises(ValueError, match="twice"):
-        measure("x", 2, equals=2)
+        measure("x", 2)
+    with pytest.raises(ValueError, match="y is not declared in VALUES"):
+        measure("y", 2)
+
+
+def test_a_declared_value_that_is_not_measured_is_a_fault() -> None:
+    measure = measure_of(x={"equals": 1}, y={"type": "string"})
+    measure("x", 1)
+    assert measure.faults() == ["y: not measured"]
+    assert measure.faults(complete=False) == []
+
+
+def test_expected_values_are_bounds() -> None:
+    measure = measure_of(x={"at_most": "a"}, y={"expected": "b"})
+    measure("x", 1)
+    measure("y", ["x"])
+    assert measure.faults() == []
+    assert measure.threshold == {"x": {"at_most": 1}, "y": {"equals": ["x"]}}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (True, "integer"),
+        (False, "number"),
+        (1.5, "integer"),
+        (1, "string"),
+        (1, "boolean"),
+        ([1, True], ["integer"]),
+        ({"a": [1, "2"]}, {"*": ["number"]}),
+        ({"a": 1}, ["number"]),
+        ([1], {"*": "number"}),
+        (None, "string"),
+    ],
+)
+def test_a_value_of_another_type_is_a_fault(value: object, kind: Any) -> None:
+    measure = measure_of(x={"type": kind}, y={"equals": 1})
+    measure("x", value)
+    measure("y", 1)
+    (fault,) = measure.faults()
+    assert fault.startswith("x: ")
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1, True), (True, 1), (0, False), ([0], [False])])
+def test_a_boolean_is_not_equal_to_a_number(value: object, expected: object) -> None:
+    assert fault(value, {"equals": expected})
+    assert not is_within(value, {"equals": expected})
 
 
 FACTS = load()
@@ -187,17 +239,36 @@ def cell(torch: str = "2.7.1", python: str = "3.11.2", flavor: str = "runtime") 
         ("cuda", cell(), (3, 7), None),
     ],
 )
-def test_what_applies(
+def test_which_checks_apply(
     check: str, facts: dict[str, Any], capability: tuple[int, int] | None, reason: str | None
 ) -> None:
     assert not_applicable(check, facts, capability) == reason
 
 
-def test_each_reason_is_a_fact() -> None:
-    """No reason without words and a source, and no words that no rule gives."""
+def test_each_reason_is_a_documented_fact() -> None:
+    """Every reason has a sentence and a source, and every sentence belongs to a rule."""
     reasons = {reason for rules in RULES.values() for reason, _ in rules}
 
     assert reasons <= FACTS.reasons().keys()
     assert FACTS.checks.keys() <= reasons
     for reason in reasons:
         assert FACTS.citations[f"{'checks' if reason in FACTS.checks else 'traps'}.{reason}"]
+
+
+@pytest.mark.parametrize("file", sorted(SUITE.glob("test_*.py")), ids=lambda file: file.name)
+def test_checks_only_measure_and_their_bounds_are_in_values(file: Path) -> None:
+    """Every literal name is declared, and no call has a bound."""
+    tree = ast.parse(file.read_text("utf-8"))
+    (values,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "VALUES"
+    )
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "measure"
+    ]
+    assert [ast.unparse(call) for call in calls if len(call.args) != 2 or call.keywords] == []
+    names = {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
+    assert names <= {name for rules in values.values() for name in rules}

@@ -1,4 +1,4 @@
-"""Wheel → layer: nothing is recompressed, one wheel gives one digest, every reader sees one tar."""
+"""Layers of wheels: nothing is recompressed, digests are deterministic, every reader sees the same tar."""
 
 import gzip
 import hashlib
@@ -57,7 +57,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_worker, "_progress", [0], raising=False)
 
 
-def test_the_golden_wheel_gives_the_golden_digest() -> None:
+def test_the_golden_wheel_has_the_golden_digest() -> None:
     """On any machine, by any version of any compressor: the digest follows from the wheel and the recipe."""
     assert layer_facts(LAYER_WHEEL) == json.loads(LAYER.read_text())
 
@@ -67,7 +67,7 @@ def test_the_same_wheel_twice(wheel: Path) -> None:
     assert layer_of([wheel]) == layer_of([wheel])
 
 
-def test_a_tail_told_beforehand_changes_nothing(wheel: Path) -> None:
+def test_a_tail_read_beforehand_changes_nothing(wheel: Path) -> None:
     """Some of the directory, the directory, all of the file: the layer is the same."""
     size = wheel.stat().st_size
     assert {layer_of([wheel], tail=tail)[1] for tail in (0, 30, 2000, size)} == {layer_of([wheel])[1]}
@@ -93,8 +93,7 @@ def test_a_wheel_that_arrives_slowly(wheel: Path, tmp_path: Path, tail: int) -> 
     with WheelFile(growing, len(data), tail=end) as file:
         splice(
             file,
-            wheel.name,
-            sha256(wheel),
+            locked_wheel(wheel),
             layer,
             SCHEME,
             source=lambda _p, _d: None,
@@ -107,7 +106,7 @@ def test_a_wheel_that_arrives_slowly(wheel: Path, tmp_path: Path, tail: int) -> 
 
 @pytest.mark.usefixtures("worker")
 def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Path) -> None:
-    """Cold, the interpreter compiles; warm, the pack is read and nothing is started; damaged, anew."""
+    """Cold, the interpreter compiles; warm, only the pack is read; damaged, it compiles again."""
 
     def job(cache: str, interpreter: str = sys.executable) -> Task:
         return Task(
@@ -121,12 +120,12 @@ def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Pa
 
     cold = make_layer(job("one"))
     warm = make_layer(job("one", "/nowhere/python"))
-    other = make_layer(job("two"))
+    second = make_layer(job("two"))
     (pack,) = (tmp_path / "one" / "bytecode").iterdir()
     pack.chmod(0o644)
     pack.write_bytes(pack.read_bytes()[:-1])
 
-    assert cold == warm == other == make_layer(job("one"))
+    assert cold == warm == second == make_layer(job("one"))
     tree = tree_of_layer((tmp_path / "out").read_bytes())
     made = f"{SCHEME.site}/some/__pycache__/__init__.cpython-311.pyc"
     assert tree[made].mode == 0o644
@@ -137,11 +136,11 @@ def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Pa
     assert list((tmp_path / "one" / "tmp").iterdir()) == []
 
 
-def test_deflate_streams_are_the_wheel_s_own(wheel: Path) -> None:
-    """Each one stands in the blob, whole, as the one content of a gzip member."""
+def test_deflate_streams_are_those_of_the_wheel(wheel: Path) -> None:
+    """Each one is in the blob, complete, as the only content of a gzip member."""
     blob, _ = layer_of([wheel])
     data = wheel.read_bytes()
-    seen = 0
+    streams = 0
     with zipfile.ZipFile(wheel) as archive:
         for info in archive.infolist():
             if info.compress_type != zipfile.ZIP_DEFLATED or not info.file_size or "RECORD" in info.filename:
@@ -152,12 +151,12 @@ def test_deflate_streams_are_the_wheel_s_own(wheel: Path) -> None:
             stream = data[start : start + info.compress_size]
             assert zlib.decompress(stream, -15) == archive.read(info)
             assert members.HEADER + stream + members.trailer(info.CRC, info.file_size) in blob
-            seen += 1
-    assert seen == 6
+            streams += 1
+    assert streams == 6
 
 
 def test_a_layer_is_hardly_larger_than_its_wheel(wheel: Path) -> None:
-    """What is added is headers and paddings: 512 bytes and a little for each file and folder."""
+    """Only headers and padding are added: a little over 512 bytes for each file and folder."""
     blob, written = layer_of([wheel])
     assert written.size == len(blob)
     assert len(blob) < wheel.stat().st_size + 30 * 1024
@@ -179,7 +178,7 @@ def test_every_reader_sees_the_tar_of_the_diff_id(wheel: Path) -> None:
 
 
 def _by_zlib(blob: bytes) -> bytes:
-    """Member after member; each must end where the next begins, the last at the end."""
+    """Inflate member by member; each must end where the next begins, the last at the end."""
     out = b""
     while blob:
         member = zlib.decompressobj(31)
@@ -189,8 +188,8 @@ def _by_zlib(blob: bytes) -> bytes:
     return out
 
 
-def test_several_wheels_in_one_layer_share_what_is_the_same(tmp_path: Path) -> None:
-    """Two wheels with one `nvidia/__init__.py`: it is there once; two that differ are refused."""
+def test_several_wheels_in_one_layer_share_identical_files(tmp_path: Path) -> None:
+    """Two wheels with the same `nvidia/__init__.py` share it; different ones are refused."""
     common = File(path="nvidia/__init__.py", data=b"# shared\n")
     one, two = (
         write_wheel(
@@ -214,12 +213,12 @@ def test_several_wheels_in_one_layer_share_what_is_the_same(tmp_path: Path) -> N
 
 
 def test_pieces_of_any_size_make_the_same_members(tmp_path: Path) -> None:
-    """Files around the sizes at which reading, inflating and gathering go on to the next piece."""
+    """Files of about the sizes at which reading, inflating and gathering continue with the next piece."""
     sizes = [size + more for size in (1 << 18, 1 << 20, 0xFFFF, 512) for more in (-1, 0, 1)]
     files = [
-        File(path=f"p/{size}-{kept}", data=_noise(size), stored=kept)
+        File(path=f"p/{size}-{stored}", data=_noise(size), stored=stored)
         for size in sizes
-        for kept in (True, False)
+        for stored in (True, False)
     ]
     blob, written = layer_of([write_wheel(WheelSpec(name="pieces", files=tuple(files)), tmp_path)])
 
@@ -235,8 +234,8 @@ def _noise(size: int) -> bytes:
     return hashlib.shake_128(b"noise").digest(size)
 
 
-def test_the_tar_ends_as_a_tar_does(wheel: Path) -> None:
-    """Two empty blocks, no link, no device, no owner: GNU's and Python's readers say nothing."""
+def test_the_tar_ends_correctly(wheel: Path) -> None:
+    """Two empty blocks, no link, no device, no owner: GNU's and Python's readers report nothing."""
     plain = gzip.decompress(layer_of([wheel])[0])
     assert plain.endswith(bytes(1024))
     with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
@@ -259,7 +258,7 @@ print(peak)
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "deflated"])
-def test_a_large_entry_takes_no_memory(tmp_path: Path, *, stored: bool) -> None:
+def test_a_large_entry_is_not_read_into_memory(tmp_path: Path, *, stored: bool) -> None:
     """160 MB in one file (deflated to 160 kB, so that one read inflates to all of it): a few pieces."""
     peaks = []
     for megabytes in (1, 160):
@@ -278,7 +277,7 @@ def test_a_large_entry_takes_no_memory(tmp_path: Path, *, stored: bool) -> None:
     assert peaks[1] - peaks[0] < 32, f"MiB: {peaks}"
 
 
-def test_a_writer_into_which_nothing_fits_says_so(wheel: Path) -> None:
+def test_a_full_disk_is_reported(wheel: Path) -> None:
     """A full disk is an OSError of the writer, not a short layer."""
 
     class Full(io.BytesIO):
@@ -291,5 +290,5 @@ def test_a_writer_into_which_nothing_fits_says_so(wheel: Path) -> None:
 
 
 def test_the_prefix_is_part_of_the_layer() -> None:
-    """What the goldens and all tests here assume."""
+    """Assumed by the goldens and all tests here."""
     assert (SCHEME.prefix, SCHEME.site) == (PREFIX, "opt/venv/lib/python3.11/site-packages")

@@ -1,4 +1,4 @@
-"""What there is of a cell, and when a kept report replaces a run."""
+"""The state of a cell, and reuse of a stored report instead of a run."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ from torchkiln.util.places import ROOT
 
 FACTS = facts.load()
 MATRIX = matrix.read(ROOT / "matrix.yaml", FACTS)
-POLICY = Policy(signed=False, strangers=True)
+POLICY = Policy(signed=False, accept_unsigned=True)
 PROOF = reports.signed_report(reports.report(), "a.dsse.json")
 ALONE = replace(PROOF, report=replace(PROOF.report, host=json.dumps({})))
 OF_ANOTHER = replace(PROOF, report=replace(PROOF.report, image=reports.OTHER))
 
 
 def answer(torch: str, cuda: str, flavor: Flavor = "runtime", os: str = "debian12") -> Resolution:
-    python = next(one.python for one in MATRIX.os if one.name == os)
+    python = next(system.python for system in MATRIX.os if system.name == os)
     return resolve(Cell(torch=torch, cuda=cuda, flavor=flavor, os=os, python=python), MATRIX, FACTS)
 
 
 def of(*known: SignedReport, image: bool = True) -> State:
     """The state of the cell of which the reports are."""
-    kept = CellRecord(locked=reports.LOCKED, image=reports.IMAGE if image else None, reports=known)
-    return state(reports.LOCKED.resolution, kept, POLICY, reports.SUITE)
+    record = CellRecord(locked=reports.LOCKED, image=reports.IMAGE if image else None, reports=known)
+    return state(reports.LOCKED.resolution, record, POLICY, reports.SUITE)
 
 
-def test_with_a_lock_the_reports_decide() -> None:
+def test_with_a_lock_the_state_follows_the_reports() -> None:
     assert of(PROOF) is State.PROVED
     assert of(ALONE, PROOF) is State.PROVED
     assert of(ALONE) is State.BUILT
     assert of() is State.LOCKED
 
 
-def test_a_report_of_another_image_says_nothing_of_this_one() -> None:
+def test_a_report_of_another_image_does_not_count() -> None:
     assert of(OF_ANOTHER) is State.LOCKED
     assert of(PROOF, image=False) is State.LOCKED
     assert of(ALONE, OF_ANOTHER) is State.BUILT
 
 
-def test_what_the_gate_refuses_was_built_and_not_proved() -> None:
+def test_an_image_refused_by_the_gate_is_built_but_not_proved() -> None:
     part = replace(PROOF, report=replace(PROOF.report, findings=PROOF.report.findings[:2]))
     unproved = replace(PROOF, report=replace(PROOF.report, suite=reports.OTHER))
 
@@ -69,7 +69,7 @@ def test_what_the_gate_refuses_was_built_and_not_proved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "expected", "wanted"),
+    ("cell", "expected", "requirements"),
     [
         (("2.7.1", "12.1"), State.LOCKABLE, ()),
         (("2.7.1", "11.8"), State.ELSEWHERE, ("PyTorch's own index",)),
@@ -81,31 +81,31 @@ def test_what_the_gate_refuses_was_built_and_not_proved() -> None:
         ),
     ],
 )
-def test_without_a_lock_it_is_what_locking_asks_for(
-    cell: tuple[str, ...], expected: State, wanted: tuple[str, ...]
+def test_without_a_lock_the_state_has_the_requirements_of_locking(
+    cell: tuple[str, ...], expected: State, requirements: tuple[str, ...]
 ) -> None:
-    told = answer(*cell)  # type: ignore[arg-type]
-    assert needs(told) == wanted
-    assert state(told, None, POLICY, reports.SUITE) is expected
+    resolved = answer(*cell)  # type: ignore[arg-type]
+    assert needs(resolved) == requirements
+    assert state(resolved, None, POLICY, reports.SUITE) is expected
 
 
-def test_what_cannot_be_had_is_that_whatever_is_kept() -> None:
-    told = answer("2.8.0", "11.7")
-    kept = CellRecord(locked=reports.LOCKED, image=reports.IMAGE, reports=(PROOF,))
+def test_an_unavailable_cell_is_unavailable_with_any_reports() -> None:
+    resolved = answer("2.8.0", "11.7")
+    record = CellRecord(locked=reports.LOCKED, image=reports.IMAGE, reports=(PROOF,))
 
-    assert why_unavailable(told).endswith("torch 2.8 has no CUDA 11 build; the last is 2.7.1")
-    assert state(told, None, POLICY, reports.SUITE) is State.UNAVAILABLE
-    assert state(told, kept, POLICY, reports.SUITE) is State.UNAVAILABLE
+    assert why_unavailable(resolved).endswith("torch 2.8 has no CUDA 11 build; the last is 2.7.1")
+    assert state(resolved, None, POLICY, reports.SUITE) is State.UNAVAILABLE
+    assert state(resolved, record, POLICY, reports.SUITE) is State.UNAVAILABLE
 
 
 def test_an_untrusted_lock_counts_as_none() -> None:
-    """Whatever ran in what came of it."""
+    """With any reports of its image."""
     for locked in (
         replace(reports.LOCKED, untrusted=True),
         replace(reports.LOCKED, base=replace(reports.LOCKED.base, untrusted=True)),
     ):
-        kept = CellRecord(locked=locked, image=reports.IMAGE, reports=(PROOF,))
-        assert state(locked.resolution, kept, POLICY, reports.SUITE) is State.LOCKABLE
+        record = CellRecord(locked=locked, image=reports.IMAGE, reports=(PROOF,))
+        assert state(locked.resolution, record, POLICY, reports.SUITE) is State.LOCKABLE
 
 
 AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
@@ -117,20 +117,20 @@ def report(**changes: Any) -> SmokeReport:
 
 
 def question(**changes: Any) -> Question:
-    told = report()
-    assert told.image
-    asked = Question(
-        image=told.image,
-        suite=told.suite,
-        runtime=told.runtime,
+    resolved = report()
+    assert resolved.image
+    stored_question = Question(
+        image=resolved.image,
+        suite=resolved.suite,
+        runtime=resolved.runtime,
         gpus=("NVIDIA H200", "NVIDIA H200"),
         checks=frozenset({"import"}),
     )
-    return replace(asked, **changes)
+    return replace(stored_question, **changes)
 
 
-def test_a_run_that_would_be_the_same_is_answered() -> None:
-    """By the youngest, whatever else ran with it."""
+def test_an_identical_run_is_reused() -> None:
+    """The newest report, also with further checks."""
     older, younger = report(), report(when="2026-11-22T11:30:00Z")
 
     assert reusable_report([younger, older], question(), at=AT, days=1) is younger
@@ -150,44 +150,44 @@ def test_a_run_that_would_be_the_same_is_answered() -> None:
         {"checks": frozenset({"import", "other"})},
     ],
 )
-def test_another_question_is_not(changes: dict[str, Any]) -> None:
+def test_a_different_run_is_not_reused(changes: dict[str, Any]) -> None:
     assert reusable_report([report()], question(**changes), at=AT, days=1) is None
 
 
-def failed(told: SmokeReport) -> tuple[Finding, ...]:
-    return (replace(told.findings[0], outcome="failed"), *told.findings[1:])
+def failed(resolved: SmokeReport) -> tuple[Finding, ...]:
+    return (replace(resolved.findings[0], outcome="failed"), *resolved.findings[1:])
 
 
-def test_what_did_not_pass_is_no_answer() -> None:
-    """Whatever the report states."""
-    told = report()
-    assert reusable_report([replace(told, verdict="inconclusive")], question(), at=AT, days=1) is None
-    assert reusable_report([replace(told, findings=failed(told))], question(), at=AT, days=1) is None
+def test_a_report_that_did_not_pass_is_not_reused() -> None:
+    """With any verdict in the report."""
+    resolved = report()
+    assert reusable_report([replace(resolved, verdict="inconclusive")], question(), at=AT, days=1) is None
+    assert reusable_report([replace(resolved, findings=failed(resolved))], question(), at=AT, days=1) is None
 
 
-def test_a_later_run_that_failed_speaks_against_an_earlier_one() -> None:
-    """Though it asked for less; an earlier failure is made good."""
-    passed, told = report(), report(when="2026-11-22T11:30:00Z")
-    worse = replace(told, findings=failed(told)[:1], verdict="fail")
+def test_a_later_failed_run_prevents_the_reuse_of_an_earlier_one() -> None:
+    """Even with fewer checks; an earlier failure does not matter."""
+    passed, resolved = report(), report(when="2026-11-22T11:30:00Z")
+    worse = replace(resolved, findings=failed(resolved)[:1], verdict="fail")
 
     assert reusable_report([passed, worse], question(), at=AT, days=1) is None
     assert (
         reusable_report([replace(worse, when="2026-11-22T10:00:00Z"), passed], question(), at=AT, days=1)
         is passed
     )
-    other = replace(worse, image=Digest("sha256:" + "1" * 64))
-    assert reusable_report([passed, other], question(), at=AT, days=1) is passed
+    of_another_image = replace(worse, image=Digest("sha256:" + "1" * 64))
+    assert reusable_report([passed, of_another_image], question(), at=AT, days=1) is passed
 
 
 @pytest.mark.parametrize("when", [None, "yesterday", "2026-11-22T12:00:01Z", "2026-11-21T11:59:59Z"])
-def test_nor_is_one_of_another_time(when: str | None) -> None:
+def test_a_report_of_another_time_is_not_reused(when: str | None) -> None:
     """Too old, of the future, or of no known time."""
     assert reusable_report([replace(report(), when=when)], question(), at=AT, days=1) is None
     assert reusable_report([report()], question(), at=AT + timedelta(hours=23), days=1) is not None
     assert reusable_report([report()], question(), at=AT, days=0) is None
 
 
-def test_a_hosts_models(tmp_path: Path) -> None:
+def test_gpu_models_of_a_host(tmp_path: Path) -> None:
     """As the kernel module lists them."""
     for bus in ("0000:01:00.0", "0000:02:00.0"):
         place = tmp_path / "proc/driver/nvidia/gpus" / bus
@@ -199,17 +199,17 @@ def test_a_hosts_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "nodes", "asked"),
+    ("names", "nodes", "stored_question"),
     [
         (("NVIDIA H200", "NVIDIA H200"), 2, True),
         (("NVIDIA H200", "NVIDIA H200"), 1, False),
         ((), 1, False),
     ],
 )
-def test_where_nobody_knows_the_gpus_nothing_is_asked(
-    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], nodes: int, asked: bool
+def test_with_unknown_gpus_nothing_is_reused(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], nodes: int, stored_question: bool
 ) -> None:
-    """A container with some of a host's GPUs, or a kernel module that does not tell: the checks run."""
+    """A container with some of a host's GPUs, or an unknown kernel module: the checks run."""
     handed = tuple((f"nvidia{at}", Path("/dev/null")) for at in range(nodes))
     monkeypatch.setattr(driver, "driver_for", lambda *_: HostDriver(nodes=handed, libraries=(), tools=()))
     monkeypatch.setattr(driver, "models", lambda: names)
@@ -223,9 +223,9 @@ def test_where_nobody_knows_the_gpus_nothing_is_asked(
         config={},
         layers=(),
     )
-    asked_for = SmokeRequest(checks=Checks(suite=reports.SUITE))
-    of_somebody = replace(asked_for, checks=replace(asked_for.checks, nonce="a-nonce-of-ours"))
+    smoke_request = SmokeRequest(checks=Checks(suite=reports.SUITE))
+    of_somebody = replace(smoke_request, checks=replace(smoke_request.checks, nonce="a-nonce-of-ours"))
 
-    assert (_question(image, asked_for) is not None) is asked
-    assert _question(image, replace(asked_for, force=True)) is None
+    assert (_question(image, smoke_request) is not None) is stored_question
+    assert _question(image, replace(smoke_request, force=True)) is None
     assert _question(image, of_somebody) is None

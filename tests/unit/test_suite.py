@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.smoke_suites import FACTS, SUITE, suite_with
+from tests.smoke_suites import DRIVER_PROBE, FACTS, SUITE, check_file, suite_with
 from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
+from torchkiln.runtimes.capture import OnLine
+from torchkiln.smoke import snapshot
 from torchkiln.smoke.run import Checks, SmokeSubject, smoke
 from torchkiln.smoke.suite import load_suite, suite_digest
 
@@ -26,16 +28,58 @@ IMAGE = SmokeSubject(image=Digest("sha256:" + "1" * 64), tag="t", facts=FACTS)
 
 def test_the_committed_suite_has_the_digest_that_reports_name() -> None:
     """How the folder is read may change; reports that were made stay reports of this suite."""
-    assert suite_digest(SUITE) == "sha256:7d28142870171dc85056ff88c48f62349b598c68136143099139858b5cb697d0"
+    assert suite_digest(SUITE) == "sha256:0c1928c2356d62c20dc4e03a0f0b8b9a67f7cc72c349ad470f2e4d82d30f2c22"
 
 
 def test_the_runner_inside_computes_the_same(tmp_path: Path) -> None:
-    """catalogue.py's digest, by which a run outside an image says which suite it was, is this one."""
+    """catalogue.py's digest, which a run outside an image reports, is the suite's digest."""
     code = (
         "import runpy, sys, pathlib; print(runpy.run_path(sys.argv[1])['digest'](pathlib.Path(sys.argv[2])))"
     )
     argv = [sys.executable, "-I", "-B", "-c", code, str(SUITE / "catalogue.py"), str(SUITE)]
     assert subprocess.check_output(argv, text=True).strip() == suite_digest(SUITE)
+
+
+def test_the_probe_of_the_driver_is_part_of_a_suite_without_one(tmp_path: Path) -> None:
+    """It is the file of the images: digested, and in the copy that runs."""
+    images = DRIVER_PROBE.read_bytes()
+    assert not (SUITE / "probes/driver.py").exists()
+    assert load_suite(SUITE).files["probes/driver.py"] == images
+    assert b"cuInit" in load_suite(SUITE).runnable()["probes/driver.py"]
+
+    suite = suite_with(tmp_path / "suite", CHECK)
+    (suite / "probes/driver.py").unlink()
+    without = load_suite(suite)
+    (suite / "probes/driver.py").write_bytes(images)
+    assert (without.files, without.digest) == (load_suite(suite).files, load_suite(suite).digest)
+
+
+def test_a_suite_may_have_a_probe_of_the_driver_of_its_own(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path / "suite", CHECK)
+    before = suite_digest(suite)
+    (suite / "probes/driver.py").write_text("print('{}')\n")
+
+    assert load_suite(suite).files["probes/driver.py"] == b"print('{}')\n"
+    assert suite_digest(suite) != before
+    code = (
+        "import runpy, sys, pathlib; print(runpy.run_path(sys.argv[1])['digest'](pathlib.Path(sys.argv[2])))"
+    )
+    argv = [sys.executable, "-I", "-B", "-c", code, str(suite / "catalogue.py"), str(suite)]
+    assert subprocess.check_output(argv, text=True).strip() == suite_digest(suite)
+
+
+@pytest.mark.parametrize("command", [["runner.py"], ["-m", "pytest", "-q"]])
+def test_a_copied_folder_without_rootfs_is_incomplete(tmp_path: Path, command: list[str]) -> None:
+    """One sentence with the path, by the runner and by plain pytest."""
+    suite = suite_with(tmp_path / "suite", CHECK)
+    (suite / "probes/driver.py").unlink()
+    argv = [sys.executable, "-B", *command]
+    done = subprocess.run(argv, cwd=suite, capture_output=True, text=True, check=False)
+    path = tmp_path / "rootfs/opt/torchkiln/workplace/driver_probe.py"
+
+    assert done.returncode != 0
+    assert f"{path}: no such file: copy rootfs/ of torchkiln beside smoke_tests/" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def _link(to: str) -> Callable[[Path], None]:
@@ -68,6 +112,18 @@ def _folder_link(path: Path) -> None:
 
 def _write(path: Path) -> None:
     path.write_bytes(b"x")
+
+
+def test_a_file_that_becomes_a_link_before_it_is_read(tmp_path: Path) -> None:
+    """The walk found a regular file; the link that replaced it is not followed."""
+    (tmp_path / "other.py").write_bytes(b"secret")
+    (tmp_path / "test_one.py").symlink_to(tmp_path / "other.py")
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(ValueError, match=r"'a/test_one\.py': a symbolic link"):
+            snapshot._content(folder, "test_one.py", "a/test_one.py")
+    finally:
+        os.close(folder)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +179,7 @@ def test_each_further_file_is_another_suite(tmp_path: Path, name: str) -> None:
 
 
 def _byte_code(suite: Path, module: str, source: str) -> None:
-    """A .pyc that Python takes without looking at the source beside it, in the digest's blind spot."""
+    """A .pyc that Python loads without comparing it with its source, and that the digest does not cover."""
     evil = suite.parent / "evil.py"
     evil.write_text(source)
     for tag in ("cpython-311", sys.implementation.cache_tag):
@@ -133,8 +189,8 @@ def _byte_code(suite: Path, module: str, source: str) -> None:
         )
 
 
-def test_planted_byte_code_has_no_say_outside_the_image(tmp_path: Path) -> None:
-    """The catalogue and the rules run here, on the host: from the source, whatever lies in __pycache__."""
+def test_planted_byte_code_is_not_loaded_on_the_host(tmp_path: Path) -> None:
+    """On the host, catalogue and rules are loaded from their sources, not from __pycache__."""
     suite = suite_with(tmp_path / "suite", CHECK)
     marker = tmp_path / "ran"
     source = f"open({str(marker)!r}, 'w')\ndef catalogue(folder): return ()\n"
@@ -163,7 +219,9 @@ class Here:
     name: str = "here"
     python: str = sys.executable
 
-    def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Ended:
+    def run(
+        self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float, on_line: OnLine
+    ) -> Ended:
         self.before()
         copy = binds["/opt/torchkiln/smoke_tests"]
         self.seen += sorted(path.relative_to(copy).as_posix() for path in copy.rglob("*"))
@@ -173,6 +231,8 @@ class Here:
         for at, path in binds.items():
             argv = [word.replace(at, str(path), 1) if word.startswith(at) else word for word in argv]
         done = subprocess.run(argv, capture_output=True, check=False)
+        for line in done.stdout.splitlines():
+            on_line(line)
         return Ended(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
     def killed_for_memory(self) -> int:
@@ -180,7 +240,7 @@ class Here:
 
 
 def run(suite: Path, tmp_path: Path, between: Callable[[], object] = lambda: None) -> tuple[str, Here]:
-    """What the one check says when the folder is changed *between* the digest and the run."""
+    """The message of the check if the folder is changed by *between* after its digest was computed."""
     inside = Here(before=between)
     report = smoke(
         IMAGE, inside, Checks(suite=load_suite(suite)), wheels=tmp_path, when="2026-11-23T19:00:00Z"
@@ -188,21 +248,21 @@ def run(suite: Path, tmp_path: Path, between: Callable[[], object] = lambda: Non
     return report.findings[0].message, inside
 
 
-def test_planted_byte_code_has_no_say_inside_either(tmp_path: Path) -> None:
+def test_planted_byte_code_is_not_loaded_inside_the_image(tmp_path: Path) -> None:
     """The runner and pytest would both load it; it is not in the copy that they see."""
     suite = suite_with(tmp_path / "suite", CHECK)
     for module in ("measure", "conftest", "test_one", "test_one.cpython-311-pytest-8.4.2", "host"):
         _byte_code(suite, module, "import os\nos._exit(0)\n")
-    told, inside = run(suite, tmp_path)
-    assert "the real check ran" in told
+    message, inside = run(suite, tmp_path)
+    assert "the real check ran" in message
     assert not [path for path in inside.seen if "pycache" in path or path.endswith(".pyc")]
 
 
 @pytest.mark.parametrize("way", ["changed", "replaced", "planted", "byte-code", "linked"])
 def test_what_changes_behind_the_digest_has_no_effect(tmp_path: Path, way: str) -> None:
-    """Between the digest and the run somebody with access to the folder writes into it."""
+    """Another user with access to the folder writes into it between the digest and the run."""
     suite = suite_with(tmp_path / "suite", CHECK)
-    passing = "import pytest\n@pytest.mark.tier(0)\ndef test_one():\n    pass\n"
+    passing = check_file("@pytest.mark.tier(0)\ndef test_one():\n    pass\n")
 
     def between() -> None:
         match way:
@@ -221,8 +281,8 @@ def test_what_changes_behind_the_digest_has_no_effect(tmp_path: Path, way: str) 
                 (tmp_path / "evil_one.py").write_text(passing)
                 (suite / "test_one.py").symlink_to(tmp_path / "evil_one.py")
 
-    told, _ = run(suite, tmp_path, between)
-    assert "the real check ran" in told
+    message, _ = run(suite, tmp_path, between)
+    assert "the real check ran" in message
 
 
 def test_a_run_leaves_nothing_in_the_suite(tmp_path: Path) -> None:
@@ -243,7 +303,7 @@ def test_a_catalogue_that_breaks_is_one_sentence(tmp_path: Path, source: str) ->
         load_suite(suite)
 
 
-def test_a_suite_without_requirements_is_told(tmp_path: Path) -> None:
+def test_a_suite_without_requirements_is_reported(tmp_path: Path) -> None:
     suite = suite_with(tmp_path / "suite", CHECK)
     (suite / "requirements.txt").unlink()
     with pytest.raises(ConfigError, match=r"requirements\.txt not found"):
@@ -251,7 +311,7 @@ def test_a_suite_without_requirements_is_told(tmp_path: Path) -> None:
 
 
 def test_the_requirements_are_those_that_were_digested(tmp_path: Path) -> None:
-    """pytest is installed from the bytes under the digest, not from what lies there by then."""
+    """pytest is installed from the bytes of the digest, although the file has changed since."""
     suite = suite_with(tmp_path / "suite", CHECK)
     found = load_suite(suite)
     (suite / "requirements.txt").write_text("evil==1\n")

@@ -1,15 +1,15 @@
-"""Base and tools at hand: what fits what, what stands in, and what is refused."""
+"""The choice of base and tools: matches, replacements and refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.planned import LOCK_DIGEST
+from tests.planned import LOCK_DIGEST, locked
 from tests.roots import entry, tar_of
 from tests.unit.test_base_artefact import a_base
 from tests.unit.test_tools import devel
@@ -17,7 +17,7 @@ from torchkiln.base import artefact, keeping, tools
 from torchkiln.build.environment import Environment
 from torchkiln.build.prerequisites import BaseSources, provide, ready
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.model.lock import LockedBase, LockedCell, LockedTools, OsPackage
+from torchkiln.model.lock import LockedBase, LockedCell, LockedTools, LockedWheel, OsPackage
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.progress import Silent
 from torchkiln.oci.encode import ENCODER, encode_bytes
@@ -28,9 +28,9 @@ STATUS = "Package: {}\nStatus: install ok installed\nVersion: {}\n\n"
 
 
 def tools_tar(base: LockedBase, cmake: str) -> bytes:
-    """A layer of tools on *base*: dpkg's status with one package more."""
+    """A layer of tools on *base*: dpkg's status with one more package."""
     packages = [*base.packages, OsPackage(name="cmake", version=cmake)]
-    status = "".join(STATUS.format(one.name, one.version) for one in packages)
+    status = "".join(STATUS.format(package.name, package.version) for package in packages)
     return tar_of([entry("var/lib/dpkg/status", status.encode()), entry("usr/bin/cmake", b"cmake")])
 
 
@@ -56,7 +56,7 @@ def some_tools(base: LockedBase, store: Store | None, cmake: str = "3.25") -> Lo
 
 @dataclass
 class Archive:
-    """A Debian archive with a memory: its present versions, and how often it was asked for what."""
+    """A fake Debian archive: its current versions, and counts of the builds."""
 
     openssl: str = "3.0.18"
     cmake: str = "3.25"
@@ -87,14 +87,14 @@ def store(tmp_path: Path) -> Store:
 
 
 def a_cell() -> LockedCell:
-    """A devel cell's lock without wheels, for nobody fetches any here."""
+    """A devel lock without wheels, because none is downloaded here."""
     base = a_base(None)
     return replace(devel(), base=base, tools=some_tools(base, None), wheels=(), layers=())
 
 
 def found(locked: LockedCell, store: Store, **sources: Any) -> tuple[LockedCell, tuple[str, ...]]:
-    nobody: Any = None
-    environment = Environment(store=store, fetcher=nobody, observer=Silent(), environ={})
+    no_fetcher: Any = None
+    environment = Environment(store=store, fetcher=no_fetcher, observer=Silent(), environ={})
     return provide(planned(locked), environment, BaseSources(**sources))
 
 
@@ -102,26 +102,26 @@ def planned(locked: LockedCell) -> ImagePlan:
     return plan(locked, (), aliases=(), lock_digest=LOCK_DIGEST)
 
 
-def test_what_the_cache_has_is_taken(store: Store, archive: Archive) -> None:
+def test_base_and_tools_of_the_cache_are_used(store: Store, archive: Archive) -> None:
     some_tools(a_base(store), store)
 
     assert found(a_cell(), store) == (a_cell(), ())
     assert (archive.bases, archive.tools) == (0, 0)
 
 
-def test_a_runtime_image_asks_for_none(store: Store, archive: Archive) -> None:
+def test_a_runtime_image_needs_no_tools(store: Store, archive: Archive) -> None:
     a_base(store)
 
     assert found(replace(a_cell(), tools=None), store) == (replace(a_cell(), tools=None), ())
     assert archive.tools == 0
 
 
-def test_the_archive_may_still_give_both(store: Store, archive: Archive) -> None:
+def test_the_archive_may_still_have_both(store: Store, archive: Archive) -> None:
     assert found(a_cell(), store, locked_only=True) == (a_cell(), ())
     assert (archive.bases, archive.tools) == (1, 1)
 
 
-def test_newer_tools_stand_in_and_are_named(store: Store, archive: Archive) -> None:
+def test_newer_tools_are_used_and_named(store: Store, archive: Archive) -> None:
     a_base(store)
     archive.cmake = "3.31"
 
@@ -133,7 +133,7 @@ def test_newer_tools_stand_in_and_are_named(store: Store, archive: Archive) -> N
     assert archive.tools == 1
 
 
-def test_with_locked_only_they_end_the_build(store: Store, archive: Archive) -> None:
+def test_with_locked_only_newer_tools_are_an_error(store: Store, archive: Archive) -> None:
     a_base(store)
     archive.cmake = "3.31"
 
@@ -144,13 +144,13 @@ def test_with_locked_only_they_end_the_build(store: Store, archive: Archive) -> 
         found(a_cell(), store, locked_only=True)
     assert caught.value.exit_code == 6
     assert "--tools FILE" in caught.value.hint
-    assert "lock --upgrade-base" in caught.value.hint
+    assert "lock TAG --upgrade-base" in caught.value.hint
 
 
-def test_on_another_base_they_are_made_anew_though_the_cache_has_the_locked(
+def test_on_another_base_tools_are_built_again_even_if_the_locked_are_cached(
     store: Store, archive: Archive
 ) -> None:
-    """Their dpkg status is the other base's."""
+    """Their dpkg status is that of the other base."""
     locked = a_cell()
     some_tools(a_base(None), store)
     archive.openssl = "3.0.19"
@@ -166,7 +166,7 @@ def test_on_another_base_they_are_made_anew_though_the_cache_has_the_locked(
 
 
 @pytest.mark.parametrize("bare", [True, False])
-def test_a_file_of_the_users_is_taken(tmp_path: Path, store: Store, archive: Archive, bare: bool) -> None:
+def test_a_file_of_the_user_is_used(tmp_path: Path, store: Store, archive: Archive, bare: bool) -> None:
     tar = tools_tar(a_base(store), "3.25")
     (tmp_path / "f").write_bytes(tar if bare else encode_bytes(tar)[0])
 
@@ -184,7 +184,7 @@ Make = Callable[[LockedBase], bytes]
         (lambda _: b"no tar", "f: not the tar of|cannot be read|is not the locked"),
     ],
 )
-def test_another_file_is_refused_and_nothing_kept(
+def test_another_file_is_refused_and_not_stored(
     tmp_path: Path, store: Store, archive: Archive, make: Make, words: str
 ) -> None:
     (tmp_path / "f").write_bytes(make(a_base(store)))
@@ -194,8 +194,8 @@ def test_another_file_is_refused_and_nothing_kept(
     assert len(list((store.root / "blobs/sha256").iterdir())) == 1
 
 
-def test_tools_of_another_base_are_none_of_this_one(tmp_path: Path, store: Store) -> None:
-    """Without a lock, a file is taken by its own word; it says of which packages it was made."""
+def test_tools_of_another_base_are_refused(tmp_path: Path, store: Store) -> None:
+    """Without a lock, the file's own list of packages is trusted."""
     base = a_base(store)
     (tmp_path / "f").write_bytes(tools_tar(a_base(None, "3.0.17"), "3.25"))
 
@@ -207,7 +207,7 @@ def test_tools_of_another_base_are_none_of_this_one(tmp_path: Path, store: Store
     assert tools.adopt(tmp_path / "g", "devel", base, store) == some_tools(base, None)
 
 
-def test_the_lock_reads_back_and_a_spoiled_one_is_named(tmp_path: Path) -> None:
+def test_the_lock_reads_back_and_an_invalid_one_is_named(tmp_path: Path) -> None:
     made = some_tools(a_base(None), None)
     path = tools.write_lock(tmp_path, made)
 
@@ -220,7 +220,7 @@ def test_the_lock_reads_back_and_a_spoiled_one_is_named(tmp_path: Path) -> None:
         tools.read_lock(tmp_path, "debian12", "devel")
 
 
-def test_each_package_of_the_base_is_held() -> None:
+def test_each_package_of_the_base_is_pinned() -> None:
     assert tools.pins(a_base(None).packages) == (
         "Package: openssl\nPin: version 3.0.18\nPin-Priority: 1001\n\n"
         "Package: python3.11-minimal\nPin: version 3.11.2-6+deb12u6\nPin-Priority: 1001\n"
@@ -228,8 +228,8 @@ def test_each_package_of_the_base_is_held() -> None:
 
 
 def test_a_build_plans_once_and_again_only_on_another_base(store: Store, archive: Archive) -> None:
-    nobody: Any = None
-    environment = Environment(store=store, fetcher=nobody, observer=Silent(), environ={})
+    no_fetcher: Any = None
+    environment = Environment(store=store, fetcher=no_fetcher, observer=Silent(), environ={})
     planned_on: list[LockedCell] = []
 
     def counted(locked: LockedCell) -> ImagePlan:
@@ -250,3 +250,64 @@ def test_a_build_plans_once_and_again_only_on_another_base(store: Store, archive
     assert planned_on == [a_cell(), built.locked]
     assert (built.layers[-2].title, moved) == (planned(a_cell()).layers[-2].title, ("cmake 3.25 → 3.31",))
     assert built.locked.tools == some_tools(a_base(None), None, "3.31")
+
+
+@dataclass
+class Index:
+    """A Fetcher that records its requests; without an answer if *down*."""
+
+    down: bool = False
+    requests: list[str] = field(default_factory=list)
+
+    def size(self, wheel: LockedWheel) -> int:
+        return self._answer(wheel, 1)
+
+    def tail(self, wheel: LockedWheel, count: int) -> bytes:
+        return b"x" * self._answer(wheel, count)
+
+    def fetch(self, wheel: LockedWheel, *_: object, **__: object) -> None:
+        """Not recorded: wheels are downloaded while the base is built."""
+
+    def _answer(self, wheel: LockedWheel, result: int) -> int:
+        self.requests.append(wheel.name)
+        if self.down:
+            raise BuildFailed(f"{wheel.filename}: connection refused")
+        return result
+
+
+def with_wheels(*, unknown: bool = False) -> LockedCell:
+    """A lock of the test's base with wheels; *unknown*: torch's has no size."""
+    cell = locked("2.7.1")
+    wheels = [replace(each, size=0) if unknown and each.name == "torch" else each for each in cell.wheels]
+    return replace(cell, base=a_base(None), tools=None, wheels=tuple(wheels), layers=())
+
+
+def provided(cell: LockedCell, store: Store, index: Index) -> None:
+    environment = Environment(store=store, fetcher=index, observer=Silent(), environ={})
+    provide(planned(cell), environment, BaseSources())
+
+
+def test_an_unreachable_index_is_noticed_before_the_base_is_built(store: Store, archive: Archive) -> None:
+    """One small file of each index is requested."""
+    index = Index(down=True)
+    with pytest.raises(BuildFailed, match="connection refused"):
+        provided(with_wheels(), store, index)
+
+    assert archive.bases == 0
+    assert index.requests == [min(with_wheels().wheels, key=lambda wheel: wheel.size).name]
+
+
+def test_a_wheel_of_unknown_size_is_requested_too(store: Store, archive: Archive) -> None:
+    index = Index()
+    provided(with_wheels(unknown=True), store, index)
+
+    assert (archive.bases, index.requests) == (1, ["torch"])
+
+
+def test_nothing_is_requested_if_base_or_wheels_are_there(store: Store, archive: Archive) -> None:
+    index = Index(down=True)
+    provided(replace(with_wheels(), wheels=()), store, index)  # nothing is missing but the base
+    assert archive.bases == 1
+
+    provided(with_wheels(), store, index)  # the base is in the cache now
+    assert (archive.bases, index.requests) == (1, [])

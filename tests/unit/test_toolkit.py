@@ -1,4 +1,4 @@
-"""devel of CUDA 13: what runtime has, then the toolkit's wheels, then links where compilers look."""
+"""devel of CUDA 13: runtime's layers, the toolkit's wheels, and links in the search paths of compilers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.gridcase import FACTS, MATRIX
-from tests.planned import LOCK_DIGEST, PROFILE, locked, tools_on, wheel
+from tests.planned import FACTS, LOCK_DIGEST, MATRIX, PROFILE, locked, tools_on, wheel
 from torchkiln.build.cache_keys import key_of
 from torchkiln.docker.bake import bake
 from torchkiln.docker.dockerfile import load_templates, render
@@ -44,7 +43,7 @@ def cell_of(flavor: str) -> LockedCell:
     """Its lock: the same wheels, and the toolkit's for devel."""
     made = locked()
     more = [wheel(name, "13.0.88", megabytes=30) for name in PARTS] if flavor == "devel" else []
-    wheels = tuple(sorted((*made.wheels, *more), key=lambda one: one.name))
+    wheels = tuple(sorted((*made.wheels, *more), key=lambda wheel: wheel.name))
     tools = tools_on(made.base) if flavor == "devel" else None
     return replace(made, resolution=answer(flavor), wheels=wheels, tools=tools)
 
@@ -53,7 +52,7 @@ def planned(flavor: str) -> ImagePlan:
     return plan(cell_of(flavor), (PROFILE,), aliases=(), lock_digest=LOCK_DIGEST)
 
 
-def test_it_is_asked_for_beside_torch_and_can_be_locked() -> None:
+def test_the_toolkit_is_required_beside_torch_and_can_be_locked() -> None:
     runtime, devel = answer("runtime"), answer("devel")
 
     assert set(devel.requirements) - set(runtime.requirements) == {FACTS.toolkits["13.0"].requires}
@@ -64,13 +63,15 @@ def test_it_is_asked_for_beside_torch_and_can_be_locked() -> None:
     assert require_buildable(devel) == require_buildable(runtime)
 
 
-def test_what_runtime_has_lies_below() -> None:
-    """So that who has the one pulls little for the other."""
+def test_runtimes_layers_are_below() -> None:
+    """So that a client with one of them pulls little for the other."""
     runtime, devel = planned("runtime"), planned("devel")
     shared = len(runtime.layers) - 1
 
     assert devel.layers[:shared] == runtime.layers[:shared]
-    above = {one.name for layer in devel.layers[shared:] if layer.kind == "wheels" for one in layer.wheels}
+    above = {
+        wheel.name for layer in devel.layers[shared:] if layer.kind == "wheels" for wheel in layer.wheels
+    }
     assert above == set(PARTS)
 
 
@@ -83,7 +84,7 @@ def link_map(image: ImagePlan) -> dict[str, str]:
 
 
 def followed(path: str, links: dict[str, str]) -> str:
-    """Where *path* ends, step by step, as the kernel goes; `..` leaves the folder that was reached."""
+    """Resolve *path* like the kernel; `..` is the parent of the resolved folder."""
     done: list[str] = []
     steps = path.split("/")
     while steps:
@@ -102,7 +103,7 @@ def followed(path: str, links: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("path", "found"),
     [
         ("usr/local/cuda/bin/nvcc", f"{SITE}/nvidia/cu13/bin/nvcc"),
         ("usr/local/cuda/bin/../nvvm/bin/cicc", f"{SITE}/nvidia/cu13/nvvm/bin/cicc"),
@@ -112,12 +113,12 @@ def followed(path: str, links: dict[str, str]) -> str:
         ("usr/local/cuda-13.0/lib64/libcudnn.so", f"{SITE}/nvidia/cudnn/lib/libcudnn.so.9"),
     ],
 )
-def test_where_nvcc_and_linkers_look(asked: str, found: str) -> None:
-    assert followed(asked, link_map(planned("devel"))) == found
+def test_search_paths_of_nvcc_and_linkers(path: str, found: str) -> None:
+    assert followed(path, link_map(planned("devel"))) == found
 
 
-def test_nothing_lies_among_the_packages() -> None:
-    """The smoke check `lock` takes what no wheel brought for a stranger."""
+def test_no_link_is_in_site_packages() -> None:
+    """The smoke check `lock` would report files without a wheel."""
     links = link_map(planned("devel"))
 
     assert links
@@ -125,7 +126,7 @@ def test_nothing_lies_among_the_packages() -> None:
     assert link_map(planned("runtime")) == {}
 
 
-def test_what_shells_and_build_systems_are_told() -> None:
+def test_variables_for_shells_and_build_systems() -> None:
     runtime, devel = (dict(planned(flavor).config.env) for flavor in ("runtime", "devel"))
 
     assert devel["CUDA_HOME"] == "/usr/local/cuda"
@@ -136,8 +137,8 @@ def test_what_shells_and_build_systems_are_told() -> None:
     assert not {"CUDA_HOME", "CPATH", "LIBRARY_PATH"} & set(runtime)
 
 
-def test_the_lock_holds_it() -> None:
-    """A lock without one stays as it was written before there were any."""
+def test_the_lock_contains_the_toolkit() -> None:
+    """A lock without one keeps its earlier form."""
     devel, runtime = cell_of("devel"), cell_of("runtime")
 
     assert from_json(to_json(devel)) == devel
@@ -158,26 +159,26 @@ def test_the_dockerfile_makes_the_same_links() -> None:
     assert {f"/{PurePosixPath(path).parent}" for path in link_map(image)} == set(made[1].split())
 
 
-def test_of_a_cuda_without_toolkit_only_runtime_can_be_built() -> None:
-    told = answer("devel", torch="2.8.0", cuda="12.9")
+def test_without_a_toolkit_only_runtime_can_be_built() -> None:
+    message = answer("devel", torch="2.8.0", cuda="12.9")
 
-    assert (told.toolkit, told.lockable) == (None, False)
+    assert (message.toolkit, message.lockable) == (None, False)
     with pytest.raises(Unresolvable, match=r"neither wheels nor archives of the CUDA 12\.9 toolkit"):
-        require_buildable(told)
+        require_buildable(message)
 
 
 OF_ARCHIVES = tuple(f"nvidia-{name}-cu12" for name in ("cublas", "cuda-runtime", "cudnn", "cufft", "nccl"))
 
 
 def of_archives(**versions: str) -> LockedCell:
-    """torch 2.7.1 for CUDA 12.1 with NVIDIA's archives, and wheels newer than these but for *versions*."""
-    told = answer("devel", torch="2.7.1", cuda="12.1")
+    """torch 2.7.1 for CUDA 12.1 with NVIDIA's archives, and newer wheels, except for *versions*."""
+    message = answer("devel", torch="2.7.1", cuda="12.1")
     made = {name: versions.get(name.replace("-", "_"), "12.6.77") for name in OF_ARCHIVES}
     wheels = tuple(wheel(name, version, megabytes=9) for name, version in made.items())
     made_for = locked()
     return replace(
         made_for,
-        resolution=told,
+        resolution=message,
         wheels=wheels,
         tools=tools_on(made_for.base),
         archives=FACTS.redist.releases["12.1.1"],
@@ -192,7 +193,7 @@ TREE = "usr/local/cuda-12.1/targets/x86_64-linux"
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("path", "found"),
     [
         ("usr/local/cuda/bin/nvcc", "usr/local/cuda-12.1/bin/nvcc"),
         ("usr/local/cuda/include/cuda.h", f"{TREE}/include/cuda.h"),
@@ -203,19 +204,19 @@ TREE = "usr/local/cuda-12.1/targets/x86_64-linux"
         ("usr/local/cuda/extras/CUPTI/lib64/libcublas.so", f"{SITE}/nvidia/cublas/lib/libcublas.so.12"),
     ],
 )
-def test_of_archives_where_nvcc_and_linkers_look(asked: str, found: str) -> None:
-    assert followed(asked, link_map(planned_of_archives())) == found
+def test_archives_search_paths_of_nvcc_and_linkers(path: str, found: str) -> None:
+    assert followed(path, link_map(planned_of_archives())) == found
 
 
-def test_a_wheel_older_than_the_archives_headers_takes_no_place() -> None:
-    """Nor one whose version cannot be compared, nor one that is not there."""
+def test_a_wheel_older_than_the_archives_headers_replaces_nothing() -> None:
+    """Also one whose version cannot be compared, and a missing one."""
     links = set(link_map(planned_of_archives(nvidia_cublas_cu12="12.0.1.1", nvidia_cufft_cu12="11.9+x")))
 
     assert f"{TREE}/lib/libcudart.so" in links
     assert not {f"{TREE}/lib/lib{name}.so" for name in ("cublas", "cublasLt", "cufft", "curand")} & links
 
 
-def test_of_archives_what_shells_and_build_systems_are_told() -> None:
+def test_archives_variables_for_shells_and_build_systems() -> None:
     """The headers of the archives go before those that only wheels have; the stubs behind the libraries."""
     env = dict(planned_of_archives().config.env)
 
@@ -230,18 +231,20 @@ def test_of_archives_what_shells_and_build_systems_are_told() -> None:
 
 
 def test_all_torch_releases_of_a_cuda_have_the_same_toolkit_layers() -> None:
-    """On top of what runtime has, and below our own files."""
+    """Above runtime's layers, and below our own files."""
     older = replace(of_archives(), resolution=answer("devel", torch="2.1.2", cuda="12.1"))
-    one, other = (archive_layers(cell) for cell in (of_archives(), older))
+    current, earlier = (archive_layers(cell) for cell in (of_archives(), older))
 
-    assert one == other
+    assert current == earlier
     assert [layer.kind for layer in planned_of_archives().layers[-5:]] == [*["toolkit"] * 4, "overlay"]
-    held = [archive for layer in one for archive in layer.archives]
-    assert sorted(archive.component for archive in held) == [one.component for one in of_archives().archives]
-    assert {key_of(layer) for layer in one} == {key_of(layer) for layer in other}
+    of_layers = [archive for layer in current for archive in layer.archives]
+    assert sorted(archive.component for archive in of_layers) == [
+        archive.component for archive in of_archives().archives
+    ]
+    assert {key_of(layer) for layer in current} == {key_of(layer) for layer in earlier}
 
 
-def test_its_lock_names_the_archives() -> None:
+def test_the_lock_contains_the_archives() -> None:
     cell = of_archives()
     data = to_json(cell)
 
@@ -251,7 +254,7 @@ def test_its_lock_names_the_archives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"sha256": "0" * 64}, "do not match resolution.toolkit"),
         ({"version": "12.2.0"}, "is not an archive of cuda_cccl 12.2.0"),
@@ -260,23 +263,23 @@ def test_its_lock_names_the_archives() -> None:
         ({"component": "cuda_nvcc"}, "duplicate component"),
     ],
 )
-def test_a_lock_with_other_archives_than_it_means_is_refused(change: dict[str, str], told: str) -> None:
-    """Even where its seal was made anew."""
+def test_a_lock_with_wrong_archives_is_refused(change: dict[str, str], message: str) -> None:
+    """Even with a new seal."""
     document = json.loads(to_json(of_archives()))
     document["archives"][0] |= change
 
-    with pytest.raises(Stale, match=re.escape(told)):
+    with pytest.raises(Stale, match=re.escape(message)):
         from_json(_resealed(document))
 
 
 def _resealed(document: dict[str, Any]) -> bytes:
-    """As somebody would write it who knows how the seal is made."""
+    """*document* with a new seal, as an attacker can make it."""
     document["digest"] = lock_file._digest(document)
     document["seal"] = lock_file._seal(document)
     return json.dumps(document).encode()
 
 
-def test_the_dockerfile_takes_its_tree_from_a_context() -> None:
+def test_the_dockerfile_copies_the_tree_from_a_context() -> None:
     image = planned_of_archives()
     pip = wheel("pip", "25.3", megabytes=2)
     text = render(
@@ -286,7 +289,7 @@ def test_the_dockerfile_takes_its_tree_from_a_context() -> None:
     assert "FROM scratch AS toolkit\n" in text
     assert "COPY --from=toolkit usr/local/cuda-12.1/ /usr/local/cuda-12.1/\n" in text
     assert {path: target for target, path in re.findall(r"ln -s (\S+) /(\S+)", text)} == link_map(image)
-    told = json.loads(bake([image], "pytorch-cuda"))
-    (target,) = told["target"].values()
+    message = json.loads(bake([image], "pytorch-cuda"))
+    (target,) = message["target"].values()
     assert target["contexts"]["toolkit"] == "${TOOLKIT_12_1}"
-    assert told["variable"]["TOOLKIT_12_1"] == {"default": "toolkit-12.1"}
+    assert message["variable"]["TOOLKIT_12_1"] == {"default": "toolkit-12.1"}

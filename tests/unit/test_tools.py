@@ -1,4 +1,4 @@
-"""The OS's tools of a devel image: which, on which base, where they lie, and the compiler that nvcc finds."""
+"""The OS tools of a devel image: packages, base, position of the layer, and nvcc's compiler."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.gridcase import FACTS
-from tests.planned import LOCK_DIGEST, PROFILE, locked, tools_on, wheel
+from tests.planned import FACTS, LOCK_DIGEST, PROFILE, locked, tools_on, wheel
 from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.errors import Stale
 from torchkiln.lock.file import from_json, to_json
@@ -33,14 +32,14 @@ def cell(cuda: str, flavor: str = "devel", os: str = "debian12") -> Cell:
 def devel(name: str = "devel") -> LockedCell:
     """A devel cell's lock."""
     made = locked()
-    asked = replace(made.resolution.cell, flavor="devel")
+    devel_cell = replace(made.resolution.cell, flavor="devel")
     toolkit = replace(FACTS.toolkits["12.1"].toolkit, libraries=("nvidia/cublas/lib/libcublas.so.12",))
-    resolution = replace(made.resolution, cell=asked, limits=(), tools=name, toolkit=toolkit)
+    resolution = replace(made.resolution, cell=devel_cell, limits=(), tools=name, toolkit=toolkit)
     more = wheel("nvidia-nvvm", "13.0.88", megabytes=60)
     return replace(
         made,
         resolution=resolution,
-        wheels=tuple(sorted((*made.wheels, more), key=lambda one: one.name)),
+        wheels=tuple(sorted((*made.wheels, more), key=lambda locked_wheel: locked_wheel.name)),
         tools=tools_on(made.base, name),
     )
 
@@ -58,36 +57,36 @@ def planned(found: LockedCell) -> ImagePlan:
         ("13.0", "debian12", "devel"),
         ("11.7", "ubuntu22.04", "devel"),
         ("13.0", "ubuntu22.04", "devel"),
-        ("12.2", "debian12", "devel"),  # no fact of its own: 12.1's
+        ("12.2", "debian12", "devel"),  # no own fact: that of 12.1
         ("11.9", "debian12", "devel-gcc11"),
         ("99.0", "debian12", "devel"),
     ],
 )
-def test_where_nvcc_refuses_the_systems_gcc_an_older_one_comes_along(cuda: str, os: str, name: str) -> None:
+def test_an_older_gcc_is_added_if_nvcc_refuses_the_systems(cuda: str, os: str, name: str) -> None:
     assert tools_of(cell(cuda, os=os), FACTS) == name
     assert tools_of(cell(cuda, "runtime", os), FACTS) is None
 
 
-def test_the_facts_know_a_gcc_for_each_cuda_and_no_later_one_takes_less() -> None:
+def test_the_facts_have_a_gcc_for_each_cuda_in_increasing_order() -> None:
     assert set(FACTS.cuda) <= set(FACTS.host_gcc)
     newest = [FACTS.host_gcc[cuda] for cuda in sorted(FACTS.host_gcc, key=float)]
     assert newest == sorted(newest)
 
 
-def test_what_is_asked_of_the_archive() -> None:
+def test_packages_requested_from_the_archive() -> None:
     assert packages_of("devel") == ("cmake", "ninja-build", "g++", "gdb", "pkg-config", "git-lfs")
     assert packages_of("devel-gcc11") == (*packages_of("devel"), "gcc-11", "g++-11")
     assert (host_gcc("devel"), host_gcc("devel-gcc9")) == (None, "9")
 
 
 @pytest.mark.parametrize("name", ["", "base", "devel-gcc", "devel-gcc11x", "../devel", "devel\n"])
-def test_other_names_are_none(name: str) -> None:
+def test_unknown_names(name: str) -> None:
     assert not is_tools(name)
     with pytest.raises(ValueError, match="unknown tools"):
         packages_of(name)
 
 
-def test_the_older_gcc_lies_beside_nvcc_under_every_name() -> None:
+def test_the_older_gcc_is_beside_nvcc_with_every_name() -> None:
     found = {link.path: link.target for link in compiler_links(devel("devel-gcc11"))}
 
     assert found == {
@@ -101,8 +100,8 @@ def test_the_older_gcc_lies_beside_nvcc_under_every_name() -> None:
     assert links["usr/local/cuda-12.1/bin/gcc"] == "/usr/bin/gcc-11"
 
 
-def test_they_lie_above_the_toolkit_and_below_our_own_files() -> None:
-    """So runtime's layers, and the toolkit's, are the same whatever the archive gives."""
+def test_tools_are_above_the_toolkit_and_below_our_files() -> None:
+    """So runtime's and the toolkit's layers do not depend on the archive."""
     image, runtime = planned(devel()), planned(locked())
 
     assert [layer.kind for layer in image.layers[-3:]] == ["wheels", "tools", "overlay"]
@@ -113,13 +112,13 @@ def test_they_lie_above_the_toolkit_and_below_our_own_files() -> None:
     assert not [layer for layer in runtime.layers if layer.kind == "tools"]
 
 
-def test_the_image_says_what_it_has() -> None:
+def test_image_json_lists_the_tools() -> None:
     image, runtime = planned(devel()), planned(locked())
     tools = devel().tools
     assert tools is not None
 
-    (told,) = [f.data for f in image.layers[-1].files if f.path == "etc/torchkiln/image.json"]
-    assert json.loads(told)["tools"] == {
+    (image_json,) = [f.data for f in image.layers[-1].files if f.path == "etc/torchkiln/image.json"]
+    assert json.loads(image_json)["tools"] == {
         "name": "devel",
         "digest": tools.digest,
         "packages": {"cmake": "3.25.1-1", "gdb": "13.1-3"},
@@ -130,13 +129,13 @@ def test_the_image_says_what_it_has() -> None:
     assert (row["kind"], row["digest"], row["bytes"]) == ("tools", tools.digest, tools.size)
 
 
-def test_the_lock_holds_them_and_older_locks_stay_as_they_are() -> None:
+def test_the_lock_contains_the_tools_and_older_locks_are_unchanged() -> None:
     found = devel("devel-gcc11")
 
     assert from_json(to_json(found)) == found
     assert b'    "digest": "sha256:ccc' in to_json(found)
     assert b"tools" not in to_json(locked())
-    assert [one.name for one in found.os_packages] == ["cmake", "gdb", "tini"]
+    assert [package.name for package in found.os_packages] == ["cmake", "gdb", "tini"]
 
 
 @pytest.mark.parametrize(
@@ -162,19 +161,19 @@ def test_the_lock_holds_them_and_older_locks_stay_as_they_are() -> None:
         ),
     ],
 )
-def test_a_lock_whose_tools_do_not_fit_is_refused(spoiled: LockedCell, words: str) -> None:
+def test_a_lock_with_wrong_tools_is_refused(spoiled: LockedCell, words: str) -> None:
     with pytest.raises(Stale, match="tools") as caught:
         from_json(to_json(spoiled))
     assert words in caught.value.message
 
 
-def test_the_dockerfile_takes_them_as_they_are_or_asks_apt() -> None:
+def test_the_dockerfile_copies_tools_or_installs_them_with_apt() -> None:
     text = render(planned(devel("devel-gcc11")), TEMPLATES, ("python3",))
 
     assert "FROM scratch AS tools\n" in text
-    copied, asked = (
+    copied, devel_cell = (
         text.index("COPY --from=tools / /"),
         text.index("for package in cmake g++ g++-11 gcc-11 gdb"),
     )
-    assert text.index("compileall") < copied < asked < text.index("COPY --from=rootfs")
+    assert text.index("compileall") < copied < devel_cell < text.index("COPY --from=rootfs")
     assert "tools" not in render(planned(locked()), TEMPLATES, ("python3",))

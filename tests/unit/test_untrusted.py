@@ -1,4 +1,4 @@
-"""A lock keeps that it uses an untrusted source; torch's wheel is the one on public record."""
+"""The lock records untrusted sources; torch's wheel must match the public record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import reports
-from tests.gridcase import FACTS, answer
+from tests.planned import FACTS, answer
 from torchkiln.base import artefact
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import edits, sources_of, variables
@@ -41,7 +41,7 @@ ON, TODAY = System(base=reports.LOCKED.base), Versions(as_of="2026-11-21")
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Z", "C"])))
-def test_the_word_is_taken_off_once_and_nothing_else_is(address: str) -> None:
+def test_the_prefix_is_removed_once(address: str) -> None:
     assert declared(f" untrusted+{address} ") == (address, True)
     if not address.startswith(("untrusted+", "stand-in+")):
         assert declared(address) == (address, False)
@@ -53,14 +53,17 @@ def test_the_prefix_of_earlier_versions_is_refused() -> None:
         declared("stand-in+http://127.0.0.1:8/")
 
 
-def test_the_index_says_so_in_its_address() -> None:
-    told = index_settings({INDEX: "untrusted+http://127.0.0.1:8/whl/cu118/"}, pip_config="")
-    assert (told.pytorch_url, told.untrusted) == ("http://127.0.0.1:8/whl/cu118", (Source.PYTORCH,))
+def test_an_index_is_untrusted_by_the_prefix_of_its_url() -> None:
+    settings_read = index_settings({INDEX: "untrusted+http://127.0.0.1:8/whl/cu118/"}, pip_config="")
+    assert (settings_read.pytorch_url, settings_read.untrusted) == (
+        "http://127.0.0.1:8/whl/cu118",
+        (Source.PYTORCH,),
+    )
     assert index_settings({INDEX: "http://127.0.0.1:8/whl"}, pip_config="").untrusted == ()
     assert index_settings({}, pip_config="").untrusted == ()
 
 
-def test_each_distribution_has_variables_of_its_own() -> None:
+def test_each_distribution_has_its_own_variables() -> None:
     assert variables(DEBIAN)[0] == "TORCHKILN_DEBIAN_MIRROR"
     environ = {
         "TORCHKILN_DEBIAN_MIRROR": "http://mirror.test/debian",
@@ -90,21 +93,21 @@ def test_each_distribution_has_variables_of_its_own() -> None:
         ("TORCHKILN_UBUNTU_KEYRING", "/srv/keys gpg"),
     ],
 )
-def test_what_is_no_address_or_no_path_is_named(name: str, value: str) -> None:
+def test_invalid_urls_and_paths_are_named(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         sources_of(UBUNTU, {name: value})
 
 
 @pytest.mark.parametrize("locked", [OF_INDEX, OF_BASE, OF_TOOLS], ids=["index", "base", "tools"])
-def test_a_lock_keeps_it(locked: LockedCell, tmp_path: Path) -> None:
+def test_the_lock_records_an_untrusted_source(locked: LockedCell, tmp_path: Path) -> None:
     assert is_untrusted(locked)
     assert from_json(to_json(locked)) == locked
     assert load_locked(tmp_path, save(tmp_path, locked).name) == locked
     assert artefact.from_json(artefact.to_json(locked.base)) == locked.base
 
 
-def test_a_lock_of_other_sources_says_nothing() -> None:
-    """So the committed ones keep their bytes."""
+def test_a_lock_of_trusted_sources_has_no_mark() -> None:
+    """So committed locks keep their bytes."""
     for locked in (reports.LOCKED, DEVEL):
         assert b"untrusted" not in to_json(locked)
         assert not is_untrusted(locked)
@@ -117,7 +120,7 @@ TOOLKIT = replace(
 
 
 @pytest.mark.parametrize("locked", [OF_INDEX, OF_BASE, TOOLKIT], ids=["index", "base", "toolkit"])
-def test_the_image_says_so(locked: LockedCell) -> None:
+def test_the_image_has_a_label(locked: LockedCell) -> None:
     assert is_untrusted(locked)
     made = plan(locked, (), aliases=(), lock_digest=reports.OTHER)
     assert dict(made.config.labels)["torchkiln.untrusted"] == "true"
@@ -126,35 +129,35 @@ def test_the_image_says_so(locked: LockedCell) -> None:
 
 
 @pytest.mark.parametrize("locked", [OF_INDEX, OF_BASE], ids=["index", "base"])
-def test_the_gate_refuses_whatever_passed_unless_it_is_told_why(locked: LockedCell) -> None:
-    judged = judge([], Policy(strangers=True), locked, reports.SUITE, image=reports.IMAGE)
-    [told] = [why for what, why in judged.missing if what == "lock"]
+def test_the_gate_refuses_an_untrusted_image_without_an_override(locked: LockedCell) -> None:
+    decision = judge([], Policy(accept_unsigned=True), locked, reports.SUITE, image=reports.IMAGE)
+    [settings_read] = [why for what, why in decision.missing if what == "lock"]
 
-    assert told.startswith(USES)
+    assert settings_read.startswith(USES)
     with pytest.raises(GateRefused):
-        clear(judged)
-    assert override(judged, "for a talk").override == "for a talk"
-    real = judge([], Policy(strangers=True), reports.LOCKED, reports.SUITE, image=reports.IMAGE)
+        clear(decision)
+    assert override(decision, "for a demonstration").override == "for a demonstration"
+    real = judge([], Policy(accept_unsigned=True), reports.LOCKED, reports.SUITE, image=reports.IMAGE)
     assert "lock" not in dict(real.missing)
 
 
-def test_an_untrusted_index_that_gave_nothing_does_not_count() -> None:
+def test_an_unused_untrusted_index_does_not_count() -> None:
     wheels = reports.LOCKED.wheels
-    shelf = type("Given", (), {"wheels": lambda self, wanted: wheels})()
-    told = lock(reports.LOCKED.resolution, shelf, ON, TODAY, untrusted=[Source.PYTORCH])
-    assert not told.untrusted
+    shelf = type("Given", (), {"wheels": lambda self, request: wheels})()
+    settings_read = lock(reports.LOCKED.resolution, shelf, ON, TODAY, untrusted=[Source.PYTORCH])
+    assert not settings_read.untrusted
 
 
 # --- torch's wheel by public record ---------------------------------------------------------------
 
 
 class Shelf:
-    """An index that gives torch with that hash, and a companion of the default index."""
+    """An index with torch of that hash, and a companion of the default index."""
 
     def __init__(self, sha256: str) -> None:
         self._sha256 = sha256
 
-    def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
+    def wheels(self, request: IndexRequest) -> tuple[LockedWheel, ...]:
         def one(name: str, version: str, sha256: str, index: Source) -> LockedWheel:
             filename = f"{name}-{version}-cp311-cp311-linux_x86_64.whl"
             return LockedWheel(
@@ -165,24 +168,26 @@ class Shelf:
         return (torch, one("numpy", "1.26.4", "0" * 64, Source.DEFAULT))
 
 
-def test_the_record_is_of_pytorchs_index_and_one_python() -> None:
+def test_the_record_is_for_pytorchs_index_and_one_python() -> None:
     assert CU118.build
     known = {python: recorded(FACTS, CU118.build, python) for python in ("3.10", "3.11", "3.12")}
-    told = {
+    settings_read = {
         (one, tag): sha for one, tag, name, sha in FACTS.releases["2.2.2"].index_sha256 if name == "torch"
     }
 
     assert known == {
-        "3.10": told["cu118", "cp310"],
-        "3.11": told["cu118", "cp311"],
-        "3.12": told.get(("cu118", "cp312")),
+        "3.10": settings_read["cu118", "cp310"],
+        "3.11": settings_read["cu118", "cp311"],
+        "3.12": settings_read.get(("cu118", "cp312")),
     }
-    default = answer("2.1.2", "12.1").build  # cu121, of which PyTorch's index has other bytes, on record too
+    default = answer(
+        "2.1.2", "12.1"
+    ).build  # cu121, PyTorch's index has other bytes, which are also on record
     assert default
     assert recorded(FACTS, default, "3.11") is None
 
 
-def test_a_wheel_that_is_not_the_recorded_one_is_refused_but_of_an_untrusted_index() -> None:
+def test_a_wheel_that_differs_from_the_record_is_refused_unless_untrusted() -> None:
     assert CU118.build
     known = recorded(FACTS, CU118.build, "3.11")
     assert known

@@ -65,7 +65,7 @@ def scan(*findings: Vulnerability) -> Scan:
     )
 
 
-def judged(
+def checked(
     *findings: Vulnerability,
     by: tuple[AllowedVulnerability, ...] = (),
     threshold: Threshold = Threshold(),  # noqa: B008 (it is frozen)
@@ -84,23 +84,23 @@ def test_this_bad_or_worse_is_refused(least: Severity) -> None:
     """And the rest is counted, the worst first."""
     findings = [fault(severity.word, severity=severity) for severity in Severity]
 
-    found = judged(*findings, threshold=Threshold(severity=least))
+    found = checked(*findings, threshold=Threshold(severity=least))
 
-    assert {one.severity for one in found.refused} == {one for one in Severity if one >= least}
-    assert found.passed_over == tuple((one, 1) for one in reversed(Severity) if one < least)
+    assert {item.severity for item in found.refused} == {item for item in Severity if item >= least}
+    assert found.passed_over == tuple((item, 1) for item in reversed(Severity) if item < least)
 
 
-def test_high_is_refused_where_nothing_is_said() -> None:
-    assert judged(fault(severity=Severity.HIGH), fault("CVE-2", severity=Severity.MEDIUM)).refused == (
+def test_the_default_threshold_is_high() -> None:
+    assert checked(fault(severity=Severity.HIGH), fault("CVE-2", severity=Severity.MEDIUM)).refused == (
         fault(),
     )
 
 
-def test_what_nobody_has_mended_counts_unless_it_is_ignored() -> None:
+def test_unfixed_findings_count_unless_ignored() -> None:
     unfixed = fault(fixed=None)
 
-    assert judged(unfixed).refused == (unfixed,)
-    ignored = judged(unfixed, fault("CVE-2"), threshold=Threshold(unfixed="ignore"))
+    assert checked(unfixed).refused == (unfixed,)
+    ignored = checked(unfixed, fault("CVE-2"), threshold=Threshold(unfixed="ignore"))
     assert (ignored.refused, ignored.passed_over) == ((fault("CVE-2"),), ((Severity.HIGH, 1),))
 
 
@@ -108,7 +108,7 @@ def test_what_nobody_has_mended_counts_unless_it_is_ignored() -> None:
 def test_an_allowance_counts_on_its_last_day_and_not_on_the_next(later: int, good: bool) -> None:
     by = entry()
 
-    found = judged(fault(), by=(by,), on=DAY + timedelta(days=later))
+    found = checked(fault(), by=(by,), on=DAY + timedelta(days=later))
 
     assert found.allowed == (((fault(), by),) if good else ())
     assert found.refused == (() if good else (fault(),))
@@ -127,41 +127,43 @@ def test_an_allowance_counts_on_its_last_day_and_not_on_the_next(later: int, goo
         (entry("GHSA-x"), True),
     ],
 )
-def test_an_allowance_fits_one_fault_in_one_package_or_in_all(by: AllowedVulnerability, fits: bool) -> None:
+def test_an_allowance_matches_a_vulnerability_in_one_or_all_packages(
+    by: AllowedVulnerability, fits: bool
+) -> None:
     """By whichever of its names."""
-    found = judged(fault(aliases=("GHSA-x",)), by=(by,))
+    found = checked(fault(aliases=("GHSA-x",)), by=(by,))
 
     assert (len(found.allowed), len(found.refused)) == ((1, 0) if fits else (0, 1))
     assert found.idle == (() if fits else (by,))
 
 
-def test_names_of_packages_are_compared_as_python_does() -> None:
-    assert judged(fault(package="Typing_Extensions"), by=(entry(package="typing-extensions"),)).refused == ()
+def test_package_names_are_normalized() -> None:
+    assert checked(fault(package="Typing_Extensions"), by=(entry(package="typing-extensions"),)).refused == ()
 
 
 def test_an_expired_entry_does_not_hide_a_good_one() -> None:
     old, good = entry(until=DAY - timedelta(days=1)), entry(where="x:2")
 
-    found = judged(fault(), by=(old, good))
+    found = checked(fault(), by=(old, good))
 
     assert (found.allowed, found.expired) == (((fault(), good),), (old,))
 
 
-def test_what_fits_a_finding_below_the_threshold_is_not_idle() -> None:
+def test_an_entry_for_a_finding_below_the_threshold_counts_as_used() -> None:
     """Another run may have another threshold; and it allows nothing here."""
-    found = judged(fault(severity=Severity.LOW), by=(entry(),))
+    found = checked(fault(severity=Severity.LOW), by=(entry(),))
 
     assert (found.allowed, found.idle) == ((), ())
 
 
 def test_the_scan_of_this_image_is_confirmed() -> None:
-    """Trivy tells no manifest, an SBOM's scan no config: one of them is enough."""
-    for told in (scan(), replace(scan(), manifest=None), replace(scan(), config=None)):
-        confirm(told, manifest=MANIFEST, config=CONFIG)
+    """Trivy reports no manifest, the scan of an SBOM no config: one of them is sufficient."""
+    for scan_result in (scan(), replace(scan(), manifest=None), replace(scan(), config=None)):
+        confirm(scan_result, manifest=MANIFEST, config=CONFIG)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"manifest": OTHER}, "its manifest is sha256:ccc"),
         ({"config": OTHER}, "its config is sha256:ccc"),
@@ -170,9 +172,9 @@ def test_the_scan_of_this_image_is_confirmed() -> None:
         ({"system": None}, "detected no distribution"),
     ],
 )
-def test_a_scan_that_says_nothing_of_this_image_is_refused(changes: dict[str, Any], says: str) -> None:
+def test_a_scan_of_another_image_is_refused(changes: dict[str, Any], message: str) -> None:
     """However healthy it looks."""
-    with pytest.raises(VerificationFailed, match=says) as refused:
+    with pytest.raises(VerificationFailed, match=message) as refused:
         confirm(replace(scan(), **changes), manifest=MANIFEST, config=CONFIG)
     assert refused.value.hint
 
@@ -184,12 +186,12 @@ GOOD = """\
   reason: minizip is in no package of ours; Debian mends it in the next release
   until: 2027-03-31
 - id: GHSA-q2x7-8rv6-6q7h
-  reason: nothing of ours renders templates of strangers
+  reason: our images render no untrusted templates
   until: 2026-12-24
 """
 
 
-def test_the_list_as_it_is_meant() -> None:
+def test_a_valid_list() -> None:
     assert load(GOOD, name="list.yaml", on=DAY) == (
         AllowedVulnerability(
             id="CVE-2023-45853",
@@ -201,24 +203,24 @@ def test_the_list_as_it_is_meant() -> None:
         AllowedVulnerability(
             id="GHSA-q2x7-8rv6-6q7h",
             package=None,
-            reason="nothing of ours renders templates of strangers",
+            reason="our images render no untrusted templates",
             until=date(2026, 12, 24),
             where="list.yaml:6",
         ),
     )
 
 
-def test_an_empty_list_is_one() -> None:
+def test_an_empty_list_is_valid() -> None:
     assert load("[]", name="list.yaml", on=DAY) == ()
 
 
 def _entry(**changes: str | None) -> str:
-    values = {"id": "CVE-1-2", "reason": "nobody can reach it", "until": "2026-12-24"} | changes
+    values = {"id": "CVE-1-2", "reason": "not reachable", "until": "2026-12-24"} | changes
     return "- " + "\n  ".join(f"{key}: {value}" for key, value in values.items() if value is not None) + "\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "list.yaml:1: the file is empty"),
         ("id: CVE-1-2", "list.yaml:1: must be a list, not a mapping"),
@@ -237,34 +239,34 @@ def _entry(**changes: str | None) -> str:
         (_entry(package="'*'"), "list.yaml:4: [0].package: '*' is not the name of a package"),
         (_entry(packages="zlib1g"), "list.yaml:4: [0].packages: unknown key; nearest valid: package"),
         (
-            _entry() + _entry(reason="said another way"),
+            _entry() + _entry(reason="another reason"),
             "list.yaml:4: [1]: CVE-1-2: duplicate entry, first at list.yaml:1",
         ),
         ("- id: &a CVE-1-2\n", "list.yaml:1: anchors and aliases"),
         ("- id: [\n", "list.yaml:2: not valid YAML"),
     ],
 )
-def test_what_is_no_list_is_refused_with_its_line(text: str, says: str) -> None:
+def test_an_invalid_list_is_refused_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load(text, name="list.yaml", on=DAY)
-    assert says in refused.value.message
+    assert message in refused.value.message
     assert refused.value.hint == "fix list.yaml; see docs/scan.md for the format"
 
 
-def test_a_year_ahead_is_the_most() -> None:
+def test_an_entry_lasts_at_most_a_year() -> None:
     assert load(_entry(until="2027-11-23"), name="x", on=DAY)[0].until == date(2027, 11, 23)
 
 
-def test_an_expired_entry_is_no_fault_of_the_file() -> None:
-    """Else the day on which one expires would refuse every image, also those without that fault."""
+def test_an_expired_entry_is_not_an_error_of_the_file() -> None:
+    """Otherwise every image would be refused on that day, even without that vulnerability."""
     assert load(_entry(until="2020-01-01"), name="x", on=DAY)[0].until == date(2020, 1, 1)
 
 
-def test_one_fault_in_two_packages_are_two_entries() -> None:
+def test_a_vulnerability_in_two_packages_needs_two_entries() -> None:
     assert len(load(_entry(package="zlib1g") + _entry(package="zlib1g-dev"), name="x", on=DAY)) == 2
 
 
-def test_all_faults_are_told() -> None:
+def test_all_errors_are_reported() -> None:
     with pytest.raises(ConfigError) as refused:
         load(_entry(until="2027-02-29") + _entry(until="2030-01-01"), name="x", on=DAY)
     assert [line.partition(": ")[0] for line in refused.value.message.splitlines()] == ["x:3", "x:6", "x:4"]
@@ -276,7 +278,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("made", ["missing", "folder", "bytes"])
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, made: str) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, made: str) -> None:
     path = tmp_path / "list.yaml"
     if made == "folder":
         path.mkdir()
@@ -292,7 +294,7 @@ LINES = st.sampled_from(
 
 
 @given(text=st.lists(LINES, max_size=12).map("\n".join))
-def test_lines_in_any_order_are_a_list_or_a_told_refusal(text: str) -> None:
+def test_lines_in_any_order_are_a_list_or_an_error(text: str) -> None:
     """Never another exception, and never an entry without an end within a year."""
     try:
         found = load(text, name="x", on=DAY)

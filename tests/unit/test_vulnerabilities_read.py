@@ -1,4 +1,4 @@
-"""Trivy's and Grype's JSON: both read alike, and what is neither is refused with its place."""
+"""Trivy's and Grype's JSON: both have the same result; other documents are refused with the position."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from torchkiln.util.schema import KEYWORDS, shipped, violations
 TOOLS = sorted(DOCUMENTS)
 
 
-def scan_of(told: Any) -> Scan:
-    return read(json.dumps(told).encode(), where="scan.json")
+def scan_of(content: Any) -> Scan:
+    return read(json.dumps(content).encode(), where="scan.json")
 
 
-def refusal(told: Any) -> str:
-    data = told if isinstance(told, bytes) else json.dumps(told).encode()
+def refusal(content: Any) -> str:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
     with pytest.raises(VerificationFailed) as refused:
         read(data, where="scan.json")
     assert refused.value.hint
@@ -37,28 +37,30 @@ def refusal(told: Any) -> str:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_faults_are_those_of_the_image(tool: str) -> None:
-    """The worst first, whoever tells them; Grype has GitHub's names for those in wheels."""
+def test_the_findings_are_those_of_the_image(tool: str) -> None:
+    """The worst first for both tools; Grype uses GitHub's names for those in wheels."""
     found = scan_of(DOCUMENTS[tool]()).findings
 
-    assert [(one.package, one.installed, one.fixed, one.severity.word) for one in found] == [
-        (package, installed, fixed, severity) for package, _, installed, fixed, severity, _ in FAULTS
-    ]
-    assert all(cve in (one.id, *one.aliases) for one, (_, cve, *_) in zip(found, FAULTS, strict=True))
-    assert all(one.id not in one.aliases for one in found)
+    assert [
+        (finding.package, finding.installed, finding.fixed, finding.severity.word) for finding in found
+    ] == [(package, installed, fixed, severity) for package, _, installed, fixed, severity, _ in FAULTS]
+    assert all(
+        cve in (finding.id, *finding.aliases) for finding, (_, cve, *_) in zip(found, FAULTS, strict=True)
+    )
+    assert all(finding.id not in finding.aliases for finding in found)
 
 
 def test_both_tools_agree_on_the_same_image() -> None:
-    """In all that is judged and in the places; they differ in names and in words for kinds."""
+    """In all compared values and in the paths; names and types are called differently."""
     trivy, grype = scan_of(by_trivy()), scan_of(by_grype())
 
     assert trivy.config == grype.config
-    for one, other in zip(trivy.findings, grype.findings, strict=True):
-        assert one.id in (other.id, *other.aliases)
-        assert replace(one, id="", aliases=(), kind="") == replace(other, id="", aliases=(), kind="")
+    for finding, other in zip(trivy.findings, grype.findings, strict=True):
+        assert finding.id in (other.id, *other.aliases)
+        assert replace(finding, id="", aliases=(), kind="") == replace(other, id="", aliases=(), kind="")
 
 
-def test_what_trivy_tells_of_itself_and_the_image() -> None:
+def test_trivys_data_about_itself_and_the_image() -> None:
     found = scan_of(by_trivy())
     newer = scan_of(by_trivy(Trivy={"Version": "0.72.0"}))
 
@@ -67,8 +69,8 @@ def test_what_trivy_tells_of_itself_and_the_image() -> None:
     assert (found.manifest, found.config) == (None, "sha256:" + "c" * 64)
 
 
-def test_what_grype_tells_of_itself_and_the_image() -> None:
-    """Grype up to 0.87 tells the day of its database at another place."""
+def test_grypes_data_about_itself_and_the_image() -> None:
+    """Grype up to 0.87 has the date of its database in another field."""
     found = scan_of(by_grype())
     older = scan_of(
         by_grype(descriptor={"name": "grype", "version": "0.66.0", "db": {"built": "2023-09-01T01:26:55Z"}})
@@ -81,7 +83,7 @@ def test_what_grype_tells_of_itself_and_the_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "version", "database"),
+    ("content", "version", "database"),
     [
         (b'{"Version": "0.59.1", "VulnerabilityDB": {"UpdatedAt": "2026-11-22"}}', "0.59.1", "2026-11-22"),
         (b'{"Version": "0.59.1"}', "0.59.1", None),
@@ -91,14 +93,14 @@ def test_what_grype_tells_of_itself_and_the_image() -> None:
         (b"Version: 0.59.1", None, None),
     ],
 )
-def test_trivys_version_completes_its_scan(told: bytes, version: str | None, database: str | None) -> None:
-    """Where it can be read; nothing hangs on it."""
-    found = complete(scan_of(by_trivy()), told)
+def test_trivys_version_completes_its_scan(content: bytes, version: str | None, database: str | None) -> None:
+    """If it can be read; it is optional."""
+    found = complete(scan_of(by_trivy()), content)
     assert (found.version, found.database) == (version, database)
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_system_without_support_is_told(tool: str) -> None:
+def test_an_unsupported_system_is_reported(tool: str) -> None:
     changes: dict[str, Any] = {
         "trivy": {"Metadata": {"OS": {"Family": "debian", "Name": "10.13", "EOSL": True}}},
         "grype": {"alertsByPackage": [{"package": {}, "alerts": [{"type": "distro-eol", "message": "old"}]}]},
@@ -107,7 +109,7 @@ def test_a_system_without_support_is_told(tool: str) -> None:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_what_the_tool_left_out_is_counted(tool: str) -> None:
+def test_findings_that_the_tool_ignored_are_counted(tool: str) -> None:
     changes: dict[str, Any] = {
         "trivy": {"Results": [{"Type": "debian", "ExperimentalModifiedFindings": [{}, {}]}]},
         "grype": {"ignoredMatches": [{}, {}]},
@@ -126,51 +128,55 @@ def test_nothing_found_and_nothing_recognised(tool: str) -> None:
     assert (found.findings, found.system) == ((), None)
 
 
-def _trivys(told: dict[str, Any]) -> dict[str, Any]:
-    return told["Results"][0]["Vulnerabilities"][0]
+def _trivys(content: dict[str, Any]) -> dict[str, Any]:
+    return content["Results"][0]["Vulnerabilities"][0]
 
 
-def _grypes(told: dict[str, Any]) -> dict[str, Any]:
-    return told["matches"][0]["vulnerability"]
+def _grypes(content: dict[str, Any]) -> dict[str, Any]:
+    return content["matches"][0]["vulnerability"]
 
 
-def test_every_severity_has_its_place() -> None:
-    """Trivy knows five, Grype six, and writes none for unknown."""
+def test_every_severity_is_mapped() -> None:
+    """Trivy has five, Grype six, which writes no value for unknown."""
     for word in ("UNKNOWN", "LOW", "MEDIUM", "HIGH", "CRITICAL"):
-        told = by_trivy()
-        _trivys(told)["Severity"] = word
-        assert Severity[word] in {one.severity for one in scan_of(told).findings if one.package == "zlib1g"}
+        content = by_trivy()
+        _trivys(content)["Severity"] = word
+        assert Severity[word] in {
+            finding.severity for finding in scan_of(content).findings if finding.package == "zlib1g"
+        }
     for word in ("Unknown", "Negligible", "Low", "Medium", "High", "Critical", "high", ""):
-        told = by_grype()
-        _grypes(told)["severity"] = word
+        content = by_grype()
+        _grypes(content)["severity"] = word
         severity = Severity[(word or "unknown").upper()]
-        assert severity in {one.severity for one in scan_of(told).findings if one.package == "zlib1g"}
+        assert severity in {
+            finding.severity for finding in scan_of(content).findings if finding.package == "zlib1g"
+        }
 
 
 def test_a_fix_without_a_version_is_a_fix() -> None:
-    """Else `--ignore-unfixed` would let it pass."""
+    """Otherwise `--ignore-unfixed` would ignore it."""
     trivy, grype = by_trivy(), by_grype()
     _trivys(trivy).update(Status="fixed", FixedVersion="")
     _grypes(grype)["fix"] = {"versions": None, "state": "fixed"}
 
-    assert {scan_of(told).findings[0].fixed for told in (trivy, grype)} == {"an unnamed version"}
+    assert {scan_of(content).findings[0].fixed for content in (trivy, grype)} == {"an unnamed version"}
 
 
-def test_a_finding_is_told_once() -> None:
-    """Grype gives one for each search that hit."""
-    told = by_grype()
-    told["matches"] += copy.deepcopy(told["matches"])
-    assert scan_of(told) == scan_of(by_grype())
+def test_duplicate_findings_are_merged() -> None:
+    """Grype has one for each search with a match."""
+    content = by_grype()
+    content["matches"] += copy.deepcopy(content["matches"])
+    assert scan_of(content) == scan_of(by_grype())
 
 
 def _with(tool: str, change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    told = DOCUMENTS[tool]()
-    change(told)
-    return told
+    content = DOCUMENTS[tool]()
+    change(content)
+    return content
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("content", "message"),
     [
         (b"", "scan.json: line 1: not JSON"),
         (b"all is well", "scan.json: line 1: not JSON"),
@@ -183,58 +189,58 @@ def _with(tool: str, change: Callable[[dict[str, Any]], object]) -> dict[str, An
         (by_trivy(ArtifactType="filesystem"), "ArtifactType: must be 'container_image', not 'filesystem'"),
         (by_trivy(Metadata={"ImageID": "sha256:0"}), "Metadata.ImageID: 'sha256:0' is not a digest"),
         (
-            _with("trivy", lambda told: _trivys(told).update(Severity="BAD")),
+            _with("trivy", lambda content: _trivys(content).update(Severity="BAD")),
             "Results[0].Vulnerabilities[0].Severity: 'BAD' is not valid",
         ),
         (
-            _with("trivy", lambda told: _trivys(told).pop("PkgName")),
+            _with("trivy", lambda content: _trivys(content).pop("PkgName")),
             "Results[0].Vulnerabilities[0]: the key 'PkgName' is missing",
         ),
         (
-            _with("trivy", lambda told: _trivys(told).update(PkgName="zlib\n  CVE-1: nothing")),
+            _with("trivy", lambda content: _trivys(content).update(PkgName="zlib\n  CVE-1: nothing")),
             "Results[0].Vulnerabilities[0].PkgName: 'zlib\\n  CVE-1: nothing' is not one line of text",
         ),
         (
-            _with("grype", lambda told: _grypes(told)["fix"].update(versions=["1\x1b[2J"])),
+            _with("grype", lambda content: _grypes(content)["fix"].update(versions=["1\x1b[2J"])),
             "matches[0].vulnerability.fix.versions[0]: '1\\x1b[2J' is not one line of text",
         ),
         (by_grype(matches=None), "matches: must be a list, not nothing"),
         (by_grype(source={"type": "directory", "target": "/x"}), "source.type: must be 'image'"),
         (by_grype(descriptor={"name": "grope"}), "descriptor.name: must be 'grype', not 'grope'"),
         (
-            _with("grype", lambda told: _grypes(told).update(severity="Bad")),
+            _with("grype", lambda content: _grypes(content).update(severity="Bad")),
             "matches[0].vulnerability.severity: 'Bad' is not one of unknown, negligible",
         ),
         (
-            _with("grype", lambda told: _grypes(told).pop("fix")),
+            _with("grype", lambda content: _grypes(content).pop("fix")),
             "matches[0].vulnerability: the key 'fix' is missing",
         ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_what_is_no_scan_is_refused_with_its_place(told: Any, says: str) -> None:
-    assert says in refusal(told)
+def test_an_invalid_scan_is_refused_with_its_position(content: Any, message: str) -> None:
+    assert message in refusal(content)
 
 
-def test_all_faults_are_told() -> None:
-    told = by_trivy()
-    for one in told["Results"][0]["Vulnerabilities"]:
-        del one["Severity"]
-    assert refusal(told).count("the key 'Severity' is missing") == 2
+def test_all_errors_are_reported() -> None:
+    content = by_trivy()
+    for vulnerability in content["Results"][0]["Vulnerabilities"]:
+        del vulnerability["Severity"]
+    assert refusal(content).count("the key 'Severity' is missing") == 2
 
 
-@given(told=st.sampled_from(TOOLS).flatmap(lambda tool: mutated(DOCUMENTS[tool]())))
-def test_a_spoiled_document_is_a_scan_or_a_told_refusal(told: Any) -> None:
-    """Never another exception; and our check of the form refuses what jsonschema's does."""
+@given(content=st.sampled_from(TOOLS).flatmap(lambda tool: mutated(DOCUMENTS[tool]())))
+def test_a_changed_document_is_a_scan_or_an_error(content: Any) -> None:
+    """Never another exception; and our check refuses the same documents as jsonschema."""
     with contextlib.suppress(VerificationFailed):
-        scan_of(told)
+        scan_of(content)
     for tool in TOOLS:
         schema = shipped(tool)
-        assert bool(violations(told, schema)) != jsonschema.Draft202012Validator(schema).is_valid(told)
+        assert bool(violations(content, schema)) != jsonschema.Draft202012Validator(schema).is_valid(content)
 
 
 @pytest.mark.parametrize("name", [*TOOLS, "vulnerabilities"])
-def test_the_schemas_say_only_what_our_check_understands(name: str) -> None:
+def test_the_schemas_use_only_keywords_that_our_check_supports(name: str) -> None:
     def keywords(schema: Any, *, named: bool = False) -> set[str]:
         if not isinstance(schema, dict):
             return set()

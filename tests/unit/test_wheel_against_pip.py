@@ -1,4 +1,4 @@
-"""Our layer of a wheel unpacks to what real pip writes: every path, type, mode and byte."""
+"""Our layer of a wheel unpacks to the files that real pip writes: every path, type, mode and byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.layers import Item, layer_of, tree_of_folder, tree_of_layer
 from tests.realpip import RealPip, agree, pip_folder, requirements
 from tests.wheels import File, Scheme, WheelSpec, write_wheel
 
-# No separators, no control characters and no line ends, which RECORD, a text file, cannot carry.
+# No separators, no control characters and no line ends, which RECORD, a text file, cannot represent.
 _LETTERS = st.characters(
     exclude_categories=("Cc", "Cs", "Cn", "Zl", "Zp"), exclude_characters="/\\:", max_codepoint=0x1F600
 )
@@ -46,7 +46,7 @@ _ROOT: tuple[Scheme, ...] = ("", "purelib", "platlib")
 
 
 def _part(suffix: str) -> st.SearchStrategy[str]:
-    """One part of a path. Files end in a dot and more, folders do not: so no file is in another's way."""
+    """A part of a path. Only files have a suffix, so that paths do not collide."""
     text = st.one_of(_PLAIN, st.text(_LETTERS, min_size=1, max_size=12), st.just("n" * 200))
     return text.map(lambda found: "d" + found.replace(".", "_") + suffix).filter(
         lambda f: len(f.encode()) <= 240
@@ -69,7 +69,7 @@ def _files(draw: st.DrawFn) -> tuple[File, ...]:
         if scheme == "scripts":
             path, data = f"script{number}{suffix}", draw(_SCRIPTS)
         else:
-            # Each scheme in a folder of its own: two that meet would overwrite each other, even in pip.
+            # Each scheme in its own folder: colliding files would overwrite each other, even in pip.
             path, data = f"{scheme or 'root'}_/" + draw(paths(suffix=suffix)), draw(_CONTENTS)
         mode = draw(st.sampled_from((0o644, 0o755, 0o600, 0o664, 0o777, 0o444)))
         found[scheme, path] = File(path=path, data=data, scheme=scheme, mode=mode, stored=draw(st.booleans()))
@@ -99,7 +99,7 @@ def wheel_specs(draw: st.DrawFn) -> WheelSpec:
     )
 
 
-pytestmark = pytest.mark.network  # the locked pip comes from the index, once
+pytestmark = pytest.mark.network  # the locked pip is downloaded once
 
 CODE = b"def main():\n    return 0\n"
 MODULE = File(path="package/__init__.py", data=CODE)
@@ -232,7 +232,7 @@ def pip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPip]:
 
 @pytest.mark.parametrize("kind", FIXED)
 def test_each_kind_of_wheel(kind: str, pip: RealPip, tmp_path: Path) -> None:
-    """One wheel for each turn that a wheel can take."""
+    """One wheel for each feature of wheels."""
     agree(write_wheel(FIXED[kind], tmp_path / "wheels"), pip, tmp_path / "root")
 
 
@@ -244,8 +244,8 @@ def test_any_wheel(pip: RealPip, tmp_path_factory: pytest.TempPathFactory, spec:
     shutil.rmtree(folder)
 
 
-def test_gnu_tar_unpacks_the_same(tmp_path: Path) -> None:
-    """The trees above were read by Python's tarfile; GNU tar and gzip see no other."""
+def test_gnu_tar_unpacks_the_same_tree(tmp_path: Path) -> None:
+    """The trees above were read by Python's tarfile; GNU tar and gzip see the same."""
     wheels = [write_wheel(spec, tmp_path / "wheels") for spec in FIXED.values()]
     for wheel in wheels:
         blob, _ = layer_of([wheel])
@@ -264,8 +264,8 @@ def test_gnu_tar_unpacks_the_same(tmp_path: Path) -> None:
         assert tree_of_folder(root) == tree_of_layer(blob)
 
 
-def test_the_dockerfile_s_own_command_in_a_real_venv(tmp_path: Path, pip: RealPip) -> None:
-    """In a true /opt/venv, by the Dockerfile's own command, pip writes what it writes above with --root."""
+def test_the_dockerfiles_command_in_a_real_venv(tmp_path: Path, pip: RealPip) -> None:
+    """In a real /opt/venv, with the Dockerfile's command, pip writes the same files as above with --root."""
     wheels = [write_wheel(spec, tmp_path / "wheels") for kind, spec in FIXED.items() if kind != "pip"]
     (tmp_path / "requirements.txt").write_text(requirements(wheels))
     archive = tmp_path / "venv.tar"

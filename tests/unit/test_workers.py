@@ -1,4 +1,4 @@
-"""Calls in processes of their own, and kernel locks that name their holders."""
+"""Calls in worker processes, and kernel locks that name their holders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def hears_ctrl_c() -> bool:
     return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_answers_come_from_at_most_so_many_processes_each_started_once() -> None:
+def test_the_number_of_processes_is_limited_and_each_starts_once() -> None:
     with Workers(2, start, "hello") as workers:
         answers = [future.result() for future in [workers.submit(twice, number) for number in range(20)]]
 
@@ -57,29 +57,29 @@ def test_answers_come_from_at_most_so_many_processes_each_started_once() -> None
     assert not any(Path("/proc", str(process)).exists() for process in processes)
 
 
-def test_an_error_comes_back_with_the_place_where_it_was_raised() -> None:
+def test_an_error_has_the_traceback_of_the_worker() -> None:
     with Workers(1, start) as workers, pytest.raises(ValueError, match="no good") as caught:
         workers.submit(refuse, "no good").result()
 
     assert "in refuse" in str(caught.value.__cause__)
 
 
-def test_a_process_that_died_is_told_and_another_takes_its_place() -> None:
+def test_a_dead_process_is_reported_and_replaced() -> None:
     with Workers(1, start) as workers:
         with pytest.raises(WorkerDied):
             workers.submit(die, 0).result()
         assert workers.submit(twice, 3).result()[0] == 6
 
 
-def test_a_process_that_cannot_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_cannot_start_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     with Workers(1, fail_at_start) as workers, pytest.raises(WorkerDied):
         workers.submit(twice, 1).result()
 
     assert "no memory for this" in capfd.readouterr().err
 
 
-def test_killed_workers_answer_nothing_more(tmp_path: Path) -> None:
-    """What was under way is told as dead; what waited for its turn is never begun."""
+def test_killed_workers_return_no_results(tmp_path: Path) -> None:
+    """Running calls are reported as dead; waiting ones are never started."""
     with Workers(1, start) as workers:
         workers.submit(twice, 1).result()
         running = workers.submit(signal.pause)
@@ -94,7 +94,7 @@ def test_killed_workers_answer_nothing_more(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_workers_of_a_killed_parent_end_without_a_word(tmp_path: Path) -> None:
+def test_workers_of_a_killed_parent_end_silently(tmp_path: Path) -> None:
     """Killed with an answer unread: to the worker the connection is then reset, not closed."""
     code = """
 import os, signal, time
@@ -116,17 +116,17 @@ if __name__ == "__main__":
         os.waitpid(parent.pid, os.WUNTRACED)  # until it has stopped
         time.sleep(0.6)
         parent.kill()
-        _, said = parent.communicate()  # until the worker too has closed its end
+        _, stderr = parent.communicate()  # until the worker has also closed its end
 
-    assert said == ""
+    assert stderr == ""
 
 
-def test_ctrl_c_is_the_main_threads() -> None:
+def test_ctrl_c_is_handled_by_the_main_thread() -> None:
     with Workers(1, start) as workers:
         assert workers.submit(hears_ctrl_c).result() is False
 
 
-def test_too_little_address_space_is_refused_before_anything_waits() -> None:
+def test_too_little_address_space_is_refused_at_once() -> None:
     limit = 300_000_000
     code = "from torchkiln.util.processes import Workers; Workers(2, print)"
     ran = subprocess.run(
@@ -166,8 +166,8 @@ def other(tmp_path: Path) -> subprocess.Popen[bytes]:
     process.stdout.close()
 
 
-def test_a_lock_tells_who_has_it(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """Process, since when, what for, and what it needs."""
+def test_a_lock_names_its_holder(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """Process, start time, purpose, and its needs."""
     found = holder(tmp_path / "lock")
 
     assert found is not None
@@ -177,36 +177,38 @@ def test_a_lock_tells_who_has_it(other: subprocess.Popen[bytes], tmp_path: Path)
 
 
 def test_the_lock_of_a_killed_process_is_free_at_once(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """What it wrote is still there and counts for nothing."""
+    """Its text is still there and ignored."""
     lock = tmp_path / "lock"
     os.kill(other.pid, signal.SIGKILL)
     other.wait()
 
     assert b"torch 2.7.1" in lock.read_bytes()
     assert holder(lock) is None
-    told: list[Holder] = []
-    with hold(lock, "goes on", on_wait=told.append):
-        assert told == []
+    holders: list[Holder] = []
+    with hold(lock, "goes on", on_wait=holders.append):
+        assert holders == []
         mine = holder(lock)
         assert mine is not None
         assert (mine.pid, mine.what) == (os.getpid(), "goes on")
     assert not lock.exists()
 
 
-def test_who_waits_is_told_once_for_whom(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """And has the lock as soon as the other is gone."""
-    told: list[Holder] = []
+def test_a_waiting_process_is_notified_once_of_the_holder(
+    other: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """And gets the lock as soon as the other ends."""
+    holders: list[Holder] = []
 
     def on_wait(found: Holder) -> None:
-        told.append(found)
+        holders.append(found)
         threading.Timer(0.3, other.kill).start()
 
     with hold(tmp_path / "lock", on_wait=on_wait):
-        assert [found.pid for found in told] == [other.pid]
+        assert [found.pid for found in holders] == [other.pid]
 
 
-def test_a_wait_can_be_called_off(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """By whatever `check` raises; the other's lock is as it was."""
+def test_a_wait_can_be_cancelled(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """By an exception of `check`; the other's lock is unchanged."""
     calls = []
 
     def check() -> None:
@@ -220,8 +222,8 @@ def test_a_wait_can_be_called_off(other: subprocess.Popen[bytes], tmp_path: Path
     assert clear(tmp_path / "lock") is False
 
 
-def test_nobody_is_alone_with_a_lock_without_a_name(tmp_path: Path) -> None:
-    """Many threads, a lock file that comes and goes with each turn: never two inside."""
+def test_a_deleted_lock_file_does_not_break_exclusion(tmp_path: Path) -> None:
+    """Many threads, a lock file created and deleted each time: never two inside."""
     inside, worst = [0], [0]
 
     def turn() -> None:
@@ -241,7 +243,7 @@ def test_nobody_is_alone_with_a_lock_without_a_name(tmp_path: Path) -> None:
     assert (worst, inside) == ([1], [0])
 
 
-def test_a_lock_that_says_nothing_is_held_all_the_same(tmp_path: Path) -> None:
+def test_a_lock_without_text_is_held(tmp_path: Path) -> None:
     """Text that a full disk swallowed, or another release wrote."""
     with hold(tmp_path / "lock"):
         for text in ("", "[]", '{"pid": "x"}', "{"):
@@ -255,7 +257,7 @@ def test_a_lock_that_says_nothing_is_held_all_the_same(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_is_in_use_while_somebody_holds_it(tmp_path: Path) -> None:
+def test_a_folder_is_in_use_while_it_is_locked(tmp_path: Path) -> None:
     """As the rootfs runtime does."""
     from torchkiln.runtimes.rootfs import using
 

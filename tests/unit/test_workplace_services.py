@@ -1,4 +1,4 @@
-"""Settings become services: their commands, what the log says of them, and the folder that they share."""
+"""The services of settings: their commands, log lines, and shared folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workplace import services, ssh
 from workplace.settings import Jupyter, TensorBoard
 
 TOKENS = st.text("".join(map(chr, range(ord("!"), ord("~") + 1))), min_size=1)
-# A container's first process, below one folder.
+# A container's first process, below a folder.
 CONTAINER = """
 import os, sys; sys.path.insert(0, {package!r})
 from pathlib import Path
@@ -31,13 +31,13 @@ sys.exit(services.run(settings.read(os.environ, root=False), image.load(Path({fa
 
 
 def lab(**more: object) -> Jupyter:
-    """As it is without any setting, but for *more*."""
-    told: dict[str, object] = {"token": None, "port": 8888, "base_url": "/", "origin": ""}
-    return Jupyter(**told | more)  # type: ignore[arg-type]
+    """The default Jupyter settings, with the changes *more*."""
+    defaults: dict[str, object] = {"token": None, "port": 8888, "base_url": "/", "origin": ""}
+    return Jupyter(**defaults | more)  # type: ignore[arg-type]
 
 
 def container(folder: Path, script: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
-    """The services run to their end; *script* stands for Jupyter."""
+    """Run the services until they end; *script* replaces Jupyter."""
     (folder / "bin").mkdir()
     (folder / "bin/jupyter").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "bin/jupyter").chmod(0o755)
@@ -51,33 +51,33 @@ def container(folder: Path, script: str = "", **environ: str) -> subprocess.Comp
 
 
 @given(TOKENS)
-def test_a_token_that_is_given_stands_in_no_process_list_and_no_log(token: str) -> None:
-    """The command is the same with any, and so is the line; the environment holds it."""
-    service, line = services.jupyter(lab(token=token), {"MINE": "told"})
-    other, same = services.jupyter(lab(token="quite another"), {})
+def test_a_set_token_is_neither_in_the_process_list_nor_in_the_log(token: str) -> None:
+    """Command and log line are the same for all tokens; the environment contains it."""
+    service, line = services.jupyter(lab(token=token), {"MINE": "value"})
+    with_another_token, same = services.jupyter(lab(token="quite another"), {})
 
-    assert (service.command, line) == (other.command, same)
+    assert (service.command, line) == (with_another_token.command, same)
     assert service.command == services.jupyter(lab(), {})[0].command
     assert service.environ["JUPYTER_TOKEN"] == token
-    assert service.environ["MINE"] == "told"
+    assert service.environ["MINE"] == "value"
 
 
-def test_one_that_is_made_stands_in_the_log() -> None:
+def test_a_generated_token_is_in_the_log() -> None:
     service, line = services.jupyter(lab(), {})
 
     assert line.endswith(f"/lab?token={service.environ['JUPYTER_TOKEN']}")
 
 
-def test_without_a_token_one_is_made_for_each_start() -> None:
-    """192 bits, and what the user's environment has of that name is not it."""
+def test_without_a_token_each_start_generates_one() -> None:
+    """192 bits, independent of that variable in the user's environment."""
     made = {services.jupyter(lab(), {})[0].environ["JUPYTER_TOKEN"] for _ in range(5)}
 
     assert len(made) == 5
     assert all(re.fullmatch("[0-9a-f]{48}", token) for token in made)
 
 
-def test_no_login_at_all_is_said_aloud() -> None:
-    """Jupyter takes an empty variable for none, so it is told by an option too."""
+def test_disabled_authentication_is_logged() -> None:
+    """Jupyter ignores an empty variable, so an option is used too."""
     service, line = services.jupyter(lab(token=""), {})
 
     assert "--IdentityProvider.token=" in service.command
@@ -86,46 +86,46 @@ def test_no_login_at_all_is_said_aloud() -> None:
     assert not [word for word in services.jupyter(lab(), {})[0].command if "token" in word]
 
 
-def test_jupyter_is_told_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jupyter_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     service, _ = services.jupyter(lab(port=9999, base_url="/lab/anna/", origin="https://lab.example"), {})
     plain, _ = services.jupyter(lab(), {})
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     users, _ = services.jupyter(lab(), {})
 
-    wanted = {
+    expected = {
         "--port=9999",
         "--ServerApp.base_url=/lab/anna/",
         "--ServerApp.allow_origin=https://lab.example",
     }
-    assert wanted <= set(service.command)
+    assert expected <= set(service.command)
     assert (service.port, service.path) == (9999, "/lab/anna/api")
     assert not [word for word in plain.command if "origin" in word]
     assert "--allow-root" not in users.command
 
 
-def test_tensorboard_is_told_what_was_asked_for() -> None:
-    service = services.tensorboard(TensorBoard(logdir="/workspace/runs", port=7007), {"MINE": "told"})
+def test_tensorboard_gets_its_settings() -> None:
+    service = services.tensorboard(TensorBoard(logdir="/workspace/runs", port=7007), {"MINE": "value"})
 
     assert {"--logdir=/workspace/runs", "--port=7007", "--host=0.0.0.0"} <= set(service.command)
-    assert (service.port, service.path, dict(service.environ)) == (7007, "/", {"MINE": "told"})
+    assert (service.port, service.path, dict(service.environ)) == (7007, "/", {"MINE": "value"})
 
 
-def test_the_container_ends_with_its_services_code(tmp_path: Path) -> None:
-    """What was to answer is noted for the healthcheck; the log has the image, the token, and why it ended."""
+def test_the_container_has_the_exit_code_of_its_service(tmp_path: Path) -> None:
+    """The services are noted for the health check; the log has the image, the token, and the reason."""
     done = container(tmp_path, 'echo "$JUPYTER_TOKEN" >>token; exit 7', JUPYTER_PORT="9999")
-    (token,) = (tmp_path / "token").read_text().split()  # started once: restarts were not wanted
-    told = done.stderr.splitlines()
+    (token,) = (tmp_path / "token").read_text().split()  # started once: restarts are disabled
+    defaults = done.stderr.splitlines()
 
     assert (done.returncode, done.stdout) == (7, "")
-    assert image().tag in told[0]
-    assert f"127.0.0.1:9999/lab?token={token}" in told[1]
+    assert image().tag in defaults[0]
+    assert f"127.0.0.1:9999/lab?token={token}" in defaults[1]
     assert "status 7" in done.stderr
     assert json.loads((tmp_path / "run/services.json").read_text()) == [
         {"name": "jupyter", "port": 9999, "path": "/api"}
     ]
 
 
-def test_a_container_with_nothing_to_run_ends(tmp_path: Path) -> None:
+def test_a_container_without_services_ends(tmp_path: Path) -> None:
     done = container(tmp_path, JUPYTER="off")
 
     assert done.returncode == 1
@@ -161,7 +161,7 @@ def test_a_port_of_a_service_that_is_off_is_free(tmp_path: Path) -> None:
     assert done.returncode == 7
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     """A system that is read-only and has no tmpfs."""
     (tmp_path / "run").write_text("a file where a folder should be")
     done = container(tmp_path)
@@ -172,8 +172,8 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_folder_of_ours_that_nobody_else_can_write(tmp_path: Path) -> None:
-    """Made where there is none; taken again at a restart."""
+def test_the_shared_folder_is_private(tmp_path: Path) -> None:
+    """Created if it is missing; reused at a restart."""
     for _ in range(2):
         services._make_private(tmp_path / "deep/run")
 
@@ -181,10 +181,8 @@ def test_a_folder_of_ours_that_nobody_else_can_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["link", "others", "group", "owner"])
-def test_a_folder_that_somebody_has_set_up_is_refused(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """/tmp is everybody's, and what lies there opens accounts."""
+def test_a_planted_folder_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/tmp is world-writable, and files of this folder give access to accounts."""
     place = tmp_path / "run"
     (tmp_path / "elsewhere").mkdir()
     if what == "link":

@@ -1,4 +1,4 @@
-"""The switches of a container: what they give, and that whatever cannot be meant is named, all at once."""
+"""The settings of a container: their values, and all invalid ones reported at once."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ BAD = {
     "TORCHKILN_SUDO": "please",
     "TORCHKILN_RESTART": "never",
 }
-# Not ours to read: libc and pip do.
+# Read by libc and pip, not by us.
 OTHERS = {"TZ", "PIP_CONSTRAINT", "UV_CONSTRAINT"}
 
 
-class Noting(Mapping[str, str]):
-    """An environment that notes what it was asked for."""
+class RecordingEnviron(Mapping[str, str]):
+    """An environment that records the requested names."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ, self.asked = environ, set[str]()
+        self.environ, self.requested = environ, set[str]()
 
     def __getitem__(self, name: str) -> str:
-        self.asked.add(name)
+        self.requested.add(name)
         return self.environ[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -49,7 +49,7 @@ class Noting(Mapping[str, str]):
 
 
 def faults(root: bool = True, **environ: str) -> list[str]:
-    """What is wrong with *environ*."""
+    """The errors of *environ*."""
     try:
         read(environ, root=root)
     except BadSettings as error:
@@ -57,14 +57,14 @@ def faults(root: bool = True, **environ: str) -> list[str]:
     return []
 
 
-def named(told: list[str]) -> list[str]:
+def named(value: list[str]) -> list[str]:
     """The switches with which the sentences begin."""
-    return sorted(sentence.replace("=", " ").replace(":", " ").split()[0] for sentence in told)
+    return sorted(sentence.replace("=", " ").replace(":", " ").split()[0] for sentence in value)
 
 
 def switches() -> list[tuple[str, str]]:
-    """(name, default) of SWITCHES, one a name."""
-    return [(name, default) for names, default, _ in SWITCHES for name in names.split(", ")]
+    """(name, default) of SWITCHES, unique by name."""
+    return [(name, default) for names, default in SWITCHES for name in names.split(", ")]
 
 
 def jupyter(**environ: str) -> Jupyter:
@@ -74,24 +74,25 @@ def jupyter(**environ: str) -> Jupyter:
 
 
 def ports(**environ: str) -> tuple[int, ...]:
-    """Those of sshd, where root does not start it."""
+    """The ports of sshd without root."""
     found = read(environ, root=False).ssh
     assert found
     return found.ports
 
 
-def test_an_empty_environment_gives_jupyter_and_ssh() -> None:
+def test_an_empty_environment_starts_jupyter_and_ssh() -> None:
     assert read({}, root=True) == Settings(
         jupyter=Jupyter(token=None, port=8888, base_url="/", origin=""),
         ssh=Ssh(keys="", ports=(22,), host_keys=Path("/etc/ssh/host_keys")),
         tensorboard=None,
         sudo=False,
         restart=True,
+        any_gpu=False,
     )
 
 
-def test_every_switch_is_heeded() -> None:
-    told = {
+def test_every_variable_is_used() -> None:
+    value = {
         "JUPYTER_TOKEN": TOKEN,
         "JUPYTER_PORT": "9999",
         "JUPYTER_BASE_URL": "/lab/anna",
@@ -103,39 +104,41 @@ def test_every_switch_is_heeded() -> None:
         "TENSORBOARD_PORT": "7007",
         "TORCHKILN_SUDO": "yes",
         "TORCHKILN_RESTART": "no",
+        "TORCHKILN_ANY_GPU": "yes",
     }
-    assert read(told, root=True) == Settings(
+    assert read(value, root=True) == Settings(
         jupyter=Jupyter(token=TOKEN, port=9999, base_url="/lab/anna/", origin="https://lab.example"),
         ssh=Ssh(keys="ssh-ed25519 AAAA", ports=(2022,), host_keys=Path("/keys")),
         tensorboard=TensorBoard(logdir="/workspace/runs", port=7007),
         sudo=True,
         restart=False,
+        any_gpu=True,
     )
 
 
-def test_services_can_be_left_out() -> None:
+def test_services_can_be_disabled() -> None:
     found = read({"JUPYTER": "off", "SSH": "off"}, root=True)
     assert (found.jupyter, found.ssh) == (None, None)
 
 
-def test_what_help_tells_is_what_is_read(tmp_path: Path) -> None:
-    """No switch that does nothing, and none that nobody knows of."""
+def test_help_lists_exactly_the_used_variables(tmp_path: Path) -> None:
+    """No variable without effect, and no undocumented one."""
     (tmp_path / "token").write_text(TOKEN)
-    environ = Noting({"JUPYTER_TOKEN_FILE": str(tmp_path / "token"), "TENSORBOARD_LOGDIR": "/runs"})
+    environ = RecordingEnviron({"JUPYTER_TOKEN_FILE": str(tmp_path / "token"), "TENSORBOARD_LOGDIR": "/runs"})
     read(environ, root=True)
 
     names = [name for name, _ in switches()]
-    assert environ.asked == set(names) - OTHERS
+    assert environ.requested == set(names) - OTHERS
     assert len(names) == len(set(names))
 
 
-def test_the_defaults_that_help_tells_are_those() -> None:
-    made = {"JUPYTER_TOKEN", *OTHERS}  # told in words
-    told = {name: default for name, default in switches() if default and name not in made}
+def test_the_defaults_in_help_are_right() -> None:
+    made = {"JUPYTER_TOKEN", *OTHERS}  # described in words
+    value = {name: default for name, default in switches() if default and name not in made}
     board = {"TENSORBOARD_LOGDIR": "/runs"}
 
-    assert len(told) >= 8
-    assert read(board | told, root=True) == read(board, root=True)
+    assert len(value) >= 8
+    assert read(board | value, root=True) == read(board, root=True)
 
 
 @pytest.mark.parametrize("switch", ["JUPYTER", "SSH", "TORCHKILN_RESTART"])
@@ -151,25 +154,25 @@ def test_words_for_yes_and_no(switch: str, word: str, on: bool) -> None:
     assert bool({"JUPYTER": found.jupyter, "SSH": found.ssh}.get(switch, found.restart)) is on
 
 
-def test_all_that_is_wrong_is_named_at_once() -> None:
-    told = faults(root=False, TENSORBOARD_LOGDIR="/runs", **BAD)
-    assert named(told) == sorted(BAD)
+def test_all_errors_are_reported_at_once() -> None:
+    value = faults(root=False, TENSORBOARD_LOGDIR="/runs", **BAD)
+    assert named(value) == sorted(BAD)
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_each_wrong_value_is_named_once(name: str) -> None:
+def test_each_wrong_value_is_reported_once(name: str) -> None:
     """And shown, unless it is a secret."""
-    told = faults(TENSORBOARD_LOGDIR="/runs", **{name: BAD[name]})
-    assert named(told) == [name]
-    assert (repr(BAD[name]) in told[0]) is (name != "JUPYTER_TOKEN")
+    value = faults(TENSORBOARD_LOGDIR="/runs", **{name: BAD[name]})
+    assert named(value) == [name]
+    assert (repr(BAD[name]) in value[0]) is (name != "JUPYTER_TOKEN")
 
 
 @pytest.mark.parametrize("name", ["JUPYTER_PORT", "SSH_PORT", "TENSORBOARD_PORT"])
 @pytest.mark.parametrize("port", ["-1", "22.0", " 22", "1e3", "٢٢", "²", "0x16", "tcp:22", "9" * 5000])
-def test_what_is_no_port(name: str, port: str) -> None:
-    told = faults(TENSORBOARD_LOGDIR="/runs", **{name: port})
-    assert named(told) == [name]
-    assert len(told[0]) < 200
+def test_invalid_ports(name: str, port: str) -> None:
+    value = faults(TENSORBOARD_LOGDIR="/runs", **{name: port})
+    assert named(value) == [name]
+    assert len(value[0]) < 200
 
 
 @pytest.mark.parametrize("port", [1, 65535])
@@ -178,37 +181,37 @@ def test_the_first_and_the_last_port(port: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
-def test_what_kubernetes_says_of_a_service_is_no_setting(protocol: str) -> None:
-    """Beside services called jupyter, ssh and tensorboard, every pod has such variables."""
-    told = f"{protocol}://10.0.0.1:8888"
+def test_service_variables_of_kubernetes_are_ignored(protocol: str) -> None:
+    """With services called jupyter, ssh and tensorboard, every pod has such variables."""
+    value = f"{protocol}://10.0.0.1:8888"
     environ = {"TENSORBOARD_LOGDIR": "/runs"}
-    more = dict.fromkeys(("JUPYTER_PORT", "SSH_PORT", "TENSORBOARD_PORT"), told)
+    more = dict.fromkeys(("JUPYTER_PORT", "SSH_PORT", "TENSORBOARD_PORT"), value)
 
     assert read(environ | more, root=True) == read(environ, root=True)
 
 
 @pytest.mark.parametrize(
-    ("told", "base"),
+    ("value", "base"),
     [("", "/"), ("/", "/"), ("/a", "/a/"), ("/a/", "/a/"), ("/a/b-c.d~e@f", "/a/b-c.d~e@f/")],
 )
-def test_a_base_url_begins_and_ends_in_a_slash(told: str, base: str) -> None:
-    assert jupyter(JUPYTER_BASE_URL=told).base_url == base
+def test_a_base_url_starts_and_ends_with_a_slash(value: str, base: str) -> None:
+    assert jupyter(JUPYTER_BASE_URL=value).base_url == base
 
 
-@pytest.mark.parametrize("told", ["a/", "//", "/a//b", "/a b", "/a?b", "/a#b", "/a\n", "http://a/", "/a%20"])
-def test_what_is_no_path_of_an_address(told: str) -> None:
-    assert named(faults(JUPYTER_BASE_URL=told)) == ["JUPYTER_BASE_URL"]
+@pytest.mark.parametrize("value", ["a/", "//", "/a//b", "/a b", "/a?b", "/a#b", "/a\n", "http://a/", "/a%20"])
+def test_invalid_base_urls(value: str) -> None:
+    assert named(faults(JUPYTER_BASE_URL=value)) == ["JUPYTER_BASE_URL"]
 
 
 @pytest.mark.parametrize("token", ["", "short", "a" * 40, "012345678901234", "abcdefg" * 5])
-def test_a_token_that_can_be_guessed(token: str) -> None:
-    """Refused, but for who asks for it."""
+def test_a_weak_token(token: str) -> None:
+    """Refused, unless permitted."""
     assert named(faults(JUPYTER_TOKEN=token)) == ["JUPYTER_TOKEN"]
     assert jupyter(JUPYTER_TOKEN=token, JUPYTER_ALLOW_WEAK_TOKEN="yes").token == token
 
 
 @pytest.mark.parametrize("token", ["abcdefgh" * 2, "0123456789abcdef", PRINTED])
-def test_a_token_that_will_do(token: str) -> None:
+def test_a_strong_token(token: str) -> None:
     assert jupyter(JUPYTER_TOKEN=token).token == token
 
 
@@ -216,20 +219,20 @@ def test_a_token_that_will_do(token: str) -> None:
     "token", ["two words 0123456789", "tab\t0123456789abcdef", "ü0123456789abcdef", "\x7f"]
 )
 @pytest.mark.parametrize("weak", ["yes", "no"])
-def test_a_token_that_no_address_holds(token: str, weak: str) -> None:
+def test_a_token_that_is_not_valid_in_a_url(token: str, weak: str) -> None:
     assert named(faults(JUPYTER_TOKEN=token, JUPYTER_ALLOW_WEAK_TOKEN=weak)) == ["JUPYTER_TOKEN"]
 
 
 @given(st.text(PRINTED, max_size=40), st.permutations(PRINTED))
 @example("a" * 20, PRINTED[::-1])
-def test_a_refused_token_is_not_shown(token: str, others: list[str]) -> None:
-    """One of other letters, as long and as various, is refused in the same words."""
-    other = token.translate(str.maketrans(PRINTED, "".join(others)))
-    assert faults(JUPYTER_TOKEN=token) == faults(JUPYTER_TOKEN=other)
+def test_a_refused_token_is_not_shown(token: str, shuffled: list[str]) -> None:
+    """Another with different letters, of the same length and variety, has the same message."""
+    similar_token = token.translate(str.maketrans(PRINTED, "".join(shuffled)))
+    assert faults(JUPYTER_TOKEN=token) == faults(JUPYTER_TOKEN=similar_token)
 
 
 @given(st.text(), st.characters(exclude_characters=PRINTED), st.text())
-def test_nor_is_one_with_a_letter_too_many(before: str, letter: str, after: str) -> None:
+def test_a_refused_token_with_an_invalid_letter_is_not_shown(before: str, letter: str, after: str) -> None:
     assert faults(JUPYTER_TOKEN=before + letter + after) == faults(JUPYTER_TOKEN="two words")
 
 
@@ -245,23 +248,23 @@ def test_a_token_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "secret", [b"", b"guessable\n", b"two words 0123456789", b"\xff\xfe0123456789abcdef"]
 )
-def test_a_file_with_no_fit_token(secret: bytes, tmp_path: Path) -> None:
+def test_a_file_with_an_invalid_token(secret: bytes, tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(secret)
-    told = faults(JUPYTER_TOKEN_FILE=str(tmp_path / "token"))
+    value = faults(JUPYTER_TOKEN_FILE=str(tmp_path / "token"))
 
-    assert named(told) == ["JUPYTER_TOKEN_FILE"]
-    assert "guessable" not in told[0]
+    assert named(value) == ["JUPYTER_TOKEN_FILE"]
+    assert "guessable" not in value[0]
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
-        told = faults(JUPYTER_TOKEN_FILE=str(place))
-        assert named(told) == ["JUPYTER_TOKEN_FILE"]
-        assert str(place) in told[0]
+        value = faults(JUPYTER_TOKEN_FILE=str(place))
+        assert named(value) == ["JUPYTER_TOKEN_FILE"]
+        assert str(place) in value[0]
 
 
 @given(token=st.text(PRINTED, min_size=1), port=st.integers(1, 65535))
-def test_the_address_leads_there(token: str, port: int) -> None:
+def test_the_url_has_port_and_token(token: str, port: int) -> None:
     """A browser finds port, path and token in it again."""
     lab = Jupyter(token=None, port=port, base_url="/lab/anna/", origin="")
     found = urlsplit(lab.url(token))
@@ -271,7 +274,7 @@ def test_the_address_leads_there(token: str, port: int) -> None:
     assert "token" not in lab.url("")
 
 
-def test_sudo_is_for_root_to_grant() -> None:
+def test_sudo_needs_root() -> None:
     assert read({"TORCHKILN_SUDO": "yes"}, root=True).sudo
     assert named(faults(root=False, TORCHKILN_SUDO="yes")) == ["TORCHKILN_SUDO"]
     assert faults(root=False, TORCHKILN_SUDO="no") == []
@@ -281,20 +284,20 @@ def test_sudo_is_for_root_to_grant() -> None:
     ("lowest", "expected"),
     [("0\n", (2222, 22)), ("22\n", (2222, 22)), ("23\n", (2222,)), ("1024\n", (2222,)), ("?", (2222,))],
 )
-def test_ssh_without_root_listens_on_2222_and_where_it_may_on_22(
+def test_ssh_without_root_listens_on_2222_and_if_allowed_on_22(
     lowest: str, expected: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = tmp_path / "ip_unprivileged_port_start"
-    monkeypatch.setattr(settings._lowest_port, "__defaults__", (told,))
-    assert ports() == (2222,)  # a kernel that does not say
+    value = tmp_path / "ip_unprivileged_port_start"
+    monkeypatch.setattr(settings._lowest_port, "__defaults__", (value,))
+    assert ports() == (2222,)  # a kernel without this setting
 
-    told.write_text(lowest)
+    value.write_text(lowest)
     assert ports() == expected
     assert ports(SSH_PORT="2022") == (2022,)
 
 
 def test_each_user_has_a_runtime_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root's, where nobody else can write; anybody else's by uid."""
+    """Root's in a root-only folder; that of others by uid."""
     found = []
     for uid in (0, 1000, 1001):
         monkeypatch.setattr("os.getuid", lambda uid=uid: uid)

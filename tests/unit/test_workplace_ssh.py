@@ -1,4 +1,4 @@
-"""What sshd is started on: keys, host keys that last, a configuration that OpenSSH itself takes."""
+"""The inputs of sshd: authorized keys, persistent host keys, a configuration that OpenSSH accepts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNKNOWN = 54321
 
 @dataclass(kw_only=True)
 class Host:
-    """A container's parts that have to do with SSH, below one folder."""
+    """The parts of a container for SSH, below a folder."""
 
     folder: Path
     accounts: dict[str, pwd.struct_passwd] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Host:
         return self.folder / "run"
 
     @property
-    def kept(self) -> Path:
+    def stored(self) -> Path:
         """SSH_HOST_KEYS, a volume."""
         return self.folder / "volume/keys"
 
@@ -62,15 +62,15 @@ class Host:
         if again:
             shutil.rmtree(self.run)
         self.run.mkdir(exist_ok=True)
-        return prepare(Ssh(keys=keys, ports=(2222, 22), host_keys=self.kept), environ, self.run)
+        return prepare(Ssh(keys=keys, ports=(2222, 22), host_keys=self.stored), environ, self.run)
 
     def refused(self, keys: str = "") -> str:
-        """Why there is no SSH."""
+        """The reason why SSH is disabled."""
         with pytest.raises(NoSsh) as caught:
             self.prepare(keys)
         return str(caught.value)
 
-    def let_in(self, name: str) -> list[str]:
+    def authorized_keys(self, name: str) -> list[str]:
         """The keys that open *name*'s account."""
         return (self.run / "authorized_keys" / name).read_text().splitlines()
 
@@ -82,7 +82,7 @@ def uid(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def host(tmp_path: Path, uid: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    """One of *uid*'s. Root's has the account `user`; the other's own is called so."""
+    """A container run by *uid*. Root's has the account `user`; for another uid it is its own account."""
     found = Host(folder=tmp_path)
     found.account("user", 1000 if uid == 0 else uid)
     if uid == 0:
@@ -104,7 +104,7 @@ def public(folder: Path) -> str:
 
 
 def print_of(place: Path) -> str:
-    """Its fingerprint, as `ssh` shows it to who logs in first."""
+    """Its fingerprint, as `ssh` shows it at the first login."""
     argv = ["ssh-keygen", "-l", "-f", str(place)]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[1]
 
@@ -113,54 +113,54 @@ def mode(place: Path) -> int:
     return stat.S_IMODE(place.stat().st_mode)
 
 
-def test_keys_of_every_source_let_in(host: Host, tmp_path: Path) -> None:
+def test_keys_of_every_source_are_authorized(host: Host, tmp_path: Path) -> None:
     """The variable's and the mounted file's open every account; those at home their own."""
     one, two, three, four = (public(tmp_path) for _ in range(4))
     host.mounted.write_text(f"# of the team\n\n{three}\n")
     host.at_home("user", four)
     found = host.prepare(f"{one}\n{two}")
 
-    assert host.let_in("user") == [one, two, three, four]
+    assert host.authorized_keys("user") == [one, two, three, four]
     assert set(found.users) == set(host.accounts)
     for name in host.accounts.keys() - {"user"}:
-        assert host.let_in(name) == [one, two, three]
+        assert host.authorized_keys(name) == [one, two, three]
     assert found.notes == ()
 
 
-def test_a_key_at_home_opens_no_other_account(host: Host, tmp_path: Path) -> None:
+def test_a_key_at_home_authorizes_only_its_account(host: Host, tmp_path: Path) -> None:
     host.at_home("user", public(tmp_path))
 
     assert host.prepare().users == ("user",)
 
 
-def test_a_key_that_was_given_twice_is_one(host: Host, tmp_path: Path) -> None:
+def test_a_duplicate_key_counts_once(host: Host, tmp_path: Path) -> None:
     one = public(tmp_path)
     host.mounted.write_text(f"  {one}  \r\n")
 
     host.prepare(one)
-    assert host.let_in("user") == [one]
+    assert host.authorized_keys("user") == [one]
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("ed25519", ""), ("ecdsa", ""), ("rsa", ""), ("ed25519", 'command="echo only this",no-pty ')],
 )
-def test_every_kind_of_key_is_one(host: Host, tmp_path: Path, kind: str, options: str) -> None:
+def test_every_kind_of_key_is_accepted(host: Host, tmp_path: Path, kind: str, options: str) -> None:
     place = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(place)], check=True)
     line = options + place.with_suffix(".pub").read_text().strip()
 
     host.prepare(line)
-    assert host.let_in("user") == [line]
+    assert host.authorized_keys("user") == [line]
 
 
-def test_a_line_that_is_no_key_is_named_and_not_shown(host: Host, tmp_path: Path) -> None:
-    """By its number; the others are taken."""
+def test_an_invalid_line_is_named_and_not_shown(host: Host, tmp_path: Path) -> None:
+    """By its number; the others are used."""
     one, two = public(tmp_path), public(tmp_path)
     host.mounted.write_text(f"{one}\nssh-ed25519 verysecret\n\n# a comment\nverysecret\n{two}\n")
     found = host.prepare()
 
-    assert host.let_in("user") == [one, two]
+    assert host.authorized_keys("user") == [one, two]
     assert len(found.notes) == 2
     assert [number in note for number, note in zip(("line 2", "line 5"), found.notes, strict=True)] == [
         True
@@ -178,13 +178,13 @@ def test_a_private_key_is_refused_and_not_shown(host: Host, tmp_path: Path) -> N
 
     assert "SSH_PUBLIC_KEY" in why
     assert "private key" in why
-    assert host.let_in("user") == [one]
+    assert host.authorized_keys("user") == [one]
     assert "private key" in found.notes[0]
     assert not [line for line in private.split() if len(line) > 9 and line in why + repr(found)]
 
 
 def test_a_private_key_of_puttys_is_not_shown(host: Host) -> None:
-    """Which does not call itself one in OpenSSH's words."""
+    """It has another header than OpenSSH's."""
     why = host.refused("PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 1\nverysecret")
 
     assert "line 3" in why
@@ -193,13 +193,13 @@ def test_a_private_key_of_puttys_is_not_shown(host: Host) -> None:
 
 @pytest.mark.parametrize("keys", ["", "# nothing but words", "\n\n"])
 def test_without_a_key_there_is_no_ssh(host: Host, keys: str) -> None:
-    """And how to give one is told."""
+    """With a hint how to set one."""
     assert "SSH_PUBLIC_KEY" in host.refused(keys)
     assert not (host.run / "sshd_config").exists()
 
 
 @pytest.mark.parametrize("uid", [0])
-def test_a_base_without_user_lets_root_in(host: Host, tmp_path: Path) -> None:
+def test_a_base_without_user_authorizes_root(host: Host, tmp_path: Path) -> None:
     del host.accounts["user"]
 
     assert host.prepare(public(tmp_path)).users == ("root",)
@@ -213,11 +213,11 @@ def test_a_uid_without_a_name_has_no_ssh(host: Host, tmp_path: Path, monkeypatch
 
 
 def test_host_keys_are_made_once_and_kept(host: Host, tmp_path: Path) -> None:
-    """What a client has learned holds for the next container too."""
+    """Known hosts of a client are valid for the next container too."""
     one = public(tmp_path)
     first, second, third = host.prepare(one), host.prepare(one), host.prepare(one, again=True)
 
-    assert first.fingerprint == print_of(host.kept / f"ssh_host_{KINDS[0]}_key.pub")
+    assert first.fingerprint == print_of(host.stored / f"ssh_host_{KINDS[0]}_key.pub")
     assert first.fingerprint.startswith("SHA256:")
     assert (second, third) == (first, first)
     assert first.notes == ()
@@ -227,81 +227,81 @@ def test_without_a_volume_each_container_has_its_own(host: Host, tmp_path: Path)
     """A key that lay in a layer would be everybody's."""
     one = public(tmp_path)
     first = host.prepare(one).fingerprint
-    shutil.rmtree(host.kept)
+    shutil.rmtree(host.stored)
 
     assert host.prepare(one, again=True).fingerprint != first
 
 
-def test_host_keys_that_cannot_be_kept_serve_all_the_same(host: Host, tmp_path: Path) -> None:
-    """Until the container ends, which is said once; a restart finds them again."""
+def test_host_keys_that_cannot_be_stored_are_used(host: Host, tmp_path: Path) -> None:
+    """Until the container ends, with one warning; a restart reuses them."""
     one = public(tmp_path)
     (tmp_path / "volume").write_text("a file where a folder should be")
     first, second = host.prepare(one), host.prepare(one)
 
-    assert len([note for note in first.notes if str(host.kept) in note]) == 1
+    assert len([note for note in first.notes if str(host.stored) in note]) == 1
     assert second.fingerprint == first.fingerprint
 
 
-def test_host_keys_that_may_not_be_read_are_no_reason_for_others(host: Host, tmp_path: Path) -> None:
-    """A folder stands for a file of another user's: clients would take the host for a false one."""
+def test_unreadable_host_keys_are_not_replaced(host: Host, tmp_path: Path) -> None:
+    """A folder simulates another user's file; with new keys clients would reject the host."""
     name = f"ssh_host_{KINDS[0]}_key"
-    (host.kept / name).mkdir(parents=True)
+    (host.stored / name).mkdir(parents=True)
 
     assert name in host.refused(public(tmp_path))
 
 
-def test_a_broken_host_key_is_named_and_the_other_serves(host: Host, tmp_path: Path) -> None:
+def test_a_broken_host_key_is_named_and_the_other_is_used(host: Host, tmp_path: Path) -> None:
     one = public(tmp_path)
     before = host.prepare(one)
-    broken = host.kept / f"ssh_host_{KINDS[0]}_key"
+    broken = host.stored / f"ssh_host_{KINDS[0]}_key"
     broken.write_text("half a key")
     found = host.prepare(one, again=True)
 
-    assert found.fingerprint == print_of(host.kept / f"ssh_host_{KINDS[1]}_key.pub") != before.fingerprint
+    assert found.fingerprint == print_of(host.stored / f"ssh_host_{KINDS[1]}_key.pub") != before.fingerprint
     assert any(str(broken) in note and "delete it" in note for note in found.notes)
     assert str(host.run / f"host_keys/{broken.name}") not in (host.run / "sshd_config").read_text()
     assert broken.read_text() == "half a key"
 
 
-def test_two_broken_host_keys_leave_ssh_off(host: Host, tmp_path: Path) -> None:
+def test_two_broken_host_keys_disable_ssh(host: Host, tmp_path: Path) -> None:
     """sshd would start, find no key and end, again and again."""
     host.prepare(public(tmp_path))
     for kind in KINDS:
-        (host.kept / f"ssh_host_{kind}_key").write_text("")
+        (host.stored / f"ssh_host_{kind}_key").write_text("")
 
-    told = host.refused(public(tmp_path))
-    assert all(str(host.kept / f"ssh_host_{kind}_key") in told for kind in KINDS)
+    message = host.refused(public(tmp_path))
+    assert all(str(host.stored / f"ssh_host_{kind}_key") in message for kind in KINDS)
 
 
-def test_a_key_of_the_users_own_is_taken(host: Host, tmp_path: Path) -> None:
+def test_a_host_key_of_the_user_is_used(host: Host, tmp_path: Path) -> None:
     """Mounted with any mode."""
     place, _ = key(tmp_path)
-    host.kept.mkdir(parents=True)
-    shutil.copyfile(place, host.kept / f"ssh_host_{KINDS[0]}_key")
+    host.stored.mkdir(parents=True)
+    shutil.copyfile(place, host.stored / f"ssh_host_{KINDS[0]}_key")
 
     assert host.prepare(public(tmp_path)).fingerprint == print_of(place)
 
 
-def test_what_is_secret_is_the_users_alone(host: Host, tmp_path: Path) -> None:
-    """Whatever the umask: host keys, and the configuration, which holds the container's variables."""
+def test_secret_files_are_private(host: Host, tmp_path: Path) -> None:
+    """For every umask: host keys, and the configuration, which contains the container's variables."""
     for again in (False, True):
-        host.prepare(public(tmp_path), again=again, MINE="told")
-        private = [*host.run.glob("host_keys/*_key"), *host.kept.glob("*_key"), host.run / "sshd_config"]
+        host.prepare(public(tmp_path), again=again, MINE="value")
+        private = [*host.run.glob("host_keys/*_key"), *host.stored.glob("*_key"), host.run / "sshd_config"]
 
         assert [place for place in private if mode(place) != 0o600] == []
         assert len(private) == 2 * len(KINDS) + 1
         assert {mode(place) & 0o022 for place in (host.run / "authorized_keys").rglob("*")} == {0}
 
 
-def test_a_variable_that_cannot_be_handed_on_is_named(host: Host, tmp_path: Path) -> None:
-    found = host.prepare(public(tmp_path), TWO="a\nb", MINE="told", JUPYTER_TOKEN="a\nb")
+def test_a_variable_that_cannot_be_passed_on_is_named(host: Host, tmp_path: Path) -> None:
+    found = host.prepare(public(tmp_path), TWO="a\nb", MINE="value", JUPYTER_TOKEN="a\nb")
 
     assert ["TWO" in note for note in found.notes] == [True]
     assert "MINE" not in found.notes[0]
     assert "JUPYTER_TOKEN" not in found.notes[0]
 
 
-def test_where_nothing_can_be_written_there_is_no_ssh(host: Host, tmp_path: Path) -> None:
+def test_without_write_access_ssh_is_disabled(host: Host, tmp_path: Path) -> None:
     host.run.mkdir()
     (host.run / "authorized_keys").write_text("a file where a folder should be")
 
@@ -325,24 +325,26 @@ def test_without_ssh_keygen_there_is_no_ssh(
 
 
 @needs_sshd
-def test_sshd_takes_the_configuration(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the system's own: ports, host keys, files of keys, variables; and nothing of PAM."""
+def test_sshd_accepts_the_configuration(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the system's own: ports, host keys, key files, variables; without PAM."""
     found = host.prepare(public(tmp_path), MINE='a "word"', ODD=os.fsdecode(b"\xe9"))
     configuration = found.command[found.command.index("-f") + 1]
-    monkeypatch.undo()  # sshd is this machine's user's
+    monkeypatch.undo()  # sshd runs as this machine's user
     tested = sshd("-t", "-f", configuration)
-    told = sshd("-T", "-f", configuration, "-C", "user=user,host=x,addr=127.0.0.1").stdout.splitlines()
+    message = sshd("-T", "-f", configuration, "-C", "user=user,host=x,addr=127.0.0.1").stdout.splitlines()
 
     assert (tested.returncode, tested.stderr) == (0, b"")
     allowed = f"authorizedkeysfile {host.run}/authorized_keys/%u .ssh/authorized_keys"
     used = {f"hostkey {host.run}/host_keys/ssh_host_{kind}_key".encode() for kind in KINDS}
-    wanted = {b"port 2222", b"port 22", b"usepam no", b'setenv MINE=a "word"', b"setenv ODD=\xe9"}
-    assert {*wanted, *used, allowed.encode()} <= set(told)
-    assert {line for line in told if line.startswith((b"port ", b"hostkey "))} <= wanted | used
+    expected = {b"port 2222", b"port 22", b"usepam no", b'setenv MINE=a "word"', b"setenv ODD=\xe9"}
+    assert {*expected, *used, allowed.encode()} <= set(message)
+    assert {line for line in message if line.startswith((b"port ", b"hostkey "))} <= expected | used
 
 
-def test_who_owns_files_is_looked_at_where_root_lets_others_in(host: Host, tmp_path: Path, uid: int) -> None:
-    """Anybody else's lie below /tmp, which is everybody's. And root's sshd has the folder that it wants."""
+def test_the_owner_of_files_is_checked_if_root_authorizes_others(
+    host: Host, tmp_path: Path, uid: int
+) -> None:
+    """Files of others are below /tmp, which is world-writable. Root's sshd has its folder."""
     host.prepare(public(tmp_path))
 
     assert ("StrictModes no" in (host.run / "sshd_config").read_text()) is (uid != 0)
@@ -350,7 +352,7 @@ def test_who_owns_files_is_looked_at_where_root_lets_others_in(host: Host, tmp_p
 
 
 def test_the_systems_configuration_comes_after_ours(host: Host, tmp_path: Path) -> None:
-    """What is read first wins; what the user put there holds for the rest."""
+    """The first value wins; the user's settings apply to the others."""
     host.prepare(public(tmp_path))
 
     assert (host.run / "sshd_config").read_text().splitlines()[-1] == "Include /etc/ssh/sshd_config"

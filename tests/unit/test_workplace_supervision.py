@@ -18,7 +18,7 @@ from workplace.supervision import MOST, Service, supervise
 
 STAYS = "echo $$ >>{pids}; exec sleep 600"
 STUBBORN = "trap '' TERM; " + STAYS
-# What the container's first process does of its own accord: services.run() hands it SIGTERM as SystemExit.
+# As in the container's first process: services.run() turns SIGTERM into SystemExit.
 CONTAINER = """
 import sys; sys.path.insert(0, {package!r})
 import signal
@@ -30,7 +30,7 @@ both = [
 ]
 sys.exit(supervision.supervise(both, restart=True, say=print))
 """
-# Who was sent SIGKILL is not waited for: the end of the container does that.
+# Do not wait for processes after SIGKILL: the container's end does that.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
 
@@ -50,9 +50,9 @@ def service(script: str, name: str = "one", **environ: str) -> Service:
 
 
 def supervised(*services: Service, restart: bool = True) -> tuple[int, list[str]]:
-    """The exit code, and what was said."""
-    said: list[str] = []
-    return supervise(services, restart=restart, say=said.append), said
+    """The exit code, and the messages."""
+    messages: list[str] = []
+    return supervise(services, restart=restart, say=messages.append), messages
 
 
 def until(happened: Callable[[], object]) -> None:
@@ -68,28 +68,28 @@ def pids(file: Path) -> Sequence[int]:
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
-def gone(pid: int) -> bool:
-    """Whether it has ended, be it that nobody has asked how."""
+def has_ended(pid: int) -> bool:
+    """Whether it has ended, even if it is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
 
 
-def test_a_service_that_dies_is_started_again_until_it_is_no_accident(tmp_path: Path) -> None:
-    code, said = supervised(service(f"echo >>{tmp_path}/starts; exit 7"))
+def test_a_service_that_dies_is_restarted_a_limited_number_of_times(tmp_path: Path) -> None:
+    code, messages = supervised(service(f"echo >>{tmp_path}/starts; exit 7"))
 
     assert code == 7
     assert (tmp_path / "starts").read_text().count("\n") == MOST
-    assert len(said) == MOST
-    assert all("one" in line and "status 7" in line for line in said)
-    assert ["container exits" in line for line in said] == [False] * (MOST - 1) + [True]
+    assert len(messages) == MOST
+    assert all("one" in line and "status 7" in line for line in messages)
+    assert ["container exits" in line for line in messages] == [False] * (MOST - 1) + [True]
 
 
-def test_without_restart_the_first_death_is_the_last(tmp_path: Path) -> None:
-    code, said = supervised(service(f"echo >>{tmp_path}/starts; exit 7"), restart=False)
+def test_without_restart_the_first_exit_is_final(tmp_path: Path) -> None:
+    code, messages = supervised(service(f"echo >>{tmp_path}/starts; exit 7"), restart=False)
 
-    assert (code, len(said)) == (7, 1)
+    assert (code, len(messages)) == (7, 1)
     assert (tmp_path / "starts").read_text().count("\n") == 1
 
 
@@ -105,48 +105,48 @@ def test_without_restart_the_first_death_is_the_last(tmp_path: Path) -> None:
         ("kill -40 $$", 168, "40"),
     ],
 )
-def test_the_code_is_the_services_and_never_0(end: str, code: int, word: str) -> None:
+def test_the_exit_code_is_the_services_and_never_0(end: str, code: int, word: str) -> None:
     """As shells count. A real-time signal has no name."""
-    found, said = supervised(service(end), restart=False)
+    found, messages = supervised(service(end), restart=False)
 
     assert found == code
-    assert word in said[0]
+    assert word in messages[0]
 
 
-def test_want_of_memory_is_suspected_where_the_kernel_kills() -> None:
+def test_sigkill_is_reported_as_possible_lack_of_memory() -> None:
     assert "memory" in supervised(service("kill -KILL $$"), restart=False)[1][0]
     assert "memory" not in supervised(service("kill -TERM $$"), restart=False)[1][0]
 
 
-def test_one_that_comes_back_disturbs_no_other(tmp_path: Path) -> None:
+def test_a_restart_does_not_affect_other_services(tmp_path: Path) -> None:
     """The first dies once and stays then; the second has run on when the third ends it all."""
     died, back, notes = (tmp_path / name for name in ("died", "back", "pids"))
     once = f"[ -e {died} ] || {{ touch {died}; exit 5; }}; touch {back}; exec sleep 600"
     last = f"until [ -e {back} ]; do sleep 0.02; done; exit 9"
-    others = (service(STAYS.format(pids=notes), "second"), service(last, "third"))
-    code, said = supervised(service(once, "first"), *others)
+    other_services = (service(STAYS.format(pids=notes), "second"), service(last, "third"))
+    code, messages = supervised(service(once, "first"), *other_services)
 
     assert code == 9
-    assert [line.split()[0] for line in said] == ["first", *["third"] * MOST]
+    assert [line.split()[0] for line in messages] == ["first", *["third"] * MOST]
     assert len(pids(notes)) == 1
 
 
-def test_deaths_far_apart_are_accidents_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exits_far_apart_are_counted_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "WITHIN", 0.0)
-    said: list[str] = []
+    messages: list[str] = []
 
     def say(line: str) -> None:
-        said.append(line)
-        if len(said) > 2 * MOST:
+        messages.append(line)
+        if len(messages) > 2 * MOST:
             raise SystemExit(3)
 
     with pytest.raises(SystemExit):
         supervise([service("exit 7")], restart=True, say=say)
-    assert not [line for line in said if "container exits" in line]
+    assert not [line for line in messages if "container exits" in line]
 
 
 @pytest.mark.parametrize("script", [STAYS, STUBBORN])
-def test_when_one_ends_for_good_all_end(script: str, tmp_path: Path) -> None:
+def test_if_a_service_ends_finally_all_end(script: str, tmp_path: Path) -> None:
     """Those that do not heed SIGTERM by SIGKILL."""
     notes = tmp_path / "pids"
     waits = f"until [ $(cat {notes} | wc -l) = 2 ]; do sleep 0.02; done; exit 4"
@@ -155,11 +155,11 @@ def test_when_one_ends_for_good_all_end(script: str, tmp_path: Path) -> None:
 
     assert code == 4
     assert len(pids(notes)) == 2
-    until(lambda: all(gone(pid) for pid in pids(notes)))
+    until(lambda: all(has_ended(pid) for pid in pids(notes)))
 
 
 def test_a_service_is_given_time_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jupyter saves what is open."""
+    """Jupyter saves open files."""
     monkeypatch.setattr(supervision, "GRACE", 60.0)
     up, saved = tmp_path / "up", tmp_path / "saved"
     saves = f"trap 'sleep 0.2; echo >{saved}; exit' TERM; touch {up}; while :; do sleep 0.02; done"
@@ -173,7 +173,7 @@ def test_a_service_is_given_time_to_end(tmp_path: Path, monkeypatch: pytest.Monk
 def test_sigterm_ends_the_container_with_0(script: str, tmp_path: Path) -> None:
     """`docker stop`: nothing went wrong."""
     notes, up = tmp_path / "pids", tmp_path / "up"
-    # By the time that the second runs, the first is known to the supervisor.
+    # When the second runs, the supervisor has recorded the first.
     second = f"touch {up}; while kill -0 $PPID; do sleep 0.02; done"
     scripts = (script.format(pids=notes), second)
     code = CONTAINER.format(package=str(PACKAGE.parent), scripts=scripts)
@@ -182,44 +182,44 @@ def test_sigterm_ends_the_container_with_0(script: str, tmp_path: Path) -> None:
         container.send_signal(signal.SIGTERM)
 
         assert container.wait() == 0
-    until(lambda: all(gone(pid) for pid in pids(notes)))
+    until(lambda: all(has_ended(pid) for pid in pids(notes)))
 
 
-def test_what_cannot_be_started_ends_the_others(tmp_path: Path) -> None:
-    """Told as a shell tells it, not as a traceback."""
+def test_a_service_that_cannot_start_stops_the_others(tmp_path: Path) -> None:
+    """With a shell's message, not with a traceback."""
     notes = tmp_path / "pids"
     absent = Service(name="lab", command=("/nowhere/jupyter",), environ={}, port=1, path=None)
-    code, said = supervised(service(STAYS.format(pids=notes)), absent)
+    code, messages = supervised(service(STAYS.format(pids=notes)), absent)
 
     assert code == 127
-    assert "lab" in said[-1]
-    assert "/nowhere/jupyter" in said[-1]
-    until(lambda: all(gone(pid) for pid in pids(notes)))
+    assert "lab" in messages[-1]
+    assert "/nowhere/jupyter" in messages[-1]
+    until(lambda: all(has_ended(pid) for pid in pids(notes)))
 
 
-def test_what_can_no_longer_be_started_ends_the_others(tmp_path: Path) -> None:
+def test_a_service_that_can_no_longer_start_stops_the_others(tmp_path: Path) -> None:
     """A program that removes itself: an environment that was broken while it ran."""
     program = tmp_path / "program"
     program.write_text('#!/bin/sh\nrm "$0"\nexit 7\n')
     program.chmod(0o755)
     once = Service(name="one", command=(str(program),), environ=dict(os.environ), port=1, path=None)
-    code, said = supervised(once)
+    code, messages = supervised(once)
 
     assert code == 127
-    assert str(program) in said[-1]
+    assert str(program) in messages[-1]
 
 
 def test_a_service_has_its_own_environment(tmp_path: Path) -> None:
     found = tmp_path / "found"
-    supervised(service(f"env | grep -c . >{found}; echo $MINE >>{found}", MINE="told"), restart=False)
+    supervised(service(f"env | grep -c . >{found}; echo $MINE >>{found}", MINE="value"), restart=False)
 
     count, *rest = found.read_text().split()
     assert int(count) <= 5  # PATH, MINE, and what a shell sets itself
-    assert rest == ["told"]
+    assert rest == ["value"]
 
 
 def test_a_service_has_no_input(tmp_path: Path) -> None:
-    """What is typed into the container's terminal is nobody's."""
+    """Services do not read the container's terminal."""
     code = CONTAINER.format(package=str(PACKAGE.parent), scripts=(f"cat >>{tmp_path}/found; exit 7",))
     done = subprocess.run([sys.executable, "-IBc", code], input=b"typed", stdout=subprocess.PIPE, check=False)
 

@@ -40,15 +40,15 @@ def compressed(tar: bytes, source: io.RawIOBase | io.BytesIO | None = None) -> t
     return out.getvalue(), written
 
 
-class Dribble(io.BytesIO):
-    """Hands over less than it is asked for."""
+class ShortReads(io.BytesIO):
+    """Returns less than requested."""
 
     def read(self, size: int | None = -1) -> bytes:
         return super().read(min(size or 1, 70_001) if size != -1 else -1)
 
 
-def test_the_zstd_program_reads_it(tmp_path: Path) -> None:
-    """And sees the length, the checksum and the one frame; what was written is what is told."""
+def test_the_zstd_program_reads_our_frames(tmp_path: Path) -> None:
+    """It finds the length, the checksum and a single frame; our description is right."""
     blob, written = compressed(TAR)
     (tmp_path / "blob.zst").write_bytes(blob)
     listed = subprocess.run(
@@ -58,13 +58,13 @@ def test_the_zstd_program_reads_it(tmp_path: Path) -> None:
     assert program(blob, "-d") == TAR
     assert (written.digest, written.diff_id) == (digest(blob), digest(TAR))
     assert (written.size, written.unpacked) == (len(blob), len(TAR))
-    assert len(blob) < len(NOISE) + 100_000  # the second noise is the first once more, 1.5 MB further on
+    assert len(blob) < len(NOISE) + 100_000  # the second noise repeats the first, 1.5 MB later
     assert f"({len(TAR)} B)" in listed.stdout
     assert re.search(r"Check: XXH64", listed.stdout)
 
 
 @pytest.mark.parametrize("tar", [b"", b"x", bytes(PIECE), TAR[:PIECE], TAR[: PIECE + 1]], ids=len)
-def test_any_length_goes_there_and_back(tar: bytes, tmp_path: Path) -> None:
+def test_any_length_round_trips(tar: bytes, tmp_path: Path) -> None:
     blob, written = compressed(tar)
     (tmp_path / "blob").write_bytes(blob)
 
@@ -75,30 +75,30 @@ def test_any_length_goes_there_and_back(tar: bytes, tmp_path: Path) -> None:
 
 
 def test_the_bytes_are_a_golden() -> None:
-    """Of libzstd's version, level and window: whoever changes one changes every zstd image's digest."""
+    """Of libzstd's version, level and window: changing one changes every zstd image's digest."""
     blob, _ = compressed(TAR)
 
     assert digest(blob) == "sha256:6743bc0048e8e12584b55cb850f5ad5787126dbf8226130e28308167635200ee"
     assert zstd.ENCODER == "zstd-1.5.7-level-3-long-26"
 
 
-def test_pieces_of_the_source_change_nothing() -> None:
-    """However it comes, and in another process too."""
+def test_the_size_of_reads_does_not_matter() -> None:
+    """Also in another process."""
     blob, _ = compressed(TAR)
     code = (
         "import io, sys; from torchkiln.oci.zstd import compress; tar = sys.stdin.buffer.read(); "
         "compress(io.BytesIO(tar), sys.stdout.buffer, unpacked=len(tar))"
     )
-    other = subprocess.run(
+    subprocess_result = subprocess.run(
         [sys.executable, "-c", code], input=TAR, capture_output=True, check=True, cwd=ROOT
     ).stdout
 
-    assert compressed(TAR, Dribble(TAR))[0] == blob == other
+    assert compressed(TAR, ShortReads(TAR))[0] == blob == subprocess_result
 
 
-@pytest.mark.parametrize(("wrong", "told"), [(-1, "more"), (1, "less")])
-def test_another_length_than_told_is_refused(wrong: int, told: str) -> None:
-    with pytest.raises(NotCompressible, match=f"it has {told} than {len(TAR) + wrong} bytes"):
+@pytest.mark.parametrize(("wrong", "message"), [(-1, "more"), (1, "less")])
+def test_a_wrong_declared_length_is_refused(wrong: int, message: str) -> None:
+    with pytest.raises(NotCompressible, match=f"it has {message} than {len(TAR) + wrong} bytes"):
         compress(io.BytesIO(TAR), io.BytesIO(), unpacked=len(TAR) + wrong)
 
 
@@ -108,8 +108,8 @@ def test_another_libzstd_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_frames_of_others(kind: str, tmp_path: Path) -> None:
-    """What is whole is read, by both readers; what is not is told by the oracle, and a file's error."""
+def test_frames_of_other_programs(kind: str, tmp_path: Path) -> None:
+    """Complete frames are read by both readers; others are reported by the oracle and by an error."""
     tar, shape = tar_of(files(etc__motd=b"hi\n")), SHAPES[kind]
     path = tmp_path / "blob"
     path.write_bytes(shape.pack(tar))
@@ -122,7 +122,7 @@ def test_frames_of_others(kind: str, tmp_path: Path) -> None:
             assert stream.read() == tar
         return
     assert re.search(shape.fault, facts.faults[0]), facts.faults
-    if path.stat().st_size:  # an empty file is a file of no frames, and no tar
+    if path.stat().st_size:  # an empty file has no frames, and is not a tar
         with pytest.raises((OSError, EOFError)), open_zstd(path) as stream:
             stream.read()
 
@@ -140,8 +140,8 @@ def test_a_frame_may_begin_anywhere(read: int, tmp_path: Path, monkeypatch: pyte
 
 
 @given(cut=st.integers(1, 10_000), at=st.integers(0, 10_000), flip=st.integers(1, 255))
-def test_no_bytes_make_a_reader_stumble(cut: int, at: int, flip: int) -> None:
-    """A blob that is cut, or with one byte changed: what comes out is the tar, or an error of a file's."""
+def test_no_bytes_make_a_reader_fail(cut: int, at: int, flip: int) -> None:
+    """A truncated blob, or one with a changed byte: the result is the tar, or a file error."""
     blob = bytearray(BLOB)
     blob[at % len(blob)] ^= flip
     for bad in (bytes(blob), BLOB[: -(cut % len(BLOB)) or None]):
@@ -157,7 +157,7 @@ BLOB = compressed(SMALL)[0]
 
 
 @pytest.mark.parametrize(
-    ("called", "held", "fault"),
+    ("called", "real_type", "fault"),
     [
         (GZIP_TYPE, "zstd", "wrong media type: .*gzip.*, but the blob is zstd"),
         (TAR_TYPE, "zstd", "wrong media type: .*tar'.*, but the blob is zstd"),
@@ -165,14 +165,14 @@ BLOB = compressed(SMALL)[0]
         (ZSTD_TYPE, "tar", "does not begin with a zstd frame"),
     ],
 )
-def test_a_wrong_media_type_is_told(called: str, held: str, fault: str, tmp_path: Path) -> None:
-    """And the blob is looked into all the same, as what it is."""
-    blob = {"zstd": program(SMALL), "gzip": gzip.compress(SMALL), "tar": SMALL}[held]
+def test_a_wrong_media_type_is_reported(called: str, real_type: str, fault: str, tmp_path: Path) -> None:
+    """And the blob is still checked in its real format."""
+    blob = {"zstd": program(SMALL), "gzip": gzip.compress(SMALL), "tar": SMALL}[real_type]
     (tmp_path / "blob").write_bytes(blob)
     facts = inspect_layer(tmp_path / "blob", called)
 
     assert re.search(fault, facts.faults[0])
-    assert (facts.diff_id == digest(SMALL)) == (held != "tar")
+    assert (facts.diff_id == digest(SMALL)) == (real_type != "tar")
 
 
 MEASURE = """
@@ -198,21 +198,21 @@ print(read, facts.unpacked, opened - before, inspected - opened, peak() - inspec
 """
 
 
-def test_a_bomb_takes_little_memory(tmp_path: Path) -> None:
-    """128 MiB of zeros in 4 KiB: read, inspected and compressed anew, in pieces."""
+def test_a_bomb_needs_little_memory(tmp_path: Path) -> None:
+    """128 MiB of zeros in 4 KiB: read, inspected and compressed again, in pieces."""
     path = tmp_path / "bomb"
     path.write_bytes(run_frame(1_024))
     argv = [sys.executable, "-c", MEASURE, str(path)]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    read, unpacked, opened, inspected, made = map(int, told.split())
+    message = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    read, unpacked, opened, inspected, made = map(int, message.split())
 
     assert read == unpacked == 1 << 27
-    assert max(opened, inspected) < 16, told  # MiB
-    assert made < 100, told
+    assert max(opened, inspected) < 16, message  # MiB
+    assert made < 100, message
 
 
-def test_the_oracle_knows_each_compression() -> None:
+def test_the_oracle_reads_each_compression() -> None:
     """It shares no table with the writers; so the two are compared here."""
-    assert {one.media_type for one in COMPRESSIONS} == set(LAYER_TYPES)
+    assert {compression.media_type for compression in COMPRESSIONS} == set(LAYER_TYPES)
     assert [of_format(name).media_type for name in LAYER_FORMATS] == [GZIP_TYPE, ZSTD_TYPE]
     assert [format_of([TAR_TYPE, kind]) for kind in (GZIP_TYPE, ZSTD_TYPE)] == list(LAYER_FORMATS)

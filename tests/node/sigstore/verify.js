@@ -5,23 +5,23 @@ const { bundleFromJSON } = require("@sigstore/bundle");
 const { TrustedRoot } = require("@sigstore/protobuf-specs");
 const { Verifier, toSignedEntity, toTrustMaterial } = require("@sigstore/verify");
 
-const asked = JSON.parse(readFileSync(0, "utf8"));
+const request = JSON.parse(readFileSync(0, "utf8"));
 const keys = (hint) => {
-  if (!asked.keys || !asked.keys[hint]) throw new Error(`no key ${hint}`);
-  return { publicKey: createPublicKey(asked.keys[hint]), validFor: () => true };
+  if (!request.keys || !request.keys[hint]) throw new Error(`no key ${hint}`);
+  return { publicKey: createPublicKey(request.keys[hint]), validFor: () => true };
 };
 // Who signs with a key writes into no log.
-const wanted = asked.keys ? { tlogThreshold: 0, ctlogThreshold: 0, timestampThreshold: 0 } : {};
-const policy = asked.identity && {
-  subjectAlternativeName: asked.identity,
-  extensions: { issuer: asked.issuer },
+const wanted = request.keys ? { tlogThreshold: 0, ctlogThreshold: 0, timestampThreshold: 0 } : {};
+const policy = request.identity && {
+  subjectAlternativeName: request.identity,
+  extensions: { issuer: request.issuer },
 };
-let told = {};
+let result = {};
 try {
-  const trust = toTrustMaterial(TrustedRoot.fromJSON(asked.trustedRoot || {}), keys);
-  const entity = toSignedEntity(bundleFromJSON(asked.bundle));
+  const trust = toTrustMaterial(TrustedRoot.fromJSON(request.trustedRoot || {}), keys);
+  const entity = toSignedEntity(bundleFromJSON(request.bundle));
   new Verifier(trust, wanted).verify(entity, policy);
 } catch (error) {
-  told = { error: `${error.name}: ${error.message}` };
+  result = { error: `${error.name}: ${error.message}` };
 }
-console.log(JSON.stringify(told));
+console.log(JSON.stringify(result));

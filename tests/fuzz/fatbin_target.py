@@ -1,0 +1,151 @@
+"""Fuzz the reader of fatbin containers: it must refuse a library, or zero what another reader finds."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import mmap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+
+from tests.fatbins import LZ4, STORED, ZSTD, Elf, Made, container, entry, library
+from tests.fuzz.source import Decisions
+from torchkiln.device_code.cut import dead_ranges
+from torchkiln.device_code.inventory import inventory
+from torchkiln.device_code.spans import UnknownDeviceCode
+
+_NAMES = ("sm_80", "sm_90", "sm_90a", "sm_86", "sm_100f", "sm_103f", "sm_120", "compute_80", "compute_90")
+_MORE = ("compute_120", "compute_90a", "compute_100f", "lto_90", "sm_75")
+_GPUS = ("9.0", "8.0", "8.6", "8.9", "10.3", "12.0", "7.5")
+_FIELDS = ("kind", "version", "header", "payload", "packed", "options", "name_length", "flags", "key")
+_NUMBERS = (0, 1, 2, 8, 64, 72, 0x11, 0x2011, 0x8011, 1 << 15, (1 << 16) - 1)
+_SECTION = ("name", "type", "flags", "offset", "size")
+
+Found = tuple[str, int, int]  # name of an entry, start and end of its payload
+
+
+def check(data: bytes, _scratch: Path) -> str:
+    """ "accepted" or "refused"; raises AssertionError if the readers disagree."""
+    decisions = Decisions(data)
+    gpus = tuple(decisions.choice(_GPUS) for _ in range(1 + decisions.number(1)))
+    return judge(program(decisions), gpus)
+
+
+def program(decisions: Decisions) -> bytes:
+    """A mostly valid library."""
+    sections = {".text": bytes(8), ".nv_fatbin": _section(decisions)}
+    if decisions.number(3) == 1:
+        sections["__nv_relfatbin"] = _section(decisions)
+    elf = Elf()
+    if decisions.number(9) == 1:
+        elf.sections[".nv_fatbin"] = {decisions.choice(_SECTION): decisions.number(400)}
+    data = library(sections, elf)
+    if decisions.number(9) == 1:
+        at = decisions.number(len(data) - 1)
+        data = data[:at] + decisions.take(1) + data[at + 1 :]
+    return data
+
+
+def _section(decisions: Decisions) -> bytes:
+    parts = [bytes(8 * decisions.number(3))]
+    while decisions and len(parts) < 9:
+        entries = [_entry(decisions) for _ in range(decisions.number(4))]
+        parts.append(container(*entries, more=8 if decisions.number(30) == 1 else 0))
+        parts.append(bytes(decisions.choice((0, 8, 0, 8, 16, 0, 0, 4))))
+    return b"".join(parts)
+
+
+def _entry(decisions: Decisions) -> Made:
+    false = {}
+    if decisions.number(15) == 1:
+        false[decisions.choice(_FIELDS)] = decisions.choice(_NUMBERS)
+    form = decisions.choice((STORED, STORED, LZ4, ZSTD))
+    extra = bytes(8 * decisions.choice((0, 0, 1, 2, 6)))
+    body = decisions.take(decisions.number(12))
+    return entry(decisions.choice(_NAMES + _MORE), b"." + body, form=form, extra=extra, **false)
+
+
+def judge(data: bytes | mmap.mmap, gpus: Sequence[str]) -> str:
+    """Check a library: the spans are those of another reader and another choice."""
+    try:
+        spans = [(span.start, span.stop) for span in dead_ranges(data, gpus)]
+        counted = {item.name: (item.entries, item.size) for item in inventory(data).sums}
+    except UnknownDeviceCode:
+        return "refused"
+    found = list(containers(data))
+    assert spans == [span for entries in found for span in dead(entries, gpus)]
+    names = [(name, stop - start) for entries in found for name, start, stop in entries]
+    sums = {name: [size for other, size in names if other == name] for name, _ in names}
+    assert counted == {name: (len(sizes), sum(sizes)) for name, sizes in sums.items()}
+    return "accepted"
+
+
+def containers(data: bytes | mmap.mmap) -> Iterable[list[Found]]:
+    """The entries of each container of a valid library, by pyelftools."""
+    stream = io.BytesIO(data) if isinstance(data, bytes) else data
+    sections = [
+        (section["sh_offset"], section["sh_size"])
+        for section in ELFFile(stream).iter_sections()
+        if section.name in (".nv_fatbin", "__nv_relfatbin")
+    ]
+    for start, size in sorted(sections):
+        at = start
+        while (at := data.find(b"\x50\xed\x55\xba", at, start + size)) >= 0:
+            end = at + 16 + int.from_bytes(data[at + 8 : at + 16], "little")
+            yield list(_walk(data, at + 16, end))
+            at = end
+
+
+def _walk(data: bytes | mmap.mmap, at: int, end: int) -> Iterable[Found]:
+    while at < end:
+        kind, architecture = data[at], int.from_bytes(data[at + 28 : at + 32], "little")
+        start = at + int.from_bytes(data[at + 4 : at + 8], "little")
+        stop = start + int.from_bytes(data[at + 8 : at + 16], "little")
+        letter = {0: "", 1: "a", 2: "f"}[data[at + 42] >> 4]
+        yield {1: "compute", 2: "sm", 8: "lto"}[kind] + f"_{architecture}{letter}", start, stop
+        at = stop
+
+
+def dead(entries: list[Found], gpus: Iterable[str]) -> list[tuple[int, int]]:
+    """The payloads to zero, by trying for each entry whether one that serves the same GPU is better."""
+    needed = {name for gpu in gpus for name in _needed({name for name, _, _ in entries}, gpu)}
+    if not needed or any(name.startswith("lto") for name, _, _ in entries):
+        return []
+    return [(start, stop) for name, start, stop in entries if name not in needed and start < stop]
+
+
+def _needed(names: set[str], gpu: str) -> set[str]:
+    number = int(gpu.replace(".", ""))
+    code = {name for name in names if name.startswith("sm_") and _runs(name, number)}
+    ptx = {name for name in names if name.startswith("compute_") and _runs(name, number)}
+    return _newest(code) | (set() if f"sm_{number}" in code else _newest(ptx))
+
+
+def _runs(name: str, gpu: int) -> bool:
+    digits, letter = name.partition("_")[2].rstrip("af"), name[-1] if name[-1] in "af" else ""
+    built = int(digits)
+    if letter == "a":
+        return built == gpu
+    same_major = built // 10 == gpu // 10
+    return built <= gpu and (same_major or (name.startswith("compute_") and not letter))
+
+
+def _newest(names: set[str]) -> set[str]:
+    """Those that no other of the same letter is newer than."""
+
+    def key(name: str) -> tuple[str, int]:
+        digits = name.partition("_")[2].rstrip("af")
+        return name.partition("_")[2][len(digits) :], int(digits)
+
+    return {
+        name
+        for name in names
+        if not any(key(other)[0] == key(name)[0] and key(other)[1] > key(name)[1] for other in names)
+    }
+
+
+def corpus(_scratch: Path) -> list[bytes]:
+    """Some programs, most of them valid."""
+    return [hashlib.sha512(bytes([n])).digest() * 2 for n in range(60)] + [bytes(60)]

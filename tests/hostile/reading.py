@@ -1,0 +1,32 @@
+"""Reads a layer as a command does, in a process of its own whose peak memory is measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from torchkiln.errors import KilnError
+from torchkiln.oci.opening import open_layer
+from torchkiln.oci.read_tar import DAMAGED, apply_layer
+from torchkiln.oci.unpack import LayerBlob, unpack
+from torchkiln.oci.validate.layer import GZIP_TYPE, inspect_layer
+
+
+def main() -> None:
+    """Print the error message and the peak memory in MiB; sys.argv has the way, the file and its diff id."""
+    _, how, name, diff_id = sys.argv
+    path, message = Path(name), ""
+    try:
+        if how == "unpack":
+            unpack([LayerBlob(path=path, diff_id=diff_id)], path.with_name("root"))
+        elif how == "inspect":
+            message = "; ".join(inspect_layer(path, GZIP_TYPE).faults)
+        else:
+            with open_layer(path) as stream:
+                apply_layer({}, stream)
+    except (KilnError, *DAMAGED) as error:
+        message = getattr(error, "message", str(error))
+    status = Path("/proc/self/status").read_text()
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    sys.stdout.write(json.dumps([message, int(peak.split()[1]) >> 10]))

@@ -1,0 +1,164 @@
+"""A project's folder becomes an image by the commands: built, run in a sandbox, pushed, changed, refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from click.testing import CliRunner
+
+from tests.cells import HostPython
+from tests.engine.registry import RunningRegistry, registry
+from tests.needs import needs_namespaces
+from tests.planned import FACTS, MATRIX
+from tests.projects import SITE, TAG, Bench, bench
+from torchkiln.build import wheel_layers
+from torchkiln.cli import torchkiln
+from torchkiln.cli.shared import project_build
+from torchkiln.errors import KilnError
+from torchkiln.lock.folder import LockFolder
+from torchkiln.lock.lock import inputs_digest as cell_inputs
+from torchkiln.lock.lock import save
+from torchkiln.oci.layout import open_layout
+from torchkiln.project.file import save_project
+from torchkiln.project.inputs import inputs_digest
+from torchkiln.project.ready import needs_of
+from torchkiln.util.places import ROOT
+
+__all__ = ["registry"]
+
+
+class Commands:
+    """The commands in a folder with a locked project."""
+
+    def __init__(self, small: Bench) -> None:
+        self.small, self.images = small, small.folder / "images"
+        bound = LockFolder(self.images, MATRIX, FACTS).bound
+        small.cell = replace(small.cell, inputs=cell_inputs(small.cell.resolution, bound))
+        save(self.images, small.cell)
+        (small.project / "requirements.txt").write_text("fsspec>=3\n")
+        lock = small.lock(small.wheel("fsspec", "3", "fsspec/__init__.py"), requirements=["fsspec>=3"])
+        needs = needs_of(small.project, small.cell, small.store)
+        self.lock = replace(lock, name=needs.name, inputs=inputs_digest(needs, small.cell))
+        save_project(small.project, self.lock)
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout, and the messages."""
+        environ = {"TORCHKILN_CACHE": str(self.small.store.root), "TORCHKILN_LAYOUT": None}
+        with (
+            patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()),
+            patch.object(project_build, "LazyIndex", lambda _store: self.small.index),
+        ):
+            result = CliRunner(env=environ).invoke(torchkiln, list(arguments))
+        error = result.exception
+        if isinstance(error, KilnError):
+            return error.exit_code, result.stdout, f"{result.stderr}{error.message}\n{error.hint}"
+        assert error is None or isinstance(error, SystemExit), error
+        return result.exit_code, result.stdout, result.stderr
+
+    def build(self, *arguments: str) -> tuple[int, str, str]:
+        named = ("--matrix", str(ROOT / "matrix.yaml"), "--images", str(self.images))
+        return self.run("build", "--project", str(self.small.project), *named, *self.output, *arguments)
+
+    @property
+    def output(self) -> tuple[str, str]:
+        return "--output", str(self.small.layout)
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Commands:
+    return Commands(bench(tmp_path))
+
+
+def test_the_parent_is_that_of_the_lock(commands: Commands) -> None:
+    code, out, messages = commands.build("--json")
+
+    assert code == 0, messages
+    found = json.loads(out)
+    assert (found["tag"], found["project"], found["ref"]) == ("project",) * 3
+    parent = open_layout(commands.small.layout).image(TAG)
+    assert found["parent"] == {"tag": TAG, "digest": parent.manifest}
+    assert found["code"]["files"] == 3
+    assert f"project is on {TAG} ({parent.manifest})" in messages
+
+
+@needs_namespaces
+def test_from_a_folder_to_a_running_and_pushed_image(commands: Commands, registry: RunningRegistry) -> None:
+    code, digest, messages = commands.build()
+    assert code == 0, messages
+    script = f"pwd; cat train.py; echo $PYTHONPATH; ls /{SITE}/fsspec; ls -d /{SITE}/fsspec-*"
+    argv = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py"), "run", *commands.output]
+    done = subprocess.run(
+        [*argv, "--no-entrypoint", "project", "--", "/bin/sh", "-c", script],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(Path.home()),
+            "TORCHKILN_CACHE": str(commands.small.store.root),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    to = ("--to", f"{registry.host}/team/project")
+    first = commands.run("push", "project", *commands.output, *to, "--tag", "main", "--json")
+    (commands.small.project / "train.py").write_text("print('two')\n")
+    assert commands.build()[0] == 0
+    second = commands.run("push", "project", *commands.output, *to, "--tag", "main", "--json")
+
+    assert done.returncode == 0, done.stderr
+    names = "\n".join(("__init__.py", "__pycache__", f"/{SITE}/fsspec-3.dist-info"))
+    assert done.stdout == f"/app\nprint('one')\n/app\n{names}\n"
+    assert first[0] == second[0] == 0, (first, second)
+    sent = [json.loads(each[1]) for each in (first, second)]
+    assert sent[0]["digest"] == digest.strip()
+    assert registry.tags("team/project") == ["main"]
+    sizes = [layer.size for layer in open_layout(commands.small.layout).image("project").layers]
+    assert sent[1]["bytes_sent"] < sizes[-1] + 20_000  # the code, config and manifest
+
+
+def test_commands_for_cells_name_the_parent(commands: Commands) -> None:
+    commands.build()
+    named, to = ("--images", str(commands.images), *commands.output), ("--to", "localhost:1/a")
+
+    for words in (
+        ("sbom", "project"),
+        ("smoke", "run", "project"),
+        ("publish", "project", *to),
+    ):
+        code, out, messages = commands.run(*words, *named)
+        assert (code, out) == (2, ""), messages
+        assert "project is the image of a project" in messages
+        assert TAG in messages
+
+
+def test_a_stale_lock_is_refused(commands: Commands) -> None:
+    (commands.small.project / "requirements.txt").write_text("fsspec>=4\n")
+
+    code, out, messages = commands.build()
+
+    assert (code, out) == (5, "")
+    assert "lock --project" in messages
+
+
+def test_refused_code_leaves_no_lock(commands: Commands) -> None:
+    (commands.small.project / "torchkiln.lock.json").unlink()
+    (commands.small.project / ".env").write_text("KEY=1\n")
+
+    cell = commands.small.cell.resolution.cell
+    code, out, messages = commands.build("--torch", cell.torch, "--cuda", cell.cuda)
+
+    assert (code, out) == (2, "")
+    assert ".env: looks like a secret" in messages
+    assert not (commands.small.project / "torchkiln.lock.json").exists()
+
+
+@pytest.mark.parametrize("option", [("--load",), ("--ahead", "localhost:1/a"), ("--smoke",), ("--dry-run",)])
+def test_options_that_projects_do_not_have(commands: Commands, option: tuple[str, ...]) -> None:
+    code, _, messages = commands.build(*option)
+
+    assert code == 2
+    assert f"{option[0]} cannot be combined with --project" in messages

@@ -1,0 +1,122 @@
+"""A small cell with a base that runs a shell, and projects on it, for tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import patch
+
+from tests.cells import HostPython
+from tests.planned import FACTS, MATRIX, locked
+from tests.roots import entries_of, tar_of, tiny_root
+from tests.unpublished import FakeIndex, locked_wheel
+from tests.wheels import make_wheel
+from torchkiln.build import wheel_layers
+from torchkiln.build.build import BuildOptions
+from torchkiln.build.environment import Environment
+from torchkiln.build.project import BuiltProject, ProjectSource, build_project
+from torchkiln.lock.lock import lock_digest
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.progress import Silent
+from torchkiln.model.project import ProjectLock
+from torchkiln.oci.encode import encode_bytes
+from torchkiln.project.code import read_code
+from torchkiln.store.store import Store
+
+NAME = "my-project"
+SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+TAG = "2.7.1-cuda12.1-cudnn9-runtime"
+_CODE = b"VALUE = 1\n"
+PARENT: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("torch", "2.7.1"): ("torch/__init__.py", "torch/lib/libtorch.so"),
+    ("triton", "3.3.1"): ("triton/__init__.py",),
+    ("fsspec", "2"): ("fsspec/__init__.py", "fsspec/impl/local.py", "fsspec_single.py", "shared/one.py"),
+    ("six", "1"): ("six.py", "shared/two.py"),
+}
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """A folder with a cache, a layout, wheels and a project."""
+
+    folder: Path
+    cell: LockedCell
+    index: FakeIndex
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder / "cache")
+
+    @property
+    def layout(self) -> Path:
+        return self.folder / "dist"
+
+    @property
+    def project(self) -> Path:
+        return self.folder / "project"
+
+    def wheel(self, name: str, version: str, *paths: str, **options: object) -> Path:
+        """A wheel on the index."""
+        files = {path: _CODE + f"# {name} {version} {path}\n".encode() for path in paths}
+        made = make_wheel(self.folder / "wheels", name, version, files, **options)
+        self.index.files[made.name] = made.read_bytes()
+        return made
+
+    def lock(self, *wheels: Path, requirements: Iterable[str] = ()) -> ProjectLock:
+        """The lock of a project that adds *wheels*, or replaces those of the same names."""
+        named = tuple(sorted(map(locked_wheel, wheels), key=lambda wheel: wheel.name))
+        there = {wheel.name for wheel in self.cell.wheels}
+        return ProjectLock(
+            name=NAME,
+            parent=TAG,
+            parent_lock=lock_digest(self.cell),
+            as_of="2026-11-25",
+            inputs=Digest("sha256:" + "3" * 64),
+            requirements=tuple(requirements),
+            wheels=named,
+            removed=tuple(wheel.name for wheel in named if wheel.name in there),
+        )
+
+    def build(self, lock: ProjectLock, options: BuildOptions | None = None) -> BuiltProject:
+        """Build the project."""
+        with patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()):
+            return build_project(
+                ProjectSource(cell=self.cell, lock=lock, code=read_code(self.project)),
+                MATRIX,
+                FACTS,
+                self.layout,
+                Environment(store=self.store, fetcher=self.index, observer=Silent()),
+                options or BuildOptions(),
+            )
+
+
+def bench(folder: Path) -> Bench:
+    """A cell whose base is `tiny_root`, with the packages of PARENT, and a project with train.py."""
+    made = Bench(folder=folder, cell=locked(), index=FakeIndex([]))
+    wheels = [made.wheel(name, version, *paths) for (name, version), paths in PARENT.items()]
+    blob, encoded = encode_bytes(_base(folder / "root"))
+    temporary = made.store.temporary("base")
+    temporary.write_bytes(blob)
+    made.store.adopt(temporary, made.store.blob(encoded.digest))
+    base = replace(
+        made.cell.base,
+        python=".".join(map(str, sys.version_info[:3])),
+        digest=encoded.digest,
+        diff_id=encoded.diff_id,
+        size=encoded.size,
+        unpacked=encoded.unpacked,
+    )
+    named = tuple(sorted(map(locked_wheel, wheels), key=lambda wheel: wheel.name))
+    made.cell = replace(made.cell, base=base, wheels=named)
+    assert tag_of(made.cell.resolution) == TAG
+    made.project.mkdir()
+    (made.project / "train.py").write_text("print('one')\n")
+    return made
+
+
+def _base(root: Path) -> bytes:
+    return tar_of(entries_of(tiny_root(root)))

@@ -1,0 +1,213 @@
+"""All that `publish` needs: a small built image of a real cell, its lock, a suite, reports, keys.
+
+The laboratory's key (Ed25519) signs reports, the publisher's (ECDSA) an image's attestations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.cells import HostPython, planned_cell, put_base, small_wheels
+from tests.keys import ED, P256, pem, public_pem
+from tests.reports import TAG, TIERS, report
+from tests.smoke_suites import suite_to_read
+from tests.unpublished import FakeIndex
+from torchkiln.build import image as image_build
+from torchkiln.build import wheel_layers
+from torchkiln.build.environment import Environment
+from torchkiln.cli import torchkiln
+from torchkiln.lock.lock import save
+from torchkiln.matrix import facts, matrix
+from torchkiln.model.digest import Digest
+from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer_format import LayerFormat
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.progress import Silent
+from torchkiln.model.report import Finding, SmokeReport
+from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.plan.load import plan_locked
+from torchkiln.plan.plan import IMAGE_JSON
+from torchkiln.smoke.attestation import attest
+from torchkiln.smoke.history import KeptRuns
+from torchkiln.smoke.report import to_json
+from torchkiln.smoke.session import SilentSmokeListener
+from torchkiln.smoke.suite import suite_digest
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
+
+#: `publish` signs with this one.
+PUBLISHER, LABORATORY = P256, ED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publisher:
+    """A folder with images/, dist/, a cache, a suite and keys; made by `new_publisher`."""
+
+    folder: Path
+
+    @property
+    def suite(self) -> Path:
+        return self.folder / "suite"
+
+    @property
+    def layout(self) -> Path:
+        return self.folder / "dist"
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder / "cache")
+
+    def build(self, version: str = "", *, layer_format: LayerFormat = "gzip") -> ImageOnDisk:
+        """Build the lock's image with wheels of *version*; its name in the layout is the tag.
+
+        It shares no blob with those of other folders.
+        """
+        wheels = small_wheels(self.folder / f"wheels{version}", version, str(self.folder))
+        locked = planned_cell(wheels, salt=str(self.folder)).locked
+        recorded = self._built(locked, wheels, "gzip").layers[1:-1]
+        if layer_format != "gzip":
+            self._built(locked, wheels, layer_format)
+        save(self.folder / "images", replace(locked, layers=recorded))
+        return open_layout(self.layout).image(TAG)
+
+    def _built(self, locked: LockedCell, wheels: list[Path], form: LayerFormat) -> BuiltImage:
+        known = facts.load()
+        plan = plan_locked(locked, matrix.read(ROOT / "matrix.yaml", known), known)
+        put_base(locked.base, self.store, str(self.folder))
+        with interpreter():
+            return image_build.build(
+                plan,
+                self.layout,
+                Environment(store=self.store, fetcher=FakeIndex(wheels), observer=Silent()),
+                layer_format=form,
+            ).image
+
+    def report(self, image: ImageOnDisk, *findings: Finding, **changes: Any) -> SmokeReport:
+        """A report of *image* by this suite: all checks passed on two GPUs, except for *findings*."""
+        smoke_report = report(*findings)
+        host = json.loads(smoke_report.host) | {"image_json_sha256": account_of(image)}
+        here = {"image": image.manifest, "suite": suite_digest(self.suite), "host": json.dumps(host)}
+        return replace(smoke_report, **here | changes)
+
+    def keep(self, smoke_report: SmokeReport) -> None:
+        """Record it as a run of this machine."""
+        KeptRuns(store=self.store, listener=SilentSmokeListener()).keep(smoke_report)
+
+    def write(self, smoke_report: SmokeReport | bytes, name: str) -> str:
+        """The path of the file."""
+        (self.folder / name).write_bytes(
+            smoke_report if isinstance(smoke_report, bytes) else to_json(smoke_report)
+        )
+        return str(self.folder / name)
+
+    def signed(self, smoke_report: SmokeReport, name: str = "report.dsse.json", key: Any = LABORATORY) -> str:
+        """The path of the signed report."""
+        return self.write(attest(smoke_report, key), name)
+
+    def run(self, *arguments: str) -> Result:
+        """Run a command in this process."""
+        with patch.dict(os.environ, self.environ):
+            return CliRunner().invoke(torchkiln, list(arguments))
+
+    def publish(self, to: str, *more: str) -> Result:
+        """Run `publish TAG`, signed, with the laboratory trusted."""
+        return self.run(*self.publishing(to, *more))
+
+    def publishing(self, to: str, *more: str) -> list[str]:
+        """The arguments of `publish`."""
+        keys = ("--key", str(self.folder / "publisher.pem"), "--trust", str(self.folder / "lab.pub.pem"))
+        return ["publish", TAG, "--to", to, *self.here, *keys, *more]
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line for a separate process, whose environment is `settings`."""
+        return [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py"), *arguments]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The environment of a process."""
+        return {**os.environ, **self.environ}
+
+    @property
+    def here(self) -> tuple[str, ...]:
+        """Options with the paths of this folder."""
+        folders = ("--output", str(self.layout), "--images", str(self.folder / "images"))
+        return (*folders, "--suite", str(self.suite))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The options for the keys that `verify` trusts."""
+        names = ("publisher.pub.pem", "lab.pub.pem")
+        return tuple(word for name in names for word in ("--key", str(self.folder / name)))
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        return {
+            "TORCHKILN_CACHE": str(self.folder / "cache"),
+            "DOCKER_CONFIG": str(self.folder / "docker"),
+        }
+
+
+def new_publisher(folder: Path, make_suite: Callable[..., Path] = suite_to_read) -> Publisher:
+    """A publisher with a suite and keys, without an image.
+
+    :param make_suite: `suite_with`, if the suite is to run.
+    """
+    body = "".join(
+        f"@pytest.mark.tier({tier})\ndef test_{name.replace('-', '_')}(measure): pass\n\n"
+        for name, tier in TIERS.items()
+    )
+    folder.mkdir(exist_ok=True)
+    make_suite(folder / "suite", {"test_all.py": body})
+    (folder / "publisher.pem").write_bytes(pem(PUBLISHER))
+    (folder / "publisher.pem").chmod(0o600)
+    (folder / "publisher.pub.pem").write_bytes(public_pem(PUBLISHER))
+    (folder / "lab.pub.pem").write_bytes(public_pem(LABORATORY))
+    return Publisher(folder=folder)
+
+
+def interpreter() -> AbstractContextManager[object]:
+    """Builds compile with this Python meanwhile: the base of generated cells has none."""
+    return patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython())
+
+
+def account_of(image: ImageOnDisk) -> str:
+    """Hex sha256 of the image.json in the last layer, read by Python's own tarfile."""
+    import io
+    import tarfile
+
+    import isal.igzip as gzip
+    from backports import zstd
+
+    blob = image.layers[-1].path.read_bytes()
+    tar = gzip.decompress(blob) if blob[:2] == b"\x1f\x8b" else zstd.decompress(blob)
+    with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
+        found = opened.extractfile(IMAGE_JSON)
+        assert found is not None
+        return hashlib.sha256(found.read()).hexdigest()
+
+
+def digest_of(data: bytes) -> Digest:
+    """Its sha256."""
+    return Digest(f"sha256:{hashlib.sha256(data).hexdigest()}")
+
+
+@pytest.fixture(name="publisher")
+def a_publisher(tmp_path: Path) -> Publisher:
+    return new_publisher(tmp_path)
+
+
+@pytest.fixture(name="name")
+def a_repository(tmp_path: Path) -> str:
+    """A repository that no other test has."""
+    return f"team/{tmp_path.name.lower().replace('_', '-').strip('-')}"

@@ -1,0 +1,299 @@
+"""An archive in the layout of Ubuntu 22.04's, for machines that cannot reach the real one.
+
+Suites jammy, jammy-updates and jammy-security with main and universe, signed by its own key. Its
+packages are those of this machine's Debian, unchanged; only those with the names of Ubuntu or Python 3.10 are
+built: base-files with Ubuntu's os-release, and the python3 packages around a real CPython 3.10 of this
+machine. The compilers and git are empty packages, because the build of an image needs only their names.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import formatdate
+from functools import cache, partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchkiln.base.recipe import recipe
+
+SUITES = ("jammy", "jammy-updates", "jammy-security")
+UNIVERSE = ("tini", "libnss-wrapper", "python3-venv", "python3.10-venv")  # as in Ubuntu
+EMPTY = ("gcc", "g++", "libc6-dev", "git")
+VERSION = "0standin1"
+_LIBRARIES = (
+    "libc6, libssl3, libffi8, zlib1g, libbz2-1.0, liblzma5, libuuid1, libsqlite3-0, libreadline8, libexpat1"
+)
+_OS_RELEASE = """\
+PRETTY_NAME="a fake Ubuntu 22.04 of torchkiln's tests"
+NAME="Ubuntu"
+VERSION_ID="22.04"
+VERSION_CODENAME=jammy
+ID=ubuntu
+ID_LIKE=debian
+"""
+_LEFT_OUT = ("test", "site-packages", "__pycache__", "idlelib", "tkinter", "lib2to3", "config-3.10*")
+_SYSCONFIG = """
+import json, platform, sys, sysconfig
+values = [platform.python_version(), sys.base_prefix, sysconfig.get_path("include")]
+values += [sysconfig.get_config_var(name) for name in ("Py_ENABLE_SHARED", "INSTSONAME")]
+print(json.dumps(values))
+"""
+_MAIN = "#include <Python.h>\nint main(int argc, char **argv) { return Py_BytesMain(argc, argv); }\n"
+
+
+def run(*argv: str | Path, **options: Any) -> str:
+    """The output of the command; the exception contains its stderr."""
+    done = subprocess.run(
+        [str(item) for item in argv], capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, f"{argv[0]}: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+@cache
+def python310() -> Path | None:
+    """A CPython 3.10 of this machine, or None."""
+    found = [shutil.which("python3.10"), *sorted(Path.home().glob(".pyenv/versions/3.10.*/bin/python3.10"))]
+    for path in filter(None, found):
+        done = subprocess.run([path, "-c", "import ssl, ctypes"], capture_output=True, check=False)
+        if done.returncode == 0:
+            return Path(path)
+    return None
+
+
+def require(*, empty: bool = False) -> None:
+    """Skip if something that `make` needs is missing."""
+    programs = {"dpkg": "dpkg-deb", "gnupg": "gpg"}
+    for name in ("mmdebstrap", *programs) if empty else ("mmdebstrap", *programs, "apt", "gcc"):
+        if shutil.which(programs.get(name, name)) is None:
+            pytest.skip(f"{name} is not installed: apt-get install {name}")
+    if not empty and python310() is None:
+        pytest.skip("no CPython 3.10 to build the archive's python3 from: pyenv install 3.10")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UbuntuArchive:
+    """The archive's folder, which a server serves, and the keyring that trusts it."""
+
+    folder: Path
+    keyring: Path
+    home: Path  # gpg's
+
+    def sign(self, suite: str, *, by: Path | None = None) -> None:
+        """InRelease of *suite*, signed by the key in *by*, or by the archive's key."""
+        at = self.folder / "dists" / suite
+        (at / "InRelease").unlink(missing_ok=True)
+        _gpg(by or self.home, "--clearsign", "--output", at / "InRelease", at / "Release")
+
+    def unsign(self) -> None:
+        """Remove every signature."""
+        for suite in SUITES:
+            (self.folder / "dists" / suite / "InRelease").unlink()
+
+    @contextmanager
+    def served(self) -> Iterator[str]:
+        """Serve it while the context lasts; yields the URL."""
+        handler = partial(_Quiet, directory=str(self.folder.parent))
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+            thread.start()
+            try:
+                yield f"http://127.0.0.1:{server.server_address[1]}/{self.folder.name}"
+            finally:
+                server.shutdown()
+                thread.join()
+
+    def environ(self, address: str) -> dict[str, str]:
+        """The variables that a user sets to build from it at *address*."""
+        return {
+            "TORCHKILN_UBUNTU_MIRROR": f"untrusted+{address}",
+            "TORCHKILN_UBUNTU_SECURITY_MIRROR": f"untrusted+{address}",
+            "TORCHKILN_UBUNTU_KEYRING": str(self.keyring),
+            "no_proxy": "127.0.0.1",
+        }
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+def make(root: Path, *, empty: bool = False) -> UbuntuArchive:
+    """The archive below *root*: ten seconds and 60 MB of packages; with *empty*, two empty packages."""
+    folder, home = root / "ubuntu", new_key(root / "gnupg", "the test archive's key")
+    pools = {component: folder / "pool" / component for component in ("main", "universe")}
+    for pool in pools.values():
+        pool.mkdir(parents=True)
+    stubs = [_package(root / "made" / name, VERSION, "") for name in ("gcc", "tini")] if empty else []
+    for deb in stubs or (*_debians(root / "apt"), *_built(root / "made")):
+        name = deb.name.partition("_")[0]
+        shutil.copy(deb, pools["universe" if name in UNIVERSE else "main"])
+    keyring = root / "keyring.gpg"
+    _gpg(home, "--export", "--output", keyring)
+    archive = UbuntuArchive(folder=folder, keyring=keyring, home=home)
+    for suite in SUITES:
+        _suite(folder, suite, pools if suite == "jammy" else dict.fromkeys(pools))
+        archive.sign(suite)
+    return archive
+
+
+def new_key(home: Path, name: str) -> Path:
+    """Make a gpg folder with one key."""
+    home.mkdir(mode=0o700, parents=True)
+    _gpg(home, "--passphrase", "", "--quick-generate-key", name, "rsa2048", "sign", "never")
+    return home
+
+
+def _gpg(home: Path, *words: str | Path) -> None:
+    run("gpg", "--batch", "--quiet", "--homedir", home, "--pinentry-mode", "loopback", *words)
+    subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], capture_output=True, check=False)
+
+
+def _debians(place: Path) -> list[Path]:
+    """The recipe's packages from Debian, with their dependencies, by this machine's apt."""
+    for name in ("state/lists/partial", "cache/archives/partial"):
+        (place / name).mkdir(parents=True)
+    (place / "status").touch()
+    settings = place / "apt.conf"
+    settings.write_text(
+        f'Dir::State "{place}/state";\nDir::State::status "{place}/status";\nDir::Cache "{place}/cache";\n'
+        'APT::Architecture "amd64";\nAPT::Install-Recommends "false";\nAPT::Sandbox::User "root";\n'
+    )
+    environ = {**os.environ, "APT_CONFIG": str(settings), "DEBIAN_FRONTEND": "noninteractive"}
+    names = [name for name in recipe("ubuntu22.04").packages if name not in EMPTY and "python" not in name]
+    libraries = [word.strip() for word in _LIBRARIES.split(",")]
+    run("apt-get", "update", env=environ)
+    run(
+        *("apt-get", "--yes", "--download-only", "install", "?essential", "?priority(required)", "apt"),
+        *names,
+        *libraries,
+        env=environ,
+    )
+    return [
+        path for path in (place / "cache/archives").glob("*.deb") if not path.name.startswith("base-files_")
+    ] + [_base_files(next((place / "cache/archives").glob("base-files_*.deb")), place / "base-files")]
+
+
+def _base_files(deb: Path, tree: Path) -> Path:
+    """Debian's base-files, with Ubuntu's os-release."""
+    run("dpkg-deb", "--raw-extract", deb, tree)
+    (tree / "usr/lib/os-release").write_text(_OS_RELEASE)
+    (tree / "DEBIAN/md5sums").unlink(missing_ok=True)
+    control = tree / "DEBIAN/control"
+    lines = control.read_text().splitlines()
+    control.write_text(
+        "".join(
+            f"{'Version: 12ubuntu4+' + VERSION if line.startswith('Version:') else line}\n" for line in lines
+        )
+    )
+    return _packed(tree, tree.with_name(f"base-files_12ubuntu4+{VERSION}_amd64.deb"))
+
+
+def _built(place: Path) -> list[Path]:
+    """Build the packages that Debian does not have."""
+    python = python310()
+    assert python is not None
+    version, prefix, include, shared, library = json.loads(run(python, "-c", _SYSCONFIG))
+    tree = place / "python3.10-minimal"
+    stdlib = tree / "usr/lib/python3.10"
+    shutil.copytree(
+        Path(prefix, "lib/python3.10"), stdlib, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT)
+    )
+    # As the packages' scripts do at installation, so that a running Python writes nothing.
+    by_hash = ("--invalidation-mode", "unchecked-hash")
+    subprocess.run([python, "-m", "compileall", "-q", "-s", tree, "-p", "/", *by_hash, stdlib], check=False)
+    (tree / "usr/bin").mkdir()
+    program = tree / "usr/bin/python3.10"
+    if shared:  # a program that finds its library beside the modules, in any folder
+        shutil.copy(Path(prefix, "lib", library), stdlib)
+        run("strip", stdlib / library)
+        source = place / "main.c"
+        source.write_text(_MAIN)
+        link = ("-Wl,-rpath,$ORIGIN/../lib/python3.10", "-Wl,--enable-new-dtags")
+        run("gcc", "-o", program, source, f"-I{include}", str(stdlib / library), *link)
+    else:
+        shutil.copy(python.resolve(), program)
+    # A link in one package points into another, as in Ubuntu.
+    python3 = place / "python3"
+    (python3 / "usr/bin").mkdir(parents=True)
+    (python3 / "usr/bin/python3").symlink_to("python3.10")
+    full = f"{version}-{VERSION}"
+    return [
+        _package(tree, full, _LIBRARIES),
+        _package(python3, full, f"python3.10-minimal (= {full})"),
+        *(
+            _package(place / name, full, f"{needed} (= {full})")
+            for name, needed in (
+                ("python3.10-venv", "python3"),
+                ("python3-venv", "python3.10-venv"),
+                ("python3-dev", "python3"),
+            )
+        ),
+        *(_package(place / name, VERSION, "") for name in EMPTY),
+    ]
+
+
+def _package(tree: Path, version: str, depends: str) -> Path:
+    """A package with the name of its folder."""
+    (tree / "DEBIAN").mkdir(parents=True)
+    needed = f"Depends: {depends}\n" if depends else ""
+    (tree / "DEBIAN/control").write_text(
+        f"Package: {tree.name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: the tests\n{needed}"
+        "Description: a replacement of Ubuntu's\n"
+    )
+    return _packed(tree, tree.with_name(f"{tree.name}_{version}_amd64.deb"))
+
+
+def _packed(tree: Path, deb: Path) -> Path:
+    run("dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", tree, deb)
+    return deb
+
+
+def _suite(folder: Path, suite: str, pools: Mapping[str, Path | None]) -> None:
+    """Write the indexes of *suite*, and its Release without a signature."""
+    at = folder / "dists" / suite
+    sums = []
+    for component, pool in pools.items():
+        index = _index(folder, sorted(pool.glob("*.deb")) if pool else ()).encode()
+        (at / component / "binary-amd64").mkdir(parents=True)
+        for name, data in (("Packages", index), ("Packages.gz", gzip.compress(index, mtime=0))):
+            path = f"{component}/binary-amd64/{name}"
+            (at / path).write_bytes(data)
+            sums.append(f" {hashlib.sha256(data).hexdigest()} {len(data)} {path}\n")
+    fields = {
+        "Origin": "Ubuntu",
+        "Label": "Ubuntu",
+        "Suite": suite,
+        "Version": "22.04",
+        "Codename": "jammy",
+        "Date": formatdate(usegmt=True),
+        "Architectures": "amd64",
+        "Components": " ".join(pools),
+        "Description": "a replacement of Ubuntu 22.04, by torchkiln's tests",
+    }
+    head = "".join(f"{name}: {value}\n" for name, value in fields.items())
+    (at / "Release").write_text(f"{head}SHA256:\n{''.join(sums)}")
+
+
+def _index(folder: Path, debs: Sequence[Path]) -> str:
+    """A Packages file."""
+    stanzas = []
+    for deb in debs:
+        data = deb.read_bytes()
+        control = run("dpkg-deb", "--field", deb).rstrip("\n")
+        stanzas.append(
+            f"{control}\nFilename: {deb.relative_to(folder)}\nSize: {len(data)}\n"
+            f"SHA256: {hashlib.sha256(data).hexdigest()}\n"
+        )
+    return "\n".join(stanzas)

@@ -1,0 +1,125 @@
+"""Completion in a shell: commands, options and values, by the scripts that `completion` prints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cells import build, planned_cell, small_wheels
+from tests.needs import tool
+from tests.unpublished import FakeIndex
+from torchkiln.cli import COMMANDS
+from torchkiln.util.places import MATRIX, ROOT
+
+#: Sources the script, and prints what it completes: the words are the arguments.
+BASH = """
+source "$1"; shift
+compopt() { :; }
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+_torchkiln_completion "$1"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module", name="shell")
+def a_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A project with an image, and torchkiln on PATH in `bin`."""
+    folder = tmp_path_factory.mktemp("completion")
+    shutil.copyfile(MATRIX, folder / "matrix.yaml")
+    wheels = small_wheels(folder / "wheels")
+    build(planned_cell(wheels), folder / "cache", folder / "dist", FakeIndex(wheels))
+    program = folder / "bin/torchkiln"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nfrom torchkiln.cli import main\nmain()\n")
+    program.chmod(0o755)
+    for name in ("bash", "zsh", "fish"):
+        (folder / name).write_text(run(folder, str(program), "completion", name))
+    return folder
+
+
+def run(folder: Path, *argv: str, **environ: str) -> str:
+    env = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **environ}
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def completed(folder: Path, *words: str) -> list[str]:
+    """What bash offers after `torchkiln WORDS...`; the last word is incomplete."""
+    return run(folder, "bash", "-c", BASH, "bash", "./bash", "torchkiln", *words).split()
+
+
+def test_commands(shell: Path) -> None:
+    assert completed(shell, "") == list(COMMANDS)
+    assert completed(shell, "pl") == ["plan"]
+    assert completed(shell, "base", "ex") == ["export"]
+    assert completed(shell, "smoke", "r") == ["read", "run"]
+
+
+def test_options_of_the_default_command_too(shell: Path) -> None:
+    assert completed(shell, "--ver") == ["--version"]
+    assert completed(shell, "--to") == ["--torch", "--tools"]
+    assert completed(shell, "--torch", "2.7", "--dry") == ["--dry-run"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("lock", "--torch", "2.1"), ["2.1.2", "2.10.0", "2.11.0"]),
+        (("lock", "--torch", "2.7.1,2.8"), ["2.7.1,2.8.0"]),
+        (("build", "--cuda", "12"), ["12.1", "12.8"]),
+        (("build", "--flavor", ""), ["runtime", "devel"]),
+        (("list", "--os", "u"), ["ubuntu22.04"]),
+        (("build", "--with", "c"), ["conda"]),
+        (("build", "--gpus", "9.0,12"), ["9.0,12.0"]),
+        (("build", "--engine", ""), ["embedded", "docker"]),
+        (("init", "--torch", "2.9"), ["2.9.1", "2.9.0"]),
+        (("run", ""), ["2.7.1-cuda12.1-cudnn9-runtime"]),
+        (("smoke", "run", "2"), ["2.7.1-cuda12.1-cudnn9-runtime"]),
+        (("publish", "2.7"), ["2.7.1-cuda12.1-cudnn9-runtime"]),
+        (("run", "--output", "none", ""), []),
+        (("completion", ""), ["bash", "zsh", "fish"]),
+        (("no-such-command", "--x"), []),
+    ],
+)
+def test_values(shell: Path, words: tuple[str, ...], expected: list[str]) -> None:
+    assert completed(shell, *words) == expected
+
+
+def test_an_invalid_matrix_completes_nothing_and_prints_nothing(shell: Path, tmp_path: Path) -> None:
+    (tmp_path / "matrix.yaml").write_text("torch: [")
+    words = ("torchkiln", "lock", "--matrix", str(tmp_path / "matrix.yaml"), "--torch", "")
+
+    assert run(shell, "bash", "-c", BASH, "bash", "./bash", *words).split() == []
+
+
+@pytest.mark.parametrize("name", ["zsh", "fish"])
+def test_the_other_shells_accept_their_scripts(shell: Path, name: str) -> None:
+    tool(name)
+    run(shell, name, "-n", name)
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_answers_in_the_form_of_each_shell(shell: Path, name: str) -> None:
+    words = {"COMP_WORDS": "torchkiln pla", "COMP_CWORD": "pla" if name == "fish" else "1"}
+    answer = run(shell, "torchkiln", _TORCHKILN_COMPLETE=f"{name}_complete", **words)
+
+    assert answer.split("\n")[0].split("\t")[0].split(",")[-1] in ("plan", "plain")
+    assert "plan" in answer
+
+
+def test_commands_are_completed_without_their_imports(shell: Path) -> None:
+    code = (
+        "import sys, atexit; atexit.register(lambda: print(*sys.modules)); "
+        "from torchkiln.cli import main; main([])"
+    )
+    words = {"COMP_WORDS": "torchkiln p", "COMP_CWORD": "1", "_TORCHKILN_COMPLETE": "bash_complete"}
+    *_, loaded = run(shell, sys.executable, "-c", code, **words).splitlines()
+
+    assert {module for module, _ in COMMANDS.values()} & set(loaded.split()) == set()

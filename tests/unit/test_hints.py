@@ -1,0 +1,180 @@
+"""Commands in messages: each parses with today's commands, and is shown as the user calls this program."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests.commands import demand_parses
+from tests.mistakes import read as read_mistakes
+from torchkiln.cli import torchkiln
+from torchkiln.cli.commands import COMMANDS, EARLIER
+from torchkiln.cli.shared.program import as_typed, program
+from torchkiln.util.places import ROOT
+
+WORD = "X"  # for a value that is known only at run time
+SOURCES = sorted((ROOT / "torchkiln").rglob("*.py"))
+SHOWN = re.compile(rf"\btorchkiln ((?:{'|'.join((*COMMANDS, *EARLIER))})(?![\w'-])[^`;()\n]*)")
+# `lock` in a hint without "torchkiln": how it is called would not be shown.
+BARE = re.compile(rf"`(?:{'|'.join((*COMMANDS, *EARLIER))})\b[^`]*`")
+
+
+NEED_CELLS = {"build", "lock", "explain", "smoke", "gate", "sbom", "scan"}
+
+
+def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each text in the code with its line, without docstrings; `{value}` as WORD."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body
+        if isinstance(node.body[0], ast.Expr)
+    }
+    others = docstrings | {
+        id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else WORD for part in node.values)
+            yield node.lineno, "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in others:
+            yield node.lineno, node.value
+
+
+def hints(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The texts that are passed as `hint`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "hint":
+            yield from texts(node.value)
+
+
+def shown(
+    found_in: Callable[[ast.AST], Iterator[tuple[int, str]]], *, having: bytes
+) -> list[tuple[str, str]]:
+    """File and line, and each command in a text; only files that contain *having* are parsed."""
+    found = []
+    for file in SOURCES:
+        if having in (data := file.read_bytes()):
+            for line, text in found_in(ast.parse(data)):
+                where = f"{file.relative_to(ROOT)}:{line}"
+                found += [(where, each[1].strip()) for each in SHOWN.finditer(text)]
+    return found
+
+
+COMMANDS_SHOWN = shown(texts, having=b"torchkiln ")
+HINTS_SHOWN = shown(hints, having=b"hint=")
+
+
+def test_messages_show_commands() -> None:
+    """Otherwise the next tests would pass without any."""
+    assert len(COMMANDS_SHOWN) >= 40
+
+
+@pytest.mark.parametrize(("where", "command"), COMMANDS_SHOWN, ids=lambda value: value[:60])
+def test_each_command_in_a_message_parses(where: str, command: str) -> None:
+    """Its name is no earlier one, and its options exist; prose may follow it."""
+    words = shlex.split(command.replace("'", "").rstrip(".,"))
+    assert words[0] not in EARLIER
+    if len(words) > 1:  # a group alone is its help
+        demand_parses(words)
+
+
+@pytest.mark.parametrize(("where", "command"), HINTS_SHOWN, ids=lambda value: value[:60])
+def test_a_hint_names_the_cells_that_a_command_needs(where: str, command: str) -> None:
+    """`torchkiln lock` alone would be refused."""
+    words = set(re.findall(r"[\w-]+", command))
+    if words & NEED_CELLS and not words & {"wrote", "printed"}:
+        assert words & {WORD, "TAG", "--all", "--torch", "--help", "--check", "--project", "base", "prune"}
+
+
+def test_hints_name_commands_as_the_user_calls_them() -> None:
+    bare = [
+        f"{file.relative_to(ROOT)}:{line}: {found[0]}"
+        for file in SOURCES
+        for line, text in hints(ast.parse(file.read_bytes()))
+        for found in BARE.finditer(text)
+    ]
+    assert bare == []
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [
+        ("build.py", "python build.py"),
+        ("/opt/x/build.py", "python /opt/x/build.py"),
+        ("/usr/lib/python3/torchkiln/__main__.py", "python -m torchkiln"),
+        (".venv/bin/torchkiln", ".venv/bin/torchkiln"),
+        ("torchkiln", "torchkiln"),
+        ("pytest", "torchkiln"),
+        ("", "torchkiln"),
+    ],
+)
+def test_the_program_is_named_as_it_was_called(
+    called: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", [called])
+    monkeypatch.setattr("shutil.which", lambda _: "torchkiln")
+    assert program() == name
+    assert as_typed("run: torchkiln lock --all; torchkiln's cache, torchkiln-lock, a/torchkiln lock") == (
+        f"run: {name} lock --all; torchkiln's cache, torchkiln-lock, a/torchkiln lock"
+    )
+
+
+def test_a_checkout_shows_python_build_py(tmp_path: Path) -> None:
+    """In hints, help and notes."""
+    program = str(ROOT / "build.py")
+    for words, text in (
+        (["build"], f"hint: use --torch and --cuda, or --all; `python {program} list` shows the cells\n"),
+        (["gate"], f"hint: see: python {program} gate --help\n"),
+        (["lock", "--jsn"], f"hint: see: python {program} lock --help\n"),
+        (["retract", "--help"], f"torchkiln: `retract` is now `python {program} withdraw`\n"),
+    ):
+        done = subprocess.run(
+            [sys.executable, program, *words], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert text in done.stderr
+
+
+#: Commands that need no image, lock or network, in the hints of mistakes.yaml.
+FOLLOWED = sorted(
+    {
+        found[1].partition(" shows")[0].strip()
+        for mistake in read_mistakes()
+        for found in SHOWN.finditer(mistake.says.rpartition("hint: ")[2])
+        if re.search(r"--help$|^list\b|^cache show", found[1].partition(" shows")[0].strip())
+    }
+)
+
+
+@pytest.mark.parametrize("command", FOLLOWED)
+def test_the_commands_in_hints_of_mistakes_work(command: str) -> None:
+    """They answer what the hint promises: a page or a table."""
+    ran = CliRunner().invoke(torchkiln, shlex.split(command))
+
+    assert (ran.exit_code, ran.exception) == (0, None)
+    assert len(ran.output.splitlines()) > 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["build"], ["gate"], ["list", "--torch", "9.9"], ["explain", "v2.99"], ["sbom"], ["diff"], ["verify"]],
+)
+def test_following_a_hint_works(words: list[str]) -> None:
+    """The command in the hint of a failed one succeeds."""
+    failed = CliRunner().invoke(torchkiln, words)
+    hint = str(getattr(failed.exception, "hint", ""))
+    found = SHOWN.search(hint)
+    assert found
+    followed = CliRunner().invoke(torchkiln, shlex.split(found[1].partition(" shows")[0]))
+    assert isinstance(failed.exception, Exception)
+    assert not isinstance(failed.exception, click.exceptions.Exit)
+    assert (followed.exit_code, followed.exception) == (0, None)

@@ -1,0 +1,400 @@
+"""What a project requires, read from its folder: requirements.txt, pyproject.toml, uv.lock, pylock.toml."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pip._internal.req.req_file import preprocess
+
+from torchkiln.errors import ConfigError, Stale
+from torchkiln.index.uv_lock import exported
+from torchkiln.project.asked import ProjectNeeds
+from torchkiln.project.read import read_project
+from torchkiln.project.requirements_file import logical_lines, read_requirements
+from torchkiln.project.target import applies, environment_of
+from torchkiln.store.store import Store
+
+SHA = "a" * 64
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def read(folder: Path, files: dict[str, str]) -> ProjectNeeds:
+    project = write(folder / "my project", files)
+    store = Store(folder / "cache")
+    return read_project(project, environment_of("3.11.2"), lambda name, lock: exported(name, lock, store))
+
+
+def refused(folder: Path, files: dict[str, str]) -> list[str]:
+    """The lines of the error for a project with *files*."""
+    with pytest.raises(ConfigError) as caught:
+        read(folder, files)
+    return caught.value.message.splitlines()
+
+
+def test_a_requirements_file_with_everything_that_pip_knows_and_a_lock_can_hold(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        {
+            "requirements.txt": "\ufeff# comment\n"
+            "Data_Sets[audio] >= 4 ,<6   # more\n"
+            "tqdm ; python_version < '3.0'\n\n"
+            f"rich==14.0 \\\n    --hash=sha256:{SHA} \\\n    --hash sha512:{'b' * 128}\n"
+            "-r more/base.txt\n--prefer-binary\n-cbounds.txt\n",
+            "more/base.txt": "peft\n-r ../last.txt\n",
+            "last.txt": "a==1",
+            "bounds.txt": "numpy<3\n",
+        },
+    )
+    assert found.name == "my-project"
+    assert found.source == "requirements.txt"
+    assert [(one.text, one.where) for one in found.requirements] == [
+        ("Data_Sets[audio]<6,>=4", "requirements.txt:2"),
+        ('tqdm; python_version < "3.0"', "requirements.txt:3"),
+        ("rich==14.0", "requirements.txt:5"),
+        ("peft", "more/base.txt:1"),
+        ("a==1", "last.txt:1"),
+    ]
+    assert found.requirements[2].hashes == (SHA,)
+    assert [(one.text, one.where) for one in found.constraints] == [("numpy<3", "bounds.txt:1")]
+    assert [applies(one.requirement, environment_of("3.11")) for one in found.requirements[:2]] == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("-e .", "editable packages cannot be locked"),
+        ("--editable=./x", "editable packages cannot be locked"),
+        ("./local/thing", "local files cannot be locked"),
+        ("wheels/x-1-py3-none-any.whl", "local files cannot be locked"),
+        ("git+https://user:secret@host.invalid/x.git@1", "source code of a repository cannot be locked"),
+        ("x @ git+https://host.invalid/x.git@1", "source code of a repository cannot be locked"),
+        ("https://host.invalid/x-1.tar.gz", "files at an address cannot be locked"),
+        ("x @ file:///tmp/x.whl", "files at an address cannot be locked"),
+        ("--index-url https://user:secret@host.invalid/simple", "a project cannot choose the index"),
+        ("-i https://host.invalid/simple", "a project cannot choose the index"),
+        ("-f wheels", "folders of wheels are not used"),
+        ("--pre", "pre-releases are not used"),
+        ("--no-binary :all:", "only wheels can be locked"),
+        ("--frobnicate", "this option is not supported"),
+        ("a==1 --config-settings=x=y", "only --hash is supported"),
+        (f"a==1 --hash=md5:{SHA}", "only sha256:<64 hex digits> is supported"),
+        ("a==${VERSION}", "environment variables are not replaced"),
+        ("a=1", "not a requirement"),
+        ("-r https://host.invalid/r.txt", "not a file in the project's folder"),
+        ("-r ../outside.txt", "not a file in the project's folder"),
+        ("-r requirements.txt", "this file is being read already"),
+        ("-r missing.txt", "No such file or directory"),
+        ("-r link.txt", "not a file in the project's folder"),
+    ],
+)
+def test_each_line_that_cannot_be_locked_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    """All of them at once, with the line, what to do, and no password."""
+    (tmp_path / "outside.txt").write_text("secret contents")
+    (tmp_path / "my project").mkdir()
+    (tmp_path / "my project" / "link.txt").symlink_to("../outside.txt")
+
+    found = refused(tmp_path, {"requirements.txt": f"fine\n{line}\nb=2\n"})
+
+    assert len(found) == 2
+    assert found[0].startswith("requirements.txt:2: ")
+    assert reason in found[0]
+    assert found[1].startswith("requirements.txt:3: b=2: not a requirement")
+    assert "secret" not in "".join(found)
+
+
+def test_files_are_bounded(tmp_path: Path) -> None:
+    chain = {f"{number}.txt": f"-r {number + 1}.txt\n" for number in range(20)}
+    assert "10 levels" in refused(tmp_path, {"requirements.txt": "-r 0.txt\n", **chain})[0]
+    many = "".join(f"p{number}\n" for number in range(5001))
+    assert refused(tmp_path, {"requirements.txt": many}) == ["more than 5000 requirements"]
+    assert "longer than" in refused(tmp_path, {"requirements.txt": "#" * (9 << 20)})[0]
+    assert "longer than 4000" in refused(tmp_path, {"requirements.txt": "a.whl[" * 100_000})[0]
+    assert read(tmp_path, {"requirements.txt": "a" + " " * 1_000_000 + "\n"}).requirements[0].text == "a"
+    (tmp_path / "my project" / "requirements.txt").unlink()
+    os.mkfifo(tmp_path / "my project" / "requirements.txt")
+    assert "a pipe, not a file" in refused(tmp_path, {})[0]
+
+
+@given(st.text(alphabet="ab=1 \t#\\\n\r\x0b;-$", max_size=40))
+def test_lines_are_joined_as_pip_joins_them(text: str) -> None:
+    assert list(logical_lines(text)) == list(preprocess(text))
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "-r ",
+                "-c",
+                "--hash=",
+                f"sha256:{SHA}",
+                "a",
+                "==",
+                "1",
+                "[x]",
+                ";",
+                "@",
+                "git+",
+                "https://",
+                "\\",
+                "\n",
+            ]
+        )
+        | st.text(max_size=3),
+        max_size=12,
+    )
+)
+def test_any_requirements_file_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "requirements.txt").write_bytes("".join(parts).encode("utf-8", "surrogatepass"))
+    try:
+        found = read_requirements(folder)
+    except ConfigError:
+        return
+    for one in (*found.requirements, *found.constraints):
+        assert one.requirement.url is None
+        assert one.text.isprintable()
+
+
+PYPROJECT = """\
+[project]
+name = "My_Trainer"
+requires-python = ">=3.10"
+dependencies = [
+    "idna",
+    "rich>=14 ; sys_platform == 'linux'",
+]
+"""
+
+
+def test_pyproject(tmp_path: Path) -> None:
+    found = read(tmp_path, {"pyproject.toml": PYPROJECT, "requirements.txt": "other"})
+
+    assert (found.name, found.source, found.requires_python) == ("my-trainer", "pyproject.toml", ">=3.10")
+    assert [(one.text, one.where) for one in found.requirements] == [
+        ("idna", "pyproject.toml:5"),
+        ('rich>=14; sys_platform == "linux"', "pyproject.toml:6"),
+    ]
+
+
+def test_a_pyproject_without_dependencies_leaves_them_to_requirements_txt(tmp_path: Path) -> None:
+    """Settings of a linter, or a project whose build backend reads the file."""
+    text = '[project]\nname = "x"\nrequires-python = ">=3.11"\ndynamic = ["dependencies"]\n'
+    found = read(tmp_path / "a", {"pyproject.toml": text, "requirements.txt": "idna"})
+    assert (found.name, found.source, found.requires_python) == ("x", "requirements.txt", ">=3.11")
+    found = read(tmp_path / "b", {"pyproject.toml": "[tool.x]\n", "requirements.txt": "idna"})
+    assert (found.name, found.source) == ("my-project", "requirements.txt")
+    assert "none of pylock.toml" in refused(tmp_path / "c", {"pyproject.toml": text})[0]
+    assert "none of pylock.toml" in refused(tmp_path / "d", {"README": ""})[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[project\n", "pyproject.toml: not valid TOML"),
+        ("project = 1\n", "[project] must be a table"),
+        ('[project]\nname = "x"\ndependencies = "idna"\n', "dependencies: the value has the wrong type"),
+        ('[project]\nname = "x"\ndependencies = [1]\n', "dependencies: the value has the wrong type"),
+        ('[project]\nname = "..."\ndependencies = []\n', "cannot be the name of an image"),
+        ('[project]\nname = "x"\ndependencies = ["y @ https://h.invalid/y.whl"]\n', "pyproject.toml:3: y @ "),
+        ('[project]\nname = "x"\nrequires-python = "three"\ndependencies = []\n', "not a version specifier"),
+        (f"x = {'[' * 10_000}", "nested too deeply"),
+    ],
+)
+def test_a_wrong_pyproject(tmp_path: Path, text: str, reason: str) -> None:
+    assert reason in refused(tmp_path, {"pyproject.toml": text})[0]
+
+
+def uv_package(name: str, *lines: str, version: str = "1.0") -> str:
+    source = 'source = { registry = "https://index.invalid/simple" }'
+    url = f"https://index.invalid/{name}-{version}-py3-none-any.whl"
+    wheel = f'wheels = [{{ url = "{url}", hash = "sha256:{SHA}" }}]'
+    return "\n".join(
+        ("[[package]]", f'name = "{name}"', f'version = "{version}"', *(lines or (source, wheel)), "")
+    )
+
+
+UV_LOCK = (
+    'version = 1\nrevision = 3\nrequires-python = ">=3.10"\n'
+    + uv_package("idna")
+    + uv_package(
+        "my-trainer",
+        'source = { virtual = "." }',
+        "dependencies = [",
+        '    { name = "idna" },',
+        '    { name = "rich", marker = "sys_platform == \'linux\'" },',
+        "]",
+        "[package.metadata]",
+        "requires-dist = [",
+        '    { name = "idna" },',
+        '    { name = "rich", marker = "sys_platform == \'linux\'", specifier = ">=14" },',
+        "]",
+    )
+    + uv_package("pygments")
+    + uv_package(
+        "rich",
+        'source = { registry = "https://index.invalid/simple" }',
+        'dependencies = [{ name = "pygments" }]',
+        f'wheels = [{{ url = "https://index.invalid/rich-14.0-py3-none-any.whl", hash = "sha256:{SHA}" }}]',
+        version="14.0",
+    )
+)
+
+
+def test_uv_lock(tmp_path: Path) -> None:
+    """By the real uv: pins with hashes; what pyproject.toml names is known."""
+    found = read(tmp_path, {"pyproject.toml": PYPROJECT, "uv.lock": UV_LOCK, "requirements.txt": "other"})
+
+    assert (found.source, found.is_lock, found.requires_python) == ("uv.lock", True, ">=3.10")
+    assert [(one.text, one.where, one.hashes, one.by_name) for one in found.requirements] == [
+        ("idna==1.0", "uv.lock:5", (SHA,), True),
+        ('pygments==1.0; sys_platform == "linux"', "uv.lock:23", (SHA,), False),
+        ('rich==14.0; sys_platform == "linux"', "uv.lock:28", (SHA,), True),
+    ]
+
+
+def test_settings_of_uv_in_pyproject_are_not_used(tmp_path: Path) -> None:
+    """They could name files outside the project, or another index. uv refuses these, if it reads them."""
+    more = "[tool.uv.workspace]\nmembers = 5\n"
+    found = read(tmp_path, {"pyproject.toml": PYPROJECT + more, "uv.lock": UV_LOCK})
+    assert len(found.requirements) == 3
+
+
+def test_a_uv_lock_of_other_dependencies_is_stale(tmp_path: Path) -> None:
+    text = PYPROJECT.replace('"idna"', '"idna>=3"').replace("rich>=14", "rich >= 14")
+    with pytest.raises(Stale, match=r"other dependencies than pyproject\.toml has: idna"):
+        read(tmp_path, {"pyproject.toml": text, "uv.lock": UV_LOCK})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("version = 1\n", "version = 99\n"), "uv.lock: "),
+        (("[[package]]", "[[package"), "uv.lock: not valid TOML"),
+        (
+            ("revision = 3\n", 'revision = 3\n[manifest]\nmembers = ["my-trainer", "b"]\n'),
+            "a workspace with 2 members",
+        ),
+        (
+            (
+                'source = { registry = "https://index.invalid/simple" }\nwheels',
+                'source = { git = "https://host.invalid/idna.git?rev=1#' + "a" * 40 + '" }\nx',
+            ),
+            "uv.lock:5: idna @ git+https://",
+        ),
+        (
+            (
+                'source = { registry = "https://index.invalid/simple" }\nwheels',
+                'source = { directory = "./idna" }\nx',
+            ),
+            "uv.lock: ./idna: local files cannot be locked",
+        ),
+    ],
+)
+def test_a_wrong_uv_lock(tmp_path: Path, change: tuple[str, str], reason: str) -> None:
+    assert change[0] in UV_LOCK
+    lock = UV_LOCK.replace(*change, 1)
+    assert reason in refused(tmp_path, {"pyproject.toml": PYPROJECT, "uv.lock": lock})[0]
+
+
+def test_a_uv_lock_alone(tmp_path: Path) -> None:
+    assert "there is no pyproject.toml" in refused(tmp_path, {"uv.lock": UV_LOCK})[0]
+
+
+def pylock_package(name: str, *lines: str) -> str:
+    url = f"https://index.invalid/{name}-1.0-py3-none-any.whl"
+    wheel = f'wheels = [{{ url = "{url}", hashes = {{ sha256 = "{SHA}" }} }}]'
+    return "\n".join(("[[packages]]", f'name = "{name}"', *(lines or ('version = "1.0"', wheel)), ""))
+
+
+PYLOCK = 'lock-version = "1.0"\ncreated-by = "test"\nrequires-python = ">=3.10"\n'
+
+
+def test_pylock(tmp_path: Path) -> None:
+    """It comes before all others. Markers are those of the image; extras and groups are not installed."""
+    wheel = pylock_package("x").splitlines()[3].replace("/x-", "/NAME-")
+    marked = (
+        ("windows", "sys_platform == 'win32'"),
+        ("extra", "'gpu' in extras"),
+        ("group", "'dev' in dependency_groups"),
+        ("linux", "sys_platform == 'linux' and python_full_version >= '3.11.2'"),
+    )
+    lock = PYLOCK.replace("requires", 'extras = ["gpu"]\ndependency-groups = ["dev"]\nrequires', 1)
+    lock += pylock_package("idna") + "".join(
+        pylock_package(name, 'version = "1.0"', f'marker = "{marker}"', wheel.replace("NAME", name))
+        for name, marker in marked
+    )
+    found = read(tmp_path, {"pyproject.toml": PYPROJECT, "uv.lock": UV_LOCK, "pylock.toml": lock})
+
+    assert (found.name, found.source, found.is_lock) == ("my-trainer", "pylock.toml", True)
+    assert [(one.text, one.where, one.hashes, one.by_name) for one in found.requirements] == [
+        ("idna==1.0", "pylock.toml:7", (SHA,), True),
+        ("linux==1.0", "pylock.toml:26", (SHA,), False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("lock-version = 1\n", "pylock.toml: "),
+        ('lock-version = "2.0"\ncreated-by = "x"\npackages = []\n', "2.0 is not supported"),
+        ("x = [", "not valid TOML"),
+        (
+            PYLOCK
+            + pylock_package("x", 'vcs = { type = "git", url = "https://h.invalid/x", commit-id = "1" }'),
+            "pylock.toml:5: x: source code of a repository cannot be locked",
+        ),
+        (
+            PYLOCK + pylock_package("x", 'directory = { path = "." }'),
+            "pylock.toml:5: x: local folders cannot be locked",
+        ),
+        (
+            PYLOCK
+            + pylock_package(
+                "x", f'archive = {{ url = "https://h.invalid/x.zip", hashes = {{ sha256 = "{SHA}" }} }}'
+            ),
+            "pylock.toml:5: x: files at an address cannot be locked",
+        ),
+        (
+            PYLOCK
+            + pylock_package(
+                "x",
+                'version = "1.0"',
+                f'sdist = {{ url = "https://h.invalid/x-1.0.tar.gz", hashes = {{ sha256 = "{SHA}" }} }}',
+            ),
+            "pylock.toml:5: x: it has no wheel, only source code",
+        ),
+        (
+            PYLOCK + pylock_package("x").replace("sha256", "sha512"),
+            "pylock.toml:5: x: its wheels have no sha256",
+        ),
+    ],
+)
+def test_a_wrong_pylock(tmp_path: Path, text: str, reason: str) -> None:
+    assert reason in refused(tmp_path, {"pylock.toml": text})[0]
+
+
+@given(st.binary(max_size=60) | st.text(alphabet='[]{}="\n#ab1.', max_size=60).map(str.encode))
+def test_any_toml_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    for name in ("pyproject.toml", "pylock.toml"):
+        folder = tmp_path_factory.mktemp("toml")
+        (folder / name).write_bytes(b'[project]\nname = "x"\ndependencies = []\n' * (name[2] == "p") + data)
+        with suppress(ConfigError):
+            read_project(folder, environment_of("3.11.2"), lambda *_: "")

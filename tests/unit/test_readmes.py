@@ -1,0 +1,129 @@
+"""Both READMEs: short, with the same commands, numbers and links, and numbers that their sources have."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.planned import FACTS
+from tests.readmes import CHINESE, ENGLISH, Scene, blocks, commands, scene_of
+from torchkiln.matrix.matrix import load
+from torchkiln.util.places import ROOT
+
+BOTH = [ENGLISH, CHINESE]
+_CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\((?P<target>[^)]+)\)")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_ONE_LANGUAGE = {"README.md", "README.zh-CN.md", "docs/mirrors.zh-CN.md"}
+
+
+def numbers(text: str) -> list[str]:
+    """The numbers in *text* without code and addresses, in order of value."""
+    return sorted(_NUMBER.findall(_LINK.sub("]", _CODE.sub("", text))))
+
+
+def rows(page: Path, title: str) -> list[str]:
+    """The rows of the table under the heading *title*, without its head."""
+    part = page.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    found = [line for line in part.splitlines() if line.startswith("| ")]
+    return found[2:]
+
+
+@pytest.mark.parametrize("page", BOTH, ids=lambda page: page.name)
+def test_a_readme_is_short(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= 250
+
+
+def test_the_same_commands_in_the_same_order() -> None:
+    assert commands(ENGLISH.read_text()) == commands(CHINESE.read_text())
+    assert len(commands(ENGLISH.read_text())) > 15
+
+
+@pytest.mark.parametrize("language", ["yaml", "dockerfile", "console"])
+def test_the_same_code(language: str) -> None:
+    english, chinese = (blocks(page.read_text(), language) for page in BOTH)
+
+    assert english == chinese
+    assert english
+
+
+def test_the_same_numbers() -> None:
+    english, chinese = (Counter(numbers(page.read_text())) for page in BOTH)
+
+    assert (english - chinese, chinese - english) == (Counter(), Counter())
+    assert english.total() > 50
+
+
+def test_the_same_number_of_sections_tables_and_generated_parts() -> None:
+    for pattern in (r"^## ", r"^\| ", r"^<!-- .*$", r"^- ", r"^```(\w*)$"):
+        english, chinese = (re.findall(pattern, page.read_text(), re.MULTILINE) for page in BOTH)
+        assert english == chinese, pattern
+
+
+def test_the_same_links() -> None:
+    english, chinese = (set(_LINK.findall(page.read_text())) - _ONE_LANGUAGE for page in BOTH)
+
+    assert english == chinese
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(c for page in BOTH for c in commands(page.read_text())))
+def test_a_test_runs_each_command(command: str) -> None:
+    assert scene_of(command) in Scene
+
+
+def test_a_command_without_a_test_is_refused() -> None:
+    with pytest.raises(AssertionError, match="no test runs this command: rm -rf dist"):
+        scene_of("rm -rf dist")
+
+
+def test_commands_are_those_of_all_kinds_of_blocks() -> None:
+    text = (
+        "`not --this`\n```sh\n# a comment\na --b \\\n   c  # why\n```\n```console\n$ d\nout\n```\n"
+        "```yaml\nsteps:\n  - run: e f\n```\n"
+    )
+
+    assert commands(text.replace("# a comment\n", "")) == ["a --b c", "d", "e f"]
+
+
+@pytest.mark.parametrize("page", BOTH, ids=lambda page: page.name)
+def test_ten_lines_of_matrix_and_of_ci(page: Path) -> None:
+    matrix, workflow = blocks(page.read_text(), "yaml")
+
+    assert (len(matrix.splitlines()), len(workflow.splitlines())) == (10, 10)
+    assert load(matrix, FACTS).torch == ("2.7.1", "2.8.0")
+
+
+@pytest.mark.parametrize(("page", "title"), [(ENGLISH, "How fast"), (CHINESE, "有多快")])
+def test_figures_of_speed_and_size_are_measured_ones(page: Path, title: str) -> None:
+    measured = set(_NUMBER.findall((ROOT / "docs/numbers.json").read_text()))
+
+    assert len(rows(page, title)) == 7
+    assert [number for row in rows(page, title) for number in numbers(row) if number not in measured] == []
+
+
+@pytest.mark.parametrize(("page", "title"), [(ENGLISH, "What was proved"), (CHINESE, "验证了什么")])
+def test_a_proof_names_a_page_that_has_its_numbers(page: Path, title: str) -> None:
+    missing = []
+    for row in rows(page, title):
+        (target,) = _LINK.findall(row)
+        source = _NUMBER.findall((ROOT / target).read_text())
+        # "1 devel image" and "1 × H100" are counts that a page may spell out.
+        missing += [(target, number) for number in numbers(row) if number not in {*source, "1"}]
+
+    assert len(rows(page, title)) == 5
+    assert missing == []
+
+
+def test_there_is_no_public_registry_and_both_say_so() -> None:
+    assert "There is no public registry with these images yet: you build them" in ENGLISH.read_text()
+    assert "目前没有提供这些镜像的公开仓库，需要自己构建" in CHINESE.read_text()
+
+
+def test_the_index_page_lists_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    pages = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md")
+
+    assert [page for page in pages if f"]({page})" not in index] == []

@@ -1,0 +1,357 @@
+"""Thin images leave this machine: the gate, the licence of changed libraries, SBOM, comparison, list."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+from tests import sboms
+from tests.cells import planned_cell, small_wheels
+from tests.oci_samples import BlobFolder, Member, files, plan, tar_of
+from tests.publisher import Publisher, new_publisher
+from tests.pushing import digests
+from tests.reports import IMAGE, LOCKED, SUITE, TAG, gpu, host, report, signed_report
+from tests.servers.registry_server import RegistryServer
+from tests.thin import thin_locked
+from torchkiln.cli.repository import _warnings
+from torchkiln.cli.shared.diff_output import expected_text
+from torchkiln.compare.allowed import sift
+from torchkiln.compare.files import differences
+from torchkiln.compare.thin import expected
+from torchkiln.errors import GateRefused, KilnError, VerificationFailed
+from torchkiln.gate.gate import judge
+from torchkiln.lock.lock import save
+from torchkiln.matrix.policy import Policy
+from torchkiln.model.contents import TreeEntry, WholeImage
+from torchkiln.model.digest import Digest
+from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image
+from torchkiln.plan.plan import IMAGE_JSON
+from torchkiln.publish.catalog import CatalogEntry
+from torchkiln.publish.licence import LABEL, demand_licence
+from torchkiln.sbom.bill import Bill, bill_of
+from torchkiln.sbom.cyclonedx import cyclonedx
+from torchkiln.sbom.spdx import spdx
+
+NOWHERE = "127.0.0.1:9/team/app"  # connection refused
+THIN = f"{TAG}-sm90"
+
+
+# --- the gate -------------------------------------------------------------------------------------
+
+
+def built(publisher: Publisher, *, thin: bool, own_use: bool = False) -> ImageOnDisk:
+    """A small image of the full or of the thin cell, with its lock."""
+    wheels = small_wheels(publisher.folder / "wheels", salt=str(publisher.folder))
+    locked = planned_cell(wheels, salt=str(publisher.folder)).locked
+    locked = thin_locked(own_use=own_use, full=locked) if thin else locked
+    recorded = publisher._built(locked, wheels, "gzip").layers[1:-1]
+    save(publisher.folder / "images", replace(locked, layers=recorded))
+    return open_layout(publisher.layout).image(f"{TAG}{'-sm90' * thin}{'-ownuse' * own_use}")
+
+
+def publish(publisher: Publisher, image: ImageOnDisk, *more: str) -> KilnError:
+    """The error: no registry answers here."""
+    lab = ("--trust", str(publisher.folder / "lab.pub.pem"), "--key", str(publisher.folder / "publisher.pem"))
+    error = publisher.run("publish", image.ref, "--to", NOWHERE, *publisher.here, *lab, *more).exception
+    assert isinstance(error, KilnError), error
+    return error
+
+
+def proof(publisher: Publisher, of: ImageOnDisk, **changes: Any) -> tuple[str, str]:
+    """The option for a signed report of that image."""
+    return "--report", publisher.signed(replace(publisher.report(of, tag=of.ref), **changes))
+
+
+def test_a_report_of_the_full_image_never_clears_a_thin_one(tmp_path: Path) -> None:
+    publisher = new_publisher(tmp_path / "publisher")
+    full, thin = built(publisher, thin=False), built(publisher, thin=True)
+    assert full.manifest != thin.manifest
+    for image, other in ((thin, full), (full, thin)):
+        refused = publish(publisher, image, *proof(publisher, other))
+        assert isinstance(refused, GateRefused)
+        assert f"is a report of another image: {other.manifest}" in refused.message
+        renamed = publish(publisher, image, *proof(publisher, other, tag=image.ref))
+        assert isinstance(renamed, GateRefused)
+        claimed = publish(publisher, image, *proof(publisher, other, tag=image.ref, image=image.manifest))
+        assert isinstance(claimed, GateRefused)
+        assert "the image.json in the image differs from that of the lock" in claimed.message
+        assert publish(publisher, image, *proof(publisher, image)).exit_code == 9
+
+
+@pytest.mark.parametrize(
+    ("gpus", "demanded"),
+    [((), ["8.0", "9.0", "10.0"]), (("9.0",), ["9.0"]), (("8.0",), ["8.0"]), (("7.5",), [])],
+)
+def test_the_policy_demands_only_gpus_that_can_run_the_image(
+    gpus: tuple[str, ...], demanded: list[str]
+) -> None:
+    locked = thin_locked(gpus) if gpus else LOCKED
+    on = report(host=json.dumps(host(gpu("NVIDIA T4", (7, 5)))))
+    found = judge([signed_report(on)], Policy(gpus=("8.0", "9.0", "10.0")), locked, SUITE, image=IMAGE)
+    assert [what for what, _ in found.missing if what.startswith("GPU ")] == [
+        f"GPU {one}" for one in demanded
+    ]
+
+
+# --- the licence ----------------------------------------------------------------------------------
+
+
+def image_of(
+    folder: Path,
+    *,
+    labels: Mapping[str, str] | None = None,
+    facts: bytes | None = None,
+    ref: str = "trial",
+    above: bool = False,
+) -> ImageOnDisk:
+    """An image with these labels, and *facts* as its image.json; *above*: below another layer."""
+    store = BlobFolder(folder / "made")
+    layers = [store.layer("base", tar_of(files(etc__motd=b"hello\n")))]
+    if facts is not None:
+        folders = [Member(name="etc/"), Member(name="etc/torchkiln/")]
+        layers.append(store.layer("overlay", tar_of([*folders, Member(name=IMAGE_JSON, data=facts)])))
+    if above:
+        layers.append(store.layer("own", tar_of(files(opt__own=b"x"))))
+    titles = tuple(layer.title for layer in layers)
+    described = plan(ref, titles=titles, labels=tuple(sorted((labels or {}).items())))
+    write_image(folder / "dist", described, layers, store.path)
+    return open_layout(folder / "dist").image(ref)
+
+
+VERSION = "org.opencontainers.image.version"
+MARKED: dict[str, dict[str, Any]] = {
+    "label": {"labels": {LABEL: "true"}},
+    "image.json": {"facts": b'{"own_use": true}'},
+    "image.json of an image below": {"facts": b'{"own_use": true}', "above": True},
+    "the tag in the labels": {"labels": {VERSION: f"{THIN}-ownuse"}},
+    "its name": {"ref": f"{THIN}-ownuse-zstd"},
+    "all": {"labels": {LABEL: "true", VERSION: f"{THIN}-ownuse"}, "facts": b'{"own_use": true}'},
+}
+FREE: dict[str, dict[str, Any]] = {
+    "not torchkiln's": {},
+    "thin": {"labels": {VERSION: THIN, "torchkiln.gpus": "9.0"}, "facts": b'{"gpus": ["9.0"]}'},
+    "full": {"labels": {VERSION: TAG}, "facts": b'{"schema": 2}', "above": True},
+}
+INVALID: dict[str, dict[str, Any]] = {
+    "a label that is not true": {"labels": {LABEL: "false"}},
+    "an empty label": {"labels": {LABEL: ""}},
+    "own_use is text": {"facts": b'{"own_use": "no"}'},
+    "not JSON": {"facts": b"{"},
+    "not an object": {"facts": b"[]"},
+}
+
+
+@pytest.mark.parametrize("case", MARKED)
+def test_an_image_for_own_use_needs_the_confirmation(tmp_path: Path, case: str) -> None:
+    image = image_of(tmp_path, **MARKED[case])
+    with pytest.raises(GateRefused, match="NVIDIA's libraries in it are changed") as refused:
+        demand_licence(image, confirmed=False)
+    assert (refused.value.exit_code, "--licence-confirmed" in refused.value.hint) == (7, True)
+    demand_licence(image, confirmed=True)
+
+
+@pytest.mark.parametrize("case", FREE)
+def test_other_images_do_not(tmp_path: Path, case: str) -> None:
+    demand_licence(image_of(tmp_path, **FREE[case]), confirmed=False)
+
+
+@pytest.mark.parametrize("case", INVALID)
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_an_image_that_says_it_wrongly_is_refused(tmp_path: Path, case: str, confirmed: bool) -> None:
+    with pytest.raises(VerificationFailed):
+        demand_licence(image_of(tmp_path, **INVALID[case]), confirmed=confirmed)
+
+
+def test_publish_refuses_it_before_the_gate(tmp_path: Path) -> None:
+    publisher = new_publisher(tmp_path / "publisher")
+    image = built(publisher, thin=True, own_use=True)
+    for more in ((), ("--override", "tested by hand"), proof(publisher, image)):
+        error = publish(publisher, image, *more)
+        assert (error.exit_code, "NVIDIA's licence may not" in error.message) == (7, True)
+    confirmed = publish(publisher, image, *proof(publisher, image), "--licence-confirmed")
+    assert confirmed.exit_code == 9  # connection refused: there is no registry
+    assert publish(publisher, image, "--licence-confirmed").exit_code == 7  # the gate
+    without = built(publisher, thin=True)
+    assert publish(publisher, without, *proof(publisher, without)).exit_code == 9
+
+
+def test_push_refuses_it_before_any_request(tmp_path: Path) -> None:
+    publisher = new_publisher(tmp_path / "publisher")
+    image_of(publisher.folder, **MARKED["image.json"])
+    with RegistryServer() as server:
+        words = ("push", "trial", "--to", f"{server.host}/team/app", "--output", str(publisher.layout))
+        error = publisher.run(*words).exception
+        assert isinstance(error, GateRefused)
+        assert not server.repositories
+        done = publisher.run(*words, "--licence-confirmed")
+        assert done.exit_code == 0, done.output
+        repository = server.repositories["team/app"]
+    image = open_layout(publisher.layout).image("trial")
+    assert {*digests(image)} <= {*repository.blobs, *repository.manifests}
+
+
+def test_of_several_images_the_others_are_pushed(tmp_path: Path) -> None:
+    publisher = new_publisher(tmp_path / "publisher")
+    image_of(publisher.folder, **MARKED["label"], ref="changed")
+    image_of(publisher.folder, ref="free")
+    with RegistryServer() as server:
+        words = ("push", "changed", "free", "--to", f"{server.host}/team/app")
+        done = publisher.run(*words, "--output", str(publisher.layout))
+        assert getattr(done.exception, "exit_code", None) == 7
+        assert re.search("changed: .*NVIDIA's libraries", done.stderr)
+        assert [*server.repositories["team/app"].tags] == ["unproven-free"]
+
+
+# --- SBOM -----------------------------------------------------------------------------------------
+
+
+def bill(*, own_use: bool = False) -> Bill:
+    full = sboms.locked()
+    thin = thin_locked(own_use=own_use, full=full)
+    return bill_of(thin, sboms.IMAGE, sboms.evidence(), files=None, name="pytorch-cuda", tool="0.1.0")
+
+
+CUT = "modified: in its libraries, device code that GPUs of capability 9.0 do not load is replaced by zeros"
+
+
+def test_spdx_marks_modified_wheels_by_annotations() -> None:
+    document = json.loads(spdx(bill()))
+    marked = {
+        package["name"]: [note["comment"] for note in package["annotations"]]
+        for package in document["packages"]
+        if "annotations" in package
+    }
+    assert sorted(marked) == ["torch", "torchvision"]
+    assert all(len(notes) == 1 and notes[0].startswith(CUT) for notes in marked.values())
+    assert validate_full_spdx_document(JsonLikeDictParser().parse(document), "SPDX-2.3") == []
+
+
+@pytest.mark.parametrize("own_use", [False, True])
+def test_cyclonedx_marks_modified_wheels_by_their_pedigree(own_use: bool) -> None:
+    text = cyclonedx(bill(own_use=own_use)).decode()
+    marked = {item["name"]: item for item in json.loads(text)["components"] if "pedigree" in item}
+    assert {"torch", "torchvision"} <= {*marked}
+    assert ("nvidia-cudnn-cu12" in marked) is own_use
+    assert "numpy" not in marked
+    torch = marked["torch"]
+    (ancestor,) = torch["pedigree"]["ancestors"]
+    assert torch["pedigree"]["notes"].startswith(CUT)
+    assert (ancestor["purl"], ancestor["hashes"]) == (torch["purl"], torch["hashes"])
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+
+
+def test_a_full_image_has_no_modified_part_and_another_serial_number() -> None:
+    full = bill_of(
+        sboms.locked(), sboms.IMAGE, sboms.evidence(), files=None, name="pytorch-cuda", tool="0.1.0"
+    )
+    assert b"pedigree" not in cyclonedx(full)
+    assert b"annotations" not in spdx(full)
+    serials = {one.serial("spdx") for one in (full, bill(), bill(own_use=True))}
+    assert len(serials) == 3
+
+
+# --- comparison -----------------------------------------------------------------------------------
+
+SITE = "opt/venv/lib/python3.11/site-packages"
+
+
+def tree(kept: str, torch: str, numpy: str = "n", nvidia: str = "v", own_use: str = "") -> WholeImage:
+    def file(sha256: str) -> TreeEntry:
+        return TreeEntry(kind="file", mode=0o755, owner=(0, 0), size=9, sha256=sha256 * 64)
+
+    return WholeImage(
+        tree={
+            f"{SITE}/torch/lib/libtorch_cuda.so": file(torch),
+            f"{SITE}/torch/version.py": file("p"),
+            f"{SITE}/numpy/core.so": file(numpy),
+            f"{SITE}/nvidia/cudnn/lib/libcudnn.so.9": file(nvidia),
+            f"{SITE}/torchvision.libs/libnvjpeg.e5f2.so.12": file(nvidia),
+            f"{SITE}/torch-2.7.1.dist-info/RECORD": file(torch),
+            f"{SITE}/numpy-2.3.5.dist-info/RECORD": file(numpy),
+        },
+        settings={
+            name: value
+            for name, value in (("Labels torchkiln.gpus", kept), ("Labels torchkiln.own_use", own_use))
+            if value
+        },
+    )
+
+
+def lines(a: WholeImage, b: WholeImage) -> tuple[list[str], list[str]]:
+    """Of the differences in files: those that are left, and the lines of expected ones."""
+    entries = expected(a, b)
+    found = sift((one for one in differences(a, b) if one.what != "setting"), entries)
+    return [one.at for one in found.left], [*expected_text(found, entries)]
+
+
+def test_the_libraries_that_are_cut_are_expected_to_differ() -> None:
+    left, shown = lines(tree("", "a"), tree("9.0", "b"))
+    assert left == []
+    assert shown == [
+        f"/{SITE}/torch-2.7.1.dist-info/RECORD: content, as expected (it has the hashes of these libraries)",
+        f"/{SITE}/torch/lib/libtorch_cuda.so: content, as expected (device code: A has that for all GPUs"
+        " and B has that for 9.0)",
+    ]
+
+
+def test_no_other_file_is() -> None:
+    a = tree("", "a")
+    left, shown = lines(a, tree("9.0", "b", numpy="x", nvidia="x"))
+    assert (len(left), len(shown)) == (4, 2)
+    left, shown = lines(a, tree("9.0", "b", nvidia="x", own_use="true"))
+    assert (len(left), len(shown)) == (0, 4)
+    python = replace(
+        tree("9.0", "a"),
+        tree={
+            **a.tree,
+            f"{SITE}/torch/version.py": replace(a.tree[f"{SITE}/torch/version.py"], sha256="z" * 64),
+        },
+    )
+    assert lines(a, python)[0] == [f"{SITE}/torch/version.py"]
+    assert lines(a, tree("9.0", "a"))[1] == []
+
+
+def test_nothing_is_expected_between_images_for_the_same_gpus() -> None:
+    assert expected(tree("9.0", "a"), tree("9.0", "b")) == ()
+    assert expected(tree("", "a"), tree("", "b")) == ()
+
+
+# --- ls -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "only_for", "own_use"),
+    [
+        (TAG, (), False),
+        (THIN, ("9.0",), False),
+        (f"{TAG}-sm80-sm90-ownuse", ("8.0", "9.0"), True),
+        ("", (), False),
+    ],
+)
+def test_the_catalog_knows_thin_images_by_their_tag(
+    version: str, only_for: tuple[str, ...], own_use: bool
+) -> None:
+    entry = CatalogEntry(
+        digest=Digest("sha256:" + "0" * 64),
+        tags=("a",),
+        version=version,
+        gpus=(),
+        cleared=True,
+        override="",
+        retracted="",
+        faults=(),
+    )
+    assert (entry.only_for, entry.own_use) == (only_for, own_use)
+    warnings = _warnings(entry)
+    assert (f"only for capability {', '.join(only_for)}" in warnings) is bool(only_for)
+    assert ("for own use" in warnings) is own_use

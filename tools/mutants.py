@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Change single expressions of torchkiln/ and run the tests that import the changed module: do they fail?
+
+    .venv/bin/python tools/mutants.py --seed 2026 --count 60 [--start 0]
+
+Works in a temporary git worktree of HEAD. Prints for each mutant: killed or survived, place, change, tests.
+A survivor is a missing test, an expression without effect, or a module whose tests are not among the nearest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 420  # for the tests of a mutant; a mutant that hangs is killed
+_OPPOSITE = {
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.In: "not in",
+    ast.NotIn: "in",
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An expression on one line, and its replacement."""
+
+    path: Path
+    line: int  # from 1
+    start: int  # bytes within the line
+    end: int
+    text: str
+
+    def apply(self) -> str:
+        """Change the file; returns the former expression."""
+        lines = self.path.read_bytes().split(b"\n")
+        line = lines[self.line - 1]
+        lines[self.line - 1] = line[: self.start] + self.text.encode() + line[self.end :]
+        self.path.write_bytes(b"\n".join(lines))
+        return line[self.start : self.end].decode()
+
+
+def mutants(path: Path) -> Iterator[Mutant]:
+    """All mutants of a module."""
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        changed, text = _changed(node, source)
+        if text and changed.lineno == changed.end_lineno:
+            yield Mutant(path, changed.lineno, changed.col_offset, changed.end_col_offset or 0, text)
+
+
+def _changed(node: ast.AST, source: str) -> tuple[ast.expr, str]:
+    """The expression to replace, and its replacement; empty: none."""
+
+    def code(part: ast.AST) -> str:
+        return ast.get_source_segment(source, part) or ""
+
+    match node:
+        case ast.Compare(left=left, ops=[operator], comparators=[right]) if type(operator) in _OPPOSITE:
+            return node, f"{code(left)} {_OPPOSITE[type(operator)]} {code(right)}"
+        case ast.BoolOp(op=operator, values=values):
+            other = " or " if isinstance(operator, ast.And) else " and "
+            return node, "(" + other.join(f"({code(value)})" for value in values) + ")"
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return node, f"({code(operand)})"
+        case ast.Constant(value=int(value)) if not isinstance(value, bool) and value > 1:
+            return node, str(value + 1)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as operator, right=right):
+            sign = "-" if isinstance(operator, ast.Add) else "+"
+            return node, "" if isinstance(left, ast.JoinedStr) else f"({code(left)} {sign} {code(right)})"
+        case ast.If(test=test):
+            return test, f"not ({code(test)})"
+        case _:
+            return ast.Constant(None, lineno=0, col_offset=0), ""
+
+
+class NearestTests:
+    """Finds test files by their imports."""
+
+    def __init__(self, tree: Path) -> None:
+        self.tree = tree
+        self.modules = {path: path.read_text() for path in sorted((tree / "torchkiln").rglob("*.py"))}
+        self.tests = {
+            path: path.read_text()
+            for folder in ("unit", "integration")
+            for path in sorted((tree / "tests" / folder).glob("test_*.py"))
+        }
+        self.helpers = {path.stem: path.read_text() for path in sorted((tree / "tests").glob("*.py"))}
+
+    def of(self, module: Path) -> list[str]:
+        """At most 17 files: those that import *module*, its importers or a helper that imports it."""
+        pattern = self._importing(module)
+        users = [self._importing(user) for user, text in self.modules.items() if pattern.search(text)]
+        helpers = "|".join(name for name, text in self.helpers.items() if pattern.search(text))
+        found = self._matching(pattern)
+        for user in users:
+            found += self._matching(user)
+        if helpers:
+            found += self._matching(re.compile(rf"tests(\.| import )({helpers})\b"))
+        found.append(self.tree / "tests/unit/test_mistakes.py")
+        unique = list(dict.fromkeys(found))
+        unit = [path for path in unique if path.parent.name == "unit"][:14]
+        integration = [path for path in unique if path.parent.name == "integration"][:3]
+        return [str(path.relative_to(self.tree)) for path in unit + integration]
+
+    def _matching(self, pattern: re.Pattern[str]) -> list[Path]:
+        return [path for path, text in self.tests.items() if pattern.search(text)]
+
+    def _importing(self, module: Path) -> re.Pattern[str]:
+        name = ".".join(module.relative_to(self.tree).with_suffix("").parts).removesuffix(".__init__")
+        parent, _, leaf = name.rpartition(".")
+        full, above = re.escape(name), re.escape(parent)
+        return re.compile(rf"from {full} import|import {full}\b|from {above} import [^\n]*\b{leaf}\b")
+
+
+def outcome(tree: Path, tests: list[str]) -> tuple[str, str]:
+    """killed or SURVIVED, and the test that failed."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    environ = {**os.environ, "PYTHONPATH": str(tree), "TORCHKILN_TEST_PACKAGES": "no"}
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "killed", f"no end within {LIMIT_S} s"
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return ("killed" if done.returncode else "SURVIVED"), "".join(failed[:1])[:110]
+
+
+def main() -> int:
+    """Print a line for each mutant; returns 1 if any survived."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=2026)
+    parser.add_argument("--count", type=int, default=60, help="size of the sample")
+    parser.add_argument("--start", type=int, default=0, help="number of the first mutant")
+    options = parser.parse_args()
+    survived = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, "tree")
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree)], cwd=ROOT, check=True)
+        try:
+            nearest = NearestTests(tree)
+            sample = [mutant for module in nearest.modules for mutant in mutants(module)]
+            random.Random(options.seed).shuffle(sample)
+            for number in range(options.start, min(options.count, len(sample))):
+                mutant, started = sample[number], time.monotonic()
+                sound, tests = mutant.path.read_bytes(), nearest.of(mutant.path)
+                former = mutant.apply()
+                state, test = outcome(tree, tests)
+                mutant.path.write_bytes(sound)
+                survived += state == "SURVIVED"
+                place = f"{mutant.path.relative_to(tree)}:{mutant.line}"
+                seconds = f"{len(tests)} files, {time.monotonic() - started:.0f} s"
+                sys.stdout.write(f"{number}  {state}  {place}  {former} → {mutant.text}  {seconds}  {test}\n")
+                sys.stdout.flush()
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
