@@ -1,0 +1,54 @@
+"""python -m tools.gpu_walk.compare FULL.json THIN.json: are the results of two images on one GPU the same?"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_CLOSE = 1e-3  # of sums of absolute values; results of float16 with atomic additions differ less
+
+
+def verdict(full: Mapping[str, Any], thin: Mapping[str, Any]) -> str:
+    """"identical", "close", or "different", of two results of one call."""
+    if "error" in full or "error" in thin:
+        return "identical" if full == thin else "different"
+    if full["shapes"] != thin["shapes"]:
+        return "different"
+    if full["sha256"] == thin["sha256"]:
+        return "identical"
+    return "close" if math.isclose(full["sum"], thin["sum"], rel_tol=_CLOSE, abs_tol=1e-6) else "different"
+
+
+def main(full_file: str, thin_file: str) -> int:
+    """Print a summary, the calls that differ, and the times of fresh processes; 1 if a call differs."""
+    full, thin = (json.loads(Path(file).read_text()) for file in (full_file, thin_file))
+    names = sorted(full["calls"].keys() | thin["calls"].keys())
+    missing = {"error": "not called"}
+    verdicts = {
+        name: verdict(full["calls"].get(name, missing), thin["calls"].get(name, missing)) for name in names
+    }
+    libraries = sorted({name.split()[0] for name in names})
+    print(f"{full['gpu']}, torch {full['torch']}, driver {full['driver']}: full, thin")
+    for library in libraries:
+        mine = [name for name in names if name.split()[0] == library]
+        counts = {kind: sum(verdicts[name] == kind for name in mine) for kind in ("identical", "close", "different")}
+        errors = sum("error" in full["calls"].get(name, missing) for name in mine)
+        print(f"{library}: {len(mine)} calls, " + ", ".join(f"{count} {kind}" for kind, count in counts.items())
+              + f"; {errors} with an error in the full image")
+    different = [name for name in names if verdicts[name] == "different"]
+    for name in different:
+        print(f"different: {name}: {full['calls'].get(name)} {thin['calls'].get(name)}")
+    for mode in full["startup"]:
+        for figure in full["startup"][mode][0]:
+            both = [statistics.median(run[figure] for run in side["startup"][mode]) for side in (full, thin)]
+            print(f"{mode} {figure}: {both[0]:.3f}, {both[1]:.3f}")
+    return bool(different)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
