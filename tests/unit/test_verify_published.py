@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -238,7 +239,10 @@ def test_the_image_is_rebuilt(scene: Scene) -> None:
         ("no-such-folder", 2, "no such folder, and not a registry reference"),
     ],
 )
-def test_user_errors(scene: Scene, ref: str, code: int, result: str) -> None:
+def test_user_errors(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str, code: int, result: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a folder without dist/, in which verify looks for images
     done = scene.publisher.run("verify", ref.format(host=scene.server.host))
 
     assert getattr(done.exception, "exit_code", None) == code, done.exception

@@ -60,7 +60,7 @@ def read_code(folder: Path) -> ProjectCode:
     :raises ToolMissing: it is a git checkout, and git is not installed.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder", hint="--project names the folder of your project")
+        raise ConfigError(f"--project {folder}: not a folder", hint="name the folder of the project")
     by_git = in_checkout(folder)
     listed = dict(_checkout(folder, "") if by_git else _walk(folder))
     layouts = tuple(path[: -len("oci-layout")] for path in listed if path.endswith("/oci-layout"))
