@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.kept import is_earlier, proofs
+from tools.kept import is_earlier, on_gpus, proofs
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.smoke import hosts
 from torchkiln.smoke.report import from_json
@@ -78,7 +78,7 @@ class Run:
 
 def runs(folder: Path) -> list[Run]:
     """The reports in *folder* of machines with GPUs, signed by a key beside them or unsigned."""
-    found = {signed.name: signed.report for signed in proofs(folder)}
+    found = {signed.name: signed.report for signed in on_gpus(proofs(folder))}
     for path in folder.glob("*.json"):
         data = path.read_bytes()
         if json.loads(data).get("host", {}).get("driver", {}).get("gpus"):

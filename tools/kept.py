@@ -31,15 +31,18 @@ IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
 
 
 def proofs(folder: Path) -> list[SignedReport]:
-    """The signed reports of GPU runs in *folder*, verified with the key beside each."""
+    """The signed reports in *folder*, verified with the key beside each."""
     found = []
     for key in sorted(folder.glob("*.pub.pem")):
         trusted = [dsse.public_key(key.read_bytes(), where=key.name)]
-        for path in sorted(folder.glob(f"{key.name.removesuffix('.pub.pem')}*.dsse.json")):
-            signed_report = attestation.read(path, trusted)
-            if hosts.gpus(json.loads(signed_report.report.host)):
-                found.append(signed_report)
+        paths = sorted(folder.glob(f"{key.name.removesuffix('.pub.pem')}*.dsse.json"))
+        found += [attestation.read(path, trusted) for path in paths]
     return found
+
+
+def on_gpus(signed_reports: Sequence[SignedReport]) -> list[SignedReport]:
+    """Those of runs on a host with GPUs."""
+    return [signed for signed in signed_reports if hosts.gpus(json.loads(signed.report.host))]
 
 
 def without_gpus(folder: Path) -> list[SignedReport]:

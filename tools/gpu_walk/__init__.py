@@ -1,1 +1,1 @@
-"""Calls kernels of every library of an image on a GPU, to compare an image for some GPUs with the full one."""
+"""Calls kernels of every CUDA library on a GPU, to compare a thin image with the image for all GPUs."""

@@ -30,11 +30,9 @@ def main(target: str) -> None:
     parts = [*LIBRARIES, *(str(first) for first in range(0, COUNT, CHUNK))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         calls = {name: result for part in pool.map(_in_a_process, parts) for name, result in part.items()}
-    device = torch.cuda.get_device_name()
     found = {
         "torch": torch.__version__,
-        "gpu": device,
-        "driver": torch._C._cuda_getDriverVersion(),
+        "gpu": torch.cuda.get_device_name(),
         "seconds": round(time.monotonic() - begin, 1),
         "startup": started,
         "calls": calls,
@@ -42,13 +40,16 @@ def main(target: str) -> None:
     with open(target, "w", encoding="utf-8") as file:
         json.dump(found, file, indent=0, sort_keys=True)
     failed = sum("error" in result for result in calls.values())
-    print(f"{len(calls)} calls on {device}, {failed} with an error, {found['seconds']} s")
+    print(f"{len(calls)} calls on {found['gpu']}, {failed} with an error, {found['seconds']} s")
 
 
 def _in_a_process(part: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-m", "gpu_walk", "--part", part], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "gpu_walk", "--part", part]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     results = dict(json.loads(line) for line in done.stdout.splitlines())
-    return results if done.returncode == 0 else results | {f"{part} end": {"error": f"exit {done.returncode}"}}
+    if done.returncode:
+        results[f"{part} end"] = {"error": f"exit {done.returncode}"}
+    return results
 
 
 def print_part(part: str) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+KINDS = ("identical", "close", "different")
 _CLOSE = 1e-3  # of sums of absolute values; results of float16 with atomic additions differ less
 
 
 def verdict(full: Mapping[str, Any], thin: Mapping[str, Any]) -> str:
-    """"identical", "close", or "different", of two results of one call."""
+    """One of KINDS, of two results of one call."""
     if "error" in full or "error" in thin:
         return "identical" if full == thin else "different"
     if full["shapes"] != thin["shapes"]:
@@ -32,21 +35,19 @@ def main(full_file: str, thin_file: str) -> int:
     verdicts = {
         name: verdict(full["calls"].get(name, missing), thin["calls"].get(name, missing)) for name in names
     }
-    libraries = sorted({name.split()[0] for name in names})
-    print(f"{full['gpu']}, torch {full['torch']}, driver {full['driver']}: full, thin")
-    for library in libraries:
+    print(f"{full['gpu']}, torch {full['torch']}")
+    for library in sorted({name.split()[0] for name in names}):
         mine = [name for name in names if name.split()[0] == library]
-        counts = {kind: sum(verdicts[name] == kind for name in mine) for kind in ("identical", "close", "different")}
+        counts = Counter(verdicts[name] for name in mine)
         errors = sum("error" in full["calls"].get(name, missing) for name in mine)
-        print(f"{library}: {len(mine)} calls, " + ", ".join(f"{count} {kind}" for kind, count in counts.items())
-              + f"; {errors} with an error in the full image")
+        kinds = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
+        print(f"{library}: {len(mine)} calls, {kinds}; {errors} with an error in the full image")
     different = [name for name in names if verdicts[name] == "different"]
     for name in different:
         print(f"different: {name}: {full['calls'].get(name)} {thin['calls'].get(name)}")
-    for mode in full["startup"]:
-        for figure in full["startup"][mode][0]:
-            both = [statistics.median(run[figure] for run in side["startup"][mode]) for side in (full, thin)]
-            print(f"{mode} {figure}: {both[0]:.3f}, {both[1]:.3f}")
+    for mode, figure in itertools.product(full["startup"], full["startup"]["LAZY"][0]):
+        both = [statistics.median(run[figure] for run in side["startup"][mode]) for side in (full, thin)]
+        print(f"{mode} {figure}: full {both[0]:.3f}, thin {both[1]:.3f}")
     return bool(different)
 
 

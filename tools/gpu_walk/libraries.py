@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,14 +33,20 @@ def cublas() -> Calls:
         yield f"dot {dtype} {n}", lambda: torch.dot(rand(n, dtype=dtype), rand(n, dtype=dtype))
     for transposed in itertools.product((False, True), repeat=2):
         for dtype in FLOATS:
-            yield f"mm {dtype} {transposed}", lambda: _maybe(transposed[0], dtype) @ _maybe(transposed[1], dtype)
+            yield (
+                f"mm {dtype} {transposed}",
+                lambda: _maybe(transposed[0], dtype) @ _maybe(transposed[1], dtype),
+            )
     yield "mm tf32", lambda: _with_tf32(lambda: rand(1024, 1024) @ rand(1024, 1024))
     yield "int8", lambda: torch._int_mm(_int8(64, 128), _int8(128, 64))
     for dtype in LAPACK:
-        yield f"triangular {dtype}", lambda: torch.linalg.solve_triangular(
-            torch.eye(96, device="cuda", dtype=dtype) + rand(96, 96, dtype=dtype).triu() / 96,
-            rand(96, 8, dtype=dtype),
-            upper=True,
+        yield (
+            f"triangular {dtype}",
+            lambda: torch.linalg.solve_triangular(
+                torch.eye(96, device="cuda", dtype=dtype) + rand(96, 96, dtype=dtype).triu() / 96,
+                rand(96, 8, dtype=dtype),
+                upper=True,
+            ),
         )
 
 
@@ -62,12 +69,19 @@ def _int8(*shape: int) -> torch.Tensor:
 def cublaslt() -> Calls:
     """Linear layers with bias and activation, and FP8."""
     for dtype, k in itertools.product(HALVES, (64, 1024, 8192)):
-        yield f"linear {dtype} {k}", lambda: F.linear(
-            rand(256, k, dtype=dtype), rand(512, k, dtype=dtype), rand(512, dtype=dtype)
+        yield (
+            f"linear {dtype} {k}",
+            lambda: F.linear(rand(256, k, dtype=dtype), rand(512, k, dtype=dtype), rand(512, dtype=dtype)),
         )
         for gelu in (False, True):
-            yield f"activation {dtype} {k} {gelu}", lambda: torch._addmm_activation(
-                rand(512, dtype=dtype), rand(256, k, dtype=dtype), rand(k, 512, dtype=dtype), use_gelu=gelu
+            yield (
+                f"activation {dtype} {k} {gelu}",
+                lambda: torch._addmm_activation(
+                    rand(512, dtype=dtype),
+                    rand(256, k, dtype=dtype),
+                    rand(k, 512, dtype=dtype),
+                    use_gelu=gelu,
+                ),
             )
     one = torch.ones((), device="cuda")
     for left, right in (
@@ -75,13 +89,16 @@ def cublaslt() -> Calls:
         (torch.float8_e5m2, torch.float8_e4m3fn),
         (torch.float8_e4m3fn, torch.float8_e5m2),
     ):
-        yield f"fp8 {left} {right}", lambda: torch._scaled_mm(
-            rand(128, 256).to(left), rand(64, 256).to(right).t(), one, one, out_dtype=torch.bfloat16
+        yield (
+            f"fp8 {left} {right}",
+            lambda: torch._scaled_mm(
+                rand(128, 256).to(left), rand(64, 256).to(right).t(), one, one, out_dtype=torch.bfloat16
+            ),
         )
 
 
 def cudnn() -> Calls:
-    """Convolutions in all directions, recurrent layers, attention, normalisation, CTC; heuristic and all engines."""
+    """Convolutions in all directions, with all engines; recurrent layers, attention, others."""
     for dtype, benchmark, dims in itertools.product(FLOATS, (False, True), (1, 2, 3)):
         for kind in ("", "transpose"):
             for groups, size in ((1, 3), (4, 3), (1, 1), (1, 5)):
@@ -93,14 +110,18 @@ def cudnn() -> Calls:
         yield f"{cell} {dtype}", lambda: _recurrent(dtype, cell)
     for dtype in HALVES:
         yield f"attention {dtype}", lambda: _attention(dtype)
-    yield "batch norm", lambda: F.batch_norm(
-        rand(8, 16, 32, 32), None, None, rand(16), rand(16), training=True
+    yield (
+        "batch norm",
+        lambda: F.batch_norm(rand(8, 16, 32, 32), None, None, rand(16), rand(16), training=True),
     )
-    yield "ctc", lambda: F.ctc_loss(
-        rand(50, 2, 20).log_softmax(2),
-        torch.arange(1, 11, dtype=torch.int32),
-        torch.tensor([50, 50], dtype=torch.int32),
-        torch.tensor([5, 5], dtype=torch.int32),
+    yield (
+        "ctc",
+        lambda: F.ctc_loss(
+            rand(50, 2, 20).log_softmax(2),
+            torch.arange(1, 11, dtype=torch.int32).cuda(),
+            torch.tensor([50, 50], dtype=torch.int32),
+            torch.tensor([5, 5], dtype=torch.int32),
+        ),
     )
 
 
@@ -143,18 +164,34 @@ def cusparse() -> Calls:
     """Products of sparse matrices in CSR, COO and BSR, sampled products, triangular systems."""
     for dtype in (*LAPACK, *HALVES):
         yield f"csr dense {dtype}", lambda: _sparse(dtype).to_sparse_csr() @ rand(128, 32, dtype=dtype)
-        yield f"coo dense {dtype}", lambda: torch.sparse.mm(_sparse(dtype).to_sparse(), rand(128, 32, dtype=dtype))
-        yield f"bsr dense {dtype}", lambda: _sparse(dtype).to_sparse_bsr((16, 16)) @ rand(128, 32, dtype=dtype)
+        yield (
+            f"coo dense {dtype}",
+            lambda: torch.sparse.mm(_sparse(dtype).to_sparse(), rand(128, 32, dtype=dtype)),
+        )
+        yield (
+            f"bsr dense {dtype}",
+            lambda: _sparse(dtype).to_sparse_bsr((16, 16)) @ rand(128, 32, dtype=dtype),
+        )
         yield f"vector {dtype}", lambda: _sparse(dtype).to_sparse_csr() @ rand(128, dtype=dtype)
     for dtype in LAPACK:
         yield f"csr csr {dtype}", lambda: _sparse(dtype).to_sparse_csr() @ _sparse(dtype).to_sparse_csr()
-        yield f"sampled {dtype}", lambda: torch.sparse.sampled_addmm(
-            _sparse(dtype).to_sparse_csr(), rand(128, 16, dtype=dtype), rand(16, 128, dtype=dtype)
+        yield (
+            f"sampled {dtype}",
+            lambda: torch.sparse.sampled_addmm(
+                _sparse(dtype).to_sparse_csr(), rand(128, 16, dtype=dtype), rand(16, 128, dtype=dtype)
+            ),
         )
-        yield f"triangular {dtype}", lambda: torch.triangular_solve(
-            rand(128, 4, dtype=dtype),
-            (_sparse(dtype).triu() / 128 + torch.eye(128, device="cuda", dtype=dtype)).to_sparse_csr(),
-        ).solution
+        yield (
+            f"triangular {dtype}",
+            lambda: (
+                torch.triangular_solve(
+                    rand(128, 4, dtype=dtype),
+                    (
+                        _sparse(dtype).triu() / 128 + torch.eye(128, device="cuda", dtype=dtype)
+                    ).to_sparse_csr(),
+                ).solution
+            ),
+        )
 
 
 def _sparse(dtype: torch.dtype) -> torch.Tensor:
@@ -201,7 +238,10 @@ def cufft() -> Calls:
     """Transforms of one to three dimensions; powers of two, other and prime lengths."""
     for length, dtype in itertools.product((64, 60, 101, 4096, 10007), (torch.float32, torch.float64)):
         yield f"rfft {length} {dtype}", lambda: torch.fft.rfft(rand(3, length, dtype=dtype))
-        yield f"irfft {length} {dtype}", lambda: torch.fft.irfft(torch.fft.rfft(rand(3, length, dtype=dtype)), n=length)
+        yield (
+            f"irfft {length} {dtype}",
+            lambda: torch.fft.irfft(torch.fft.rfft(rand(3, length, dtype=dtype)), n=length),
+        )
         yield f"fft {length} {dtype}", lambda: torch.fft.fft(rand(3, length, dtype=dtype.to_complex()))
     yield "half", lambda: torch.fft.fft(rand(4, 256).half())
     for dims in (2, 3):
@@ -210,7 +250,7 @@ def cufft() -> Calls:
 
 def curand() -> Calls:
     """Generators of libcurand, which torch links but does not call, and torch's own."""
-    for kind in (100, 101, 121, 131, 141, 142, 161, 200, 201, 202, 203):  # CURAND_RNG_PSEUDO_*, CURAND_RNG_QUASI_*
+    for kind in (100, 101, 121, 141, 142, 161, 200, 201, 202, 203):  # CURAND_RNG_*
         yield f"generator {kind}", lambda: _generated(kind)
     for name in ("uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "geometric_"):
         arguments = (0.3,) if name == "geometric_" else ()
@@ -218,13 +258,15 @@ def curand() -> Calls:
 
 
 def _generated(kind: int) -> torch.Tensor:
-    loaded = {line.split()[-1] for line in open("/proc/self/maps") if "libcurand" in line}
-    library = ctypes.CDLL(loaded.pop())
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    library = ctypes.CDLL(next(line.split()[-1] for line in maps if "libcurand" in line))
     generator, double = ctypes.c_void_p(), kind in (202, 203)
     numbers = torch.zeros(4096, device="cuda", dtype=torch.float64 if double else torch.float32)
     statuses = [library.curandCreateGenerator(ctypes.byref(generator), kind)]
     name = "curandGenerateUniformDouble" if double else "curandGenerateUniform"
-    statuses.append(getattr(library, name)(generator, ctypes.c_void_p(numbers.data_ptr()), ctypes.c_size_t(4096)))
+    statuses.append(
+        getattr(library, name)(generator, ctypes.c_void_p(numbers.data_ptr()), ctypes.c_size_t(4096))
+    )
     torch.cuda.synchronize()
     statuses.append(library.curandDestroyGenerator(generator))
     if any(statuses):

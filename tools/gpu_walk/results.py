@@ -30,7 +30,7 @@ def _described(tensors: list[torch.Tensor]) -> dict[str, Any]:
     digest, total, shapes = hashlib.sha256(), 0.0, []
     for tensor in tensors:
         shapes.append(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
-        plain = _strided(tensor).cpu().contiguous()
+        plain = _strided(tensor).cpu().clone(memory_format=torch.contiguous_format)
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
         numbers = _float64(plain)
         total += float(numbers[torch.isfinite(numbers)].sum())
