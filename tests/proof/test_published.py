@@ -24,7 +24,7 @@ from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
 NAMES = [f"{TAG}-20261122", "2.7-cuda12.1-runtime", TAG, "v2.7"]
-REASON = "no GPU report of this image is committed: to be made again on GPUs"
+REASON = "the committed GPU reports of this image do not have every check: to be made on GPUs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def publication(
     """
     current = committed_reports(image, current=True)
     if bool(current) is not (request.param == "cleared by GPU reports"):
-        state = "GPU reports" if current else "no GPU report"
+        state = "GPU reports of every check" if current else "no GPU reports of every check"
         pytest.skip(f"{image['digest']} has {state}: see the other state of this test")
     reports, override = (current, None) if current else (committed_reports(image, current=False), REASON)
     assert reports, "without --report the gate takes this machine's own runs"

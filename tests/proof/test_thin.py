@@ -11,13 +11,14 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
+from tests.engine.registry import RunningRegistry
 from tests.proof.conftest import SITE, build
 from torchkiln.lock.lock import save
 from torchkiln.model.lock import LockedCell
@@ -226,3 +227,28 @@ def test_it_is_valid_and_has_the_files_of_its_records(thin: ThinImage) -> None:
         assert allocated < thin.built["unpacked_bytes"] - 1.8e9, "the zeros are not holes"
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def test_docker_pulls_and_runs_it(
+    thin: ThinImage, registry: RunningRegistry, engine: Mapping[str, str]
+) -> None:
+    """Without a GPU it starts; pushing it needs a confirmation."""
+    command = [sys.executable, str(ROOT / "build.py"), "push", "--output", thin.built["layout"], "--quiet"]
+    to = ("--to", f"{registry.host}/team/thin", "--tag", "mine", thin.built["ref"])
+    refused = subprocess.run([*command, *to], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (refused.returncode, registry.tags("team/thin")) == (7, []), refused.stderr
+    subprocess.run([*command, "--licence-confirmed", *to], cwd=ROOT, check=True, capture_output=True)
+    reference = f"{registry.host}/team/thin@{thin.built['digest']}"
+
+    def docker(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["docker", *words], env=dict(engine), capture_output=True, text=True, check=False
+        )
+
+    pulled = docker("pull", "--quiet", reference)
+    assert pulled.returncode == 0, pulled.stderr
+    try:
+        ran = docker("run", "--rm", reference, "python", "-c", "import torch; print(torch.ones(3).sum())")
+        assert ran.stdout.splitlines()[-1:] == ["tensor(3.)"], ran.stderr
+    finally:
+        docker("image", "rm", "--force", reference)
