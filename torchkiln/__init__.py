@@ -10,6 +10,16 @@ __version__ = "0.1.0"
 from torchkiln import build as _build_package  # noqa: F401
 from torchkiln import lock as _lock_package  # noqa: F401
 from torchkiln import publish as _publish_package  # noqa: F401
-from torchkiln.api import CellName, Project, build, explain, lock, publish, verify
+from torchkiln.api import CellName, Project, build, build_project, explain, lock, publish, verify
 
-__all__ = ["CellName", "Project", "__version__", "build", "explain", "lock", "publish", "verify"]
+__all__ = [
+    "CellName",
+    "Project",
+    "__version__",
+    "build",
+    "build_project",
+    "explain",
+    "lock",
+    "publish",
+    "verify",
+]

@@ -126,6 +126,59 @@ def build(
     ).image
 
 
+def build_project(
+    folder: Path,
+    cell: CellName | None = None,
+    project: Project = Project(),
+    *,
+    layer_format: LayerFormat = DEFAULT_FORMAT,
+) -> BuiltImage:
+    """Build the image of the user's project in *folder*, on that of a cell; both into `project.layout`.
+
+    Writes the project's lock into *folder* if there is none.
+
+    :param cell: None: the cell of the project's lock.
+    :raises ConfigError: a file of the project is wrong, its code cannot be in an image, or *cell* is missing.
+    :raises Stale: a lock is outdated.
+    :raises Unresolvable: its requirements conflict with the image.
+    :raises BuildFailed: a package is not available as locked, or changes what the image's proof covers.
+    """
+    from torchkiln.build.build import BuildOptions
+    from torchkiln.build.environment import Environment
+    from torchkiln.build.prerequisites import BaseSources
+    from torchkiln.build.project import build_project as build_source
+    from torchkiln.build.project_source import source_of
+    from torchkiln.index.lazy import LazyIndex
+    from torchkiln.matrix.named import cell_named
+    from torchkiln.model.progress import Silent
+    from torchkiln.oci.owned import demand_own_layout
+    from torchkiln.project.file import FILE, load_project
+    from torchkiln.project.ready import ProjectRequest
+
+    demand_own_layout(project.layout)
+    locks, store = _folder(project), _store(project)
+    if cell is not None:
+        parent = _cell(cell, locks)
+    elif (present := load_project(folder)) is not None:
+        parent = cell_named(present.parent, locks.matrix, locks.facts)
+    else:
+        raise ConfigError(
+            f"{folder}: there is no {FILE}", hint="name the cell: CellName(torch=..., cuda=...)"
+        )
+    source = source_of(
+        ProjectRequest(folder=folder, cell=parent),
+        locks,
+        store,
+        environ=os.environ,
+        made=lambda _, path: project.say(f"there was no {FILE}: wrote {path}"),
+    )
+    locks.keep(source.cell)
+    environment = Environment(store=store, fetcher=LazyIndex(store), observer=Silent(), say=project.say)
+    options = BuildOptions(sources=BaseSources(locked_only=False), layer_format=layer_format)
+    layout = project.layout.absolute()
+    return build_source(source, locks.matrix, locks.facts, layout, environment, options).built.image
+
+
 def publish(
     image: str,
     repository: str,

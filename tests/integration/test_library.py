@@ -28,7 +28,8 @@ from torchkiln.util.places import ROOT
 __all__ = ["a_publisher", "a_repository", "a_workspace"]
 
 PAGE = (ROOT / "docs" / "library.md").read_text()
-LOCK, BUILD, PUBLISH = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+# The other one: test_project_image.py.
+LOCK, BUILD, _, PUBLISH = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def run(block: str, names: dict[str, Any]) -> None:

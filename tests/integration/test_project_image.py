@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +12,24 @@ from unittest.mock import patch
 import pytest
 from click.testing import CliRunner
 
+import torchkiln as package
 from tests.cells import HostPython
 from tests.engine.registry import RunningRegistry, registry
 from tests.needs import needs_namespaces
 from tests.planned import FACTS, MATRIX
 from tests.projects import SITE, TAG, Bench, bench
+from torchkiln import Project, build_project
 from torchkiln.build import wheel_layers
 from torchkiln.cli import torchkiln
 from torchkiln.cli.shared import project_build
-from torchkiln.errors import KilnError
+from torchkiln.errors import ConfigError, KilnError
+from torchkiln.index import lazy
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.lock import inputs_digest as cell_inputs
 from torchkiln.lock.lock import save
+from torchkiln.model.image import BuiltImage
 from torchkiln.oci.layout import open_layout
-from torchkiln.project.file import save_project
+from torchkiln.project.file import FILE, save_project
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.ready import needs_of
 from torchkiln.util.places import ROOT
@@ -84,6 +89,38 @@ def test_the_parent_is_that_of_the_lock(commands: Commands) -> None:
     assert found["parent"] == {"tag": TAG, "digest": parent.manifest}
     assert found["code"]["files"] == 3
     assert f"project is on {TAG} ({parent.manifest})" in messages
+
+
+def test_the_library_builds_what_the_command_builds(commands: Commands, tmp_path: Path) -> None:
+    """As docs/library.md does; without a cell, for the cell of the project's lock."""
+    code, digest, messages = commands.build()
+    assert code == 0, messages
+    small, said = commands.small, list[str]()
+    files = Project(
+        matrix=ROOT / "matrix.yaml",
+        images=commands.images,
+        layout=tmp_path / "by-the-library",
+        cache=small.store.root,
+        say=said.append,
+    )
+    with (
+        patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()),
+        patch.object(lazy, "LazyIndex", lambda _store: small.index),
+    ):
+        [block] = re.findall(r"```python\n(mine = .*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+        names = {
+            "torchkiln": torchkiln_package,
+            "Path": lambda _: small.project,
+            "cell": None,
+            "project": files,
+        }
+        exec(compile(block, "docs/library.md", "exec"), names)
+        image = names["mine"]
+        assert isinstance(image, BuiltImage)
+        assert (image.tag, f"{image.manifest}\n", said) == ("project", digest, [])
+        (small.project / FILE).unlink()
+        with pytest.raises(ConfigError, match=FILE):
+            build_project(small.project, project=files)
 
 
 @needs_namespaces

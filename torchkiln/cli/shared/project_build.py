@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchkiln.build.build import BuildOptions
 from torchkiln.build.environment import Environment
-from torchkiln.build.project import BuiltProject, ProjectSource, build_project
+from torchkiln.build.project import BuiltProject, build_project
+from torchkiln.build.project_source import source_of
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.index.lazy import LazyIndex
 from torchkiln.lock.folder import LockFolder
-from torchkiln.model.project import ProjectLock
-from torchkiln.project.code import ProjectCode, read_code
-from torchkiln.project.file import FILE, save_project
-from torchkiln.project.ready import ProjectRequest, ready_project
+from torchkiln.project.code import ProjectCode
+from torchkiln.project.file import FILE
+from torchkiln.project.ready import ProjectRequest
 from torchkiln.util.sizes import size
+
+if TYPE_CHECKING:
+    from torchkiln.project.lock import LockedProject
 
 
 def build_in(
@@ -26,24 +29,19 @@ def build_in(
     """Build the project into *layout*, print the summary, and return what --json prints."""
     store = context.store()
 
-    def lock() -> ProjectLock:
-        from torchkiln.cli.shared.project_output import show_project  # these load slowly
-        from torchkiln.project.session import lock_folder
+    def made(found: LockedProject, path: Path) -> None:
+        from torchkiln.cli.shared.project_output import show_project  # loads slowly
 
-        read_code(request.folder)  # its faults are reported before a lock is made
-        found = lock_folder(request, locks, store, environ=os.environ)
         if not context.quiet:
             show_project(found)
-        context.say(f"there was no {FILE}: wrote {save_project(request.folder, found.lock)}")
-        return found.lock
+        context.say(f"there was no {FILE}: wrote {path}")
 
-    locked, cell = ready_project(request, locks, store, environ=os.environ, lock=lock)
-    context.keep(cell)
-    code = read_code(request.folder)
+    source = source_of(request, locks, store, environ=os.environ, made=made)
+    context.keep(source.cell)
     with console.progress(quiet=context.quiet) as observer:
         environment = Environment(store=store, fetcher=LazyIndex(store), observer=observer, say=context.say)
         built = build_project(
-            ProjectSource(cell=cell, lock=locked, code=code),
+            source,
             context.matrix,
             context.facts,
             layout,
@@ -52,9 +50,9 @@ def build_in(
         )
     if not context.quiet:
         console.summary(built.built)
-        for line in _notes(built, code):
+        for line in _notes(built, source.code):
             context.say(line)
-    return console.numbers(built.built) | _numbers(built, code) | context.trust_of(built.plan.locked)
+    return console.numbers(built.built) | _numbers(built, source.code) | context.trust_of(built.plan.locked)
 
 
 def _notes(built: BuiltProject, code: ProjectCode) -> list[str]:

@@ -1,0 +1,46 @@
+"""Reads a project for a build: its code, its lock, and the lock of the cell on whose image it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchkiln.build.project import ProjectSource
+from torchkiln.lock.folder import LockFolder
+from torchkiln.model.project import ProjectLock
+from torchkiln.project.code import read_code
+from torchkiln.project.file import save_project
+from torchkiln.project.ready import ProjectRequest, ready_project
+from torchkiln.store.store import Store
+
+if TYPE_CHECKING:
+    from torchkiln.project.lock import LockedProject
+
+
+def source_of(
+    request: ProjectRequest,
+    locks: LockFolder,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    made: Callable[[LockedProject, Path], None],
+) -> ProjectSource:
+    """The project of *request*, whose locks are fresh; its own lock is made and written if there is none.
+
+    :param made: receives a lock that was made, and its path.
+    :raises ConfigError: a file of the project is wrong, or its code cannot be in an image.
+    :raises Stale: a lock is outdated.
+    :raises Unresolvable: its requirements conflict with the image.
+    """
+
+    def lock() -> ProjectLock:
+        from torchkiln.project.session import lock_folder  # loads slowly
+
+        read_code(request.folder)  # its faults are reported before a lock is made
+        found = lock_folder(request, locks, store, environ=environ)
+        made(found, save_project(request.folder, found.lock))
+        return found.lock
+
+    locked, cell = ready_project(request, locks, store, environ=environ, lock=lock)
+    return ProjectSource(cell=cell, lock=locked, code=read_code(request.folder))
