@@ -12,7 +12,6 @@ from unittest.mock import patch
 import pytest
 from click.testing import CliRunner
 
-import torchkiln as package
 from tests.cells import HostPython
 from tests.engine.registry import RunningRegistry, registry
 from tests.needs import needs_namespaces
