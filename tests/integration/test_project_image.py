@@ -7,6 +7,7 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -108,7 +109,7 @@ def test_the_library_builds_what_the_command_builds(commands: Commands, tmp_path
     ):
         [block] = re.findall(r"```python\n(mine = .*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
         names = {
-            "torchkiln": torchkiln_package,
+            "torchkiln": SimpleNamespace(build_project=build_project),
             "Path": lambda _: small.project,
             "cell": None,
             "project": files,
