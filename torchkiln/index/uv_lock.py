@@ -19,6 +19,13 @@ _ARGUMENTS = (
     *("--format", "requirements.txt", "--no-emit-project", "--no-default-groups"),
     *("--no-header", "--no-annotate", "--no-python-downloads", "--python", sys.executable),
 )
+_PROJECT = """\
+[project]
+name = "{name}"
+version = "0"
+[tool.uv.workspace]
+members = []
+"""
 
 
 def exported(
@@ -28,7 +35,8 @@ def exported(
 
     With *extras* and *groups*, those that these need, too.
 
-    uv gets a pyproject.toml with the name only, as settings in the project's own could name other files.
+    uv gets a pyproject.toml with the name only, as settings in the project's own could name other files. It
+    is the root of a workspace, so that uv reads none in the folders above.
 
     :raises ConfigError: uv cannot read the lock, or it lacks an extra or a group, or these conflict; has
         uv's message.
@@ -38,7 +46,7 @@ def exported(
     chosen = [*(f"--extra={each}" for each in extras), *(f"--group={each}" for each in groups)]
     with ExitStack() as stack:
         folder = stack.enter_context(private_folder(store))
-        (folder / "pyproject.toml").write_text(f'[project]\nname = "{name}"\nversion = "0"\n')
+        (folder / "pyproject.toml").write_text(_PROJECT.format(name=name))
         (folder / "uv.lock").write_bytes(lock)
         out, messages = folder / "stdout.txt", folder / "stderr.txt"
         process = subprocess.Popen(

@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from torchkiln.errors import ConfigError
 
 HINT = "name one that it has, or choose none: --extra ''"
+HOW_TO_NAME = "use letters, digits, and between them '.', '_' and '-'"
 _NAME = re.compile(r"[A-Z0-9]|[A-Z0-9][A-Z0-9._-]{0,198}[A-Z0-9]", re.IGNORECASE)
 
 
@@ -65,7 +66,7 @@ def choice_of(extras: Iterable[str], groups: Iterable[str]) -> Choice:
         groups=tuple(sorted({*_names(groups, "group", faults)})),
     )
     if faults:
-        raise ConfigError.of(faults, hint="use letters, digits, and between them '.', '_' and '-'")
+        raise ConfigError.of(faults, hint=HOW_TO_NAME)
     return found
 
 

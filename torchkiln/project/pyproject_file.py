@@ -9,7 +9,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError
-from torchkiln.project.choice import is_name
+from torchkiln.project.choice import HOW_TO_NAME, is_name
 from torchkiln.util.toml import toml_of
 
 FILE = "pyproject.toml"
@@ -75,14 +75,17 @@ def parse_pyproject(text: bytes) -> Pyproject:
 
 def _by_name(table: object, where: str) -> dict[str, Any]:
     if not isinstance(table, dict):
-        raise ConfigError(f"{FILE}: [{where}] must be a table")
+        raise ConfigError(f"{FILE}: [{where}] must be a table", hint=f"write it as a table: [{where}]")
     found: dict[str, Any] = {}
+    written: dict[str, str] = {}
     for name, value in table.items():
         if not is_name(name):
-            raise ConfigError(f"{FILE}: [{where}]: {name[:100]!r} is not a name", hint="rename it")
-        if canonicalize_name(name) in found:
+            raise ConfigError(f"{FILE}: [{where}]: {name[:100]!r} is not a name", hint=HOW_TO_NAME)
+        key = canonicalize_name(name)
+        if key in found:
             raise ConfigError(
-                f"{FILE}: [{where}] has {name[:100]!r} twice, in other spellings", hint="rename one of them"
+                f"{FILE}: [{where}]: {written[key]!r} and {name!r} are the same name",
+                hint="rename one of them",
             )
-        found[canonicalize_name(name)] = value
+        found[key], written[key] = value, name
     return found
