@@ -11,6 +11,8 @@ from tests.planned import locked as locked_cell
 from tests.unit.test_project_file import LOCK
 from tests.unit.test_project_lock import Workspace, versions, workspace
 from torchkiln.errors import Stale
+from torchkiln.lock.file import lock_digest
+from torchkiln.model.digest import digest_of_json
 from torchkiln.project.asked import Asked, ProjectNeeds
 from torchkiln.project.choice import NO_CHOICE, Choice, choice_of
 from torchkiln.project.file import FILE, from_json, load_project, to_json
@@ -34,6 +36,15 @@ def test_a_lock_without_a_choice_is_as_before() -> None:
         for choice in (NO_CHOICE, choice_of(["a"], []), choice_of([], ["a"]), choice_of(["a"], ["a"]))
     }
     assert len(digests) == 4
+    before = {  # what was hashed before there was a choice
+        "rules": 1,
+        "name": "x",
+        "requirements": [["a", []]],
+        "constraints": [],
+        "requires_python": "",
+        "parent": lock_digest(cell),
+    }
+    assert inputs_digest(needs, cell) == digest_of_json(before)
 
 
 OWN = """\
