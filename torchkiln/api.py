@@ -131,6 +131,8 @@ def build_project(
     cell: CellName | None = None,
     project: Project = Project(),
     *,
+    extras: tuple[str, ...] = (),
+    groups: tuple[str, ...] = (),
     layer_format: LayerFormat = DEFAULT_FORMAT,
 ) -> BuiltImage:
     """Build the image of the user's project in *folder*, on that of a cell; both into `project.layout`.
@@ -138,6 +140,7 @@ def build_project(
     Writes the project's lock into *folder* if there is none.
 
     :param cell: None: the cell of the project's lock.
+    :param extras: and *groups*: extras and dependency groups of the project; empty: those of its lock.
     :raises ConfigError: a file of the project is wrong, its code cannot be in an image, or *cell* is missing.
     :raises Stale: a lock is outdated.
     :raises Unresolvable: its requirements conflict with the image.
@@ -152,6 +155,7 @@ def build_project(
     from torchkiln.matrix.named import cell_named
     from torchkiln.model.progress import Silent
     from torchkiln.oci.owned import demand_own_layout
+    from torchkiln.project.choice import choice_of
     from torchkiln.project.file import FILE, load_project
     from torchkiln.project.ready import ProjectRequest
 
@@ -165,8 +169,9 @@ def build_project(
         raise ConfigError(
             f"{folder}: there is no {FILE}", hint="name the cell: CellName(torch=..., cuda=...)"
         )
+    choice = choice_of(extras, groups) if extras or groups else None
     source = source_of(
-        ProjectRequest(folder=folder, cell=parent),
+        ProjectRequest(folder=folder, cell=parent, choice=choice),
         locks,
         store,
         environ=os.environ,

@@ -29,6 +29,7 @@ from torchkiln.lock.lock import inputs_digest as cell_inputs
 from torchkiln.lock.lock import save
 from torchkiln.model.image import BuiltImage
 from torchkiln.oci.layout import open_layout
+from torchkiln.project.choice import choice_of
 from torchkiln.project.file import FILE, save_project
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.ready import needs_of
@@ -179,6 +180,36 @@ def test_a_stale_lock_is_refused(commands: Commands) -> None:
 
     assert (code, out) == (5, "")
     assert "lock --project" in messages
+
+
+def test_the_extras_are_those_of_the_lock(commands: Commands) -> None:
+    """Other ones make it stale; a missing lock is made with those of the options."""
+    small = commands.small
+    (small.project / "requirements.txt").unlink()
+    (small.project / "pyproject.toml").write_text(
+        '[project]\nname = "project"\ndependencies = []\n'
+        '[project.optional-dependencies]\nfs = ["fsspec>=3"]\n'
+    )
+    choice = choice_of(["fs"], [])
+    inputs = inputs_digest(needs_of(small.project, small.cell, small.store, choice), small.cell)
+    save_project(small.project, replace(commands.lock, extras=("fs",), inputs=inputs))
+
+    code, digest, messages = commands.build()
+    assert code == 0, messages
+    assert commands.build("--extra", "FS")[:2] == (0, digest)
+    code, out, messages = commands.build("--group", "dev", "--extra", "fs")
+    assert (code, out) == (2, "")
+    assert "--group dev: pyproject.toml has no such group; it has none" in messages
+    code, out, messages = commands.build("--extra", "")
+    assert (code, out) == (5, "")
+    assert "made with --extra fs, not without extras and groups" in messages
+    assert messages.endswith(f"lock --project {small.project} --extra ''")
+
+    (small.project / "torchkiln.lock.json").unlink()
+    cell = small.cell.resolution.cell
+    code, out, messages = commands.build("--torch", cell.torch, "--cuda", cell.cuda, "--extra", "nope")
+    assert (code, out) == (2, "")
+    assert "--extra nope: pyproject.toml has no such extra; it has: fs" in messages
 
 
 def test_refused_code_leaves_no_lock(commands: Commands) -> None:

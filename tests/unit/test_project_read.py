@@ -224,7 +224,7 @@ def test_a_wrong_pyproject(tmp_path: Path, text: str, reason: str) -> None:
 
 def uv_package(name: str, *lines: str, version: str = "1.0") -> str:
     source = 'source = { registry = "https://index.invalid/simple" }'
-    url = f"https://index.invalid/{name}-{version}-py3-none-any.whl"
+    url = f"https://index.invalid/{name.replace('-', '_')}-{version}-py3-none-any.whl"
     wheel = f'wheels = [{{ url = "{url}", hash = "sha256:{SHA}" }}]'
     return "\n".join(
         ("[[package]]", f'name = "{name}"', f'version = "{version}"', *(lines or (source, wheel)), "")

@@ -21,7 +21,7 @@ from torchkiln.cli.shared.options import (
     mirror_option,
     quiet_option,
 )
-from torchkiln.cli.shared.project import project_cell, project_option
+from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
 from torchkiln.cli.shared.terminal import print_error
@@ -100,7 +100,7 @@ _ONLY = {
     metavar="FILE",
     help="use the tools layer of this file for devel images (from `base export --tools NAME`)",
 )
-@project_option
+@project_options
 @click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock")
 @click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
 @mirror_option
@@ -125,7 +125,7 @@ def build(
     cache_to: tuple[str, ...],
     base: str | None,
     tools: str | None,
-    project: Path | None,
+    project: ProjectOptions | None,
     locked: bool,
     dry_run: bool,
     as_json: bool,
@@ -147,10 +147,10 @@ def build(
         from torchkiln.project.ready import ProjectRequest
 
         _refuse(ctx, _NOT_OF_PROJECTS, "cannot be combined with --project")
-        cell, locks = project_cell(chosen, project, images)
+        cell, locks = project_cell(chosen, project.folder, images)
         context = BuildContext(locks.matrix, locks.facts, images, base, tools, locked, quiet)
         options = BuildOptions(sources=context.sources(), layer_format=layer_format)
-        request = ProjectRequest(folder=project, cell=cell)
+        request = ProjectRequest(folder=project.folder, cell=cell, choice=project.choice)
         result = build_in(request, locks, context, output.absolute(), options)
         click.echo(json.dumps(result) if as_json else result["digest"])
         return

@@ -13,7 +13,7 @@ from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.lock_changes import show_changes
 from torchkiln.cli.shared.lock_output import LockOutput, say
 from torchkiln.cli.shared.options import images_folder, mirror_option
-from torchkiln.cli.shared.project import project_cell, project_option
+from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
 from torchkiln.cli.shared.project_output import project_json, show_project
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.errors import ConfigError, Stale
@@ -64,12 +64,12 @@ from torchkiln.store.store import Store
     metavar="DATE",
     help="ignore packages uploaded on this day (UTC) or later  [default: today]",
 )
-@project_option
+@project_options
 @mirror_option
 @images_folder
 def lock(
     chosen: CellOptions,
-    project: Path | None,
+    project: ProjectOptions | None,
     upgrade: tuple[str, ...],
     upgrade_base: bool,
     record: bool,
@@ -94,8 +94,10 @@ def lock(
             raise click.UsageError(
                 "--project cannot be combined with --upgrade-base, --record, --public-record or --diff"
             )
-        cell, locks = project_cell(chosen, project, images)
-        wanted = ProjectRequest(folder=project, cell=cell, as_of=as_of, upgrade=upgrade)
+        cell, locks = project_cell(chosen, project.folder, images)
+        wanted = ProjectRequest(
+            folder=project.folder, cell=cell, choice=project.choice, as_of=as_of, upgrade=upgrade
+        )
         (_check_project if check else _lock_project)(wanted, locks, as_json=as_json)
         return
     if since is not None:
@@ -146,7 +148,8 @@ def _check_project(request: ProjectRequest, locks: LockFolder, *, as_json: bool)
             hint=f"run: torchkiln lock --project {request.folder}",
         )
     parent = fresh_parent(locks, request.cell, os.environ)
-    require_fresh_project(request.folder, lock, needs_of(request.folder, parent, open_cache()), parent)
+    needs = needs_of(request.folder, parent, open_cache(), request.chosen(lock))
+    require_fresh_project(request.folder, lock, needs, parent)
     say("1 fresh")
 
 

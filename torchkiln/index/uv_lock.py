@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 from torchkiln.errors import ConfigError
@@ -18,24 +19,38 @@ _ARGUMENTS = (
     *("--format", "requirements.txt", "--no-emit-project", "--no-default-groups"),
     *("--no-header", "--no-annotate", "--no-python-downloads", "--python", sys.executable),
 )
+_PROJECT = """\
+[project]
+name = "{name}"
+version = "0"
+[tool.uv.workspace]
+members = []
+"""
 
 
-def exported(name: str, lock: bytes, store: Store) -> str:
+def exported(
+    name: str, lock: bytes, store: Store, *, extras: Iterable[str] = (), groups: Iterable[str] = ()
+) -> str:
     """The packages of *lock*, a uv.lock, that the project *name* needs to run, as lines with hashes.
 
-    uv gets a pyproject.toml with the name only, as settings in the project's own could name other files.
+    With *extras* and *groups*, those that these need, too.
 
-    :raises ConfigError: uv cannot read the lock; has uv's message.
+    uv gets a pyproject.toml with the name only, as settings in the project's own could name other files. It
+    is the root of a workspace, so that uv reads none in the folders above.
+
+    :raises ConfigError: uv cannot read the lock, or it lacks an extra or a group, or these conflict; has
+        uv's message.
     :raises BuildFailed: uv exceeds a limit.
     """
     uv = find_uv()
+    chosen = [*(f"--extra={each}" for each in extras), *(f"--group={each}" for each in groups)]
     with ExitStack() as stack:
         folder = stack.enter_context(private_folder(store))
-        (folder / "pyproject.toml").write_text(f'[project]\nname = "{name}"\nversion = "0"\n')
+        (folder / "pyproject.toml").write_text(_PROJECT.format(name=name))
         (folder / "uv.lock").write_bytes(lock)
         out, messages = folder / "stdout.txt", folder / "stderr.txt"
         process = subprocess.Popen(
-            [uv, *_ARGUMENTS],
+            [uv, *_ARGUMENTS, *chosen],
             cwd=folder,
             env=environment(str(folder), "http://127.0.0.1:1"),
             stdin=subprocess.DEVNULL,
@@ -51,6 +66,9 @@ def exported(name: str, lock: bytes, store: Store) -> str:
             raise fault
         if process.returncode:
             text = redact_text(messages.read_bytes()[:2000].decode("utf-8", "replace").strip())
-            raise ConfigError(f"uv.lock: {text.removeprefix('error: ')}", hint="make it again: uv lock")
+            other = ", or choose other extras and groups" if chosen else ""
+            raise ConfigError(
+                f"uv.lock: {text.removeprefix('error: ')}", hint=f"make it again: uv lock{other}"
+            )
         with out.open("rb") as file:
             return file.read(_OUTPUT).decode("utf-8", "replace")

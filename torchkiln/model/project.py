@@ -30,6 +30,12 @@ class ProjectLock:
     requirements: Annotated[
         tuple[fields.Line, ...], Meta(max_length=5000)
     ]  # PEP 508, in the order of the files
+    extras: Annotated[
+        tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)
+    ] = ()  # whose requirements are among them
+    groups: Annotated[
+        tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)
+    ] = ()  # dependency groups, in the same way
     wheels: Annotated[tuple[LockedWheel, ...], Meta(max_length=5000)]  # added or replacing, by name
     removed: Annotated[
         tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from torchkiln.project.choice import NO_CHOICE, Choice
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
@@ -39,6 +41,7 @@ class ProjectNeeds:
     constraints: tuple[Asked, ...] = ()
     requires_python: str = ""  # ">=3.10"; "": any
     is_lock: bool = False  # the source pins every package, also dependencies
+    choice: Choice = NO_CHOICE  # the requirements include those of these extras and groups
 
 
 def hashes_of(asked: Iterable[Asked]) -> dict[str, frozenset[str]]:

@@ -35,8 +35,8 @@ class _Envelope:
 
 _ENVELOPE = ("schema", "seal")
 _ORDER = (
-    *("schema", "name", "parent", "parent_lock", "as_of", "inputs", "untrusted", "requirements"),
-    *("removed", "wheels", "seal"),
+    *("schema", "name", "parent", "parent_lock", "as_of", "inputs", "untrusted", "extras", "groups"),
+    *("requirements", "removed", "wheels", "seal"),
 )
 
 

@@ -10,6 +10,7 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import ProjectLock
 from torchkiln.project.asked import ProjectNeeds
+from torchkiln.project.choice import choice_of
 from torchkiln.project.file import FILE
 from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.inputs import inputs_digest
@@ -22,6 +23,8 @@ def outdated(lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> str:
         return f"made for {lock.parent}, not for {tag}"
     if lock.parent_lock != lock_digest(parent):
         return f"made for another lock of {tag}"
+    if (choice := choice_of(lock.extras, lock.groups)) != needs.choice:
+        return f"made {choice.phrase}, not {needs.choice.phrase}"
     if lock.inputs != inputs_digest(needs, parent):
         return f"made from other requirements than {needs.source} has now"
     before = {wheel.name: wheel.version for wheel in parent.wheels}
@@ -37,4 +40,5 @@ def require_fresh_project(folder: Path, lock: ProjectLock, needs: ProjectNeeds, 
     :raises Stale: it is outdated.
     """
     if why := outdated(lock, needs, parent):
-        raise Stale(f"{folder / FILE}: {why}", hint=f"run: torchkiln lock --project {folder}")
+        options = f" {needs.choice.options}" if choice_of(lock.extras, lock.groups) != needs.choice else ""
+        raise Stale(f"{folder / FILE}: {why}", hint=f"run: torchkiln lock --project {folder}{options}")

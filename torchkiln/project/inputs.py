@@ -16,6 +16,7 @@ def inputs_digest(needs: ProjectNeeds, cell: LockedCell) -> Digest:
     def form(asked: Asked) -> list[object]:
         return [asked.text, sorted(asked.hashes)]
 
+    choice = needs.choice
     return digest_of_json(
         {
             "rules": RULES,
@@ -24,5 +25,8 @@ def inputs_digest(needs: ProjectNeeds, cell: LockedCell) -> Digest:
             "constraints": [form(asked) for asked in needs.constraints],
             "requires_python": needs.requires_python,
             "parent": lock_digest(cell),
+            # Left out if empty, so that locks from before there was a choice stay fresh.
+            **({"extras": choice.extras} if choice.extras else {}),
+            **({"groups": choice.groups} if choice.groups else {}),
         }
     )

@@ -128,6 +128,8 @@ def lock_project(
         as_of=versions.as_of,
         inputs=inputs_digest(needs, cell),
         requirements=tuple(asked.text for asked in needs.requirements),
+        extras=needs.choice.extras,
+        groups=needs.choice.groups,
         wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
         removed=tuple(sorted(wheel.name for wheel in wheels if wheel.name in before)),
         untrusted=bool({wheel.index for wheel in wheels} & {*untrusted}),

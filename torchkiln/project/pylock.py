@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.pylock import Package, Pylock, PylockUnsupportedVersionError, PylockValidationError
+from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError
 from torchkiln.project.asked import Asked, ProjectNeeds
+from torchkiln.project.choice import HINT, NO_CHOICE, Choice
 from torchkiln.project.files import Lines
 from torchkiln.util.toml import toml_of
 
@@ -18,16 +20,24 @@ _HINT = "build a wheel of each (python -m pip wheel --no-deps), put it on a pack
 
 
 def needs_of_pylock(
-    lock: bytes, name: str, by_name: frozenset[str], environment: Mapping[str, str]
+    lock: bytes,
+    name: str,
+    by_name: frozenset[str],
+    environment: Mapping[str, str],
+    choice: Choice = NO_CHOICE,
 ) -> ProjectNeeds:
-    """The packages that *lock* pins for an image with *environment*.
+    """The packages that *lock* pins for an image with *environment*, and the extras and groups of *choice*.
 
     :param by_name: the packages that pyproject.toml names; empty: not known.
-    :raises ConfigError: the lock is invalid, or has packages without wheels; lists all.
+    :raises ConfigError: the lock is invalid, lacks an extra or a group, or has packages without wheels; lists
+        all.
     """
     try:
         found = Pylock.from_dict(toml_of(lock))
-        packages = [package for package in found.packages if _applies(package, found, environment)]
+        groups = _normal(found.dependency_groups) | _normal(found.default_groups)
+        if unknown := choice.unknown(FILE, _normal(found.extras), groups):
+            raise ConfigError.of(unknown, hint=HINT)
+        packages = [package for package in found.packages if _applies(package, found, environment, choice)]
     except (
         ValueError,
         PylockValidationError,
@@ -62,18 +72,23 @@ def needs_of_pylock(
         requirements=tuple(requirements),
         requires_python=str(found.requires_python or ""),
         is_lock=True,
+        choice=choice,
     )
 
 
-def _applies(package: Package, lock: Pylock, environment: Mapping[str, str]) -> bool:
-    """Whether *package* is installed without extras and with the default groups."""
+def _applies(package: Package, lock: Pylock, environment: Mapping[str, str], choice: Choice) -> bool:
+    """Whether *package* is installed with *choice* and the default groups."""
     if package.marker is None:
         return True
-    groups = frozenset(lock.default_groups or ())
+    groups = frozenset((*(lock.default_groups or ()), *choice.groups))
     values = {key: value for key, value in environment.items() if key != "extra"}
     return package.marker.evaluate(
-        {**values, "extras": frozenset[str](), "dependency_groups": groups}, context="lock_file"
+        {**values, "extras": frozenset(choice.extras), "dependency_groups": groups}, context="lock_file"
     )
+
+
+def _normal(names: Iterable[str] | None) -> frozenset[str]:
+    return frozenset(map(canonicalize_name, names or ()))
 
 
 def _unfit(package: Package) -> str:

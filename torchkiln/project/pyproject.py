@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -12,44 +12,23 @@ from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError, Stale
 from torchkiln.project.asked import ProjectNeeds
+from torchkiln.project.choice import NO_CHOICE, Choice
 from torchkiln.project.files import Lines
+from torchkiln.project.optional import optional_requirements
+from torchkiln.project.pyproject_file import FILE, Pyproject
 from torchkiln.project.requirements_file import RequirementLines, logical_lines
 from torchkiln.util.toml import toml_of
 
-FILE, LOCK = "pyproject.toml", "uv.lock"
+LOCK = "uv.lock"
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
-def project_table(text: bytes) -> Mapping[str, Any]:
-    """The table [project] of pyproject.toml; empty if there is none.
-
-    :raises ConfigError: *text* is not TOML, or the table has values of the wrong type.
-    """
-    try:
-        table = toml_of(text).get("project", {})
-    except ValueError as error:
-        raise ConfigError(f"{FILE}: {error}") from None
-    kinds = {"name": str, "requires-python": str, "dependencies": list, "dynamic": list}
-    if not isinstance(table, dict):
-        raise ConfigError(f"{FILE}: [project] must be a table")
-    wrong = [key for key, kind in kinds.items() if not isinstance(table.get(key, kind()), kind)]
-    if wrong or not all(isinstance(text, str) for text in table.get("dependencies", ())):
-        raise ConfigError(
-            f"{FILE}: [project] {', '.join(wrong) or 'dependencies'}: the value has the wrong type"
-        )
-    return table
-
-
-def has_dependencies(table: Mapping[str, Any]) -> bool:
-    """Whether [project] itself lists dependencies."""
-    return "dependencies" in table
-
-
-def name_of(table: Mapping[str, Any], folder: str) -> str:
-    """The name in [project], or that of the *folder*, normalized.
+def name_of(file: Pyproject, folder: str) -> str:
+    """The name in [project] of *file*, or that of the *folder*, normalized.
 
     :raises ConfigError: neither can be the name of an image.
     """
+    table = file.project
     name = canonicalize_name(table.get("name") or re.sub(r"[^A-Za-z0-9._-]+", "-", folder)).strip("-")
     if not _NAME.fullmatch(name) or len(name) > 128:
         where = f"{FILE}: [project] name" if "name" in table else "the folder's name"
@@ -60,27 +39,31 @@ def name_of(table: Mapping[str, Any], folder: str) -> str:
     return name
 
 
-def needs_of_pyproject(table: Mapping[str, Any], text: str, name: str) -> ProjectNeeds:
-    """The dependencies in [project].
+def needs_of_pyproject(file: Pyproject, name: str, choice: Choice = NO_CHOICE) -> ProjectNeeds:
+    """The dependencies in [project], and those of the extras and groups of *choice*.
 
-    :raises ConfigError: some are wrong or not supported; lists all.
+    :raises ConfigError: an extra or a group is missing, or requirements are wrong or not supported; lists
+        all.
     """
-    found, lines = RequirementLines(), Lines(FILE, text)
-    for dependency in table.get("dependencies", ()):
+    found, lines = RequirementLines(), Lines(FILE, file.text)
+    for dependency in file.project.get("dependencies", ()):
         found.add(dependency, lines.quoted(dependency))
+    for requirement, words in optional_requirements(file, choice):
+        found.add(requirement, lines.quoted(words))
     found.require_sound()
     return ProjectNeeds(
         name=name,
         source=FILE,
         requirements=tuple(found.requirements),
-        requires_python=requires_python(table),
+        requires_python=requires_python(file),
+        choice=choice,
     )
 
 
 def needs_of_uv_lock(
     project: ProjectNeeds, lock: bytes, exported: Callable[[str, bytes], str]
 ) -> ProjectNeeds:
-    """The packages that uv.lock pins for *project*, whose own dependencies are known.
+    """The packages that uv.lock pins for *project*, whose own dependencies and choice are known.
 
     :param exported: lists the packages of a lock that the project with this name needs.
     :raises ConfigError: the lock is invalid, or has packages that are not supported; lists all.
@@ -114,15 +97,16 @@ def needs_of_uv_lock(
         requirements=tuple(found.requirements),
         requires_python=project.requires_python,
         is_lock=True,
+        choice=project.choice,
     )
 
 
-def requires_python(table: Mapping[str, Any]) -> str:
-    """The versions of Python in [project].
+def requires_python(file: Pyproject) -> str:
+    """The versions of Python in [project] of *file*.
 
     :raises ConfigError: they are not a version specifier.
     """
-    text: str = table.get("requires-python", "")
+    text: str = file.project.get("requires-python", "")
     try:
         return str(SpecifierSet(text))
     except InvalidSpecifier:
@@ -136,7 +120,7 @@ def _require_current(project: ProjectNeeds, document: Mapping[str, Any]) -> None
         if not isinstance(package, dict) or package.get("name") != project.name:
             continue
         metadata = package.get("metadata")
-        listed = metadata.get("requires-dist", []) if isinstance(metadata, dict) else []
+        listed = _listed(metadata, project.choice.groups) if isinstance(metadata, dict) else []
         locked = {_locked_form(entry) for entry in listed if isinstance(entry, dict)}
         asked = {_form(one.requirement) for one in project.requirements}
         if missing := sorted(name for name, _ in asked - locked):
@@ -145,6 +129,14 @@ def _require_current(project: ProjectNeeds, document: Mapping[str, Any]) -> None
                 hint="run: uv lock",
             )
         return
+
+
+def _listed(metadata: Mapping[str, Any], groups: Iterable[str]) -> list[Any]:
+    """The entries in *metadata* of uv.lock for dependencies, those of extras, and those of *groups*."""
+    of_groups = metadata.get("requires-dev")
+    by_name = of_groups if isinstance(of_groups, dict) else {}
+    lists = (metadata.get("requires-dist"), *(by_name.get(name) for name in groups))
+    return [entry for each in lists if isinstance(each, list) for entry in each]
 
 
 def _form(requirement: Requirement) -> tuple[str, str]:

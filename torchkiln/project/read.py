@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from torchkiln.errors import ConfigError
 from torchkiln.project import pylock, pyproject
 from torchkiln.project.asked import ProjectNeeds
+from torchkiln.project.choice import NO_CHOICE, Choice
 from torchkiln.project.files import read_inside
+from torchkiln.project.pyproject_file import FILE, Pyproject, parse_pyproject
 from torchkiln.project.requirements_file import read_requirements
 
 REQUIREMENTS = "requirements.txt"
@@ -22,42 +23,54 @@ REQUIREMENTS = "requirements.txt"
 Export = Callable[[str, bytes], str]
 
 
-def read_project(folder: Path, environment: Mapping[str, str], exported: Export) -> ProjectNeeds:
-    """What the project in *folder* requires in an image with *environment*.
+def read_project(
+    folder: Path, environment: Mapping[str, str], exported: Export, choice: Choice = NO_CHOICE
+) -> ProjectNeeds:
+    """What the project in *folder*, with the extras and groups of *choice*, requires in an image with
+    *environment*.
 
-    :raises ConfigError: there is none of the files, or the one that is used is wrong or has requirements that
-        cannot be locked; lists all faults with their lines.
+    :raises ConfigError: there is none of the files, or the one that is used is wrong, lacks an extra or a
+        group, or has requirements that cannot be locked; lists all faults with their lines.
     :raises Stale: uv.lock was made from another pyproject.toml.
     """
     if not folder.is_dir():
         raise ConfigError(f"--project {folder}: not a folder", hint="name the folder of the project")
-    table, text = _pyproject(folder)
-    name = pyproject.name_of(table, folder.resolve().name)
+    file = _pyproject(folder)
+    name = pyproject.name_of(file, folder.resolve().name)
     if _has(folder, pylock.FILE):
-        own = pyproject.needs_of_pyproject(table, text, name).requirements
+        # The lock says which extras and groups there are.
+        there = choice.within(file.extras(), file.groups()) if choice.any else choice
+        own = pyproject.needs_of_pyproject(file, name, there).requirements
         named = frozenset(asked.name for asked in own)
-        return pylock.needs_of_pylock(_read(folder, pylock.FILE), name, named, environment)
+        return pylock.needs_of_pylock(_read(folder, pylock.FILE), name, named, environment, choice)
     if _has(folder, pyproject.LOCK):
-        if not table:
+        if not file.project:
             raise ConfigError(
-                f"{pyproject.LOCK}: there is no {pyproject.FILE} with [project] beside it",
-                hint=f"add the {pyproject.FILE} from which uv made it",
+                f"{pyproject.LOCK}: there is no {FILE} with [project] beside it",
+                hint=f"add the {FILE} from which uv made it",
             )
-        own_needs = pyproject.needs_of_pyproject(table, text, name)
+        own_needs = pyproject.needs_of_pyproject(file, name, choice)
         return pyproject.needs_of_uv_lock(own_needs, _read(folder, pyproject.LOCK), exported)
-    if pyproject.has_dependencies(table):
-        return pyproject.needs_of_pyproject(table, text, name)
+    if "dependencies" in file.project:
+        return pyproject.needs_of_pyproject(file, name, choice)
     if _has(folder, REQUIREMENTS):
+        if choice.any:
+            raise ConfigError(
+                f"{choice.options}: {REQUIREMENTS}, which is used, has no extras and groups",
+                hint=f"write [project] dependencies into {FILE}, with the extras and groups; or choose none:"
+                " --extra ''",
+            )
         found = read_requirements(folder, REQUIREMENTS)
         return ProjectNeeds(
             name=name,
             source=REQUIREMENTS,
             requirements=tuple(found.requirements),
             constraints=tuple(found.constraints),
-            requires_python=pyproject.requires_python(table),
+            requires_python=pyproject.requires_python(file),
         )
-    if table and "dependencies" not in table.get("dynamic", ()):
-        return pyproject.needs_of_pyproject(table, text, name)
+    is_static = file.project and "dependencies" not in file.project.get("dynamic", ())
+    if is_static or (choice.groups and file.groups() and not file.project):
+        return pyproject.needs_of_pyproject(file, name, choice)
     raise ConfigError(
         f"{folder}: none of pylock.toml, uv.lock, pyproject.toml with [project] dependencies, and"
         " requirements.txt",
@@ -65,12 +78,9 @@ def read_project(folder: Path, environment: Mapping[str, str], exported: Export)
     )
 
 
-def _pyproject(folder: Path) -> tuple[Mapping[str, Any], str]:
-    """[project] of pyproject.toml, and the file's text; both empty if there is none."""
-    if not _has(folder, pyproject.FILE):
-        return {}, ""
-    data = _read(folder, pyproject.FILE)
-    return pyproject.project_table(data), data.decode()
+def _pyproject(folder: Path) -> Pyproject:
+    """pyproject.toml; empty if there is none."""
+    return parse_pyproject(_read(folder, FILE)) if _has(folder, FILE) else Pyproject()
 
 
 def _has(folder: Path, name: str) -> bool:

@@ -12,6 +12,7 @@ from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import ProjectLock
 from torchkiln.project.asked import ProjectNeeds
+from torchkiln.project.choice import NO_CHOICE, Choice, choice_of
 from torchkiln.project.file import load_project
 from torchkiln.project.freshness import require_fresh_project
 from torchkiln.project.read import read_project
@@ -21,12 +22,22 @@ from torchkiln.store.store import Store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectRequest:
-    """The project in `folder` on the image of `cell`; `as_of` and `upgrade` as in `LockRequest`."""
+    """The project in `folder` on the image of `cell`; `as_of` and `upgrade` as in `LockRequest`.
+
+    `choice`: the extras and groups; None: those of the project's lock.
+    """
 
     folder: Path
     cell: Cell
+    choice: Choice | None = None
     as_of: str | None = None
     upgrade: tuple[str, ...] = ()
+
+    def chosen(self, lock: ProjectLock | None) -> Choice:
+        """The extras and groups of the project, whose present lock is *lock*."""
+        if self.choice is None:
+            return choice_of(lock.extras, lock.groups) if lock else NO_CHOICE
+        return self.choice
 
 
 def ready_project(
@@ -46,23 +57,25 @@ def ready_project(
     parent, present = fresh_parent(locks, request.cell, environ), load_project(request.folder)
     if present is None:
         return lock(), parent
-    require_fresh_project(request.folder, present, needs_of(request.folder, parent, store), parent)
+    needs = needs_of(request.folder, parent, store, request.chosen(present))
+    require_fresh_project(request.folder, present, needs, parent)
     return present, parent
 
 
-def needs_of(folder: Path, parent: LockedCell, store: Store) -> ProjectNeeds:
-    """What the project in *folder* requires in the image of *parent*.
+def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO_CHOICE) -> ProjectNeeds:
+    """What the project in *folder* requires in the image of *parent*, with the extras and groups of *choice*.
 
-    :raises ConfigError: a file is wrong, or has requirements that cannot be locked; lists all faults.
+    :raises ConfigError: a file is wrong, lacks an extra or a group, or has requirements that cannot be
+        locked; lists all faults.
     :raises Stale: uv.lock was made from another pyproject.toml.
     """
 
     def by_uv(name: str, lock: bytes) -> str:
         from torchkiln.index.uv_lock import exported  # imported here because it loads slowly
 
-        return exported(name, lock, store)
+        return exported(name, lock, store, extras=choice.extras, groups=choice.groups)
 
-    return read_project(folder, environment_of(parent.base.python), by_uv)
+    return read_project(folder, environment_of(parent.base.python), by_uv, choice)
 
 
 def fresh_parent(locks: LockFolder, cell: Cell, environ: Mapping[str, str]) -> LockedCell:

@@ -34,10 +34,10 @@ def lock_folder(
     """
     resolution = locks.resolution(request.cell)
     parent = fresh_parent(locks, request.cell, environ)
-    needs = needs_of(request.folder, parent, store)
+    previous = _previous(request)
+    needs = needs_of(request.folder, parent, store, request.chosen(previous))
     demand_own_name(needs.name, tag_of(resolution), locks.matrix)
     index = open_index(environ, store)
-    previous = _previous(request)
     unchanged = previous and previous.inputs == inputs_digest(needs, parent) and not request.upgrade
     date = previous.as_of if previous and unchanged and request.as_of is None else date_of(request.as_of)
     settings = index.pages.settings

@@ -1,25 +1,77 @@
-"""Defines the option --project, and finds the cell whose image a project goes on."""
+"""Defines --project and the options that go with it, and finds the cell whose image a project goes on."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from torchkiln.cli.shared.options import FOLDER
+from torchkiln.cli.shared.options import FOLDER, options
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.errors import ConfigError, NothingSelected, Stale
 from torchkiln.lock.folder import LockFolder
 from torchkiln.matrix.named import cell_named
 from torchkiln.model.cell import Cell
+from torchkiln.project.choice import Choice, choice_of
 from torchkiln.project.file import load_project
 
-project_option = click.option(
-    "--project",
-    type=FOLDER,
-    metavar="DIR",
-    help="the project in this folder, on the image of the selected cell",
+
+@dataclass(frozen=True, slots=True)
+class ProjectOptions:
+    """The values of the options."""
+
+    folder: Path
+    choice: Choice | None  # the extras and groups; None: neither option was used
+
+
+_OPTIONS = options(
+    click.option(
+        "--project",
+        type=FOLDER,
+        metavar="DIR",
+        help="the project in this folder, on the image of the selected cell",
+    ),
+    click.option(
+        "--extra",
+        "extras",
+        multiple=True,
+        metavar="NAME",
+        help="with --project: also the packages of this extra  [default: those of the project's lock]",
+    ),
+    click.option(
+        "--group",
+        "groups",
+        multiple=True,
+        metavar="NAME",
+        help="with --project: also the packages of this dependency group  [default: as --extra]",
+    ),
 )
+
+
+def project_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; *command* receives them together, as `project`, which is None without --project."""
+
+    @functools.wraps(command)
+    def with_project(
+        *arguments: Any,
+        project: Path | None,
+        extras: tuple[str, ...],
+        groups: tuple[str, ...],
+        **values: Any,
+    ) -> Any:
+        if project is None:
+            if extras or groups:
+                raise click.UsageError(f"--{'extra' if extras else 'group'} needs --project")
+            return command(*arguments, project=None, **values)
+        choice = choice_of(extras, groups) if extras or groups else None
+        return command(*arguments, project=ProjectOptions(project, choice), **values)
+
+    decorated: Callable[..., Any] = _OPTIONS(with_project)
+    return decorated
 
 
 def project_cell(chosen: CellOptions, folder: Path, images: Path) -> tuple[Cell, LockFolder]:

@@ -9,6 +9,7 @@ from torchkiln.cli.shared.lock_output import say, warn_of_yanked
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import printable
 from torchkiln.model.untrusted import USES
+from torchkiln.project.choice import choice_of
 from torchkiln.project.lock import LockedProject
 from torchkiln.project.moves import Move
 from torchkiln.project.settle import Behind
@@ -22,8 +23,10 @@ def show_project(found: LockedProject) -> None:
     """Print the table of moved packages and the warnings on stderr."""
     lock = found.lock
     added, size = len(lock.wheels) - len(lock.removed), sum(wheel.size for wheel in lock.wheels)
+    choice = choice_of(lock.extras, lock.groups)
+    chosen = f" {choice.phrase}" if choice.any else ""
     say(
-        f"{lock.name} on {lock.parent}, by {found.source}: {added} packages added,"
+        f"{lock.name} on {lock.parent}, by {found.source}{chosen}: {added} packages added,"
         f" {len(lock.removed)} replaced ({size / 1e6:.1f} MB); torch and its libraries are the image's"
     )
     if found.moves:
@@ -42,6 +45,8 @@ def project_json(found: LockedProject) -> str:
         "name": lock.name,
         "parent": lock.parent,
         "source": found.source,
+        "extras": list(lock.extras),
+        "groups": list(lock.groups),
         "as_of": lock.as_of,
         "moves": [codec.plain(move) for move in found.moves],
         "behind": [codec.plain(one) for one in found.behind],
