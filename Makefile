@@ -61,6 +61,7 @@ golden: $(STAMP)  ## write golden files and generated pages
 	$(VENV)/bin/python tools/schemas.py
 	$(VENV)/bin/python tools/readme.py
 	$(VENV)/bin/python tools/gpu_pages.py
+	$(RUN) bench.thin_sizes --page
 
 bench: test-packages  ## measure speed, size and memory against alternatives, into docs/ (30 minutes, an idle machine)
 	$(RUN) bench
