@@ -29,8 +29,7 @@ def read_project(folder: Path, environment: Mapping[str, str], exported: Export)
         cannot be locked; lists all faults with their lines.
     :raises Stale: uv.lock was made from another pyproject.toml.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"--project {folder}: not a folder", hint="name the folder of the project")
+    demand_folder(folder)
     table, text = _pyproject(folder)
     name = pyproject.name_of(table, folder.resolve().name)
     if _has(folder, pylock.FILE):
@@ -63,6 +62,12 @@ def read_project(folder: Path, environment: Mapping[str, str], exported: Export)
         " requirements.txt",
         hint="write the packages that the project needs into requirements.txt",
     )
+
+
+def demand_folder(folder: Path) -> None:
+    """:raises ConfigError: *folder* does not exist."""
+    if not folder.is_dir():
+        raise ConfigError(f"--project {folder}: not a folder", hint="name the folder of the project")
 
 
 def _pyproject(folder: Path) -> tuple[Mapping[str, Any], str]:
