@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -64,9 +65,22 @@ class Commands:
         named = ("--matrix", str(ROOT / "matrix.yaml"), "--images", str(self.images))
         return self.run("build", "--project", str(self.small.project), *named, *self.output, *arguments)
 
+    def smoke(self, *arguments: str) -> tuple[int, str, str]:
+        named = ("--matrix", str(ROOT / "matrix.yaml"), "--images", str(self.images))
+        return self.run("smoke", "--project", str(self.small.project), *named, *self.output, *arguments)
+
     @property
     def output(self) -> tuple[str, str]:
         return "--output", str(self.small.layout)
+
+
+# In place of the image's Python: says where it runs; `pip check` and imports of "gone" fail.
+PYTHON = """#!/bin/sh
+case "$*" in
+*"pip check") echo "broken 1 requires gone, which is not installed."; exit 1 ;;
+*) echo "{\\"from\\": [\\"/opt/venv\\"]}"; [ "$(id -u) $(pwd) $PYTHONPATH" = "0 /app /app" ] ;;
+esac
+"""
 
 
 @pytest.fixture
@@ -133,6 +147,49 @@ def test_commands_for_cells_name_the_parent(commands: Commands) -> None:
         assert (code, out) == (2, ""), messages
         assert "project is the image of a project" in messages
         assert TAG in messages
+
+
+@needs_namespaces
+def test_smoke_checks_the_image(tmp_path: Path) -> None:
+    commands = Commands(bench(tmp_path, python=PYTHON))
+    commands.build()
+
+    found = {name: commands.smoke("--only", name) for name in ("import", "pip-check", "linkage")}
+
+    parent = open_layout(commands.small.layout).image(TAG)
+    digest = open_layout(commands.small.layout).image("project").manifest
+    for name in ("import", "linkage"):
+        code, out, messages = found[name]
+        assert (code, out) == (0, "pass\n"), messages
+        assert f"\nproject  {digest}\non {TAG}  {parent.manifest}\n" in messages
+    assert re.search(r"^passed +import .* packages 1  modules 1  failed \[0\]$", found["import"][2], re.M)
+    code, out, messages = found["pip-check"]
+    assert (code, out) == (10, "fail\n")
+    assert "\n    broken 1 requires gone, which is not installed.\n" in messages
+    assert messages.endswith("project: fail: pip-check\n")
+
+
+def test_smoke_needs_the_image_of_the_lock(commands: Commands) -> None:
+    """One that was built before the lock changed is refused."""
+    commands.build()
+    before = commands.lock
+    wheel = commands.small.wheel("fsspec", "4", "fsspec/__init__.py")
+    other = commands.small.lock(wheel, requirements=["fsspec>=3"])
+    save_project(commands.small.project, replace(other, name=before.name, inputs=before.inputs))
+    code, out, messages = commands.smoke()
+
+    assert (code, out) == (5, ""), messages
+    assert "project was built from another lock than" in messages
+    assert "torchkiln build --project" in messages
+
+
+def test_smoke_without_a_built_image(commands: Commands) -> None:
+    commands.small.build(commands.small.lock())  # another project
+
+    code, _, messages = commands.smoke()
+
+    assert code == 2
+    assert "no image of the project: 'project'" in messages
 
 
 def test_a_stale_lock_is_refused(commands: Commands) -> None:

@@ -54,7 +54,9 @@ def smoke_project(
         click.echo(paragraph(line, err=True), err=True)
     click.echo("fail" if failed else "pass")
     if failed:
-        raise SmokeFailed(f"{lock.name}: fail: {', '.join(finding.id for finding in failed)}")
+        names = [finding.id for finding in failed]
+        works = "if a package works without a library: --allow-missing LIBRARY"
+        raise SmokeFailed(f"{lock.name}: fail: {', '.join(names)}", hint=works if "linkage" in names else "")
 
 
 def _head(found: CheckedProject) -> list[str]:

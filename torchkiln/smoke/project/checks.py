@@ -111,7 +111,7 @@ def check_linkage(subject: ProjectSubject, inside: Inside, limit_s: float) -> Fi
     lacking = ((f"{PREFIX}/{file}", soname) for file, soname in found.missing if soname not in there)
     missing = [(path, soname) for path, soname in lacking if path in owners]
     versions = [line for line in found.versions if any(path in line for path in libraries)]
-    faults = [f"{path} of {owners[path]} needs {soname}, which is missing" for path, soname in missing]
+    faults = [f"{owners[path]} needs {soname}, which is missing: {path}" for path, soname in missing]
     torch = [f"import torch: {found.import_torch}"] if missing and found.import_torch else []
     return _linkage(began, [*faults, *versions, *torch], len(libraries), missing, versions)
 
