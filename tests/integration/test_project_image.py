@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -42,7 +43,9 @@ class Commands:
         small.cell = replace(small.cell, inputs=cell_inputs(small.cell.resolution, bound))
         save(self.images, small.cell)
         (small.project / "requirements.txt").write_text("fsspec>=3\n")
-        lock = small.lock(small.wheel("fsspec", "3", "fsspec/__init__.py"), requirements=["fsspec>=3"])
+        lock = small.lock(
+            small.wheel("fsspec", "3", "fsspec/__init__.py", "fsspec_fast.so"), requirements=["fsspec>=3"]
+        )
         needs = needs_of(small.project, small.cell, small.store)
         self.lock = replace(lock, name=needs.name, inputs=inputs_digest(needs, small.cell))
         save_project(small.project, self.lock)
@@ -74,13 +77,19 @@ class Commands:
         return "--output", str(self.small.layout)
 
 
-# In place of the image's Python: says where it runs; `pip check` and imports of "gone" fail.
-PYTHON = """#!/bin/sh
+# In place of the image's Python: an import fails elsewhere than in /app and as root; `pip check` fails; the
+# probe of libraries fails if its files are not there.
+LACKS = {"missing": [[f"{SITE.removeprefix('opt/venv/')}/fsspec_fast.so", "libx.so.1"]]}
+PROBED = json.dumps({**LACKS, "loaded": [], "versions": [], "import_torch": ""})
+PYTHON = f"""#!/bin/sh
 case "$*" in
+*/linkage_probe.py) suite="${{3%/*}}/smoke_tests"; cat "$3" "$suite/linkage.py" >&2 && echo '{PROBED}' ;;
 *"pip check") echo "broken 1 requires gone, which is not installed."; exit 1 ;;
-*) echo "{\\"from\\": [\\"/opt/venv\\"]}"; [ "$(id -u) $(pwd) $PYTHONPATH" = "0 /app /app" ] ;;
+*) echo '{{"from": ["/opt/venv"]}}'; [ "$(id -u) $(pwd) $PYTHONPATH" = "0 /app /app" ] ;;
 esac
 """
+BROKEN = "\n    broken 1 requires gone, which is not installed.\n"
+LACKING = f"\n    fsspec needs libx.so.1, which is missing: /{SITE}/fsspec_fast.so\n"
 
 
 @pytest.fixture
@@ -154,19 +163,34 @@ def test_smoke_checks_the_image(tmp_path: Path) -> None:
     commands = Commands(bench(tmp_path, python=PYTHON))
     commands.build()
 
-    found = {name: commands.smoke("--only", name) for name in ("import", "pip-check", "linkage")}
+    sound = commands.smoke("--only", "import", "--only", "linkage", "--allow-missing", "libx.so.1")
+    code, out, messages = commands.smoke()
 
     parent = open_layout(commands.small.layout).image(TAG)
     digest = open_layout(commands.small.layout).image("project").manifest
-    for name in ("import", "linkage"):
-        code, out, messages = found[name]
-        assert (code, out) == (0, "pass\n"), messages
-        assert f"\nproject  {digest}\non {TAG}  {parent.manifest}\n" in messages
-    assert re.search(r"^passed +import .* packages 1  modules 1  failed \[0\]$", found["import"][2], re.M)
-    code, out, messages = found["pip-check"]
+    assert sound[:2] == (0, "pass\n"), sound
+    assert f"\nproject  {digest}\non {TAG}  {parent.manifest}\n" in sound[2]
+    assert re.search(r"^passed +import .* packages 1  modules 1  failed \[0\]$", messages, re.M), messages
     assert (code, out) == (10, "fail\n")
-    assert "\n    broken 1 requires gone, which is not installed.\n" in messages
-    assert messages.endswith("project: fail: pip-check\n")
+    assert BROKEN in messages
+    assert LACKING in messages
+    assert "project: fail: pip-check, linkage\n" in messages
+
+
+def test_smoke_checks_the_image_in_an_engine(
+    tmp_path: Path, engine: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in engine.items():
+        monkeypatch.setenv(name, value)
+    commands = Commands(bench(tmp_path, python=PYTHON))
+    commands.build()
+
+    code, out, messages = commands.smoke("--runtime", "docker")
+
+    assert (code, out) == (10, "fail\n"), messages
+    assert re.search(r"^passed +import .* modules 1 ", messages, re.M), messages
+    assert BROKEN in messages
+    assert LACKING in messages
 
 
 def test_smoke_needs_the_image_of_the_lock(commands: Commands) -> None:

@@ -23,7 +23,7 @@ from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Exited
 from torchkiln.smoke.project.checks import DRIVER, ProjectSubject, check_imports, check_linkage, check_pip
 from torchkiln.smoke.project.modules import modules_of
-from torchkiln.smoke.project.session import ProjectChecks, _probe
+from torchkiln.smoke.project.session import ProjectChecks, probe_folder
 from torchkiln.util.places import SMOKE_TESTS
 
 SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
@@ -219,7 +219,7 @@ def test_a_library_that_needs_a_missing_one(tmp_path: Path) -> None:
     bare.write("torch/__init__.py", loads)
     paths = ("pkg/libgood.so.1", "pkg/libbad.so.1")
 
-    with _probe(needed=True) as suite:
+    with probe_folder(needed=True) as suite:
         known = replace(subject("pkg", *paths), suite=suite)
         found = check_linkage(known, bare, 60)
         allowed = check_linkage(replace(known, may_lack=("libgone.so.1",)), bare, 60)

@@ -12,6 +12,7 @@ from torchkiln.cli.shared.groups import default_group
 from torchkiln.cli.shared.image_names import named_image
 from torchkiln.cli.shared.options import (
     EXISTING_FILE,
+    FOLDER,
     gpus_option,
     images_folder,
     layout_option,
@@ -20,7 +21,6 @@ from torchkiln.cli.shared.options import (
     shm_size_option,
     suite_option,
 )
-from torchkiln.cli.shared.project import project_option
 from torchkiln.cli.shared.reports import ReportFiles, demand, publish, read, report_options, show
 from torchkiln.cli.shared.runtime_options import runtime_option
 from torchkiln.cli.shared.selection import CellOptions, selection_for_running
@@ -86,7 +86,12 @@ def smoke() -> None:
 )
 @click.option("--part-size", metavar="SIZE", help="with --bundle: split the tar into parts of this size, 60m")
 @click.option("--nonce", metavar="WORD", help="a word to store in the report, for `gate --nonce`")
-@project_option
+@click.option(
+    "--project",
+    type=FOLDER,
+    metavar="DIR",
+    help="check the image of the project in this folder instead, without a GPU",
+)
 @click.option(
     "--allow-missing",
     multiple=True,

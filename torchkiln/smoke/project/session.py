@@ -120,7 +120,7 @@ def check_project(
     inside = _Inside(ready=selected.ready(source, settings, listener))
     listener.starts_checks(checks.selected, inside.name)
     findings = []
-    with _probe(needed="linkage" in checks.selected) as suite:
+    with probe_folder(needed="linkage" in checks.selected) as suite:
         subject = subject_of(project, records, checks.may_lack, suite)
         for name in checks.selected:
             findings.append(CHECKS[name](subject, inside, checks.limit_s))
@@ -191,7 +191,7 @@ def _of_lock(lock: ProjectLock) -> Any:
 
 
 @contextmanager
-def _probe(*, needed: bool) -> Iterator[Path | None]:
+def probe_folder(*, needed: bool) -> Iterator[Path | None]:
     """A folder with linkage_probe.py and the suite that it uses."""
     if not needed:
         yield None
