@@ -95,8 +95,8 @@ def smoke() -> None:
 @click.option(
     "--allow-missing",
     multiple=True,
-    metavar="LIBRARY",
-    help="with --project: libraries of its packages may lack this one, libtbb.so.12; repeatable",
+    metavar="LIBRARY|PACKAGE",
+    help="with --project: this library, libtbb.so.12, may be missing, or any that this package needs",
 )
 @report_options
 @click.pass_context

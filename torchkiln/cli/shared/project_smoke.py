@@ -55,7 +55,7 @@ def smoke_project(
     click.echo("fail" if failed else "pass")
     if failed:
         names = [finding.id for finding in failed]
-        works = "if a package works without a library: --allow-missing LIBRARY"
+        works = "if a package works without a library: --allow-missing LIBRARY|PACKAGE"
         raise SmokeFailed(f"{lock.name}: fail: {', '.join(names)}", hint=works if "linkage" in names else "")
 
 

@@ -50,7 +50,7 @@ class ProjectSubject:
     added: tuple[str, ...]  # packages that it adds, or replaces
     installed: Mapping[str, tuple[str, ...]] = field(hash=False)
     site: str  # site-packages, relative to /
-    may_lack: tuple[str, ...] = ()  # libraries that may be missing
+    may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages whose libraries may lack any
     suite: Path | None = None  # the folder that is mounted at PLACE
 
 
@@ -108,12 +108,22 @@ def check_linkage(subject: ProjectSubject, inside: Inside, limit_s: float) -> Fi
     if found is None:
         return _linkage(began, [_how(ended, limit_s)], len(libraries))
     there = DRIVER.union(found.loaded, subject.may_lack)
-    lacking = ((f"{PREFIX}/{file}", soname) for file, soname in found.missing if soname not in there)
-    missing = [(path, soname) for path, soname in lacking if path in owners]
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for file, soname in found.missing:
+        owner = owners.get(path := f"{PREFIX}/{file}")
+        if owner and soname not in there and owner not in subject.may_lack:
+            lacking.setdefault((owner, soname), []).append(path)
     versions = [line for line in found.versions if any(path in line for path in libraries)]
-    faults = [f"{owners[path]} needs {soname}, which is missing: {path}" for path, soname in missing]
-    torch = [f"import torch: {found.import_torch}"] if missing and found.import_torch else []
-    return _linkage(began, [*faults, *versions, *torch], len(libraries), missing, versions)
+    faults = [
+        f"{owner} needs {soname}, which is missing: {_first(paths)}"
+        for (owner, soname), paths in lacking.items()
+    ]
+    torch = [f"import torch: {found.import_torch}"] if lacking and found.import_torch else []
+    return _linkage(began, [*faults, *versions, *torch], len(libraries), list(lacking), versions)
+
+
+def _first(paths: Sequence[str]) -> str:
+    return f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else paths[0]
 
 
 def _linkage(

@@ -60,7 +60,7 @@ class ProjectChecks:
     """
 
     only: tuple[str, ...] = ()  # ids; empty: all
-    may_lack: tuple[str, ...] = ()  # libraries that may be missing, by name
+    may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages whose libraries may lack any
     limit_s: float = LIMIT  # of each check
     runtime: str = "rootfs"  # of RUNTIMES
     shm_size: int = 1 << 30  # bytes
@@ -106,11 +106,12 @@ def check_project(
     """Run *checks* in the image of *project* in *layout*, without a GPU.
 
     :param repository: the repository of its images in an engine.
-    :raises ConfigError: there is no such image.
+    :raises ConfigError: there is no such image, or `may_lack` has an unknown name.
     :raises Stale: it was built from another lock.
     :raises VerificationFailed: a layer is damaged.
     :raises ToolMissing: the runtime or the engine is not available.
     """
+    _require_known(checks.may_lack, project.lock)
     image = project_image(project, layout)
     selected = RUNTIMES[checks.runtime]
     tree, _ = verified_tree(image, store, listener, in_engine=selected.in_engine)
@@ -164,6 +165,18 @@ def subject_of(
         may_lack=may_lack,
         suite=suite,
     )
+
+
+def _require_known(may_lack: Sequence[str], lock: ProjectLock) -> None:
+    """:raises ConfigError: a name is neither that of a library nor that of a package of *lock*."""
+    added = {wheel.name for wheel in lock.wheels}
+    unknown = [name for name in may_lack if ".so" not in name and name not in added]
+    if unknown:
+        faults = [
+            f"--allow-missing {name}: neither a library nor a package that the project adds"
+            for name in unknown
+        ]
+        raise ConfigError.of(faults, hint="name a library, libtbb.so.12, or a package of torchkiln.lock.json")
 
 
 def _built_from(image: ImageOnDisk) -> Any:
