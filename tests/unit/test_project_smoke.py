@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +15,17 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs_gcc
+from tests.projects import SITE, bench
 from tests.smoke_mutants.test_linkage import library
 from torchkiln.errors import ConfigError
 from torchkiln.model.report import Finding
+from torchkiln.project.asked import Asked, ProjectNeeds
 from torchkiln.runtimes.capture import OnLine
 from torchkiln.runtimes.command import Exited
 from torchkiln.smoke.project.checks import DRIVER, ProjectSubject, check_imports, check_linkage, check_pip
 from torchkiln.smoke.project.modules import modules_of
-from torchkiln.smoke.project.session import ProjectChecks, probe_folder
+from torchkiln.smoke.project.session import LockedProjectFolder, ProjectChecks, probe_folder, subject_of
 from torchkiln.util.places import SMOKE_TESTS
-
-SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ def test_an_import_that_raises_has_failed(host: Host) -> None:
     [
         ("import sys; sys.exit(0)", "ends: it ended Python"),
         ("import os; os.abort()", "ends: was killed by SIGABRT"),
-        ("import time; time.sleep(60)", "ends: not ended after 1 s: --limit"),
+        ("import time; time.sleep(60)", "ends: killed: the limit of this check, 1 s, was reached (--limit)"),
         ("print('{\"from\": ['); import os, sys; sys.stdout.flush(); os._exit(0)", "ends: no result: "),
     ],
 )
@@ -167,6 +166,16 @@ def test_an_import_that_ends_the_process_has_failed(host: Host, code: str, messa
 
     assert found.outcome == "failed"
     assert found.message.startswith(message)
+
+
+def test_modules_after_the_limit_are_not_started(host: Host) -> None:
+    host.write("a_slow.py", "import time; time.sleep(60)")
+    host.write("b_quick.py", "")
+
+    found = check_imports(subject("two", "a_slow.py", "b_quick.py"), host, 1)
+
+    assert measured(found)["failed"] == ["a_slow", "b_quick"]
+    assert "\nb_quick of two: not started: the limit of this check, 1 s, was reached" in found.message
 
 
 def test_code_of_the_project_does_not_count_as_the_package(host: Host) -> None:
@@ -282,6 +291,25 @@ def test_the_driver_is_that_of_the_suite() -> None:
 
     assert found
     assert ast.literal_eval(found[1]) == DRIVER
+
+
+def test_only_what_the_project_names_is_imported(tmp_path: Path) -> None:
+    """Not what a lock file pins, nor what is for another system; RECORDs of the image are read."""
+    texts = (("Datasets[audio]>=2", True), ("fsspec==1", False), ("winreg; sys_platform == 'win32'", True))
+    asked = tuple(Asked(text=text, where="", by_name=by_name) for text, by_name in texts)
+    small = bench(tmp_path)
+    lock = small.lock(small.wheel("datasets", "3", "datasets/__init__.py"))
+    needs = ProjectNeeds(name="p", source="uv.lock", requirements=asked)
+    folder = LockedProjectFolder(folder=tmp_path, needs=needs, lock=lock, cell=small.cell)
+    records = {
+        f"{SITE}/datasets-3.dist-info/RECORD": "datasets/__init__.py,,\n../../../bin/tool,,\n",
+        "usr/lib/python3/dist-packages/x-1.dist-info/RECORD": "x.py,,\n",
+    }
+
+    found = subject_of(folder, records)
+
+    assert (found.named, found.added) == (("datasets",), ("datasets",))
+    assert found.installed == {"datasets": (f"{SITE}/datasets/__init__.py", "opt/venv/bin/tool")}
 
 
 def test_only_known_checks() -> None:

@@ -68,7 +68,7 @@ def check_imports(subject: ProjectSubject, inside: Inside, limit_s: float) -> Fi
         for name in names:
             left = max(0.0, limit_s - (time.monotonic() - began))
             shown = name if name == package else f"{name} of {package}"
-            if fault := _import_fault(name, inside, left):
+            if fault := _import_fault(name, inside, left, limit_s):
                 failed.append(name)
                 faults.append(f"{shown}: {fault}")
     measured = {
@@ -141,9 +141,14 @@ def _linkage(
 CHECKS: Mapping[str, Check] = {"import": check_imports, "pip-check": check_pip, "linkage": check_linkage}
 
 
-def _import_fault(name: str, inside: Inside, limit_s: float) -> str:
-    """Why *name* cannot be imported; empty: it can."""
-    ended, lines = _run(inside, (inside.python, "-c", _IMPORT, name), limit_s)
+def _import_fault(name: str, inside: Inside, left_s: float, limit_s: float) -> str:
+    """Why *name* cannot be imported; empty: it can.
+
+    :param left_s: the seconds that are left of *limit_s*.
+    """
+    if left_s <= 0:
+        return f"not started: {_reached(limit_s)}"
+    ended, lines = _run(inside, (inside.python, "-c", _IMPORT, name), left_s)
     if ended.code or ended.timed_out:
         return (not ended.timed_out and last_error(ended.stderr)) or _how(ended, limit_s)
     place = next((line for line in reversed(lines) if line.startswith(_FOUND)), None)
@@ -196,9 +201,13 @@ def _run(
 
 def _how(ended: Ended, limit_s: float) -> str:
     if ended.timed_out:
-        return f"not ended after {limit_s:.0f} s: --limit"
+        return f"killed: {_reached(limit_s)}"
     last = ended.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
     return ": ".join(filter(None, (exit_status(ended.code), last)))
+
+
+def _reached(limit_s: float) -> str:
+    return f"the limit of this check, {limit_s:g} s, was reached (--limit)"
 
 
 def _texts(values: Any) -> list[str]:
