@@ -94,11 +94,14 @@ class Bench:
             )
 
 
-def bench(folder: Path) -> Bench:
-    """A cell whose base is `tiny_root`, with the packages of PARENT, and a project with train.py."""
+def bench(folder: Path, python: str = "") -> Bench:
+    """A cell whose base is `tiny_root`, with the packages of PARENT, and a project with train.py.
+
+    :param python: a shell script in place of the image's Python; empty: there is none.
+    """
     made = Bench(folder=folder, cell=locked(), index=FakeIndex([]))
     wheels = [made.wheel(name, version, *paths) for (name, version), paths in PARENT.items()]
-    blob, encoded = encode_bytes(_base(folder / "root"))
+    blob, encoded = encode_bytes(_base(folder / "root", python))
     temporary = made.store.temporary("base")
     temporary.write_bytes(blob)
     made.store.adopt(temporary, made.store.blob(encoded.digest))
@@ -118,5 +121,11 @@ def bench(folder: Path) -> Bench:
     return made
 
 
-def _base(root: Path) -> bytes:
-    return tar_of(entries_of(tiny_root(root)))
+def _base(root: Path, python: str) -> bytes:
+    tiny_root(root)
+    if python:
+        program = root / "opt/venv/bin/python"
+        program.parent.mkdir(parents=True)
+        program.write_text(python)
+        program.chmod(0o755)
+    return tar_of(entries_of(root))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +48,9 @@ class Commands:
         small.cell = replace(small.cell, inputs=cell_inputs(small.cell.resolution, bound))
         save(self.images, small.cell)
         (small.project / "requirements.txt").write_text("fsspec>=3\n")
-        lock = small.lock(small.wheel("fsspec", "3", "fsspec/__init__.py"), requirements=["fsspec>=3"])
+        lock = small.lock(
+            small.wheel("fsspec", "3", "fsspec/__init__.py", "fsspec_fast.so"), requirements=["fsspec>=3"]
+        )
         needs = needs_of(small.project, small.cell, small.store)
         self.lock = replace(lock, name=needs.name, inputs=inputs_digest(needs, small.cell))
         save_project(small.project, self.lock)
@@ -70,9 +73,28 @@ class Commands:
         named = ("--matrix", str(ROOT / "matrix.yaml"), "--images", str(self.images))
         return self.run("build", "--project", str(self.small.project), *named, *self.output, *arguments)
 
+    def smoke(self, *arguments: str) -> tuple[int, str, str]:
+        named = ("--matrix", str(ROOT / "matrix.yaml"), "--images", str(self.images))
+        return self.run("smoke", "--project", str(self.small.project), *named, *self.output, *arguments)
+
     @property
     def output(self) -> tuple[str, str]:
         return "--output", str(self.small.layout)
+
+
+# In place of the image's Python: an import fails elsewhere than in /app and as root; `pip check` fails; the
+# probe of libraries fails if its files are not there.
+LACKS = {"missing": [[f"{SITE.removeprefix('opt/venv/')}/fsspec_fast.so", "libx.so.1"]]}
+PROBED = json.dumps({**LACKS, "loaded": [], "versions": [], "import_torch": ""})
+PYTHON = f"""#!/bin/sh
+case "$*" in
+*/linkage_probe.py) suite="${{3%/*}}/smoke_tests"; cat "$3" "$suite/linkage.py" >&2 && echo '{PROBED}' ;;
+*"pip check") echo "broken 1 requires gone, which is not installed."; exit 1 ;;
+*) echo '{{"from": ["/opt/venv"]}}'; [ "$(id -u) $(pwd) $PYTHONPATH" = "0 /app /app" ] ;;
+esac
+"""
+BROKEN = "\n    broken 1 requires gone, which is not installed.\n"
+LACKING = f"\n    fsspec needs libx.so.1, which is missing: /{SITE}/fsspec_fast.so\n"
 
 
 @pytest.fixture
@@ -173,6 +195,73 @@ def test_commands_for_cells_name_the_parent(commands: Commands) -> None:
         assert TAG in messages
 
 
+@needs_namespaces
+def test_smoke_checks_the_image(tmp_path: Path) -> None:
+    commands = Commands(bench(tmp_path, python=PYTHON))
+    commands.build()
+
+    sound = commands.smoke("--only", "import", "--only", "linkage", "--allow-missing", "libx.so.1")
+    code, out, messages = commands.smoke()
+
+    parent = open_layout(commands.small.layout).image(TAG)
+    digest = open_layout(commands.small.layout).image("project").manifest
+    assert sound[:2] == (0, "pass\n"), sound
+    assert f"\nproject  {digest}\non {TAG}  {parent.manifest}\n" in sound[2]
+    assert re.search(r"^passed +import .* packages 1  modules 1  failed \[0\]$", messages, re.M), messages
+    assert (code, out) == (10, "fail\n")
+    assert BROKEN in messages
+    assert LACKING in messages
+    assert "project: fail: pip-check, linkage\n" in messages
+
+
+def test_smoke_checks_the_image_in_an_engine(
+    tmp_path: Path, engine: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in engine.items():
+        monkeypatch.setenv(name, value)
+    commands = Commands(bench(tmp_path, python=PYTHON))
+    commands.build()
+
+    code, out, messages = commands.smoke("--runtime", "docker")
+
+    assert (code, out) == (10, "fail\n"), messages
+    assert re.search(r"^passed +import .* modules 1 ", messages, re.M), messages
+    assert BROKEN in messages
+    assert LACKING in messages
+
+
+def test_smoke_needs_the_image_of_the_lock(commands: Commands) -> None:
+    """One that was built before the lock changed is refused."""
+    commands.build()
+    before = commands.lock
+    wheel = commands.small.wheel("fsspec", "4", "fsspec/__init__.py")
+    other = commands.small.lock(wheel, requirements=["fsspec>=3"])
+    save_project(commands.small.project, replace(other, name=before.name, inputs=before.inputs))
+    code, out, messages = commands.smoke()
+
+    assert (code, out) == (5, ""), messages
+    assert "project was built from another lock than" in messages
+    assert "torchkiln build --project" in messages
+
+
+def test_smoke_without_a_built_image(commands: Commands) -> None:
+    commands.small.build(commands.small.lock())  # another project
+
+    code, _, messages = commands.smoke()
+
+    assert code == 2
+    assert "no image of the project: 'project'" in messages
+
+
+def test_smoke_allows_only_known_packages_to_lack_libraries(commands: Commands) -> None:
+    code, _, messages = commands.smoke("--allow-missing", "numpy", "--allow-missing", "fsspec")
+
+    assert code == 2
+    assert messages.startswith(
+        "--allow-missing numpy: neither a library nor a package that the project adds\nname a library"
+    )
+
+
 def test_a_stale_lock_is_refused(commands: Commands) -> None:
     (commands.small.project / "requirements.txt").write_text("fsspec>=4\n")
 
@@ -197,6 +286,8 @@ def test_the_extras_are_those_of_the_lock(commands: Commands) -> None:
     code, digest, messages = commands.build()
     assert code == 0, messages
     assert commands.build("--extra", "FS")[:2] == (0, digest)
+    code, _, messages = commands.smoke("--allow-missing", "numpy")
+    assert code == 2, messages  # after the lock was found to be fresh
     code, out, messages = commands.build("--group", "dev", "--extra", "fs")
     assert (code, out) == (2, "")
     assert "--group dev: pyproject.toml has no such group; it has none" in messages

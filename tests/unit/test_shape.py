@@ -43,7 +43,8 @@ PURE_FILES = frozenset(
         "docker/dockerfile.py",
         "project/asked.py", "project/choice.py", "project/fixed.py", "project/moves.py",
         "project/optional.py", "project/pyproject_file.py", "project/target.py",
-        "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py", "smoke/report.py",
+        "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py",
+        "smoke/project/modules.py", "smoke/report.py",
         "smoke/reuse.py", "smoke/run.py", "smoke/runner_output.py", "smoke/snapshot.py", "smoke/suite.py",
         "smoke/suite_source.py", "smoke/verdict.py", "util/located_yaml.py",
     }
@@ -87,6 +88,7 @@ ALLOWED_IN_PURE = frozenset({"uuid.UUID", "uuid.uuid5"})  # names for content
 MAY_PRINT = {
     "runtimes/enter.py": "is a program of its own, in the namespaces of the command that it starts",
     "wheel/compile_worker.py": "is a program of its own, under a base's Python; what it writes is its answer",
+    "smoke/project/linkage_probe.py": "is a program of its own, in an image; what it writes is its answer",
 }
 
 
@@ -240,11 +242,12 @@ def test_exceptions_are_still_needed() -> None:
 
 
 def test_code_that_runs_in_an_image_does_not_import_torchkiln() -> None:
-    """The suite and the compile worker run under the image's Python, without torchkiln."""
+    """The suite and such programs run under the image's Python, without torchkiln."""
     files = [
         *(ROOT / "smoke_tests").rglob("*.py"),
         PACKAGE / "wheel" / "compile_worker.py",
         PACKAGE / "runtimes" / "enter.py",
+        PACKAGE / "smoke" / "project" / "linkage_probe.py",
     ]
     assert len(files) > 5
     assert {file.name: names for file in files if (names := parts_imported(parsed(file)))} == {}

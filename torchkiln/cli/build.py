@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from torchkiln.cli.shared import console, terminal
 from torchkiln.cli.shared.context import BuildContext
@@ -20,6 +19,7 @@ from torchkiln.cli.shared.options import (
     layout_option,
     mirror_option,
     quiet_option,
+    refuse,
 )
 from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
@@ -146,7 +146,7 @@ def build(
         from torchkiln.cli.shared.project_build import build_in
         from torchkiln.project.ready import ProjectRequest
 
-        _refuse(ctx, _NOT_OF_PROJECTS, "cannot be combined with --project")
+        refuse(ctx, _NOT_OF_PROJECTS, "cannot be combined with --project")
         cell, locks = project_cell(chosen, project.folder, images)
         context = BuildContext(locks.matrix, locks.facts, images, base, tools, locked, quiet)
         options = BuildOptions(sources=context.sources(), layer_format=layer_format)
@@ -205,15 +205,7 @@ def _refuse_other_engine_options(ctx: click.Context, engine: str) -> None:
     """:raises click.UsageError: an option of the other engine is used, which would be ignored."""
     for other, names in _ONLY.items():
         if other != engine:
-            _refuse(ctx, names, f"is for --engine {other}")
-
-
-def _refuse(ctx: click.Context, names: Sequence[str], why: str) -> None:
-    """:raises click.UsageError: one of the options *names* is used."""
-    for parameter in ctx.command.params:
-        given = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        if parameter.name in names and given:
-            raise click.UsageError(f"{parameter.opts[0]} {why}")
+            refuse(ctx, names, f"is for --engine {other}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,12 @@ from torchkiln.cli.shared.groups import default_group
 from torchkiln.cli.shared.image_names import named_image
 from torchkiln.cli.shared.options import (
     EXISTING_FILE,
+    FOLDER,
     gpus_option,
     images_folder,
     layout_option,
     parse_size,
+    refuse,
     shm_size_option,
     suite_option,
 )
@@ -29,6 +31,14 @@ from torchkiln.smoke.report import demand_pass
 from torchkiln.smoke.run import Checks
 from torchkiln.smoke.session import SmokeRequest
 from torchkiln.smoke.suite import load_suite
+
+_NOT_OF_PROJECTS = frozenset(
+    {
+        *("name", "torch", "cuda", "flavor", "os_names", "components", "every", "lockable", "gpus", "tier"),
+        *("force", "suite_folder", "key_file", "bundle", "part_size", "nonce"),
+        *("report_file", "junit", "markdown", "as_json"),
+    }
+)
 
 
 @click.group("smoke", cls=default_group("run"))
@@ -76,8 +86,22 @@ def smoke() -> None:
 )
 @click.option("--part-size", metavar="SIZE", help="with --bundle: split the tar into parts of this size, 60m")
 @click.option("--nonce", metavar="WORD", help="a word to store in the report, for `gate --nonce`")
+@click.option(
+    "--project",
+    type=FOLDER,
+    metavar="DIR",
+    help="check the image of the project in this folder instead, without a GPU",
+)
+@click.option(
+    "--allow-missing",
+    multiple=True,
+    metavar="LIBRARY|PACKAGE",
+    help="with --project: this library, libtbb.so.12, may be missing, or any that this package needs",
+)
 @report_options
+@click.pass_context
 def run(
+    ctx: click.Context,
     name: str | None,
     chosen: CellOptions,
     images: Path,
@@ -94,6 +118,8 @@ def run(
     bundle: Path | None,
     part_size: str | None,
     nonce: str | None,
+    project: Path | None,
+    allow_missing: tuple[str, ...],
     report_file: Path | None,
     junit: Path | None,
     markdown: Path | None,
@@ -104,7 +130,23 @@ def run(
     TAG can be an alias; DIR:REF is an image of another layout.
 
     Exits with 10 if the image fails a check, with 11 if the host cannot run them.
+
+    With --project, check the image of the project in DIR instead, without a GPU: its packages are imported,
+    `pip check`, its shared libraries find those that they need. --only takes import, pip-check, linkage;
+    --limit is that of each check. The result is no report, and the gate does not take it.
     """
+    if project is not None:
+        from torchkiln.cli.shared.project_smoke import smoke_project
+        from torchkiln.smoke.project.session import ProjectChecks
+
+        refuse(ctx, _NOT_OF_PROJECTS, "cannot be combined with --project")
+        checks = ProjectChecks(
+            only=only, may_lack=allow_missing, limit_s=limit, runtime=runtime, shm_size=parse_size(shm_size)
+        )
+        smoke_project(project, chosen, images, output, checks)
+        return
+    if allow_missing:
+        raise click.UsageError("--allow-missing needs --project")
     image = named_image(name, output, chosen, command="smoke run")
     if bundle and (key_file or report_file or junit or markdown or as_json):
         raise ConfigError(

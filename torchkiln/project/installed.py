@@ -35,6 +35,15 @@ def files_in_layer(blob: Path, scheme: Scheme) -> dict[str, Files]:
             texts = layer_contents(stream, lambda path: path.endswith(_RECORD)).texts
     except DAMAGED as error:
         raise VerificationFailed(f"{blob.name}: {error}", hint="the cache is damaged: build again") from error
+    return files_of_records(texts, scheme)
+
+
+def files_of_records(texts: Mapping[str, str], scheme: Scheme) -> dict[str, Files]:
+    """The files of each distribution in site-packages, by name.
+
+    :param texts: path -> contents of each RECORD of an image or a layer.
+    :raises VerificationFailed: a RECORD names a file outside of the environment.
+    """
     found: dict[str, Files] = {}
     for path, text in texts.items():
         folder, _, info = path.removesuffix("/RECORD").rpartition("/")

@@ -33,8 +33,7 @@ def read_project(
         group, or has requirements that cannot be locked; lists all faults with their lines.
     :raises Stale: uv.lock was made from another pyproject.toml.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"--project {folder}: not a folder", hint="name the folder of the project")
+    demand_folder(folder)
     file = _pyproject(folder)
     name = pyproject.name_of(file, folder.resolve().name)
     if _has(folder, pylock.FILE):
@@ -76,6 +75,12 @@ def read_project(
         " requirements.txt",
         hint="write the packages that the project needs into requirements.txt",
     )
+
+
+def demand_folder(folder: Path) -> None:
+    """:raises ConfigError: *folder* does not exist."""
+    if not folder.is_dir():
+        raise ConfigError(f"--project {folder}: not a folder", hint="name the folder of the project")
 
 
 def _pyproject(folder: Path) -> Pyproject:

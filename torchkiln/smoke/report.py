@@ -218,16 +218,23 @@ def to_lines(
     for finding in report.findings:
         if finding in printed and not faults(finding):
             continue
-        lines.append(f"{_start(finding, width)}  {values(finding)}".rstrip())
-        lines += [
-            f"    {line}" for message in _messages(finding, reasons or {}) for line in message.splitlines()
-        ]
+        lines += _whole(finding, width, reasons or {})
         if fault := host_fault(finding):
             lines.append(f"    (the host: {fault})")
     if printed:
         counts = Counter(finding.outcome for finding in report.findings)
         lines.append(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     return [printable(line) for line in lines]  # text of an image can contain terminal escape sequences
+
+
+def to_whole_lines(finding: Finding, width: int) -> list[str]:
+    """Lines for a terminal: the values, and the whole message."""
+    return [printable(line) for line in _whole(finding, width, {})]
+
+
+def _whole(finding: Finding, width: int, reasons: Mapping[str, str]) -> list[str]:
+    messages = (line for message in _messages(finding, reasons) for line in message.splitlines())
+    return [f"{_start(finding, width)}  {values(finding)}".rstrip(), *(f"    {line}" for line in messages)]
 
 
 def width_of(ids: Iterable[str]) -> int:

@@ -248,11 +248,11 @@ def _report(findings: tuple[Finding, ...], output: RunnerOutput, suite: Suite, *
 
 def _how(ended: Ended) -> str:
     stderr = "\n".join(ended.stderr.decode("utf-8", "replace").strip().splitlines()[-5:])
-    how = "timed out" if ended.timed_out else _exit_status(ended.code)
+    how = "timed out" if ended.timed_out else exit_status(ended.code)
     return f"{how}\n{stderr}" if stderr else how
 
 
-def _exit_status(code: int) -> str:
+def exit_status(code: int) -> str:
     """A description of an exit code; 128 plus a number is a signal, as in shells and engines."""
     try:
         name = signal.Signals(code - 128).name

@@ -167,7 +167,8 @@ def image_and_lock(ref: str | None, layout: Path, images: Path) -> tuple[ImageOn
     if parent := labels(image).get(PARENT_LABEL):
         raise ConfigError(
             f"{image.ref} is the image of a project: the gate, smoke tests and SBOMs take images of a cell",
-            hint=f"name the image below it, {parent.partition('@')[0]}; push the project's by torchkiln push",
+            hint=f"name the image below it, {parent.partition('@')[0]}; for the project's own checks use"
+            " torchkiln smoke --project DIR; push the project's by torchkiln push",
         )
     tag = tag_in(image) or image.ref
     return image, tag, load_locked(images, tag)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchkiln.lock.lock import lock_digest
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ArtefactLayer, ImagePlan, MadeLayer
+from torchkiln.oci.layer_index import TreeItem
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.plan.plan import plan
 from torchkiln.runtimes.layer_indexes import kept_tree, tree_of
@@ -38,18 +39,26 @@ def verification(
     :raises VerificationFailed: a layer is damaged.
     :raises BuildFailed: it cannot be unpacked.
     """
-    if in_engine:
-        layers = layers_of(image)
-        tree, when = kept_tree(store, layers), None
-        if tree is None:
-            listener.say("reading the layers of the image once, to compare its files with the lock")
-            tree = tree_of(store, layers)
-    else:
-        tree, when = verified(image, store, listener)
+    tree, when = verified_tree(image, store, listener, in_engine=in_engine)
     planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
     expected = LockedFiles.of(locked, _recorded(planned, store), dict(planned.config.env))
     diff_ids = [layer.diff_id for layer in image.layers]
     return Verification(faults=faults(tree, diff_ids, image_env(image), expected), when=when)
+
+
+def verified_tree(
+    image: ImageOnDisk, store: Store, listener: RuntimeListener, *, in_engine: bool
+) -> tuple[Mapping[str, TreeItem], str | None]:
+    """The files of *image* by its layers, and when its unpacked files were compared with them; see
+    `Verification`."""
+    if not in_engine:
+        return verified(image, store, listener)
+    layers = layers_of(image)
+    tree = kept_tree(store, layers)
+    if tree is None:
+        listener.say("reading the layers of the image once, to compare its files with the lock")
+        tree = tree_of(store, layers)
+    return tree, None
 
 
 def _recorded(planned: ImagePlan, store: Store) -> Sequence[Digest | None]:

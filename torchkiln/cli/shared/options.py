@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import mirrors
@@ -137,6 +138,15 @@ gpus_option = click.option(
 shm_size_option = click.option("--shm-size", default="1g", show_default=True, help="the size of /dev/shm")
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="print no progress and no summary")
+
+
+def refuse(ctx: click.Context, names: Container[str], why: str) -> None:
+    """:raises click.UsageError: one of the parameters *names* is used."""
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if parameter.name in names and given:
+            shown = "a TAG" if isinstance(parameter, click.Argument) else parameter.opts[0]
+            raise click.UsageError(f"{shown} {why}")
 
 
 def split(values: tuple[str, ...]) -> tuple[str, ...]:

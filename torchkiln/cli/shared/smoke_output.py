@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -35,9 +36,15 @@ class SmokeLines(EngineLines):
     def starts(self, request: SmokeRequest) -> None:
         checks = request.checks
         names = ", ".join(checks.only) or f"the checks up to tier {checks.tier}"
-        _say(f"running {names}; runtime {request.runtime}")
+        self._start(names, request.runtime, [check.id for check in checks.selected])
+
+    def starts_checks(self, names: Sequence[str], runtime: str) -> None:
+        self._start(", ".join(names), runtime, names)
+
+    def _start(self, what: str, runtime: str, ids: Sequence[str]) -> None:
+        _say(f"running {what}; runtime {runtime}")
         self.printed.clear()
-        self._width = forms.width_of(check.id for check in checks.selected)
+        self._width = forms.width_of(ids)
 
     def finished(self, finding: Finding) -> None:
         line = forms.to_line(finding, self._width, facts.load().reasons())
