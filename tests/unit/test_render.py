@@ -121,7 +121,9 @@ def test_many_wheels_use_a_separate_stage() -> None:
 
 def test_the_wheels_of_every_lock_fit_the_printed_options() -> None:
     """As pip derives tags from `--python-version`, `--abi` and `--platform`, on any host."""
-    locks = sorted(ROOT.glob("images/*/lock.json"))
+    locks = sorted(
+        place for place in ROOT.glob("images/*/lock.json") if place.with_name("Dockerfile").exists()
+    )
     assert len(locks) >= 25
     for place in locks:
         locked = load_locked(ROOT / "images", place.parent.name)
