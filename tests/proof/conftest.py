@@ -60,6 +60,9 @@ def by_docker(image: dict[str, Any], engine: Mapping[str, str]) -> Iterator[Mapp
     ]
     done = subprocess.run(command, env=dict(engine), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    # No test builds it again; the image stays.
+    prune = ["docker", "builder", "prune", "--all", "--force"]
+    subprocess.run(prune, env=dict(engine), check=True, capture_output=True)
     yield engine
     free_images(engine)
 
