@@ -15,6 +15,7 @@ import pytest
 
 from torchkiln.lock.lock import load_locked
 from torchkiln.model.lock import LockedCell
+from torchkiln.store.root import cache_root
 from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
@@ -68,9 +69,25 @@ def by_docker(image: dict[str, Any], engine: Mapping[str, str]) -> Iterator[Mapp
 
 
 def free_images(engine: Mapping[str, str]) -> None:
-    """Free the 13 GB of the headline image and its build in an engine."""
-    for words in (("image", "rm", "--force", NAME), ("builder", "prune", "--all", "--force")):
-        subprocess.run(["docker", *words], env=dict(engine), capture_output=True, check=False)
+    """Free the 13 GB of the headline image, under all its names, and of its build in an engine."""
+
+    def docker(*words: str) -> str:
+        command = ["docker", *words]
+        return subprocess.run(command, env=dict(engine), capture_output=True, text=True, check=False).stdout
+
+    names = docker("image", "inspect", "--format", "{{range .RepoTags}}{{println .}}{{end}}", NAME).split()
+    docker("image", "rm", "--force", NAME, *names)
+    docker("builder", "prune", "--all", "--force")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def free_rootfs() -> Iterator[None]:
+    """Free the 6 GB of each image that the module's tests unpacked."""
+    rootfs = cache_root() / "rootfs"
+    before = {*rootfs.glob("*")}
+    yield
+    for folder in {*rootfs.glob("*")} - before:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
