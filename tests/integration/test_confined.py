@@ -322,7 +322,7 @@ def test_without_root_a_user_namespace_is_used(tmp_path: Path) -> None:
     """The same, as user `nobody`, with a Python that this user cannot read."""
     system = "/usr/bin/python3"
     if not os.access(system, os.X_OK):
-        pytest.skip(f"no {system}, and user `nobody` may not execute root's: apt-get install python3")
+        pytest.skip(f"{system} is missing, and user `nobody` cannot run root's: apt-get install python3")
     python = hostile(
         'report("uid", getuid()); report("open", open("/etc/passwd", O_RDONLY)); report("fork", fork());'
         'report("pid", getpid()); report("write", open("/marker", O_CREAT | O_WRONLY, 0666));',
@@ -340,5 +340,5 @@ def test_without_root_a_user_namespace_is_used(tmp_path: Path) -> None:
             argv, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, check=False
         )
     if "unshare" in got.stderr:
-        pytest.skip(f"user `nobody` may not create user namespaces: {got.stderr.strip()}")
+        pytest.skip(f"user `nobody` cannot create user namespaces: {got.stderr.strip()}")
     assert got.stderr.splitlines() == ["uid=65534/0", "open=-1/2", "fork=-1/38", "pid=1/0", "write=-1/30"]

@@ -257,7 +257,7 @@ def test_without_root_a_user_namespace_does(image: Path) -> None:
     """The same, as user `nobody`, by a Python that this user can read."""
     python = "/usr/bin/python3"
     if not os.access(python, os.X_OK):
-        pytest.skip(f"no {python}, and user `nobody` may not execute root's: apt-get install python3")
+        pytest.skip(f"{python} is missing, and user `nobody` cannot run root's: apt-get install python3")
     folder = Path(tempfile.mkdtemp(prefix="torchkiln-test-"))
     try:
         folder.chmod(0o755)
@@ -284,7 +284,7 @@ def test_without_root_a_user_namespace_does(image: Path) -> None:
                 check=False,
             )
             if "Operation not permitted: 'unshare" in got.stderr:
-                pytest.skip(f"user `nobody` may not create user namespaces: {got.stderr.strip()}")
+                pytest.skip(f"user `nobody` cannot create user namespaces: {got.stderr.strip()}")
             assert (got.stderr, got.stdout.split()) == ("", [str(uid), str(uid), "1"])
     finally:
         shutil.rmtree(folder)

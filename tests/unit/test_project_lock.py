@@ -244,6 +244,8 @@ def test_a_conflict_shows_the_resolvers_chain(workspace: Workspace) -> None:
     code, messages = workspace.refused("strict\nattrs>=3\n")
     assert code == 4
     assert f"trial: requirements.txt cannot be installed in {TAG}: the requirements conflict" in messages
+    assert "the-image" not in messages
+    assert "you require" in messages
     assert "orphan" in messages
     assert "change the requirements in requirements.txt, or choose another --torch" in messages
 

@@ -173,7 +173,7 @@ def _resident(pid: int) -> int:
 def _limit_exceeded(limit: str) -> BuildFailed:
     return BuildFailed(
         f"the resolver was stopped: it used more than {limit}",
-        hint="the index is at fault, or the requirements in matrix.yaml are too wide: add bounds",
+        hint="the index is at fault, or the requirements are too wide: add bounds",
     )
 
 
@@ -182,12 +182,13 @@ def _error_of(stderr: str, relay: Relay, code: int) -> KilnError:
     lines = [redact_text(line.strip(" ×╰─▶│├").rstrip()) for line in stderr.splitlines()]
     essential = [line for line in lines if line and not line.startswith(("warning:", "hint:"))]
     message = "\n".join(line[:2000] for line in essential[-12:])
+    message = message.replace(f"{NAME} depends on", "you require")  # as uv says without a project
     unknown = [canonicalize_name(name) for name in _UNKNOWN.findall(stderr)]
     for name in unknown:
         if name in relay.missing:
             return relay.missing[name]
     if code != 1:
-        return BuildFailed(f"the resolver failed:\n{message}", hint="check the requirements in matrix.yaml")
+        return BuildFailed(f"the resolver failed:\n{message}", hint="check the requirements and the index")
     named = {canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][\w.-]*", stderr)}
     left_out = [line for name in sorted(named & relay.left_out.keys()) for line in relay.left_out[name]]
     more = "".join(f"\nskipped: {line}" for line in left_out[:5])

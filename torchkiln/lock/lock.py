@@ -283,6 +283,6 @@ def _torch_wheel(build: TorchBuild, release: str, wheels: tuple[LockedWheel, ...
         found = f"torch {torch.version} from {torch.index.value}" if torch else "no torch"
         raise Unresolvable(
             f"expected torch {expected} from {build.source.value}, but the requirements resolve to {found}",
-            hint="check the requirements in matrix.yaml and the pages of the index",
+            hint="check the requirements and the pages of the index",
         )
     return torch

@@ -6,7 +6,7 @@ If the same checks passed recently on the same image and GPUs, the report of tha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,19 +17,18 @@ from torchkiln.lock.lock import load_locked, lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import PARENT_LABEL
-from torchkiln.model.recipe import PREFIX
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.labels import container_config, labels, tag_in
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.runtimes import driver, runtime
-from torchkiln.runtimes.capture import OnLine
-from torchkiln.runtimes.command import Bind, Command, Exited, RuntimeSettings
+from torchkiln.runtimes.command import RuntimeSettings
 from torchkiln.runtimes.runtime import ImageSource, RunnableImage
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.runtimes.unpacked import image_env
 from torchkiln.smoke import history
 from torchkiln.smoke.expected import facts_of
 from torchkiln.smoke.history import KeptRuns
+from torchkiln.smoke.inside import InsideImage
 from torchkiln.smoke.pytest_wheels import pytest_wheels
 from torchkiln.smoke.reuse import TIME, Question
 from torchkiln.smoke.run import Checks, SmokeSubject, not_run, passed_on, smoke
@@ -122,7 +121,7 @@ class SmokeSession:
         self.listener.starts(request)
         report = smoke(
             subject,
-            _Inside(ready=ready),
+            InsideImage(ready=ready, user="0:0", workdir="/"),
             request.checks,
             wheels=wheels,
             when=when,
@@ -172,28 +171,6 @@ def image_and_lock(ref: str | None, layout: Path, images: Path) -> tuple[ImageOn
         )
     tag = tag_in(image) or image.ref
     return image, tag, load_locked(images, tag)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Inside:
-    """A prepared image for smoke(): commands run as root, without the image's entrypoint."""
-
-    ready: RunnableImage
-    python: str = f"{PREFIX}/bin/python"
-
-    @property
-    def name(self) -> str:
-        return self.ready.runtime
-
-    def run(
-        self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float, on_line: OnLine
-    ) -> Exited:
-        bound = tuple(Bind(source=source.resolve(), target=target) for target, source in binds.items())
-        command = Command(argv=tuple(argv), entrypoint=False, user="0:0", workdir="/", binds=bound)
-        return self.ready.captured(command, timeout_s=timeout_s, on_line=on_line)
-
-    def killed_for_memory(self) -> int:
-        return self.ready.killed_for_memory()
 
 
 def _question(image: ImageOnDisk, request: SmokeRequest) -> Question | None:

@@ -26,10 +26,10 @@ from torchkiln.project.file import FILE
 from torchkiln.project.installed import files_of_records
 from torchkiln.project.plan import PROJECT_JSON
 from torchkiln.project.target import applies, environment_of
-from torchkiln.runtimes.capture import OnLine
-from torchkiln.runtimes.command import Bind, Command, Exited, RuntimeSettings
-from torchkiln.runtimes.runtime import ImageSource, RunnableImage, RuntimeListener
+from torchkiln.runtimes.command import RuntimeSettings
+from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
 from torchkiln.runtimes.table import RUNTIMES
+from torchkiln.smoke.inside import InsideImage
 from torchkiln.smoke.project.checks import CHECKS, LIMIT, PROBE, ProjectSubject
 from torchkiln.smoke.snapshot import copied
 from torchkiln.smoke.suite import load_suite
@@ -118,7 +118,7 @@ def check_project(
     records = {path: item.entry.text or "" for path, item in tree.items() if path.endswith(_RECORD)}
     source = ImageSource(ref=image.ref, layout=layout, store=store, repository=repository, image=image)
     settings = RuntimeSettings(gpus="none", shm_size=checks.shm_size)
-    inside = _Inside(ready=selected.ready(source, settings, listener))
+    inside = InsideImage(ready=selected.ready(source, settings, listener))
     listener.starts_checks(checks.selected, inside.name)
     findings = []
     with probe_folder(needed="linkage" in checks.selected) as suite:
@@ -212,25 +212,3 @@ def probe_folder(*, needed: bool) -> Iterator[Path | None]:
     files = {f"smoke_tests/{path}": data for path, data in load_suite().runnable().items()}
     with copied({**files, PROBE: _PROBE.read_bytes()}, "smoke-project") as folder:
         yield folder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Inside:
-    """A prepared image: commands run as its user, in its working directory, without its entrypoint."""
-
-    ready: RunnableImage
-    python: str = f"{PREFIX}/bin/python"
-
-    @property
-    def name(self) -> str:
-        return self.ready.runtime
-
-    def run(
-        self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float, on_line: OnLine
-    ) -> Exited:
-        bound = tuple(Bind(source=source.resolve(), target=target) for target, source in binds.items())
-        command = Command(argv=tuple(argv), entrypoint=False, binds=bound)
-        return self.ready.captured(command, timeout_s=timeout_s, on_line=on_line)
-
-    def killed_for_memory(self) -> int:
-        return self.ready.killed_for_memory()

@@ -1,0 +1,38 @@
+"""Runs the commands of checks in a prepared image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchkiln.model.recipe import PREFIX
+from torchkiln.runtimes.capture import OnLine
+from torchkiln.runtimes.command import Bind, Command, Exited
+from torchkiln.runtimes.runtime import RunnableImage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InsideImage:
+    """A prepared image; commands run without its entrypoint. See `run.Inside`."""
+
+    ready: RunnableImage
+    user: str | None = None  # UID:GID; None: the image's
+    workdir: str | None = None  # None: the image's
+    python: str = f"{PREFIX}/bin/python"
+
+    @property
+    def name(self) -> str:
+        return self.ready.runtime
+
+    def run(
+        self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float, on_line: OnLine
+    ) -> Exited:
+        bound = tuple(Bind(source=source.resolve(), target=target) for target, source in binds.items())
+        command = Command(
+            argv=tuple(argv), entrypoint=False, user=self.user, workdir=self.workdir, binds=bound
+        )
+        return self.ready.captured(command, timeout_s=timeout_s, on_line=on_line)
+
+    def killed_for_memory(self) -> int:
+        return self.ready.killed_for_memory()
