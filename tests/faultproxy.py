@@ -21,6 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
+from tests.servers.background import InBackground
+
 Kind = Literal["status", "cut", "unanswered", "slow", "stall", "digest"]
 _PIECE = 1 << 14
 _HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "date", "server"})
@@ -67,7 +69,7 @@ class _Server(ThreadingHTTPServer):
         """Ignore clients that disconnect."""
 
 
-class FaultProxy:
+class FaultProxy(InBackground):
     """A proxy in front of the registry at *upstream*; a context manager.
 
     :param logins: user → password; empty: no authentication.
@@ -89,17 +91,10 @@ class FaultProxy:
         self._ended = threading.Event()
         self._guard = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _handler(self))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
-    def __enter__(self) -> FaultProxy:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__exit__(*error)
 
     @property
     def host(self) -> str:

@@ -11,16 +11,15 @@ import socket
 import socketserver
 import struct
 import sys
-import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests import forked
+from tests.servers.background import InBackground
 from tests.servers.index_server import metadata_of, wheel_bytes
 from torchkiln.errors import KilnError
 from torchkiln.index import session, uv
@@ -72,7 +71,7 @@ def page(*wheels: tuple[str, bytes], more: str = "") -> bytes:
     return f"<!DOCTYPE html><html><body>{links}</body></html>".encode()
 
 
-class HostileIndex:
+class HostileIndex(InBackground):
     """Serves the responses of *answer* on this machine; a context manager."""
 
     def __init__(self, answer: Answer) -> None:
@@ -107,17 +106,6 @@ class HostileIndex:
                 """Ignore clients that disconnect."""
 
         self._server = Server(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-
-    def __enter__(self) -> HostileIndex:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     @property
     def url(self) -> str:

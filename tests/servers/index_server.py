@@ -12,16 +12,16 @@ import io
 import json
 import socket
 import struct
-import threading
 import time
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
+
+from tests.servers.background import InBackground
 
 
 def wheel_bytes(
@@ -102,7 +102,7 @@ class _Server(ThreadingHTTPServer):
         """Ignore clients that disconnect."""
 
 
-class IndexServer:
+class IndexServer(InBackground):
     """A server with any number of indexes; a context manager."""
 
     def __init__(self) -> None:
@@ -120,18 +120,6 @@ class IndexServer:
         self.logins: list[str] = []  # Authorization headers
         self.sent: list[Sent] = []  # an entry for each response with bytes of a file
         self._server = _Server(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-
-    def __enter__(self) -> IndexServer:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     @property
     def origin(self) -> str:

@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.servers.background import InBackground
+
 _PIECE = 1 << 14
 
 
@@ -65,7 +67,7 @@ class _Server(ThreadingHTTPServer):
         """Ignore clients that disconnect."""
 
 
-class RegistryServer:
+class RegistryServer(InBackground):
     """A registry; a context manager.
 
     :param tls: it uses https, and its host is 0.0.0.0: this machine, but not by a loopback name.
@@ -84,16 +86,6 @@ class RegistryServer:
             self._server.socket = tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-
-    def __enter__(self) -> RegistryServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     @property
     def host(self) -> str:

@@ -23,6 +23,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from tests.servers.background import InBackground
 from tests.servers.sigstore_ca import HOST, Authority, Timestamper, spki
 from tests.servers.sigstore_log import NAME, Log, b64
 
@@ -64,7 +65,7 @@ class Behaviour:
     answers: Answers = field(default_factory=dict)
 
 
-class SigstoreServer:
+class SigstoreServer(InBackground):
     """The servers; a context manager.
 
     :param version: of Rekor.
@@ -77,16 +78,9 @@ class SigstoreServer:
         self.tokens: list[str] = []  # all issued tokens
         self.guard = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
-    def __enter__(self) -> SigstoreServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         if self.timestamper:
             self.timestamper.close()
 

@@ -1,0 +1,26 @@
+"""Runs a server in a thread while a context lasts."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from typing import Any, TypeVar
+
+_T = TypeVar("_T", bound="InBackground")
+_LOOK = 0.01  # seconds between looks at whether to stop
+
+
+class InBackground:
+    """A context manager; a subclass makes `_server` when it is created."""
+
+    _server: socketserver.BaseServer
+
+    def __enter__(self: _T) -> _T:
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
