@@ -30,6 +30,7 @@ from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.installed import Files, files_in_layer, files_of_wheel
 from torchkiln.project.name import demand_own_name
 from torchkiln.project.plan import Parent, at_start, plan_project
+from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme
 
@@ -44,6 +45,7 @@ class ProjectSource:
     cell: LockedCell
     lock: ProjectLock
     code: ProjectCode
+    settings: ProjectSettings = NO_SETTINGS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +85,7 @@ def build_project(
     draft = plan_project(parent, project, code, Effect())
     with store.claim(f"builds {project.name}", build_needs(draft)):
         effect, made = _effect(parent, project, draft, environment, foreign=options.foreign)
-        final = plan_project(parent, project, code, effect)
+        final = plan_project(parent, project, code, effect, source.settings)
         built = image_build.build(
             final,
             layout,
