@@ -1,0 +1,56 @@
+"""Notices that the files of a project may have changed, without reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from torchkiln.errors import KilnError
+from torchkiln.model.plan import OverlayFile, OverlayLink
+from torchkiln.project import pylock, pyproject
+from torchkiln.project.code import ProjectCode, code_paths
+from torchkiln.project.file import FILE
+from torchkiln.project.pyproject_file import FILE as PYPROJECT
+from torchkiln.project.read import REQUIREMENTS
+
+#: By path: whatever a change of the file's bytes, type or mode also changes.
+Snapshot = Mapping[str, tuple[int, ...]]
+
+# git may ignore these, which determine the lock.
+_ALSO = (pylock.FILE, pyproject.LOCK, PYPROJECT, REQUIREMENTS, FILE)
+
+
+def snapshot(folder: Path, beside: Iterable[Path] = ()) -> Snapshot:
+    """What the file system says of the code in *folder*, of the files that determine its lock, and *beside*.
+
+    Empty if the folder cannot be listed; `read_code` says why.
+    """
+    try:
+        names = {*code_paths(folder), *_ALSO}
+    except (KilnError, OSError):
+        return {}
+    found: dict[str, tuple[int, ...]] = {}
+    for path in (*(folder / name for name in names), *beside):
+        try:
+            status = path.lstat()
+        except OSError:
+            continue
+        found[str(path)] = (
+            status.st_mode,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,  # also if the modification time was set back
+            status.st_ino,
+        )
+    return found
+
+
+def changed_paths(before: ProjectCode, after: ProjectCode) -> tuple[str, ...]:
+    """The paths that differ, sorted; `+` marks a new one, `-` one that is gone."""
+    old, new = _by_path(before), _by_path(after)
+    paths = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+    return tuple(path if path in old and path in new else f"{'+-'[path in old]}{path}" for path in paths)
+
+
+def _by_path(code: ProjectCode) -> dict[str, OverlayFile | OverlayLink]:
+    return {file.path: file for file in (*code.files, *code.links)}
