@@ -63,12 +63,14 @@ class Scene:
             build=self._build,
             pause=pause,
         )
-        with pytest.raises(Ended):
+        try:
             for event in rebuilds(project):
                 found.append(
                     event.message if isinstance(event, KilnError) else " ".join(event.changed) or "same"
                 )
-        return found
+        except Ended:
+            return found
+        raise AssertionError("the watch ended by itself")
 
     def _read(self) -> ProjectSource:
         lock: Any = (self.folder / LOCK).read_text()
@@ -163,7 +165,11 @@ def test_a_fault_is_told_once_for_each_change(scene: Scene) -> None:
     """Also if the next change leaves the fault; then an image is built even of the code before."""
     key = scene.folder / ".env"
     events = scene.events(
-        scene.write(".env", "A=1"), nothing, scene.write("b.py", ""), (scene.folder / "b.py").unlink, key.unlink
+        scene.write(".env", "A=1"),
+        nothing,
+        scene.write("b.py", ""),
+        (scene.folder / "b.py").unlink,
+        key.unlink,
     )
 
     told = f"{scene.folder}/.env: looks like a secret"
@@ -198,6 +204,18 @@ def test_an_error_while_files_change_is_not_told(scene: Scene) -> None:
         return change
 
     assert scene.events(then(half_written)) == ["+other.py train.py"]
+
+
+def test_an_attempt_whose_error_is_not_told_is_repeated(scene: Scene) -> None:
+    """Even if the files are the same afterwards."""
+
+    def fail() -> None:
+        os.utime(scene.folder / "train.py", (1, 1))
+        raise BuildFailed("train.py changed")
+
+    scene.building = once(fail)
+
+    assert scene.events(scene.write("train.py", "two")) == ["train.py"]
 
 
 def test_an_error_of_the_system_is_told(scene: Scene) -> None:

@@ -71,6 +71,7 @@ def rebuilds(project: WatchedProject) -> Iterator[Rebuilt | KilnError]:
             fault = _as_error(error)
             if is_change and not files.retried and files.are_changing():
                 files.retried = True  # what was read may be half of a change
+                tried = source
             elif is_change or fault.message != told:
                 told = fault.message
                 yield fault
