@@ -21,6 +21,7 @@ __all__ = ["shared"]
 pytestmark = pytest.mark.proof
 
 FILE = ".devcontainer/devcontainer.json"
+_TIMEOUT = 900.0  # seconds; a server that does not start is waited for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,9 @@ class Opened:
         """stdout of the CLI."""
         argv = [*devcontainer_cli(), command, "--workspace-folder", str(self.folder), *arguments]
         environ = dict(self.workplace.environ)
-        done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            argv, env=environ, capture_output=True, text=True, check=False, timeout=_TIMEOUT
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -107,10 +110,9 @@ def test_the_ports_are_those_that_the_image_serves(opened: Opened) -> None:
     }
     assert merged["otherPortsAttributes"] == {"onAutoForward": "ignore"}
     opened.up()
-    serve = "/opt/torchkiln/entrypoint >/tmp/log 2>&1 & until /opt/torchkiln/healthcheck; do sleep 0.2; done"
-    opened.cli("exec", "bash", "-c", f"{serve} 2>/tmp/waiting")
-    listening = opened.cli("exec", "cat", "/proc/net/tcp")
-    assert f":{8888:04X} 00000000:0000 0A" in listening
+    reach = "import socket; socket.create_connection(('127.0.0.1', 8888))"
+    wait = f'until python -c "{reach}" 2>/dev/null; do sleep 0.2; done'
+    opened.cli("exec", "bash", "-c", f"/opt/torchkiln/entrypoint >/tmp/log 2>&1 & {wait}")
     assert "/lab?token=" in opened.cli("exec", "cat", "/tmp/log")
 
 
