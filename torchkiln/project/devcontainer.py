@@ -1,6 +1,6 @@
 """Writes the text of a devcontainer.json, by which VS Code and others open a folder in a container. Pure.
 
-The properties are those of containers.dev, by devContainer.base.schema.json of github.com/devcontainers/spec.
+The properties are those of the specification, by schemas/devContainer.base.schema.json of devcontainers/spec.
 """
 
 from __future__ import annotations

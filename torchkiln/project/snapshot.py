@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -30,12 +31,12 @@ def snapshot(folder: Path, beside: Iterable[Path] = ()) -> Snapshot:
     except (KilnError, OSError):
         return {}
     found: dict[str, tuple[int, ...]] = {}
-    for path in (*(folder / name for name in names), *beside):
+    for path in (*(os.path.join(folder, name) for name in names), *map(str, beside)):
         try:
-            status = path.lstat()
+            status = os.lstat(path)
         except OSError:
             continue
-        found[str(path)] = (
+        found[path] = (
             status.st_mode,
             status.st_size,
             status.st_mtime_ns,
