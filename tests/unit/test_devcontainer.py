@@ -18,8 +18,8 @@ from torchkiln.project.file import save_project
 FILE = Path(PLACES[0])
 MINE = DevContainer(name="my-project", image="pytorch-cuda:my-project", folder="/app")
 
-# The properties of an image's dev container: types of values, and their own properties. By
-# schemas/devContainer.base.schema.json of devcontainers/spec at c95ffeed, against which the file was validated.
+# The properties of an image's dev container: types of values, and their own properties. The file was
+# validated against their source, schemas/devContainer.base.schema.json of devcontainers/spec at c95ffeed.
 PROPERTIES: dict[str, Any] = {
     "name": str,
     "image": str,

@@ -54,4 +54,5 @@ def changed_paths(before: ProjectCode, after: ProjectCode) -> tuple[str, ...]:
 
 
 def _by_path(code: ProjectCode) -> dict[str, OverlayFile | OverlayLink]:
-    return {file.path: file for file in (*code.files, *code.links)}
+    entries: tuple[OverlayFile | OverlayLink, ...] = (*code.files, *code.links)
+    return {entry.path: entry for entry in entries}
