@@ -49,7 +49,9 @@ def _container(image: str | None, torch: str | None, cuda: str | None) -> tuple[
     )
     repository = chosen.grid()[0].repository
     if lock:
-        command = f"torchkiln build --project .`, then `torchkiln run {lock.name} --runtime docker -- true"
+        command = (
+            f"torchkiln build --project {here}`, then `torchkiln run {lock.name} --runtime docker -- true"
+        )
         return DevContainer(name=name, image=f"{repository}:{lock.name}", folder=folder), command
     tag = chosen.tag("init --devcontainer")
     return (
