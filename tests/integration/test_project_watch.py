@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,9 @@ from torchkiln.build.project import rebuild_project
 from torchkiln.build.project_source import source_of
 from torchkiln.build.watch import INTERVAL, Rebuilt, WatchedProject, rebuilds
 from torchkiln.cli.shared import project_build, project_watch
+from torchkiln.cli.shared.repeated_pushes import RepeatedPushes
 from torchkiln.errors import KilnError
+from torchkiln.oci.image import digest_of
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.validate.validate import validate
 from torchkiln.project import code
@@ -293,6 +296,49 @@ def test_a_change_at_any_instant_is_not_lost(watch: Watch, number: int) -> None:
     assert len({digest for digest, _, _ in lines}) in (3, 4)  # "three" may not have been read
     watch.demand_present()
     assert validate(watch.commands.small.layout) == ()
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_ctrl_c_at_any_instant_leaves_nothing_half_written(
+    watch: Watch, registry: RunningRegistry, number: int
+) -> None:
+    """The layout has the image before or after the change, and so has the registry; complete."""
+    sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
+    instants, name = Instants(), f"cut/{number}"
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def measure() -> None:
+        instants.calls = 0
+        watch.write("train.py", "two")()
+
+    def disturb() -> None:
+        instants.at = random.Random(f"{SEED} cut {number}").randrange(1, instants.calls)
+        instants.calls, instants.then = 0, interrupt
+        watch.write("train.py", "three")()
+
+    with (
+        patch.object(project_watch, "source_of", instants.during(source_of)),
+        patch.object(project_watch, "rebuild_project", instants.during(rebuild_project)),
+        patch.object(RepeatedPushes, "push", instants.during(RepeatedPushes.push)),
+    ):
+        to = ("--to", f"{registry.host}/{name}", "--tag", "main")
+        lines, _ = watch.run(measure, disturb, arguments=to)
+
+    assert instants.calls == instants.at > 0
+    assert len(lines) in (2, 3)  # 3: it came when the files were compared once more
+    layout = watch.commands.small.layout
+    assert validate(layout) == ()
+    assert [*layout.rglob(".*.????????")] == []
+    accepted = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
+    url = f"http://{registry.host}/v2/{name}/manifests/main"
+    manifest = urllib.request.urlopen(urllib.request.Request(url, headers=accepted)).read()
+    assert digest_of(manifest) in (lines[-1][0], watch.digest())
+    document = json.loads(manifest)
+    assert all(registry.content(name, one["digest"]) for one in (*document["layers"], document["config"]))
+    assert watch.commands.build()[0] == 0
+    assert validate(layout) == ()
 
 
 def test_ctrl_c_ends_it_with_130(watch: Watch) -> None:

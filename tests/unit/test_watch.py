@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ class Scene:
     built_from: list[int | None] = field(default_factory=list)  # of the images 1, 2, …
     reading: Callable[[], object] = lambda: None  # called while the files are read
     building: Callable[[], object] = lambda: None
+    settling: Callable[[], object] = lambda: None  # called after a change, before the next look
 
     def write(self, name: str, text: str) -> Callable[[], object]:
         """A step."""
@@ -53,6 +55,8 @@ class Scene:
         def pause(seconds: float) -> None:
             if seconds >= INTERVAL:
                 next(made)
+            else:
+                self.settling()
 
         project = WatchedProject(
             folder=self.folder,
@@ -76,7 +80,7 @@ class Scene:
         lock: Any = (self.folder / LOCK).read_text()
         code = read_code(self.folder)
         self.reading()
-        return ProjectSource(cell=lock, lock=lock, code=code)
+        return ProjectSource(cell=cast(Any, "cell"), lock=lock, code=code)
 
     def _build(self, _: ProjectSource, before: BuiltProject | None) -> BuiltProject:
         self.building()
@@ -118,6 +122,24 @@ def test_several_files_at_once_give_one_image(scene: Scene) -> None:
     assert scene.events(several) == ["+a.py train.py"]
 
 
+def test_files_are_read_when_they_have_settled(scene: Scene) -> None:
+    def change() -> None:
+        texts = iter("3456")
+        scene.settling = lambda: scene.write("train.py", next(texts, "6"))()
+        scene.write("train.py", "2")()
+
+    assert scene.events(change) == ["train.py"]
+    assert (scene.folder / "train.py").read_text() == "6"
+
+
+def test_files_that_never_settle_are_read(scene: Scene) -> None:
+    """A log that a program writes into the folder all the time."""
+    numbers = itertools.count()
+    scene.settling = lambda: scene.write("run.log", f"{next(numbers)}")()
+
+    assert scene.events(scene.write("train.py", "two"))[0] == "+run.log train.py"
+
+
 def test_files_with_the_same_bytes_give_no_image(scene: Scene) -> None:
     train = scene.folder / "train.py"
 
@@ -147,7 +169,7 @@ def test_files_of_the_lock_are_watched_even_if_git_ignores_them(scene: Scene) ->
     subprocess.run(["git", "init", "--quiet", scene.folder], check=True)
     (scene.folder / ".gitignore").write_text(f"{LOCK}\n")
 
-    assert scene.events(scene.write(LOCK, "[]")) == ["same"]
+    assert scene.events(nothing, scene.write(LOCK, "[]")) == ["same"]
     assert scene.built_from == [FULL]
 
 

@@ -138,7 +138,8 @@ class _Lines:
             click.echo(json.dumps(self._json(event, pushed, seconds)))
         else:
             sent = f"  {size(pushed.bytes_sent)} pushed" if pushed else ""
-            what = f"{len(code.files) + len(code.links)} files" if first else _names(event.changed)
+            count = len(code.files) + len(code.links)
+            what = f"{count} file{'' if count == 1 else 's'}" if first else _names(event.changed)
             click.echo(f"{image.manifest}  {seconds['total']:.2f} s{sent}  {what}")
         if error:
             raise error
