@@ -14,7 +14,14 @@ import pytest
 from tests import forked
 from tests.engine.place import shared
 from tests.node_tools import devcontainer_cli
-from tests.workplace import IMAGE, Workplace
+from tests.workplace import IMAGE, TAG, Workplace
+from torchkiln.lock.lock import load_locked, lock_digest
+from torchkiln.model.project import ProjectLock
+from torchkiln.project.file import save_project
+from torchkiln.project.inputs import inputs_digest
+from torchkiln.project.ready import needs_of
+from torchkiln.store.root import cache_root
+from torchkiln.store.store import Store
 
 __all__ = ["shared"]
 
@@ -41,6 +48,12 @@ class Opened:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def kiln(self, *arguments: str) -> str:
+        """stdout of a command of torchkiln in the folder."""
+        done = forked.run(arguments, env=self.workplace.environ, cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def up(self, *arguments: str) -> dict[str, Any]:
         """The result of `devcontainer up`."""
         found: dict[str, Any] = json.loads(self.cli("up", *arguments))
@@ -51,27 +64,35 @@ class Opened:
         path = self.folder / FILE
         path.write_text(json.dumps(json.loads(path.read_text()) | properties))
 
+    def remove(self) -> None:
+        """Remove the folder's containers and their volumes."""
+        label = f"label=devcontainer.local_folder={self.folder}"
+        for container in self.docker("ps", "--all", "--quiet", "--filter", label).split():
+            mounts = json.loads(self.docker("inspect", "--format", "{{json .Mounts}}", container))
+            self.docker("rm", "--force", "--volumes", container)
+            for mount in mounts:
+                if mount["Type"] == "volume" and mount["Name"].startswith("torchkiln-cache-"):
+                    self.docker("volume", "rm", mount["Name"])
+
     def docker(self, *arguments: str) -> str:
         argv, environ = ["docker", *arguments], dict(self.workplace.environ)
         return subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture
-def opened(workplace: Workplace, shared: Path) -> Iterator[Opened]:
-    """A folder that the engine sees under its own path."""
+def folder(workplace: Workplace, shared: Path) -> Iterator[Opened]:
+    """A folder that the engine sees under its own path, with train.py."""
     (shared / "train.py").write_text("print('here')\n")
-    words = ("init", "--devcontainer", "--image", IMAGE)
-    done = forked.run(words, env=workplace.environ, cwd=shared)
-    assert (done.returncode, done.stdout) == (0, f"{FILE}\n"), done.stderr
     found = Opened(folder=shared, workplace=workplace)
     yield found
-    label = f"label=devcontainer.local_folder={shared}"
-    for container in found.docker("ps", "--all", "--quiet", "--filter", label).split():
-        mounts = json.loads(found.docker("inspect", "--format", "{{json .Mounts}}", container))
-        found.docker("rm", "--force", "--volumes", container)
-        for mount in mounts:
-            if mount["Type"] == "volume" and mount["Name"].startswith("torchkiln-cache-"):
-                found.docker("volume", "rm", mount["Name"])
+    found.remove()
+
+
+@pytest.fixture
+def opened(folder: Opened) -> Opened:
+    """With a dev container of the image of a cell."""
+    assert folder.kiln("init", "--devcontainer", "--image", IMAGE) == f"{FILE}\n"
+    return folder
 
 
 def test_the_folder_opens_in_the_image(opened: Opened) -> None:
@@ -114,6 +135,40 @@ def test_the_ports_are_those_that_the_image_serves(opened: Opened) -> None:
     wait = f'until python -c "{reach}" 2>/dev/null; do sleep 0.2; done'
     opened.cli("exec", "bash", "-c", f"/opt/torchkiln/entrypoint >/tmp/log 2>&1 & {wait}")
     assert "/lab?token=" in opened.cli("exec", "cat", "/tmp/log")
+
+
+def test_a_project_opens_over_the_code_in_its_image(folder: Opened) -> None:
+    """By the documented commands: built, put into the engine, opened; what is imported is what is edited."""
+    (folder.folder / "requirements.txt").write_text("numpy\n")
+    (folder.folder / "mine.py").write_text("VALUE = 1\n")
+    images, layout = folder.workplace.folder / "images", folder.workplace.folder / "dist"
+    cell = load_locked(images, TAG)
+    needs = needs_of(folder.folder, cell, Store(cache_root()))
+    lock = ProjectLock(
+        name=(name := "dev-project"),
+        parent=TAG,
+        parent_lock=lock_digest(cell),
+        as_of=cell.as_of,
+        inputs=inputs_digest(needs, cell),
+        requirements=("numpy",),
+        wheels=(),
+    )
+    save_project(folder.folder, lock)
+    folder.kiln("build", "--project", ".", "--images", str(images), "--output", str(layout), "--quiet")
+    folder.kiln("run", "--runtime", "docker", "--output", str(layout), name, "--", "true")
+    folder.kiln("init", "--devcontainer")
+    try:
+        result = folder.up()
+        look = "import mine, numpy; print(mine.__file__, mine.VALUE)"
+        first = folder.cli("exec", "python", "-c", look)
+        (folder.folder / "mine.py").write_text("VALUE = 22\n")
+        second = folder.cli("exec", "python", "-c", look)
+    finally:
+        folder.remove()
+        folder.docker("image", "rm", f"pytorch-cuda:{name}")
+
+    assert result["remoteWorkspaceFolder"] == "/app"
+    assert (first, second) == ("/app/mine.py 1\n", "/app/mine.py 22\n")
 
 
 def test_a_command_runs_once_after_the_container_is_made(opened: Opened) -> None:
