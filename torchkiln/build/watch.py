@@ -18,7 +18,7 @@ from torchkiln.project.snapshot import Snapshot, changed_paths, snapshot
 INTERVAL = 0.25  # seconds between two looks at the files
 SETTLE = 0.05  # the same after a change, until nothing changes: editors and git write several files
 _MOST_LOOKS = 40  # then the files are read as they are
-_IDLE = 10  # the pause after a look, in multiples of the time that the look took; at least
+_IDLE, _LONGEST = 10, 2.0  # a longer pause after a look that takes long: so many times as long, seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,7 @@ class _Files:
         """
         cost = 0.0
         while True:
-            self.project.pause(max(INTERVAL, _IDLE * cost))
+            self.project.pause(max(INTERVAL, min(_IDLE * cost, _LONGEST)))
             self.noticed = time.monotonic()
             now = self._look()
             cost = time.monotonic() - self.noticed
