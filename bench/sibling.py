@@ -95,7 +95,7 @@ def sibling(subject: Subject, rounds: int, say: Say) -> Outcome:
         found = alternate(contenders, rounds, say)
     return Outcome(
         name="sibling",
-        title="An image whose layers the registry has: published elsewhere there, and verified",
+        title="An image whose layers the registry has: published in another repository, and verified",
         state="the image in a layout and, by `publish`, in another repository of a registry on this machine",
         sides=tuple(found.values()),
         figures=(

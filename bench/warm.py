@@ -10,8 +10,8 @@ from bench.sides import Contender, Say, alternate, build
 from bench.subject import Subject
 
 STATE = (
-    "base and wheels in our cache, layers not; for every side all wheels were read into the page cache"
-    " just before, and written data was synced"
+    "base and wheels in our cache, layers not; before each run all wheels were read into the page cache, and"
+    " written data was synced"
 )
 
 
@@ -57,7 +57,8 @@ def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
         sides=tuple(found.values()),
         figures=tuple(figures),
         notes=(
-            "Sizes: our layers have .pyc files, launchers and RECORDs, the rival's only the wheels' files.",
+            "Sizes: our layers also have .pyc files, launchers and RECORDs; the others have only the files of"
+            " the wheels.",
         ),
     )
 

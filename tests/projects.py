@@ -25,6 +25,7 @@ from torchkiln.model.progress import Silent
 from torchkiln.model.project import ProjectLock
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.project.code import read_code
+from torchkiln.project.settings import read_settings
 from torchkiln.store.store import Store
 
 NAME = "my-project"
@@ -85,7 +86,12 @@ class Bench:
         """Build the project."""
         with patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()):
             return build_project(
-                ProjectSource(cell=self.cell, lock=lock, code=read_code(self.project)),
+                ProjectSource(
+                    cell=self.cell,
+                    lock=lock,
+                    code=read_code(self.project),
+                    settings=read_settings(self.project),
+                ),
                 MATRIX,
                 FACTS,
                 self.layout,

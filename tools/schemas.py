@@ -8,11 +8,17 @@ from typing import Any
 
 from torchkiln.lock import file as lock_file
 from torchkiln.project import file as project_file
+from torchkiln.project import settings as project_settings
 from torchkiln.smoke import report
 from torchkiln.util.places import ROOT
 
 DATA = ROOT / "torchkiln/data"
-SCHEMAS = {"lock": lock_file.schema, "project-lock": project_file.schema, "smoke-report": report.schema}
+SCHEMAS = {
+    "lock": lock_file.schema,
+    "project-lock": project_file.schema,
+    "project-settings": project_settings.schema,
+    "smoke-report": report.schema,
+}
 
 
 def text(schema: dict[str, Any]) -> str:

@@ -134,6 +134,23 @@ def test_the_image_is_that_of_a_build(watch: Watch) -> None:
     watch.demand_present()
 
 
+def test_changed_settings_are_those_of_the_image(watch: Watch) -> None:
+    """Also if git ignores their file."""
+    subprocess.run(["git", "init", "--quiet", watch.project], check=True)
+    (watch.project / ".gitignore").write_text("torchkiln.toml\n")
+    lines, messages = watch.run(
+        nothing,
+        watch.write("torchkiln.toml", 'env = { MINE = "1" }\n'),
+        watch.write("torchkiln.toml", 'env = { PATH = "/" }\n'),
+        watch.write("torchkiln.toml", 'env = { MINE = "2" }\n'),
+    )
+
+    assert [files for _, _, files in lines[1:]] == ["no file of the image changed"] * 2
+    assert len({digest for digest, _, _ in lines}) == 3
+    assert messages.count("error: torchkiln.toml") == 1
+    watch.demand_present()
+
+
 def test_json_has_an_object_for_each_image(watch: Watch, registry: RunningRegistry) -> None:
     to = ("--to", f"{registry.host}/team/json")
     out, _ = watch.output(watch.write("train.py", "two"), arguments=(*to, "--json", "--quiet"))

@@ -30,6 +30,7 @@ from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.installed import Files, files_in_layer, files_of_wheel
 from torchkiln.project.name import demand_own_name
 from torchkiln.project.plan import Parent, at_start, plan_project
+from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme
 
@@ -44,6 +45,7 @@ class ProjectSource:
     cell: LockedCell
     lock: ProjectLock
     code: ProjectCode
+    settings: ProjectSettings = NO_SETTINGS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +86,7 @@ def build_project(
     draft = plan_project(parent, project, code, Effect())
     with store.claim(f"builds {project.name}", build_needs(draft)):
         effect, made = _effect(parent, project, draft, environment, foreign=options.foreign)
-        final = plan_project(parent, project, code, effect)
+        final = plan_project(parent, project, code, effect, source.settings)
         built = _image(final, layout, environment, options, made)
     own = time.monotonic() - started
     seconds = (*below.seconds[:-1], ("project", own), ("total", below.seconds[-1][1] + own))
@@ -106,7 +108,7 @@ def rebuild_project(
     environment: Environment,
     options: BuildOptions,
 ) -> BuiltProject:
-    """Build *before* with the code of *source*, whose locks are those of *before*, into the same *layout*.
+    """Build *before* with code and settings of *source*, whose locks are those of *before*, into *layout*.
 
     The cell's image is not built again, and what the packages change in it is not computed again.
 
@@ -115,7 +117,7 @@ def rebuild_project(
     """
     started = time.monotonic()
     parent = Parent(plan=before.parent_plan, manifest=before.parent.image.manifest)
-    final = plan_project(parent, source.lock, source.code, before.effect)
+    final = plan_project(parent, source.lock, source.code, before.effect, source.settings)
     with environment.store.claim(f"builds {final.tag}", build_needs(final)):
         built = _image(final, layout, environment, options)
     image = replace(built.image, base_moved=before.built.image.base_moved)

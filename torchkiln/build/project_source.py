@@ -14,6 +14,7 @@ from torchkiln.model.project import ProjectLock
 from torchkiln.project.code import read_code
 from torchkiln.project.file import FILE, save_project
 from torchkiln.project.ready import ProjectRequest, ready_project
+from torchkiln.project.settings import read_settings
 from torchkiln.store.store import Store
 
 if TYPE_CHECKING:
@@ -49,5 +50,6 @@ def source_of(
         made(found, save_project(request.folder, found.lock))
         return found.lock
 
+    settings = read_settings(request.folder)  # before a lock is made, too
     locked, cell = ready_project(request, locks, store, environ=environ, lock=lock)
-    return ProjectSource(cell=cell, lock=locked, code=read_code(request.folder))
+    return ProjectSource(cell=cell, lock=locked, code=read_code(request.folder), settings=settings)

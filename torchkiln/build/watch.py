@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torchkiln.build.project import BuiltProject, ProjectSource
@@ -128,12 +128,8 @@ class _Files:
 
 def _is_same(one: ProjectSource, other: ProjectSource) -> bool:
     """Whether both give the same image."""
-    return (one.cell, one.lock, one.code.files, one.code.links) == (
-        other.cell,
-        other.lock,
-        other.code.files,
-        other.code.links,
-    )
+    first, second = (replace(each, code=replace(each.code, notes=())) for each in (one, other))
+    return first == second
 
 
 def _as_error(error: KilnError | OSError) -> KilnError:

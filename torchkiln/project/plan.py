@@ -22,6 +22,7 @@ from torchkiln.model.project import LABEL, PARENT_LABEL, ProjectLock
 from torchkiln.plan.layers import project_layers
 from torchkiln.project.code import ProjectCode
 from torchkiln.project.effect import Effect, runs_at_start, shadowing
+from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.util.files import pretty_json
 
 APP = "app"  # where the code is, relative to /
@@ -40,7 +41,13 @@ class Parent:
     manifest: Digest
 
 
-def plan_project(parent: Parent, project: ProjectLock, code: ProjectCode, effect: Effect) -> ImagePlan:
+def plan_project(
+    parent: Parent,
+    project: ProjectLock,
+    code: ProjectCode,
+    effect: Effect,
+    settings: ProjectSettings = NO_SETTINGS,
+) -> ImagePlan:
     """The plan of *project* on *parent*, whose layers are the lowest ones.
 
     :raises ConfigError: the code would be imported in place of torch or another protected package.
@@ -73,7 +80,7 @@ def plan_project(parent: Parent, project: ProjectLock, code: ProjectCode, effect
         tag=project.name,
         aliases=(),
         layers=(*layers, top),
-        config=_config(parent, project, tuple(f"/{APP}/{root}".rstrip("/") for root in roots)),
+        config=_config(parent, project, settings, tuple(f"/{APP}/{root}".rstrip("/") for root in roots)),
         requested=project.requirements,
     )
 
@@ -112,7 +119,9 @@ def _removal_title(locked: LockedCell, project: ProjectLock) -> str:
     return f"without {', '.join(gone)}" if len(gone) <= _NAMED else f"without {len(gone)} packages"
 
 
-def _config(parent: Parent, project: ProjectLock, path: tuple[str, ...]) -> ImageConfig:
+def _config(
+    parent: Parent, project: ProjectLock, settings: ProjectSettings, path: tuple[str, ...]
+) -> ImageConfig:
     config = parent.plan.config
     labels = dict(config.labels) | {
         _TITLE: project.name,
@@ -124,7 +133,8 @@ def _config(parent: Parent, project: ProjectLock, path: tuple[str, ...]) -> Imag
         labels["torchkiln.untrusted"] = "true"
     return replace(
         config,
-        env=(*config.env, ("PYTHONPATH", ":".join(path))),
+        env=tuple((dict(config.env) | {"PYTHONPATH": ":".join(path)} | dict(settings.env)).items()),
+        cmd=settings.command or config.cmd,
         workdir=f"/{APP}",
         labels=tuple(sorted(labels.items())),
     )

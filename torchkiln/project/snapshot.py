@@ -13,16 +13,17 @@ from torchkiln.project.code import ProjectCode, code_paths
 from torchkiln.project.file import FILE
 from torchkiln.project.pyproject_file import FILE as PYPROJECT
 from torchkiln.project.read import REQUIREMENTS
+from torchkiln.project.settings import FILE as SETTINGS
 
 #: By path: whatever a change of the file's bytes, type or mode also changes.
 Snapshot = Mapping[str, tuple[int, ...]]
 
-# git may ignore these, which determine the lock.
-_ALSO = (pylock.FILE, pyproject.LOCK, PYPROJECT, REQUIREMENTS, FILE)
+# git may ignore these, which determine lock and settings.
+_ALSO = (pylock.FILE, pyproject.LOCK, PYPROJECT, REQUIREMENTS, FILE, SETTINGS)
 
 
 def snapshot(folder: Path, beside: Iterable[Path] = ()) -> Snapshot:
-    """What the file system says of the code in *folder*, of the files that determine its lock, and *beside*.
+    """What the file system says of the code in *folder*, of its locks and settings, and of *beside*.
 
     Empty if the folder cannot be listed; `read_code` says why.
     """

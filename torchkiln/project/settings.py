@@ -1,0 +1,112 @@
+"""Reads the settings of a project: torchkiln.toml, or the same keys in [tool.torchkiln] of pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from torchkiln.errors import ConfigError
+from torchkiln.model import fields
+from torchkiln.project.files import read_inside
+from torchkiln.project.pyproject_file import FILE as PYPROJECT
+from torchkiln.util import codec
+from torchkiln.util.schema import sentences, shipped
+from torchkiln.util.toml import toml_of
+
+FILE = "torchkiln.toml"
+_TABLE = "tool.torchkiln"
+
+# They decide which programs and libraries start, and which GPUs an engine provides; the image was tested with
+# its own values.
+_PROTECTED = re.compile(
+    r"(LD|NVIDIA|TORCHKILN|PIP|UV)_.*|PATH|VIRTUAL_ENV|BASH_ENV|ENV|GLIBC_TUNABLES"
+    r"|PYTHON(?!UNBUFFERED$|HASHSEED$|FAULTHANDLER$|WARNINGS$|DONTWRITEBYTECODE$).*"
+)
+
+_Variable = Annotated[
+    str,
+    Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$", description='the name of a variable, "HF_HOME"'),
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectSettings:
+    """What the image of a project has beside its packages and its code."""
+
+    command: Annotated[
+        tuple[fields.Line, ...],
+        Meta(max_length=200, description="started if `docker run` names no command; empty: the image's own"),
+    ] = ()
+    env: Annotated[
+        Mapping[_Variable, fields.Line],
+        Meta(description="environment variables"),
+    ] = field(default_factory=dict)
+
+
+NO_SETTINGS = ProjectSettings()
+
+
+def read_settings(folder: Path) -> ProjectSettings:
+    """The settings of the project in *folder*; the defaults if there are none.
+
+    :raises ConfigError: they are invalid, or in both files; lists all faults.
+    """
+    found = [(where, value) for where, value in _tables(folder) if value is not None]
+    if len(found) > 1:
+        raise ConfigError(
+            f"{FILE}: {PYPROJECT} has [{_TABLE}], too", hint="move the settings into one of the two files"
+        )
+    return settings_of(*found[0]) if found else NO_SETTINGS
+
+
+def settings_of(where: str, document: object) -> ProjectSettings:
+    """The settings in *document*, which is in the file or table *where*.
+
+    :raises ConfigError: they are invalid; lists all faults.
+    """
+    faults = sentences(document, shipped("project-settings"), where)
+    if not faults and isinstance(document, dict):
+        faults = [f"{where}: {fault}" for fault in _faults(document)]
+    if faults:
+        raise ConfigError("\n".join(faults), hint="docs/projects.md lists the settings")
+    return codec.typed(ProjectSettings, document)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the settings."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"{FILE}, and [{_TABLE}] in {PYPROJECT}",
+        **codec.schema_of(ProjectSettings),
+    }
+
+
+def _tables(folder: Path) -> Iterator[tuple[str, object | None]]:
+    """Where settings can be, and what is there; None: nothing."""
+    for name in (FILE, PYPROJECT):
+        path = folder / name
+        if not (path.is_symlink() or path.exists()):
+            continue
+        try:
+            document = toml_of(read_inside(folder, path))
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from None
+        if name == FILE:
+            yield FILE, document
+            continue
+        tool = document.get("tool")
+        yield f"{PYPROJECT}: [{_TABLE}]", tool.get("torchkiln") if isinstance(tool, dict) else None
+
+
+def _faults(document: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong in *document*, which matches the schema."""
+    for name in document.get("env", {}):
+        if _PROTECTED.fullmatch(name):
+            yield f"env: {name} cannot be set: the tests of the image depend on it"
+    if document.get("command", [""])[0].startswith("-"):
+        yield f"command: {document['command'][0]!r} is an option, not a program"
