@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -54,6 +54,7 @@ class BuiltProject:
 
     built: image_build.BuildResult
     parent: image_build.BuildResult
+    parent_plan: ImagePlan
     plan: ImagePlan
     effect: Effect
     at_start: tuple[str, ...]  # what Python runs at each start because of the project
@@ -86,26 +87,71 @@ def build_project(
     with store.claim(f"builds {project.name}", build_needs(draft)):
         effect, made = _effect(parent, project, draft, environment, foreign=options.foreign)
         final = plan_project(parent, project, code, effect, source.settings)
-        built = image_build.build(
-            final,
-            layout,
-            environment,
-            refs=(project.name,),
-            layer_format=options.layer_format,
-            foreign=options.foreign,
-        )
-        reused = tuple(title for title in built.reused if title not in made)
-        remember_image(store, built.image, final, reused)
+        built = _image(final, layout, environment, options, made)
     own = time.monotonic() - started
     seconds = (*below.seconds[:-1], ("project", own), ("total", below.seconds[-1][1] + own))
     image = replace(built.image, base_moved=below.image.base_moved)
     return BuiltProject(
-        built=replace(built, image=image, seconds=seconds, reused=reused),
+        built=replace(built, image=image, seconds=seconds),
         parent=below,
+        parent_plan=plan,
         plan=final,
         effect=effect,
         at_start=at_start(code, effect),
     )
+
+
+def rebuild_project(
+    before: BuiltProject,
+    source: ProjectSource,
+    layout: Path,
+    environment: Environment,
+    options: BuildOptions,
+) -> BuiltProject:
+    """Build *before* with code and settings of *source*, whose locks are those of *before*, into *layout*.
+
+    The cell's image is not built again, and what the packages change in it is not computed again.
+
+    :raises BuildFailed: as `image.build`.
+    :raises ConfigError: the code hides a package of the image.
+    """
+    started = time.monotonic()
+    parent = Parent(plan=before.parent_plan, manifest=before.parent.image.manifest)
+    final = plan_project(parent, source.lock, source.code, before.effect, source.settings)
+    with environment.store.claim(f"builds {final.tag}", build_needs(final)):
+        built = _image(final, layout, environment, options)
+    image = replace(built.image, base_moved=before.built.image.base_moved)
+    seconds = (("total", time.monotonic() - started),)
+    return replace(
+        before,
+        built=replace(built, image=image, seconds=seconds),
+        plan=final,
+        at_start=at_start(source.code, before.effect),
+    )
+
+
+def _image(
+    final: ImagePlan,
+    layout: Path,
+    environment: Environment,
+    options: BuildOptions,
+    made: Collection[str] = (),
+) -> image_build.BuildResult:
+    """Build the project's own image, under its name.
+
+    :param made: titles of layers that this run has made, so that they do not count as reused.
+    """
+    built = image_build.build(
+        final,
+        layout,
+        environment,
+        refs=(final.tag,),
+        layer_format=options.layer_format,
+        foreign=options.foreign,
+    )
+    reused = tuple(title for title in built.reused if title not in made)
+    remember_image(environment.store, built.image, final, reused)
+    return replace(built, reused=reused)
 
 
 def _effect(

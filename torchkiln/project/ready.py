@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from torchkiln.lock.folder import LockFolder
@@ -71,11 +72,16 @@ def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO
     """
 
     def by_uv(name: str, lock: bytes) -> str:
-        from torchkiln.index.uv_lock import exported  # imported here because it loads slowly
-
-        return exported(name, lock, store, extras=choice.extras, groups=choice.groups)
+        return _exported(name, lock, store, choice)
 
     return read_project(folder, environment_of(parent.base.python), by_uv, choice)
+
+
+@lru_cache(maxsize=1)  # `build --watch` asks after each change of the code
+def _exported(name: str, lock: bytes, store: Store, choice: Choice) -> str:
+    from torchkiln.index.uv_lock import exported  # imported here because it loads slowly
+
+    return exported(name, lock, store, extras=choice.extras, groups=choice.groups)
 
 
 def fresh_parent(locks: LockFolder, cell: Cell, environ: Mapping[str, str]) -> LockedCell:
