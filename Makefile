@@ -54,13 +54,15 @@ check: $(STAMP)  ## lint, types, stale generated files
 	$(VENV)/bin/python build.py render --all --check
 	$(VENV)/bin/python tools/readme.py --check
 	$(VENV)/bin/python tools/gpu_pages.py --check
+	$(VENV)/bin/python tools/recipes_page.py --check
 
 golden: $(STAMP)  ## write golden files and generated pages
 	$(VENV)/bin/python build.py render --all
 	$(RUN) tests.golden.write
-	$(VENV)/bin/python tools/schemas.py
+	$(RUN) tools.schemas
 	$(VENV)/bin/python tools/readme.py
 	$(VENV)/bin/python tools/gpu_pages.py
+	$(VENV)/bin/python tools/recipes_page.py
 	$(RUN) bench.thin_sizes --page
 
 bench: test-packages  ## measure speed, size and memory against alternatives, into docs/ (30 minutes, an idle machine)
