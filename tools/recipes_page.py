@@ -102,7 +102,9 @@ def falls(record: Record) -> list[tuple[str, float]]:
 
 def picture(record: Record) -> str:
     """Peak memory from the first row to all switches together."""
-    return waterfall("Peak memory of a training step, one switch after the other", summary(record), "GiB", falls(record))
+    return waterfall(
+        "Peak memory of a training step, one switch after the other", summary(record), "GiB", falls(record)
+    )
 
 
 def stale(docs: Path) -> dict[str, str | None]:

@@ -6,16 +6,22 @@ import os
 from typing import Any
 
 import torch
+from torch import nn
+
 from recipes import torch_api
 from recipes.parallel import World
 from recipes.settings import Settings, Unavailable
-from torch import nn
 
 SAME = ("model", "size", "data", "seed", "batch", "precision", "optimizer", "accumulate")
 
 
 def save(
-    settings: Settings, world: World, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any
+    settings: Settings,
+    world: World,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any,
 ) -> None:
     """Write the file of --save. It has its name only when it is complete: a run killed now leaves the last one."""
     weights, state = _states(settings, model, optimizer)
@@ -47,7 +53,11 @@ def load(
     # weights_only: a file of somebody else cannot run code. On the CPU: else each process fills the first GPU.
     content = torch.load(settings.resume, map_location="cpu", weights_only=True)
     mine = {**{name: getattr(settings, name) for name in SAME}, "world": world.size}
-    wrong = [f"{name} {content['made_by'].get(name)}" for name in mine if content["made_by"].get(name) != mine[name]]
+    wrong = [
+        f"{name} {content['made_by'].get(name)}"
+        for name in mine
+        if content["made_by"].get(name) != mine[name]
+    ]
     if wrong:
         raise Unavailable(f"--resume {settings.resume}: made with {', '.join(wrong)}")
     if settings.parallel.startswith("fsdp"):

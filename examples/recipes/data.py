@@ -7,10 +7,11 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
 from recipes.model import SIZES
 from recipes.parallel import World
 from recipes.settings import Settings, Unavailable
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 COUNT = 4096  # samples of generated data, in an epoch
 Sample = tuple[torch.Tensor, torch.Tensor]
@@ -85,7 +86,9 @@ class ImageFolder(Dataset[Sample]):
         names = sorted(path.name for path in folder.iterdir() if path.is_dir())
         if len(names) > classes:
             raise Unavailable(f"--data {folder}: {len(names)} classes; the model has {classes}")
-        self.files = [(file, at) for at, name in enumerate(names) for file in sorted((folder / name).iterdir())]
+        self.files = [
+            (file, at) for at, name in enumerate(names) for file in sorted((folder / name).iterdir())
+        ]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -111,7 +114,9 @@ class Order:
         self.batch, self.start = settings.batch, start
         self.per_epoch = len(self.sampler) // settings.batch
         if not self.per_epoch:
-            raise Unavailable(f"--batch {settings.batch}: larger than the {len(self.sampler)} samples of a process")
+            raise Unavailable(
+                f"--batch {settings.batch}: larger than the {len(self.sampler)} samples of a process"
+            )
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, at = divmod(self.start, self.per_epoch)
@@ -132,7 +137,9 @@ def batches(settings: Settings, world: World, device: torch.device, start: int) 
         num_workers=settings.workers,
         pin_memory=settings.pin and device.type == "cuda",
         prefetch_factor=settings.prefetch if settings.workers else None,
-        generator=torch.Generator().manual_seed(settings.seed),  # not torch's own, whose state a checkpoint has
+        generator=torch.Generator().manual_seed(
+            settings.seed
+        ),  # not torch's own, whose state a checkpoint has
     )
     for inputs, targets in loader:
         yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)

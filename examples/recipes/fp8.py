@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from recipes.torch_api import scaled_mm
 from torch import nn
+
+from recipes.torch_api import scaled_mm
 
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 

@@ -1,8 +1,8 @@
 """Measures every switch alone and together against FP32, each in a process of its own, into one JSON file.
 
-    python -m recipes.measure --output /out            # one GPU, some minutes
-    python -m recipes.measure --output /out --gpus 2   # also DDP and FSDP on two
-    python -m recipes.measure --output /tmp/out --tiny --device cpu
+python -m recipes.measure --output /out            # one GPU, some minutes
+python -m recipes.measure --output /out --gpus 2   # also DDP and FSDP on two
+python -m recipes.measure --output /tmp/out --tiny --device cpu
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ def main(words: Sequence[str] | None = None) -> int:
     for number, row in enumerate(rows, 1):
         left = given.budget - (time.monotonic() - began)
         print(f"[{number}/{len(rows)}] {row.group}: {row.name} ... ", end="", flush=True)
-        result = measured(row, given, min(given.limit, left)) if left > 0 else _empty(row, "no time", "the rows before took all of --budget")
+        result = (
+            measured(row, given, min(given.limit, left))
+            if left > 0
+            else _empty(row, "no time", "the rows before took all of --budget")
+        )
         found["environment"] = found["environment"] or result.pop("environment")
         result.pop("environment", None)
         found["rows"].append(result)
@@ -58,7 +62,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", required=True, help="a folder, or a file NAME.json")
     parser.add_argument("--gpus", type=int, default=1, help="more than 1: also DDP and FSDP on so many")
     parser.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
@@ -66,8 +72,12 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10, help="of each run; the first two are not timed")
     parser.add_argument("--only", nargs="+", help="names of rows or groups (alone, together, images, gpus)")
     parser.add_argument("--limit", type=float, default=120, help="seconds for each row")
-    parser.add_argument("--budget", type=float, default=900, help="seconds for all; rows after that are left out")
-    parser.add_argument("--image", default="", help="the image's tag, if /etc/torchkiln/image.json does not have it")
+    parser.add_argument(
+        "--budget", type=float, default=900, help="seconds for all; rows after that are left out"
+    )
+    parser.add_argument(
+        "--image", default="", help="the image's tag, if /etc/torchkiln/image.json does not have it"
+    )
     return parser.parse_args(words)
 
 
@@ -132,7 +142,16 @@ def launcher(row: Row, *, shown: bool = False) -> list[str]:
     if row.gpus == 1:
         return [python, "-m", "recipes.train"]
     address = ["--master-addr", "127.0.0.1", "--master-port", "29500" if shown else str(_free_port())]
-    return [python, "-m", "torch.distributed.run", "--nproc-per-node", str(row.gpus), *address, "-m", "recipes.train"]
+    return [
+        python,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(row.gpus),
+        *address,
+        "-m",
+        "recipes.train",
+    ]
 
 
 def _free_port() -> int:
@@ -170,7 +189,9 @@ def _reason(errors: str) -> str:
     """The line that says why a process ended: the last one that names an error."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     named = [line.partition(_REFUSED)[2] for line in lines if _REFUSED in line] or [
-        line for line in lines if "Error" in line.split(":")[0] and not line.startswith("torch.distributed.elastic")
+        line
+        for line in lines
+        if "Error" in line.split(":")[0] and not line.startswith("torch.distributed.elastic")
     ]
     return (named or lines or [""])[-1][:500]
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from recipes.settings import Settings
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from recipes.settings import Settings
 
 SMALLEST = 1 << 20  # bytes; a smaller tensor is not worth a copy over PCIe
 

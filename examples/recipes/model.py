@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional
+
 from recipes import fp8
 from recipes.memory import block_runner
 from recipes.settings import Settings
-from torch import nn
-from torch.nn import functional
 
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "transformer": {
@@ -98,7 +99,9 @@ class Bottleneck(nn.Module):
         self.wide, self.norm3 = nn.Conv2d(width, outside, 1, bias=False), nn.BatchNorm2d(outside)
         self.short = nn.Identity()
         if stride > 1 or inside != outside:
-            self.short = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+            self.short = nn.Sequential(
+                nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """ReLU may overwrite its input: BatchNorm keeps its own input, not its result."""

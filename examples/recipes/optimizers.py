@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import nn
+
 from recipes import torch_api
 from recipes.settings import Settings, Unavailable
-from torch import nn
 
 RATES = {"adamw": 3e-4, "adamw8bit": 3e-4, "adafactor": 1e-2, "sgd": 0.1}
 RISE = 4  # steps over which the rate rises to its value
 
 
-def make(settings: Settings, parameters: Iterable[nn.Parameter], device: torch.device) -> torch.optim.Optimizer:
+def make(
+    settings: Settings, parameters: Iterable[nn.Parameter], device: torch.device
+) -> torch.optim.Optimizer:
     """The optimizer of *settings* for *parameters*.
 
     :raises Unavailable: it needs another torch, or a package that is not installed.
@@ -42,7 +45,9 @@ def _eight_bit(parameters: Iterable[nn.Parameter], rate: float) -> torch.optim.O
     try:
         import bitsandbytes
     except ImportError as error:
-        raise Unavailable("--optimizer adamw8bit: bitsandbytes is not installed (pip install bitsandbytes)") from error
+        raise Unavailable(
+            "--optimizer adamw8bit: bitsandbytes is not installed (pip install bitsandbytes)"
+        ) from error
     return bitsandbytes.optim.AdamW8bit(parameters, lr=rate)
 
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
+
 from recipes import torch_api
 from recipes.precision import HALF
 from recipes.settings import Settings, Unavailable
-from torch import nn
 
 
 class World(NamedTuple):

@@ -17,6 +17,7 @@ import contextlib
 from typing import Any
 
 import torch
+
 from recipes import torch_api
 from recipes.settings import Settings
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from recipes import torch_api
 from torch import profiler
+
+from recipes import torch_api
 
 STEPS = 3  # after one of warm-up; a trace of a whole run is too large to be opened
 

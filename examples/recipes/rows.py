@@ -28,7 +28,12 @@ TINY = {
     "images": "--model resnet --batch 8 --workers 1",
     "gpus": "--model transformer --batch 8 --precision bf16",
 }
-FIRST = {"alone": "FP32", "together": "FP32", "images": "FP32", "gpus": "1 GPU"}  # what the others are compared with
+FIRST = {
+    "alone": "FP32",
+    "together": "FP32",
+    "images": "FP32",
+    "gpus": "1 GPU",
+}  # what the others are compared with
 
 # Each row of the picture has the switches of the one above and one more. All have a batch of 32 for each step.
 WATERFALL = ("FP32", "BF16", "+ checkpointing", "+ accumulation", "+ SGD", "+ offload")
@@ -39,7 +44,11 @@ ROWS = (
     Row("+ checkpointing", "together", "--precision bf16 --checkpointing"),
     Row("+ accumulation", "together", "--precision bf16 --checkpointing --accumulate {parts}"),
     Row("+ SGD", "together", "--precision bf16 --checkpointing --accumulate {parts} --optimizer sgd"),
-    Row("+ offload", "together", "--precision bf16 --checkpointing --accumulate {parts} --optimizer sgd --offload"),
+    Row(
+        "+ offload",
+        "together",
+        "--precision bf16 --checkpointing --accumulate {parts} --optimizer sgd --offload",
+    ),
     Row("TF32", "alone", "--precision tf32"),
     Row("FP16 with GradScaler", "alone", "--precision fp16"),
     Row("FP8 in the layers", "alone", "--precision fp8"),

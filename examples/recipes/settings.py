@@ -23,7 +23,9 @@ class Settings:
 
     model: str = switch("transformer", "what is trained", "transformer", "resnet")
     size: str = switch("tiny", "tiny runs anywhere; base fills 30 GiB of a GPU in FP32", "tiny", "base")
-    data: str = switch("", "a file (transformer) or a folder CLASS/IMAGE (resnet); without it data is generated")
+    data: str = switch(
+        "", "a file (transformer) or a folder CLASS/IMAGE (resnet); without it data is generated"
+    )
     device: str = switch("auto", "auto: a GPU if torch finds one", "auto", "cuda", "cpu")
     seed: int = switch(0, "of weights and data")
     steps: int = switch(20, "optimizer steps")
@@ -66,11 +68,17 @@ class Settings:
         if self.steps < 1 or self.batch < 1:
             raise Unavailable("--steps and --batch: must be at least 1")
         if self.model == "transformer" and (self.in_place or self.channels_last):
-            raise Unavailable("--in-place and --channels-last: only for --model resnet; GELU needs its input later")
+            raise Unavailable(
+                "--in-place and --channels-last: only for --model resnet; GELU needs its input later"
+            )
         if self.model == "resnet" and self.parallel.startswith("fsdp"):
-            raise Unavailable("--parallel fsdp: only for --model transformer; its BatchNorm would need other dtypes")
+            raise Unavailable(
+                "--parallel fsdp: only for --model transformer; its BatchNorm would need other dtypes"
+            )
         if self.model == "resnet" and self.precision == "fp8":
-            raise Unavailable("--precision fp8: only for --model transformer; there are no fp8 convolutions in torch")
+            raise Unavailable(
+                "--precision fp8: only for --model transformer; there are no fp8 convolutions in torch"
+            )
         if self.compile and self.offload:
             raise Unavailable("--compile with --offload: compiled code decides itself what it keeps")
 
@@ -81,7 +89,9 @@ def parse(words: Sequence[str] | None = None, text: str | None = None) -> Settin
     for each in fields(Settings):
         name, given = f"--{each.name.replace('_', '-')}", dict(each.metadata)
         if isinstance(each.default, bool):
-            parser.add_argument(name, action=argparse.BooleanOptionalAction, default=each.default, help=given["help"])
+            parser.add_argument(
+                name, action=argparse.BooleanOptionalAction, default=each.default, help=given["help"]
+            )
         else:
             parser.add_argument(name, type=type(each.default), default=each.default, **given)
     return Settings(**vars(parser.parse_args(words)))

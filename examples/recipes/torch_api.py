@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from recipes.settings import Unavailable
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -52,7 +53,9 @@ def shard_policy(dtype: torch.dtype) -> Any:
 def sharded_state() -> Any:
     """The module that reads and writes whole state dicts of sharded models."""
     if RELEASE < (2, 3):
-        raise Unavailable(f"--save and --resume with FSDP: need torch 2.3 or later; this is {torch.__version__}")
+        raise Unavailable(
+            f"--save and --resume with FSDP: need torch 2.3 or later; this is {torch.__version__}"
+        )
     import torch.distributed.checkpoint.state_dict as found
 
     return found
@@ -75,7 +78,9 @@ def demand_fp8(device: torch.device) -> None:
         raise Unavailable(f"--precision fp8: needs torch 2.1 or later; this is {torch.__version__}")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         major, minor = torch.cuda.get_device_capability(device)
-        raise Unavailable(f"--precision fp8: needs compute capability 8.9; {_name(device)} has {major}.{minor}")
+        raise Unavailable(
+            f"--precision fp8: needs compute capability 8.9; {_name(device)} has {major}.{minor}"
+        )
 
 
 def adafactor() -> Callable[..., torch.optim.Optimizer]:

@@ -1,7 +1,7 @@
 """Trains a small model; the switches are the techniques of faster and smaller training.
 
-    python -m recipes.train --precision bf16 --checkpointing --accumulate 4
-    torchrun --nproc-per-node 2 -m recipes.train --parallel ddp --precision bf16
+python -m recipes.train --precision bf16 --checkpointing --accumulate 4
+torchrun --nproc-per-node 2 -m recipes.train --parallel ddp --precision bf16
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 from typing import Any
 
 import torch
+from torch.nn import functional
+
 from recipes import checkpoint, optimizers, parallel, precision
 from recipes.data import batches
 from recipes.memory import offloading
@@ -21,7 +23,6 @@ from recipes.model import build
 from recipes.profiling import profiling
 from recipes.settings import Settings, Unavailable, parse
 from recipes.watch import Watch
-from torch.nn import functional
 
 
 class Training:
@@ -81,7 +82,9 @@ def run(settings: Settings) -> dict[str, Any]:
                 training.update(step)
                 watch.step(step + 1, loss, training.scaler)
                 profiled()
-                due = step + 1 == settings.steps or (settings.save_every and (step + 1) % settings.save_every == 0)
+                due = step + 1 == settings.steps or (
+                    settings.save_every and (step + 1) % settings.save_every == 0
+                )
                 if settings.save and due:
                     checkpoint.save(settings, world, step + 1, *state)
         return watch.values(training.scaler) | {"environment": environment(device)}

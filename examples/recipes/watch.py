@@ -36,11 +36,15 @@ class Watch:
         if number % self.every == 0:
             value, scale = loss.item(), scaler.get_scale()
             if self.loud:
-                print(f"step {number:5}  loss {value:.4f}  scale {scale:g}  {self._memory()}{self.speed():.0f} samples/s")
+                print(
+                    f"step {number:5}  loss {value:.4f}  scale {scale:g}  {self._memory()}{self.speed():.0f} samples/s"
+                )
             if not math.isfinite(value):
                 raise FloatingPointError(f"the loss is {value} at step {number}: lower the rate, or use bf16")
             if scale < 1:
-                raise FloatingPointError(f"the scale fell to {scale:g} at step {number}: every gradient overflows")
+                raise FloatingPointError(
+                    f"the scale fell to {scale:g} at step {number}: every gradient overflows"
+                )
 
     def speed(self) -> float:
         """Samples a second of all processes, since the warm-up; 0 if nothing was timed."""

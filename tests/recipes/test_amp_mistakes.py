@@ -20,7 +20,9 @@ pytestmark = needs_torch
 PAGE = (ROOT / "docs/amp-mistakes.md").read_text()
 CODE = {
     (kind, name): code
-    for kind, name, code in re.findall(r"^<!-- (wrong|right): (\S+) -->\n```python\n(.*?)^```$", PAGE, re.M | re.S)
+    for kind, name, code in re.findall(
+        r"^<!-- (wrong|right): (\S+) -->\n```python\n(.*?)^```$", PAGE, re.M | re.S
+    )
 }
 START = """
 import math, warnings
@@ -43,7 +45,9 @@ def message_of(call):
 def scene(kind: str, name: str, before: str = "", after: str = "", times: int = 1) -> Any:
     """`result` after *before*, the page's code (in a function `lines`, called *times*), and *after*."""
     code = CODE[kind, name].replace('"cuda"', '"cpu"')
-    return result_of(f"{START}\n{before}\ndef lines():\n{_global(code)}\nfor _ in range({times}): lines()\n{after}")
+    return result_of(
+        f"{START}\n{before}\ndef lines():\n{_global(code)}\nfor _ in range({times}): lines()\n{after}"
+    )
 
 
 def failure(kind: str, name: str, before: str = "", times: int = 1) -> str:
@@ -105,14 +109,14 @@ loss = model(torch.randn(8, 4)).square().mean()
 def test_all_reduce_takes_one_tensor_and_adds() -> None:
     """That it adds: two processes in test_parallel.py."""
     wrong = failure("wrong", "all-reduce", GROUP)
-    assert re.match(r"TypeError: Invalid function argument. Expected parameter `tensor` .* torch.Tensor", wrong)
+    assert re.match(
+        r"TypeError: Invalid function argument. Expected parameter `tensor` .* torch.Tensor", wrong
+    )
     assert failure("right", "all-reduce", GROUP) == ""
 
 
 HIGH = "model, x = nn.Linear(8, 8), torch.randn(2, 8)\n"
-KINDS = (
-    "result = [str(output.dtype), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]"
-)
+KINDS = "result = [str(output.dtype), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]"
 
 
 def test_high_is_tf32() -> None:
@@ -120,7 +124,10 @@ def test_high_is_tf32() -> None:
     assert scene("wrong", "high", HIGH, KINDS) == ["torch.float32", True, True]
     assert scene("right", "high", HIGH, KINDS) == ["torch.bfloat16", False, True]
     large = "x, model = torch.full((1, 1), 1e5), nn.Identity()\n"
-    assert scene("wrong", "high", large, "result = [float(output), float(output.half())]") == [1e5, float("inf")]
+    assert scene("wrong", "high", large, "result = [float(output), float(output.half())]") == [
+        1e5,
+        float("inf"),
+    ]
 
 
 BLOCK = "block, images = nn.Linear(4, 4), torch.randn(2, 4)\n"
@@ -185,7 +192,9 @@ def test_the_rate_of_parts_of_a_batch() -> None:
 
 def test_the_rate_of_a_larger_batch() -> None:
     """One step of SGD with N times batch and rate is near N small steps; with √N times the rate it is behind."""
-    code = PARTS + """
+    code = (
+        PARTS
+        + """
 base_rate = 0.002
 start = {name: value.clone() for name, value in model.state_dict().items()}
 def after(batches, rate):
@@ -201,6 +210,7 @@ small = after(zip(x.chunk(4), y.chunk(4)), base_rate)
 far = lambda rate: float((after([(x, y)], rate) - small).norm() / (small - start["weight"]).norm())
 result = [far(4 * base_rate), far(2 * base_rate)]
 """
+    )
     linear, root = result_of(START + code)
     assert linear < 0.05
     assert root == pytest.approx(0.5, abs=0.05)
@@ -232,7 +242,9 @@ def test_a_higher_init_scale_leaves_steps_out() -> None:
     assert wrong >= right + 20
 
 
-SAMPLER = "data, world, epoch = list(range(32)), 2, 0\nseen = []\nfor rank in range(2):\n    torch.manual_seed(7)\n"
+SAMPLER = (
+    "data, world, epoch = list(range(32)), 2, 0\nseen = []\nfor rank in range(2):\n    torch.manual_seed(7)\n"
+)
 SEEN = "    lines()\n    seen.append([int(n) for batch in loader for n in batch])\nresult = seen"
 
 
@@ -276,5 +288,7 @@ def test_a_comment_after_a_line_continuation() -> None:
 
 def test_each_section_has_both_versions() -> None:
     assert PYTHON
-    assert {name for kind, name in CODE if kind == "wrong"} == {name for kind, name in CODE if kind == "right"}
+    assert {name for kind, name in CODE if kind == "wrong"} == {
+        name for kind, name in CODE if kind == "right"
+    }
     assert len(CODE) == 22

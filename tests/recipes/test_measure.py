@@ -79,7 +79,10 @@ def test_each_row_is_a_result(measure: ModuleType, tmp_path: Path) -> None:
 
 def test_a_row_that_hangs_is_ended(measure: ModuleType, tmp_path: Path) -> None:
     rows = record(measure, tmp_path, ["hangs", "FP32"], "--limit", "2")["rows"]
-    assert [(row["outcome"], row["message"]) for row in rows] == [("failed", "stopped after 2 s"), ("measured", "")]
+    assert [(row["outcome"], row["message"]) for row in rows] == [
+        ("failed", "stopped after 2 s"),
+        ("measured", ""),
+    ]
 
 
 def test_rows_after_the_budget_are_left_out(measure: ModuleType, tmp_path: Path) -> None:
@@ -87,7 +90,9 @@ def test_rows_after_the_budget_are_left_out(measure: ModuleType, tmp_path: Path)
     assert {row["outcome"] for row in rows} == {"no time"}
 
 
-def test_the_record_is_there_after_each_row(measure: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_is_there_after_each_row(
+    measure: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measure, "sentence", lambda result: 1 / 0 if result["name"] == "memory" else "")
     with pytest.raises(ZeroDivisionError):
         record(measure, tmp_path, ["FP32", "memory", "raises"])

@@ -22,7 +22,9 @@ ENGLISH, CHINESE = ROOT / "docs/amp-mistakes.md", ROOT / "docs/amp-mistakes.zh-C
 _TEST = re.compile(r"`(tests/\S+?\.py)::(\w+)`")
 
 
-def row(name: str, group: Any = "alone", *, gib: float | None = 8.0, speed: float = 100.0, gpus: int = 1) -> Row:
+def row(
+    name: str, group: Any = "alone", *, gib: float | None = 8.0, speed: float = 100.0, gpus: int = 1
+) -> Row:
     return Row(
         name=name,
         group=group,
@@ -102,7 +104,10 @@ def test_the_page_has_device_software_and_all_figures(docs: Path) -> None:
     page = made["recipes.md"]
 
     assert page is not None
-    assert "2 × NVIDIA X1; driver 580.10; torch 2.7.1+cu126 for CUDA 12.6; image 2.7.1-cuda12.1-cudnn9-runtime; " in page
+    assert (
+        "2 × NVIDIA X1; driver 580.10; torch 2.7.1+cu126 for CUDA 12.6; image 2.7.1-cuda12.1-cudnn9-runtime; "
+        in page
+    )
     assert "| FP32 | 8.00 | 100 % | 100 | 1.00 | 7.500 |" in page
     assert "| BF16 | 4.00 | 50 % | 250 | 2.50 | 7.500 |" in page
     assert "| TF32 | out of memory: a \\| b |  |  |  |  |" in page
@@ -114,7 +119,11 @@ def test_the_picture_leaves_out_what_was_not_measured(docs: Path) -> None:
     picture = recipes_page.stale(docs)["recipes-x1.svg"]
 
     assert picture is not None
-    assert re.findall(r">([^<]+ GiB, [^<]+)<", picture) == ["8.00 GiB, 100 %", "4.00 GiB, 50.0 %", "1.00 GiB, 12.5 %"]
+    assert re.findall(r">([^<]+ GiB, [^<]+)<", picture) == [
+        "8.00 GiB, 100 %",
+        "4.00 GiB, 50.0 %",
+        "1.00 GiB, 12.5 %",
+    ]
     assert "+ offload" not in picture
 
 
@@ -159,7 +168,9 @@ def test_there_are_ten_and_a_line_that_does_not_run() -> None:
 
 def test_the_translation_has_the_same_sections_code_and_tests() -> None:
     for pattern in (r"^```python\n.*?^```$", r"<!-- .*? -->", _TEST.pattern):
-        english, chinese = ([re.findall(pattern, part, re.M | re.S) for part in sections(page)] for page in (ENGLISH, CHINESE))
+        english, chinese = (
+            [re.findall(pattern, part, re.M | re.S) for part in sections(page)] for page in (ENGLISH, CHINESE)
+        )
         assert english == chinese, pattern
 
 

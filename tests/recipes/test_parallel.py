@@ -85,7 +85,9 @@ def test_fsdp_learns_what_one_process_does(kind: str) -> None:
 def test_two_processes_without_a_sampler_learn_what_one_does() -> None:
     """The mutant of the data: every process gets the samples of the first."""
     mutant = "real = data.DistributedSampler\ndata.DistributedSampler = lambda *a, **k: real(*a, **k | {'num_replicas': 1, 'rank': 0})\n"
-    found = scene(f"{mutant}\nresult = [ranks(lambda rank: losses('--parallel', 'ddp', *{[*TWO]!r}))[0], losses(*{[*TWO]!r})]")
+    found = scene(
+        f"{mutant}\nresult = [ranks(lambda rank: losses('--parallel', 'ddp', *{[*TWO]!r}))[0], losses(*{[*TWO]!r})]"
+    )
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 

@@ -57,7 +57,18 @@ SWITCHES = [
     ["--optimizer", "sgd"],
     ["--clip", "0.5"],
     ["--workers", "1", "--prefetch", "1"],
-    ["--precision", "bf16", "--accumulate", "2", "--checkpointing", "--offload", "--optimizer", "sgd", "--clip", "1"],
+    [
+        "--precision",
+        "bf16",
+        "--accumulate",
+        "2",
+        "--checkpointing",
+        "--offload",
+        "--optimizer",
+        "sgd",
+        "--clip",
+        "1",
+    ],
     ["--model", "resnet"],
     ["--model", "resnet", "--precision", "bf16", "--in-place", "--channels-last", "--checkpointing"],
     ["--model", "resnet", "--precision", "fp16", "--accumulate", "2"],
@@ -83,7 +94,9 @@ def test_it_learns(model: str) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.parametrize("words", [["--precision", "fp32"], ["--precision", "fp16"], ["--model", "resnet"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--precision", "fp32"], ["--precision", "fp16"], ["--model", "resnet"]], ids=" ".join
+)
 def test_a_resumed_run_has_the_same_curve(words: Sequence[str], tmp_path: Path) -> None:
     """Bit for bit; over the end of an epoch, which has seven batches here."""
     small = "data.COUNT = 60"
@@ -272,11 +285,14 @@ def test_offload_moves_activations_and_no_weights() -> None:
 
 def test_checkpointing_keeps_the_input_of_each_block_only() -> None:
     """With offload as the counter of what is kept."""
-    code = KEPT + """
+    code = (
+        KEPT
+        + """
 many = (grown(offload=True), dict(seen))[1]["moved"]
 seen["moved"] = 0
 result = [torch.equal(grown(offload=True, checkpointing=True), grown()), many, seen["moved"]]
 """
+    )
     equal, plain, checkpointed = scene(code)
     assert equal is True
     assert checkpointed < plain / 2

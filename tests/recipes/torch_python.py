@@ -13,7 +13,7 @@ from typing import Any
 from tests.smoke_mutants.mutant import PYTHON, needs_torch
 from torchkiln.util.places import ROOT
 
-__all__ = ["PYTHON", "EXAMPLES", "ENVIRON", "needs_torch", "result_of"]
+__all__ = ["ENVIRON", "EXAMPLES", "PYTHON", "needs_torch", "result_of"]
 
 EXAMPLES = ROOT / "examples"
 # Threads that wait for each other are slow on a busy machine; with one thread sums have one order.
