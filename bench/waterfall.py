@@ -24,9 +24,8 @@ def waterfall(title: str, legend: str, unit: str, steps: Sequence[tuple[str, flo
         ]
         if value < before:
             width = _x(before, whole) - end
-            body.append(
-                f'<rect class="met" opacity="0.45" x="{end:.1f}" y="{y + 4}" width="{width:.1f}" height="22"/>'
-            )
+            place = f'x="{end:.1f}" y="{y + 4}" width="{width:.1f}" height="22"'
+            body.append(f'<rect class="met" opacity="0.45" {place}/>')
         before = value
     floor = _TOP + _ROW * len(steps)
     body.append(f'<line class="axis" x1="{_LEFT}" y1="{_TOP}" x2="{_LEFT}" y2="{floor}"/>')

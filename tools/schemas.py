@@ -1,4 +1,4 @@
-"""Generate the JSON Schemas in torchkiln/data, and that of examples/recipes, from the data classes (`make golden`)."""
+"""Generate the JSON Schemas in torchkiln/data and examples/recipes from the data classes (`make golden`)."""
 
 from __future__ import annotations
 

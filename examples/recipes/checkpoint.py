@@ -1,4 +1,4 @@
-"""A checkpoint has all that the next step depends on, so that a resumed run has the curve of one that went on."""
+"""A checkpoint has all that the next step depends on: a resumed run has the curve of one that went on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     scaler: Any,
 ) -> None:
-    """Write the file of --save. It has its name only when it is complete: a run killed now leaves the last one."""
+    """Write the file of --save. It gets its name when it is complete: a killed run leaves the last one."""
     weights, state = _states(settings, model, optimizer)
     if world.rank:
         return
@@ -50,7 +50,7 @@ def load(
     """
     if not settings.resume:
         return 0
-    # weights_only: a file of somebody else cannot run code. On the CPU: else each process fills the first GPU.
+    # weights_only: somebody else's file cannot run code. On the CPU: else each process fills the first GPU.
     content = torch.load(settings.resume, map_location="cpu", weights_only=True)
     mine = {**{name: getattr(settings, name) for name in SAME}, "world": world.size}
     wrong = [

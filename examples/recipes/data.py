@@ -30,7 +30,7 @@ def dataset(settings: Settings) -> Dataset[Sample]:
 
 
 class Tokens(Dataset[Sample]):
-    """Small numbers are more frequent, and every second token follows from the one before: there is much to learn."""
+    """Small numbers are more frequent, and every second token follows from the one before: much to learn."""
 
     def __init__(self, seed: int, length: int, vocabulary: int) -> None:
         self.seed, self.length, self.vocabulary = seed, length, vocabulary
@@ -104,10 +104,10 @@ class ImageFolder(Dataset[Sample]):
 
 
 class Order:
-    """Endless batches of indices from batch *start* on: each epoch has another order, each process other samples."""
+    """Batches of indices from *start* on, without end: each epoch has its order, each process its samples."""
 
     def __init__(self, settings: Settings, world: World, count: int, start: int) -> None:
-        # Without DistributedSampler every process would train on the same samples, and N GPUs learn what one does.
+        # Without DistributedSampler every process trains on the same samples, and N GPUs learn what one does.
         self.sampler = DistributedSampler(
             range(count), num_replicas=world.size, rank=world.rank, seed=settings.seed, drop_last=True
         )
@@ -129,7 +129,7 @@ class Order:
 
 
 def batches(settings: Settings, world: World, device: torch.device, start: int) -> Iterator[Sample]:
-    """Endless batches on *device*. Workers prepare the next ones; pinned ones are copied while the GPU computes."""
+    """Batches on *device*, without end. Workers prepare the next; pinned ones are copied beside the work."""
     samples = dataset(settings)
     loader = DataLoader(
         samples,

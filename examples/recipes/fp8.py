@@ -16,7 +16,7 @@ def quantised(tensor: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tens
     """*tensor* in 8 bits, its largest value at the end of the range; and the factor that gives it back."""
     largest = tensor.detach().abs().amax().float().clamp(min=1e-12)
     scale = LARGEST[kind] / largest
-    return (tensor.float() * scale).to(getattr(torch, kind)), scale.reciprocal()
+    return (tensor.float() * scale).to(getattr(torch, kind)).contiguous(), scale.reciprocal()
 
 
 def by_columns(matrix: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ PACKAGES = Path(__file__).resolve().parent.parent
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure all rows; the file is written anew after each, so that a run that is stopped leaves what it has."""
+    """Measure all rows. The file is written anew after each: a run that is stopped leaves what it has."""
     given = _options(words)
     rows = [*ROWS, *(_scaled(given.gpus) if given.gpus > 1 else ())]
     if given.only:
@@ -115,7 +115,7 @@ def _driver() -> str | None:
 
 
 def measured(row: Row, given: argparse.Namespace, limit: float) -> dict[str, Any]:
-    """The result of a run in a new process: its memory is counted from zero, and a crash ends only this row."""
+    """The result of a run in a new process: its memory is counted from zero, a crash ends only this row."""
     words = words_of(row, tiny=given.tiny, steps=given.steps, device=given.device)
     result = _empty(row, "failed", "no report")
     with tempfile.TemporaryDirectory(prefix="recipes-") as folder:
@@ -207,7 +207,8 @@ def sentence(result: dict[str, Any]) -> str:
     if result["outcome"] != "measured":
         return f"{result['outcome']}: {result['message']}"
     peak = f"{result['peak_bytes'] / (1 << 30):.2f} GiB, " if result["peak_bytes"] else ""
-    return f"{peak}{result['samples_per_s']:.1f} samples/s, loss {result['losses'][-1]:.4f} ({result['seconds']:.0f} s)"
+    loss = f"{result['losses'][-1]:.4f}" if result["losses"] else "not finite"
+    return f"{peak}{result['samples_per_s']:.1f} samples/s, loss {loss} ({result['seconds']:.0f} s)"
 
 
 if __name__ == "__main__":

@@ -76,11 +76,11 @@ class Transformer(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens: batch, length; the result is batch, vocabulary, length, as cross_entropy wants it."""
+        """tokens: batch, length; a row of the result for each token, as cross_entropy wants it."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = self.run(block, x)
-        return self.head(self.norm(x)).transpose(1, 2)
+        return self.head(self.norm(x)).flatten(0, 1)
 
 
 class Bottleneck(nn.Module):

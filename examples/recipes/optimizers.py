@@ -1,7 +1,7 @@
 """Optimizers, by the bytes that they keep for each weight besides weight and gradient.
 
-adamw: 8 (two FP32 moments); adamw8bit: 2, with the package bitsandbytes; adafactor: almost 0 (a row and a column
-for each matrix); sgd: 0, since this one has no momentum.
+adamw: 8 (two FP32 moments); adamw8bit: 2, with the package bitsandbytes; adafactor: almost 0 (a row and a
+column for each matrix); sgd: 0, since this one has no momentum.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _eight_bit(parameters: Iterable[nn.Parameter], rate: float) -> torch.optim.O
 
 
 def set_rate(settings: Settings, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """The rate of *step*, a function of the step alone: nothing to save, nothing that a skipped step shifts."""
+    """The rate is a function of *step* alone: nothing to save, nothing that a skipped step shifts."""
     rate = settings.rate or RATES[settings.optimizer]
     for group in optimizer.param_groups:
         group["lr"] = rate * min(1.0, (step + 1) / RISE)

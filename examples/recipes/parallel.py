@@ -50,8 +50,8 @@ def join(settings: Settings, device: torch.device) -> World:
 def wrap(settings: Settings, model: nn.Module, device: torch.device) -> tuple[nn.Module, Callable[..., Any]]:
     """The module that holds the weights from now on, and what the loop calls; make the optimizer afterwards.
 
-    DDP keeps a whole model in each process and adds up gradients. FSDP keeps a part of the weights, gradients and
-    optimizer state in each, and gathers a block's weights when it is run.
+    DDP keeps a whole model in each process, and averages gradients. FSDP keeps a part of weights, gradients
+    and optimizer state in each, and gathers a block's weights when it is run.
     """
     half = HALF.get(settings.precision)
     if settings.parallel == "ddp":

@@ -16,7 +16,7 @@ STEPS = 3  # after one of warm-up; a trace of a whole run is too large to be ope
 
 @contextlib.contextmanager
 def profiling(folder: str, device: torch.device) -> Iterator[Callable[[], None]]:
-    """Yields what to call after each step. trace.json: chrome://tracing or Perfetto; memory.pickle: memory_viz."""
+    """Yields what to call after each step. trace.json is for Perfetto, memory.pickle for memory_viz."""
     if not folder:
         yield lambda: None
         return

@@ -35,7 +35,7 @@ FIRST = {
     "gpus": "1 GPU",
 }  # what the others are compared with
 
-# Each row of the picture has the switches of the one above and one more. All have a batch of 32 for each step.
+# Each row of the picture has the switches of the one above and one more; the batch of a step stays 32.
 WATERFALL = ("FP32", "BF16", "+ checkpointing", "+ accumulation", "+ SGD", "+ offload")
 
 ROWS = (

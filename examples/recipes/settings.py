@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Unavailable(Exception):
-    """A switch cannot be used here: this torch, this GPU or this model lacks something. The message says what."""
+    """A switch cannot be used here; the message says what this torch, this GPU or this model lacks."""
 
 
 def switch(default: Any, text: str, *choices: str) -> Any:

@@ -14,7 +14,7 @@ RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def grad_scaler(device: str, **options: Any) -> Any:
-    """A GradScaler: torch.amp's from 2.3 on. Before that there was only the one for CUDA, under another name."""
+    """A GradScaler: torch.amp's from 2.3 on; before that only the one for CUDA, under another name."""
     if hasattr(torch.amp, "GradScaler"):
         return torch.amp.GradScaler(device, **options)
     options["enabled"] = options.get("enabled", True) and device == "cuda"

@@ -44,13 +44,13 @@ class Training:
             with parallel.syncing(self.settings, self.called, number == parts):
                 with offloading(self.settings, self.device), precision.autocast(self.settings, self.device):
                     # Divided, because the gradients of the parts add up.
-                    loss = functional.cross_entropy(self.called(x), y) / parts
+                    loss = functional.cross_entropy(self.called(x), y.flatten()) / parts
                 self.scaler.scale(loss).backward()
             total += loss.detach()
         return total
 
     def update(self, step: int) -> None:
-        """One step of the optimizer. `scaler.step` leaves it out if a gradient overflowed, and returns nothing."""
+        """One step of the optimizer. `scaler.step` omits it if a gradient overflowed, and returns nothing."""
         optimizers.set_rate(self.settings, self.optimizer, step)
         if self.settings.clip:
             self.scaler.unscale_(self.optimizer)  # else the norm of scaled gradients is clipped

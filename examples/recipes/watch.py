@@ -26,7 +26,7 @@ class Watch:
     def step(self, number: int, loss: torch.Tensor, scaler: Any) -> None:
         """Note *loss* of step *number*, which counts from 1.
 
-        :raises FloatingPointError: the loss is NaN or infinite; or no scale is small enough for the gradients.
+        :raises FloatingPointError: the loss is NaN or infinite, or no scale is small enough for gradients.
         """
         self.losses.append(loss.detach())
         self.timed += 1
@@ -36,9 +36,8 @@ class Watch:
         if number % self.every == 0:
             value, scale = loss.item(), scaler.get_scale()
             if self.loud:
-                print(
-                    f"step {number:5}  loss {value:.4f}  scale {scale:g}  {self._memory()}{self.speed():.0f} samples/s"
-                )
+                speed = f"{self.speed():.0f} samples/s"
+                print(f"step {number:5}  loss {value:.4f}  scale {scale:g}  {self._memory()}{speed}")
             if not math.isfinite(value):
                 raise FloatingPointError(f"the loss is {value} at step {number}: lower the rate, or use bf16")
             if scale < 1:

@@ -79,7 +79,8 @@ before = lambda: None
 def loop(kind: str) -> str:
     """A training loop around the lines of the page: one global `loss` for each call."""
     code = CODE[kind, "step"].replace('"cuda"', '"cpu"')
-    return f"def once():\n    global scale\n    loss = model(x).square().mean()\n{textwrap.indent(code, '    ')}\n"
+    head = "def once():\n    global scale\n    loss = model(x).square().mean()\n"
+    return head + textwrap.indent(code, "    ")
 
 
 def test_step_returns_nothing() -> None:
@@ -140,7 +141,7 @@ def test_checkpoint_without_use_reentrant() -> None:
         "RuntimeError: element 0 of tensors does not require grad"
     )
     later = BLOCK + "inner = block\nhead = nn.Linear(4, 4)\n"
-    silent = "block = inner\noutput = head(checkpoint(block, images, use_reentrant=True))\noutput.sum().backward()\n"
+    silent = "block = inner\nhead(checkpoint(block, images, use_reentrant=True)).sum().backward()\n"
     assert result_of(f"{START}{later}warnings.simplefilter('ignore')\n{silent}{GRADIENT}") is False
     assert scene("right", "checkpoint", BLOCK, GRADIENT) is True
 
@@ -184,14 +185,14 @@ whole, = torch.autograd.grad(functional.mse_loss(model(x), y), [model.weight])
 
 
 def test_the_rate_of_parts_of_a_batch() -> None:
-    """With the lines of most tutorials a step is N times √N as long; without both, it is that of the batch."""
+    """With the wrong lines a step is N times √N as long; without both factors it is that of the batch."""
     step = "result = float((rate * model.weight.grad).norm() / (base_rate * whole).norm())"
     assert scene("wrong", "rate", PARTS, step) == pytest.approx(8.0)
     assert scene("right", "rate", PARTS, step) == pytest.approx(1.0)
 
 
 def test_the_rate_of_a_larger_batch() -> None:
-    """One step of SGD with N times batch and rate is near N small steps; with √N times the rate it is behind."""
+    """One step of SGD with N times batch and rate is near N small steps; with √N times it is behind."""
     code = (
         PARTS
         + """
@@ -266,7 +267,8 @@ def test_ddp_without_a_sampler() -> None:
 
 def test_fp32_is_two_baselines() -> None:
     """By default one switch is off and one is on; the figures of the page are those of a kept report."""
-    speed = "model, time_of = None, lambda model: [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]\n"
+    flags = "[torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]"
+    speed = f"model, time_of = None, lambda model: {flags}\n"
     assert scene("wrong", "speed", speed, "result = before") == [False, True]
     assert scene("right", "speed", speed, "result = before") == [False, False]
     measured = [

@@ -62,9 +62,8 @@ def scene(code: str) -> Any:
 
 def compared(parallel: str, *words: str, before: str = "") -> tuple[list[list[float]], list[float]]:
     """The losses of both processes with half the batch, and of one with the whole."""
-    two, one = scene(
-        f"{before}\nresult = [ranks(lambda rank: losses('--parallel', {parallel!r}, *{[*TWO, *words]!r})), losses(*{[*ONE, *words]!r})]"
-    )
+    half, whole = ["--parallel", parallel, *TWO, *words], [*ONE, *words]
+    two, one = scene(f"{before}\nresult = [ranks(lambda rank: losses(*{half!r})), losses(*{whole!r})]")
     return two, one
 
 
@@ -84,9 +83,13 @@ def test_fsdp_learns_what_one_process_does(kind: str) -> None:
 
 def test_two_processes_without_a_sampler_learn_what_one_does() -> None:
     """The mutant of the data: every process gets the samples of the first."""
-    mutant = "real = data.DistributedSampler\ndata.DistributedSampler = lambda *a, **k: real(*a, **k | {'num_replicas': 1, 'rank': 0})\n"
+    mutant = """
+real = data.DistributedSampler
+data.DistributedSampler = lambda *a, **k: real(*a, **k | {"num_replicas": 1, "rank": 0})
+"""
     found = scene(
-        f"{mutant}\nresult = [ranks(lambda rank: losses('--parallel', 'ddp', *{[*TWO]!r}))[0], losses(*{[*TWO]!r})]"
+        f"{mutant}\nwords = {[*TWO]!r}\n"
+        "result = [ranks(lambda rank: losses('--parallel', 'ddp', *words))[0], losses(*words)]"
     )
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
@@ -98,7 +101,8 @@ def reductions(rank, always):
     seen = []
     def hook(state, bucket):
         seen.append(1)
-        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0] / 2)
+        sent = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return sent.then(lambda done: done.value()[0] / 2)
     training.called.register_comm_hook(None, hook)
     training.backward(*next(data.batches(settings, training.world, cpu, 0)))
     found = [len(seen), [float(parameter.grad.norm()) for parameter in training.model.parameters()]]
