@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -186,14 +187,11 @@ def _run(command: Sequence[str], folder: Path, limit: float) -> tuple[int | None
 
 
 def _reason(errors: str) -> str:
-    """The line that says why a process ended: the last one that names an error."""
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    named = [line.partition(_REFUSED)[2] for line in lines if _REFUSED in line] or [
-        line
-        for line in lines
-        if "Error" in line.split(":")[0] and not line.startswith("torch.distributed.elastic")
-    ]
-    return (named or lines or [""])[-1][:500]
+    """The line that says why a process ended: the first one that names an error, of whichever process."""
+    lines = [re.sub(r"^\[rank\d+\]:\s*", "", line.strip()) for line in errors.splitlines()]
+    refused = [line.partition(_REFUSED)[2] for line in lines if _REFUSED in line]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    return (refused or named or [line for line in lines if line][-1:] or [""])[0][:500]
 
 
 def _empty(row: Row, outcome: str, message: str) -> dict[str, Any]:

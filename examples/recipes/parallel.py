@@ -39,10 +39,12 @@ def join(settings: Settings, device: torch.device) -> World:
     """Meet the other processes. Without --parallel there are none."""
     if settings.parallel == "none":
         return World()
-    if "RANK" not in os.environ:
-        raise Unavailable("--parallel: start with torchrun --nproc-per-node N -m recipes.train")
+    if settings.parallel == "fsdp1" and device.type == "cpu":
+        raise Unavailable("--parallel fsdp1: needs a GPU; fsdp2 also runs without")
     if settings.parallel == "fsdp2" and settings.precision == "fp16":
         raise Unavailable("--parallel fsdp2 --precision fp16: use bf16, which needs no GradScaler")
+    if "RANK" not in os.environ:
+        raise Unavailable("--parallel: start with torchrun --nproc-per-node N -m recipes.train")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return World(dist.get_rank(), dist.get_world_size())
 

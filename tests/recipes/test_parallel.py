@@ -75,9 +75,9 @@ def test_ddp_learns_what_one_process_does_with_the_double_batch(words: tuple[str
     assert one[0] != pytest.approx(one[-1], rel=1e-3)  # it moved
 
 
-@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
-def test_fsdp_learns_what_one_process_does(kind: str) -> None:
-    two, one = compared(kind, "--clip", "0.1")
+def test_fsdp_learns_what_one_process_does() -> None:
+    """FSDP2; the first FSDP refuses a CPU."""
+    two, one = compared("fsdp2", "--clip", "0.1")
     assert two[0] == pytest.approx(one, rel=1e-5)
 
 

@@ -378,6 +378,8 @@ def test_a_profile_is_a_trace_that_can_be_read(tmp_path: Path) -> None:
         (["--fused"], "--fused: only adamw and sgd on a GPU"),
         (["--optimizer", "adamw8bit"], "--optimizer adamw8bit: bitsandbytes is not installed"),
         (["--parallel", "ddp"], "--parallel: start with torchrun"),
+        (["--parallel", "fsdp1"], "--parallel fsdp1: needs a GPU"),
+        (["--parallel", "fsdp2", "--precision", "fp16"], "--parallel fsdp2 --precision fp16: use bf16"),
         (["--batch", "5000"], "--batch 5000: larger than the 4096 samples of a process"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
