@@ -205,7 +205,14 @@ def test_clipping_is_after_unscaling() -> None:
 
 def test_clipping_before_unscaling_is_found() -> None:
     """The mutant: what was clipped is then divided by the factor of 1024."""
-    mutant = "import torch.amp\ntorch.amp.GradScaler.unscale_ = lambda self, optimizer: None\n"
+    mutant = """
+clip, update = parallel.clip, train.Training.update
+parallel.clip = lambda *given: None
+def early(self, step):
+    clip(self.settings, self.model)
+    update(self, step)
+train.Training.update = early
+"""
     assert scene(mutant + CLIPPED) < 0.01
 
 
@@ -282,7 +289,7 @@ def test_offload_moves_activations_and_no_weights() -> None:
     equal, seen = scene(KEPT + "result = [torch.equal(grown(offload=True), grown()), seen]")
     assert equal is True
     assert seen["moved"] > 20
-    assert seen["weights"] > 10
+    assert seen["weights"] >= 10
 
 
 def test_checkpointing_keeps_the_input_of_each_block_only() -> None:
