@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,12 @@ result = ranks(work)
 def test_torchrun_starts_it_and_one_process_reports(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     words = ["--parallel", "ddp", "--device", "cpu", "--steps", "3", "--report", str(report)]
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
     command = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     done = subprocess.run(
-        [*command, "--master-port", "0", "-m", "recipes.train", *words],
+        [*command, "--master-port", port, "-m", "recipes.train", *words],
         env=os.environ | ENVIRON,
         cwd=ROOT / "examples",
         capture_output=True,
@@ -168,6 +172,6 @@ def test_torchrun_starts_it_and_one_process_reports(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(report.read_text())
-    assert found["outcome"] == "measured"
-    assert len(found["losses"]) == 3
+    values = json.loads(report.read_text())
+    assert values["outcome"] == "measured"
+    assert len(values["losses"]) == 3
