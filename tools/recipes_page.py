@@ -40,7 +40,7 @@ def measured_part(known: Mapping[str, Record]) -> str:
 
 def _section(name: str, record: Record) -> Iterator[str]:
     yield f"### {name}\n"
-    yield f"{summary(record)}. {record.steps} steps in each row; the first are not timed. "
+    yield f"{summary(record)}. {record.steps} steps in each row; the first two are not timed."
     yield f"[The record](recipes/{name}.json) has the command and the losses of each row.\n"
     if falls(record):
         yield f"![Peak memory, one switch after the other](recipes-{name}.svg)\n"

@@ -19,7 +19,7 @@ class Row(NamedTuple):
 BASE = {
     "alone": "--model transformer --batch 32",
     "together": "--model transformer --batch 32",
-    "images": "--model resnet --batch 256 --workers 8",
+    "images": "--model resnet --batch 256 --workers 6 --prefetch 1",
     "gpus": "--model transformer --batch 32 --precision bf16 --fused",
 }
 TINY = {
