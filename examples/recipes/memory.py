@@ -42,7 +42,7 @@ def offloading(settings: Settings, device: torch.device) -> contextlib.AbstractC
     pin = device.type == "cuda"
 
     def pack(tensor: torch.Tensor) -> Any:
-        if isinstance(tensor, nn.Parameter) or tensor.nbytes < SMALLEST:
+        if isinstance(tensor, nn.Parameter) or tensor.numel() * tensor.element_size() < SMALLEST:
             return tensor
         # Not `.cpu()`: page-locked memory lets the copy run while the GPU goes on. The GPU's allocator reuses
         # the block only for later work of the same stream, so nothing is overwritten before it is copied.

@@ -74,7 +74,7 @@ def wrap(settings: Settings, model: nn.Module, device: torch.device) -> tuple[nn
 
 def compiled(settings: Settings, model: nn.Module) -> Callable[..., Any]:
     """torch.compile, if it is switched on; the weights are the same objects, without the prefix _orig_mod."""
-    return torch.compile(model) if settings.compile else model
+    return torch_api.compiled(model) if settings.compile else model
 
 
 def _fsdp1(model: nn.Module, half: torch.dtype | None, device: torch.device) -> nn.Module:

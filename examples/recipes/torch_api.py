@@ -83,6 +83,14 @@ def demand_fp8(device: torch.device) -> None:
         )
 
 
+def compiled(model: Any) -> Callable[..., Any]:
+    """torch.compile; each release refuses the Pythons that came after it."""
+    try:
+        return torch.compile(model)
+    except RuntimeError as error:
+        raise Unavailable(f"--compile: torch {torch.__version__}: {error}") from error
+
+
 def adafactor() -> Callable[..., torch.optim.Optimizer]:
     """torch.optim.Adafactor, from 2.5 on."""
     if not hasattr(torch.optim, "Adafactor"):
