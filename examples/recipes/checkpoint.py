@@ -61,7 +61,7 @@ def load(
     if wrong:
         raise Unavailable(f"--resume {settings.resume}: made with {', '.join(wrong)}")
     if settings.parallel.startswith("fsdp"):
-        api = torch_api.sharded_state()
+        api = torch_api.sharded_state(settings.parallel)
         api.set_state_dict(
             model,
             optimizer,
@@ -83,6 +83,6 @@ def _states(settings: Settings, model: nn.Module, optimizer: torch.optim.Optimiz
     """The state dicts of model and optimizer; with FSDP gathered, by all processes together."""
     if not settings.parallel.startswith("fsdp"):
         return model.state_dict(), optimizer.state_dict()
-    api = torch_api.sharded_state()
+    api = torch_api.sharded_state(settings.parallel)
     options = api.StateDictOptions(full_state_dict=True, cpu_offload=True)
     return api.get_state_dict(model, optimizer, options=options)

@@ -50,12 +50,12 @@ def shard_policy(dtype: torch.dtype) -> Any:
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
 
 
-def sharded_state() -> Any:
-    """The module that reads and writes whole state dicts of sharded models."""
-    if RELEASE < (2, 3):
-        raise Unavailable(
-            f"--save and --resume with FSDP: need torch 2.3 or later; this is {torch.__version__}"
-        )
+def sharded_state(kind: str) -> Any:
+    """The module that reads and writes whole state dicts of sharded models; 2.4 cannot read FSDP2's."""
+    least = (2, 5) if kind == "fsdp2" else (2, 3)
+    if least > RELEASE:
+        needs = f"needs torch {least[0]}.{least[1]} or later; this is {torch.__version__}"
+        raise Unavailable(f"--save and --resume with --parallel {kind}: {needs}")
     import torch.distributed.checkpoint.state_dict as found
 
     return found

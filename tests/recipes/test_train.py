@@ -273,3 +273,52 @@ result = [code, printed.getvalue()]
     assert code_ == 3
     assert printed.startswith(f"unavailable: {message}")
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "call", "message"),
+    [
+        ("api.RELEASE = (2, 3)", "api.fully_shard()", "--parallel fsdp2: needs torch 2.4"),
+        (
+            "api.RELEASE = (2, 2)",
+            "api.sharded_state('fsdp1')",
+            "--save and --resume with --parallel fsdp1: needs",
+        ),
+        (
+            "api.RELEASE = (2, 4)",
+            "api.sharded_state('fsdp2')",
+            "--save and --resume with --parallel fsdp2: needs",
+        ),
+        ("del torch.optim.Adafactor", "api.adafactor()", "--optimizer adafactor: needs torch 2.5"),
+        ("del torch.float8_e4m3fn", "api.demand_fp8(cpu)", "--precision fp8: needs torch 2.1"),
+        (
+            "def old(model):\n    raise RuntimeError('Python 3.99 is not supported')\ntorch.compile = old",
+            "api.compiled(None)",
+            "--compile: torch ",
+        ),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_an_older_torch_says_what_it_lacks(change: str, call: str, message: str) -> None:
+    code = f"""
+from recipes import torch_api as api
+{change}
+try:
+    {call}
+except Unavailable as error:
+    result = str(error)
+"""
+    assert scene(code).startswith(message)
+
+
+def test_a_torch_without_a_scaler_for_the_cpu_uses_the_one_for_cuda() -> None:
+    """As releases before 2.3 are; there it is off on a CPU."""
+    code = """
+import warnings
+warnings.simplefilter("ignore")
+from recipes import torch_api
+del torch.amp.GradScaler
+found = torch_api.grad_scaler("cpu", init_scale=8.0, enabled=True)
+result = [type(found).__module__, found.is_enabled()]
+"""
+    assert scene(code) == ["torch.cuda.amp.grad_scaler", False]
