@@ -41,6 +41,8 @@ def join(settings: Settings, device: torch.device) -> World:
         return World()
     if settings.parallel == "fsdp1" and device.type == "cpu":
         raise Unavailable("--parallel fsdp1: needs a GPU; fsdp2 also runs without")
+    if settings.sync_batchnorm and device.type == "cpu":
+        raise Unavailable("--sync-batchnorm: needs GPUs")
     if settings.parallel == "fsdp2" and settings.precision == "fp16":
         raise Unavailable("--parallel fsdp2 --precision fp16: use bf16, which needs no GradScaler")
     if "RANK" not in os.environ:

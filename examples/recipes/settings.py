@@ -79,13 +79,15 @@ class Settings:
             raise Unavailable(
                 "--precision fp8: only for --model transformer; there are no fp8 convolutions in torch"
             )
+        if self.sync_batchnorm and (self.model, self.parallel) != ("resnet", "ddp"):
+            raise Unavailable("--sync-batchnorm: only for --model resnet with --parallel ddp")
         if self.compile and self.offload:
             raise Unavailable("--compile with --offload: compiled code decides itself what it keeps")
 
 
 def parse(words: Sequence[str] | None = None, text: str | None = None) -> Settings:
     """The settings of a command line. Each field is an option: `in_place` is --in-place or --no-in-place."""
-    parser = argparse.ArgumentParser(description=text)
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for each in fields(Settings):
         name, given = f"--{each.name.replace('_', '-')}", dict(each.metadata)
         if isinstance(each.default, bool):
