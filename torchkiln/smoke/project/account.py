@@ -12,11 +12,10 @@ from typing import Any
 from torchkiln.compare.images import contents_of
 from torchkiln.errors import VerificationFailed, printable
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.model.project import PARENT_LABEL
+from torchkiln.model.project import APP, PARENT_LABEL, PROJECT_JSON
 from torchkiln.oci.labels import labels
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.project.file import FILE as LOCK
-from torchkiln.project.plan import APP, PROJECT_JSON
 from torchkiln.project.pyproject_file import FILE as PYPROJECT
 from torchkiln.project.settings import FILE as SETTINGS
 from torchkiln.project.settings import ProjectSettings, settings_from

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchkiln.model.project import APP
 from torchkiln.model.recipe import PREFIX
 from torchkiln.model.report import Finding
-from torchkiln.project.plan import APP
 from torchkiln.smoke.project.declared import DECLARED
 from torchkiln.smoke.project.modules import modules_of
 from torchkiln.smoke.run import Ended, Inside, exit_status
