@@ -65,6 +65,7 @@ IMPURE: Mapping[str, str] = {
     "plan/load.py": "reads the checkout's own files",
     "plan/rootfs.py": "reads the files of rootfs/",
     "sbom/image.py": "reads the layers of an image",
+    "sbom/project.py": "reads the layers of an image",
     "sbom/read_image.py": "reads the layers of an image",
     "sbom/scanner.py": "runs the scanner",
 }

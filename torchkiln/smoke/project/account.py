@@ -15,14 +15,13 @@ from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.project import APP, PARENT_LABEL, PROJECT_JSON
 from torchkiln.oci.labels import labels
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.project.file import FILE as LOCK
 from torchkiln.project.pyproject_file import FILE as PYPROJECT
 from torchkiln.project.settings import FILE as SETTINGS
 from torchkiln.project.settings import ProjectSettings, settings_from
 from torchkiln.util.schema import sentences
 from torchkiln.util.strict_json import json_of
 
-_FILES = frozenset({PROJECT_JSON, *(f"{APP}/{name}" for name in (SETTINGS, PYPROJECT, LOCK))})
+_FILES = frozenset({PROJECT_JSON, *(f"{APP}/{name}" for name in (SETTINGS, PYPROJECT))})
 _LINE = {"type": "string", "maxLength": 2000}
 _NAME = {"type": "string", "maxLength": 200, "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$"}
 _SHA256 = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
@@ -78,7 +77,7 @@ class ProjectAccount:
     wheels: tuple[AccountWheel, ...]
     removed: tuple[str, ...]  # packages of the image below that wheels replace
     settings: ProjectSettings
-    has_lock: bool  # the code has torchkiln.lock.json
+    files: int  # in the layer of its code, without project.json
 
 
 def is_project(image: ImageOnDisk) -> bool:
@@ -122,7 +121,7 @@ def account_of(image: ImageOnDisk) -> ProjectAccount:
         ),
         removed=tuple(document["removed"]),
         settings=settings_from(read),
-        has_lock=f"{APP}/{LOCK}" in contents.texts,
+        files=contents.files - 1,
     )
 
 
