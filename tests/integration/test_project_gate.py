@@ -148,7 +148,7 @@ def test_each_check_must_pass(there: Scene, name: str) -> None:
 def test_values_count_not_the_stated_outcome(there: Scene) -> None:
     others = (finding("import"), finding("pip-check"))
     missing = finding("linkage", missing=[["a", "libx.so.1"]])
-    wider = replace(missing, threshold="{}")
+    wider = replace(missing, threshold='{"libraries": {"at_least": 0}}')
 
     assert refused(there, findings=(*others, missing)) == [
         "project.dsse.json: states 'pass', but its values give 'fail'",

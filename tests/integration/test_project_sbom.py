@@ -1,11 +1,10 @@
-"""The SBOM of a project's image: packages that it keeps, replaces and adds, and the project; `publish` with it."""
+"""The SBOM of a project's image: the packages that it keeps, replaces and adds, and its code."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cyclonedx.schema import SchemaVersion
@@ -14,8 +13,7 @@ from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDi
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from tests.project_gate import Scene, scene
-from tests.projects import NAME, TAG, Bench
-from tests.servers.registry_server import RegistryServer
+from tests.projects import NAME, Bench
 from torchkiln.sbom.listed import listed
 
 
@@ -85,66 +83,3 @@ def test_an_sbom_is_compared_with_the_image(there: Scene, tmp_path: Path) -> Non
 
     assert done.exit_code == 1 or getattr(done.exception, "exit_code", 0) == 12
     assert "einops 1: in the image, but not in the SBOM" in str(done.exception)
-
-
-def attachments(server: RegistryServer, image: str) -> dict[str, list[Any]]:
-    """The predicates attached to *image*, by type."""
-    import base64
-
-    found: dict[str, list[Any]] = {}
-    repository = server.repository("team/app")
-    for data in repository.manifests.values():
-        document = json.loads(data)
-        if document.get("subject", {}).get("digest") == image:
-            bundle = json.loads(repository.blobs[document["layers"][0]["digest"]])
-            statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
-            assert statement["subject"][0]["digest"]["sha256"] == image[7:]
-            found.setdefault(statement["predicateType"], []).append(statement["predicate"])
-    return found
-
-
-def test_publish_attaches_the_decision_the_report_and_the_sbom(there: Scene) -> None:
-    publisher = there.publisher
-    files = (there.parent_report(), there.signed(there.report(there.image)))
-    reports = [word for file in files for word in ("--report", file)]
-    with RegistryServer() as server:
-        target = ("--to", f"{server.host}/team/app", "--dated", "20261122", "--json")
-        keys = (
-            "--key",
-            str(publisher.folder / "publisher.pem"),
-            "--trust",
-            str(publisher.folder / "lab.pub.pem"),
-        )
-        code, _, messages = there.run("publish", NAME, *target, *keys)
-        assert code == 7, messages
-        assert not server.repository("team/app").manifests
-        code, out, messages = there.run("publish", NAME, *target, *keys, *reports)
-        assert code == 0, messages
-        tags = {name for name in server.repository("team/app").manifests if ":" not in name}
-        found = attachments(server, there.image.manifest)
-        again = there.run("publish", NAME, *target, *keys, *reports, "--tag", TAG)
-
-    assert {NAME, f"{NAME}-20261122"} <= tags
-    assert json.loads(out)["digest"] == there.image.manifest
-    [decision] = found["urn:torchkiln:clearance:1"]
-    below = decision["project"]["below"]
-    assert (below["tag"], below["digest"]) == (TAG, there.parent.manifest)
-    assert [row["signers"] != [] for row in below["reports"]] == [True]
-    [report] = found["urn:torchkiln:smoke-report:2"]
-    assert report["project"]["parent_image"] == there.parent.manifest
-    assert (
-        found["https://spdx.dev/Document"][0]
-        == json.loads(
-            sbom(
-                there,
-            )
-        )
-        | {
-            key: found["https://spdx.dev/Document"][0][key]
-            for key in ("documentNamespace", "name", "packages")
-        }
-        | {}
-    )
-    assert "https://cyclonedx.org/bom" in found
-    assert again[0] == 2
-    assert f"{TAG} is not a name for the project's image" in again[2]

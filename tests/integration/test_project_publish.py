@@ -1,0 +1,155 @@
+"""`publish` and `verify` of a project's image: decision, report and SBOM are attached, and read again."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.project_gate import Scene, finding, scene
+from tests.projects import NAME, TAG
+from tests.servers.registry_server import RegistryServer
+from torchkiln.sbom.listed import listed
+
+DATED = f"{NAME}-20261122"
+CLEARANCE, REPORT = "urn:torchkiln:clearance:1", "urn:torchkiln:smoke-report:2"
+
+
+@pytest.fixture(scope="module", name="there")
+def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return scene(tmp_path_factory.mktemp("publish"))
+
+
+@pytest.fixture(name="server")
+def a_server() -> Iterator[RegistryServer]:
+    with RegistryServer() as server:
+        yield server
+
+
+def published(there: Scene, server: RegistryServer, *more: str, files: tuple[str, ...] = ()) -> Any:
+    """`publish`, with signed reports of both images: exit code, stdout, messages."""
+    folder = there.publisher.folder
+    files = files or (there.parent_report(), there.signed(there.report(there.image)))
+    reports = [word for file in files for word in ("--report", file)]
+    target = ("--to", f"{server.host}/team/app", "--dated", "20261122", "--json")
+    keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
+    return there.run("publish", NAME, *target, *keys, *reports, *more)
+
+
+def verified(there: Scene, server: RegistryServer, tag: str = NAME, *more: str) -> tuple[int, str]:
+    """`verify`: exit code, and what it prints."""
+    publisher = there.publisher
+    done = publisher.run(
+        "verify", f"{server.host}/team/app:{tag}", *publisher.keys, "--suite", str(publisher.suite), *more
+    )
+    error = done.exception
+    code = getattr(error, "exit_code", done.exit_code)
+    return code, f"{done.stdout}{done.stderr}{getattr(error, 'message', '')}"
+
+
+def attachments(server: RegistryServer, image: str) -> dict[str, list[Any]]:
+    """The predicates attached to *image*, by type."""
+    found: dict[str, list[Any]] = {}
+    repository = server.repository("team/app")
+    for data in repository.manifests.values():
+        document = json.loads(data)
+        if document.get("subject", {}).get("digest") == image:
+            bundle = json.loads(repository.blobs[document["layers"][0]["digest"]])
+            statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
+            assert statement["subject"][0]["digest"]["sha256"] == image[7:]
+            found.setdefault(statement["predicateType"], []).append(statement["predicate"])
+    return found
+
+
+def test_decision_report_and_sbom_are_attached(there: Scene, server: RegistryServer) -> None:
+    code, out, messages = published(there, server)
+
+    assert code == 0, messages
+    tags = {name for name in server.repository("team/app").manifests if ":" not in name}
+    assert {NAME, DATED} <= tags
+    assert json.loads(out)["digest"] == there.image.manifest
+    found = attachments(server, there.image.manifest)
+    [decision] = found[CLEARANCE]
+    below = decision["project"]["below"]
+    assert (below["tag"], below["digest"]) == (TAG, there.parent.manifest)
+    assert [row["signers"] != [] for row in below["reports"]] == [True]
+    [report] = found[REPORT]
+    assert report["project"]["parent_image"] == there.parent.manifest
+    [spdx] = found["https://spdx.dev/Document"]
+    names = {item.name for item in listed(json.dumps(spdx).encode()).items}
+    assert {NAME, "torch", "fsspec"} <= names
+    assert "https://cyclonedx.org/bom" in found
+
+
+def test_what_the_gate_refuses_is_not_pushed(there: Scene, server: RegistryServer) -> None:
+    code, _, messages = published(there, server, files=(there.parent_report(),))
+
+    assert code == 7
+    assert "linkage: not run: no report contains it" in messages
+    assert not server.repository("team/app").manifests
+
+
+def test_names_of_other_images_are_refused(there: Scene, server: RegistryServer) -> None:
+    for name in (TAG, "latest", "2.8.0-cuda12.1-cudnn9-runtime"):
+        code, _, messages = published(there, server, "--tag", name)
+        assert code == 2, messages
+        assert f"{name} is not a name for the project's image" in messages
+    assert published(there, server, "--tag", "main")[0] == 0
+
+
+def test_verify_reads_what_was_published(there: Scene, server: RegistryServer) -> None:
+    published(there, server)
+
+    code, text = verified(there, server, DATED)
+    full = verified(there, server, NAME, "--full")
+
+    assert code == 0, text
+    assert f"on {TAG}@{there.parent.manifest}, which passed 5 checks on 2 × NVIDIA H200; 1 reports" in text
+    assert "import, pip-check, linkage passed in the project's image" in text
+    assert full[0] == 0, full[1]
+    assert "SPDX and CycloneDX match the image" in full[1]
+
+
+def test_verify_finds_moved_tags_and_what_is_missing(there: Scene, server: RegistryServer) -> None:
+    published(there, server, "--tag", "main")
+    repository = server.repository("team/app")
+    repository.manifests["other"] = repository.manifests["main"]
+    code, text = verified(there, server, "other")
+    assert code == 12
+    assert f"{NAME} was published as main, not as other: the tag was moved" in text
+
+    code, text = verified(there, server, "main", "--rebuild")
+    assert code == 12
+    assert "not rebuilt: verification failed (no provenance)" in text
+
+
+def test_verify_refuses_an_override(there: Scene, server: RegistryServer) -> None:
+    """And evaluates the report again."""
+    findings = (finding("import"), finding("pip-check"), finding("linkage", "failed"))
+    own = there.signed(there.report(there.image, findings=findings, verdict="fail"), "failed.dsse.json")
+    code, _, messages = published(
+        there, server, "--override", "for a trial", files=(there.parent_report(), own)
+    )
+    assert code == 0, messages
+
+    code, text = verified(there, server)
+
+    assert code == 12
+    assert "published with --override: for a trial" in text
+    assert "linkage: failed: it failed (report 1)" in text
+
+
+def test_verify_needs_a_trusted_decision(there: Scene, server: RegistryServer, tmp_path: Path) -> None:
+    """One by another key does not count."""
+    published(there, server)
+    publisher = there.publisher
+    lab = ("--key", str(publisher.folder / "lab.pub.pem"))
+
+    done = publisher.run("verify", f"{server.host}/team/app:{NAME}", *lab, "--suite", str(publisher.suite))
+
+    assert getattr(done.exception, "exit_code", 0) == 12
+    assert "gate: no trusted decision of the gate found" in str(done.exception)
