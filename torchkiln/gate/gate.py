@@ -135,7 +135,7 @@ def clear(result: GateResult, given: GivenOptions | None = None) -> ClearedImage
             f"{result.tag} ({result.image[:19]}) is not cleared: "
             f"{count} {'requirement is' if count == 1 else 'requirements are'} not met",
             missing=result.missing,
-            hint="\n".join(_hints(result, given or GivenOptions())),
+            hint="\n".join(dict.fromkeys(_hints(result, given or GivenOptions()))),
         )
     return ClearedImage(result=result, override=None, by=_CLEARANCE)
 

@@ -119,6 +119,7 @@ class _Walk:
             if not top:
                 yield f"{path}: in a layer below the top one"
         elif not (entry.kind == "folder" and path in _above(f"{self._below.prefix}/x", PROJECT_JSON)):
+            # Also OS packages of a project, until they have a layer of their own and a rule here (ADR 43).
             yield f"{path}: outside of /{APP} and /{self._below.prefix}"
 
     def _note(self, entry: LayerEntry) -> None:
