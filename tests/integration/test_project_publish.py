@@ -114,6 +114,30 @@ def test_verify_reads_what_was_published(there: Scene, server: RegistryServer) -
     assert "SPDX and CycloneDX match the image" in full[1]
 
 
+def test_verify_reads_the_image_below_if_it_is_there(there: Scene, server: RegistryServer) -> None:
+    """With all of its statements; without it, it says so."""
+    published(there, server)
+    alone = verified(there, server)
+    folder = there.publisher.folder
+    keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
+    target = ("--to", f"{server.host}/team/app", "--dated", "20261122")
+    code, _, messages = there.run("publish", TAG, *target, *keys, "--report", there.parent_report())
+    assert code == 0, messages
+
+    beside = verified(there, server)
+    del server.repository("team/app").manifests[there.parent.manifest.replace(":", "-")]  # its statements
+    without = verified(there, server)
+
+    assert (
+        f"{TAG}@{there.parent.manifest} is not in this repository: its own reports were not read" in alone[1]
+    )
+    assert beside[0] == 0, beside[1]
+    count = len(there.parent.layers)
+    assert f"is verified; its layers are the lowest {count} of this image" in beside[1]
+    assert without[0] == 12
+    assert "below: signatures: not signed by a trusted key" in without[1]
+
+
 def test_verify_finds_moved_tags_and_what_is_missing(there: Scene, server: RegistryServer) -> None:
     published(there, server, "--tag", "main")
     repository = server.repository("team/app")

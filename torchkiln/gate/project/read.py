@@ -92,7 +92,7 @@ def read_evidence(project: ProjectImage, store: Store) -> ProjectEvidence:
     recorded = Recorded(files=_recorded(texts, wheels, scheme), texts=texts, wheels=wheels)
     tree = tree_of(store, layers_of(below))
     found = changes([upper.entries for upper in uppers], _below(project, tree, scheme), recorded)
-    faults = [*_prefix_faults(image, below), *(fault for upper in uppers for fault in upper.faults)]
+    faults = [*prefix_faults(image, below), *(fault for upper in uppers for fault in upper.faults)]
     return ProjectEvidence(
         about=Reported(
             name=account.name,
@@ -116,17 +116,21 @@ def read_evidence(project: ProjectImage, store: Store) -> ProjectEvidence:
     )
 
 
-def _prefix_faults(image: ImageOnDisk, below: ImageOnDisk) -> Iterator[str]:
+def prefix_faults(image: ImageOnDisk, below: ImageOnDisk) -> Iterator[str]:
     """Why the lowest layers of *image* are not those of *below*, by digest, diff_id, size and type."""
     count = len(below.layers)
     if len(image.layers) <= count:
         yield f"it has {len(image.layers)} layers; the image below has {count}"
     for number, (own, theirs) in enumerate(zip(image.layers, below.layers, strict=False), 1):
-        if own != theirs:
+        if _identity(own) != _identity(theirs):
             yield (
                 f"layer {number} is {own.digest} ({own.diff_id[:19]}); in the image below it is"
                 f" {theirs.digest} ({theirs.diff_id[:19]})"
             )
+
+
+def _identity(layer: LayerOnDisk) -> tuple[str, str, int, str]:
+    return layer.digest, layer.diff_id, layer.size, layer.media_type
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
