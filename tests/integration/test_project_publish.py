@@ -177,3 +177,18 @@ def test_verify_needs_a_trusted_decision(there: Scene, server: RegistryServer, t
 
     assert getattr(done.exception, "exit_code", 0) == 12
     assert "gate: no trusted decision of the gate found" in str(done.exception)
+
+
+def test_withdraw(there: Scene, server: RegistryServer) -> None:
+    """The moving tag is deleted, or stays where the registry deletes none; `verify` refuses the image."""
+    published(there, server)
+    publisher = there.publisher
+    key = ("--key", str(publisher.folder / "publisher.pem"))
+    trust = ("--trust", str(publisher.folder / "publisher.pub.pem"))
+
+    done = publisher.run("withdraw", f"{server.host}/team/app:{NAME}", "--reason", "it crashes", *key, *trust)
+    code, text = verified(there, server, DATED)
+
+    assert done.exit_code == 0 or NAME in str(done.exception), done.exception
+    assert code == 12
+    assert "it crashes" in text

@@ -82,6 +82,15 @@ def test_code_and_project_json_are_allowed() -> None:
     assert (found.faults, found.replaced, found.has_source) == ((), (), True)
 
 
+def test_a_link_in_src_is_no_source() -> None:
+    """As for the builder, which then does not put /app/src on PYTHONPATH."""
+    layer = [folder("app"), folder("app/src"), link("app/src/a", "../b.py"), file("app/b.py")]
+
+    found = changes([layer], below(), Recorded(files={}, texts={}, wheels={}))
+
+    assert (found.faults, found.has_source) == ((), False)
+
+
 def test_a_link_of_one_layer_is_no_folder_in_the_next() -> None:
     """Engines would write through it."""
     found = faults([link("app/x", "y"), file("app/y/a.py")], [file("app/x/z.py")])

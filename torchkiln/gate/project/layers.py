@@ -29,7 +29,10 @@ def changes(layers: Sequence[Sequence[LayerEntry]], below: Below, recorded: Reco
         replaced=tuple(sorted(walk.replaced | set(packages.replaced))),
         added=packages.added,
         at_start=tuple(sorted(map(printable, walk.at_start))),
-        has_source=any(path.startswith(f"{APP}/src/") and found for path, found in walk.over.items()),
+        has_source=any(
+            path.startswith(f"{APP}/src/") and found is not None and found.kind == "file"
+            for path, found in walk.over.items()
+        ),
     )
 
 
