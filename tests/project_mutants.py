@@ -142,6 +142,10 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         on_top(recorded(f"{SITE_TORCH}/__init__.py")),
         f"{SITE_TORCH}/__init__.py: a file of torch",
     ),
+    "torch.py in site-packages": (
+        on_top(recorded(f"{SITE}/torch.py")),
+        f"{SITE}/torch.py: would be imported in place of torch, or as a part of it",
+    ),
     "a new file in torch": (
         on_top(recorded(f"{SITE_TORCH}/lib/libmore.so")),
         f"{SITE_TORCH}/lib/libmore.so: in a folder of torch",
@@ -230,6 +234,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         on_top(adds("etc/ld.so.preload")),
         "etc/ld.so.preload: outside of /app and /opt/venv",
     ),
+    "etc/ld.so.conf": (on_top(adds("etc/ld.so.conf")), "etc/ld.so.conf: outside of /app and /opt/venv"),
     "etc/ld.so.conf.d": (
         on_top(adds("etc/ld.so.conf.d/0.conf")),
         "etc/ld.so.conf.d/0.conf: outside of /app and /opt/venv",

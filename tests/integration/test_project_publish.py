@@ -5,14 +5,20 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.project_gate import Scene, finding, scene
+from tests.project_mutants import MUTANTS
 from tests.projects import NAME, TAG
 from tests.servers.registry_server import RegistryServer
+from torchkiln.gate.project import read
+from torchkiln.gate.project.entries import Changes
+from torchkiln.gate.project.layers import changes
 from torchkiln.sbom.listed import listed
 
 DATED = f"{NAME}-20261122"
@@ -125,6 +131,7 @@ def test_verify_reads_the_image_below_if_it_is_there(there: Scene, server: Regis
     assert code == 0, messages
 
     beside = verified(there, server)
+    full = verified(there, server, NAME, "--full")
     del server.repository("team/app").manifests[there.parent.manifest.replace(":", "-")]  # its statements
     without = verified(there, server)
 
@@ -134,8 +141,34 @@ def test_verify_reads_the_image_below_if_it_is_there(there: Scene, server: Regis
     assert beside[0] == 0, beside[1]
     count = len(there.parent.layers)
     assert f"is verified; its layers are the lowest {count} of this image" in beside[1]
+    assert full[0] == 0, full[1]
+    assert f"the lowest {count} of this image, and the others leave it as it is" in full[1]
     assert without[0] == 12
     assert "below: signatures: not signed by a trusted key" in without[1]
+
+
+def test_verify_full_reads_the_layers_as_the_gate_does(there: Scene, server: RegistryServer) -> None:
+    """A publisher's key can sign a decision about an image that the gate refuses; the image below tells."""
+    folder = there.publisher.folder
+    keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
+    target = ("--to", f"{server.host}/team/app", "--dated", "20261122")
+    image = MUTANTS["torch.py in /app"][0](there)
+    reports = ("--report", there.parent_report(), "--report", there.signed(there.report(image)))
+    for ref, files in ((TAG, reports[:2]), ("mutant", reports)):
+        with patch.object(read, "changes", harmless):
+            code, _, messages = there.run("publish", ref, *target, *keys, *files)
+        assert code == 0, messages
+
+    quick, full = verified(there, server), verified(there, server, NAME, "--full")
+
+    assert quick[0] == 0, quick[1]
+    assert full[0] == 12
+    assert "below: app/torch.py: would be imported in place of torch" in full[1]
+
+
+def harmless(layers: Any, below: Any, recorded: Any) -> Changes:
+    """In place of what the gate finds in the layers."""
+    return replace(changes(layers, below, recorded), faults=())
 
 
 def test_verify_finds_moved_tags_and_what_is_missing(there: Scene, server: RegistryServer) -> None:

@@ -113,10 +113,12 @@ class VerifySession:
             image = pulling.documents(reading, found, folder / "image", reference.tag or "image")
             result = verify(reading, image, self.trust, self._criteria(), tag=tag)
             points = list(result.points)
-            if is_project(image):
-                points += verify_below(reading, image, folder / "below", self._verify(reading))
             if depth.full:
                 points += self._full(reading, image, result)
+            if is_project(image):
+                whole = depth.full and all(point.good for point in points)
+                store = Store(folder / "cache") if whole else None
+                points += verify_below(reading, image, folder / "below", self._verify(reading), store)
             if depth.rebuild:
                 points.append(self._rebuild(reading, image, result, points))
         return Verified(

@@ -65,8 +65,8 @@ class _Walk:
 
     def _inside(self, path: str) -> Iterator[str]:
         """*path* and everything below it in the image below."""
-        start = bisect.bisect_left(self._paths, path)
-        for found in self._paths[start:]:
+        for number in range(bisect.bisect_left(self._paths, path), len(self._paths)):
+            found = self._paths[number]
             if found == path or found.startswith(f"{path}/"):
                 yield found
             elif not found.startswith(path):  # "a.b" is between "a" and "a/b"
