@@ -131,8 +131,8 @@ def run(
 
     Exits with 10 if the image fails a check, with 11 if the host cannot run them.
 
-    With --project, check the image of the project in DIR instead, without a GPU unless --gpus is given: its
-    packages are imported, `pip check`, its shared libraries find those that they need, and its own test, if
+    With --project, check the image of the project in DIR instead, by default without a GPU: its packages are
+    imported, `pip check`, its shared libraries find those that they need, and its own test passes, if
     torchkiln.toml names one. --only takes import, pip-check, linkage, test; --limit is that of each check.
     """
     files = ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json)
