@@ -35,7 +35,7 @@ from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme
 
 _RECORDS = "effects"
-_RULES = 1  # raise it when `effect_of` decides otherwise, or returns more
+_RULES = 2  # raise it when `effect_of` decides otherwise, or returns more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

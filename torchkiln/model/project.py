@@ -12,6 +12,8 @@ from torchkiln.model.lock import LockedWheel
 
 LABEL = "torchkiln.project"  # of a project's image: its name
 PARENT_LABEL = "torchkiln.parent"  # the image below it, TAG@DIGEST
+APP = "app"  # where its code is, relative to /
+PROJECT_JSON = "etc/torchkiln/project.json"
 
 _SET = {"uniqueItems": True}
 

@@ -18,15 +18,13 @@ from torchkiln.model.plan import (
     PlannedLayer,
     RemovalLayer,
 )
-from torchkiln.model.project import LABEL, PARENT_LABEL, ProjectLock
+from torchkiln.model.project import APP, LABEL, PARENT_LABEL, PROJECT_JSON, ProjectLock
 from torchkiln.plan.layers import project_layers
 from torchkiln.project.code import ProjectCode
 from torchkiln.project.effect import Effect, runs_at_start, shadowing
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.util.files import pretty_json
 
-APP = "app"  # where the code is, relative to /
-PROJECT_JSON = "etc/torchkiln/project.json"
 SCHEMA = 1  # of project.json
 _NAMED = 5  # more packages are counted in a title, not named
 _VERSION = "org.opencontainers.image.version"
