@@ -36,12 +36,17 @@ class DefaultWheel:
     platform: str  # "manylinux_2_28_x86_64"
     requires_python: str
     pythons: tuple[str, ...]  # CPython tags, "cp311"
-    triton: str
+    triton: str  # "3.7.1", or a specifier, "~=3.9.0"
     triton_below: str | None = None  # from this Python on it requires no triton
     pins: Pairs  # (distribution, exact version): the nvidia-* and cuda-* requirements
     toolkit: tuple[str, ...] = ()  # the extras of cuda-toolkit that it requires; empty before torch 2.11
     requires: tuple[str, ...]  # the other requirements, PEP 508
     sha256: Pairs  # (CPython tag, hex)
+
+    @property
+    def triton_specifier(self) -> str:
+        """`"==3.7.1"`, or the range that it allows."""
+        return f"=={self.triton}" if self.triton[0].isdigit() else self.triton
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
