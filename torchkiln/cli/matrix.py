@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -71,14 +72,17 @@ def add(package: str, version: str, write: bool, build: bool, smoke: bool, matri
         _make(version, release.cuda, matrix_file, smoke=smoke)
 
 
-def _make(version: str, cuda: str, matrix_file: Path, *, smoke: bool) -> None:
-    """Lock and build the image in new processes, which read the new facts; exits if one fails."""
+def _make(version: str, cuda: str, matrix_file: Path, *, smoke: bool) -> NoReturn:
+    """Lock the cell, then become the command that builds it: a new process reads the new facts."""
     cell = ("--torch", version, "--cuda", cuda, "--matrix", str(matrix_file))
-    for words in (("lock", *cell), ("build", *cell, *(("--smoke",) if smoke else ()))):
-        click.echo(f"matrix: {as_typed('torchkiln ' + ' '.join(words))}", err=True)
-        done = subprocess.run([sys.executable, "-m", "torchkiln", *words], check=False)
-        if done.returncode:
-            sys.exit(done.returncode)
+    lock, build = ("lock", *cell), ("build", *cell, *(("--smoke",) if smoke else ()))
+    python = (sys.executable, "-m", "torchkiln")
+    click.echo(f"matrix: {as_typed('torchkiln ' + ' '.join(lock))}", err=True)
+    if code := subprocess.run([*python, *lock], check=False).returncode:
+        sys.exit(code)
+    click.echo(f"matrix: {as_typed('torchkiln ' + ' '.join(build))}", err=True)
+    sys.stdout.flush()
+    os.execv(sys.executable, [*python, *build])
 
 
 def _print(release: ReleaseMetadata, known: Facts, *, beyond: bool) -> None:

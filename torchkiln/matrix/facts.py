@@ -219,7 +219,7 @@ def _facts(raw: dict[str, Any]) -> Facts:
         toolkits=MappingProxyType({cuda: _toolkit(cuda, body) for cuda, body in raw["toolkits"].items()}),
         host_gcc=MappingProxyType({cuda: body["newest"] for cuda, body in raw["host_gcc"].items()}),
         redist=cuda_redist.load(),
-        cuda=MappingProxyType({name: Drivers(**body) for name, body in raw["cuda"].items()}),
+        cuda=MappingProxyType({name: Drivers(**_without_source(body)) for name, body in raw["cuda"].items()}),
         floors=MappingProxyType(
             {name: MinimumDriver(**_without_source(body)) for name, body in raw["floors"].items()}
         ),
@@ -362,6 +362,7 @@ def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[
     general = {name: tuple(ids) for name, ids in raw["provenance"].items()}
     of_index = ("index_sha256", "index_companions")
     cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",), **{name: general[name] for name in of_index}}
+    cited |= {f"cuda.{name}": tuple(body["source"]) for name, body in raw["cuda"].items() if "source" in body}
     for table in ("traps", "rules", "checks", "toolkits", "host_gcc", "floors", "gpus"):
         cited |= {f"{table}.{name}": tuple(body["source"]) for name, body in raw[table].items()}
     for version, release in releases.items():

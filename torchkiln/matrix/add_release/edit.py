@@ -6,6 +6,7 @@ PyYAML only finds the position of the list, so that comments, order and blank li
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import yaml
 
@@ -41,7 +42,7 @@ def with_block(text: str, key: str, version: str, block: str, *, name: str) -> s
 
     :raises ConfigError: the mapping has no older version.
     """
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     pairs = next(value.value for key_node, value in root.value if key_node.value == key)
     older = [
         (numbers(entry.value), value) for entry, value in pairs if numbers(entry.value) < numbers(version)

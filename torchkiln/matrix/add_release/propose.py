@@ -22,7 +22,7 @@ from torchkiln.util.versions import DOTTED, nearest
 _READ_FROM = ("cp311", "cp310", "cp312")  # the wheels with the preferred METADATA; all have the same
 _LIBRARY = "torch/lib/libtorch_python.so"  # has the text that torch.cuda.get_arch_list() splits
 _LIBRARY_BYTES = 128 << 20  # 32 MB in torch 2.11
-_ARCHS = re.compile(rb"\0((?:sm|compute)_[0-9]{2,3}[a-z]?(?: (?:sm|compute)_[0-9]{2,3}[a-z]?)*)\0")
+_ARCHS = re.compile(rb"\0((?:sm|compute)_[0-9]{2,3}[a-z]?(?: (?:sm|compute)_[0-9]{2,3}[a-z]?)*)(?=\0)")
 
 
 class Catalogue(Protocol):
