@@ -8,9 +8,9 @@ from pathlib import Path
 from torchkiln.cli.shared.options import nearest_matrix
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.errors import ConfigError
+from torchkiln.model.project import APP
 from torchkiln.project.devcontainer import PLACES, DevContainer, demand_image_name, devcontainer_json
 from torchkiln.project.file import load_project
-from torchkiln.project.plan import APP
 from torchkiln.util.files import write_atomic
 
 
