@@ -24,6 +24,7 @@ from torchkiln.oci.read_tar import DAMAGED, layer_contents
 from torchkiln.project.asked import ProjectNeeds
 from torchkiln.project.file import FILE
 from torchkiln.project.installed import files_of_records
+from torchkiln.project.libraries import require_known
 from torchkiln.project.plan import PROJECT_JSON
 from torchkiln.project.target import applies, environment_of
 from torchkiln.runtimes.command import RuntimeSettings
@@ -111,7 +112,8 @@ def check_project(
     :raises VerificationFailed: a layer is damaged.
     :raises ToolMissing: the runtime or the engine is not available.
     """
-    _require_known(checks.may_lack, project.lock)
+    require_known(checks.may_lack, project.lock)
+    may_lack = tuple(sorted({*project.lock.may_lack, *checks.may_lack}))
     image = project_image(project, layout)
     selected = RUNTIMES[checks.runtime]
     tree, _ = verified_tree(image, store, listener, in_engine=selected.in_engine)
@@ -122,7 +124,7 @@ def check_project(
     listener.starts_checks(checks.selected, inside.name)
     findings = []
     with probe_folder(needed="linkage" in checks.selected) as suite:
-        subject = subject_of(project, records, checks.may_lack, suite)
+        subject = subject_of(project, records, may_lack, suite)
         for name in checks.selected:
             findings.append(CHECKS[name](subject, inside, checks.limit_s))
             listener.finished(findings[-1])
@@ -165,18 +167,6 @@ def subject_of(
         may_lack=may_lack,
         suite=suite,
     )
-
-
-def _require_known(may_lack: Sequence[str], lock: ProjectLock) -> None:
-    """:raises ConfigError: a name is neither that of a library nor that of a package of *lock*."""
-    added = {wheel.name for wheel in lock.wheels}
-    unknown = [name for name in may_lack if ".so" not in name and name not in added]
-    if unknown:
-        faults = [
-            f"--allow-missing {name}: neither a library nor a package that the project adds"
-            for name in unknown
-        ]
-        raise ConfigError.of(faults, hint="name a library, libtbb.so.12, or a package of torchkiln.lock.json")
 
 
 def _built_from(image: ImageOnDisk) -> Any:

@@ -1,0 +1,158 @@
+"""Reads the dynamic symbols of the libraries in a wheel on disk; the wheel is not trusted.
+
+A large library is inflated without keeping it: its header says where the section table is, at its end, and that
+where the symbols are. Most have them at the beginning, which is kept; else the library is inflated again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from torchkiln.elf.dynamic import LIBRARY, Dynamic, parts_of, read_dynamic
+from torchkiln.elf.sections import HEADER, BadElf, is_elf, table_of
+from torchkiln.errors import BadWheel
+from torchkiln.wheel.content import SecondRead, inflate
+from torchkiln.wheel.directory import WheelEntry
+from torchkiln.wheel.entries import entries
+from torchkiln.wheel.source import WheelFile
+
+_HEAD = 32 << 20  # bytes at the beginning of a library that are kept
+_MOST = 8 << 30  # bytes of a library; libtorch_cuda.so of 2.7.1 has 985 MB
+_MOST_TABLE = 4 << 20  # bytes of a section table
+_MOST_PARTS = 160 << 20  # bytes of the parts with symbols
+
+Pieces = Callable[[], Iterable[bytes]]
+Span = tuple[int, int]
+
+
+def library_sizes(path: Path, filename: str) -> dict[str, int]:
+    """The files of the wheel at *path* that have the name of a shared library, with their sizes.
+
+    :raises BadWheel: its directory is malformed.
+    """
+    with WheelFile(path, path.stat().st_size) as file:
+        return {entry.name: entry.size for entry in _libraries(file, filename)}
+
+
+def read_libraries(
+    path: Path,
+    filename: str,
+    *,
+    keep: Callable[[str], bool],
+    only: Collection[str] | None = None,
+) -> Iterator[tuple[str, Dynamic]]:
+    """Path and dynamic symbols of each shared library for x86-64 in the wheel at *path*.
+
+    Files that are malformed, or for another machine, are left out: the loader does not load them, either.
+
+    :param keep: whether a defined symbol is returned.
+    :param only: the paths to read; None: all.
+    :raises BadWheel: the wheel is malformed.
+    """
+    with WheelFile(path, path.stat().st_size) as file:
+        for entry in _libraries(file, filename):
+            if entry.size > _MOST or (only is not None and entry.name not in only):
+                continue
+            if found := library_in(partial(_content, file, entry, filename), entry.size, keep):
+                yield entry.name, found
+
+
+def library_in(pieces: Pieces, size: int, keep: Callable[[str], bool]) -> Dynamic | None:
+    """The dynamic symbols of a library of *size* bytes; None: it is no such library, or malformed.
+
+    :param pieces: returns its bytes from the beginning; called again if they are needed twice.
+    """
+    try:
+        parts = _head_and_table(pieces(), size)
+        if parts is None:
+            return None
+        wanted = parts_of(parts)
+        if sum(stop - start for start, stop in wanted) > _MOST_PARTS:
+            return None
+        if not all(map(parts.has, wanted)):
+            parts = _Parts(size, [*parts.whole, *_cut(pieces(), wanted)])
+        return read_dynamic(parts, keep=keep)
+    except BadElf:
+        return None
+
+
+class _Parts:
+    """Parts of a file, each with its offset; disjoint from those that are asked for, or with all of them."""
+
+    def __init__(self, size: int, parts: Iterable[tuple[int, bytes]]) -> None:
+        self._size, self.whole = size, sorted(parts, key=lambda part: part[0])
+        self._starts = [start for start, _ in self.whole]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def has(self, span: Span) -> bool:
+        """Whether one of the parts has all of *span*."""
+        return self._find(span) is not None
+
+    def __getitem__(self, span: slice, /) -> memoryview:
+        start, stop, _ = span.indices(self._size)
+        found = self._find((start, stop))
+        if found is None:
+            raise BadElf("a part of the file that the section table does not name", start)
+        return memoryview(found[1])[start - found[0] : stop - found[0]]
+
+    def _find(self, span: Span) -> tuple[int, bytes] | None:
+        for number in range(bisect_right(self._starts, span[0]) - 1, -1, -1):
+            start, data = self.whole[number]
+            if span[1] <= start + len(data):
+                return start, data
+        return None
+
+
+def _head_and_table(pieces: Iterable[bytes], size: int) -> _Parts | None:
+    """The beginning of a library, and its section table; None: it is no ELF file, or without a table."""
+    head, table, at = bytearray(), bytearray(), 0
+    span: Span | None = None
+    for piece in pieces:
+        if at < _HEAD:
+            head += piece[: _HEAD - at]
+        if span is None and len(head) >= HEADER:
+            span = table_of(bytes(head[:HEADER]))
+            if not is_elf(bytes(head[:HEADER])) or span[1] > size or span[1] - span[0] > _MOST_TABLE:
+                return None
+        if span is not None and span[1] > _HEAD:
+            table += piece[max(0, span[0] - at) : max(0, span[1] - at)]
+        at += len(piece)
+        if span is not None and at >= max(_HEAD, span[1]):
+            break
+    if span is None:
+        return None
+    parts = [(0, bytes(head))]
+    if span[1] > _HEAD:
+        parts.append((span[0], bytes(table)))
+    return _Parts(size, parts)
+
+
+def _cut(pieces: Iterable[bytes], spans: Sequence[Span]) -> list[tuple[int, bytes]]:
+    """The bytes of *spans*."""
+    found = [bytearray() for _ in spans]
+    last, at = max(stop for _, stop in spans), 0
+    for piece in pieces:
+        for part, (start, stop) in zip(found, spans, strict=True):
+            if start < at + len(piece) and at < stop:
+                part += piece[max(0, start - at) : stop - at]
+        at += len(piece)
+        if at >= last:
+            break
+    return [(start, bytes(part)) for (start, _), part in zip(spans, found, strict=True)]
+
+
+def _libraries(file: WheelFile, filename: str) -> Iterator[WheelEntry]:
+    return (entry for entry in entries(file, filename) if LIBRARY.fullmatch(entry.name.rpartition("/")[2]))
+
+
+def _content(file: WheelFile, entry: WheelEntry, filename: str) -> Iterator[bytes]:
+    try:
+        for _, content in inflate(SecondRead(file, entry), entry, filename):
+            yield content
+    except EOFError as error:
+        raise BadWheel(filename, f"entry {entry.name!r}: {error}") from error
