@@ -12,8 +12,10 @@ NULL, PROGBITS, STRTAB, DYNAMIC, NOBITS, DYNSYM = 0, 1, 3, 6, 8, 11
 HEADER = 64  # bytes
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _IDENT = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
+_PT_DYNAMIC = 2
 _RESERVED = 0xFF00  # a number of sections from here on is stored elsewhere
 
 
@@ -62,10 +64,28 @@ def is_elf(head: bytes) -> bool:
     return head.startswith(_IDENT)
 
 
-def table_of(head: bytes) -> tuple[int, int]:
-    """Start and stop of the section table of an ELF file, whose first `HEADER` bytes are *head*."""
-    fields = _HEADER.unpack(head)
-    return fields[6], fields[6] + fields[12] * _SECTION.size
+def landmarks(head: bytes) -> list[tuple[int, int]]:
+    """Start and stop of the section table, and of the dynamic section, of a file that begins with *head*.
+
+    Before the section table is read, the program headers tell where the dynamic section is.
+    """
+    if len(head) < HEADER:
+        return []
+    fields = _HEADER.unpack(head[:HEADER])
+    found = [_table(fields)]
+    segments = head[fields[5] : fields[5] + fields[10] * _SEGMENT.size]
+    for kind, _, offset, _, _, size, *_ in _SEGMENT.iter_unpack(
+        segments[: len(segments) // _SEGMENT.size * _SEGMENT.size]
+    ):
+        if kind == _PT_DYNAMIC:
+            found.append((offset, offset + size))
+            break
+    return found
+
+
+def _table(header: tuple[int, ...]) -> tuple[int, int]:
+    """Start and stop of the section table."""
+    return header[6], header[6] + header[12] * _SECTION.size
 
 
 def sections(data: Data, *, program: bool = False) -> Sections:
@@ -79,7 +99,7 @@ def sections(data: Data, *, program: bool = False) -> Sections:
     kind, machine, size, count, names = fields[1], fields[2], *fields[11:]
     if machine != X86_64 or not (kind == SHARED or (program and kind == PROGRAM)):
         raise BadElf(f"not a shared library for x86-64: type {kind}, machine {machine}", 16)
-    start, stop = table_of(bytes(data[:HEADER]))
+    start, stop = _table(fields)
     if size != _SECTION.size or not 0 < count < _RESERVED or stop > len(data) or start < HEADER:
         raise BadElf("the section table is missing, or not inside of the file", 40)
     table = data[start:stop]

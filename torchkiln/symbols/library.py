@@ -37,7 +37,9 @@ def is_claimed(symbol: str) -> bool:
 def to_json(found: Dynamic) -> dict[str, Any]:
     """*found* as JSON values, without undefined symbols that the check does not use: most of them."""
     undefined = (
-        one for one in found.undefined if is_claimed(one[0]) or not is_c_library(one[2] or "libc.so.6")
+        (name, version, library)
+        for name, version, library in found.undefined
+        if is_claimed(name) or (library and not is_c_library(library))
     )
     return {
         "soname": found.soname,

@@ -32,9 +32,7 @@ def missing_version(name: str, version: str, versions: Collection[str]) -> Lack:
     """The library *name* has *versions*, but not *version*."""
     alike = [one for one in versions if _family(one) == _family(version)]
     newest = f"; its newest is {max(alike, key=_numbers)}" if alike else ""
-    return Lack(
-        library=name, sentence=f"needs the version {version} of {name}, which the image has not{newest}"
-    )
+    return Lack(library=name, sentence=f"needs {version} of {name}, which the image has not{newest}")
 
 
 def missing_symbols(symbols: Sequence[str], library: str, release: str, there: Iterable[str]) -> Lack:

@@ -1,7 +1,7 @@
 """Reads the dynamic symbols of the libraries in a wheel on disk; the wheel is not trusted.
 
-A large library is inflated without keeping it: its header says where the section table is, at its end, and that
-where the symbols are. Most have them at the beginning, which is kept; else the library is inflated again.
+A large library is inflated without keeping it: the symbols are at its beginning, or at its end where a tool
+has changed them. If they are elsewhere, as the section table tells, it is inflated again.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from torchkiln.elf.dynamic import LIBRARY, Dynamic, parts_of, read_dynamic
-from torchkiln.elf.sections import HEADER, BadElf, is_elf, table_of
+from torchkiln.elf.sections import BadElf, is_elf, landmarks
 from torchkiln.errors import BadWheel
 from torchkiln.wheel.content import SecondRead, inflate
 from torchkiln.wheel.directory import WheelEntry
 from torchkiln.wheel.entries import entries
 from torchkiln.wheel.source import WheelFile
 
-_HEAD = 32 << 20  # bytes at the beginning of a library that are kept
+_START = 1 << 16  # bytes at the beginning of a library, with the program headers
+_END = 32 << 20  # bytes at the beginning and at the end of a library that are kept
 _MOST = 8 << 30  # bytes of a library; libtorch_cuda.so of 2.7.1 has 985 MB
-_MOST_TABLE = 4 << 20  # bytes of a section table
 _MOST_PARTS = 160 << 20  # bytes of the parts with symbols
 
 Pieces = Callable[[], Iterable[bytes]]
@@ -66,7 +67,7 @@ def library_in(pieces: Pieces, size: int, keep: Callable[[str], bool]) -> Dynami
     :param pieces: returns its bytes from the beginning; called again if they are needed twice.
     """
     try:
-        parts = _head_and_table(pieces(), size)
+        parts = _likely_parts(pieces(), size)
         if parts is None:
             return None
         wanted = parts_of(parts)
@@ -80,7 +81,7 @@ def library_in(pieces: Pieces, size: int, keep: Callable[[str], bool]) -> Dynami
 
 
 class _Parts:
-    """Parts of a file, each with its offset; disjoint from those that are asked for, or with all of them."""
+    """Parts of a file, each with its offset."""
 
     def __init__(self, size: int, parts: Iterable[tuple[int, bytes]]) -> None:
         self._size, self.whole = size, sorted(parts, key=lambda part: part[0])
@@ -108,28 +109,19 @@ class _Parts:
         return None
 
 
-def _head_and_table(pieces: Iterable[bytes], size: int) -> _Parts | None:
-    """The beginning of a library, and its section table; None: it is no ELF file, or without a table."""
-    head, table, at = bytearray(), bytearray(), 0
-    span: Span | None = None
-    for piece in pieces:
-        if at < _HEAD:
-            head += piece[: _HEAD - at]
-        if span is None and len(head) >= HEADER:
-            span = table_of(bytes(head[:HEADER]))
-            if not is_elf(bytes(head[:HEADER])) or span[1] > size or span[1] - span[0] > _MOST_TABLE:
-                return None
-        if span is not None and span[1] > _HEAD:
-            table += piece[max(0, span[0] - at) : max(0, span[1] - at)]
-        at += len(piece)
-        if span is not None and at >= max(_HEAD, span[1]):
+def _likely_parts(pieces: Iterable[bytes], size: int) -> _Parts | None:
+    """The parts of a library that are read as a rule; None: it is no ELF file, or too large a one."""
+    stream, head = iter(pieces), b""
+    for piece in stream:
+        head += piece
+        if len(head) >= _START:
             break
-    if span is None:
+    if not is_elf(head):
         return None
-    parts = [(0, bytes(head))]
-    if span[1] > _HEAD:
-        parts.append((span[0], bytes(table)))
-    return _Parts(size, parts)
+    spans = [(0, min(_END, size)), (max(0, size - _END), size), *landmarks(head)]
+    if any(stop > size or stop - start > _END for start, stop in spans):
+        return None
+    return _Parts(size, _cut(chain([head], stream), spans))
 
 
 def _cut(pieces: Iterable[bytes], spans: Sequence[Span]) -> list[tuple[int, bytes]]:
