@@ -36,6 +36,7 @@ _TORCH = re.compile(rf"{_SPECIAL}N[rVK]*[RO]?(?:3c10|2at|5torch|6caffe2)(?=[\dA-
 _TORCH_C = re.compile(r"THP[A-Z]|aoti_torch_")
 _TORCH_LIBRARY = re.compile(r"lib(torch|c10|caffe2)(_[a-z_]+)?\.so")
 _NESTED = re.compile(rf"{_SPECIAL}N[rVK]*[RO]?")
+_ENDS = ("E", "C", "D")  # of the name, or a constructor or destructor
 _LENGTH = re.compile(r"[1-9]\d{0,4}")
 _SPECIALS = {"TV": "vtable for ", "TT": "VTT for ", "TI": "typeinfo for ", "TS": "typeinfo name for "}
 
@@ -102,21 +103,21 @@ def version_of(name: str) -> str:
 def qualified(symbol: str) -> str:
     """The part of a mangled name up to the end of its qualified name: without parameters; "" if it has none.
 
-    Symbols that begin with it are the same function with other parameters, or members of the same class.
+    Symbols that begin with it are the same function with other parameters.
     """
-    start = _NESTED.match(symbol)
-    end = _components(symbol)[1]
-    return symbol[:end] if start and end > start.end() else ""
+    names, end = _components(symbol)
+    return symbol[: end + 1] if len(names) > 1 and symbol[end : end + 1] in _ENDS else ""
 
 
 def readable(symbol: str) -> str:
     """`c10::detail::torchCheckFail` for a mangled name, without parameters; others as they are."""
-    names, _ = _components(symbol)
+    names, end = _components(symbol)
     if not names:
         return symbol
     special = _NESTED.match(symbol)
     prefix = _SPECIALS.get(special["special"] or "", "") if special else ""
-    return prefix + "::".join(names)
+    last = {"C": names[-1], "D": f"~{names[-1]}"}.get(symbol[end : end + 1])
+    return prefix + "::".join((*names, *([last] if last else [])))
 
 
 def string_abi(symbol: str) -> StringAbi:

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from torchkiln.symbols.names import is_cuda_library, qualified, readable, string_abi, version_of
 
 _LONGEST = 160  # characters of a mangled name
+_MOST = 100  # symbols that are compared with those of the image
+
+_OTHER = ": there it has other parameters, so this was built for another torch"
+_NEW_ABI = ": built with the C++11 ABI, torch has the pre-C++11 ABI"
+_OLD_ABI = ": built with the pre-C++11 ABI, torch has the C++11 ABI"
+_RANK = ("", _OTHER, _NEW_ABI, _OLD_ABI)  # the last one tells most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +44,8 @@ def missing_version(name: str, version: str, versions: Collection[str]) -> Lack:
 def missing_symbols(symbols: Sequence[str], library: str, release: str, there: Iterable[str]) -> Lack:
     """*symbols* are not among those that are *there*, in the libraries of *release*."""
     present = tuple(there)
-    first, why = next(
-        ((symbol, why) for symbol in symbols if (why := _why(symbol, present))), (symbols[0], "")
-    )
+    reasons = [(symbol, _why(symbol, present)) for symbol in symbols[:_MOST]]
+    first, why = max(reasons, key=lambda one: _RANK.index(one[1]))
     name = readable(first)
     shown = first if name == first else f"{name} ({first[:_LONGEST]}{'…' if len(first) > _LONGEST else ''})"
     more = f" and {len(symbols) - 1} more" if len(symbols) > 1 else ""
@@ -54,10 +59,10 @@ def _why(symbol: str, present: Iterable[str]) -> str:
     alike = [other for other in present if other.startswith(prefix)] if prefix else []
     own, others = string_abi(symbol), {string_abi(other) for other in alike}
     if own == "old" and "new" in others:
-        return ": built with the pre-C++11 ABI, torch has the C++11 ABI"
+        return _OLD_ABI
     if own == "new" and "old" in others:
-        return ": built with the C++11 ABI, torch has the pre-C++11 ABI"
-    return ": there it has other parameters, so this was built for another torch" if alike else ""
+        return _NEW_ABI
+    return _OTHER if alike else ""
 
 
 def _family(version: str) -> str:
