@@ -21,7 +21,8 @@ from torchkiln.wheel.entries import entries
 from torchkiln.wheel.source import WheelFile
 
 _START = 1 << 16  # bytes at the beginning of a library, with the program headers
-_END = 32 << 20  # bytes at the beginning and at the end of a library that are kept
+_KEPT = 32 << 20  # bytes at the beginning and at the end of a library that are kept
+_LONGEST = 32 << 20  # bytes of a section table or a dynamic section
 _MOST = 8 << 30  # bytes of a library; libtorch_cuda.so of 2.7.1 has 985 MB
 _MOST_PARTS = 160 << 20  # bytes of the parts with symbols
 
@@ -118,9 +119,10 @@ def _likely_parts(pieces: Iterable[bytes], size: int) -> _Parts | None:
             break
     if not is_elf(head):
         return None
-    spans = [(0, min(_END, size)), (max(0, size - _END), size), *landmarks(head)]
-    if any(stop > size or stop - start > _END for start, stop in spans):
+    found = landmarks(head)
+    if any(stop > size or stop - start > _LONGEST for start, stop in found):
         return None
+    spans = [(0, min(_KEPT, size)), (max(0, size - _KEPT), size), *found]
     return _Parts(size, _cut(chain([head], stream), spans))
 
 
