@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs_gcc
 from tests.projects import NAME, SITE, TAG, Bench, bench
+from tests.shared_libraries import Lib
+from tests.symbol_scene import compiled
+from tests.wheels import make_wheel
 from torchkiln.cache.usage import cache_usage
-from torchkiln.errors import BuildFailed, ConfigError, Stale
+from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.model.digest import Digest
 from torchkiln.model.plan import RemovalLayer
 from torchkiln.oci.layout import open_layout
@@ -199,3 +203,28 @@ def test_the_cache_knows_what_the_image_needs(small: Bench) -> None:
     root = next(root for root in found.roots if root.name.startswith(f"{NAME} in "))
     assert any(path.endswith(wheel.name) for path in root.sources)
     assert [item.kind for item in found.items if "records/effects/" in item.path] == ["layer texts"]
+
+
+@needs_gcc
+def test_a_package_for_another_torch_is_refused_before_anything_is_built(small: Bench) -> None:
+    """Only its wheel is downloaded."""
+    lib = Lib(name="_C.so", defines=("PyInit__C",), uses=("_ZN2at7unknownEv",))
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    wheel = make_wheel(
+        small.folder / "wheels",
+        "ext",
+        "1",
+        {"ext/_C.so": compiled(lib)},
+        tag=f"{python}-{python}-manylinux_2_28_x86_64",
+        purelib=False,
+    )
+    small.index.files[wheel.name] = wheel.read_bytes()
+
+    with pytest.raises(Unresolvable, match="ext 1 is not built for") as refused:
+        small.build(small.lock(wheel))
+    assert "needs at::unknown (_ZN2at7unknownEv), which torch 2.7.1 does not have" in refused.value.message
+    assert small.index.fetched == [wheel.name]
+    assert not small.layout.exists()
+
+    allowed = replace(small.lock(wheel), may_lack=("ext",))
+    assert small.build(allowed).built.image.tag == NAME

@@ -15,9 +15,10 @@ import struct
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -32,14 +33,16 @@ def wheel_bytes(
     python: str = "",
     tag: str = "py3-none-any",
     payload: bytes = b"",
+    more: Mapping[str, bytes] = MappingProxyType({}),
 ) -> tuple[str, bytes]:
-    """A tiny installable wheel: its file name and its bytes."""
+    """A tiny installable wheel, with *more* files: its file name and its bytes."""
     stem = f"{name.replace('-', '_')}-{version}"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += f"Requires-Python: {python}\n" if python else ""
     metadata += "".join(f"Requires-Dist: {require}\n" for require in requires)
     files = {
         f"{name.replace('-', '_')}/__init__.py": payload,
+        **more,
         f"{stem}.dist-info/METADATA": metadata.encode(),
         f"{stem}.dist-info/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
     }

@@ -47,7 +47,8 @@ PURE_FILES = frozenset(
         "smoke/project/modules.py", "smoke/report.py",
         "smoke/reuse.py", "smoke/run.py", "smoke/runner_output.py", "smoke/snapshot.py", "smoke/suite.py",
         "smoke/suite_source.py", "smoke/verdict.py",
-        "symbols/fit.py", "symbols/library.py", "symbols/modules.py", "symbols/names.py", "symbols/sentences.py",
+        "symbols/fit.py", "symbols/library.py", "symbols/modules.py", "symbols/names.py",
+        "symbols/sentences.py",
         "util/located_yaml.py",
     }
 )

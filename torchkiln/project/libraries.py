@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 
 from torchkiln.errors import ConfigError, Unresolvable
@@ -12,6 +13,7 @@ from torchkiln.store.store import Store
 from torchkiln.symbols.check import check_wheels
 from torchkiln.symbols.fit import Fault
 
+_LIBRARY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]*\.so[A-Za-z0-9_.+!-]*")
 _SHOWN = 3  # faults of a package
 _MOST = 8  # packages
 
@@ -62,7 +64,7 @@ def still_known(may_lack: Sequence[str], lock: ProjectLock) -> tuple[str, ...]:
 
 
 def _is_known(name: str, lock: ProjectLock) -> bool:
-    return ".so" in name or any(wheel.name == name for wheel in lock.wheels)
+    return _LIBRARY.fullmatch(name) is not None or any(wheel.name == name for wheel in lock.wheels)
 
 
 def _allowed(fault: Fault, may_lack: Collection[str]) -> bool:
