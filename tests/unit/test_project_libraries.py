@@ -22,7 +22,7 @@ pytestmark = needs_gcc
 EMPTY = "_ZN2at4_ops5empty4callEN3c108ArrayRefIlEE"
 SOUND = Lib(name="_C.so", defines=("PyInit__C",), uses=(EMPTY,), needs=(TORCH_CPU,))
 NEWER = Lib(name="_C.so", defines=("PyInit__C",), uses=(f"{EMPTY}b",), needs=(TORCH_CPU,))
-CUDA11 = Lib(name="_C.so", needs=(of_cuda("libcudart.so.11.0", "cudaMalloc"),))
+CUDA11 = Lib(name="_C.so", defines=("PyInit__C",), needs=(of_cuda("libcudart.so.11.0", "cudaMalloc"),))
 LACKS = (
     f"ext 1.0 is not built for {TAG}:\n"
     f"  ext/_C.so needs at::_ops::empty::call ({EMPTY}b), which torch 2.7.1 does not have: there it has other"

@@ -160,8 +160,11 @@ UNKNOWN = "_ZN2at7unknownEv"
 SOUND: Mapping[str, Mapping[str, Lib]] = {
     "weak symbols": {"x/_C.so": module(weak=(UNKNOWN, "cudaNewer", "PyNewer_Thing"), needs=(CUDART,))},
     "one variant for each CUDA": {
-        "x/libx_cuda118.so": Lib(name="libx_cuda118.so", needs=(OLD_CUDA,)),
-        "x/libx_cuda126.so": Lib(name="libx_cuda126.so", needs=(CUDART,)),
+        "x/libx_cuda118.so": Lib(name="libx_cuda118.so", uses=(EMPTY,), needs=(OLD_CUDA,)),
+        "x/libx_cuda126.so": Lib(name="libx_cuda126.so", uses=(EMPTY,), needs=(CUDART,)),
+    },
+    "libraries that are opened by path": {
+        "x/libproviders_cuda.so": Lib(name="libproviders_cuda.so", needs=(OLD_CUDA, NEW_LIBC))
     },
     "one variant for each torch": {
         "x/libx_torch2.6.so": Lib(name="libx_torch26.so", uses=(UNKNOWN,)),
@@ -223,7 +226,11 @@ def test_without_a_wheel_nothing_is_refused_and_it_is_named(below: Scene) -> Non
 
 def test_without_the_base_or_torch_the_rest_is_checked(below: Scene) -> None:
     bad = below.wheel(
-        "bad", {"bad/_C.so": PAIRS["another CUDA major"][0], "bad/_D.so": module("malloc", needs=(LIBC,))}
+        "bad",
+        {
+            "bad/_C.so": PAIRS["another CUDA major"][0],
+            "bad/_D.so": replace(module("malloc", needs=(LIBC,)), defines=("PyInit__D",)),
+        },
     )
     other = replace(below, base=replace(below.base, digest="sha256:" + "0" * 64))
     found = other.check(bad)
@@ -263,3 +270,22 @@ def test_a_damaged_wheel_is_refused(below: Scene) -> None:
 
     with pytest.raises(BadWheel, match=r"damaged-1\.0-cp311"):
         below.check(wheel)
+
+
+def test_what_a_module_needs_is_checked_as_the_module(below: Scene) -> None:
+    """A library without Python's or torch's symbols; beside it one that nothing needs."""
+    core = Lib(name="libcore.so", defines=("core",), uses=("cudaMalloc",), needs=(OLD_CUDA,))
+    found = below.sentences(
+        below.wheel(
+            "deep",
+            {
+                "deep/_C.so": module("core", needs=(core,)),
+                "deep.libs/libcore.so": core,
+                "deep/libother.so": replace(core, name="libother.so"),
+            },
+        )
+    )
+
+    assert found == [
+        "deep.libs/libcore.so needs libcudart.so.11.0, the image has libcudart.so.12: built for CUDA 11"
+    ]

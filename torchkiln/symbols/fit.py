@@ -1,9 +1,9 @@
 """Decides whether the libraries of packages find what they need in an image: its torch, CUDA, Python, base.
 
 Pure. Only what can be told for sure is a fault: a symbol counts as missing if no library that could have it
-does, whatever the order in which they are loaded. Not checked are weak symbols, libraries for other
-accelerators, and libraries that the image would not have in any case, such as libtbb.so.12. If one of several
-variants of a library fits (`libx_cuda118.so`, `libx_cuda126.so`), the others are not needed.
+does, whatever the order in which they are loaded. Not checked are weak symbols, libraries that are only
+opened by path, those for other accelerators, and needed libraries that the image would not have in any case,
+such as libtbb.so.12. If one of several variants fits (`x_cuda118.so`, `x_cuda126.so`), the others need not.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ def fit(libraries: Sequence[Library], below: Below, python: str) -> Fit:
     check = _Check(libraries, own, below)
     faults: list[Fault] = []
     by_variant: dict[tuple[str, str], list[list[Fault]]] = defaultdict(list)
-    for library in libraries:
-        if not _concerns(library, python):
-            continue
+    for library in _imported([one for one in libraries if _concerns(one, python)]):
         found = [
             Fault(package=library.package, path=library.path, library=lack.library, sentence=lack.sentence)
             for lack in check.lacks(library)
@@ -106,6 +104,22 @@ def fit(libraries: Sequence[Library], below: Below, python: str) -> Fit:
             faults += [fault for found in variants for fault in found]
     faults.sort(key=lambda fault: (fault.package, fault.path))
     return Fit(faults=tuple(faults), unread=tuple(sorted(check.unread)))
+
+
+def _imported(libraries: Sequence[Library]) -> Iterator[Library]:
+    """Extension modules, libraries that use torch, which `torch.ops` loads, and what these need.
+
+    Others are opened by their path, often only if they can be: as those of bitsandbytes for each CUDA.
+    """
+    by_name = {name: library for library in libraries for name in library.names}
+    waiting = [library for library in libraries if _is_module(library) or _uses_torch(library)]
+    found = {id(library): library for library in waiting}
+    while waiting:
+        needed = (by_name[name] for name in waiting.pop().dynamic.needed if name in by_name)
+        new = {id(library): library for library in needed if id(library) not in found}
+        found |= new
+        waiting += new.values()
+    return iter(found.values())
 
 
 def _concerns(library: Library, python: str) -> bool:
@@ -226,6 +240,11 @@ class _Check:
 
 _TORCH, _PYTHON = "torch", "Python"
 _TORCH_PACKAGES = frozenset({"torch", "torchvision", "torchaudio"})
+
+
+def _uses_torch(library: Library) -> bool:
+    undefined = library.dynamic.undefined
+    return any(map(is_torch_library, library.dynamic.needed)) or any(of_torch(one) for one, _, _ in undefined)
 
 
 def _is_module(library: Library) -> bool:
