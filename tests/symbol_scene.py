@@ -46,7 +46,7 @@ NVJITLINK = of_cuda("libnvJitLink.so.12", "__nvJitLinkCreate_12_6", "nvJitLinkVe
 CUDNN = Lib(name="libcudnn.so.9", defines=("cudnnCreate",))
 CUDNN_OPS = Lib(name="libcudnn_ops.so.9", defines=("cudnnAddTensor",))
 NCCL = Lib(name="libnccl.so.2", defines=("ncclAllReduce",))
-C10 = Lib(name="libc10.so", defines=(f"{CHECK}{STRING}", "_ZTIN3c105ErrorE", "_ZN3c104cudaEv"))
+C10 = Lib(name="libc10.so", defines=(f"{CHECK}{STRING}", "_ZTIN3c105ErrorE", "_ZN3c104nameB5cxx11Ev"))
 TORCH_CPU = Lib(
     name="libtorch_cpu.so",
     defines=("_ZN2at4_ops5empty4callEN3c108ArrayRefIlEE", "_ZN5torch8autograd4NodeD2Ev"),

@@ -145,6 +145,17 @@ def test_the_cxx11_abi_on_an_older_torch(tmp_path: Path) -> None:
     assert older.sentences(older.wheel("sound", {"sound/_C.so": module(f"{CHECK}Ss")})) == []
 
 
+def test_the_abi_of_a_function_that_returns_a_string(below: Scene) -> None:
+    """Its parameters are the same in both; the name of the newer one has a tag."""
+    old = below.wheel("bad", {"bad/_C.so": module("_ZN3c104nameEv")})
+    [found] = below.sentences(old)
+    assert found.endswith(
+        "c10::name (_ZN3c104nameEv), which torch 2.7.1 does not have: built with the pre-C++11 ABI, torch has"
+        " the C++11 ABI"
+    )
+    assert below.sentences(below.wheel("sound", {"sound/_C.so": module("_ZN3c104nameB5cxx11Ev")})) == []
+
+
 def test_modules_for_another_python_alone(below: Scene) -> None:
     old, own = "x/_C.cpython-310-x86_64-linux-gnu.so", "x/_C.cpython-311-x86_64-linux-gnu.so"
     found = below.sentences(below.wheel("bad", {old: module()}))

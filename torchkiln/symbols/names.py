@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
+ABI_TAG = "B5cxx11"  # of functions that return a std::string of C++11
 StringAbi = Literal["", "old", "new"]
 
 #: Prefix of C functions -> the library of CUDA, without version, that has them.
@@ -103,10 +104,12 @@ def version_of(name: str) -> str:
 def qualified(symbol: str) -> str:
     """The part of a mangled name up to the end of its qualified name: without parameters; "" if it has none.
 
-    Symbols that begin with it are the same function with other parameters.
+    Without ABI tags. Symbols that begin with it, but for their tags, are the same function with other
+    parameters.
     """
     names, end = _components(symbol)
-    return symbol[: end + 1] if len(names) > 1 and symbol[end : end + 1] in _ENDS else ""
+    found = symbol[: end + 1] if len(names) > 1 and symbol[end : end + 1] in _ENDS else ""
+    return found.replace(ABI_TAG, "")
 
 
 def readable(symbol: str) -> str:
@@ -122,7 +125,7 @@ def readable(symbol: str) -> str:
 
 def string_abi(symbol: str) -> StringAbi:
     """Which std::string of libstdc++ a mangled name uses: that before C++11, or that of C++11."""
-    if "__cxx11" in symbol or "B5cxx11" in symbol:
+    if "__cxx11" in symbol or ABI_TAG in symbol:
         return "new"
     return "old" if symbol.startswith("_Z") and "Ss" in _without_names(symbol) else ""
 
@@ -137,6 +140,7 @@ def _components(symbol: str) -> tuple[list[str], int]:
         begin = length.end()
         at = begin + int(length[0])
         names.append(symbol[begin:at])
+        at += len(ABI_TAG) if symbol.startswith(ABI_TAG, at) else 0
     return names, min(at, len(symbol))
 
 

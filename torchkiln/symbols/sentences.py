@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from torchkiln.symbols.names import is_cuda_library, qualified, readable, string_abi, version_of
+from torchkiln.symbols.names import ABI_TAG, is_cuda_library, qualified, readable, string_abi, version_of
 
 _LONGEST = 160  # characters of a mangled name
 _MOST = 100  # symbols that are compared with those of the image
@@ -43,7 +43,7 @@ def missing_version(name: str, version: str, versions: Collection[str]) -> Lack:
 
 def missing_symbols(symbols: Sequence[str], library: str, release: str, there: Iterable[str]) -> Lack:
     """*symbols* are not among those that are *there*, in the libraries of *release*."""
-    present = tuple(there)
+    present = [(symbol.replace(ABI_TAG, ""), symbol) for symbol in there]
     reasons = [(symbol, _why(symbol, present)) for symbol in symbols[:_MOST]]
     first, why = max(reasons, key=lambda one: _RANK.index(one[1]))
     name = readable(first)
@@ -53,14 +53,21 @@ def missing_symbols(symbols: Sequence[str], library: str, release: str, there: I
     return Lack(library=library, sentence=f"needs {shown}{of}{more}, which {release} does not have{why}")
 
 
-def _why(symbol: str, present: Iterable[str]) -> str:
-    """What the symbols of the same function suggest; "" if there is none."""
+def _why(symbol: str, present: Iterable[tuple[str, str]]) -> str:
+    """What the symbols of the same function suggest; "" if there is none.
+
+    :param present: the symbols that are there, each without and with its ABI tags.
+    """
     prefix = qualified(symbol)
-    alike = [other for other in present if other.startswith(prefix)] if prefix else []
-    own, others = string_abi(symbol), {string_abi(other) for other in alike}
-    if own == "old" and "new" in others:
+    if not prefix:
+        return ""
+    plain = symbol.replace(ABI_TAG, "")
+    alike = [(other, whole) for other, whole in present if other.startswith(prefix)]
+    own, others = string_abi(symbol), {string_abi(whole) for _, whole in alike}
+    tagged = any(other == plain and whole != symbol for other, whole in alike)
+    if (own == "old" and "new" in others) or (tagged and own == ""):
         return _OLD_ABI
-    if own == "new" and "old" in others:
+    if own == "new" and ("old" in others or tagged):
         return _NEW_ABI
     return _OTHER if alike else ""
 
