@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -46,6 +46,7 @@ class Bench:
     folder: Path
     cell: LockedCell
     index: FakeIndex
+    said: list[str] = field(default_factory=list)
 
     @property
     def store(self) -> Store:
@@ -89,7 +90,7 @@ class Bench:
                 MATRIX,
                 FACTS,
                 self.layout,
-                Environment(store=self.store, fetcher=self.index, observer=Silent()),
+                Environment(store=self.store, fetcher=self.index, observer=Silent(), say=self.said.append),
                 options or BuildOptions(),
             )
 

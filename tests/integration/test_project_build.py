@@ -13,6 +13,7 @@ from tests.needs import needs_gcc
 from tests.projects import NAME, SITE, TAG, Bench, bench
 from tests.shared_libraries import Lib
 from tests.symbol_scene import compiled
+from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
 from torchkiln.cache.usage import cache_usage
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
@@ -228,3 +229,23 @@ def test_a_package_for_another_torch_is_refused_before_anything_is_built(small: 
 
     allowed = replace(small.lock(wheel), may_lack=("ext",))
     assert small.build(allowed).built.image.tag == NAME
+
+
+@needs_gcc
+def test_a_check_that_the_cache_does_not_allow_is_told(small: Bench) -> None:
+    """The layer of torch is there, its wheel was pruned, and its symbols were never read."""
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    tag = f"{python}-{python}-manylinux_2_28_x86_64"
+    torch = small.wheel("torch", "2.7.1", "torch/__init__.py", tag=tag)
+    others = (wheel for wheel in small.cell.wheels if wheel.name != "torch")
+    small.cell = replace(small.cell, wheels=(locked_wheel(torch), *others))
+    small.build(small.lock())
+    small.store.wheel(locked_wheel(torch)).unlink()
+    lib = Lib(name="_C.so", defines=("PyInit__C",), uses=("_ZN2at7unknownEv",))
+    ext = make_wheel(small.folder / "wheels", "ext", "1", {"ext/_C.so": compiled(lib)}, tag=tag)
+    small.index.files[ext.name] = ext.read_bytes()
+    small.said.clear()
+
+    small.build(small.lock(ext))
+    [warning] = [line for line in small.said if "libraries" in line]
+    assert warning.endswith("the libraries of the packages fit the image; not in the cache: torch 2.7.1")

@@ -88,6 +88,7 @@ def test_a_package_for_this_torch_is_locked_and_its_wheel_downloaded_once(librar
     libraries.ext(SOUND)
     code, _, messages = libraries.lock("--json")
     assert code == 0, messages
+    assert "downloads 1 wheel (" in messages
     lock = load_project(libraries.folder)
     assert lock is not None
     assert [libraries.store.has_wheel(wheel) for wheel in lock.wheels] == [True]

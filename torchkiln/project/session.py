@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -25,13 +25,19 @@ from torchkiln.project.name import demand_own_name
 from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
 from torchkiln.store.store import Store
 from torchkiln.symbols.known import is_unread
+from torchkiln.util.sizes import size
 
 _MOST_FETCHED = 512 << 20  # bytes of wheels that are downloaded before a build
 _STREAMS = 6
 
 
 def lock_folder(
-    request: ProjectRequest, locks: LockFolder, store: Store, *, environ: Mapping[str, str]
+    request: ProjectRequest,
+    locks: LockFolder,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    say: Callable[[str], None] = lambda _: None,
 ) -> LockedProject:
     """Lock a project; nothing is written. Versions of its present lock are kept unless upgraded.
 
@@ -65,7 +71,7 @@ def lock_folder(
         untrusted=settings.untrusted,
     )
     lock = _with_allowed(found.lock, request, previous)
-    _fetch(lock.wheels, index)
+    _fetch(lock.wheels, index, say)
     unread = require_fitting(lock, parent, store)
     versions = [(wheel.name, wheel.version) for wheel in lock.wheels]
     yanked = tuple((*one, index.yanked[one]) for one in versions if one in index.yanked)
@@ -82,15 +88,18 @@ def _with_allowed(lock: ProjectLock, request: ProjectRequest, previous: ProjectL
     return replace(lock, may_lack=may_lack)
 
 
-def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex) -> None:
+def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex, say: Callable[[str], None]) -> None:
     """Download those of *wheels* whose libraries are checked, and which the build needs, too; not gigabytes.
 
     :raises BadWheel: a file differs from the lock.
     """
     store = index.pages.store
     missing = [wheel for wheel in wheels if is_unread(wheel, store)]
-    if sum(wheel.size for wheel in missing) > _MOST_FETCHED:
+    total = sum(wheel.size for wheel in missing)
+    if not missing or total > _MOST_FETCHED:
         return
+    count = f"{len(missing)} wheel{'s' if len(missing) > 1 else ''}"
+    say(f"downloads {count} ({size(total)}), to check their libraries; the build uses them, too")
     downloads = Downloads(index.pages)
 
     def fetch(wheel: LockedWheel) -> None:
