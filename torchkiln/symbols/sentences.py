@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchkiln.symbols.names import ABI_TAG, is_cuda_library, qualified, readable, string_abi, version_of
 
 _LONGEST = 160  # characters of a mangled name
-_MOST = 100  # symbols that are compared with those of the image
+_MOST = 20  # symbols that are compared with those of the image
 
 _OTHER = ": there it has other parameters, so this was built for another torch"
 _NEW_ABI = ": built with the C++11 ABI, torch has the pre-C++11 ABI"

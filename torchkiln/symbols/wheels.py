@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -35,8 +35,7 @@ def library_sizes(path: Path, filename: str) -> dict[str, int]:
 
     :raises BadWheel: its directory is malformed.
     """
-    with WheelFile(path, path.stat().st_size) as file:
-        return {entry.name: entry.size for entry in _libraries(file, filename)}
+    return {entry.name: entry.size for entry in _libraries(path, path.stat().st_size, filename)}
 
 
 def read_libraries(
@@ -55,7 +54,7 @@ def read_libraries(
     :raises BadWheel: the wheel is malformed.
     """
     with WheelFile(path, path.stat().st_size) as file:
-        for entry in _libraries(file, filename):
+        for entry in _libraries(path, file.size, filename):
             if entry.size > _MOST or (only is not None and entry.name not in only):
                 continue
             if found := library_in(partial(_content, file, entry, filename), entry.size, keep):
@@ -140,8 +139,12 @@ def _cut(pieces: Iterable[bytes], spans: Sequence[Span]) -> list[tuple[int, byte
     return [(start, bytes(part)) for (start, _), part in zip(spans, found, strict=True)]
 
 
-def _libraries(file: WheelFile, filename: str) -> Iterator[WheelEntry]:
-    return (entry for entry in entries(file, filename) if LIBRARY.fullmatch(entry.name.rpartition("/")[2]))
+@cache
+def _libraries(path: Path, size: int, filename: str) -> tuple[WheelEntry, ...]:
+    """The entries that have the name of a shared library. torch's are read one by one, of 11,000 entries."""
+    with WheelFile(path, size) as file:
+        found = entries(file, filename)
+    return tuple(entry for entry in found if LIBRARY.fullmatch(entry.name.rpartition("/")[2]))
 
 
 def _content(file: WheelFile, entry: WheelEntry, filename: str) -> Iterator[bytes]:
