@@ -120,6 +120,7 @@ def scene(folder: Path) -> Scene:
     libraries.mkdir(parents=True)
     (libraries / "libc.so.6").write_bytes(compiled(LIBC))
     (libraries / "libstdc++.so.6.0.30").write_bytes(compiled(LIBSTDCPP))
+    (libraries / "libm.so.6").write_text("no library")
     (libraries / "libstdc++.so.6").symlink_to("libstdc++.so.6.0.30")
     (root / "usr/bin").mkdir()
     (root / "usr/bin/python3.11").write_bytes(compiled(PYTHON))

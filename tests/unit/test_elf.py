@@ -208,6 +208,18 @@ def test_limits_of_what_is_read(sections: list[tuple[int, bytes, int]], why: str
         read(data)
 
 
+def test_hidden_symbols_and_weak_versions_do_not_count() -> None:
+    """What no other library sees, and a version that may be missing."""
+    hidden = struct.pack("<IBBHQQ", 5, 0x12, 2, 1, 0, 0)
+    need = struct.pack("<HHIII", 1, 2, 1, 16, 0)
+    parts = struct.pack("<IHHII", 0, 2, 2, 5, 16) + struct.pack("<IHHII", 0, 0, 3, 1, 0)
+    names = b"\0one\0two\0"
+    found = read(library([(11, symbols([1]) + hidden, 3), (3, names, 0), (0x6FFFFFFE, need + parts, 3)]))
+
+    assert found.defined == {"": frozenset({"one"})}
+    assert found.required == {"one": frozenset({"one"})}
+
+
 # --- parts of a large file --------------------------------------------------------------------------------
 
 

@@ -200,10 +200,13 @@ SOUND: Mapping[str, Mapping[str, Lib]] = {
         "x/libx.so": Lib(name="libx.so", defines=(UNKNOWN,)),
     },
     "modules for other Pythons beside": {
-        "x/_C.cpython-310-x86_64-linux-gnu.so": module("_PyUnicode_Ready"),
+        "x/old/_C.cpython-310-x86_64-linux-gnu.so": module("_PyUnicode_Ready"),
         "x/_C.cpython-311-x86_64-linux-gnu.so": module("PyModule_Create2"),
     },
     "a plugin of another program": {"x/plugin.so": Lib(name="plugin.so", uses=("_PyUnicode_Ready", "gdb_x"))},
+    "a library of operators, which is no module": {
+        "x/libops.so": Lib(name="libops.so", uses=(EMPTY, "_PyNew_Thing"))
+    },
     "a symbol in another library of cuDNN": {
         "x/_C.so": module("cudnnAddTensor", needs=(CUDNN, Lib(name="libx.so", defines=("cudnnAddTensor",)))),
         "x/libx.so": Lib(name="libx.so"),
@@ -286,11 +289,13 @@ def test_a_damaged_wheel_is_refused(below: Scene) -> None:
 def test_what_a_module_needs_is_checked_as_the_module(below: Scene) -> None:
     """A library without Python's or torch's symbols; beside it one that nothing needs."""
     core = Lib(name="libcore.so", defines=("core",), uses=("cudaMalloc",), needs=(OLD_CUDA,))
+    middle = Lib(name="libmiddle.so", defines=("middle",), uses=("core",), needs=(core,))
     found = below.sentences(
         below.wheel(
             "deep",
             {
-                "deep/_C.so": module("core", needs=(core,)),
+                "deep/_C.so": module("middle", needs=(middle,)),
+                "deep.libs/libmiddle.so": middle,
                 "deep.libs/libcore.so": core,
                 "deep/libother.so": replace(core, name="libother.so"),
             },
@@ -300,3 +305,14 @@ def test_what_a_module_needs_is_checked_as_the_module(below: Scene) -> None:
     assert found == [
         "deep.libs/libcore.so needs libcudart.so.11.0, the image has libcudart.so.12: built for CUDA 11"
     ]
+
+
+def test_an_incomplete_check_is_not_remembered(tmp_path: Path) -> None:
+    below = scene(tmp_path)
+    wheel = below.wheel("bad", {"bad/_C.so": PAIRS["a newer torch"][0]})
+    torch = below.store.wheel(below.fixed[0])
+    torch.rename(tmp_path / "aside")
+    assert below.check(wheel) == Fit(unread=("torch 2.7.1",))
+
+    (tmp_path / "aside").rename(torch)
+    assert len(below.sentences(wheel)) == 1
