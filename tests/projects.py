@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -47,6 +47,7 @@ class Bench:
     folder: Path
     cell: LockedCell
     index: FakeIndex
+    said: list[str] = field(default_factory=list)
 
     @property
     def store(self) -> Store:
@@ -95,7 +96,7 @@ class Bench:
                 MATRIX,
                 FACTS,
                 self.layout,
-                Environment(store=self.store, fetcher=self.index, observer=Silent()),
+                Environment(store=self.store, fetcher=self.index, observer=Silent(), say=self.said.append),
                 options or BuildOptions(),
             )
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from torchkiln.build import image as image_build
 from torchkiln.build.build import BuildOptions, build_planned
 from torchkiln.build.cache_claims import build_needs, remember_image
 from torchkiln.build.environment import Environment
-from torchkiln.errors import Stale
+from torchkiln.build.fetched import fetched
+from torchkiln.errors import BadWheel, BuildFailed, Stale
 from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import LockedCell
+from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.project import ProjectLock
 from torchkiln.model.recipe import PREFIX, minor
@@ -28,13 +30,16 @@ from torchkiln.project.effect import Effect, effect_of
 from torchkiln.project.file import FILE
 from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.installed import Files, files_in_layer, files_of_wheel
+from torchkiln.project.libraries import require_fitting
 from torchkiln.project.name import demand_own_name
 from torchkiln.project.plan import Parent, at_start, plan_project
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.store.store import Store
+from torchkiln.symbols.known import is_unread
 from torchkiln.wheel.install import Scheme
 
 _RECORDS = "effects"
+_STREAMS = 6
 _RULES = 2  # raise it when `effect_of` decides otherwise, or returns more
 
 
@@ -73,6 +78,7 @@ def build_project(
     :raises Stale: the project was locked for another lock of the cell.
     :raises BuildFailed: as `image.build`, or a package of the project changes what the image's proof covers.
     :raises ConfigError: the code hides a package of the image.
+    :raises Unresolvable: a library of a package cannot be loaded in the image.
     """
     locked, project, code = source.cell, source.lock, source.code
     if project.parent_lock != lock_digest(locked):
@@ -80,7 +86,9 @@ def build_project(
             f"{FILE} was made for another lock of {project.parent}", hint="run: torchkiln lock --project DIR"
         )
     demand_own_name(project.name, tag_of(locked.resolution), matrix)
+    _check_libraries(source, environment, final=False)
     below, plan = build_planned(locked, matrix, facts, layout, environment, options=options)
+    _check_libraries(source, environment, final=True)
     started, store = time.monotonic(), environment.store
     parent = Parent(plan=plan, manifest=below.image.manifest)
     draft = plan_project(parent, project, code, Effect())
@@ -152,6 +160,33 @@ def _image(
     reused = tuple(title for title in built.reused if title not in made)
     remember_image(environment.store, built.image, final, reused)
     return replace(built, reused=reused)
+
+
+def _check_libraries(source: ProjectSource, environment: Environment, *, final: bool) -> None:
+    """Check that the libraries of the packages fit the image, as far as the cache has what that needs.
+
+    :param final: the image below is built: what is still missing is told.
+    """
+    store = environment.store
+    if not final:
+        missing = [wheel for wheel in source.lock.wheels if is_unread(wheel, store)]
+        with ThreadPoolExecutor(_STREAMS) as pool:
+            list(pool.map(lambda wheel: _fetched(wheel, environment), missing))
+    unread = require_fitting(source.lock, source.cell, store)
+    if unread and final:
+        environment.say(
+            "warning: not checked whether the libraries of the packages fit the image; not in the cache:"
+            f" {', '.join(unread)}"
+        )
+
+
+def _fetched(wheel: LockedWheel, environment: Environment) -> None:
+    try:
+        fetched(wheel, environment)
+    except BadWheel:
+        raise
+    except BuildFailed:  # the build says why, if it needs the file
+        pass
 
 
 def _effect(

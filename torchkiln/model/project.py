@@ -42,4 +42,6 @@ class ProjectLock:
     removed: Annotated[
         tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)
     ] = ()  # packages of the parent that a wheel of the same name replaces
+    # libraries that its packages may lack, packages whose libraries may lack any; sorted
+    may_lack: Annotated[tuple[fields.FileName, ...], Meta(max_length=100, extra_json_schema=_SET)] = ()
     untrusted: bool = False

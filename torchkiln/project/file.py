@@ -36,7 +36,7 @@ class _Envelope:
 _ENVELOPE = ("schema", "seal")
 _ORDER = (
     *("schema", "name", "parent", "parent_lock", "as_of", "inputs", "untrusted", "extras", "groups"),
-    *("requirements", "removed", "wheels", "seal"),
+    *("requirements", "removed", "may_lack", "wheels", "seal"),
 )
 
 
@@ -125,6 +125,8 @@ def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
         yield "wheels, removed: must be sorted by name"
     if missing := sorted(set(removed) - set(names)):
         yield f"removed: {', '.join(missing)}: no wheel replaces it"
+    if document.get("may_lack", []) != sorted(document.get("may_lack", [])):
+        yield "may_lack: must be sorted"
     if "torch" in names:
         yield "wheels: torch is the image's, and cannot be in the lock of a project"
 

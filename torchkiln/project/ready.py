@@ -25,7 +25,8 @@ from torchkiln.store.store import Store
 class ProjectRequest:
     """The project in `folder` on the image of `cell`; `as_of` and `upgrade` as in `LockRequest`.
 
-    `choice`: the extras and groups; None: those of the project's lock.
+    `choice`: the extras and groups; `may_lack`: libraries that may be missing, and packages whose libraries
+    may lack any; None: those of the project's lock.
     """
 
     folder: Path
@@ -33,6 +34,7 @@ class ProjectRequest:
     choice: Choice | None = None
     as_of: str | None = None
     upgrade: tuple[str, ...] = ()
+    may_lack: tuple[str, ...] | None = None
 
     def chosen(self, lock: ProjectLock | None) -> Choice:
         """The extras and groups of the project, whose present lock is *lock*."""

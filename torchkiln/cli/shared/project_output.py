@@ -33,6 +33,11 @@ def show_project(found: LockedProject) -> None:
         table(_HEADER, [_row(move) for move in found.moves], text={3}, err=True)
     for one in found.behind:
         say(_warning(one))
+    if found.unread:
+        say(
+            f"{lock.name}: the build will check whether the libraries of these packages fit the image; not in"
+            f" the cache now: {', '.join(found.unread)}"
+        )
     warn_of_yanked(lock.name, found.yanked)
     if lock.untrusted:
         say(f"{lock.name}: warning: {USES}")
@@ -49,6 +54,8 @@ def project_json(found: LockedProject) -> str:
         "groups": list(lock.groups),
         "as_of": lock.as_of,
         "moves": [codec.plain(move) for move in found.moves],
+        "may_lack": list(lock.may_lack),
+        "unchecked": list(found.unread),
         "behind": [codec.plain(one) for one in found.behind],
     }
     return json.dumps(values, indent=2)

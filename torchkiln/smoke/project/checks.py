@@ -6,7 +6,6 @@ Commands run in the image; what they print is not trusted.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchkiln.elf.dynamic import LIBRARY
 from torchkiln.model.project import APP
 from torchkiln.model.recipe import PREFIX
 from torchkiln.model.report import Finding
@@ -40,7 +40,6 @@ spec = importlib.util.find_spec(name)
 importlib.import_module(name)
 print(json.dumps({"from": [spec.origin, *(spec.submodule_search_locations or ())]}))
 """
-_LIBRARY = re.compile(r"[^/]+\.so(\.\d+)*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +98,7 @@ def check_linkage(subject: ProjectSubject, inside: Inside, limit_s: float) -> Fi
     """The libraries of the added packages find what they need, by the loader or after `import torch`."""
     began = time.monotonic()
     owners = {f"/{path}": name for name in subject.added for path in subject.installed.get(name, ())}
-    libraries = [path for path in owners if _LIBRARY.fullmatch(path.rpartition("/")[2])]
+    libraries = [path for path in owners if LIBRARY.fullmatch(path.rpartition("/")[2])]
     if not libraries:
         return _linkage(began, [], 0)
     binds = {PLACE: subject.suite} if subject.suite else {}

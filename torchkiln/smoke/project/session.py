@@ -23,6 +23,7 @@ from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.project.asked import ProjectNeeds
 from torchkiln.project.file import FILE, project_digest
 from torchkiln.project.installed import files_of_records
+from torchkiln.project.libraries import require_known
 from torchkiln.project.settings import FILE as SETTINGS
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.project.target import applies, environment_of
@@ -121,7 +122,8 @@ def check_project(
     """
     start, test = datetime.now(timezone.utc), project.settings.test
     names = checks.selected(test)
-    _require_known(checks.may_lack, project.lock)
+    require_known(checks.may_lack, project.lock)
+    may_lack = tuple(sorted({*project.lock.may_lack, *checks.may_lack}))
     image, account = project_image(project, layout)
     selected = RUNTIMES[checks.runtime]
     tree, verified = verified_tree(image, store, listener, in_engine=selected.in_engine)
@@ -132,7 +134,7 @@ def check_project(
     listener.starts_checks(names, inside.name)
     findings = []
     with probe_folder(needed="linkage" in names) as suite:
-        subject = replace(subject_of(project, records, checks.may_lack, suite), test=test)
+        subject = replace(subject_of(project, records, may_lack, suite), test=test)
         for name in names:
             findings.append(CHECKS[name](subject, inside, checks.limit_s))
             listener.finished(findings[-1])
@@ -155,7 +157,7 @@ def check_project(
             lock=project_digest(project.lock),
             named=subject.named,
             test=test,
-            may_lack=checks.may_lack,
+            may_lack=may_lack,
             at_start=started(added, subject.site),
             gpus=settings.gpus or "",
         ),
@@ -216,18 +218,6 @@ def subject_of(
         may_lack=may_lack,
         suite=suite,
     )
-
-
-def _require_known(may_lack: Sequence[str], lock: ProjectLock) -> None:
-    """:raises ConfigError: a name is neither that of a library nor that of a package of *lock*."""
-    added = {wheel.name for wheel in lock.wheels}
-    unknown = [name for name in may_lack if ".so" not in name and name not in added]
-    if unknown:
-        faults = [
-            f"--allow-missing {name}: neither a library nor a package that the project adds"
-            for name in unknown
-        ]
-        raise ConfigError.of(faults, hint="name a library, libtbb.so.12, or a package of torchkiln.lock.json")
 
 
 def _facts_of(account: ProjectAccount) -> Any:
