@@ -193,7 +193,7 @@ EPOCH = 1_600_000_000
 def upper(lower: list[Entry], whole: list[Entry]) -> bytes:
     """The tar of the layer between two trees."""
     out = io.BytesIO()
-    write_upper(io.BytesIO(tar_of(lower)), io.BytesIO(tar_of(whole)), out, mtime=EPOCH)
+    write_upper([io.BytesIO(tar_of(lower))], io.BytesIO(tar_of(whole)), out, mtime=EPOCH)
     return out.getvalue()
 
 
@@ -308,9 +308,9 @@ def test_what_no_layer_may_do_is_named(whole: list[Entry], words: str) -> None:
 
 def test_a_damaged_tar_is_reported() -> None:
     with pytest.raises(BuildFailed, match="cannot be read"):
-        write_upper(io.BytesIO(tar_of(BASE)), io.BytesIO(tar_of(BASE)[:2000]), io.BytesIO(), mtime=EPOCH)
+        write_upper([io.BytesIO(tar_of(BASE))], io.BytesIO(tar_of(BASE)[:2000]), io.BytesIO(), mtime=EPOCH)
     with pytest.raises(BuildFailed, match="cannot be read"):
-        write_upper(io.BytesIO(b"no tar" * 200), io.BytesIO(tar_of(BASE)), io.BytesIO(), mtime=EPOCH)
+        write_upper([io.BytesIO(b"no tar" * 200)], io.BytesIO(tar_of(BASE)), io.BytesIO(), mtime=EPOCH)
 
 
 NAMES = st.sampled_from(["a", "b", "a-b", "etc", "ü", "x" * 80])

@@ -23,9 +23,10 @@ _XATTR = "SCHILY.xattr."
 _TYPES = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE}
 
 
-def write_upper(lower: BinaryIO, whole: BinaryIO, out: BinaryIO, *, mtime: int) -> None:
+def write_upper(lower: Iterable[BinaryIO], whole: BinaryIO, out: BinaryIO, *, mtime: int) -> None:
     """Write to *out* a tar of everything in *whole* that is not in *lower*, sorted by path.
 
+    :param lower: layers, lowest first.
     :param whole: seekable; it is read three times.
     :param mtime: seconds; younger entries get this time.
     :raises BuildFailed: *whole* lacks files of *lower* or has entries that no layer may have, or is not a
@@ -35,7 +36,8 @@ def write_upper(lower: BinaryIO, whole: BinaryIO, out: BinaryIO, *, mtime: int) 
     below: dict[str, TreeEntry] = {}
     above: dict[str, TreeEntry] = {}
     try:
-        apply_layer(below, lower)
+        for layer in lower:
+            apply_layer(below, layer)
         apply_layer(above, whole)
         changed = sorted(path for path, thing in above.items() if below.get(path) != thing)
         whole.seek(0)
