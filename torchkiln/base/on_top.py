@@ -115,8 +115,7 @@ def _installed(addition: Addition, work: BaseWork) -> Path:
     except Unsolvable as error:
         on = addition.lower[-1].digest[:19]
         raise BuildFailed(
-            f"unmet dependencies: {addition.misfit} the base {on}:\n"
-            + error.message.partition("\n")[2],
+            f"unmet dependencies: {addition.misfit} the base {on}:\n" + error.message.partition("\n")[2],
             hint=addition.hint,
         ) from error
     return whole

@@ -17,7 +17,7 @@ from torchkiln.base.archive import read_lists, record_files
 from torchkiln.base.contents import inspect
 from torchkiln.base.mmdebstrap import scratch
 from torchkiln.base.on_top import Addition, BaseWork, layer_tar
-from torchkiln.base.recipe import BaseRecipe, recipe
+from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import sources_of, values
 from torchkiln.errors import BuildFailed
 from torchkiln.matrix.os_tools import packages_of

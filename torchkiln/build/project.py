@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from torchkiln.base.os_packages import ensure_apt
 from torchkiln.build import image as image_build
 from torchkiln.build.build import BuildOptions, build_planned
 from torchkiln.build.cache_claims import build_needs, remember_image
@@ -21,6 +22,7 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan, WheelLayer
+from torchkiln.model.progress import Reporting
 from torchkiln.model.project import ProjectLock
 from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.project.code import ProjectCode
@@ -29,6 +31,7 @@ from torchkiln.project.file import FILE
 from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.installed import Files, files_in_layer, files_of_wheel
 from torchkiln.project.name import demand_own_name
+from torchkiln.project.os_packages import layers_of, own_paths
 from torchkiln.project.plan import Parent, at_start, plan_project
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.store.store import Store
@@ -70,7 +73,7 @@ def build_project(
     """Build the cell's image into *layout*, then that of the project on it, under the project's name.
 
     :raises Stale: the project was locked for another lock of the cell.
-    :raises BuildFailed: as `image.build`, or a package of the project changes what the image's proof covers.
+    :raises BuildFailed: as `image.build` and `ensure_apt`, or a package of the project changes what the image's proof covers.
     :raises ConfigError: the code hides a package of the image.
     """
     locked, project, code = source.cell, source.lock, source.code
@@ -84,6 +87,8 @@ def build_project(
     parent = Parent(plan=plan, manifest=below.image.manifest)
     draft = plan_project(parent, project, code, Effect())
     with store.claim(f"builds {project.name}", build_needs(draft)):
+        project = _with_packages(project, plan, environment)
+        draft = plan_project(parent, project, code, Effect())
         effect, made = _effect(parent, project, draft, environment, foreign=options.foreign)
         final = plan_project(parent, project, code, effect, source.settings)
         built = image_build.build(
@@ -106,6 +111,19 @@ def build_project(
         effect=effect,
         at_start=at_start(code, effect),
     )
+
+
+def _with_packages(project: ProjectLock, below: ImagePlan, environment: Environment) -> ProjectLock:
+    """*project* with its OS packages on the base and the tools of *below*, which may not be the locked ones.
+
+    :raises KilnError: as `ensure_apt` does.
+    """
+    if project.apt is None:
+        return project
+    report = Reporting(say=environment.say, observer=environment.observer)
+    layers, own, environ = layers_of(below.locked), own_paths(below), environment.environ
+    apt = ensure_apt(project.apt, layers, own, environment.store, environ=environ, report=report)
+    return replace(project, apt=apt)
 
 
 def _effect(

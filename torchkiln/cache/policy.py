@@ -21,6 +21,7 @@ Kind = Literal[
     "wheels",
     "partial wheels",
     "toolkit parts",
+    "OS packages",
     "byte-code",
     "interpreters",
     "unpacked images",

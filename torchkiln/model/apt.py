@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -35,7 +36,12 @@ class LockedApt:
     @property
     def packages(self) -> tuple[OsPackage, ...]:
         """The packages by name."""
-        return tuple(OsPackage(name=deb.name, version=deb.version) for deb in self.debs)
+        return packages_of(self.debs)
+
+
+def packages_of(debs: Iterable[DebFile]) -> tuple[OsPackage, ...]:
+    """The packages in *debs*, in their order."""
+    return tuple(OsPackage(name=deb.name, version=deb.version) for deb in debs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

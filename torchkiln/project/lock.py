@@ -78,6 +78,7 @@ class LockedProject:
     moves: tuple[Move, ...]
     behind: tuple[Behind, ...] = ()
     yanked: tuple[tuple[str, str, str], ...] = ()  # name, version and reason of yanked wheels
+    notes: tuple[str, ...] = ()  # warnings about its OS packages
 
 
 def lock_project(

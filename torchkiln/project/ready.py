@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchkiln.lock.folder import LockFolder
@@ -16,6 +16,7 @@ from torchkiln.project.choice import NO_CHOICE, Choice, choice_of
 from torchkiln.project.file import load_project
 from torchkiln.project.freshness import require_fresh_project
 from torchkiln.project.read import read_project
+from torchkiln.project.settings import read_settings
 from torchkiln.project.target import environment_of
 from torchkiln.store.store import Store
 
@@ -75,7 +76,8 @@ def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO
 
         return exported(name, lock, store, extras=choice.extras, groups=choice.groups)
 
-    return read_project(folder, environment_of(parent.base.python), by_uv, choice)
+    needs = read_project(folder, environment_of(parent.base.python), by_uv, choice)
+    return replace(needs, apt=tuple(sorted(read_settings(folder).apt)))
 
 
 def fresh_parent(locks: LockFolder, cell: Cell, environ: Mapping[str, str]) -> LockedCell:

@@ -13,24 +13,34 @@ from torchkiln.lock.session import date_of
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.index import KnownWheel
+from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import ProjectLock
+from torchkiln.plan.load import plan_locked
 from torchkiln.project.file import load_project
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.lock import LockedProject, Parent, ProjectVersions, lock_project
 from torchkiln.project.name import demand_own_name
+from torchkiln.project.os_packages import kept_packages, with_packages
 from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
 from torchkiln.store.store import Store
 
 
 def lock_folder(
-    request: ProjectRequest, locks: LockFolder, store: Store, *, environ: Mapping[str, str]
+    request: ProjectRequest,
+    locks: LockFolder,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    report: Reporting = UNREPORTED,
 ) -> LockedProject:
     """Lock a project; nothing is written. Versions of its present lock are kept unless upgraded.
 
     :raises ConfigError: the project's files are wrong, exclude the image's Python or torch, or its name is
         that of another image.
     :raises Stale: the cell is not locked, or its lock is stale; or uv.lock is.
-    :raises Unresolvable: the requirements conflict.
+    :param report: gets the steps in which OS packages are installed.
+    :raises Unresolvable: the requirements conflict, or the archive cannot provide the OS packages.
+    :raises BuildFailed: the OS packages cannot be installed in the image, or would change it.
     """
     resolution = locks.resolution(request.cell)
     parent = fresh_parent(locks, request.cell, environ)
@@ -58,7 +68,15 @@ def lock_folder(
     )
     versions = [(wheel.name, wheel.version) for wheel in found.lock.wheels]
     yanked = tuple((*one, index.yanked[one]) for one in versions if one in index.yanked)
-    return replace(found, yanked=yanked)
+    return with_packages(
+        replace(found, yanked=yanked),
+        needs.apt,
+        kept_packages(previous.apt if previous else None, request.upgrade),
+        plan_locked(parent, locks.matrix, locks.facts),
+        store,
+        environ=environ,
+        report=report,
+    )
 
 
 def _previous(request: ProjectRequest) -> ProjectLock | None:
