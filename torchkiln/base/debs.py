@@ -13,6 +13,7 @@ from torchkiln.model.lock import DebFile
 from torchkiln.store.store import Store
 
 FOLDER = "debs"  # of the cache
+RECORDS = "apt"  # of the layers that .deb files gave, in the cache
 _INDEX = "Packages"
 _PIECE = 1 << 20
 

@@ -23,7 +23,7 @@ from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.package_count import PackageCount
 from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe
-from torchkiln.base.sources import ArchiveSources, edits, sources_of, variables
+from torchkiln.base.sources import ArchiveSources, copying, edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools
 from torchkiln.model.platform import LINUX_AMD64
@@ -159,6 +159,8 @@ def command(
     :raises ConfigError: a mirror is not a URL.
     """
     sources = sources_of(recipe, environ)
+    if onto and onto.queries:
+        sources = copying(sources)
     setup, restore = _mirror_hooks(sources)
     copy_lists = (f"sync-out /var/lib/apt/lists {shlex.quote(str(place.lists))}",) if place else ()
     variant, packages, hooks = "minbase", recipe.packages, recipe.hooks

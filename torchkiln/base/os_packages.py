@@ -16,7 +16,7 @@ from typing import Any
 
 from torchkiln.base.apt_get import fetch, resolve
 from torchkiln.base.contents import inspect
-from torchkiln.base.debs import missing, write_repository
+from torchkiln.base.debs import RECORDS, missing, write_repository
 from torchkiln.base.keeping import package_changes
 from torchkiln.base.mmdebstrap import scratch
 from torchkiln.base.on_top import Addition, BaseWork, layer_tar
@@ -33,7 +33,6 @@ from torchkiln.oci.encode import ENCODER, encode
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.store.store import Store
 
-RECORDS = "apt"
 _RULES = 1  # raise it when `protected` refuses more, or warns of more
 _WHAT = "the layer of OS packages"
 

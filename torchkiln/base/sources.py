@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from torchkiln.base.recipe import BaseRecipe
@@ -62,6 +62,12 @@ def sources_of(recipe: BaseRecipe, environ: Mapping[str, str]) -> ArchiveSources
         keyring=path,
         untrusted=any(untrusted for _, untrusted in mirrors.values()),
     )
+
+
+def copying(sources: ArchiveSources) -> ArchiveSources:
+    """*sources*, whose files apt copies also if they are on this machine."""
+    mirror, security = (re.sub("^file:", "copy:", at) for at in (sources.mirror, sources.security_mirror))
+    return replace(sources, mirror=mirror, security_mirror=security)
 
 
 def snapshot_of(sources: ArchiveSources) -> str:

@@ -73,7 +73,8 @@ def build_project(
     """Build the cell's image into *layout*, then that of the project on it, under the project's name.
 
     :raises Stale: the project was locked for another lock of the cell.
-    :raises BuildFailed: as `image.build` and `ensure_apt`, or a package of the project changes what the image's proof covers.
+    :raises BuildFailed: as `image.build` and `ensure_apt`, or a package of the project changes what the
+        image's proof covers.
     :raises ConfigError: the code hides a package of the image.
     """
     locked, project, code = source.cell, source.lock, source.code

@@ -16,7 +16,7 @@ from typing import Any
 
 from torchkiln.base import artefact, keeping
 from torchkiln.base.debs import FOLDER as DEBS
-from torchkiln.base.os_packages import RECORDS as APT_RECORDS
+from torchkiln.base.debs import RECORDS as APT_RECORDS
 from torchkiln.build.cache_claims import blob_path, interpreter_path, record_path, source_paths, wheel_path
 from torchkiln.build.cache_keys import FORMAT_RECORDS, FORMER_RECORDS, source_of
 from torchkiln.cache.policy import CacheItem, Kind, Root

@@ -25,12 +25,11 @@ def layers_of(locked: LockedCell) -> OsLayers:
 
 def own_paths(plan: ImagePlan) -> frozenset[str]:
     """The files that torchkiln puts above the OS into the image of *plan*."""
-    paths = {
-        item.path
-        for layer in (*plan.of(OverlayLayer), *plan.of(ProgramLayer))
-        for item in (*layer.files, *layer.links)
-    }
-    return frozenset({*paths, *(program_path(layer.program) for layer in plan.of(ProgramLayer))})
+    programs = plan.of(ProgramLayer)
+    layers: tuple[OverlayLayer | ProgramLayer, ...] = (*plan.of(OverlayLayer), *programs)
+    files = [file.path for layer in layers for file in layer.files]
+    links = [link.path for layer in layers for link in layer.links]
+    return frozenset({*files, *links, *(program_path(layer.program) for layer in programs)})
 
 
 def with_packages(
@@ -51,8 +50,8 @@ def with_packages(
     """
     if not requested:
         return found
-    layers, notes = layers_of(plan.locked), ()
-    apt = kept
+    layers, apt = layers_of(plan.locked), kept
+    notes: tuple[str, ...] = ()
     if apt is None or apt.requested != requested or not layers.fits(apt):
         _demand_layers(layers, store, environ, report)
         apt, notes = lock_apt(requested, layers, own_paths(plan), store, environ=environ, report=report)
@@ -79,6 +78,6 @@ def _demand_layers(layers: OsLayers, store: Store, environ: Mapping[str, str], r
     except BuildFailed as error:
         raise BuildFailed(
             f"OS packages are locked on the image's own base: {error.message}",
-            hint="import the locked one: torchkiln base import FILE, from a machine that has it; or lock the image"
-            " with today's packages: torchkiln lock TAG --upgrade-base",
+            hint="import the locked one, from a machine that has it: torchkiln base import FILE; or lock the"
+            " image with today's packages: torchkiln lock TAG --upgrade-base",
         ) from error
