@@ -197,6 +197,22 @@ def upper(lower: list[Entry], whole: list[Entry]) -> bytes:
     return out.getvalue()
 
 
+def test_a_new_file_with_several_names_is_written_once() -> None:
+    """Its first name has the content; what a base's file is linked to stays a file."""
+    driver = [entry("./b", b"driver", mode=0o640), entry("./a", kind=HARD, to="./b", mode=0o640)]
+    whole = [*BASE, *driver, entry("./c", kind=HARD, to="./b"), entry("./p", kind=HARD, to="./usr/bin/perl")]
+    out = io.BytesIO()
+    write_upper([io.BytesIO(tar_of(BASE))], io.BytesIO(tar_of(whole)), out, mtime=EPOCH, hard_links=True)
+
+    found = {member.name: (member.type, member.linkname, member.size) for member in members(out.getvalue())}
+    assert found == {
+        "a": (tarfile.REGTYPE, "", 6),
+        "b": (HARD, "a", 0),
+        "c": (HARD, "a", 0),
+        "p": (tarfile.REGTYPE, "", 4),
+    }
+
+
 def members(data: bytes) -> list[tarfile.TarInfo]:
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         return tar.getmembers()

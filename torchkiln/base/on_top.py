@@ -48,6 +48,7 @@ class Addition:
     misfit: str  # the start of the message if apt cannot install them: "the archive's packages no longer fit"
     hint: str  # what to do then
     debs: Path | None = None
+    hard_links: bool = False  # the layer may have some
 
 
 def layer_tar(addition: Addition, work: BaseWork) -> Path:
@@ -65,7 +66,8 @@ def layer_tar(addition: Addition, work: BaseWork) -> Path:
             lower = [opened.enter_context(GZIP.open(blob)) for blob in blobs]
             upper = opened.enter_context(whole.open("rb"))
             out = opened.enter_context(layer.open("wb"))
-            write_upper(lower, upper, out, mtime=work.recipe.epoch)
+            mtime, hard_links = work.recipe.epoch, addition.hard_links
+            write_upper(lower, upper, out, mtime=mtime, hard_links=hard_links)
     except OSError as error:
         raise BuildFailed(
             f"{addition.what} cannot be built in {work.folder.parent}: {error.strerror}",

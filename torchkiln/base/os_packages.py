@@ -170,6 +170,7 @@ def _make(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayer
         hint="the base is not the one that the project was locked on: provide that with --base FILE, or lock"
         " the project again",
         debs=folder,
+        hard_links=True,
     )
     try:
         write_repository(folder, debs, store)

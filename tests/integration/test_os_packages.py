@@ -1,0 +1,243 @@
+"""OS packages of a project: apt and dpkg install them from a local archive, on a small base."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.needs import needs_mmdebstrap
+from tests.servers.debian_archive import LIBRARIES, Deb, DebianArchive, archive, library, small_base
+from torchkiln.base.debs import deb_path
+from torchkiln.base.os_packages import ensure_apt, lock_apt
+from torchkiln.errors import BuildFailed, KilnError, Unresolvable
+from torchkiln.model.apt import LockedApt, OsLayers
+from torchkiln.store.store import Store
+
+pytestmark = [needs_mmdebstrap, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for /etc/subuid")]
+
+LDCONFIG = "activate-noawait ldconfig"
+TOOL = Deb(
+    name="tool",
+    version="1:2.0",
+    files={"usr/bin/tool": "#!/bin/sh\necho it works\n"},
+    scripts={"postinst": "cat /proc/net/dev >/etc/tool-net"},
+    fields={"Depends": "libxfake1 (>= 1.0)", "Recommends": "extra"},
+)
+FAKE = Deb(
+    name="libxfake1",
+    files={f"{LIBRARIES}/libbz3.so.1": library("libbz2.so.1.0").replace(b"libbz2.so.1.0", b"libbz3.so.1.0")},
+    triggers=LDCONFIG,
+)
+GOOD = (
+    TOOL,
+    FAKE,
+    Deb(name="extra"),
+    Deb(name="libmd0", version="99", files={f"{LIBRARIES}/libmd.so.0": "new"}),
+    Deb(name="newer", fields={"Depends": "libmd0 (>= 99)"}),
+    Deb(name="rival", fields={"Conflicts": "diffutils"}),
+    Deb(name="one-editor", fields={"Provides": "editor"}),
+    Deb(name="other-editor", fields={"Provides": "editor"}),
+    Deb(name="unmet", fields={"Depends": "nowhere"}),
+    Deb(
+        name="evil",
+        files={
+            "opt/venv/lib/evil.pth": "",
+            "usr/local/cuda-12.1/x": "",
+            "usr/lib/python3/dist-packages/sitecustomize.py": "",
+            "usr/lib/nested/libmd.so.0": library(),
+            "etc/ld.so.conf.d/000-evil.conf": "/usr/lib/nested\n",
+            f"{LIBRARIES}/libcuda.so.1": "",
+        },
+        scripts={"postinst": "echo changed >>/usr/bin/diff3\necho x >/etc/ld.so.preload"},
+        triggers=LDCONFIG,
+    ),
+    Deb(name="random", scripts={"postinst": "head -c 8 /dev/urandom >/etc/random"}),
+    Deb(name="configured", files={"etc/bash.bashrc": "mine"}),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A base in a cache, and the archive at an address."""
+
+    folder: Path
+    layers: OsLayers
+    archive: DebianArchive
+    environ: dict[str, str]
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder / "cache")
+
+    def lock(self, *names: str, own: frozenset[str] = frozenset()) -> tuple[LockedApt, tuple[str, ...]]:
+        return lock_apt(names, self.layers, own, self.store, environ=self.environ)
+
+    def elsewhere(self, name: str) -> Store:
+        """The cache of another machine, which has only the base."""
+        store = Store(self.folder / name)
+        blob = store.temporary("base")
+        shutil.copy(self.store.blob(self.layers.base.digest), blob)
+        store.adopt(blob, store.blob(self.layers.base.digest))
+        return store
+
+    def refusal(self, *names: str) -> KilnError:
+        with pytest.raises(KilnError) as caught:
+            self.lock(*names)
+        return caught.value
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("os-packages")
+    for above in (folder, *folder.parents):
+        if above.owner() == "root" and above.is_relative_to("/tmp"):
+            above.chmod(above.stat().st_mode | 0o011)  # apt's user must have access
+    debian = archive(folder / "archive")
+    debian.publish(*GOOD)
+    with debian.served() as address:
+        environ = {**os.environ, **debian.environ(address)}
+        base = small_base(Store(folder / "cache"))
+        yield Scene(folder=folder, layers=OsLayers(base=base), archive=debian, environ=environ)
+
+
+@pytest.fixture(scope="module")
+def locked(scene: Scene) -> LockedApt:
+    return scene.lock("tool")[0]
+
+
+def text(store: Store, apt: LockedApt, path: str) -> str:
+    with tarfile.open(store.blob(apt.digest)) as tar:
+        file = tar.extractfile(path)
+        assert file is not None
+        return file.read().decode()
+
+
+def test_the_packages_and_what_they_need_are_one_layer(scene: Scene, locked: LockedApt) -> None:
+    assert [(deb.name, deb.version) for deb in locked.debs] == [("libxfake1", "1.0"), ("tool", "1:2.0")]
+    assert (locked.requested, locked.base, locked.untrusted) == (("tool",), scene.layers.base.digest, True)
+    with tarfile.open(scene.store.blob(locked.digest)) as tar:
+        names = {member.name for member in tar if not member.isdir()}
+    assert {"usr/bin/tool", f"{LIBRARIES}/libbz3.so.1", "etc/ld.so.cache", "var/lib/dpkg/status"} <= names
+    assert not [name for name in names if name.startswith(("usr/bin/diff", "opt/")) or name.endswith(".deb")]
+    assert "tool" in text(scene.store, locked, "var/lib/dpkg/status")
+
+
+def test_scripts_of_packages_have_no_network(scene: Scene, locked: LockedApt) -> None:
+    lines = text(scene.store, locked, "etc/tool-net").splitlines()[2:]
+    assert [line.split(":")[0].strip() for line in lines] == ["lo"]
+
+
+def test_nothing_of_the_mirror_is_in_the_image(scene: Scene, locked: LockedApt) -> None:
+    with tarfile.open(scene.store.blob(locked.digest)) as tar:
+        found = [
+            member.name
+            for member in tar
+            if (file := tar.extractfile(member) if member.isfile() else None) and b"127.0.0.1" in file.read()
+        ]
+    assert found == []
+
+
+def test_another_machine_makes_the_same_layer_from_the_archive(scene: Scene, locked: LockedApt) -> None:
+    """And without the archive, if its cache has the files."""
+    store = scene.elsewhere("second")
+
+    def ensured(environ: dict[str, str]) -> LockedApt:
+        return ensure_apt(locked, scene.layers, frozenset(), store, environ=environ)
+
+    assert ensured(scene.environ) == locked
+    nowhere = {**scene.environ, "TORCHKILN_DEBIAN_MIRROR": "http://127.0.0.1:9/"}
+    assert ensured(nowhere) == locked  # nothing is made
+    store.blob(locked.digest).unlink()
+    assert ensured(nowhere) == locked
+    assert store.has_blob(locked.digest, locked.size)
+
+
+def test_files_that_the_archive_no_longer_has_are_named(scene: Scene, locked: LockedApt) -> None:
+    store = scene.elsewhere("third")
+    shutil.copytree(
+        (scene.store.root / deb_path(locked.debs[1])).parent,
+        (store.root / deb_path(locked.debs[1])).parent,
+        dirs_exist_ok=True,
+    )
+    try:
+        scene.archive.publish(TOOL, replace(FAKE, version="1.1"))
+        with pytest.raises(BuildFailed) as caught:
+            ensure_apt(locked, scene.layers, frozenset(), store, environ=scene.environ)
+        message = "the archive of debian12 no longer has these locked files: libxfake1 1.0"
+        assert caught.value.message == message
+        assert "lock --project DIR --upgrade" in caught.value.hint
+        assert "TORCHKILN_DEBIAN_MIRROR" in caught.value.hint
+    finally:
+        scene.archive.publish(*GOOD)
+
+
+def test_a_damaged_file_in_the_cache_is_deleted(scene: Scene, locked: LockedApt) -> None:
+    store = scene.elsewhere("fourth")
+    for deb in locked.debs:
+        path = store.root / deb_path(deb)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(deb.size))
+    with pytest.raises(BuildFailed, match="checksum mismatch"):
+        ensure_apt(locked, scene.layers, frozenset(), store, environ=scene.environ)
+    assert not (store.root / deb_path(locked.debs[0])).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("toool", ["apt: toool: debian12 has no package of this name"]),
+        ("tool=9", ["apt: tool=9: the archive of debian12 does not have this version"]),
+        ("editor", ["apt: editor: not a package, but provided by others: other-editor, one-editor"]),
+        ("unmet", ["apt: unmet dependencies:", "  unmet : Depends: nowhere but it is not installable"]),
+        ("newer", ["apt: these need other versions of packages of the image", "  libmd0 "]),
+        ("libmd0=99", ["apt: these need other versions of packages of the image", "  libmd0 "]),
+        ("rival", ["apt: these need other versions of packages of the image", "  diffutils "]),
+    ],
+)
+def test_packages_that_do_not_fit_are_refused(scene: Scene, name: str, lines: list[str]) -> None:
+    error = scene.refusal(name)
+
+    assert isinstance(error, Unresolvable)
+    found = error.message.splitlines()
+    assert [line.startswith(start) for line, start in zip(found, lines, strict=True)] == [True] * len(lines)
+    if name == "newer":
+        assert found[1].endswith("→ 99")
+    if name == "rival":
+        assert found[1].endswith("→ (removed)")
+
+
+def test_packages_that_would_change_the_image_are_refused(scene: Scene) -> None:
+    error = scene.refusal("evil")
+
+    assert isinstance(error, BuildFailed)
+    first, *faults = error.message.splitlines()
+    assert first == "the layer of OS packages: packages of the archive would change the image:"
+    assert sorted(faults) == [
+        "etc/ld.so.preload is in a folder of the image",
+        "libmd.so.0 would be loaded from usr/lib/nested/libmd.so.0, not from"
+        f" {'lib' if Path('/lib').is_symlink() else 'usr/lib'}/x86_64-linux-gnu/libmd.so.0",
+        "opt/venv/lib/evil.pth of evil is in a folder of the image",
+        "usr/bin/diff3 of diffutils was changed",
+        "usr/lib/python3/dist-packages/sitecustomize.py of evil runs at each start of Python",
+        f"{LIBRARIES}/libcuda.so.1 of evil is a library of the driver, which the host provides",
+        "usr/local/cuda-12.1 of evil is in a folder of the image",
+        "usr/local/cuda-12.1/x of evil is in a folder of the image",
+    ]
+
+
+def test_files_that_torchkiln_puts_into_the_image_stay(scene: Scene) -> None:
+    with pytest.raises(BuildFailed, match=r"etc/bash\.bashrc is a file of the image"):
+        scene.lock("configured", own=frozenset({"etc/bash.bashrc"}))
+
+
+def test_a_layer_that_differs_each_time_is_told(scene: Scene) -> None:
+    apt, _ = scene.lock("random")
+    with pytest.raises(BuildFailed, match="the layer of OS packages is not the locked one") as caught:
+        ensure_apt(apt, scene.layers, frozenset(), scene.elsewhere("fifth"), environ=scene.environ)
+    assert "lock the project again" in caught.value.hint
