@@ -65,6 +65,7 @@ def write_repository(folder: Path, debs: Iterable[DebFile], store: Store) -> Non
                 f"{file_name(deb)}: checksum mismatch: the file in the cache was damaged, and is deleted",
                 hint="run it again",
             )
+        store.touch(kept)
         stanzas.append(f"{_control(copy)}\nFilename: ./{name}\nSize: {deb.size}\nSHA256: {deb.sha256}\n")
     (folder / _INDEX).write_text("\n".join(stanzas))
 

@@ -134,9 +134,11 @@ def _shadowing(lower: Contents, layer: Contents) -> Iterator[str]:
     """Libraries below that the loader would find elsewhere."""
     for name, before in sorted(lower.libraries.items()):
         now = layer.libraries.get(name, ()) if layer.libraries else before
-        if now != before:
-            first = next((path for path in now if path not in before), "nowhere")
-            yield f"{name} would be loaded from {first.lstrip('/')}, not from {before[0].lstrip('/')}"
+        if not now:
+            yield f"{name} would no longer be found"
+        elif now != before:
+            other = next((path for path in now if path not in before), now[0])
+            yield f"{name} would be loaded from {other.lstrip('/')}, not from {before[0].lstrip('/')}"
 
 
 def _notes(lower: Contents, layer: Contents) -> Iterator[str]:
