@@ -177,6 +177,12 @@ def test_files_that_the_archive_no_longer_has_are_named(scene: Scene, locked: Lo
         scene.archive.publish(*GOOD)
 
 
+def test_a_lock_cannot_name_a_file_that_the_archive_does_not_have(scene: Scene, locked: LockedApt) -> None:
+    forged = replace(locked, debs=(replace(locked.debs[0], sha256="0" * 64), locked.debs[1]))
+    with pytest.raises(BuildFailed, match="no longer has these locked files: libxfake1"):
+        ensure_apt(forged, scene.layers, frozenset(), scene.elsewhere("sixth"), environ=scene.environ)
+
+
 def test_a_damaged_file_in_the_cache_is_deleted(scene: Scene, locked: LockedApt) -> None:
     store = scene.elsewhere("fourth")
     for deb in locked.debs:
