@@ -12,14 +12,27 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs_mmdebstrap
+from tests.planned import FACTS, MATRIX
+from tests.projects import Bench, bench
 from tests.servers.debian_archive import LIBRARIES, Deb, DebianArchive, archive, library, small_base
 from torchkiln.base.debs import deb_path
 from torchkiln.base.os_packages import ensure_apt, lock_apt
+from torchkiln.cache.policy import item_usages
+from torchkiln.cache.usage import cache_usage
 from torchkiln.errors import BuildFailed, KilnError, Unresolvable
 from torchkiln.model.apt import LockedApt, OsLayers
+from torchkiln.model.digest import Digest
+from torchkiln.model.progress import UNREPORTED
+from torchkiln.oci.validate.validate import validate
+from torchkiln.plan.load import plan_locked
+from torchkiln.project.lock import LockedProject
+from torchkiln.project.os_packages import with_packages
 from torchkiln.store.store import Store
 
-pytestmark = [needs_mmdebstrap, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for /etc/subuid")]
+pytestmark = [
+    needs_mmdebstrap,
+    pytest.mark.skipif(os.geteuid() != 0, reason="users need subordinate ids: /etc/subuid"),
+]
 
 LDCONFIG = "activate-noawait ldconfig"
 TOOL = Deb(
@@ -232,7 +245,6 @@ def test_packages_that_would_change_the_image_are_refused(scene: Scene) -> None:
         "usr/bin/diff3 of diffutils was changed",
         "usr/lib/python3/dist-packages/sitecustomize.py of evil runs at each start of Python",
         f"{LIBRARIES}/libcuda.so.1 of evil is a library of the driver, which the host provides",
-        "usr/local/cuda-12.1 of evil is in a folder of the image",
         "usr/local/cuda-12.1/x of evil is in a folder of the image",
     ]
 
@@ -247,3 +259,81 @@ def test_a_layer_that_differs_each_time_is_told(scene: Scene) -> None:
     with pytest.raises(BuildFailed, match="the layer of OS packages is not the locked one") as caught:
         ensure_apt(apt, scene.layers, frozenset(), scene.elsewhere("fifth"), environ=scene.environ)
     assert "lock the project again" in caught.value.hint
+
+
+# --- a project --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A cell on the small base, and a project; the mirrors are set."""
+    made = bench(tmp_path)
+    base = scene.layers.base
+    made.cell = replace(made.cell, base=replace(base, python=made.cell.base.python))
+    blob = made.store.temporary("base")
+    shutil.copy(scene.store.blob(base.digest), blob)
+    made.store.adopt(blob, made.store.blob(base.digest))
+    for name, value in scene.environ.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+def test_a_project_has_its_packages_above_the_image(scene: Scene, small: Bench, locked: LockedApt) -> None:
+    """The image below is unchanged; a moved base gives another layer of the same files."""
+    lock = replace(small.lock(), apt=locked)
+    parent = small.build(small.lock()).parent.image
+    built = small.build(lock)
+
+    titles = [layer.title for layer in built.built.image.layers]
+    assert built.parent.image == parent
+    assert built.built.image.layers[: len(parent.layers)] == parent.layers
+    assert titles[len(parent.layers) :] == [
+        "debian12 packages: tool (2 packages)",
+        "code of my-project (1 file)",
+    ]
+    assert built.built.image.layers[-2].blob.digest == locked.digest
+    assert validate(small.layout, "my-project") == ()
+    again = small.build(lock)
+    assert (again.built.image.manifest, titles[-2] in again.built.reused) == (
+        built.built.image.manifest,
+        True,
+    )
+    moved = replace(lock, apt=replace(locked, base=Digest("sha256:" + "0" * 64), diff_id=locked.digest))
+    assert small.build(moved).built.image.layers == built.built.image.layers
+
+
+def test_the_cache_keeps_what_the_image_was_made_of(small: Bench, locked: LockedApt) -> None:
+    small.build(replace(small.lock(), apt=locked))
+
+    usage = cache_usage(small.store, [small.layout], small.folder / "no-locks")
+    items = {found.item.path: found for found in item_usages(usage.items, usage.roots)}
+    blob = items[f"blobs/sha256/{locked.digest.removeprefix('sha256:')}"]
+    assert (blob.item.kind, blob.item.along[0].partition("/")[2].partition("/")[0]) == ("layers", "apt")
+    files = [items[deb_path(deb)] for deb in locked.debs]
+    assert [found.item.kind for found in files] == ["OS packages"] * 2
+    assert [found.makers for found in files] == [(f"my-project in {small.layout}",)] * 2
+
+
+def test_locked_packages_are_kept_and_locked_again(scene: Scene, small: Bench, locked: LockedApt) -> None:
+    """Without the archive, as long as the list and the base are the same."""
+    plan = plan_locked(small.cell, MATRIX, FACTS)
+    found = LockedProject(lock=small.lock(), source="requirements.txt", moves=())
+
+    def packages(
+        requested: tuple[str, ...], kept: LockedApt | None, environ: dict[str, str]
+    ) -> LockedProject:
+        store = small.store
+        return with_packages(found, requested, kept, plan, store, environ=environ, report=UNREPORTED)
+
+    nowhere = {**scene.environ, "TORCHKILN_DEBIAN_MIRROR": "http://127.0.0.1:9/"}
+    assert packages((), locked, nowhere) is found
+    assert packages(("tool",), locked, nowhere).lock == replace(found.lock, apt=locked, untrusted=True)
+    with pytest.raises(BuildFailed, match="cannot be reached"):
+        packages(("extra", "tool"), locked, nowhere)
+    more = packages(("extra", "tool"), locked, scene.environ).lock.apt
+    assert more is not None
+    assert [deb.name for deb in more.debs] == ["extra", "libxfake1", "tool"]
+    small.store.blob(locked.base).unlink()
+    with pytest.raises(BuildFailed, match="OS packages are locked on the image's own base") as caught:
+        packages(("tool",), None, nowhere)
+    assert "torchkiln base import FILE" in caught.value.hint

@@ -30,7 +30,7 @@ _PACKAGES = (
 )
 _KEPT = ("Package", "Version", "Architecture", "Maintainer", "Description", "Multi-Arch")
 _LEFT_OUT = ("/usr/share/", f"/{LIBRARIES}/gconv")
-_SOURCES = "".join(f"deb http://deb.debian.org/debian {suite} main\n" for suite in SUITES)
+_SOURCES = "".join(f"deb http://archive.test/debian {suite} main\n" for suite in SUITES)
 _FOLDERS = ("dev", "proc", "sys", "tmp", "run", "etc/apt", "var/lib/dpkg/updates", "var/lib/dpkg/triggers")
 _FOLDERS += ("var/lib/dpkg/alternatives", "var/log", "opt/venv/bin")
 
@@ -159,6 +159,9 @@ def _fill(tar: tarfile.TarFile) -> None:
     _add(tar, "etc/group", b"root:x:0:\n")
     _add(tar, "etc/apt/sources.list", _SOURCES.encode())
     _add(tar, "var/lib/dpkg/triggers/ldconfig", b"libc-bin\n")
+    for name in ("triggers/File", "triggers/Unincorp", "triggers/Lock", "arch", "lock", "lock-frontend"):
+        _add(tar, f"var/lib/dpkg/{name}", b"amd64\n" if name == "arch" else b"")
+    _add(tar, "var/lib/dpkg/info/format", b"1\n")
     for name in ("postinst", "triggers"):
         script = Path("/var/lib/dpkg/info", f"libc-bin.{name}")
         _add(tar, f"var/lib/dpkg/info/{script.name}", script.read_bytes(), mode=0o755)

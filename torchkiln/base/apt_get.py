@@ -32,6 +32,7 @@ _SHOWN = 8  # most packages in a message
 _RESOLVE = f"""
 export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
 : >"$1{_FREELY}"
+mkdir -p "$1{_DEBS}"
 if apt-get --simulate install {{packages}} >"$1{_PLAN}" 2>&1; then
     echo "{_OK}" >>"$1{_PLAN}"
     grep -q "^Remv " "$1{_PLAN}" || apt-get --yes --download-only install {{packages}}

@@ -15,6 +15,7 @@ from torchkiln.base import loader_cache
 from torchkiln.base.loader_cache import LoaderCache, parse_cache
 from torchkiln.errors import BuildFailed
 from torchkiln.model.recipe import PREFIX
+from torchkiln.oci.tar import parents
 from torchkiln.oci.tar_reader import TarReader, pieces_of
 
 _LISTED = 8  # most faults in a message
@@ -113,15 +114,15 @@ def _merged(path: str, roots: Mapping[str, str]) -> str:
 
 
 def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
+    folders = {folder for path in layer.kinds for folder in parents(path)}
     for path, kind in layer.kinds.items():
-        if kind == "folder":  # folders above a file are in each layer
-            if path not in lower.kinds and _FORBIDDEN.fullmatch(path):
+        if _FORBIDDEN.fullmatch(path):
+            if path not in folders:  # else what is in it is named
                 yield f"{_named(path, layer)} is in a folder of the image"
+        elif kind == "folder":  # in the layer, as something in it is
             continue
-        if path in lower.kinds and path in lower.owners:
+        elif path in lower.kinds and path in lower.owners:
             yield f"{path} of {lower.owners[path]} was changed"
-        elif _FORBIDDEN.fullmatch(path):
-            yield f"{_named(path, layer)} is in a folder of the image"
         elif _AT_START.fullmatch(path):
             yield f"{_named(path, layer)} runs at each start of Python"
         elif _KEYS.fullmatch(path):

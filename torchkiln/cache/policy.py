@@ -35,7 +35,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of a listing
 DAY = 86400.0
 # Cheap to get again, and large or soon out of date: deleted after so many days without use.
 SHORT_LIVED: dict[Kind, float] = {
-    **{"unpacked images": 7, "index pages": 30, "layer texts": 30, "pytest": 30},
+    "unpacked images": 7,
+    "index pages": 30,
+    "layer texts": 30,
+    "pytest": 30,
     "OS packages": 90,  # an archive may no longer have them
 }
 _NAMED = 2  # most names in a reason; more are counted
