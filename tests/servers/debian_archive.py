@@ -142,7 +142,10 @@ def _fill(tar: tarfile.TarFile) -> None:
         _add(tar, name, kind=tarfile.DIRTYPE)
     for name in ("bin", "sbin", "lib", "lib64"):
         _add(tar, name, kind=tarfile.SYMTYPE, to=f"usr/{name}")
-    status, seen = [_stanza({"package": "python3.11-minimal", "version": "3.11.2-6"})], set[str]()
+    status, seen = (
+        [_stanza({"package": "python3.11-minimal", "version": "3.11.2-6"})],
+        {"bin", "sbin", "lib", "lib64"},
+    )
     for name, fields in _described().items():
         paths = [path for path in _paths(name) if not path.startswith(_LEFT_OUT)]
         status.append(_stanza(fields))

@@ -256,7 +256,8 @@ def package(tree: Path, version: str, depends: str) -> Path:
 
 
 def packed(tree: Path, deb: Path) -> Path:
-    run("dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", tree, deb)
+    environ = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}  # the same tree gives the same package
+    run("dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", tree, deb, env=environ)
     return deb
 
 

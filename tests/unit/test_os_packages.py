@@ -298,6 +298,12 @@ def test_the_cache_of_this_hosts_loader() -> None:
     assert parse_cache(Path("/etc/ld.so.cache").read_bytes()) == expected
 
 
+@pytest.mark.parametrize("data", [b"", loader(STDCXX)[:60], loader(STDCXX)[:-1], b"ld.so-1.7.0"])
+def test_a_truncated_cache_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="cache of the loader"):
+        parse_cache(data)
+
+
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda data: loader(STDCXX)[: len(data)] + data))
 def test_any_cache_is_read_or_refused(data: bytes) -> None:
     try:

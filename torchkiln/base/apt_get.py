@@ -13,7 +13,7 @@ from pathlib import Path
 from torchkiln.base.apt_plan import plan_of, reasons, unknown
 from torchkiln.base.archive import read_lists
 from torchkiln.base.debs import keep, missing
-from torchkiln.base.mmdebstrap import command, running, scratch
+from torchkiln.base.mmdebstrap import PINS, command, running, scratch
 from torchkiln.base.on_top import BaseWork, existing
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import variables
@@ -37,7 +37,7 @@ if apt-get --simulate install {{packages}} >"$1{_PLAN}" 2>&1; then
     echo "{_OK}" >>"$1{_PLAN}"
     grep -q "^Remv " "$1{_PLAN}" || apt-get --yes --download-only install {{packages}}
 else
-    rm "$1/etc/apt/preferences.d/torchkiln"
+    rm "$1{PINS}"
     apt-get --simulate --allow-downgrades install {{packages}} >"$1{_FREELY}" 2>&1 || :
 fi
 """

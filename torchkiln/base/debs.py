@@ -54,6 +54,7 @@ def write_repository(folder: Path, debs: Iterable[DebFile], store: Store) -> Non
     :raises OSError: the disk is full.
     """
     folder.mkdir()
+    folder.chmod(0o755)  # regardless of the umask: apt reads it as its own user
     stanzas = []
     for deb in debs:
         kept, name = store.root / deb_path(deb), f"{deb.sha256}.deb"
@@ -67,7 +68,9 @@ def write_repository(folder: Path, debs: Iterable[DebFile], store: Store) -> Non
             )
         store.touch(kept)
         stanzas.append(f"{_control(copy)}\nFilename: ./{name}\nSize: {deb.size}\nSHA256: {deb.sha256}\n")
-    (folder / _INDEX).write_text("\n".join(stanzas))
+    index = folder / _INDEX
+    index.write_text("\n".join(stanzas))
+    index.chmod(0o644)
 
 
 def _control(path: Path) -> str:

@@ -81,7 +81,7 @@ class ExistingBase:
     queries: tuple[str, ...] = ()  # hooks that only ask apt: there is no result
 
 
-_PINS = "/etc/apt/preferences.d/torchkiln"
+PINS = "/etc/apt/preferences.d/torchkiln"
 _SOURCES = '"$1"/etc/apt/sources.list'
 
 
@@ -171,7 +171,7 @@ def command(
         if onto.debs:
             setup, restore = _source_hooks(f"echo {shlex.quote(_local(onto.debs))} >{_SOURCES}")
         setup = (*(_unpacking(layer) for layer in onto.layers), _upload(onto.pins), *setup)
-        hooks = (f'rm "$1{_PINS}"', *ON_TOP, *CLEANING)
+        hooks = (f'rm "$1{PINS}"', *ON_TOP, *CLEANING)
         if onto.queries:
             restore, hooks = (), onto.queries
     # As root it mounts /proc and /sys in the host's namespace, and leaves them mounted if it is killed.
@@ -222,7 +222,7 @@ def _unpacking(layer: Path) -> str:
 
 
 def _upload(pins: Path) -> str:
-    return f"upload {shlex.quote(str(pins))} {_PINS}"
+    return f"upload {shlex.quote(str(pins))} {PINS}"
 
 
 @contextlib.contextmanager
