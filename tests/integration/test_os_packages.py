@@ -141,6 +141,13 @@ def test_the_packages_and_what_they_need_are_one_layer(scene: Scene, locked: Loc
     assert "tool" in text(scene.store, locked, "var/lib/dpkg/status")
 
 
+def test_a_package_that_the_image_has_adds_nothing(scene: Scene) -> None:
+    apt, _ = scene.lock("dash")
+    assert (apt.requested, apt.debs) == (("dash",), ())
+    with tarfile.open(scene.store.blob(apt.digest)) as tar:
+        assert not [member.name for member in tar if member.name.startswith("usr/")]
+
+
 def test_scripts_of_packages_have_no_network(scene: Scene, locked: LockedApt) -> None:
     lines = text(scene.store, locked, "etc/tool-net").splitlines()[2:]
     assert [line.split(":")[0].strip() for line in lines] == ["lo"]

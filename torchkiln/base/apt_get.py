@@ -68,7 +68,11 @@ def resolve(
         plan, freely, files = work.folder / "plan", work.folder / "freely", work.folder / "debs"
         files.mkdir()
         script = _RESOLVE.format(packages=" ".join(map(shlex.quote, names)))
-        out = (f"download {_PLAN} {plan}", f"download {_FREELY} {freely}", f"sync-out {_DEBS} {files}")
+        out = (
+            _out("download", _PLAN, plan),
+            _out("download", _FREELY, freely),
+            _out("sync-out", _DEBS, files),
+        )
         _ask(work, layers, (script, *out))
         found = plan_of(_demand(names, layers, plan, freely))
         debs = read_lists(place.lists, found.added)
@@ -106,7 +110,7 @@ def fetch(
         files = work.folder / "debs"
         files.mkdir()
         names = " ".join(shlex.quote(f"{deb.name}={deb.version}") for deb in absent)
-        _ask(work, None, (_DOWNLOAD.format(packages=names), f"sync-out {_DEBS} {files}"))
+        _ask(work, None, (_DOWNLOAD.format(packages=names), _out("sync-out", _DEBS, files)))
         keep(files, absent, store)
         lost = missing(absent, store)
         there = read_lists(place.lists, (OsPackage(name=deb.name, version=deb.version) for deb in lost))
@@ -125,6 +129,11 @@ def fetch(
         hint=f"lock the packages of today: torchkiln lock --project DIR --upgrade; or set {mirrors} to a"
         " snapshot of the archive that has them",
     )
+
+
+def _out(how: str, inside: str, outside: Path) -> str:
+    """A hook that copies a file or a folder out of the root."""
+    return f"{how} {inside} {shlex.quote(str(outside))}"
 
 
 def _ask(work: BaseWork, layers: OsLayers | None, queries: tuple[str, ...]) -> None:

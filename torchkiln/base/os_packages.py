@@ -184,7 +184,8 @@ def _make(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayer
     try:
         with store.writable():
             blob = encode(layer, temporary)
-        _demand_locked(temporary, debs, layers)
+        if debs:  # else dpkg's list may not be in the layer
+            _demand_locked(temporary, debs, layers)
         paths, notes = _checked(layer, layers, store)
         with store.writable():
             store.adopt(temporary, store.blob(blob.digest))
