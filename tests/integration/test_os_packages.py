@@ -221,9 +221,9 @@ def test_a_damaged_file_in_the_cache_is_deleted(scene: Scene, locked: LockedApt)
         ("tool=9", ["apt: tool=9: the archive of debian12 does not have this version"]),
         ("editor", ["apt: editor: not a package, but provided by others: other-editor, one-editor"]),
         ("unmet", ["apt: unmet dependencies:", "  unmet : Depends: nowhere but it is not installable"]),
-        ("newer", ["apt: these need other versions of packages of the image", "  libmd0 "]),
-        ("libmd0=99", ["apt: these need other versions of packages of the image", "  libmd0 "]),
-        ("rival", ["apt: these need other versions of packages of the image", "  diffutils "]),
+        ("newer", ["apt: newer: would change packages of the image", "  libmd0 "]),
+        ("libmd0=99", ["apt: libmd0=99: would change packages of the image", "  libmd0 "]),
+        ("rival", ["apt: rival: would change packages of the image", "  diffutils "]),
     ],
 )
 def test_packages_that_do_not_fit_are_refused(scene: Scene, name: str, lines: list[str]) -> None:
@@ -234,8 +234,10 @@ def test_packages_that_do_not_fit_are_refused(scene: Scene, name: str, lines: li
     assert [line.startswith(start) for line, start in zip(found, lines, strict=True)] == [True] * len(lines)
     if name == "newer":
         assert found[1].endswith("→ 99")
+        assert "--upgrade-base" in error.hint
     if name == "rival":
         assert found[1].endswith("→ (removed)")
+        assert error.hint.startswith("remove what conflicts with them")
 
 
 def test_packages_that_would_change_the_image_are_refused(scene: Scene) -> None:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from torchkiln.base.apt_plan import plan_of, reasons, unknown
+from torchkiln.base.apt_plan import is_removal, plan_of, reasons, unknown
 from torchkiln.base.archive import read_lists
 from torchkiln.base.debs import keep, missing
 from torchkiln.base.mmdebstrap import PINS, command, running, scratch
@@ -27,6 +27,11 @@ _DEBS = "/var/cache/apt/archives"
 _PLAN, _FREELY = "/torchkiln-plan", "/torchkiln-plan-without-pins"
 _OK = "torchkiln: apt has a plan"
 _SHOWN = 8  # most packages in a message
+_OLD = (
+    "lock the image with today's packages: torchkiln lock TAG --upgrade-base; or require older versions:"
+    " NAME=VERSION"
+)
+_CONFLICT = "remove what conflicts with them from apt in the project's settings"
 
 # Writes the plan and downloads; without a plan, writes that of an apt which may change installed packages.
 _RESOLVE = f"""
@@ -160,14 +165,13 @@ def _demand(names: tuple[str, ...], layers: OsLayers, plan: Path, freely: Path) 
         raise Unresolvable(
             "\n".join(
                 (
-                    "apt: these need other versions of packages of the image, which was tested with its own:"
-                    f" {', '.join(names)}",
+                    f"apt: {', '.join(names)}: would change packages of the image, which was tested with its"
+                    " own:",
                     *(f"  {change}" for change in found.changes[:_SHOWN]),
                     *([f"  and {len(found.changes) - _SHOWN} more"] if len(found.changes) > _SHOWN else []),
                 )
             ),
-            hint="lock the image with today's packages: torchkiln lock TAG --upgrade-base; or require older"
-            " versions: NAME=VERSION",
+            hint=_CONFLICT if all(map(is_removal, found.changes)) else _OLD,
         )
     if not solved:
         raise Unresolvable(

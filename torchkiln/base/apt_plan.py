@@ -18,6 +18,7 @@ _VIRTUAL = re.compile(r"E: Package '([^']+)' has no installation candidate")
 _PROVIDED = re.compile(r"Package (\S+) is a virtual package provided by:")
 _PROVIDER = re.compile(r"  ([a-z0-9][a-z0-9+.-]*)(?::\w+)? .*")
 _DEPENDENCY = re.compile(r" *\S+ : (Pre-?)?(Depends|Breaks|Conflicts): .+|  +(Depends|Breaks|Conflicts): .+")
+_REMOVED = " → (removed)"
 _MAX_LINES = 5  # the first are the cause, the others follow from it
 
 
@@ -39,10 +40,15 @@ def plan_of(lines: Iterable[str]) -> AptPlan:
             else:
                 added.append(OsPackage(name=found["name"], version=found["new"]))
         elif found := _REMOVE.fullmatch(line):
-            changes.append(f"{found['name']} {found['old']} → (removed)")
+            changes.append(f"{found['name']} {found['old']}{_REMOVED}")
     return AptPlan(
         added=tuple(sorted(added, key=lambda package: package.name)), changes=tuple(sorted(changes))
     )
+
+
+def is_removal(change: str) -> bool:
+    """Whether one of `AptPlan.changes` removes a package."""
+    return change.endswith(_REMOVED)
 
 
 def unknown(lines: Iterable[str], os_name: str) -> tuple[str, ...]:
