@@ -22,6 +22,7 @@ from torchkiln.cache.usage import cache_usage
 from torchkiln.errors import BuildFailed, KilnError, Unresolvable
 from torchkiln.model.apt import LockedApt, OsLayers
 from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedTools
 from torchkiln.model.progress import UNREPORTED
 from torchkiln.oci.validate.validate import validate
 from torchkiln.plan.load import plan_locked
@@ -146,6 +147,22 @@ def test_a_package_that_the_image_has_adds_nothing(scene: Scene) -> None:
     assert (apt.requested, apt.debs) == (("dash",), ())
     with tarfile.open(scene.store.blob(apt.digest)) as tar:
         assert not [member.name for member in tar if member.name.startswith("usr/")]
+
+
+def test_packages_are_added_to_the_tools_of_a_devel_image(scene: Scene, locked: LockedApt) -> None:
+    """What the tools have is not added again, and dpkg's list in the layer has all."""
+    blob = {name: getattr(locked, name) for name in ("digest", "diff_id", "size", "unpacked", "encoder")}
+    base = scene.layers.base
+    tools = LockedTools(os=base.os, name="devel", base=base.digest, **blob, packages=locked.packages)
+    layers = OsLayers(base=base, tools=tools)
+    apt, _ = lock_apt(("extra", "tool"), layers, frozenset(), scene.store, environ=scene.environ)
+
+    assert [deb.name for deb in apt.debs] == ["extra"]
+    assert (apt.base, apt.tools) == (base.digest, tools.digest)
+    status = text(scene.store, apt, "var/lib/dpkg/status")
+    assert [f"Package: {name}\n" in status for name in ("dash", "tool", "extra")] == [True] * 3
+    with tarfile.open(scene.store.blob(apt.digest)) as tar:
+        assert "usr/bin/tool" not in tar.getnames()
 
 
 def test_scripts_of_packages_have_no_network(scene: Scene, locked: LockedApt) -> None:
