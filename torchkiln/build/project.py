@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from torchkiln.base.os_packages import ensure_apt
 from torchkiln.build import image as image_build
 from torchkiln.build.build import BuildOptions, build_planned
 from torchkiln.build.cache_claims import build_needs, remember_image
@@ -23,6 +24,7 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
+from torchkiln.model.progress import Reporting
 from torchkiln.model.project import ProjectLock
 from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.project.code import ProjectCode
@@ -32,6 +34,7 @@ from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.installed import Files, files_in_layer, files_of_wheel
 from torchkiln.project.libraries import require_fitting
 from torchkiln.project.name import demand_own_name
+from torchkiln.project.os_packages import layers_of, own_paths
 from torchkiln.project.plan import Parent, at_start, plan_project
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.store.store import Store
@@ -61,6 +64,7 @@ class BuiltProject:
     parent: image_build.BuildResult
     parent_plan: ImagePlan
     plan: ImagePlan
+    lock: ProjectLock  # its OS packages are those on the base that was used
     effect: Effect
     at_start: tuple[str, ...]  # what Python runs at each start because of the project
 
@@ -76,7 +80,8 @@ def build_project(
     """Build the cell's image into *layout*, then that of the project on it, under the project's name.
 
     :raises Stale: the project was locked for another lock of the cell.
-    :raises BuildFailed: as `image.build`, or a package of the project changes what the image's proof covers.
+    :raises BuildFailed: as `image.build` and `ensure_apt`, or a package of the project changes what the
+        image's proof covers.
     :raises ConfigError: the code hides a package of the image.
     :raises Unresolvable: a library of a package cannot be loaded in the image.
     """
@@ -93,6 +98,8 @@ def build_project(
     parent = Parent(plan=plan, manifest=below.image.manifest)
     draft = plan_project(parent, project, code, Effect())
     with store.claim(f"builds {project.name}", build_needs(draft)):
+        project = _with_packages(project, plan, environment)
+        draft = plan_project(parent, project, code, Effect())
         effect, made = _effect(parent, project, draft, environment, foreign=options.foreign)
         final = plan_project(parent, project, code, effect, source.settings)
         built = _image(final, layout, environment, options, made)
@@ -104,6 +111,7 @@ def build_project(
         parent=below,
         parent_plan=plan,
         plan=final,
+        lock=project,
         effect=effect,
         at_start=at_start(code, effect),
     )
@@ -125,7 +133,7 @@ def rebuild_project(
     """
     started = time.monotonic()
     parent = Parent(plan=before.parent_plan, manifest=before.parent.image.manifest)
-    final = plan_project(parent, source.lock, source.code, before.effect, source.settings)
+    final = plan_project(parent, before.lock, source.code, before.effect, source.settings)
     with environment.store.claim(f"builds {final.tag}", build_needs(final)):
         built = _image(final, layout, environment, options)
     image = replace(built.image, base_moved=before.built.image.base_moved)
@@ -187,6 +195,19 @@ def _fetched(wheel: LockedWheel, environment: Environment) -> None:
         raise
     except BuildFailed:  # the build says why, if it needs the file
         pass
+
+
+def _with_packages(project: ProjectLock, below: ImagePlan, environment: Environment) -> ProjectLock:
+    """*project* with its OS packages on the base and the tools of *below*, which may not be the locked ones.
+
+    :raises KilnError: as `ensure_apt` does.
+    """
+    if project.apt is None:
+        return project
+    report = Reporting(say=environment.say, observer=environment.observer)
+    layers, own, environ = layers_of(below.locked), own_paths(below), environment.environ
+    apt = ensure_apt(project.apt, layers, own, environment.store, environ=environ, report=report)
+    return replace(project, apt=apt)
 
 
 def _effect(

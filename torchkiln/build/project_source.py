@@ -10,6 +10,7 @@ from torchkiln.build.project import ProjectSource
 from torchkiln.errors import Stale
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.lock import how_to_lock
+from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import ProjectLock
 from torchkiln.project.code import read_code
 from torchkiln.project.file import FILE, save_project
@@ -28,10 +29,12 @@ def source_of(
     *,
     environ: Mapping[str, str],
     made: Callable[[LockedProject, Path], None] | None,
+    report: Reporting = UNREPORTED,
 ) -> ProjectSource:
     """The project of *request*, whose locks are fresh; its own lock is made and written if there is none.
 
     :param made: receives a lock that was made, and its path; None: none is made.
+    :param report: gets the steps in which a lock's OS packages are installed.
     :raises ConfigError: a file of the project is wrong, or its code cannot be in an image.
     :raises Stale: a lock is outdated, or there is none and none is made.
     :raises Unresolvable: its requirements conflict with the image.
@@ -46,7 +49,7 @@ def source_of(
         from torchkiln.project.session import lock_folder  # loads slowly
 
         read_code(request.folder)  # its faults are reported before a lock is made
-        found = lock_folder(request, locks, store, environ=environ)
+        found = lock_folder(request, locks, store, environ=environ, report=report)
         made(found, save_project(request.folder, found.lock))
         return found.lock
 

@@ -146,7 +146,8 @@ def _check(folder: LockFolder, cells: Sequence[Cell], *, sweeping: bool) -> None
 
 
 def _lock_project(request: ProjectRequest, locks: LockFolder, *, as_json: bool) -> None:
-    found = lock_folder(request, locks, open_cache(), environ=os.environ, say=say)
+    with LockOutput().reporting() as report:
+        found = lock_folder(request, locks, open_cache(), environ=os.environ, report=report)
     show_project(found)
     path = save_project(request.folder, found.lock)
     say(f"wrote {path}")

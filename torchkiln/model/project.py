@@ -1,4 +1,4 @@
-"""Defines the lock of a project: the wheels that its dependencies add to an image, or replace in it."""
+"""Defines the lock of a project: the wheels and OS packages that it adds to an image, or replaces in it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from torchkiln.model import fields
+from torchkiln.model.apt import LockedApt
 from torchkiln.model.lock import LockedWheel
 
 LABEL = "torchkiln.project"  # of a project's image: its name
@@ -44,4 +45,5 @@ class ProjectLock:
     ] = ()  # packages of the parent that a wheel of the same name replaces
     # libraries that its packages may lack, packages whose libraries may lack any; sorted
     may_lack: Annotated[tuple[fields.FileName, ...], Meta(max_length=100, extra_json_schema=_SET)] = ()
+    apt: LockedApt | None = None  # the OS packages that it adds
     untrusted: bool = False

@@ -79,6 +79,7 @@ class LockedProject:
     behind: tuple[Behind, ...] = ()
     yanked: tuple[tuple[str, str, str], ...] = ()  # name, version and reason of yanked wheels
     unread: tuple[str, ...] = ()  # what the check of the libraries needs, and the build will have
+    notes: tuple[str, ...] = ()  # warnings about its OS packages
 
 
 def lock_project(

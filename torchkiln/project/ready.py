@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torchkiln.project.choice import NO_CHOICE, Choice, choice_of
 from torchkiln.project.file import load_project
 from torchkiln.project.freshness import require_fresh_project
 from torchkiln.project.read import read_project
+from torchkiln.project.settings import read_settings
 from torchkiln.project.target import environment_of
 from torchkiln.store.store import Store
 
@@ -76,7 +77,8 @@ def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO
     def by_uv(name: str, lock: bytes) -> str:
         return _exported(name, lock, store, choice)
 
-    return read_project(folder, environment_of(parent.base.python), by_uv, choice)
+    needs = read_project(folder, environment_of(parent.base.python), by_uv, choice)
+    return replace(needs, apt=tuple(sorted(read_settings(folder).apt)))
 
 
 @lru_cache(maxsize=1)  # `build --watch` asks after each change of the code

@@ -16,12 +16,15 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.index import KnownWheel
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import ProjectLock
+from torchkiln.plan.load import plan_locked
 from torchkiln.project.file import load_project
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.libraries import require_fitting, require_known, still_known
 from torchkiln.project.lock import LockedProject, Parent, ProjectVersions, lock_project
 from torchkiln.project.name import demand_own_name
+from torchkiln.project.os_packages import kept_packages, with_packages
 from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
 from torchkiln.store.store import Store
 from torchkiln.symbols.known import is_unread
@@ -37,14 +40,17 @@ def lock_folder(
     store: Store,
     *,
     environ: Mapping[str, str],
-    say: Callable[[str], None] = lambda _: None,
+    report: Reporting = UNREPORTED,
 ) -> LockedProject:
     """Lock a project; nothing is written. Versions of its present lock are kept unless upgraded.
 
     :raises ConfigError: the project's files are wrong, exclude the image's Python or torch, or its name is
         that of another image.
     :raises Stale: the cell is not locked, or its lock is stale; or uv.lock is.
-    :raises Unresolvable: the requirements conflict, or a package is not built for the image.
+    :param report: gets the steps in which OS packages are installed.
+    :raises Unresolvable: the requirements conflict, a package is not built for the image, or the archive
+        cannot provide the OS packages.
+    :raises BuildFailed: the OS packages cannot be installed in the image, or would change it.
     """
     resolution = locks.resolution(request.cell)
     parent = fresh_parent(locks, request.cell, environ)
@@ -71,11 +77,19 @@ def lock_folder(
         untrusted=settings.untrusted,
     )
     lock = _with_allowed(found.lock, request, previous)
-    _fetch(lock.wheels, index, say)
+    _fetch(lock.wheels, index, report.say)
     unread = require_fitting(lock, parent, store)
     versions = [(wheel.name, wheel.version) for wheel in lock.wheels]
     yanked = tuple((*one, index.yanked[one]) for one in versions if one in index.yanked)
-    return replace(found, lock=lock, yanked=yanked, unread=unread)
+    return with_packages(
+        replace(found, lock=lock, yanked=yanked, unread=unread),
+        needs.apt,
+        kept_packages(previous.apt if previous else None, request.upgrade),
+        plan_locked(parent, locks.matrix, locks.facts),
+        store,
+        environ=environ,
+        report=report,
+    )
 
 
 def _with_allowed(lock: ProjectLock, request: ProjectRequest, previous: ProjectLock | None) -> ProjectLock:

@@ -42,6 +42,10 @@ class ProjectSettings:
         tuple[fields.Line, ...],
         Meta(max_length=200, description="started if `docker run` names no command; empty: the image's own"),
     ] = ()
+    apt: Annotated[
+        tuple[fields.AptPackage, ...],
+        Meta(max_length=200, description="packages of the image's OS, with what they need"),
+    ] = ()
     env: Annotated[
         Mapping[_Variable, fields.Line],
         Meta(description="environment variables"),
@@ -131,6 +135,9 @@ def _faults(document: Mapping[str, Any]) -> Iterator[str]:
     for name in document.get("env", {}):
         if is_protected(name):
             yield f"env: {name} cannot be set: the tests of the image depend on it"
+    names = [text.partition("=")[0] for text in document.get("apt", ())]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"apt: {name} is there twice"
     for key in ("command", "test"):
         if document.get(key, [""])[0].startswith("-"):
             yield f"{key}: {document[key][0]!r} is an option, not a program"

@@ -14,6 +14,7 @@ from torchkiln.cli.shared import console
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.index.lazy import LazyIndex
 from torchkiln.lock.folder import LockFolder
+from torchkiln.model.progress import Reporting
 from torchkiln.project.code import ProjectCode
 from torchkiln.project.file import FILE
 from torchkiln.project.ready import ProjectRequest
@@ -35,7 +36,9 @@ def build_in(
             show_project(found)
         context.say(f"there was no {FILE}: wrote {path}")
 
-    source = source_of(request, locks, context.store(), environ=os.environ, made=made)
+    with console.progress(quiet=context.quiet) as observer:
+        report = Reporting(say=context.say, observer=observer)
+        source = source_of(request, locks, context.store(), environ=os.environ, made=made, report=report)
     built = build_read(source, context, layout, options)
     for line in warnings_of(built, source.code):
         context.say(line)
