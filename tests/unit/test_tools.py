@@ -15,6 +15,7 @@ from torchkiln.matrix.os_tools import host_gcc, is_tools, packages_of, tools_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.operating_system import operating_system
 from torchkiln.model.plan import ImagePlan
 from torchkiln.plan.cuda_toolkit import compiler_links
 from torchkiln.plan.plan import plan
@@ -25,7 +26,7 @@ TEMPLATES = load_templates(ROOT / "templates")
 
 
 def cell(cuda: str, flavor: str = "devel", os: str = "debian12") -> Cell:
-    python = {"debian12": "3.11", "ubuntu22.04": "3.10"}[os]
+    python = operating_system(os).python
     return Cell(torch="2.7.1", cuda=cuda, flavor=flavor, os=os, python=python)  # type: ignore[arg-type]
 
 
@@ -55,6 +56,9 @@ def planned(found: LockedCell) -> ImagePlan:
         ("11.8", "debian12", "devel-gcc11"),
         ("12.1", "debian12", "devel"),
         ("13.0", "debian12", "devel"),
+        ("12.1", "debian13", "devel-gcc12"),
+        ("12.8", "debian13", "devel"),
+        ("12.1", "ubuntu24.04", "devel-gcc12"),
         ("11.7", "ubuntu22.04", "devel"),
         ("13.0", "ubuntu22.04", "devel"),
         ("12.2", "debian12", "devel"),  # no own fact: that of 12.1
