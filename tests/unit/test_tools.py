@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.planned import FACTS, LOCK_DIGEST, PROFILE, locked, tools_on, wheel
+from tests.planned import FACTS, LOCK_DIGEST, PROFILE, answer, locked, tools_on, wheel
 from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.errors import Stale
 from torchkiln.lock.file import from_json, to_json
@@ -69,6 +69,14 @@ def planned(found: LockedCell) -> ImagePlan:
 def test_an_older_gcc_is_added_if_nvcc_refuses_the_systems(cuda: str, os: str, name: str) -> None:
     assert tools_of(cell(cuda, os=os), FACTS) == name
     assert tools_of(cell(cuda, "runtime", os), FACTS) is None
+
+
+def test_a_system_without_a_gcc_for_nvcc_has_no_devel_image() -> None:
+    found = answer("2.7.1", "11.8", flavor="devel", os="debian13")
+    assert found.why_unavailable == ("nvcc of CUDA 11.8 needs gcc 11 or older; the oldest of debian13 is 12")
+    assert found.nearest == (("2.7.1", "12.1"),)
+    assert answer("2.7.1", "12.1", flavor="devel", os="debian13").tools == "devel-gcc12"
+    assert answer("2.7.1", "11.8", os="debian13").build
 
 
 def test_the_facts_have_a_gcc_for_each_cuda_in_increasing_order() -> None:

@@ -26,6 +26,7 @@ class OperatingSystem:
     python: str  # major.minor of the suite's interpreter
     glibc: tuple[int, int]  # decides which manylinux wheels fit
     gcc: int  # major version of its default compiler
+    oldest_gcc: int  # in its archive; an old nvcc needs an older one than the default
     docker_base: str  # the FROM of a Dockerfile
     docker_user: str = ""  # a user of docker_base who has the uid 1000 of the image's own user
 
@@ -63,6 +64,7 @@ SYSTEMS: Mapping[str, OperatingSystem] = {
             python="3.11",
             glibc=(2, 36),
             gcc=12,
+            oldest_gcc=11,
             docker_base="debian:12-slim",
         ),
         OperatingSystem(
@@ -75,6 +77,7 @@ SYSTEMS: Mapping[str, OperatingSystem] = {
             python="3.13",
             glibc=(2, 41),
             gcc=14,
+            oldest_gcc=12,
             docker_base="debian:13-slim",
         ),
         OperatingSystem(
@@ -87,6 +90,7 @@ SYSTEMS: Mapping[str, OperatingSystem] = {
             python="3.10",
             glibc=(2, 35),
             gcc=11,
+            oldest_gcc=9,
             docker_base="ubuntu:22.04",
         ),
         OperatingSystem(
@@ -99,6 +103,7 @@ SYSTEMS: Mapping[str, OperatingSystem] = {
             python="3.12",
             glibc=(2, 39),
             gcc=13,
+            oldest_gcc=9,
             docker_base="ubuntu:24.04",
             docker_user="ubuntu",
         ),
