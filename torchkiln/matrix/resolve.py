@@ -28,6 +28,7 @@ from torchkiln.model.cell import (
     Toolkit,
     TorchBuild,
 )
+from torchkiln.model.operating_system import DEFAULT_OS
 from torchkiln.util.versions import major_of, minor_of, newest, numbers
 
 
@@ -61,7 +62,7 @@ def require_buildable(resolution: Resolution) -> TorchBuild:
     kept = f", GPUs {','.join(cell.gpus)}" if cell.gpus else ""
     name = f"torch {cell.torch} with CUDA {cell.cuda} ({cell.flavor}, {cell.os}{kept})"
     if resolution.build is None:
-        near = ", ".join(f"--torch {torch} --cuda {cuda}" for torch, cuda in resolution.nearest)
+        near = ", ".join(nearest_options(resolution))
         hint = f"nearest: {near}" if near else "omit --gpus: an image for all GPUs" if cell.gpus else ""
         raise Unresolvable(f"{name} is unavailable: {resolution.why_unavailable}", hint=hint)
     if any(limit.fact == "rules.devel-toolkit" for limit in resolution.limits):
@@ -71,6 +72,13 @@ def require_buildable(resolution: Resolution) -> TorchBuild:
             hint="omit --flavor, or use --flavor runtime",
         )
     return resolution.build
+
+
+def nearest_options(resolution: Resolution) -> tuple[str, ...]:
+    """The options that select the cells nearest to that of *resolution*, which is unavailable."""
+    os_name = resolution.cell.os
+    of_os = "" if os_name == DEFAULT_OS else f" --os {os_name}"
+    return tuple(f"--torch {torch} --cuda {cuda}{of_os}" for torch, cuda in resolution.nearest)
 
 
 def require_cuda(resolution: Resolution) -> str:
