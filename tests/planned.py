@@ -20,7 +20,7 @@ from torchkiln.util.places import ROOT
 LOCK_DIGEST = Digest("sha256:" + "1" * 64)
 PACKAGES = ("ca-certificates", "python3", "python3-venv", "tini")
 ENTRYPOINT = OverlayFile(path="opt/torchkiln/entrypoint", mode=0o755, data=b'#!/bin/sh\nexec "$@"\n')
-PYTHONS = {"debian12": "3.11.2", "ubuntu22.04": "3.10.12"}
+PYTHONS = {"debian12": "3.11.2", "debian13": "3.13.5", "ubuntu22.04": "3.10.12", "ubuntu24.04": "3.12.3"}
 PROFILE = OverlayFile(path="etc/profile.d/torchkiln.sh", mode=0o644, data=b"export VIRTUAL_ENV=/opt/venv\n")
 
 _MEGABYTES = {

@@ -27,10 +27,11 @@ from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.public_record import recorded
 from torchkiln.matrix.resolve import resolve
-from torchkiln.matrix.select import Selection, select
+from torchkiln.matrix.select import DEFAULT_FLAVOR, Selection, select
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, Source, Status
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.operating_system import DEFAULT_OS
 from torchkiln.model.report import SignedReport
 from torchkiln.smoke import hosts
 from torchkiln.smoke.suite import Suite, load_suite
@@ -153,15 +154,20 @@ def grid() -> str:
             ["torch", "CUDA", ""],
             ([f"**{pair[0]}**", pair[1], squares[pair].text()] for pair in reversed(matrix.beyond)),
         )
-    if devel := [
-        _square(answers[cell], states, known, matrix.policy, suite)
-        for cell in select(Selection(flavor=("devel",)), matrix)
-        if states[cell] in (State.PROVED, State.BUILT)
-    ]:
-        text += "\nBuilt with `--flavor devel`:\n\n" + table(
-            ["torch", "CUDA", ""],
-            ([f"**{square.answer.cell.torch}**", square.answer.cell.cuda, square.text()] for square in devel),
-        )
+    for flavor, os in _other_kinds(states):
+        made = [
+            _square(answers[cell], states, known, matrix.policy, suite)
+            for cell in select(Selection(flavor=(flavor,), os=(os,)), matrix)
+            if states[cell] in (State.PROVED, State.BUILT)
+        ]
+        if made:
+            text += f"\nBuilt with `{_options(flavor, os)}`:\n\n" + table(
+                ["torch", "CUDA", ""],
+                (
+                    [f"**{square.answer.cell.torch}**", square.answer.cell.cuda, square.text()]
+                    for square in made
+                ),
+            )
     return text + f"\n{_counts(list(squares.values()), states)}\n"
 
 
@@ -230,11 +236,22 @@ def _counts(squares: Sequence[Square], states: Mapping[Cell, State]) -> str:
     lines = [
         f"{len(squares)} cells (runtime, debian12): {statuses}. {shown}; {before} proved in an earlier image."
     ]
-    for kind in dict.fromkeys((cell.flavor, cell.os) for cell in states):
-        if kind != ("runtime", "debian12"):
-            found = [state for cell, state in states.items() if (cell.flavor, cell.os) == kind]
-            lines.append(f"{kind[0]} on {kind[1]}: {_by_state(found)}.")
+    for kind in _other_kinds(states):
+        found = [state for cell, state in states.items() if (cell.flavor, cell.os) == kind]
+        lines.append(f"{kind[0]} on {kind[1]}: {_by_state(found)}.")
     return "  \n".join(lines)
+
+
+def _other_kinds(cells: Iterable[Cell]) -> list[tuple[str, str]]:
+    """The flavors and systems of *cells*, except for runtime and debian12, which have a table."""
+    kinds = dict.fromkeys((cell.flavor, cell.os) for cell in cells)
+    return [kind for kind in kinds if kind != (DEFAULT_FLAVOR, DEFAULT_OS)]
+
+
+def _options(flavor: str, os: str) -> str:
+    """The options that select such cells."""
+    chosen = [f"--flavor {flavor}"] if flavor != DEFAULT_FLAVOR else []
+    return " ".join((*chosen, *([f"--os {os}"] if os != DEFAULT_OS else [])))
 
 
 def _by_state(states: Iterable[State]) -> str:

@@ -14,12 +14,15 @@ from tests.layers import layer_of, pretended_code, sha256
 from tests.planned import PACKAGES, planned
 from torchkiln.cli.grid import list_command
 from torchkiln.docker.dockerfile import load_templates, render_folder
+from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.plan.plan import to_json
 from torchkiln.util.files import pretty_json, write_atomic
 from torchkiln.util.places import ROOT, TEMPLATES
 
 GOLDEN = Path(__file__).parent / "2.7.1-cuda12.1-cudnn9-runtime"
-FOLDERS = {"debian12": GOLDEN, "ubuntu22.04": GOLDEN.with_name(f"{GOLDEN.name}-ubuntu22.04")}
+FOLDERS = {
+    name: GOLDEN if name == DEFAULT_OS else GOLDEN.with_name(f"{GOLDEN.name}-{name}") for name in SYSTEMS
+}
 # A wheel that is kept as a file: what zipfile writes hangs on the compressor of the machine.
 LAYER_WHEEL = Path(__file__).parent / "golden-1.0-py3-none-any.whl"
 LAYER = Path(__file__).parent / "layer.json"

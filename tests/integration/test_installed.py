@@ -64,7 +64,9 @@ def entries(wheel: Path, folder: str) -> dict[str, int]:
     return {info.filename.removeprefix(prefix): info.external_attr >> 16 & 0o111 for info in infos}
 
 
-@pytest.mark.parametrize("folder", ["rootfs", "templates", "smoke_tests", "images/base-debian12"])
+@pytest.mark.parametrize(
+    "folder", ["rootfs", "templates", "smoke_tests", "images/base-debian12", "images/base-debian13"]
+)
 def test_the_wheel_has_the_tracked_files(installed: Installed, folder: str) -> None:
     """The same files with the same executable bits, and no caches."""
     listed = subprocess.run(

@@ -1,4 +1,4 @@
-"""The base of Ubuntu 22.04: the archive that is trusted, and the errors for others.
+"""The bases of Ubuntu: the archive that is trusted, and the errors for others.
 
 The archive here has two empty packages, and is signed like Ubuntu's. tests/proof/test_ubuntu.py builds one.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def environ(archive: UbuntuArchive) -> Iterator[dict[str, str]]:
     """A user's environment; changes of a test to the archive are undone."""
     with archive.served() as address:
         yield {**os.environ, **archive.environ(address)}
-    for suite in ubuntu_archive.SUITES:
+    for suite in archive.suites:
         archive.sign(suite)
 
 
@@ -59,6 +60,16 @@ def refusal(environ: Mapping[str, str]) -> BuildFailed:
 def test_the_archive_is_used_and_verified_by_its_keyring(environ: dict[str, str]) -> None:
     """One package is in main, one in universe."""
     assert [deb.name for deb in ask_archive(UBUNTU, LOCKED, environ=environ).debs] == ["gcc", "tini"]
+
+
+def test_each_system_has_its_own_suites(tmp_path: Path) -> None:
+    """An archive with those of 24.04 only: mmdebstrap asks for no other."""
+    noble = ubuntu_archive.make(tmp_path / "noble", ubuntu_archive.NOBLE, empty=True)
+    with noble.served() as address:
+        environ = {**os.environ, **noble.environ(address)}
+        files = ask_archive(recipe("ubuntu24.04"), replace(LOCKED, os="ubuntu24.04"), environ=environ)
+        assert [deb.name for deb in files.debs] == ["gcc", "tini"]
+        assert "/ubuntu jammy" in refusal(environ).message
 
 
 def test_an_archive_signed_by_another_key_is_refused(

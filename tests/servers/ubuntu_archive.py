@@ -1,9 +1,10 @@
-"""An archive in the layout of Ubuntu 22.04's, for machines that cannot reach the real one.
+"""An archive in the layout of an Ubuntu's, for machines that cannot reach the real one.
 
-Suites jammy, jammy-updates and jammy-security with main and universe, signed by its own key. Its
-packages are those of this machine's Debian, unchanged; only those with the names of Ubuntu or Python 3.10 are
+Suites jammy, jammy-updates and jammy-security (for 22.04) with main and universe, signed by its own key. Its
+packages are those of this machine's Debian, unchanged; only those with the names of Ubuntu or its Python are
 built: base-files with Ubuntu's os-release, and the python3 packages around a real CPython 3.10 of this
-machine. The compilers and git are empty packages, because the build of an image needs only their names.
+machine (3.12 for 24.04). The compilers and git are empty packages, because the build of an image needs only
+their names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -27,23 +29,24 @@ from typing import Any
 import pytest
 
 from torchkiln.base.recipe import recipe
+from torchkiln.model.operating_system import SYSTEMS, OperatingSystem
 
-SUITES = ("jammy", "jammy-updates", "jammy-security")
-UNIVERSE = ("tini", "libnss-wrapper", "python3-venv", "python3.10-venv")  # as in Ubuntu
+JAMMY, NOBLE = SYSTEMS["ubuntu22.04"], SYSTEMS["ubuntu24.04"]
+UNIVERSE = re.compile(r"tini|libnss-wrapper|python3(\.\d+)?-venv")  # as in Ubuntu
 EMPTY = ("gcc", "g++", "libc6-dev", "git")
 VERSION = "0standin1"
 _LIBRARIES = (
     "libc6, libssl3, libffi8, zlib1g, libbz2-1.0, liblzma5, libuuid1, libsqlite3-0, libreadline8, libexpat1"
 )
 _OS_RELEASE = """\
-PRETTY_NAME="a fake Ubuntu 22.04 of torchkiln's tests"
+PRETTY_NAME="a fake Ubuntu {version} of torchkiln's tests"
 NAME="Ubuntu"
-VERSION_ID="22.04"
-VERSION_CODENAME=jammy
+VERSION_ID="{version}"
+VERSION_CODENAME={suite}
 ID=ubuntu
 ID_LIKE=debian
 """
-_LEFT_OUT = ("test", "site-packages", "__pycache__", "idlelib", "tkinter", "lib2to3", "config-3.10*")
+_LEFT_OUT = ("test", "site-packages", "__pycache__", "idlelib", "tkinter", "lib2to3", "config-3.*")
 _SYSCONFIG = """
 import json, platform, sys, sysconfig
 values = [platform.python_version(), sys.base_prefix, sysconfig.get_path("include")]
@@ -63,9 +66,10 @@ def run(*argv: str | Path, **options: Any) -> str:
 
 
 @cache
-def python310() -> Path | None:
-    """A CPython 3.10 of this machine, or None."""
-    found = [shutil.which("python3.10"), *sorted(Path.home().glob(".pyenv/versions/3.10.*/bin/python3.10"))]
+def cpython(minor: str) -> Path | None:
+    """A CPython *minor*, "3.10", of this machine, or None."""
+    name = f"python{minor}"
+    found = [shutil.which(name), *sorted(Path.home().glob(f".pyenv/versions/{minor}.*/bin/{name}"))]
     for path in filter(None, found):
         done = subprocess.run([path, "-c", "import ssl, ctypes"], capture_output=True, check=False)
         if done.returncode == 0:
@@ -73,23 +77,29 @@ def python310() -> Path | None:
     return None
 
 
-def require(*, empty: bool = False) -> None:
+def require(system: OperatingSystem = JAMMY, *, empty: bool = False) -> None:
     """Skip if something that `make` needs is missing."""
     programs = {"dpkg": "dpkg-deb", "gnupg": "gpg"}
     for name in ("mmdebstrap", *programs) if empty else ("mmdebstrap", *programs, "apt", "gcc"):
         if shutil.which(programs.get(name, name)) is None:
             pytest.skip(f"{name} is not installed: apt-get install {name}")
-    if not empty and python310() is None:
-        pytest.skip("no CPython 3.10 to build the archive's python3 from: pyenv install 3.10")
+    if not empty and cpython(system.python) is None:
+        pytest.skip(f"no CPython to build the archive's python3 from: pyenv install {system.python}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UbuntuArchive:
     """The archive's folder, which a server serves, and the keyring that trusts it."""
 
+    system: OperatingSystem
     folder: Path
     keyring: Path
     home: Path  # gpg's
+
+    @property
+    def suites(self) -> tuple[str, str, str]:
+        """The suites, such as jammy, jammy-updates and jammy-security."""
+        return suites(self.system)
 
     def sign(self, suite: str, *, by: Path | None = None) -> None:
         """InRelease of *suite*, signed by the key in *by*, or by the archive's key."""
@@ -99,7 +109,7 @@ class UbuntuArchive:
 
     def unsign(self) -> None:
         """Remove every signature."""
-        for suite in SUITES:
+        for suite in self.suites:
             (self.folder / "dists" / suite / "InRelease").unlink()
 
     @contextmanager
@@ -129,21 +139,33 @@ class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None: ...
 
 
-def make(root: Path, *, empty: bool = False) -> UbuntuArchive:
+def suites(system: OperatingSystem) -> tuple[str, str, str]:
+    """The suites of an archive."""
+    return system.suite, f"{system.suite}-updates", f"{system.suite}-security"
+
+
+def make(root: Path, system: OperatingSystem = JAMMY, *, empty: bool = False) -> UbuntuArchive:
     """The archive below *root*: ten seconds and 60 MB of packages; with *empty*, two empty packages."""
     folder, home = root / "ubuntu", new_key(root / "gnupg", "the test archive's key")
     pools = {component: folder / "pool" / component for component in ("main", "universe")}
     for pool in pools.values():
         pool.mkdir(parents=True)
     stubs = [package(root / "made" / name, VERSION, "") for name in ("gcc", "tini")] if empty else []
-    for deb in stubs or (*_debians(root / "apt"), *_built(root / "made")):
+    for deb in stubs or (*_debians(root / "apt", system), *_built(root / "made", system.python)):
         name = deb.name.partition("_")[0]
-        shutil.copy(deb, pools["universe" if name in UNIVERSE else "main"])
+        shutil.copy(deb, pools["universe" if UNIVERSE.fullmatch(name) else "main"])
     keyring = root / "keyring.gpg"
     _gpg(home, "--export", "--output", keyring)
-    archive = UbuntuArchive(folder=folder, keyring=keyring, home=home)
-    for suite in SUITES:
-        write_suite(folder, suite, pools if suite == "jammy" else dict.fromkeys(pools))
+    archive = UbuntuArchive(system=system, folder=folder, keyring=keyring, home=home)
+    for suite in archive.suites:
+        write_suite(
+            folder,
+            suite,
+            pools if suite == system.suite else dict.fromkeys(pools),
+            Version=_version(system),
+            Codename=system.suite,
+            Description=f"a replacement of Ubuntu {_version(system)}, by torchkiln's tests",
+        )
         archive.sign(suite)
     return archive
 
@@ -160,7 +182,7 @@ def _gpg(home: Path, *words: str | Path) -> None:
     subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], capture_output=True, check=False)
 
 
-def _debians(place: Path) -> list[Path]:
+def _debians(place: Path, system: OperatingSystem) -> list[Path]:
     """The recipe's packages from Debian, with their dependencies, by this machine's apt."""
     for name in ("state/lists/partial", "cache/archives/partial"):
         (place / name).mkdir(parents=True)
@@ -171,7 +193,7 @@ def _debians(place: Path) -> list[Path]:
         'APT::Architecture "amd64";\nAPT::Install-Recommends "false";\nAPT::Sandbox::User "root";\n'
     )
     environ = {**os.environ, "APT_CONFIG": str(settings), "DEBIAN_FRONTEND": "noninteractive"}
-    names = [name for name in recipe("ubuntu22.04").packages if name not in EMPTY and "python" not in name]
+    names = [name for name in recipe(system.name).packages if name not in EMPTY and "python" not in name]
     libraries = [word.strip() for word in _LIBRARIES.split(",")]
     run("apt-get", "update", env=environ)
     run(
@@ -182,13 +204,13 @@ def _debians(place: Path) -> list[Path]:
     )
     return [
         path for path in (place / "cache/archives").glob("*.deb") if not path.name.startswith("base-files_")
-    ] + [_base_files(next((place / "cache/archives").glob("base-files_*.deb")), place / "base-files")]
+    ] + [_base_files(next((place / "cache/archives").glob("base-files_*.deb")), place / "base-files", system)]
 
 
-def _base_files(deb: Path, tree: Path) -> Path:
+def _base_files(deb: Path, tree: Path, system: OperatingSystem) -> Path:
     """Debian's base-files, with Ubuntu's os-release."""
     run("dpkg-deb", "--raw-extract", deb, tree)
-    (tree / "usr/lib/os-release").write_text(_OS_RELEASE)
+    (tree / "usr/lib/os-release").write_text(_OS_RELEASE.format(version=_version(system), suite=system.suite))
     (tree / "DEBIAN/md5sums").unlink(missing_ok=True)
     control = tree / "DEBIAN/control"
     lines = control.read_text().splitlines()
@@ -200,47 +222,52 @@ def _base_files(deb: Path, tree: Path) -> Path:
     return packed(tree, tree.with_name(f"base-files_12ubuntu4+{VERSION}_amd64.deb"))
 
 
-def _built(place: Path) -> list[Path]:
-    """Build the packages that Debian does not have."""
-    python = python310()
+def _version(system: OperatingSystem) -> str:
+    """Ubuntu's version, "22.04"."""
+    return system.name.removeprefix("ubuntu")
+
+
+def _built(place: Path, minor: str) -> list[Path]:
+    """Build the packages of Python *minor*, and others that Debian does not have."""
+    name, python = f"python{minor}", cpython(minor)
     assert python is not None
     version, prefix, include, shared, library = json.loads(run(python, "-c", _SYSCONFIG))
-    tree = place / "python3.10-minimal"
-    stdlib = tree / "usr/lib/python3.10"
+    tree = place / f"{name}-minimal"
+    stdlib = tree / "usr/lib" / name
     shutil.copytree(
-        Path(prefix, "lib/python3.10"), stdlib, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT)
+        Path(prefix, "lib", name), stdlib, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT)
     )
     # As the packages' scripts do at installation, so that a running Python writes nothing.
     by_hash = ("--invalidation-mode", "unchecked-hash")
     subprocess.run([python, "-m", "compileall", "-q", "-s", tree, "-p", "/", *by_hash, stdlib], check=False)
     (tree / "usr/bin").mkdir()
-    program = tree / "usr/bin/python3.10"
+    program = tree / "usr/bin" / name
     if shared:  # a program that finds its library beside the modules, in any folder
         shutil.copy(Path(prefix, "lib", library), stdlib)
         run("strip", stdlib / library)
         source = place / "main.c"
         source.write_text(_MAIN)
-        link = ("-Wl,-rpath,$ORIGIN/../lib/python3.10", "-Wl,--enable-new-dtags")
+        link = (f"-Wl,-rpath,$ORIGIN/../lib/{name}", "-Wl,--enable-new-dtags")
         run("gcc", "-o", program, source, f"-I{include}", str(stdlib / library), *link)
     else:
         shutil.copy(python.resolve(), program)
     # A link in one package points into another, as in Ubuntu.
     python3 = place / "python3"
     (python3 / "usr/bin").mkdir(parents=True)
-    (python3 / "usr/bin/python3").symlink_to("python3.10")
+    (python3 / "usr/bin/python3").symlink_to(name)
     full = f"{version}-{VERSION}"
     return [
         package(tree, full, _LIBRARIES),
-        package(python3, full, f"python3.10-minimal (= {full})"),
+        package(python3, full, f"{name}-minimal (= {full})"),
         *(
-            package(place / name, full, f"{needed} (= {full})")
-            for name, needed in (
-                ("python3.10-venv", "python3"),
-                ("python3-venv", "python3.10-venv"),
+            package(place / made, full, f"{needed} (= {full})")
+            for made, needed in (
+                (f"{name}-venv", "python3"),
+                ("python3-venv", f"{name}-venv"),
                 ("python3-dev", "python3"),
             )
         ),
-        *(package(place / name, VERSION, "") for name in EMPTY),
+        *(package(place / made, VERSION, "") for made in EMPTY),
     ]
 
 
@@ -276,12 +303,10 @@ def write_suite(folder: Path, suite: str, pools: Mapping[str, Path | None], **mo
         "Origin": "Ubuntu",
         "Label": "Ubuntu",
         "Suite": suite,
-        "Version": "22.04",
-        "Codename": "jammy",
         "Date": formatdate(usegmt=True),
         "Architectures": "amd64",
         "Components": " ".join(pools),
-        "Description": "a replacement of Ubuntu 22.04, by torchkiln's tests",
+        "Description": "made by torchkiln's tests",
         **more,
     }
     head = "".join(f"{name}: {value}\n" for name, value in fields.items())

@@ -75,7 +75,7 @@ def test_options_of_the_default_command_too(shell: Path) -> None:
         (("lock", "--torch", "2.7.1,2.8"), ["2.7.1,2.8.0"]),
         (("build", "--cuda", "12"), ["12.1", "12.8"]),
         (("build", "--flavor", ""), ["runtime", "devel"]),
-        (("list", "--os", "u"), ["ubuntu22.04"]),
+        (("list", "--os", "u"), ["ubuntu22.04", "ubuntu24.04"]),
         (("build", "--with", "c"), ["conda"]),
         (("build", "--gpus", "9.0,12"), ["9.0,12.0"]),
         (("build", "--engine", ""), ["embedded", "docker"]),

@@ -41,7 +41,12 @@ def _faults(text: str) -> list[str]:
 
 def test_the_repositorys_own_matrix():
     assert len(MATRIX.torch) * len(MATRIX.cuda) * len(MATRIX.flavors) == 54
-    assert [(os.name, os.python) for os in MATRIX.os] == [("debian12", "3.11"), ("ubuntu22.04", "3.10")]
+    assert [(os.name, os.python) for os in MATRIX.os] == [
+        ("debian12", "3.11"),
+        ("debian13", "3.13"),
+        ("ubuntu22.04", "3.10"),
+        ("ubuntu24.04", "3.12"),
+    ]
     assert (MATRIX.repository, MATRIX.prefer) == ("pytorch-cuda", "default-index")
     (index,) = MATRIX.indexes
     assert index.variable == "TORCHKILN_INDEX_PYTORCH"

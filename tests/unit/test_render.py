@@ -24,7 +24,7 @@ from torchkiln.docker.dockerfile import load_templates, pip_options, quote, rend
 from torchkiln.errors import ConfigError
 from torchkiln.lock.lock import load_locked, requirements_txt
 from torchkiln.model.cell import Source
-from torchkiln.model.operating_system import SYSTEMS
+from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS, OperatingSystem
 from torchkiln.model.plan import ImageConfig, ImagePlan, WheelLayer
 from torchkiln.plan.plan import CONSTRAINTS
 from torchkiln.util.places import ROOT, TEMPLATES
@@ -39,13 +39,17 @@ def test_rendered_files_are_as_committed(os_name: str, name: str) -> None:
     assert files(os_name)[name].decode() == (FOLDERS[os_name] / name).read_text("utf-8")
 
 
-def test_a_system_changes_only_base_and_python_of_a_dockerfile() -> None:
-    debian, ubuntu = (files(os_name)["Dockerfile"].decode().splitlines() for os_name in FOLDERS)
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=str)
+def test_a_system_changes_only_base_and_python_of_a_dockerfile(system: OperatingSystem) -> None:
+    default, lines = (files(name)["Dockerfile"].decode().splitlines() for name in (DEFAULT_OS, system.name))
+    user = [f"id {system.docker_user} " in line for line in lines] if system.docker_user else []
 
-    assert "ARG BASE=ubuntu:22.04" in ubuntu
-    assert any("/opt/venv/lib/python3.10/site-packages" in line for line in ubuntu)
-    assert len(debian) == len(ubuntu)
-    assert not any("python3.11" in line or "debian" in line for line in ubuntu)
+    assert f"ARG BASE={system.docker_base}" in lines
+    assert any(f"/opt/venv/lib/python{system.python}/site-packages" in line for line in lines)
+    assert len(lines) == len(default) + sum(user)
+    assert sum(user) == bool(system.docker_user)
+    if system.name != DEFAULT_OS:
+        assert not any("python3.11" in line or "debian12" in line for line in lines)
 
 
 def test_hadolint_finds_nothing(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ FULL = {
     "cu128": "570.124.06",
     "cu130": "580.95.05",
 }
+# The oldest torch with a wheel for the system's Python.
+OLDEST = {"debian12": "2.0.1", "debian13": "2.5.1", "ubuntu22.04": "2.0.1", "ubuntu24.04": "2.2.2"}
 LETTERS = {Status.NATIVE: "N", Status.MINOR_COMPAT: "M", Status.UNAVAILABLE: "-"}
 
 
@@ -53,31 +55,49 @@ def _support(torch: str, cuda: str, **more: str) -> str:
 
 
 @pytest.mark.parametrize("line", GRID.strip().splitlines())
-@pytest.mark.parametrize("os", ["debian12", "ubuntu22.04"])
+@pytest.mark.parametrize("os", OLDEST)
 @pytest.mark.parametrize("flavor", ["runtime", "devel"])
 def test_the_grid(line: str, os: str, flavor: str):
     torch, *expected = (
         cell.strip() for cell in line.replace("   ", "\t").replace("  ", "\t").split("\t") if cell
     )
+    if numbers(torch) < numbers(OLDEST[os]):
+        expected = ["-", "-", "-"]
+    if (os, flavor) == ("debian13", "devel"):
+        expected[:2] = ["-", "-"]  # no gcc for nvcc 11
     assert [_support(torch, cuda, os=os, flavor=flavor) for cuda in ("11.7", "11.8", "12.1")] == expected
 
 
-@pytest.mark.parametrize(
-    ("matrix", "counts"), [(WITHOUT_BEYOND, (13, 11, 3)), (replace(NATIVE_FIRST, beyond=()), (14, 10, 3))]
-)
-def test_the_number_of_cells_by_support(matrix, counts: tuple[int, int, int]):
-    for os in matrix.os:
-        found = [
-            resolve(cell, matrix, FACTS).status
-            for cell in all_cells(matrix)
-            if cell.os == os.name and cell.flavor == "runtime"
-        ]
-        assert tuple(found.count(status) for status in LETTERS) == counts
+COUNTS = {
+    "debian12": (13, 11, 3),
+    "debian13": (3, 7, 17),
+    "ubuntu22.04": (13, 11, 3),
+    "ubuntu24.04": (9, 10, 8),
+}
+
+
+@pytest.mark.parametrize(("matrix", "more"), [(WITHOUT_BEYOND, 0), (replace(NATIVE_FIRST, beyond=()), 1)])
+def test_the_number_of_cells_by_support(matrix, more: int):
+    """With `prefer: native`, one cell more is native: that of 2.5.1 for CUDA 12.1."""
+    found: dict[str, list[Status]] = {os.name: [] for os in matrix.os}
+    for cell in all_cells(matrix):
+        if cell.flavor == "runtime":
+            found[cell.os].append(resolve(cell, matrix, FACTS).status)
+    counts = {os: tuple(found[os].count(status) for status in LETTERS) for os in found}
+    assert counts == {
+        os: (native + more, compat - more, none) for os, (native, compat, none) in COUNTS.items()
+    }
 
 
 def test_each_system_has_54_cells():
     cells = all_cells(WITHOUT_BEYOND)
-    assert [sum(cell.os == os.name for cell in cells) for os in WITHOUT_BEYOND.os] == [54, 54]
+    assert [sum(cell.os == os.name for cell in cells) for os in WITHOUT_BEYOND.os] == [54] * 4
+
+
+def test_a_torch_without_a_wheel_for_the_systems_python_is_unavailable():
+    found = answer("2.4.1", "12.1", os="debian13")
+    assert found.why_unavailable == "torch 2.4.1 has no wheel for Python 3.13"
+    assert found.nearest == (("2.5.1", "12.1"),)
 
 
 def test_outside_the_grid_each_release_has_the_cuda_of_its_wheel():
@@ -138,8 +158,14 @@ def test_invariants_of_every_resolution(matrix):
 def test_the_nearest_cells_work():
     for cell in all_cells(MATRIX):
         for torch, cuda in resolve(cell, MATRIX, FACTS).nearest:
-            assert torch == cell.torch or cuda == cell.cuda
+            if cell.os == "debian12":
+                assert torch == cell.torch or cuda == cell.cuda
             assert answer(torch, cuda, flavor=cell.flavor, os=cell.os).status is not Status.UNAVAILABLE
+
+
+def test_without_a_cell_of_the_same_torch_or_cuda_the_nearest_is_that_of_the_nearest_torch():
+    """No torch of CUDA 11.7 has a compiler there, and 2.1.2 has no wheel for its Python."""
+    assert answer("2.1.2", "11.7", flavor="devel", os="debian13").nearest == (("2.5.1", "12.1"),)
 
 
 def test_the_headline_cell():

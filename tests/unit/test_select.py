@@ -15,6 +15,7 @@ from torchkiln.matrix.matrix import Aliases, Bound
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, all_cells, select
 from torchkiln.matrix.tags import aliases_of, dated, tag_of, undated
+from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.util.versions import nearest
 
 
@@ -68,15 +69,16 @@ def test_unnamed_options_have_defaults():
 
 
 def test_all_includes_every_flavor_and_system_unless_named():
-    assert len(all_cells(WITHOUT_BEYOND)) == 108
-    assert len(all_cells(MATRIX)) == 108 + 4 * len(MATRIX.beyond)
-    assert len(select(Selection(every=True, flavor=("devel",)), WITHOUT_BEYOND)) == 54
+    assert len(all_cells(WITHOUT_BEYOND)) == 216
+    assert len(all_cells(MATRIX)) == 216 + 8 * len(MATRIX.beyond)
+    assert len(select(Selection(every=True, flavor=("devel",)), WITHOUT_BEYOND)) == 108
     assert len(select(Selection(every=True, torch=("2.7",), os=("ubuntu22.04",)), MATRIX)) == 6
 
 
-def test_the_python_is_that_of_the_system():
-    (cell,) = select(Selection(torch=("2.7",), cuda=("12.1",), os=("ubuntu22.04",)), MATRIX)
-    assert cell.python == "3.10"
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=str)
+def test_the_python_is_that_of_the_system(system):
+    (cell,) = select(Selection(torch=("2.7",), cuda=("12.1",), os=(system.name,)), MATRIX)
+    assert cell.python == system.python
 
 
 def test_an_extra_cell_is_selected_like_others():
@@ -107,7 +109,7 @@ def test_unknown_values_are_reported_at_once_with_the_nearest():
         "--torch banana: not in the matrix (not a version); nearest: " + ", ".join(MATRIX.torch),
         "--cuda 12.2: not in the matrix; nearest: 12.1, 11.8, 11.7",
         "--flavor dev: not in the matrix; nearest: devel",
-        "--os ubuntu: not in the matrix; nearest: ubuntu22.04",
+        "--os ubuntu: not in the matrix; nearest: ubuntu24.04, ubuntu22.04",
     ]
     assert caught.value.exit_code == 2
 

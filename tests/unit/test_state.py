@@ -73,6 +73,7 @@ def test_an_image_refused_by_the_gate_is_built_but_not_proved() -> None:
     [
         (("2.7.1", "12.1"), State.LOCKABLE, ()),
         (("2.7.1", "11.8"), State.ELSEWHERE, ("PyTorch's own index",)),
+        (("2.7.1", "12.1", "runtime", "debian13"), State.LOCKABLE, ()),
         (("2.7.1", "12.1", "runtime", "ubuntu22.04"), State.ELSEWHERE, ("the archive of ubuntu22.04",)),
         (
             ("2.7.1", "11.8", "runtime", "ubuntu22.04"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.planned import FACTS, LOCK_DIGEST, PROFILE, locked, tools_on, wheel
+from tests.planned import FACTS, LOCK_DIGEST, PROFILE, answer, locked, tools_on, wheel
 from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.errors import Stale
 from torchkiln.lock.file import from_json, to_json
@@ -15,6 +15,7 @@ from torchkiln.matrix.os_tools import host_gcc, is_tools, packages_of, tools_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.operating_system import operating_system
 from torchkiln.model.plan import ImagePlan
 from torchkiln.plan.cuda_toolkit import compiler_links
 from torchkiln.plan.plan import plan
@@ -25,7 +26,7 @@ TEMPLATES = load_templates(ROOT / "templates")
 
 
 def cell(cuda: str, flavor: str = "devel", os: str = "debian12") -> Cell:
-    python = {"debian12": "3.11", "ubuntu22.04": "3.10"}[os]
+    python = operating_system(os).python
     return Cell(torch="2.7.1", cuda=cuda, flavor=flavor, os=os, python=python)  # type: ignore[arg-type]
 
 
@@ -55,6 +56,9 @@ def planned(found: LockedCell) -> ImagePlan:
         ("11.8", "debian12", "devel-gcc11"),
         ("12.1", "debian12", "devel"),
         ("13.0", "debian12", "devel"),
+        ("12.1", "debian13", "devel-gcc12"),
+        ("12.8", "debian13", "devel"),
+        ("12.1", "ubuntu24.04", "devel-gcc12"),
         ("11.7", "ubuntu22.04", "devel"),
         ("13.0", "ubuntu22.04", "devel"),
         ("12.2", "debian12", "devel"),  # no own fact: that of 12.1
@@ -65,6 +69,14 @@ def planned(found: LockedCell) -> ImagePlan:
 def test_an_older_gcc_is_added_if_nvcc_refuses_the_systems(cuda: str, os: str, name: str) -> None:
     assert tools_of(cell(cuda, os=os), FACTS) == name
     assert tools_of(cell(cuda, "runtime", os), FACTS) is None
+
+
+def test_a_system_without_a_gcc_for_nvcc_has_no_devel_image() -> None:
+    found = answer("2.7.1", "11.8", flavor="devel", os="debian13")
+    assert found.why_unavailable == ("nvcc of CUDA 11.8 needs gcc 11 or older; the oldest of debian13 is 12")
+    assert found.nearest == (("2.7.1", "12.1"),)
+    assert answer("2.7.1", "12.1", flavor="devel", os="debian13").tools == "devel-gcc12"
+    assert answer("2.7.1", "11.8", os="debian13").build
 
 
 def test_the_facts_have_a_gcc_for_each_cuda_in_increasing_order() -> None:

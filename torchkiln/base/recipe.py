@@ -89,7 +89,7 @@ class BaseRecipe:
     @property
     def distribution(self) -> str:
         """The distribution: "debian"."""
-        return self.os.rstrip("0123456789.")
+        return operating_system(self.os).distribution
 
     def key(self) -> str:
         """A hash of all fields, 64 hex digits."""

@@ -23,7 +23,7 @@ from torchkiln.matrix.gpu_archs import kept_archs, served_classes
 from torchkiln.matrix.pick import Candidate, Picked, parse_driver, parse_gpus
 from torchkiln.matrix.pick import pick as choose
 from torchkiln.matrix.public_record import record_notice, recorded
-from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.resolve import nearest_options, resolve
 from torchkiln.matrix.select import with_thin
 from torchkiln.matrix.sentences import reason
 from torchkiln.matrix.tags import tag_of
@@ -247,7 +247,7 @@ def _explained(explanation: Explanation, images: Path) -> str:
     lines += _listed("requires", [" ".join(resolution.requirements)] if resolution.requirements else [])
     lines += _listed("bounds", [f"{bound.requirement}  [{bound.fact}]" for bound in resolution.constraints])
     lines += _listed("limits", [f"{text}  [{fact}]" for fact, text in explanation.limits])
-    lines += _listed("nearest", [f"--torch {torch} --cuda {cuda}" for torch, cuda in resolution.nearest])
+    lines += _listed("nearest", nearest_options(resolution))
     lines += _listed("facts", [f"{fact}: {', '.join(ids)}" for fact, ids in explanation.citations])
     lines += _listed(
         "sources", [f"{source.id} ({source.trust}): {source.what}" for source in explanation.sources]

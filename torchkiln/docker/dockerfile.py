@@ -121,6 +121,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             cell=cell,
             config=plan.config,
             docker_base=SYSTEMS[cell.os].docker_base,
+            docker_user=SYSTEMS[cell.os].docker_user,
             os_packages=sorted(os_packages),
             tools=sorted(packages_of(plan.locked.tools.name)) if plan.locked.tools else (),
             prefix=PREFIX,

@@ -14,7 +14,7 @@ from torchkiln.matrix.resolve import require_cuda, resolve
 from torchkiln.matrix.sentences import limit_text, reason
 from torchkiln.matrix.tags import aliases_of, tag_of
 from torchkiln.model.cell import Cell, Resolution, Source
-from torchkiln.model.operating_system import DEFAULT_OS
+from torchkiln.model.operating_system import DEFAULT_OS, operating_system
 from torchkiln.util.versions import major_of
 
 _PREFERENCES: tuple[Prefer, ...] = ("default-index", "native")
@@ -70,10 +70,11 @@ def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
 
 
 def needs(resolution: Resolution) -> tuple[str, ...]:
-    """The sources that locking the cell needs besides the default index and the default OS's archive."""
+    """The sources that locking the cell needs besides the default index and Debian's archive."""
     build, cell = resolution.build, resolution.cell
     found = ["PyTorch's own index"] if build and build.source is Source.PYTORCH else []
-    found += [f"the archive of {cell.os}"] if cell.os != DEFAULT_OS else []
+    same_archive = operating_system(cell.os).distribution == operating_system(DEFAULT_OS).distribution
+    found += [] if same_archive else [f"the archive of {cell.os}"]
     return tuple(found)
 
 

@@ -29,6 +29,16 @@ def tools_of(cell: Cell, facts: Facts) -> str | None:
     return "devel" if operating_system(cell.os).gcc <= newest else f"devel-gcc{newest}"
 
 
+def missing_compiler(cell: Cell, facts: Facts) -> str:
+    """Why the OS has no compiler for the nvcc of *cell*, as a clause; empty: it has one."""
+    name = tools_of(cell, facts)
+    gcc = host_gcc(name) if name else None
+    oldest = operating_system(cell.os).oldest_gcc
+    if gcc is None or int(gcc) >= oldest:
+        return ""
+    return f"nvcc of CUDA {cell.cuda} needs gcc {gcc} or older; the oldest of {cell.os} is {oldest}"
+
+
 def is_tools(name: str) -> bool:
     """Whether *name* is a valid name of tools."""
     return _NAME.fullmatch(name) is not None

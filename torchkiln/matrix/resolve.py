@@ -15,8 +15,8 @@ from torchkiln.matrix.components import files_of, for_cell
 from torchkiln.matrix.cuda_redist import digest_of
 from torchkiln.matrix.facts import Facts, KnownToolkit, Release, Trap, Variant
 from torchkiln.matrix.gpu_archs import kept_archs, served_classes
-from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.os_tools import tools_of
+from torchkiln.matrix.matrix import Matrix, Pair
+from torchkiln.matrix.os_tools import missing_compiler, tools_of
 from torchkiln.model.cell import (
     Cell,
     CellComponent,
@@ -28,6 +28,7 @@ from torchkiln.model.cell import (
     Toolkit,
     TorchBuild,
 )
+from torchkiln.model.operating_system import DEFAULT_OS
 from torchkiln.util.versions import major_of, minor_of, newest, numbers
 
 
@@ -45,6 +46,8 @@ def _plain(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
     candidates = sorted(_candidates(cell, release), key=lambda build: _rank(build, cell, matrix))
     if not candidates:
         return _unavailable(cell, matrix, facts, _why_none(cell, release, facts))
+    if why := missing_compiler(cell, facts):
+        return _unavailable(cell, matrix, facts, why)
     if why := _why_unserved(cell, candidates[0], facts):
         return _unavailable(cell, matrix, facts, why)
     return _resolved(cell, matrix, facts, candidates)
@@ -59,7 +62,7 @@ def require_buildable(resolution: Resolution) -> TorchBuild:
     kept = f", GPUs {','.join(cell.gpus)}" if cell.gpus else ""
     name = f"torch {cell.torch} with CUDA {cell.cuda} ({cell.flavor}, {cell.os}{kept})"
     if resolution.build is None:
-        near = ", ".join(f"--torch {torch} --cuda {cuda}" for torch, cuda in resolution.nearest)
+        near = ", ".join(nearest_options(resolution))
         hint = f"nearest: {near}" if near else "omit --gpus: an image for all GPUs" if cell.gpus else ""
         raise Unresolvable(f"{name} is unavailable: {resolution.why_unavailable}", hint=hint)
     if any(limit.fact == "rules.devel-toolkit" for limit in resolution.limits):
@@ -69,6 +72,13 @@ def require_buildable(resolution: Resolution) -> TorchBuild:
             hint="omit --flavor, or use --flavor runtime",
         )
     return resolution.build
+
+
+def nearest_options(resolution: Resolution) -> tuple[str, ...]:
+    """The options that select the cells nearest to that of *resolution*, which is unavailable."""
+    os_name = resolution.cell.os
+    of_os = "" if os_name == DEFAULT_OS else f" --os {os_name}"
+    return tuple(f"--torch {torch} --cuda {cuda}{of_os}" for torch, cuda in resolution.nearest)
 
 
 def require_cuda(resolution: Resolution) -> str:
@@ -278,24 +288,31 @@ def _unavailable(cell: Cell, matrix: Matrix, facts: Facts, reason: str) -> Resol
 
 
 def _nearest(cell: Cell, matrix: Matrix, facts: Facts) -> tuple[tuple[str, str], ...]:
-    """Of the cells that work, the one with the same torch and the nearest CUDA, and the reverse."""
+    """Of the cells that work, the one with the same torch and the nearest CUDA, and the reverse.
+
+    If there is neither, the one with the nearest torch.
+    """
 
     def works(torch: str, cuda: str) -> bool:
         other = replace(cell, torch=torch, cuda=cuda)
         builds = _candidates(other, facts.releases[torch])
         build = min(builds, key=lambda build: _rank(build, other, matrix), default=None)
         bounded = any(bound.covers(other) for bound in matrix.bounds)
-        return not bounded and build is not None and not _why_unserved(other, build, facts)
+        if bounded or build is None or missing_compiler(other, facts):
+            return False
+        return not _why_unserved(other, build, facts)
 
-    def by_distance(value: str, known: Sequence[str], others: Iterable[str]) -> list[str]:
+    def distance(value: str, other: str, known: Sequence[str]) -> int:
         order = sorted({*known, value}, key=numbers)
-        here = order.index(value)
-        return sorted(others, key=lambda other: abs(order.index(other) - here))
+        return abs(order.index(value) - order.index(other))
 
-    of_torch = [cuda for torch, cuda in matrix.pairs if torch == cell.torch]
-    of_cuda = [torch for torch, cuda in matrix.pairs if cuda == cell.cuda]
-    cudas = by_distance(cell.cuda, matrix.cudas, of_torch)
-    torches = by_distance(cell.torch, matrix.releases, of_cuda)
-    same_torch = next(((cell.torch, cuda) for cuda in cudas if works(cell.torch, cuda)), None)
-    same_cuda = next(((torch, cell.cuda) for torch in torches if works(torch, cell.cuda)), None)
-    return tuple(pair for pair in (same_torch, same_cuda) if pair)
+    def distances(pair: Pair) -> tuple[int, int]:
+        return (
+            distance(cell.torch, pair[0], matrix.releases),
+            distance(cell.cuda, pair[1], matrix.cudas),
+        )
+
+    working = [pair for pair in sorted(matrix.pairs, key=distances) if works(*pair)]
+    same_torch = next((pair for pair in working if pair[0] == cell.torch), None)
+    same_cuda = next((pair for pair in working if pair[1] == cell.cuda), None)
+    return tuple(pair for pair in (same_torch, same_cuda) if pair) or tuple(working[:1])

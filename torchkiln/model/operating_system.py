@@ -26,8 +26,30 @@ class OperatingSystem:
     python: str  # major.minor of the suite's interpreter
     glibc: tuple[int, int]  # decides which manylinux wheels fit
     gcc: int  # major version of its default compiler
+    oldest_gcc: int  # in its archive; an old nvcc needs an older one than the default
     docker_base: str  # the FROM of a Dockerfile
+    docker_user: str = ""  # a user of docker_base who has the uid 1000 of the image's own user
 
+    @property
+    def distribution(self) -> str:
+        """The distribution, whose systems have one archive: "debian"."""
+        return self.name.rstrip("0123456789.")
+
+
+# What the systems of a distribution have in common.
+_DEBIAN_VARIABLES = (
+    "TORCHKILN_DEBIAN_MIRROR",
+    "TORCHKILN_DEBIAN_SECURITY_MIRROR",
+    "TORCHKILN_DEBIAN_KEYRING",
+)
+_DEBIAN_KEYRING = PurePosixPath("/usr/share/keyrings/debian-archive-keyring.gpg")
+_UBUNTU_VARIABLES = (
+    "TORCHKILN_UBUNTU_MIRROR",
+    "TORCHKILN_UBUNTU_SECURITY_MIRROR",
+    "TORCHKILN_UBUNTU_KEYRING",
+)
+_UBUNTU_KEYRING = PurePosixPath("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
+_UBUNTU_COMPONENTS = ("main", "universe")  # tini and python3-venv are in universe
 
 SYSTEMS: Mapping[str, OperatingSystem] = {
     system.name: system
@@ -36,33 +58,54 @@ SYSTEMS: Mapping[str, OperatingSystem] = {
             name="debian12",
             suite="bookworm",
             components=("main",),
-            variables=(
-                "TORCHKILN_DEBIAN_MIRROR",
-                "TORCHKILN_DEBIAN_SECURITY_MIRROR",
-                "TORCHKILN_DEBIAN_KEYRING",
-            ),
-            keyring=PurePosixPath("/usr/share/keyrings/debian-archive-keyring.gpg"),
+            variables=_DEBIAN_VARIABLES,
+            keyring=_DEBIAN_KEYRING,
             keyring_package="debian-archive-keyring",
             python="3.11",
             glibc=(2, 36),
             gcc=12,
+            oldest_gcc=11,
             docker_base="debian:12-slim",
+        ),
+        OperatingSystem(
+            name="debian13",
+            suite="trixie",
+            components=("main",),
+            variables=_DEBIAN_VARIABLES,
+            keyring=_DEBIAN_KEYRING,
+            keyring_package="debian-archive-keyring",
+            python="3.13",
+            glibc=(2, 41),
+            gcc=14,
+            oldest_gcc=12,
+            docker_base="debian:13-slim",
         ),
         OperatingSystem(
             name="ubuntu22.04",
             suite="jammy",
-            components=("main", "universe"),  # tini and python3-venv are in universe
-            variables=(
-                "TORCHKILN_UBUNTU_MIRROR",
-                "TORCHKILN_UBUNTU_SECURITY_MIRROR",
-                "TORCHKILN_UBUNTU_KEYRING",
-            ),
-            keyring=PurePosixPath("/usr/share/keyrings/ubuntu-archive-keyring.gpg"),
+            components=_UBUNTU_COMPONENTS,
+            variables=_UBUNTU_VARIABLES,
+            keyring=_UBUNTU_KEYRING,
             keyring_package="ubuntu-keyring",
             python="3.10",
             glibc=(2, 35),
             gcc=11,
+            oldest_gcc=9,
             docker_base="ubuntu:22.04",
+        ),
+        OperatingSystem(
+            name="ubuntu24.04",
+            suite="noble",
+            components=_UBUNTU_COMPONENTS,
+            variables=_UBUNTU_VARIABLES,
+            keyring=_UBUNTU_KEYRING,
+            keyring_package="ubuntu-keyring",
+            python="3.12",
+            glibc=(2, 39),
+            gcc=13,
+            oldest_gcc=9,
+            docker_base="ubuntu:24.04",
+            docker_user="ubuntu",
         ),
     )
 }
