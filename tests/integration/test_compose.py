@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,8 +52,8 @@ class Compose:
 
 
 @pytest.fixture(scope="session")
-def compose(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
-    """Compose, with the settings of .env.example and the small image; its volumes are removed afterwards."""
+def compose(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Compose:
+    """Compose, with the settings of .env.example and the small image."""
     folder = tmp_path_factory.mktemp("compose")
     private, public = key(folder)
     settings = {
@@ -69,7 +69,7 @@ def compose(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> I
         environ = with_compose(workplace.environ, folder / "docker")
     except NoEngine as error:
         give_up(str(error))
-    yield Compose(environ={**environ, **settings}, private=private)
+    return Compose(environ={**environ, **settings}, private=private)
 
 
 # --- pytest-docker ---------------------------------------------------------------------------------
