@@ -32,6 +32,7 @@ MENU: Mapping[str, tuple[str, ...]] = {
         "troubles.zh-CN.md",
         "mirrors.zh-CN.md",
         "docker.md",
+        "deploy.md",
         "projects.md",
         "components.md",
         "systems.md",

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import yaml
 from pytest_docker.plugin import Services
 
 from tests.clients import Client
+from tests.deploy_page import blocks
 from tests.engine.compose import with_compose
 from tests.engine.root import NoEngine
 from tests.needs import give_up, without_gpus
@@ -173,6 +175,27 @@ def test_without_a_key_the_log_says_so(compose: Compose) -> None:
     finally:
         removed = other.run("down", "--volumes")
     assert removed.returncode == 0, removed.stderr
+
+
+def test_the_pages_commands(compose: Compose, tmp_path: Path) -> None:
+    """As printed, with the tests' settings; they are read before those of the file .env."""
+    shutil.copytree(KIT, tmp_path / "deploy/compose", ignore=shutil.ignore_patterns(".env"))
+    (script,) = blocks("Compose")
+    project = f"{compose.project}-page"
+    environ = {**compose.environ, "COMPOSE_PROJECT_NAME": project, "COMPOSE_PROFILES": ""}
+    argv = ["sh", "-eu", "-c", script]
+    try:
+        done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        volumes = Container(name="", environ=compose.environ).docker(
+            "volume", "ls", "--quiet", "--filter", f"label=com.docker.compose.project={project}"
+        )
+    finally:
+        Compose(environ=environ, private=compose.private, project=project).run("down", "--volumes")
+
+    assert done.returncode == 0, done.stderr
+    assert "Jupyter: http://127.0.0.1:8888/lab" in done.stdout
+    assert "GPUs" in done.stdout.partition("is running at")[2]  # of doctor
+    assert volumes.stdout.split() == [f"{project}_{name}" for name in ("home", "host-keys", "workspace")]
 
 
 @without_gpus

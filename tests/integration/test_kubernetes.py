@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -16,6 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.deploy_page import blocks
 from tests.needs import give_up
 from tests.workplace import HEALTHCHECK, TAG, key, load
 from torchkiln.util.places import ROOT
@@ -36,6 +40,9 @@ for token in sys.argv[1:]:
 """
 
 Document = dict[str, Any]
+needs_kubectl = pytest.mark.skipif(
+    not shutil.which("kubectl"), reason="no kubectl: apt-get install kubernetes-client"
+)
 
 
 def documents() -> dict[str, Document]:
@@ -135,7 +142,7 @@ def test_processes_of_all_nodes_meet() -> None:
     assert job["spec"]["parallelism"] == job["spec"]["completions"]
 
 
-@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl: apt-get install kubernetes-client")
+@needs_kubectl
 @pytest.mark.parametrize("folder", ["lab", "job", "nodes"])
 def test_kustomize_sets_namespace_image_and_script(folder: str) -> None:
     """What `kubectl apply -k` would send, by the schemas again."""
@@ -157,6 +164,38 @@ def test_kustomize_sets_namespace_image_and_script(folder: str) -> None:
     assert [document["data"] for document in maps] == [{"train.py": (TRAIN / "train.py").read_text()}] * len(
         maps
     )
+
+
+@needs_kubectl
+def test_the_pages_commands(tmp_path: Path) -> None:
+    """Those that need no cluster; the objects that the others name exist."""
+    (script,) = blocks("Kubernetes")
+    lines = [shlex.split(line) for line in script.splitlines()]
+    applied = [words[-1] for words in lines if words[1] == "apply"]
+    (create,) = (line for line in script.splitlines() if " create secret " in line)
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/id_ed25519.pub").write_text("a key\n")
+    argv = ["sh", "-euc", f"{create} --dry-run=client --output=json"]
+    environ = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    secret = json.loads(done.stdout)
+    lab = TEMPLATES["lab/statefulset.yaml"]["spec"]
+    reference = next(v["valueFrom"]["secretKeyRef"] for v in lab["containers"][0]["env"] if "valueFrom" in v)
+    (mounted,) = (volume["secret"] for volume in lab["volumes"] if "secret" in volume)
+
+    assert [(ROOT / place).exists() for place in applied] == [True] * 4
+    assert {words[0] for words in lines} == {"kubectl"}
+    assert secret["metadata"]["name"] == reference["name"] == mounted["secretName"]
+    assert set(secret["data"]) == {reference["key"], mounted["items"][0]["key"]}
+    objects = {f"{found['kind'].lower()}/{found['metadata']['name']}" for found in DOCUMENTS.values()}
+    named = re.findall(r"(?:statefulset|job)/[a-z-]+", script.replace("deploy/kubernetes/job", ""))
+    assert set(named) <= objects
+    (label,) = re.findall(r"--selector (\S+)", script)
+    labels = TEMPLATES["nodes/job.yaml"]["metadata"]["labels"]
+    assert label in [f"{name}={value}" for name, value in labels.items()]
+    ports = {str(port["containerPort"]) for port in lab["containers"][0]["ports"]}
+    assert next(set(words[-2:]) for words in lines if "port-forward" in words) == ports
 
 
 # --- pods in Podman --------------------------------------------------------------------------------

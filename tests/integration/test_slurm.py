@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.deploy_page import blocks
 from tests.engine.root import NoEngine
 from tests.engine.slurm import Cluster, slurm_cluster
-from tests.needs import give_up
+from tests.needs import give_up, needs_namespaces
+from tests.roots import entries_of, layer, minimal_layout, tiny_root
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # Debian's packages, where the root is missing
@@ -125,6 +130,28 @@ def test_a_failed_node_ends_the_job(cluster: Cluster) -> None:
     assert (code != 0, "Exited with exit code 3" in output) == (True, True), output
 
 
+def test_the_pages_commands(cluster: Cluster) -> None:
+    """The lines with sbatch, for a cluster without GPUs and a bundle that the tests replace."""
+    (script, by_pyxis) = blocks("Slurm")
+    folder = cluster.folder / "page"
+    shutil.copytree(ROOT / "deploy", folder / "deploy")
+    shutil.copytree(cluster.folder / "a bundle", folder / "pytorch-2.7")
+    assert re.findall(r"--bundle (\S+)", script) == ["pytorch-2.7"]
+    lines = [line for line in script.splitlines() if not line.startswith("python build.py")]
+    assert [line.split()[0] for line in lines] == ["cp", "sbatch", "sbatch"]
+    for line in lines:
+        line = line.replace("sbatch ", "sbatch --wait --output=%j.out --gres=none ", 1)
+        done = cluster.run("sh", "-euc", line, cwd="/srv/page")
+        assert done.returncode == 0, done.stderr
+    found = [records(file.read_text()) for file in sorted(folder.glob("*.out"))]
+
+    assert [[record["argv"][-1] for record in job] for job in found] == [["train.py"], ["500", "500"]]
+    assert (folder / "train.py").exists()
+    assert by_pyxis.splitlines()[1] == script.splitlines()[-1].replace(" --steps 500", "").replace(
+        "pytorch-2.7", "pytorch-2.7.sqsh"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -138,6 +165,42 @@ def test_wrong_arguments_are_named(cluster: Cluster, arguments: list[str], words
 
     assert code != 0
     assert words in output
+
+
+# --- the squashfs file -----------------------------------------------------------------------------
+
+
+@needs_namespaces
+@pytest.mark.skipif(not shutil.which("sqfstar"), reason="no sqfstar: apt-get install squashfs-tools")
+def test_an_image_becomes_a_squashfs_file(tmp_path: Path) -> None:
+    """With its files, their modes and its variables; an existing file stays."""
+    root = tiny_root(tmp_path / "root", "grep", "tar")
+    (root / "bin/two words").symlink_to("sh")
+    config: dict[str, object] = {"Env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "A=b c"]}
+    layout = minimal_layout(tmp_path / "dist", [layer(tmp_path, *entries_of(root))], config, "one")
+    program = f"{ROOT}/.venv/bin/python {ROOT}/build.py"
+    environ = {**os.environ, "TORCHKILN": program, "TORCHKILN_CACHE": str(tmp_path / "cache")}
+
+    def made(ref: str = "one", name: str = "image.sqsh") -> subprocess.CompletedProcess[str]:
+        argv = [str(KIT / "squashfs"), f"{layout}:{ref}", name]
+        return subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+
+    def listed(*words: str) -> list[str]:
+        return subprocess.check_output(["unsquashfs", *words], cwd=tmp_path, text=True).splitlines()
+
+    done = made()
+    assert done.returncode == 0, done.stderr
+    variables = set(listed("-cat", "image.sqsh", "etc/environment"))
+    files = listed("-lls", "-dest", "", "image.sqsh")
+    assert variables == {"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "A=b c"}
+    assert any(line.startswith("-rwxr-xr-x root/root") and line.endswith(" /bin/tar") for line in files)
+    assert any(line.endswith(" /bin/two words -> sh") for line in files)
+    assert not any("/proc/" in line or "/dev/null" in line for line in files)
+    again = made()
+    assert (again.returncode, "image.sqsh exists" in again.stderr) == (2, True)
+    missing = made("two", "other.sqsh")
+    assert (missing.returncode, "two could not be converted" in missing.stderr) == (1, True)
+    assert sorted(path.name for path in tmp_path.glob("*.sqsh*")) == ["image.sqsh"]
 
 
 def test_the_smoke_job_passes_its_options(cluster: Cluster) -> None:
