@@ -185,7 +185,9 @@ def test_the_pages_commands(compose: Compose, tmp_path: Path) -> None:
     environ = {**compose.environ, "COMPOSE_PROJECT_NAME": project, "COMPOSE_PROFILES": ""}
     argv = ["sh", "-eu", "-c", script]
     try:
-        done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            argv, cwd=tmp_path, env=environ, input="", capture_output=True, text=True, check=False
+        )
         volumes = Container(name="", environ=compose.environ).docker(
             "volume", "ls", "--quiet", "--filter", f"label=com.docker.compose.project={project}"
         )
@@ -194,7 +196,6 @@ def test_the_pages_commands(compose: Compose, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "Jupyter: http://127.0.0.1:8888/lab" in done.stdout
-    assert "GPUs" in done.stdout.partition("is running at")[2]  # of doctor
     assert volumes.stdout.split() == [f"{project}_{name}" for name in ("home", "host-keys", "workspace")]
 
 

@@ -22,12 +22,17 @@ from torchkiln.util.places import ROOT
 pytestmark = pytest.mark.network  # Debian's packages, where the root is missing
 
 KIT = ROOT / "deploy/slurm"
-# Prints its arguments, and what torchrun would need, as one line.
+# Prints its arguments and what torchrun would need as one line, without Slurm's many variables, because srun
+# cuts lines after 1024 bytes and mixes those of several nodes.
 RECORD = """
 import json, os, sys
-kept = ("MASTER_ADDR", "MASTER_PORT", "SLURMD_NODENAME")
-line = json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd()} | {name: os.environ.get(name) for name in kept})
-os.write(1, (line + "\\n").encode())
+kept = ("MASTER_ADDR", "MASTER_PORT", "NVIDIA_VISIBLE_DEVICES", "SLURMD_NODENAME")
+argv = "\\0".join(sys.argv[1:])
+slurm = [word for word in sys.argv if word.startswith("SLURM_")]
+for word in slurm:
+    argv = argv.replace(f"-e\\0{word}\\0", "")
+record = {"argv": argv.split("\\0"), "slurm": len(slurm)} | {name: os.environ.get(name) for name in kept}
+os.write(1, (json.dumps(record) + "\\n").encode())
 sys.exit(int(os.environ.get("FAIL", "0")))
 """
 
@@ -71,6 +76,7 @@ def test_a_bundle_runs_torchrun_on_each_node(cluster: Cluster, nodes: int) -> No
         at = argv.index("--")
         assert "NCCL_DEBUG=a b" in argv[:at]
         assert not any(word.startswith("OTHER=") for word in argv)
+        assert record["slurm"] > 10
         assert argv[at + 1 :] == [
             "/opt/venv/bin/torchrun",
             f"--nnodes={nodes}",
@@ -99,9 +105,11 @@ def test_a_squashfs_file_is_started_by_pyxis(cluster: Cluster) -> None:
     argv = found["argv"]
 
     assert code == 0, output
-    assert argv[:4] == [
+    assert found["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert argv[:5] == [
         "--kill-on-bad-exit=1",
         "--container-image=/srv/image.sqsh",
+        "--container-env=NVIDIA_VISIBLE_DEVICES",
         "--container-mounts=/srv:/workspace",
         "--container-workdir=/workspace",
     ]
@@ -115,8 +123,8 @@ def test_a_squashfs_file_is_started_by_pyxis(cluster: Cluster) -> None:
         "MASTER_PORT": "29500",
         "PATH": "/usr/bin:/bin",
     }
-    script = str(argv[6]).replace("/opt/venv/bin/torchrun", "echo")
-    shown = subprocess.run(["sh", "-c", script, *argv[7:]], env=environ, capture_output=True, text=True)
+    script = str(argv[7]).replace("/opt/venv/bin/torchrun", "echo")
+    shown = subprocess.run(["sh", "-c", script, *argv[8:]], env=environ, capture_output=True, text=True)
     assert shown.stdout == (
         "--nnodes=2 --node-rank=1 --nproc-per-node=4 --master-addr=10.0.0.1 --master-port=29500 train.py -x\n"
     )
