@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy_page import PAGE, blocks
 from tests.engine.registry import free_port
 from tests.engine.root import NoEngine, home, made
 from tests.fake_driver import fake_driver
@@ -158,6 +159,22 @@ def test_promtool_accepts_the_page(programs: Path, env: dict[str, str]) -> None:
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.mark.network  # as above
+def test_the_pages_commands(programs: Path) -> None:
+    """And each metric that the page names, no other."""
+    (script,) = blocks("Prometheus")
+    env = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    argv = ["sh", "-euc", script]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    source = (KIT / "exporter.py").read_text()
+    metrics = set(re.findall(r'^    "(torchkiln_\w+)":', source, re.MULTILINE)) - {"torchkiln_gpus"}
+
+    assert done.returncode == 0, done.stderr
+    assert "torchkiln_nvml_up" in done.stdout
+    assert "SUCCESS" in done.stdout
+    assert set(re.findall(r"torchkiln_\w+", PAGE.read_text())) == metrics
 
 
 @pytest.mark.network  # as above
