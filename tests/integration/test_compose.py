@@ -17,13 +17,16 @@ import requests
 import yaml
 from pytest_docker.plugin import Services
 
-from tests.clients import Client
+from tests.clients import READY, Client
 from tests.deploy_page import blocks
 from tests.engine.compose import with_compose
+from tests.engine.place import shared
 from tests.engine.root import NoEngine
 from tests.needs import give_up, without_gpus
 from tests.workplace import Container, Workplace, key
 from torchkiln.util.places import ROOT
+
+__all__ = ["shared"]
 
 pytestmark = pytest.mark.network  # wheels, Compose, and if it is not cached, the base
 
@@ -152,8 +155,29 @@ def test_a_new_container_has_the_files_and_the_host_keys(docker_services: Servic
 # --- settings --------------------------------------------------------------------------------------
 
 
-def test_another_user_and_a_folder(compose: Compose, tmp_path: Path) -> None:
-    """As RUN_AS and WORKSPACE set them; the service ssh is not started without its profile."""
+def test_another_user_and_a_folder(compose: Compose, shared: Path) -> None:
+    """The container's user owns the files, and logs in at the same port."""
+    shared.chmod(0o777)
+    settings = {"RUN_AS": "4711:4712", "WORKSPACE": str(shared)}
+    other = Compose(
+        environ={**compose.environ, **settings}, private=compose.private, project=f"{compose.project}-user"
+    )
+    try:
+        started = other.run("up", "--detach", "ssh")
+        assert started.returncode == 0, started.stderr
+        container = other.container("ssh")
+        container.says(READY)
+        done = Client(container=container, key=compose.private).ssh("touch /workspace/mine", user="user")
+    finally:
+        other.run("down", "--volumes")
+
+    assert done.returncode == 0, done.stderr
+    made = (shared / "mine").stat()
+    assert (made.st_uid, made.st_gid) == (4711, 4712)
+
+
+def test_settings_reach_compose(compose: Compose) -> None:
+    """As in an .env file; the service ssh is not started without its profile."""
     settings = {"RUN_AS": "4711:4712", "WORKSPACE": "./workspace", "COMPOSE_PROFILES": "", "GPUS": "2"}
     done = compose.run("config", "--format", "json", COMPOSE_FILE="compose.yaml", **settings)
     found = json.loads(done.stdout)["services"]
