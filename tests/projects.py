@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -47,6 +47,7 @@ class Bench:
     folder: Path
     cell: LockedCell
     index: FakeIndex
+    said: list[str] = field(default_factory=list)
 
     @property
     def store(self) -> Store:
@@ -95,18 +96,27 @@ class Bench:
                 MATRIX,
                 FACTS,
                 self.layout,
-                Environment(store=self.store, fetcher=self.index, observer=Silent()),
+                Environment(store=self.store, fetcher=self.index, observer=Silent(), say=self.said.append),
                 options or BuildOptions(),
             )
 
 
-def bench(folder: Path, python: str = "") -> Bench:
-    """A cell whose base is `tiny_root`, with the packages of PARENT, and a project with train.py.
+def bench(
+    folder: Path,
+    python: str = "",
+    packages: Mapping[tuple[str, str], tuple[str, ...]] = PARENT,
+    launchers: Mapping[str, str] | None = None,
+) -> Bench:
+    """A cell whose base is `tiny_root`, with *packages*, and a project with train.py.
 
     :param python: a shell script in place of the image's Python; empty: there is none.
+    :param launchers: by package, the name of a script that starts it.
     """
     made = Bench(folder=folder, cell=locked(), index=FakeIndex([]))
-    wheels = [made.wheel(name, version, *paths) for (name, version), paths in PARENT.items()]
+    wheels = [
+        made.wheel(name, version, *paths, console=_console(name, launchers or {}))
+        for (name, version), paths in packages.items()
+    ]
     blob, encoded = encode_bytes(_base(folder / "root", python))
     temporary = made.store.temporary("base")
     temporary.write_bytes(blob)
@@ -125,6 +135,10 @@ def bench(folder: Path, python: str = "") -> Bench:
     made.project.mkdir()
     (made.project / "train.py").write_text("print('one')\n")
     return made
+
+
+def _console(name: str, launchers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return ((launchers[name], f"{name}:main"),) if name in launchers else ()
 
 
 def _base(root: Path, python: str) -> bytes:

@@ -98,6 +98,7 @@ class Workplace:
 
     environ: Mapping[str, str]
     image: str = IMAGE
+    folder: Path = Path()  # with its lock in images/, and its layout dist/
 
     @contextmanager
     def started(self, *options: str, command: Sequence[str] = ()) -> Iterator[Container]:
@@ -120,8 +121,8 @@ class Workplace:
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Workplace:
     """The image in the engine that all processes of a test run share."""
-    once(tmp_path_factory, "workplace", lambda folder: load(folder, engine))
-    return Workplace(environ=engine)
+    folder = once(tmp_path_factory, "workplace", lambda folder: load(folder, engine))
+    return Workplace(environ=engine, folder=folder)
 
 
 def load(folder: Path, engine: Mapping[str, str]) -> None:

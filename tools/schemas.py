@@ -1,4 +1,4 @@
-"""Generate the JSON Schemas in torchkiln/data from the data classes (`make golden`)."""
+"""Generate the JSON Schemas in torchkiln/data and examples/recipes from the data classes (`make golden`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tools import recipes_record
 from torchkiln.lock import file as lock_file
 from torchkiln.project import file as project_file
 from torchkiln.project import settings as project_settings
@@ -18,7 +19,9 @@ SCHEMAS = {
     "project-lock": project_file.schema,
     "project-settings": project_settings.schema,
     "smoke-report": report.schema,
+    "recipes": recipes_record.schema,
 }
+ELSEWHERE = {"recipes": ROOT / "examples/recipes/record.schema.json"}  # torchkiln does not read it
 
 
 def text(schema: dict[str, Any]) -> str:
@@ -38,7 +41,7 @@ def text(schema: dict[str, Any]) -> str:
 
 def path(name: str) -> Path:
     """The file of schema *name*."""
-    return DATA / f"{name}.schema.json"
+    return ELSEWHERE.get(name, DATA / f"{name}.schema.json")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs_gcc
 from tests.projects import NAME, SITE, TAG, Bench, bench
+from tests.shared_libraries import Lib
+from tests.symbol_scene import compiled
+from tests.unpublished import locked_wheel
+from tests.wheels import make_wheel
 from torchkiln.cache.usage import cache_usage
-from torchkiln.errors import BuildFailed, ConfigError, Stale
+from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.model.digest import Digest
 from torchkiln.model.plan import RemovalLayer
 from torchkiln.oci.layout import open_layout
@@ -199,3 +204,48 @@ def test_the_cache_knows_what_the_image_needs(small: Bench) -> None:
     root = next(root for root in found.roots if root.name.startswith(f"{NAME} in "))
     assert any(path.endswith(wheel.name) for path in root.sources)
     assert [item.kind for item in found.items if "records/effects/" in item.path] == ["layer texts"]
+
+
+@needs_gcc
+def test_a_package_for_another_torch_is_refused_before_anything_is_built(small: Bench) -> None:
+    """Only its wheel is downloaded."""
+    lib = Lib(name="_C.so", defines=("PyInit__C",), uses=("_ZN2at7unknownEv",))
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    wheel = make_wheel(
+        small.folder / "wheels",
+        "ext",
+        "1",
+        {"ext/_C.so": compiled(lib)},
+        tag=f"{python}-{python}-manylinux_2_28_x86_64",
+        purelib=False,
+    )
+    small.index.files[wheel.name] = wheel.read_bytes()
+
+    with pytest.raises(Unresolvable, match="ext 1 is not built for") as refused:
+        small.build(small.lock(wheel))
+    assert "needs at::unknown (_ZN2at7unknownEv), which torch 2.7.1 does not have" in refused.value.message
+    assert small.index.fetched == [wheel.name]
+    assert not small.layout.exists()
+
+    allowed = replace(small.lock(wheel), may_lack=("ext",))
+    assert small.build(allowed).built.image.tag == NAME
+
+
+@needs_gcc
+def test_a_check_that_the_cache_does_not_allow_is_told(small: Bench) -> None:
+    """The layer of torch is there, its wheel was pruned, and its symbols were never read."""
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    tag = f"{python}-{python}-manylinux_2_28_x86_64"
+    torch = small.wheel("torch", "2.7.1", "torch/__init__.py", tag=tag)
+    others = (wheel for wheel in small.cell.wheels if wheel.name != "torch")
+    small.cell = replace(small.cell, wheels=(locked_wheel(torch), *others))
+    small.build(small.lock())
+    small.store.wheel(locked_wheel(torch)).unlink()
+    lib = Lib(name="_C.so", defines=("PyInit__C",), uses=("_ZN2at7unknownEv",))
+    ext = make_wheel(small.folder / "wheels", "ext", "1", {"ext/_C.so": compiled(lib)}, tag=tag)
+    small.index.files[ext.name] = ext.read_bytes()
+    small.said.clear()
+
+    small.build(small.lock(ext))
+    [warning] = [line for line in small.said if "libraries" in line]
+    assert warning.endswith("the libraries of the packages fit the image; not in the cache: torch 2.7.1")

@@ -15,9 +15,10 @@ import struct
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -32,25 +33,27 @@ def wheel_bytes(
     python: str = "",
     tag: str = "py3-none-any",
     payload: bytes = b"",
+    files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> tuple[str, bytes]:
-    """A tiny installable wheel: its file name and its bytes."""
+    """A tiny installable wheel with *files*: its file name and its bytes."""
     stem = f"{name.replace('-', '_')}-{version}"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += f"Requires-Python: {python}\n" if python else ""
     metadata += "".join(f"Requires-Dist: {require}\n" for require in requires)
-    files = {
+    content = {
+        **files,
         f"{name.replace('-', '_')}/__init__.py": payload,
         f"{stem}.dist-info/METADATA": metadata.encode(),
         f"{stem}.dist-info/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
     }
     record = ""
-    for path, data in files.items():
+    for path, data in content.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         record += f"{path},sha256={digest},{len(data)}\n"
-    files[f"{stem}.dist-info/RECORD"] = (record + f"{stem}.dist-info/RECORD,,\n").encode()
+    content[f"{stem}.dist-info/RECORD"] = (record + f"{stem}.dist-info/RECORD,,\n").encode()
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, data in files.items():
+        for path, data in content.items():
             archive.writestr(zipfile.ZipInfo(path), data)
     return f"{stem}-{tag}.whl", out.getvalue()
 
@@ -123,7 +126,7 @@ class IndexServer(InBackground):
 
     @property
     def origin(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"http://127.0.0.1:{self._server.server_port}"
 
     def url(self, index: str) -> str:
         return f"{self.origin}/{index}"

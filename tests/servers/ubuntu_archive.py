@@ -135,7 +135,7 @@ def make(root: Path, *, empty: bool = False) -> UbuntuArchive:
     pools = {component: folder / "pool" / component for component in ("main", "universe")}
     for pool in pools.values():
         pool.mkdir(parents=True)
-    stubs = [_package(root / "made" / name, VERSION, "") for name in ("gcc", "tini")] if empty else []
+    stubs = [package(root / "made" / name, VERSION, "") for name in ("gcc", "tini")] if empty else []
     for deb in stubs or (*_debians(root / "apt"), *_built(root / "made")):
         name = deb.name.partition("_")[0]
         shutil.copy(deb, pools["universe" if name in UNIVERSE else "main"])
@@ -143,7 +143,7 @@ def make(root: Path, *, empty: bool = False) -> UbuntuArchive:
     _gpg(home, "--export", "--output", keyring)
     archive = UbuntuArchive(folder=folder, keyring=keyring, home=home)
     for suite in SUITES:
-        _suite(folder, suite, pools if suite == "jammy" else dict.fromkeys(pools))
+        write_suite(folder, suite, pools if suite == "jammy" else dict.fromkeys(pools))
         archive.sign(suite)
     return archive
 
@@ -197,7 +197,7 @@ def _base_files(deb: Path, tree: Path) -> Path:
             f"{'Version: 12ubuntu4+' + VERSION if line.startswith('Version:') else line}\n" for line in lines
         )
     )
-    return _packed(tree, tree.with_name(f"base-files_12ubuntu4+{VERSION}_amd64.deb"))
+    return packed(tree, tree.with_name(f"base-files_12ubuntu4+{VERSION}_amd64.deb"))
 
 
 def _built(place: Path) -> list[Path]:
@@ -230,21 +230,21 @@ def _built(place: Path) -> list[Path]:
     (python3 / "usr/bin/python3").symlink_to("python3.10")
     full = f"{version}-{VERSION}"
     return [
-        _package(tree, full, _LIBRARIES),
-        _package(python3, full, f"python3.10-minimal (= {full})"),
+        package(tree, full, _LIBRARIES),
+        package(python3, full, f"python3.10-minimal (= {full})"),
         *(
-            _package(place / name, full, f"{needed} (= {full})")
+            package(place / name, full, f"{needed} (= {full})")
             for name, needed in (
                 ("python3.10-venv", "python3"),
                 ("python3-venv", "python3.10-venv"),
                 ("python3-dev", "python3"),
             )
         ),
-        *(_package(place / name, VERSION, "") for name in EMPTY),
+        *(package(place / name, VERSION, "") for name in EMPTY),
     ]
 
 
-def _package(tree: Path, version: str, depends: str) -> Path:
+def package(tree: Path, version: str, depends: str) -> Path:
     """A package with the name of its folder."""
     (tree / "DEBIAN").mkdir(parents=True)
     needed = f"Depends: {depends}\n" if depends else ""
@@ -252,16 +252,17 @@ def _package(tree: Path, version: str, depends: str) -> Path:
         f"Package: {tree.name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: the tests\n{needed}"
         "Description: a replacement of Ubuntu's\n"
     )
-    return _packed(tree, tree.with_name(f"{tree.name}_{version}_amd64.deb"))
+    return packed(tree, tree.with_name(f"{tree.name}_{version}_amd64.deb"))
 
 
-def _packed(tree: Path, deb: Path) -> Path:
-    run("dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", tree, deb)
+def packed(tree: Path, deb: Path) -> Path:
+    environ = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}  # the same tree gives the same package
+    run("dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", tree, deb, env=environ)
     return deb
 
 
-def _suite(folder: Path, suite: str, pools: Mapping[str, Path | None]) -> None:
-    """Write the indexes of *suite*, and its Release without a signature."""
+def write_suite(folder: Path, suite: str, pools: Mapping[str, Path | None], **more: str) -> None:
+    """Write the indexes of *suite*, and its Release without a signature; *more*: its fields."""
     at = folder / "dists" / suite
     sums = []
     for component, pool in pools.items():
@@ -281,6 +282,7 @@ def _suite(folder: Path, suite: str, pools: Mapping[str, Path | None]) -> None:
         "Architectures": "amd64",
         "Components": " ".join(pools),
         "Description": "a replacement of Ubuntu 22.04, by torchkiln's tests",
+        **more,
     }
     head = "".join(f"{name}: {value}\n" for name, value in fields.items())
     (at / "Release").write_text(f"{head}SHA256:\n{''.join(sums)}")

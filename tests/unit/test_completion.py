@@ -64,7 +64,7 @@ def test_commands(shell: Path) -> None:
 
 def test_options_of_the_default_command_too(shell: Path) -> None:
     assert completed(shell, "--ver") == ["--version"]
-    assert completed(shell, "--to") == ["--torch", "--tools"]
+    assert completed(shell, "--to") == ["--torch", "--tools", "--to"]
     assert completed(shell, "--torch", "2.7", "--dry") == ["--dry-run"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from click.testing import CliRunner
 
 from tests.planned import FACTS, ROOT
 from tests.servers.index_server import IndexServer
+from torchkiln.cli import matrix as command
 from torchkiln.cli.matrix import matrix
 from torchkiln.errors import BuildFailed, ConfigError, KilnError, Unresolvable
-from torchkiln.matrix.add_release.edit import with_pair, with_version
+from torchkiln.matrix.add_release import propose
+from torchkiln.matrix.add_release.edit import with_block
 from torchkiln.matrix.facts import parse
-from torchkiln.matrix.matrix import load
 
+LIBRARY = "torch/lib/libtorch_python.so"
+CODE = {LIBRARY: b"\x7fELF\0sm_75 sm_90 compute_90\0sm_75\0"}
 OURS = (ROOT / "matrix.yaml").read_text().replace('  - {torch: "2.9.1", cuda: "12.8"}\n', "")
 COMPAT = ROOT / "torchkiln" / "data" / "compat.yaml"
 LINUX = 'platform_system == "Linux" and platform_machine == "x86_64"'
@@ -34,7 +38,7 @@ CU12 = [
     'opt-einsum>=3.3; extra == "opt-einsum"',
 ]
 CU13 = [
-    'cuda-toolkit[nvrtc,cublas,cudart]==13.2.2; platform_system == "Linux"',
+    'cuda-toolkit[nvrtc,cublas,cudart]==13.3.1; platform_system == "Linux"',
     'nvidia-cublas==13.1.0.3.*; platform_system == "Linux"',
     'cuda-bindings<14,>=13.0.3; platform_system == "Linux" and python_version < "3.15"',
     'nvidia-cudnn-cu13==9.26.0.51; platform_system == "Linux"',
@@ -81,7 +85,7 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
         add("default", "torch", "2.9.1", requires=CU12, tag=tag("cp313", "cp313t"), payload=b"t")
         add("default", "torch", "2.9.1", tag=tag("cp311", platform="manylinux_2_28_aarch64"))
         add("default", "torch", "2.9.1", tag=tag("cp311", platform="win_amd64"))
-        add("default", "torch", "2.99.0", requires=CU12, tag=tag("cp310"))
+        add("default", "torch", "2.99.0", requires=CU12, tag=tag("cp310"), files=CODE)
         add("default", "torch", "2.99.1", requires=CU13, tag=tag("cp311"))
         add("default", "torch", "2.99.1", requires=CU13, tag="1-" + tag("cp311"), payload=b"second build")
         add("default", "torch", "2.99.2", requires=["filelock"], tag=tag("cp311"))
@@ -141,7 +145,7 @@ def test_an_existing_release_needs_no_index(workspace: Workspace) -> None:
 
 
 def test_an_unknown_release_is_proposed_with_its_facts(workspace: Workspace) -> None:
-    """Everything in the metadata; with the TODO filled in, the facts accept it."""
+    """The facts accept the block as it is."""
     _, out, _ = workspace.run("torch", "2.99.0")
     block = block_of(out)
     wheel = next(name for _, _, name in workspace.server.files if name.startswith("torch-2.99.0"))
@@ -149,16 +153,16 @@ def test_an_unknown_release_is_proposed_with_its_facts(workspace: Workspace) -> 
     (proposal,) = yaml.safe_load(block).values()
     assert proposal["companions"] == {"torchvision": "0.99.0", "torchaudio": "2.99.0"}
     assert "# torchaudio 2.99.0 does not pin torch: it was chosen by its version number" in block
-    assert "# TODO: no torchvision pins torch 2.99.0 exactly; 0.99.0 is the newest that allows it" in block
+    assert "# no torchvision pins torch 2.99.0; 0.99.0 is the newest that allows it" in block
     default = proposal["default"]
     assert (default["variant"], default["pythons"], default["triton_below"]) == ("cu128", ["cp310"], "3.15")
     assert default["requires"] == ["filelock", "setuptools;python_version>='3.12'"]
     assert default["bytes_cp310"] == len(workspace.server.files["default", "torch", wheel])
     assert set(default["pins"]) == {"nvidia-cuda-runtime-cu12", "nvidia-cudnn-cu12", "nvidia-nccl-cu12"}
-    filled = block.replace("[TODO], source: TODO", "[sm_90], source: wheel")
-    text = COMPAT.read_text().replace('\n  "2.0.1":', f'\n{filled}  "2.0.1":', 1)
+    text = COMPAT.read_text().replace('\n  "2.0.1":', f'\n{block}  "2.0.1":', 1)
     found = parse(text.encode())
     assert found.releases["2.99.0"].variant("cu128").nccl == "2.27.5"
+    assert found.releases["2.99.0"].variant("cu128").archs == ("sm_75", "sm_90", "compute_90")
     assert found.releases["2.8.0"] == FACTS.releases["2.8.0"]
 
 
@@ -181,22 +185,23 @@ def test_companions_are_read_from_the_newest_to_the_first_too_old_one(workspace:
 
 
 def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(workspace: Workspace) -> None:
-    """Inexact versions become TODO; of two builds of a wheel the last counts."""
+    """Of two builds of a wheel the last counts."""
     _, out, _ = workspace.run("torch", "2.99.1")
     block = block_of(out)
 
-    assert '# matrix.yaml, under beyond:\n  - {torch: "2.99.1", cuda: "13.2"}\n' in out
-    assert "variant: cu132" in block
-    assert '        cuda-toolkit: "13.2.2"\n        nvidia-cudnn-cu13: "9.26.0.51"\n' in block
+    assert '# matrix.yaml, under beyond:\n  - {torch: "2.99.1", cuda: "13.3"}\n' in out
+    assert "variant: cu133" in block
+    assert '        cuda-toolkit: "13.3.1"\n        nvidia-cudnn-cu13: "9.26.0.51"\n' in block
     assert "toolkit: [cublas, cudart, nvrtc]" in block
     assert (
         'requires: ["cuda-bindings<14,>=13.0.3;python_version<\'3.15\'", "nvidia-cublas==13.1.0.3.*"]'
         in block
     )
-    assert "triton: TODO   # it requires triton~=3.9.0" in block
-    assert "bytes_cp310: TODO   # it has no wheel for CPython 3.10" in block
+    assert 'triton: "~=3.9.0"' in block
+    assert "bytes_cp310" not in block
+    assert "cu133: {archs: [TODO], source: wheel}" in block
     assert out.endswith(
-        '"13.2": {ga: "TODO", full: "TODO"}   # TODO: the driver tables of NVIDIA\'s CUDA release notes\n'
+        '"13.3": {ga: "TODO", full: "TODO"}   # TODO: the driver tables of NVIDIA\'s CUDA release notes\n'
     )
     ours = [
         data for (_, _, name), data in workspace.server.files.items() if name.startswith("torch-2.99.1-1-")
@@ -209,7 +214,97 @@ def test_a_release_missing_in_the_facts_is_not_written_into_the_matrix(workspace
     error = workspace.refused("torch", "2.99.1", "--write")
 
     assert isinstance(error, ConfigError)
-    assert "compat.yaml has no facts for torch 2.99.1 and CUDA 13.2" in error.message
+    assert "compat.yaml has no facts for CUDA 13.3 and torch 2.99.1" in error.message
+
+
+@pytest.fixture
+def compat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the facts, which --write changes in place of torchkiln's own."""
+    copy = tmp_path / "compat.yaml"
+    copy.write_bytes(COMPAT.read_bytes())
+    monkeypatch.setattr(command, "_FACTS_FILE", copy)
+    return copy
+
+
+def test_write_inserts_the_facts_after_the_newest_older_release(workspace: Workspace, compat: Path) -> None:
+    before = compat.read_text()
+    error, out, err = workspace.run("torch", "2.99.0", "--write")
+    after = compat.read_text()
+
+    assert error is None
+    assert "wrote torchkiln/data/compat.yaml" in err
+    assert after.replace("\n" + block_of(out).rstrip() + "\n", "", 1) == before
+    assert list(parse(after.encode()).releases)[-1] == "2.99.0"
+    assert '{torch: "2.99.0", cuda: "12.8"}' in workspace.file.read_text()
+
+
+def test_of_a_release_between_others(compat: Path) -> None:
+    text = with_block(compat.read_text(), "releases", "2.8.5", '  "2.8.5":\n    a: 1\n', name="x")
+
+    assert '\n\n  "2.8.5":\n    a: 1\n\n  "2.9.1":\n' in text
+    with pytest.raises(ConfigError, match=r"x: releases has no version before 1\.0"):
+        with_block(text, "releases", "1.0", "", name="x")
+
+
+def test_an_installed_package_does_not_change_its_facts(
+    workspace: Workspace, compat: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "INSTALLED", True)
+    error = workspace.refused("torch", "2.99.0", "--write")
+
+    assert isinstance(error, ConfigError)
+    assert "is part of the installed package, and has no facts for torch 2.99.0" in error.message
+    assert compat.read_bytes() == COMPAT.read_bytes()
+
+
+@pytest.mark.parametrize(("locked", "expected", "count"), [(0, 10, 2), (4, 4, 1)])
+def test_it_is_locked_and_built_with_the_new_facts(
+    workspace: Workspace,
+    compat: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    locked: int,
+    expected: int,
+    count: int,
+) -> None:
+    """In this order; a failure ends it with its exit code."""
+    ran: list[list[str]] = []
+
+    def run(words: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        ran.append(words)
+        return subprocess.CompletedProcess(words, locked)
+
+    def replaced(program: str, words: list[str]) -> None:
+        ran.append(words)
+        raise SystemExit(10)
+
+    monkeypatch.setattr(command.subprocess, "run", run)
+    monkeypatch.setattr(command.os, "execv", replaced)
+    words = ["add", "torch", "2.99.0", "--smoke", "--matrix", str(workspace.file)]
+    done = CliRunner(env=workspace.environ).invoke(matrix, words)
+    cell = ["--torch", "2.99.0", "--cuda", "12.8", "--matrix", str(workspace.file)]
+
+    assert done.exit_code == expected, done.output
+    assert [one[3:] for one in ran] == [["lock", *cell], ["build", *cell, "--smoke"]][:count]
+    assert "2.99.0" in compat.read_text()
+
+
+@pytest.mark.parametrize(
+    "library", [b"", b"sm_75 sm_90", b"\0sm_75 sm_90\0sm_75 sm_80\0", b"\0sm_90\0", b"\0sm_7x sm_90\0"]
+)
+def test_a_library_that_does_not_name_its_gpu_code(workspace: Workspace, library: bytes) -> None:
+    workspace.server.add(
+        "default", "torch", "2.99.4", requires=CU12, tag=tag("cp311"), files={LIBRARY: library}
+    )
+
+    assert "{archs: [TODO], source: wheel}" in block_of(workspace.run("torch", "2.99.4")[1])
+
+
+def test_a_library_that_is_too_large(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(propose, "_LIBRARY_BYTES", 10)
+    error = workspace.refused("torch", "2.99.0")
+
+    assert isinstance(error, BuildFailed)
+    assert "invalid wheel: libtorch_python.so has more than 10 bytes" in error.message
 
 
 @pytest.mark.parametrize(
@@ -298,87 +393,3 @@ def test_only_the_end_of_a_large_wheel_is_downloaded(workspace: Workspace) -> No
 
     assert error is None
     assert sum(sent.count for sent in workspace.server.sent if name in sent.path) < 2 << 20
-
-
-OURS_EDIT = (ROOT / "matrix.yaml").read_text()
-
-
-def put(text: str, version: str, key: str = "torch") -> str:
-    return with_version(text, key, version, name="matrix.yaml")
-
-
-def test_our_matrix_gets_one_line_after_the_newest_older_release() -> None:
-    text = put(put(OURS_EDIT, "2.9.0"), "12.8", "cuda")
-
-    assert text.replace('  - "2.9.0"\n', "", 1).replace('  - "12.8"\n', "", 1) == OURS_EDIT
-    assert load(text, FACTS).torch[-2:] == ("2.8.0", "2.9.0")
-    assert load(text, FACTS).cuda == ("11.7", "11.8", "12.1", "12.8")
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ('torch:\n  - "2.8.0"\n', 'torch:\n  - "2.8.0"\n  - "2.9.1"\n'),
-        ('torch:\n  - "2.8.0"', 'torch:\n  - "2.8.0"\n  - "2.9.1"\n'),
-        ('torch:\n- "2.8.0"  # kept\n\n# x\n', 'torch:\n- "2.8.0"  # kept\n- "2.9.1"\n\n# x\n'),
-        ('torch:\n  - "2.10.0"\n', 'torch:\n  - "2.9.1"\n  - "2.10.0"\n'),
-        (
-            'torch:\n  - "2.8.0"\n  # of the next\n  - "2.10.0"\n',
-            'torch:\n  - "2.8.0"\n  - "2.9.1"\n  # of the next\n  - "2.10.0"\n',
-        ),
-        ('torch:\n  -   "2.8.0"\n', 'torch:\n  -   "2.8.0"\n  -   "2.9.1"\n'),
-        ('torch:\n  - "2.8.0"\r\n', 'torch:\n  - "2.8.0"\r\n  - "2.9.1"\r\n'),
-        ('# ä €\ntorch:\n  - "2.8.0"\n', '# ä €\ntorch:\n  - "2.8.0"\n  - "2.9.1"\n'),
-        ('torch: ["2.8.0"]\n', 'torch: ["2.8.0", "2.9.1"]\n'),
-        ('torch: ["2.10.0"]  # c\n', 'torch: ["2.9.1", "2.10.0"]  # c\n'),
-        ('torch: [\n  "2.8.0",\n  "2.10.0",\n]\n', 'torch: [\n  "2.8.0", "2.9.1",\n  "2.10.0",\n]\n'),
-        ('torch:\n  - "2.10.0"\n  - "2.8.0"\n', 'torch:\n  - "2.10.0"\n  - "2.8.0"\n  - "2.9.1"\n'),
-    ],
-)
-def test_a_line_has_the_format_of_its_neighbours(before: str, after: str) -> None:
-    assert put(before, "2.9.1") == after
-    assert "2.9.1" in yaml.safe_load(after)["torch"]
-
-
-@pytest.mark.parametrize("text", ['torch:\n  -\n    "2.8.0"\n', "torch: []\n", "cuda: [1]\n", "x\n"])
-def test_an_unsupported_format_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="cannot insert a line into the list torch") as caught:
-        put(text, "2.9.1")
-
-    assert '- "2.9.1"' in caught.value.hint
-
-
-PAIR = '{torch: "2.9.1", cuda: "12.8"}'
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("x: 1\n", f"x: 1\n\nbeyond:\n  - {PAIR}\n"),
-        ("x: 1", f"x: 1\n\nbeyond:\n  - {PAIR}\n"),
-        ("x: 1\r\n", f"x: 1\r\n\r\nbeyond:\r\n  - {PAIR}\r\n"),
-        (
-            'beyond:\n  - {torch: "2.8.0", cuda: "12.8"}\nx: 1\n',
-            f'beyond:\n  - {{torch: "2.8.0", cuda: "12.8"}}\n  - {PAIR}\nx: 1\n',
-        ),
-        (
-            'beyond:\n- {cuda: "13.0", torch: "2.11.0"}  # kept\n',
-            f'beyond:\n- {PAIR}\n- {{cuda: "13.0", torch: "2.11.0"}}  # kept\n',
-        ),
-        (
-            'beyond: [{torch: "2.8.0", cuda: "12.8"}]\n',
-            f'beyond: [{{torch: "2.8.0", cuda: "12.8"}}, {PAIR}]\n',
-        ),
-    ],
-)
-def test_an_extra_cell_follows_those_of_an_older_torch(before: str, after: str) -> None:
-    assert with_pair(before, "2.9.1", "12.8", name="matrix.yaml") == after
-    assert {"torch": "2.9.1", "cuda": "12.8"} in yaml.safe_load(after)["beyond"]
-
-
-@pytest.mark.parametrize("text", ["beyond: []\n", 'beyond:\n  - torch: "2.8.0"\n    cuda: "12.8"\n'])
-def test_extra_cells_in_an_unsupported_format_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="cannot insert a line into the list beyond") as caught:
-        with_pair(text, "2.9.1", "12.8", name="matrix.yaml")
-
-    assert PAIR in caught.value.hint

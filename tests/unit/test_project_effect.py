@@ -172,6 +172,8 @@ def test_what_runs_at_each_start_and_what_is_overwritten_is_reported() -> None:
 @pytest.mark.parametrize(
     ("path", "hidden"),
     [
+        ("torch.pyc", True),
+        ("torch.so", True),
         ("torch.py", True),
         ("torch/x.py", True),
         ("src/torch/x.py", True),

@@ -313,6 +313,6 @@ def test_only_what_the_project_names_is_imported(tmp_path: Path) -> None:
 
 
 def test_only_known_checks() -> None:
-    assert ProjectChecks(only=("linkage", "import")).selected == ("import", "linkage")
+    assert ProjectChecks(only=("linkage", "import")).selected() == ("import", "linkage")
     with pytest.raises(ConfigError, match="no check of a project named archs"):
         ProjectChecks(only=("archs",))

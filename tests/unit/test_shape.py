@@ -34,7 +34,7 @@ UPWARD: Mapping[tuple[str, str], str] = {
 # Pure means: depends only on its arguments; files of path arguments may be read (pathlib). These folders and
 # files are pure, except those in IMPURE. A pure module imports foundations (not the store) and pure
 # modules.
-PURE_FOLDERS = frozenset({"attest", "device_code", "gate", "lock", "matrix", "plan", "sbom"})
+PURE_FOLDERS = frozenset({"attest", "device_code", "elf", "gate", "lock", "matrix", "plan", "sbom"})
 # fmt: off
 PURE_FILES = frozenset(
     {
@@ -44,9 +44,12 @@ PURE_FILES = frozenset(
         "project/asked.py", "project/choice.py", "project/fixed.py", "project/moves.py",
         "project/optional.py", "project/pyproject_file.py", "project/target.py",
         "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py",
-        "smoke/project/modules.py", "smoke/report.py",
+        "smoke/project/declared.py", "smoke/project/modules.py", "smoke/report.py",
         "smoke/reuse.py", "smoke/run.py", "smoke/runner_output.py", "smoke/snapshot.py", "smoke/suite.py",
-        "smoke/suite_source.py", "smoke/verdict.py", "util/located_yaml.py",
+        "smoke/suite_source.py", "smoke/verdict.py",
+        "symbols/fit.py", "symbols/library.py", "symbols/modules.py", "symbols/names.py",
+        "symbols/sentences.py",
+        "util/located_yaml.py",
     }
 )
 # fmt: on
@@ -57,6 +60,7 @@ IMPURE: Mapping[str, str] = {
     "attest/signers.py": "asks for keys and signs with them",
     "attest/trust.py": "reads the keys that are trusted",
     "gate/inputs.py": "reads reports and this machine's own runs, at this moment",
+    "gate/project/read.py": "reads the layers of an image",
     "lock/choice.py": "names the settings of an index",
     "lock/folder.py": "reads the locks of bases and tools",
     "lock/session.py": "asks the indexes",
@@ -64,6 +68,7 @@ IMPURE: Mapping[str, str] = {
     "plan/load.py": "reads the checkout's own files",
     "plan/rootfs.py": "reads the files of rootfs/",
     "sbom/image.py": "reads the layers of an image",
+    "sbom/project.py": "reads the layers of an image",
     "sbom/read_image.py": "reads the layers of an image",
     "sbom/scanner.py": "runs the scanner",
 }

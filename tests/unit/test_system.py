@@ -14,6 +14,7 @@ from tests.roots import entry, tar_of
 from tests.unit.test_base_artefact import a_base
 from tests.unit.test_tools import devel
 from torchkiln.base import artefact, keeping, tools
+from torchkiln.base.on_top import pins
 from torchkiln.build.environment import Environment
 from torchkiln.build.prerequisites import BaseSources, provide, ready
 from torchkiln.errors import BuildFailed, ConfigError
@@ -221,7 +222,7 @@ def test_the_lock_reads_back_and_an_invalid_one_is_named(tmp_path: Path) -> None
 
 
 def test_each_package_of_the_base_is_pinned() -> None:
-    assert tools.pins(a_base(None).packages) == (
+    assert pins(a_base(None).packages) == (
         "Package: openssl\nPin: version 3.0.18\nPin-Priority: 1001\n\n"
         "Package: python3.11-minimal\nPin: version 3.11.2-6+deb12u6\nPin-Priority: 1001\n"
     )

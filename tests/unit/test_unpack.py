@@ -193,8 +193,24 @@ EPOCH = 1_600_000_000
 def upper(lower: list[Entry], whole: list[Entry]) -> bytes:
     """The tar of the layer between two trees."""
     out = io.BytesIO()
-    write_upper(io.BytesIO(tar_of(lower)), io.BytesIO(tar_of(whole)), out, mtime=EPOCH)
+    write_upper([io.BytesIO(tar_of(lower))], io.BytesIO(tar_of(whole)), out, mtime=EPOCH)
     return out.getvalue()
+
+
+def test_a_new_file_with_several_names_is_written_once() -> None:
+    """Its first name has the content; what a base's file is linked to stays a file."""
+    driver = [entry("./b", b"driver", mode=0o640), entry("./a", kind=HARD, to="./b", mode=0o640)]
+    whole = [*BASE, *driver, entry("./c", kind=HARD, to="./b"), entry("./p", kind=HARD, to="./usr/bin/perl")]
+    out = io.BytesIO()
+    write_upper([io.BytesIO(tar_of(BASE))], io.BytesIO(tar_of(whole)), out, mtime=EPOCH, hard_links=True)
+
+    found = {member.name: (member.type, member.linkname, member.size) for member in members(out.getvalue())}
+    assert found == {
+        "a": (tarfile.REGTYPE, "", 6),
+        "b": (HARD, "a", 0),
+        "c": (HARD, "a", 0),
+        "p": (tarfile.REGTYPE, "", 4),
+    }
 
 
 def members(data: bytes) -> list[tarfile.TarInfo]:
@@ -308,9 +324,9 @@ def test_what_no_layer_may_do_is_named(whole: list[Entry], words: str) -> None:
 
 def test_a_damaged_tar_is_reported() -> None:
     with pytest.raises(BuildFailed, match="cannot be read"):
-        write_upper(io.BytesIO(tar_of(BASE)), io.BytesIO(tar_of(BASE)[:2000]), io.BytesIO(), mtime=EPOCH)
+        write_upper([io.BytesIO(tar_of(BASE))], io.BytesIO(tar_of(BASE)[:2000]), io.BytesIO(), mtime=EPOCH)
     with pytest.raises(BuildFailed, match="cannot be read"):
-        write_upper(io.BytesIO(b"no tar" * 200), io.BytesIO(tar_of(BASE)), io.BytesIO(), mtime=EPOCH)
+        write_upper([io.BytesIO(b"no tar" * 200)], io.BytesIO(tar_of(BASE)), io.BytesIO(), mtime=EPOCH)
 
 
 NAMES = st.sampled_from(["a", "b", "a-b", "etc", "ü", "x" * 80])

@@ -18,7 +18,8 @@ from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.digest import parse_digest
 from torchkiln.model.lock import BaseFiles, DebFile, LockedBase, LockedCell, LockedTools, OsPackage
 from torchkiln.store.store import Store
-from torchkiln.util.deb822 import PACKAGE, VERSION, paragraphs
+from torchkiln.util import codec
+from torchkiln.util.deb822 import paragraphs
 from torchkiln.util.files import write_atomic
 from torchkiln.util.schema import sentences
 from torchkiln.util.strict_json import json_of, read_file
@@ -27,15 +28,6 @@ SCHEMA = 1
 _RECORDS = "debs"
 _LIMIT = 4 << 20  # bytes of debs.json, which has sixty thousand
 _HEX = re.compile(r"[0-9a-f]{64}")
-_TEXT = {"type": "string", "minLength": 1, "maxLength": 400}
-_DEB = {
-    "name": {"type": "string", "pattern": f"^{PACKAGE.pattern}$"},
-    "version": {"type": "string", "pattern": f"^{VERSION.pattern}$"},
-    "architecture": {"type": "string", "pattern": "^[a-z0-9-]{1,40}$"},
-    "source": _TEXT,
-    "size": {"type": "integer", "minimum": 1, "maximum": 1 << 40},
-    "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
-}
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["schema", "base", "debs"],
@@ -46,12 +38,7 @@ _SCHEMA: dict[str, Any] = {
         "debs": {
             "type": "array",
             "maxItems": 10_000,
-            "items": {
-                "type": "object",
-                "required": list(_DEB),
-                "additionalProperties": False,
-                "properties": _DEB,
-            },
+            "items": codec.schema_of(DebFile),
         },
     },
 }

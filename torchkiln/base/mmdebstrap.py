@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote
 
 from torchkiln.base.archive import read_lists, record_files
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.package_count import PackageCount
 from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe
-from torchkiln.base.sources import ArchiveSources, edits, sources_of, variables
+from torchkiln.base.sources import ArchiveSources, copying, edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools
 from torchkiln.model.platform import LINUX_AMD64
@@ -71,14 +72,17 @@ class Scratch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExistingBase:
-    """A base to which packages are added; its files are readable for all users."""
+    """A base in which mmdebstrap works; its files are readable for all users."""
 
-    base: Path  # its gzipped tar
-    pins: Path  # apt preferences during the installation
-    packages: tuple[str, ...]
+    layers: tuple[Path, ...]  # its gzipped tars, lowest first
+    pins: Path  # apt preferences meanwhile
+    packages: tuple[str, ...] = ()  # to install
+    debs: Path | None = None  # an indexed folder of .deb files, in place of the archive and the network
+    queries: tuple[str, ...] = ()  # hooks that only ask apt: there is no result
 
 
-_PINS = "/etc/apt/preferences.d/torchkiln"
+PINS = "/etc/apt/preferences.d/torchkiln"
+_SOURCES = '"$1"/etc/apt/sources.list'
 
 
 def build(
@@ -151,25 +155,28 @@ def command(
 
     :param place: apt's lists are copied there after the installation.
     :param bare: install nothing.
-    :param onto: install packages into this base instead of building one.
+    :param onto: install packages into this base, or ask apt in it, instead of building one.
     :raises ConfigError: a mirror is not a URL.
     """
     sources = sources_of(recipe, environ)
+    if onto and onto.queries:
+        sources = copying(sources)
     setup, restore = _mirror_hooks(sources)
     copy_lists = (f"sync-out /var/lib/apt/lists {shlex.quote(str(place.lists))}",) if place else ()
     variant, packages, hooks = "minbase", recipe.packages, recipe.hooks
     if bare:
         variant, packages, hooks = "custom", (), ()
     if onto:
-        variant, packages, hooks = "custom", onto.packages, (f'rm "$1{_PINS}"', *ON_TOP, *CLEANING)
-        setup = (
-            f'tar --extract --gzip --file={shlex.quote(str(onto.base))} --directory="$1"'
-            " --numeric-owner --same-owner --preserve-permissions --xattrs --xattrs-include='*'",
-            f"upload {shlex.quote(str(onto.pins))} {_PINS}",
-            *setup,
-        )
+        variant, packages = "custom", onto.packages
+        if onto.debs:
+            setup, restore = _source_hooks(f"echo {shlex.quote(_local(onto.debs))} >{_SOURCES}")
+        setup = (*(_unpacking(layer) for layer in onto.layers), _upload(onto.pins), *setup)
+        hooks = (f'rm "$1{PINS}"', *ON_TOP, *CLEANING)
+        if onto.queries:
+            restore, hooks = (), onto.queries
     # As root it mounts /proc and /sys in the host's namespace, and leaves them mounted if it is killed.
-    isolated = [] if unprivileged else ["unshare", "--mount", "--propagation=private", "--"]
+    offline = ("--net",) if onto and onto.debs else ()
+    isolated = [] if unprivileged else ["unshare", "--mount", *offline, "--propagation=private", "--"]
     return [
         *isolated,
         "mmdebstrap",
@@ -178,7 +185,7 @@ def command(
         f"--variant={variant}",
         *((f"--include={','.join(packages)}",) if packages else ()),
         f"--architectures={LINUX_AMD64.architecture}",
-        "--format=tar",
+        f"--format={'null' if onto and onto.queries else 'tar'}",
         f"--keyring={place.keyring if place else sources.keyring}",
         f"--components={','.join(recipe.components)}",
         *(f"--dpkgopt={option}" for option in recipe.dpkg_options),
@@ -194,11 +201,28 @@ def command(
 def _mirror_hooks(sources: ArchiveSources) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Hooks that set the user's mirrors, and that restore the original sources.list."""
     lines = edits(sources)
-    if not lines:
-        return (), ()
-    path, backup = '"$1/etc/apt/sources.list"', '"$1/etc/apt/sources.list.default"'
-    script = shlex.quote("\n".join(lines))
-    return (f"cp -p {path} {backup} && sed -i {script} {path}",), (f"mv {backup} {path}",)
+    return _source_hooks(f"sed -i {shlex.quote(chr(10).join(lines))} {_SOURCES}") if lines else ((), ())
+
+
+def _source_hooks(change: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Hooks that change sources.list by the command *change*, and that restore the original."""
+    return (f"cp -p {_SOURCES} {_SOURCES}.default && {change}",), (f"mv {_SOURCES}.default {_SOURCES}",)
+
+
+def _local(debs: Path) -> str:
+    """The source of the packages in *debs*; their hashes were checked when they were copied there."""
+    return f"deb [trusted=yes] copy://{quote(str(debs))} ./"
+
+
+def _unpacking(layer: Path) -> str:
+    return (
+        f'tar --extract --gzip --file={shlex.quote(str(layer))} --directory="$1"'
+        " --numeric-owner --same-owner --preserve-permissions --xattrs --xattrs-include='*'"
+    )
+
+
+def _upload(pins: Path) -> str:
+    return f"upload {shlex.quote(str(pins))} {PINS}"
 
 
 @contextlib.contextmanager

@@ -52,8 +52,10 @@ _MAKING = (
 # After installing packages on top of a base, before the cleaning.
 ON_TOP = (
     # git-lfs writes its lines in random order.
-    'cd "$1/etc" && [ ! -e gitconfig ]'
-    " || { head -n 1 gitconfig; tail -n +2 gitconfig | sort; } >gitconfig.new && mv gitconfig.new gitconfig",
+    'cd "$1/etc" && if [ -e gitconfig ]; then'
+    " { head -n 1 gitconfig; tail -n +2 gitconfig | sort; } >gitconfig.new && mv gitconfig.new gitconfig; fi",
+    # Each container makes its own.
+    'rm -f "$1/var/lib/dbus/machine-id"',
 )
 
 # After everything else.

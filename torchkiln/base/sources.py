@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from torchkiln.base.recipe import BaseRecipe
@@ -14,7 +14,7 @@ from torchkiln.model.operating_system import operating_system
 from torchkiln.model.untrusted import declared
 
 _ADDRESS = re.compile(r"(https?|file|copy)://[^\s'\"|&\\]+")
-_SNAPSHOT = re.compile(r"/\d{8}T\d{6}Z/?$")
+_SNAPSHOT = re.compile(r"/(\d{8}T\d{6}Z)/?$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +62,18 @@ def sources_of(recipe: BaseRecipe, environ: Mapping[str, str]) -> ArchiveSources
         keyring=path,
         untrusted=any(untrusted for _, untrusted in mirrors.values()),
     )
+
+
+def copying(sources: ArchiveSources) -> ArchiveSources:
+    """*sources*, whose files apt copies also if they are on this machine."""
+    mirror, security = (re.sub("^file:", "copy:", at) for at in (sources.mirror, sources.security_mirror))
+    return replace(sources, mirror=mirror, security_mirror=security)
+
+
+def snapshot_of(sources: ArchiveSources) -> str:
+    """The time of the snapshot of the archive, "20260101T000000Z"; empty if the mirror is none."""
+    found = _SNAPSHOT.search(sources.mirror)
+    return found[1] if found else ""
 
 
 def edits(sources: ArchiveSources) -> tuple[str, ...]:

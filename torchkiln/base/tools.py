@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from torchkiln.base import keeping
 from torchkiln.base.archive import read_lists, record_files
-from torchkiln.base.complaint import Unsolvable
 from torchkiln.base.contents import inspect
-from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command, dev_folder, running, scratch
-from torchkiln.base.recipe import BaseRecipe, recipe
+from torchkiln.base.mmdebstrap import scratch
+from torchkiln.base.on_top import Addition, BaseWork, layer_tar
+from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import sources_of, values
 from torchkiln.errors import BuildFailed
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, OsPackage
+from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools
 from torchkiln.model.progress import UNREPORTED, Reporting
-from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import ENCODER, encode
-from torchkiln.oci.upper import write_upper
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
 
-_PIN_PRIORITY = 1001  # above 1000 apt keeps the version even if a newer one is required
 _UPGRADE = "the archive has newer packages; build a new base: torchkiln lock TAG --upgrade-base"
 
 
@@ -120,22 +116,17 @@ def build(
     """
     wanted = recipe(base.os)
     temporary = store.temporary(f"tools-{base.os}")
+    addition = Addition(
+        what="the tools",
+        packages=tuple(packages),
+        lower=(base,),
+        misfit="the archive's packages no longer fit",
+        hint=_UPGRADE,
+    )
     try:
         with scratch(wanted, environ) as place:
-            layer = Path(place.env["TMPDIR"], "layer.tar")
-            try:
-                whole = _installed(tuple(packages), base, store, wanted, environ, place, report)
-                with (
-                    GZIP.open(store.blob(base.digest)) as lower,
-                    whole.open("rb") as upper,
-                    layer.open("wb") as out,
-                ):
-                    write_upper(lower, upper, out, mtime=wanted.epoch)
-            except OSError as error:
-                raise BuildFailed(
-                    f"the tools cannot be built in {Path(place.env['TMPDIR']).parent}: {error.strerror}",
-                    hint="free disk space (2 GB are needed), or set TMPDIR to another folder",
-                ) from error
+            work = BaseWork(recipe=wanted, store=store, environ=environ, place=place, report=report)
+            layer = layer_tar(addition, work)
             with store.writable():
                 encoded = encode(layer, temporary)
             tools = _read(temporary, encoded, name, base, called=f"the layer of {name}")
@@ -146,44 +137,6 @@ def build(
     finally:
         temporary.unlink(missing_ok=True)
     return replace(tools, untrusted=sources_of(wanted, environ).untrusted)
-
-
-def pins(packages: Iterable[OsPackage]) -> str:
-    """apt preferences that pin *packages* to their versions."""
-    return "\n".join(
-        f"Package: {package.name}\nPin: version {package.version}\nPin-Priority: {_PIN_PRIORITY}\n"
-        for package in packages
-    )
-
-
-def _installed(
-    packages: tuple[str, ...],
-    base: LockedBase,
-    store: Store,
-    wanted: BaseRecipe,
-    environ: Mapping[str, str],
-    place: Scratch,
-    report: Reporting,
-) -> Path:
-    """The tar of the whole system, base and *packages*."""
-    folder = Path(place.env["TMPDIR"])
-    onto = ExistingBase(base=folder / "base.tar.gz", pins=folder / "pins", packages=packages)
-    # Copies: the root of a user namespace may not read the cache.
-    shutil.copyfile(store.blob(base.digest), onto.base)
-    onto.pins.write_text(pins(base.packages))
-    argv = command(wanted, environ, unprivileged=os.geteuid() != 0, place=place, onto=onto)
-    whole = folder / "whole.tar"
-    try:
-        with running(argv, place.env, wanted, report) as tar, whole.open("wb") as out:
-            out.write(dev_folder(wanted.epoch))
-            shutil.copyfileobj(tar, out, 1 << 20)
-    except Unsolvable as error:
-        raise BuildFailed(
-            f"unmet dependencies: the archive's packages no longer fit the base {base.digest[:19]}:\n"
-            + error.message.partition("\n")[2],
-            hint=_UPGRADE,
-        ) from error
-    return whole
 
 
 def _read(blob: Path, encoded: Blob, name: str, base: LockedBase, *, called: str) -> LockedTools:

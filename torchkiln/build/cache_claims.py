@@ -9,11 +9,13 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from torchkiln.base.debs import deb_path
 from torchkiln.build.cache_keys import key_of, layer_key
 from torchkiln.build.cuda_layers import kept_path
+from torchkiln.model.apt import LockedApt
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedWheel
-from torchkiln.model.plan import ImagePlan
+from torchkiln.model.plan import ArtefactLayer, ImagePlan
 from torchkiln.plan.layers import files_of
 from torchkiln.store.store import Store
 
@@ -36,7 +38,7 @@ def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Ite
             "base": locked.base.digest.removeprefix("sha256:"),
             "layers": {layer.blob.digest.removeprefix("sha256:"): layer.title for layer in image.layers},
             "wheels": packs,
-            "archives": [kept_path(archive) for archive in locked.archives],
+            "archives": [*(kept_path(archive) for archive in locked.archives), *_debs(plan)],
         },
     )
     unused = frozenset(reused)
@@ -52,8 +54,18 @@ def build_needs(plan: ImagePlan) -> frozenset[str]:
     """Every path in the cache that a build of *plan* may read or write."""
     locked = plan.locked
     records = {record_path("layers", key_of(layer)) for layer in plan.made}
-    blobs = (blob_path(artefact.digest) for artefact in (locked.base, locked.tools) if artefact)
-    return frozenset({*records, *blobs, *source_paths(locked)})
+    blobs = (blob_path(layer.artefact.digest) for layer in plan.of(ArtefactLayer))
+    return frozenset({*records, *blobs, *_debs(plan), *source_paths(locked)})
+
+
+def _debs(plan: ImagePlan) -> list[str]:
+    """The files from which the layer of a project's OS packages is made."""
+    return [
+        deb_path(deb)
+        for layer in plan.of(ArtefactLayer)
+        if isinstance(layer.artefact, LockedApt)
+        for deb in layer.artefact.debs
+    ]
 
 
 def source_paths(locked: LockedCell) -> frozenset[str]:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from torchkiln.base.os_packages import ensure_apt
 from torchkiln.build import image as image_build
 from torchkiln.build.build import BuildOptions, build_planned
 from torchkiln.build.cache_claims import build_needs, remember_image
 from torchkiln.build.environment import Environment
-from torchkiln.errors import Stale
+from torchkiln.build.fetched import fetched
+from torchkiln.errors import BadWheel, BuildFailed, Stale
 from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import LockedCell
+from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
+from torchkiln.model.progress import Reporting
 from torchkiln.model.project import ProjectLock
 from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.project.code import ProjectCode
@@ -28,14 +32,18 @@ from torchkiln.project.effect import Effect, effect_of
 from torchkiln.project.file import FILE
 from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.installed import Files, files_in_layer, files_of_wheel
+from torchkiln.project.libraries import require_fitting
 from torchkiln.project.name import demand_own_name
+from torchkiln.project.os_packages import layers_of, own_paths
 from torchkiln.project.plan import Parent, at_start, plan_project
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.store.store import Store
+from torchkiln.symbols.known import is_unread
 from torchkiln.wheel.install import Scheme
 
 _RECORDS = "effects"
-_RULES = 1  # raise it when `effect_of` decides otherwise, or returns more
+_STREAMS = 6
+_RULES = 2  # raise it when `effect_of` decides otherwise, or returns more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +62,9 @@ class BuiltProject:
 
     built: image_build.BuildResult
     parent: image_build.BuildResult
+    parent_plan: ImagePlan
     plan: ImagePlan
+    lock: ProjectLock  # its OS packages are those on the base that was used
     effect: Effect
     at_start: tuple[str, ...]  # what Python runs at each start because of the project
 
@@ -70,8 +80,10 @@ def build_project(
     """Build the cell's image into *layout*, then that of the project on it, under the project's name.
 
     :raises Stale: the project was locked for another lock of the cell.
-    :raises BuildFailed: as `image.build`, or a package of the project changes what the image's proof covers.
+    :raises BuildFailed: as `image.build` and `ensure_apt`, or a package of the project changes what the
+        image's proof covers.
     :raises ConfigError: the code hides a package of the image.
+    :raises Unresolvable: a library of a package cannot be loaded in the image.
     """
     locked, project, code = source.cell, source.lock, source.code
     if project.parent_lock != lock_digest(locked):
@@ -79,33 +91,123 @@ def build_project(
             f"{FILE} was made for another lock of {project.parent}", hint="run: torchkiln lock --project DIR"
         )
     demand_own_name(project.name, tag_of(locked.resolution), matrix)
+    _check_libraries(source, environment, final=False)
     below, plan = build_planned(locked, matrix, facts, layout, environment, options=options)
+    _check_libraries(source, environment, final=True)
     started, store = time.monotonic(), environment.store
     parent = Parent(plan=plan, manifest=below.image.manifest)
     draft = plan_project(parent, project, code, Effect())
     with store.claim(f"builds {project.name}", build_needs(draft)):
+        project = _with_packages(project, plan, environment)
+        draft = plan_project(parent, project, code, Effect())
         effect, made = _effect(parent, project, draft, environment, foreign=options.foreign)
         final = plan_project(parent, project, code, effect, source.settings)
-        built = image_build.build(
-            final,
-            layout,
-            environment,
-            refs=(project.name,),
-            layer_format=options.layer_format,
-            foreign=options.foreign,
-        )
-        reused = tuple(title for title in built.reused if title not in made)
-        remember_image(store, built.image, final, reused)
+        built = _image(final, layout, environment, options, made)
     own = time.monotonic() - started
     seconds = (*below.seconds[:-1], ("project", own), ("total", below.seconds[-1][1] + own))
     image = replace(built.image, base_moved=below.image.base_moved)
     return BuiltProject(
-        built=replace(built, image=image, seconds=seconds, reused=reused),
+        built=replace(built, image=image, seconds=seconds),
         parent=below,
+        parent_plan=plan,
         plan=final,
+        lock=project,
         effect=effect,
         at_start=at_start(code, effect),
     )
+
+
+def rebuild_project(
+    before: BuiltProject,
+    source: ProjectSource,
+    layout: Path,
+    environment: Environment,
+    options: BuildOptions,
+) -> BuiltProject:
+    """Build *before* with code and settings of *source*, whose locks are those of *before*, into *layout*.
+
+    The cell's image is not built again, and what the packages change in it is not computed again.
+
+    :raises BuildFailed: as `image.build`.
+    :raises ConfigError: the code hides a package of the image.
+    """
+    started = time.monotonic()
+    parent = Parent(plan=before.parent_plan, manifest=before.parent.image.manifest)
+    final = plan_project(parent, before.lock, source.code, before.effect, source.settings)
+    with environment.store.claim(f"builds {final.tag}", build_needs(final)):
+        built = _image(final, layout, environment, options)
+    image = replace(built.image, base_moved=before.built.image.base_moved)
+    seconds = (("total", time.monotonic() - started),)
+    return replace(
+        before,
+        built=replace(built, image=image, seconds=seconds),
+        plan=final,
+        at_start=at_start(source.code, before.effect),
+    )
+
+
+def _image(
+    final: ImagePlan,
+    layout: Path,
+    environment: Environment,
+    options: BuildOptions,
+    made: Collection[str] = (),
+) -> image_build.BuildResult:
+    """Build the project's own image, under its name.
+
+    :param made: titles of layers that this run has made, so that they do not count as reused.
+    """
+    built = image_build.build(
+        final,
+        layout,
+        environment,
+        refs=(final.tag,),
+        layer_format=options.layer_format,
+        foreign=options.foreign,
+    )
+    reused = tuple(title for title in built.reused if title not in made)
+    remember_image(environment.store, built.image, final, reused)
+    return replace(built, reused=reused)
+
+
+def _check_libraries(source: ProjectSource, environment: Environment, *, final: bool) -> None:
+    """Check that the libraries of the packages fit the image, as far as the cache has what that needs.
+
+    :param final: the image below is built: what is still missing is told.
+    """
+    store = environment.store
+    if not final:
+        missing = [wheel for wheel in source.lock.wheels if is_unread(wheel, store)]
+        with ThreadPoolExecutor(_STREAMS) as pool:
+            list(pool.map(lambda wheel: _fetched(wheel, environment), missing))
+    unread = require_fitting(source.lock, source.cell, store)
+    if unread and final:
+        environment.say(
+            "warning: not checked whether the libraries of the packages fit the image; not in the cache:"
+            f" {', '.join(unread)}"
+        )
+
+
+def _fetched(wheel: LockedWheel, environment: Environment) -> None:
+    try:
+        fetched(wheel, environment)
+    except BadWheel:
+        raise
+    except BuildFailed:  # the build says why, if it needs the file
+        pass
+
+
+def _with_packages(project: ProjectLock, below: ImagePlan, environment: Environment) -> ProjectLock:
+    """*project* with its OS packages on the base and the tools of *below*, which may not be the locked ones.
+
+    :raises KilnError: as `ensure_apt` does.
+    """
+    if project.apt is None:
+        return project
+    report = Reporting(say=environment.say, observer=environment.observer)
+    layers, own, environ = layers_of(below.locked), own_paths(below), environment.environ
+    apt = ensure_apt(project.apt, layers, own, environment.store, environ=environ, report=report)
+    return replace(project, apt=apt)
 
 
 def _effect(

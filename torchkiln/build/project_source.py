@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchkiln.build.project import ProjectSource
+from torchkiln.errors import Stale
 from torchkiln.lock.folder import LockFolder
+from torchkiln.lock.lock import how_to_lock
+from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import ProjectLock
 from torchkiln.project.code import read_code
-from torchkiln.project.file import save_project
+from torchkiln.project.file import FILE, save_project
 from torchkiln.project.ready import ProjectRequest, ready_project
 from torchkiln.project.settings import read_settings
 from torchkiln.store.store import Store
@@ -25,21 +28,28 @@ def source_of(
     store: Store,
     *,
     environ: Mapping[str, str],
-    made: Callable[[LockedProject, Path], None],
+    made: Callable[[LockedProject, Path], None] | None,
+    report: Reporting = UNREPORTED,
 ) -> ProjectSource:
     """The project of *request*, whose locks are fresh; its own lock is made and written if there is none.
 
-    :param made: receives a lock that was made, and its path.
+    :param made: receives a lock that was made, and its path; None: none is made.
+    :param report: gets the steps in which a lock's OS packages are installed.
     :raises ConfigError: a file of the project is wrong, or its code cannot be in an image.
-    :raises Stale: a lock is outdated.
+    :raises Stale: a lock is outdated, or there is none and none is made.
     :raises Unresolvable: its requirements conflict with the image.
     """
 
     def lock() -> ProjectLock:
+        if made is None:
+            raise Stale(
+                f"{request.folder / FILE}: no such file: the project is not locked",
+                hint=f"run: {how_to_lock(request.cell)} --project {request.folder}",
+            )
         from torchkiln.project.session import lock_folder  # loads slowly
 
         read_code(request.folder)  # its faults are reported before a lock is made
-        found = lock_folder(request, locks, store, environ=environ)
+        found = lock_folder(request, locks, store, environ=environ, report=report)
         made(found, save_project(request.folder, found.lock))
         return found.lock
 

@@ -21,6 +21,7 @@ Kind = Literal[
     "wheels",
     "partial wheels",
     "toolkit parts",
+    "OS packages",
     "byte-code",
     "interpreters",
     "unpacked images",
@@ -32,8 +33,14 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of a listing
 DAY = 86400.0
-# Cheap to make again, and large or soon out of date: deleted after so many days without use.
-SHORT_LIVED: dict[Kind, float] = {"unpacked images": 7, "index pages": 30, "layer texts": 30, "pytest": 30}
+# Cheap to get again, and large or soon out of date: deleted after so many days without use.
+SHORT_LIVED: dict[Kind, float] = {
+    "unpacked images": 7,
+    "index pages": 30,
+    "layer texts": 30,
+    "pytest": 30,
+    "OS packages": 90,  # an archive may no longer have them
+}
 _NAMED = 2  # most names in a reason; more are counted
 
 Sort = Literal["process", "tag", "lock"]

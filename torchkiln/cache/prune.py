@@ -146,7 +146,7 @@ def _discard(store: Store, usage: ItemUsage, aside: list[Path]) -> None:
         aside += set_root_aside(store, path)
         return
     aside += store.set_aside([path])
-    if item.kind in ("wheels", "partial wheels"):
+    if item.kind in ("wheels", "partial wheels", "OS packages"):
         with contextlib.suppress(OSError):  # the folder is not empty
             path.parent.rmdir()
 
@@ -162,7 +162,7 @@ def _fault(store: Store, usage: ItemUsage, advanced: Callable[[int], None]) -> s
             return next(
                 filter(None, (_record_fault(store.root / name, item.size) for name in item.along)), ""
             )
-        case "wheels":
+        case "wheels" | "OS packages":
             sha256 = _sha256(path, advanced)
             return "" if sha256 == path.parent.name else f"checksum mismatch: sha256 is {sha256}"
         case "byte-code":

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.base import artefact, keeping
+from torchkiln.base.debs import FOLDER as DEBS
+from torchkiln.base.debs import RECORDS as APT_RECORDS
 from torchkiln.build.cache_claims import blob_path, interpreter_path, record_path, source_paths, wheel_path
 from torchkiln.build.cache_keys import FORMAT_RECORDS, FORMER_RECORDS, source_of
 from torchkiln.cache.policy import CacheItem, Kind, Root
@@ -33,7 +35,7 @@ _OF_WHEELS = re.compile("records/layers/")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MINUTE, _TEN_MINUTES, _HOUR, _DAY = 60.0, 600.0, 3600.0, 86400.0
 _OURS = frozenset({"blobs", "wheels", "toolkits", "bytecode", "interpreters", "rootfs", "pytest", "records"})
-_OURS |= {"locks", "claims", "tmp", "keys"}
+_OURS |= {"locks", "claims", "tmp", "keys", DEBS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +164,7 @@ class _Scan:
             self._titles |= {pack: Path(wheel).name for wheel, pack in dict(image.get("wheels", {})).items()}
             for name in (*image.get("layers", {}), image.get("base")):
                 self._used[name] = max(self._used.get(name, 0.0), used)
-        for kind in ("layers", "bases", *FORMAT_RECORDS):
+        for kind in ("layers", "bases", APT_RECORDS, *FORMAT_RECORDS):
             for key, record in store.records(kind):
                 name = str(record.get("digest")).removeprefix("sha256:")
                 self._records.setdefault(name, []).append(record_path(kind, key))
@@ -174,11 +176,12 @@ class _Scan:
         yield from self._blobs()
         yield from self._wheels()
         yield from self._toolkits()
+        yield from self._debs()
         yield from self._files("bytecode", ".pack", "byte-code")
         yield from self._folders()
         for name in ("pages", "urls", "metadata", "beside"):
             yield from self._files(f"records/{name}", ".json", "index pages")
-        for name in ("evidence", "agreed", "contents", "hashes", "effects"):
+        for name in ("evidence", "agreed", "contents", "hashes", "effects", "symbols"):
             yield from self._files(f"records/{name}", ".json", "layer texts")
         yield from self._leftovers()
         for path in sorted(self._root.glob("*")):
@@ -247,6 +250,20 @@ class _Scan:
                     used=found.st_mtime,
                     title=path.name,
                     busy=f"in use: {holder}" if holder else "",
+                )
+
+    def _debs(self) -> Iterator[CacheItem]:
+        """The .deb files of projects' OS packages."""
+        for path in sorted((self._root / DEBS).glob("*/*.deb")):
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                yield CacheItem(
+                    kind="OS packages",
+                    path=f"{DEBS}/{path.parent.name}/{path.name}",
+                    size=found.st_size,
+                    used=found.st_mtime,
+                    title=path.name,
+                    busy=self._unclaimable(found.st_mtime),
                 )
 
     def _files(self, folder: str, suffix: str, kind: Kind) -> Iterator[CacheItem]:

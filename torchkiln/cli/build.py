@@ -25,6 +25,7 @@ from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_o
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
 from torchkiln.cli.shared.terminal import print_error
+from torchkiln.cli.shared.watching import WatchOptions, watch_options
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.index.lazy import LazyIndex
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _SHORT = 0.05  # seconds; shorter steps are only in the total
 _FORMATS = ("oci", "oci-archive", "docker-archive")
-_NOT_OF_PROJECTS = ("engine", "load", "ahead", "plain_http", "smoke", "tier", "form", "dry_run")
+_NOT_OF_PROJECTS = ("engine", "load", "ahead", "smoke", "tier", "form", "dry_run")
 _ONLY = {
     "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
     "docker": ("builder", "cache_from", "cache_to"),
@@ -61,7 +62,7 @@ _ONLY = {
     metavar="REGISTRY/REPOSITORY",
     help="embedded: upload layers during the build; `publish` then finds them there and sets the tags",
 )
-@click.option("--plain-http", is_flag=True, help="with --ahead: use http for a remote registry")
+@click.option("--plain-http", is_flag=True, help="with --ahead or --to: use http for a remote registry")
 @click.option(
     "--smoke", is_flag=True, help="embedded: run the smoke tests in the image; exit 10 if one fails"
 )
@@ -101,6 +102,7 @@ _ONLY = {
     help="use the tools layer of this file for devel images (from `base export --tools NAME`)",
 )
 @project_options
+@watch_options
 @click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock")
 @click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
 @mirror_option
@@ -126,6 +128,7 @@ def build(
     base: str | None,
     tools: str | None,
     project: ProjectOptions | None,
+    watch: WatchOptions | None,
     locked: bool,
     dry_run: bool,
     as_json: bool,
@@ -136,22 +139,30 @@ def build(
     If one of several cells fails, the others are still built; the exit code is the highest of the failures.
 
     With --project, build the image of the project in DIR, its packages and code, on the image of one cell;
-    its name in the layout is the name of the project. A missing DIR/torchkiln.lock.json is made.
+    its name in the layout is the name of the project. A missing DIR/torchkiln.lock.json is made. With --watch
+    print a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).
     """
     _refuse_other_engine_options(ctx, engine)
     if tier and not smoke:
         raise click.UsageError("--tier needs --smoke")
     if project is not None:
+        refuse(ctx, _NOT_OF_PROJECTS, "cannot be combined with --project")
+        if plain_http:
+            raise click.UsageError("--plain-http needs --watch and --to")
         from torchkiln.build.build import BuildOptions
-        from torchkiln.cli.shared.project_build import build_in
+        from torchkiln.cli.shared.project_build import build_in, result_of
         from torchkiln.project.ready import ProjectRequest
 
-        refuse(ctx, _NOT_OF_PROJECTS, "cannot be combined with --project")
         cell, locks = project_cell(chosen, project.folder, images)
         context = BuildContext(locks.matrix, locks.facts, images, base, tools, locked, quiet)
         options = BuildOptions(sources=context.sources(), layer_format=layer_format)
         request = ProjectRequest(folder=project.folder, cell=cell, choice=project.choice)
-        result = build_in(request, locks, context, output.absolute(), options)
+        if watch is not None:
+            from torchkiln.cli.shared.project_watch import WatchRequest, watch_in
+
+            watch_in(WatchRequest(request, output.absolute(), options, watch, as_json), locks, context)
+        source, built = build_in(request, locks, context, output.absolute(), options)
+        result = result_of(built, source.code, context)
         click.echo(json.dumps(result) if as_json else result["digest"])
         return
     cells, matrix, facts = chosen.cells(must_name=True)

@@ -16,8 +16,8 @@ from torchkiln.cli.shared.reports import trust
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import name_argument
 from torchkiln.cli.shared.trust_options import active_policy, policy_option
+from torchkiln.gate.clearance import project_json
 from torchkiln.gate.gate import GateResult, clear
-from torchkiln.smoke.session import image_and_lock
 
 
 @click.command("gate", options_metavar="[OPTIONS]")
@@ -45,19 +45,23 @@ def gate(
 ) -> None:
     """Compare the smoke reports of the image TAG with the policy; print the digest if it may be published.
 
+    The image of a project is compared with the image below it, which must meet the policy by its own reports.
+
     Exits with 7 and a list of what is missing if not, with 12 if a signature is wrong.
     """
     image = named_image(name, output, chosen, command="gate")
     active = active_policy(policy_file, chosen.matrix_file, chosen.grid()[0])
     inputs = inputs_of(active, suite_folder, reports=report_files, trust=trust_files, nonce=nonce)
-    found, _, locked = image_and_lock(image.ref, image.layout, images)
-    result = inputs.judge(found, locked)
+    result = inputs.judge_image(image.ref, image.layout, images)
     show(result)
     if as_json:
         click.echo(json.dumps(_json(result), indent=2))
     clear(result, inputs.options)
     left_out = [f"{check} ({fact})" for check, fact in result.left_out]
     also = f"; not applicable: {', '.join(left_out)}" if left_out else ""
+    if result.project is not None:
+        below = result.project.below
+        also += f"; on {below.tag}: {len(below.passed)} checks passed"
     click.echo(f"gate: {result.tag}: {len(result.passed)} checks passed{also}", err=True)
     if not as_json:
         click.echo(result.image)
@@ -75,6 +79,7 @@ def _json(result: GateResult) -> dict[str, Any]:
     }
     return {
         "image": result.image,
+        **({"project": project_json(result.project)} if result.project else {}),
         "cleared": None if result.missing else cleared,
         "missing": [{"what": what, "why": why} for what, why in result.missing],
         "checks": [

@@ -27,11 +27,37 @@ _MATRIX = Path("matrix.yaml")
     shell_complete=KNOWN_CUDA,
     help="CUDA version  [default: the wheel's own]",
 )
-def init(torch: str | None, cuda: str | None) -> None:
+@click.option(
+    "--devcontainer",
+    is_flag=True,
+    help="write .devcontainer/devcontainer.json instead, to open this folder in a container",
+)
+@click.option(
+    "--image",
+    metavar="NAME",
+    help="with --devcontainer: the image in an engine or a registry  [default: that of the project in this"
+    " folder, else of the cell]",
+)
+def init(torch: str | None, cuda: str | None, devcontainer: bool, image: str | None) -> None:
     """Start a project in the current folder: write matrix.yaml with one image, and its schema for editors.
 
-    An existing matrix.yaml is never changed.
+    With --devcontainer write a dev container for VS Code and other tools. Existing files are never changed.
     """
+    if image is not None and not devcontainer:
+        raise click.UsageError("--image needs --devcontainer")
+    if image is not None and (torch or cuda):
+        raise click.UsageError("--image cannot be combined with --torch or --cuda")
+    if devcontainer:
+        from torchkiln.cli.shared.devcontainer import write_devcontainer
+
+        path, command = write_devcontainer(image, torch, cuda)
+        click.echo(path)
+        first = f"`{command}`; then " if command else ""
+        click.echo(
+            as_typed(f"next: {first}open the folder in VS Code, or `devcontainer up --workspace-folder .`"),
+            err=True,
+        )
+        return
     if os.path.lexists(_MATRIX):
         raise ConfigError(f"{_MATRIX}: file exists", hint="edit it, or run this in another folder")
     known = facts.load()

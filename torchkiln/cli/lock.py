@@ -41,6 +41,13 @@ from torchkiln.store.store import Store
     metavar="[PACKAGE]",
     help="upgrade this package, or without a name every package, to the newest version that fits",
 )
+@click.option(
+    "--allow-missing",
+    multiple=True,
+    metavar="LIBRARY|PACKAGE",
+    help="with --project: this library, libcudart.so.11.0, may be missing, or any that this package needs"
+    "  [default: those of the project's lock]",
+)
 @click.option("--upgrade-base", is_flag=True, help="build the base from the distribution's current packages")
 @click.option(
     "--record", is_flag=True, help="write the digests of layers built on this machine into the locks"
@@ -70,6 +77,7 @@ from torchkiln.store.store import Store
 def lock(
     chosen: CellOptions,
     project: ProjectOptions | None,
+    allow_missing: tuple[str, ...],
     upgrade: tuple[str, ...],
     upgrade_base: bool,
     record: bool,
@@ -87,6 +95,8 @@ def lock(
     With --project, lock the packages of a project on the image of one cell, into DIR/torchkiln.lock.json.
     Prints what moves, and the project's name.
     """
+    if allow_missing and project is None:
+        raise click.UsageError("--allow-missing needs --project")
     if as_json and since is None and project is None:
         raise click.UsageError("--json needs --diff or --project")
     if project is not None:
@@ -96,7 +106,12 @@ def lock(
             )
         cell, locks = project_cell(chosen, project.folder, images)
         wanted = ProjectRequest(
-            folder=project.folder, cell=cell, choice=project.choice, as_of=as_of, upgrade=upgrade
+            folder=project.folder,
+            cell=cell,
+            choice=project.choice,
+            as_of=as_of,
+            upgrade=upgrade,
+            may_lack=tuple(filter(None, allow_missing)) if allow_missing else None,
         )
         (_check_project if check else _lock_project)(wanted, locks, as_json=as_json)
         return
@@ -131,7 +146,8 @@ def _check(folder: LockFolder, cells: Sequence[Cell], *, sweeping: bool) -> None
 
 
 def _lock_project(request: ProjectRequest, locks: LockFolder, *, as_json: bool) -> None:
-    found = lock_folder(request, locks, open_cache(), environ=os.environ)
+    with LockOutput().reporting() as report:
+        found = lock_folder(request, locks, open_cache(), environ=os.environ, report=report)
     show_project(found)
     path = save_project(request.folder, found.lock)
     say(f"wrote {path}")

@@ -12,25 +12,20 @@ from typing import TypeVar
 import click
 
 from torchkiln.cli.shared import console, pushed_output
-from torchkiln.cli.shared.image_names import NamedImage, named_images
+from torchkiln.cli.shared.image_names import named_images
 from torchkiln.cli.shared.options import layout_option, upload_options
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import names_argument
 from torchkiln.cli.shared.terminal import print_error
+from torchkiln.cli.shared.unproven import default_tags, image_to_push, push_unproven, say_what_moves
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.connect import open_registry
-from torchkiln.publish.licence import demand_licence
 from torchkiln.publish.names import ImageTags, demand_movable
-from torchkiln.registry.history import History
-from torchkiln.registry.push import Pushed, PushOptions
-from torchkiln.registry.push import push as push_image
-from torchkiln.registry.reading import RepositoryReader
-from torchkiln.registry.reference import Repository, parse_repository
-from torchkiln.registry.session import Registry
+from torchkiln.registry.push import Pushed
+from torchkiln.registry.reference import parse_repository
 
 T = TypeVar("T")
-PREFIX = "unproven-"  # of the default tag: `publish` never sets such a tag
 
 
 @click.command("push", options_metavar="[OPTIONS]")
@@ -90,10 +85,16 @@ def push(
             failures.append(error)
             return None
 
-    opened = [attempt(named.ref, partial(_opened, named, tags, licence_confirmed)) for named in images]
+    read = partial(image_to_push, tags=tags, licence_confirmed=licence_confirmed)
+    opened = [attempt(named.ref, partial(read, named)) for named in images]
     with open_registry(repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
-        send = partial(_pushed, registry=registry, repository=repository, tags=tags, jobs=jobs, quiet=quiet)
+
+        def send(image: ImageOnDisk) -> Pushed:
+            named = tags or default_tags(image)
+            say_what_moves(image, registry, repository, named)
+            return push_unproven(image, registry, repository, named, jobs=jobs, quiet=quiet)
+
         for image in filter(None, opened):
             pushed = attempt(image.ref, partial(send, image))
             if pushed is None:
@@ -105,36 +106,3 @@ def push(
             click.echo(json.dumps(result) if as_json else pushed.reference)
     if failures:
         raise console.worst(failures, len(images), "images")
-
-
-def _opened(named: NamedImage, tags: tuple[str, ...], licence_confirmed: bool) -> ImageOnDisk:
-    """The image, which has a name and may be distributed."""
-    image = open_layout(named.layout).image(named.ref)
-    if not tags and ":" in image.ref:
-        raise ConfigError(
-            f"{image.ref}: no name in {named.layout}",
-            hint="name it in the registry: --tag NAME",
-        )
-    demand_licence(image, confirmed=licence_confirmed)
-    return image
-
-
-def _pushed(
-    image: ImageOnDisk,
-    *,
-    registry: Registry,
-    repository: Repository,
-    tags: tuple[str, ...],
-    jobs: int,
-    quiet: bool,
-) -> Pushed:
-    """Push one image."""
-    tags = tags or (f"{PREFIX}{image.ref}",)
-    reading = RepositoryReader(registry, repository)
-    for tag in tags:
-        present = reading.digest(tag)
-        if present not in (None, image.manifest):
-            console.say(f"{repository}:{tag} moves; it was {present}")
-    with console.progress(quiet=quiet) as observer:
-        options = PushOptions(observer=observer, history=History(console.open_cache(quiet=quiet)), jobs=jobs)
-        return push_image(image, registry, repository, options, tags=tags)

@@ -8,16 +8,20 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared.console import open_cache, progress, say
-from torchkiln.cli.shared.image_names import named_image
+from torchkiln.cli.shared.image_names import NamedImage, named_image
 from torchkiln.cli.shared.options import FILE, images_folder, layout_option
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import name_argument
 from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.gate.project.read import project_image
 from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.sbom.bill import Bill
 from torchkiln.sbom.image import bill_of_image
 from torchkiln.sbom.listed import LIMIT
 from torchkiln.sbom.matches import items_of, matches
+from torchkiln.sbom.project import bill_of_project
 from torchkiln.sbom.read_image import read_evidence
+from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
 from torchkiln.util.strict_json import read_file
@@ -44,6 +48,8 @@ def sbom(
 ) -> None:
     """Print the SBOM of the image TAG: every wheel and OS package, with hash, licence and package URL.
 
+    That of a project lists the packages of the image below that it keeps, its own, and itself.
+
     It is made from the lock and the layers of the image; a layer is read only once. Exits with 12 if the
     image does not match its lock, or the document of --check does not match the image.
     """
@@ -53,18 +59,27 @@ def sbom(
         _check(document, open_layout(named.layout).image(named.ref), store)
         return
     start = time.monotonic()
-    found, tag, locked = image_and_lock(named.ref, named.layout, images)
-    name = chosen.grid()[0].repository
-    with progress(quiet=False) as observer:
-        bill = bill_of_image(found, locked, images, store, name=name, observer=observer)
+    bill = _bill(named, images, store, chosen.grid()[0].repository)
     for note in bill.notes:
         say(f"sbom: {note}")
-    say(f"sbom: {tag}: {len(bill.components)} components, read in {time.monotonic() - start:.1f} s")
+    say(f"sbom: {bill.tag}: {len(bill.components)} components, read in {time.monotonic() - start:.1f} s")
     if form == "spdx":  # each library takes half a second to import
         from torchkiln.sbom.spdx import spdx as write
     else:
         from torchkiln.sbom.cyclonedx import cyclonedx as write
     click.echo(write(bill), nl=False)
+
+
+def _bill(named: NamedImage, images: Path, store: Store, name: str) -> Bill:
+    """The bill of the image of a cell or a project."""
+    found = open_layout(named.layout).image(named.ref)
+    if is_project(found):
+        project = project_image(found, named.layout, images)
+        with progress(quiet=False) as observer:
+            return bill_of_project(project, images, store, name=name, observer=observer)
+    found, _, locked = image_and_lock(named.ref, named.layout, images)
+    with progress(quiet=False) as observer:
+        return bill_of_image(found, locked, images, store, name=name, observer=observer)
 
 
 def _check(document: Path, image: ImageOnDisk, store: Store) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from torchkiln.attest.dsse import PrivateKey
 from torchkiln.attest.keys import private_key
 from torchkiln.cli.bundle import BundleTarget, make_bundle
 from torchkiln.cli.shared.groups import default_group
@@ -34,9 +35,8 @@ from torchkiln.smoke.suite import load_suite
 
 _NOT_OF_PROJECTS = frozenset(
     {
-        *("name", "torch", "cuda", "flavor", "os_names", "components", "every", "lockable", "gpus", "tier"),
-        *("force", "suite_folder", "key_file", "bundle", "part_size", "nonce"),
-        *("report_file", "junit", "markdown", "as_json"),
+        *("name", "torch", "cuda", "flavor", "os_names", "components", "every", "lockable", "tier"),
+        *("force", "suite_folder", "bundle", "part_size"),
     }
 )
 
@@ -90,7 +90,7 @@ def smoke() -> None:
     "--project",
     type=FOLDER,
     metavar="DIR",
-    help="check the image of the project in this folder instead, without a GPU",
+    help="check the image of the project in this folder instead",
 )
 @click.option(
     "--allow-missing",
@@ -131,19 +131,27 @@ def run(
 
     Exits with 10 if the image fails a check, with 11 if the host cannot run them.
 
-    With --project, check the image of the project in DIR instead, without a GPU: its packages are imported,
-    `pip check`, its shared libraries find those that they need. --only takes import, pip-check, linkage;
-    --limit is that of each check. The result is no report, and the gate does not take it.
+    With --project, check the image of the project in DIR instead, by default without a GPU: its packages are
+    imported, `pip check`, its shared libraries find those that they need, and its own test passes, if
+    torchkiln.toml names one. --only takes import, pip-check, linkage, test; --limit is that of each check.
     """
+    files = ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json)
     if project is not None:
         from torchkiln.cli.shared.project_smoke import smoke_project
         from torchkiln.smoke.project.session import ProjectChecks
 
         refuse(ctx, _NOT_OF_PROJECTS, "cannot be combined with --project")
         checks = ProjectChecks(
-            only=only, may_lack=allow_missing, limit_s=limit, runtime=runtime, shm_size=parse_size(shm_size)
+            only=only,
+            may_lack=allow_missing,
+            limit_s=limit,
+            runtime=runtime,
+            shm_size=parse_size(shm_size),
+            gpus=gpus,
+            nonce=nonce,
         )
-        smoke_project(project, chosen, images, output, checks)
+        key = _key(key_file, report_file, nonce)
+        smoke_project(project, chosen, (images, output), checks, files, key)
         return
     if allow_missing:
         raise click.UsageError("--allow-missing needs --project")
@@ -155,11 +163,8 @@ def run(
         )
     if part_size and not bundle:
         raise ConfigError("--part-size needs --bundle", hint="add --bundle FOLDER")
-    if key_file and not report_file:
-        raise ConfigError("--key needs --report", hint="add --report report.json")
     shared = parse_size(shm_size)
-    demand(nonce, "nonce")
-    key = private_key(key_file) if key_file else None  # before the run: it may take long
+    key = _key(key_file, report_file, nonce)
     suite = load_suite(suite_folder)
     request = SmokeRequest(
         checks=Checks(
@@ -181,9 +186,16 @@ def run(
         return
     lines = SmokeLines()
     report = session_of(chosen, images, lines).run(image.ref, image.layout, request)
-    files = ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json)
     publish(report, files, key, printed=lines.printed)
     demand_pass(report)
+
+
+def _key(key_file: Path | None, report_file: Path | None, nonce: str | None) -> PrivateKey | None:
+    """The key that signs the report; it is read before the run, which may take long."""
+    if key_file and not report_file:
+        raise ConfigError("--key needs --report", hint="add --report report.json")
+    demand(nonce, "nonce")
+    return private_key(key_file) if key_file else None
 
 
 smoke.add_command(show)

@@ -12,7 +12,7 @@ from torchkiln import __version__
 from torchkiln.attest.publication import PUBLICATION
 from torchkiln.attest.statement import Statement, payload, statement
 from torchkiln.errors import VerificationFailed
-from torchkiln.gate.gate import ClearedImage
+from torchkiln.gate.gate import ClearedImage, ProjectProof
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.smoke import hosts
 from torchkiln.smoke.attestation import statement_of
@@ -96,7 +96,50 @@ def clearance(cleared: ClearedImage) -> Statement:
             if signed_report.report.image == result.image
         ],
     }
+    if result.project is not None:
+        predicate["project"] = project_json(result.project)
     return statement(result.tag, result.image, CLEARANCE, predicate)
+
+
+def project_json(project: ProjectProof) -> dict[str, Any]:
+    """What is proved below a project's image, by digests, and what is not proved."""
+    below = project.below
+    return {
+        "below": {
+            "tag": below.tag,
+            "digest": below.image,
+            "layers": project.layers,
+            "suite": below.suite,
+            "passed": list(below.passed),
+            "not_applicable": dict(below.left_out),
+            "gpus": list(below.gpus),
+            "reports": [
+                {
+                    "when": signed_report.report.when,
+                    "verdict": signed_report.report.verdict,
+                    "gpus": hosts.kinds(json.loads(signed_report.report.host)),
+                    "sha256": hashlib.sha256(payload(statement_of(signed_report.report))).hexdigest(),
+                    "signers": list(signed_report.signers),
+                }
+                for signed_report in below.signed_reports
+                if signed_report.report.image == below.image
+            ],
+        },
+        "test": list(project.test),
+        "added": list(project.added),
+        "not_proved": not_proved(project),
+    }
+
+
+def not_proved(project: ProjectProof) -> dict[str, list[str]]:
+    """What neither the reports of the image below nor those of the project prove; empty lists are omitted."""
+    found = {
+        "replaced": project.replaced,
+        "at_start": project.at_start,
+        "variables": project.variables,
+        "may_be_missing": project.may_lack,
+    }
+    return {name: list(values) for name, values in found.items() if values}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

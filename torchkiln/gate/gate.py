@@ -46,6 +46,7 @@ class GateResult:
     statuses: tuple[CheckStatus, ...]
     missing: tuple[tuple[str, str], ...]  # (what, why)
     signed_reports: tuple[SignedReport, ...]
+    project: ProjectProof | None = None  # of the image of a project; None: of a cell
 
     @property
     def passed(self) -> tuple[str, ...]:
@@ -90,7 +91,23 @@ class GateResult:
             gpus=gpus,
             signed=self.policy.signed,
             reports=self.signed_reports,
+            of_project=self.project is not None,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectProof:
+    """What a project's image has of the image below, and what nothing proves about it (ADR 43)."""
+
+    below: GateResult  # of the image below, by its own reports
+    layers: int  # the lowest layers of the project's image are those of the image below
+    added: tuple[str, ...]  # packages of the project, "datasets 4.8.5"
+    replaced: tuple[str, ...]  # names of packages of the image below that have other files
+    at_start: tuple[str, ...]  # .pth files, which Python runs at each start
+    variables: tuple[str, ...]  # names of environment variables that the image below does not have
+    may_lack: tuple[str, ...]  # libraries and packages that `--allow-missing` named
+    test: tuple[str, ...]  # the command of the project's own test
+    changed: bool  # the layers or the configuration change what the proof of the image below covers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,9 +135,22 @@ def clear(result: GateResult, given: GivenOptions | None = None) -> ClearedImage
             f"{result.tag} ({result.image[:19]}) is not cleared: "
             f"{count} {'requirement is' if count == 1 else 'requirements are'} not met",
             missing=result.missing,
-            hint="\n".join(commands(result.needed, given or GivenOptions())),
+            hint="\n".join(dict.fromkeys(_hints(result, given or GivenOptions()))),
         )
     return ClearedImage(result=result, override=None, by=_CLEARANCE)
+
+
+def _hints(result: GateResult, given: GivenOptions) -> Iterator[str]:
+    """What to do about what is missing, also in the image below."""
+    if (project := result.project) is None:
+        yield from commands(result.needed, given)
+        return
+    if project.changed:
+        yield "remove what is named from the project, and build it again: torchkiln build --project DIR"
+    elif any(status.lacks for status in result.statuses) or result.signed_reports:
+        yield from commands(result.needed, given)
+    if project.below.missing:
+        yield from commands(project.below.needed, given)
 
 
 def override(result: GateResult, reason: str) -> ClearedImage:
@@ -173,7 +203,7 @@ def judge(
     for signed_report in signed_reports:
         faults = [
             *_of_image(signed_report, tag, image, image_json),
-            *_of_request(signed_report, policy, suite, nonce, at),
+            *request_faults(signed_report, policy, suite, nonce, at),
         ]
         missing += [(signed_report.name, text) for text in faults]
     required = [status for status in statuses if status.required]
@@ -220,7 +250,7 @@ def _of_image(signed_report: SignedReport, tag: str, image: Digest, image_json: 
         yield "the image.json in the image differs from that of the lock"
 
 
-def _of_request(
+def request_faults(
     signed_report: SignedReport, policy: Policy, suite: Suite, nonce: str | None, at: datetime | None
 ) -> Iterator[str]:
     """Why a report of any image does not meet *policy*."""

@@ -32,6 +32,7 @@ class Needed:
     gpus: tuple[str, ...]  # capabilities on which a check is not proved
     signed: bool  # the policy requires signatures
     reports: tuple[SignedReport, ...]
+    of_project: bool = False
 
 
 def commands(needed: Needed, given: GivenOptions) -> Iterator[str]:
@@ -41,6 +42,8 @@ def commands(needed: Needed, given: GivenOptions) -> Iterator[str]:
     if any(report.signed for report in untrusted):
         yield "if you trust the key that signed the report, name it: --trust PUBLIC.pem"
     words = ["torchkiln", "smoke", needed.tag, *_selection(needed.checks, needed.suite)]
+    if needed.of_project:  # all of its checks run in a minute
+        words = ["torchkiln", "smoke", "--project", "DIR"]
     words += ["--nonce", given.nonce] if given.nonce else []
     words += ["--report", "FILE", *(["--key", given.key or "KEY.pem"] if signs else [])]
     yield f"run the missing checks{_host(needed)}: {shlex.join(words)}"

@@ -12,13 +12,18 @@ from torchkiln.attest.roles import KeyInRole, keys_for
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import GateResult, judge
 from torchkiln.gate.hints import GivenOptions
+from torchkiln.gate.project.judge import judge_project
+from torchkiln.gate.project.read import ProjectImage, project_image, read_evidence
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import Finding, SignedReport
-from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.smoke import attestation, hosts
 from torchkiln.smoke.history import KeptRuns
+from torchkiln.smoke.project.account import is_project
+from torchkiln.smoke.project.suite import project_suite
+from torchkiln.smoke.session import image_and_lock
 from torchkiln.smoke.suite import Suite
 from torchkiln.smoke.verdict import host_fault, verdict
 
@@ -65,6 +70,43 @@ class GateInputs:
             image=image.manifest,
             nonce=self.nonce,
             at=datetime.now(timezone.utc),
+        )
+
+    def judge_image(self, ref: str | None, layout: Path, images: Path) -> GateResult:
+        """The gate's result for the image *ref* of *layout*, of a cell or a project; locks are in *images*.
+
+        :raises ConfigError: there is no such image, or a given file is not a report.
+        :raises Stale: there is no lock of it.
+        :raises VerificationFailed: a signature is invalid, or a layer is damaged.
+        """
+        image = open_layout(layout).image(ref)
+        if is_project(image):
+            return self.judge_project(project_image(image, layout, images))
+        found, _, locked = image_and_lock(ref, layout, images)
+        return self.judge(found, locked)
+
+    def judge_project(self, project: ProjectImage) -> GateResult:
+        """The gate's result for the image of *project*, now: by its reports, and those of the image below.
+
+        :raises ConfigError: a given file is not a report.
+        :raises VerificationFailed: a signature is invalid, or a layer is damaged.
+        """
+        evidence = read_evidence(project, self.runs.store)
+        image, at = project.image.manifest, datetime.now(timezone.utc)
+        policy = self.policy.of(project.locked.resolution)
+        policy = replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
+        below = project.below.manifest
+        # A report of neither image is refused with those of the project.
+        of_below = [found for found in self._signed_reports(below) if found.report.image == below]
+        own = [found for found in self._signed_reports(image) if found.report.image != below]
+        return judge_project(
+            evidence,
+            judge(of_below, policy, project.locked, self.suite, image=below, at=at),
+            own,
+            policy,
+            project_suite(),
+            nonce=self.nonce,
+            at=at,
         )
 
     def _signed_reports(self, image: Digest) -> list[SignedReport]:

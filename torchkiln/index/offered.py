@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -9,7 +10,7 @@ from packaging.version import Version
 
 from torchkiln.index.pages import Pages
 from torchkiln.index.read_page import wheels_on
-from torchkiln.index.remote_wheel import metadata_of
+from torchkiln.index.remote_wheel import file_in, metadata_of
 from torchkiln.index.settings import index_settings
 from torchkiln.model.cell import Source
 from torchkiln.model.index import FileAt, WheelMetadata
@@ -45,6 +46,13 @@ class Releases:
     def size(self, wheel: FileAt) -> int:
         """The size of *wheel* in bytes."""
         return self.pages.measure(wheel).size or 0
+
+    def file(self, wheel: FileAt, path: str, limit: int) -> bytes | None:
+        """The file at *path* in *wheel*, of at most *limit* bytes; None: there is none.
+
+        :raises BuildFailed: it cannot be read, or is larger.
+        """
+        return file_in(self.pages.session, wheel, re.compile(re.escape(path)), limit)
 
     def _releases(self, project: str) -> dict[Version, list[FileAt]]:
         if project not in self._projects:

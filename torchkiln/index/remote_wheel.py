@@ -1,4 +1,4 @@
-"""Reads METADATA of a wheel on an index by range requests: of a gigabyte it downloads one or two megabytes.
+"""Reads files of a wheel on an index by range requests: for METADATA of a gigabyte, one or two megabytes.
 
 The wheel is not trusted: what is read is bounded, and not cached.
 """
@@ -6,6 +6,7 @@ The wheel is not trusted: what is read is bounded, and not cached.
 from __future__ import annotations
 
 import io
+import re
 import struct
 import threading
 import zipfile
@@ -18,7 +19,7 @@ from torchkiln.index.settings import redact
 from torchkiln.model.index import METADATA_LIMIT, FileAt, WheelMetadata, read_metadata
 
 _BLOCK = 1 << 18  # bytes; the directory of torch's wheel takes about six blocks
-_MOST = 24  # blocks of one wheel
+_MOST = 24  # blocks of one wheel, besides those of a larger file
 _END = struct.Struct("<4s4xHHLL")  # of a zip: signature, entries (twice), size and offset of the directory
 _DIRECTORY = threading.Lock()  # a zip directory takes twelve times its size in memory: read one at a time
 _NO_RANGES = "torchkiln reads METADATA by range requests; use an index that supports them"
@@ -45,28 +46,44 @@ def metadata_bytes(session: IndexSession, wheel: FileAt) -> bytes:
     :raises NoRanges: the server does not support range requests.
     :raises BuildFailed: it cannot be read, or the file is not a wheel or has another size than on the page.
     """
+    found = file_in(session, wheel, re.compile(r"[^/]+\.dist-info/METADATA"), METADATA_LIMIT)
+    if found is None:
+        raise _invalid_wheel(wheel, "no METADATA")
+    return found
+
+
+def file_in(session: IndexSession, wheel: FileAt, path: re.Pattern[str], limit: int) -> bytes | None:
+    """The file of *wheel* whose whole path matches *path*; None: there is none.
+
+    :param limit: most bytes of the file.
+    :raises NoRanges: the server does not support range requests.
+    :raises BuildFailed: it cannot be read or is larger, or the index has no wheel there, or one of another
+        size than on its page.
+    """
     with session.deadlines.within(TOTAL):
-        return _metadata_bytes(session, wheel)
+        return _file_in(session, wheel, path, limit)
 
 
-def _metadata_bytes(session: IndexSession, wheel: FileAt) -> bytes:
+def _file_in(session: IndexSession, wheel: FileAt, path: re.Pattern[str], limit: int) -> bytes | None:
     try:
-        remote = _RemoteFile(session, wheel)
+        remote = _RemoteFile(session, wheel, _MOST + limit // _BLOCK)
         remote.fetch_directory()
         with _DIRECTORY:
             archive = zipfile.ZipFile(io.BufferedReader(remote))
-            named = [entry for entry in archive.infolist() if entry.filename.endswith(".dist-info/METADATA")]
+            entries = [entry for entry in archive.infolist() if path.fullmatch(entry.filename)]
             archive.filelist.clear()
             archive.NameToInfo.clear()
-        entries = [entry for entry in named if entry.filename.count("/") == 1]
-        if len(entries) != 1:
-            raise _invalid_wheel(wheel, "no METADATA" if not entries else "more than one METADATA")
+        if not entries:
+            return None
+        name = entries[0].filename.rpartition("/")[2]
+        if len(entries) > 1:
+            raise _invalid_wheel(wheel, f"more than one {name}")
         with archive, archive.open(entries[0]) as file:
-            data = file.read(METADATA_LIMIT + 1)
+            data = file.read(limit + 1)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, OSError) as error:
         raise _invalid_wheel(wheel, str(error) or type(error).__name__) from error
-    if len(data) > METADATA_LIMIT:
-        raise _invalid_wheel(wheel, f"METADATA has more than {METADATA_LIMIT} bytes")
+    if len(data) > limit:
+        raise _invalid_wheel(wheel, f"{name} has more than {limit} bytes")
     return data
 
 
@@ -88,8 +105,8 @@ def _invalid_wheel(wheel: FileAt, why: str) -> BuildFailed:
 class _RemoteFile(io.RawIOBase):
     """A seekable file over HTTP, read in whole blocks, each once."""
 
-    def __init__(self, session: IndexSession, wheel: FileAt) -> None:
-        self._session, self._wheel, self._at = session, wheel, 0
+    def __init__(self, session: IndexSession, wheel: FileAt, most: int) -> None:
+        self._session, self._wheel, self._at, self._most = session, wheel, 0, most
         self._blocks: dict[int, bytes] = {}
         self._size = self._read_size()
         if wheel.size is not None and wheel.size != self._size:
@@ -146,8 +163,8 @@ class _RemoteFile(io.RawIOBase):
 
     def _block(self, number: int) -> bytes:
         if number not in self._blocks:
-            if len(self._blocks) == _MOST:
-                raise ValueError(f"directory and METADATA take more than {_MOST * _BLOCK >> 20} MiB")
+            if len(self._blocks) == self._most:
+                raise ValueError(f"its directory and the file take more than {self._most * _BLOCK >> 20} MiB")
             first, last = number * _BLOCK, min((number + 1) * _BLOCK, self._size) - 1
             response, data = get(self._session, self._wheel.url, _BLOCK, headers=_range(first, last))
             if response.status_code != 206 or len(data) != last - first + 1:

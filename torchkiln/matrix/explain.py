@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -48,7 +48,7 @@ def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
     build = resolution.build
     classes = served_classes(build.archs, facts.gpus, cell.gpus) if build else ()
     known = recorded(facts, build, cell.python) if build else None
-    about = [*_facts_of(resolution), *(["index_sha256"] if known else [])]
+    about = [*_facts_of(resolution, facts.citations), *(["index_sha256"] if known else [])]
     used = tuple((fact, facts.citations[fact]) for fact in about)
     named = dict.fromkeys(source for _, sources in used for source in sources)
     return Explanation(
@@ -99,13 +99,14 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _facts_of(resolution: Resolution) -> Iterable[str]:
+def _facts_of(resolution: Resolution, cited: Collection[str]) -> Iterable[str]:
     """The ids of all facts that *resolution* is based on, each once."""
     cell, build = resolution.cell, resolution.build
     found = ["rules.grid"]
     if build:
         at = f"releases.{cell.torch}"
+        drivers = f"cuda.{build.cuda}" if f"cuda.{build.cuda}" in cited else "cuda"
         found += [f"{at}.variants.{build.variant}", f"{at}.archs.{build.variant}", f"{at}.default"]
-        found += [f"{at}.companions", f"{at}.cudnn_major", f"floors.{major_of(cell.cuda)}", "cuda"]
+        found += [f"{at}.companions", f"{at}.cudnn_major", f"floors.{major_of(cell.cuda)}", drivers]
     found += [bound.fact for bound in resolution.constraints]
     return dict.fromkeys([*found, *(limit.fact for limit in resolution.limits)])

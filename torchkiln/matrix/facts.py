@@ -36,12 +36,17 @@ class DefaultWheel:
     platform: str  # "manylinux_2_28_x86_64"
     requires_python: str
     pythons: tuple[str, ...]  # CPython tags, "cp311"
-    triton: str
+    triton: str  # "3.7.1", or a specifier, "~=3.9.0"
     triton_below: str | None = None  # from this Python on it requires no triton
     pins: Pairs  # (distribution, exact version): the nvidia-* and cuda-* requirements
     toolkit: tuple[str, ...] = ()  # the extras of cuda-toolkit that it requires; empty before torch 2.11
     requires: tuple[str, ...]  # the other requirements, PEP 508
     sha256: Pairs  # (CPython tag, hex)
+
+    @property
+    def triton_specifier(self) -> str:
+        """`"==3.7.1"`, or the range that it allows."""
+        return f"=={self.triton}" if self.triton[0].isdigit() else self.triton
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,7 +219,7 @@ def _facts(raw: dict[str, Any]) -> Facts:
         toolkits=MappingProxyType({cuda: _toolkit(cuda, body) for cuda, body in raw["toolkits"].items()}),
         host_gcc=MappingProxyType({cuda: body["newest"] for cuda, body in raw["host_gcc"].items()}),
         redist=cuda_redist.load(),
-        cuda=MappingProxyType({name: Drivers(**body) for name, body in raw["cuda"].items()}),
+        cuda=MappingProxyType({name: Drivers(**_without_source(body)) for name, body in raw["cuda"].items()}),
         floors=MappingProxyType(
             {name: MinimumDriver(**_without_source(body)) for name, body in raw["floors"].items()}
         ),
@@ -357,6 +362,7 @@ def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[
     general = {name: tuple(ids) for name, ids in raw["provenance"].items()}
     of_index = ("index_sha256", "index_companions")
     cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",), **{name: general[name] for name in of_index}}
+    cited |= {f"cuda.{name}": tuple(body["source"]) for name, body in raw["cuda"].items() if "source" in body}
     for table in ("traps", "rules", "checks", "toolkits", "host_gcc", "floors", "gpus"):
         cited |= {f"{table}.{name}": tuple(body["source"]) for name, body in raw[table].items()}
     for version, release in releases.items():

@@ -61,7 +61,9 @@ def _hashes(facts: Facts, build: TorchBuild, python: str) -> dict[str, str]:
 def _torch_requires(facts: Facts, release: Release, variant: Variant, python: str) -> tuple[str, ...]:
     """The requirements of torch: a wheel that does not bundle CUDA's libraries pins those packages."""
     below = release.default.triton_below
-    triton = () if below and numbers(python) >= numbers(below) else (f"triton=={release.default.triton}",)
+    triton = (
+        () if below and numbers(python) >= numbers(below) else (f"triton{release.default.triton_specifier}",)
+    )
     pins = dict(facts.cu118_pins) | {"nvidia-cudnn-cu11": variant.cudnn, "nvidia-nccl-cu11": variant.nccl}
     libraries = () if variant.bundled else tuple(f"{name}=={version}" for name, version in pins.items())
     return (*release.default.requires, *triton, *libraries)

@@ -94,6 +94,30 @@ ArchivePath = Annotated[
         description='a path in NVIDIA\'s layout, "cuda_nvcc/linux-x86_64/cuda_nvcc-12.1.tar.xz"',
     ),
 ]
+DebName = Annotated[
+    str, Meta(pattern=r"^[a-z0-9][a-z0-9+.-]{0,200}$", description="the name of a Debian package")
+]
+DebVersion = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9.+:~-]{1,200}$", description="the version of a Debian package")
+]
+DebArchitecture = Annotated[
+    str, Meta(pattern=r"^[a-z0-9-]{1,40}$", description='the architecture of a Debian package, "amd64"')
+]
+DebSource = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9][a-z0-9+.-]{0,200}( \([A-Za-z0-9.+:~-]{1,200}\))?$",
+        description='the source of a Debian package, "gcc-12 (12.2.0-14)"',
+    ),
+]
+# A name or a version that ends in "-" would remove the package.
+AptPackage = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9][a-z0-9+.-]{0,98}[a-z0-9+](=[0-9A-Za-z]([A-Za-z0-9.+:~-]{0,98}[A-Za-z0-9.~])?)?$",
+        description='the name of an OS package, "ffmpeg", or with a version, "git-lfs=3.3.0-1"',
+    ),
+]
 
 T = TypeVar("T")
 Few = Annotated[tuple[T, ...], Meta(max_length=20)]

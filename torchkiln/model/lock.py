@@ -115,14 +115,15 @@ class LockedTools:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DebFile:
-    """The file of a package of the base, as the archive's signed index describes it."""
+    """The file of an OS package, as the archive's signed index describes it."""
 
-    name: str
-    version: str
-    architecture: str
-    source: str  # "gcc-12 (12.2.0-14)"; without the version where it equals the package's
-    size: int
-    sha256: str  # hex
+    name: fields.DebName
+    version: fields.DebVersion
+    architecture: fields.DebArchitecture
+    # "gcc-12 (12.2.0-14)"; without the version where it equals the package's
+    source: fields.DebSource
+    size: fields.Bytes
+    sha256: fields.Sha256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

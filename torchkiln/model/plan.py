@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
+from torchkiln.model.apt import LockedApt
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
@@ -29,15 +30,21 @@ class OverlayLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtefactLayer:
-    """The base, or the OS's tools: the layer is the artefact's blob."""
+    """The base, the OS's tools or a project's OS packages: the layer is the artefact's blob."""
 
     title: str  # "debian12 base (210 packages)"
-    artefact: LockedBase | LockedTools
+    artefact: LockedBase | LockedTools | LockedApt
 
     @property
-    def kind(self) -> Literal["base", "tools"]:
+    def kind(self) -> Literal["base", "tools", "apt"]:
         """Its name in plan.json."""
-        return "base" if isinstance(self.artefact, LockedBase) else "tools"
+        match self.artefact:
+            case LockedBase():
+                return "base"
+            case LockedTools():
+                return "tools"
+            case LockedApt():
+                return "apt"
 
     @property
     def blob(self) -> Blob:

@@ -1,4 +1,4 @@
-"""Defines the lock of a project: the wheels that its dependencies add to an image, or replace in it."""
+"""Defines the lock of a project: the wheels and OS packages that it adds to an image, or replaces in it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from torchkiln.model import fields
+from torchkiln.model.apt import LockedApt
 from torchkiln.model.lock import LockedWheel
 
 LABEL = "torchkiln.project"  # of a project's image: its name
 PARENT_LABEL = "torchkiln.parent"  # the image below it, TAG@DIGEST
+APP = "app"  # where its code is, relative to /
+PROJECT_JSON = "etc/torchkiln/project.json"
 
 _SET = {"uniqueItems": True}
 
@@ -40,4 +43,7 @@ class ProjectLock:
     removed: Annotated[
         tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)
     ] = ()  # packages of the parent that a wheel of the same name replaces
+    # libraries that its packages may lack, packages whose libraries may lack any; sorted
+    may_lack: Annotated[tuple[fields.FileName, ...], Meta(max_length=100, extra_json_schema=_SET)] = ()
+    apt: LockedApt | None = None  # the OS packages that it adds
     untrusted: bool = False

@@ -45,6 +45,7 @@ THRESHOLD: dict[str, Any] = {
         "properties": {"equals": True, "at_least": {"type": "number"}, "at_most": {"type": "number"}},
     },
 }
+_Names = Annotated[tuple[fields.Name, ...], Meta(max_length=5000)]
 Outcome = Literal["passed", "failed", "skipped", "not-applicable"]
 Verdict = Literal["pass", "fail", "inconclusive"]
 
@@ -63,12 +64,26 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectRun:
+    """What a run in the image of a project was about, beside the image."""
+
+    parent: Tag
+    parent_image: fields.Sha256Digest  # the manifest's digest of the image below
+    lock: fields.Sha256Digest  # the seal of torchkiln.lock.json
+    named: _Names = ()  # the packages that the project itself requires
+    test: Annotated[tuple[fields.Line, ...], Meta(max_length=200)] = ()  # the command of its own test
+    may_lack: Annotated[tuple[fields.Line, ...], Meta(max_length=5000)] = ()  # of --allow-missing
+    at_start: Annotated[tuple[fields.Line, ...], Meta(max_length=5000)] = ()  # .pth files of its packages
+    gpus: fields.Line = "none"  # as --gpus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeReport:
     """The results of the checks in one image, bound to its manifest digest, or in an environment."""
 
     image: fields.Sha256Digest | None  # None, like `tag`: an environment, for which no gate exists
     tag: Tag | None
-    suite: fields.Sha256Digest  # of the files of smoke_tests/
+    suite: fields.Sha256Digest  # of the files of smoke_tests/, or of the checks of a project
     runtime: RuntimeName
     tool: ToolVersion
     when: Time | None  # start of the run in UTC, "2026-11-21T17:05:16Z"; None: not recorded
@@ -79,6 +94,8 @@ class SmokeReport:
     # when torchkiln compared the unpacked files with the image's layers; None: an engine or an environment,
     # where no files are unpacked, or an older report
     verified: Time | None = None
+    # None: the checks of the suite in a cell's image; else those of a project, and `suite` is their digest
+    project: ProjectRun | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,11 +23,15 @@ _XATTR = "SCHILY.xattr."
 _TYPES = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE}
 
 
-def write_upper(lower: BinaryIO, whole: BinaryIO, out: BinaryIO, *, mtime: int) -> None:
+def write_upper(
+    lower: Iterable[BinaryIO], whole: BinaryIO, out: BinaryIO, *, mtime: int, hard_links: bool = False
+) -> None:
     """Write to *out* a tar of everything in *whole* that is not in *lower*, sorted by path.
 
+    :param lower: layers, lowest first.
     :param whole: seekable; it is read three times.
     :param mtime: seconds; younger entries get this time.
+    :param hard_links: write a new file that has several names once; else each hard link becomes a file.
     :raises BuildFailed: *whole* lacks files of *lower* or has entries that no layer may have, or is not a
         tar.
     :raises OSError: the disk is full.
@@ -35,7 +39,8 @@ def write_upper(lower: BinaryIO, whole: BinaryIO, out: BinaryIO, *, mtime: int) 
     below: dict[str, TreeEntry] = {}
     above: dict[str, TreeEntry] = {}
     try:
-        apply_layer(below, lower)
+        for layer in lower:
+            apply_layer(below, layer)
         apply_layer(above, whole)
         changed = sorted(path for path, thing in above.items() if below.get(path) != thing)
         whole.seek(0)
@@ -48,8 +53,15 @@ def write_upper(lower: BinaryIO, whole: BinaryIO, out: BinaryIO, *, mtime: int) 
                 hint="remove the package that causes this",
             )
         folders = (folder for name in changed for folder in parents(name))
+        first: dict[str, str] = {}  # the file of a hard link -> the path at which it was written
         for path in sorted({*changed, *folders}):
-            _write(tar, members.get(path), path, above[path], out, mtime)
+            member = members.get(path)
+            file = _path_of_link(member) if member is not None and member.islnk() else path
+            if member is not None and hard_links and file in first:
+                out.write(_hard_link(member, path, first[file], mtime))
+            else:
+                _write(tar, member, path, above[path], out, mtime)
+                first[file] = path
     except (tarfile.TarError, *DAMAGED) as error:
         if isinstance(error, OSError) and error.errno:  # an error of the disk, not of the tar
             raise
@@ -63,6 +75,18 @@ def _path_of(member: tarfile.TarInfo) -> str:
     """The path relative to the root; empty for the root."""
     path = posixpath.normpath(member.name).lstrip("/")
     return "" if path == "." else path
+
+
+def _path_of_link(member: tarfile.TarInfo) -> str:
+    """The path of the file that the hard link *member* is."""
+    return posixpath.normpath(member.linkname).lstrip("/")
+
+
+def _hard_link(member: tarfile.TarInfo, path: str, target: str, mtime: int) -> bytes:
+    info = tarfile.TarInfo(path)
+    info.type, info.linkname, info.mode = tarfile.LNKTYPE, target, member.mode & 0o7777
+    info.uid, info.gid, info.mtime = member.uid, member.gid, min(int(member.mtime), mtime)
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def _faults(
@@ -94,7 +118,7 @@ def _write(
     out: BinaryIO,
     mtime: int,
 ) -> None:
-    """Write one entry. A hard link becomes a regular file: its target may be in the layer below."""
+    """Write one entry. A hard link becomes a regular file: its target may be in the layer below, or later."""
     info = tarfile.TarInfo(path)
     info.type = _TYPES[thing.kind]
     info.mode = thing.mode

@@ -41,6 +41,7 @@ class ProjectNeeds:
     constraints: tuple[Asked, ...] = ()
     requires_python: str = ""  # ">=3.10"; "": any
     is_lock: bool = False  # the source pins every package, also dependencies
+    apt: tuple[str, ...] = ()  # OS packages, "git-lfs=3.3.0-1"; sorted
     choice: Choice = NO_CHOICE  # the requirements include those of these extras and groups
 
 

@@ -61,10 +61,7 @@ def read_code(folder: Path) -> ProjectCode:
     """
     if not folder.is_dir():
         raise ConfigError(f"--project {folder}: not a folder", hint="name the folder of the project")
-    by_git = in_checkout(folder)
-    listed = dict(_checkout(folder, "") if by_git else _walk(folder))
-    layouts = tuple(path[: -len("oci-layout")] for path in listed if path.endswith("/oci-layout"))
-    paths = {path: tracked for path, tracked in listed.items() if not path.startswith(layouts)}
+    by_git, paths = in_checkout(folder), code_paths(folder)
     plain: set[str] = set()
     found = {path: status for path in sorted(paths) if (status := _status(folder, path, plain))}
     if not found:
@@ -74,6 +71,17 @@ def read_code(folder: Path) -> ProjectCode:
         )
     _demand_small(folder, found, by_git=by_git)
     return _read(folder, found, paths, by_git=by_git)
+
+
+def code_paths(folder: Path) -> dict[str, bool]:
+    """The paths of the code in *folder*, and whether git tracks each; some may not exist any more.
+
+    :raises ConfigError: git refuses the repository.
+    :raises ToolMissing: it is a git checkout, and git is not installed.
+    """
+    listed = dict(_checkout(folder, "") if in_checkout(folder) else _walk(folder))
+    layouts = tuple(path[: -len("oci-layout")] for path in listed if path.endswith("/oci-layout"))
+    return {path: tracked for path, tracked in listed.items() if not path.startswith(layouts)}
 
 
 def _checkout(folder: Path, below: str) -> Iterator[tuple[str, bool]]:

@@ -19,8 +19,8 @@ from torchkiln.wheel.install import Scheme
 
 _LISTED = 8  # most lines of a message
 _NAMESPACES = frozenset({"nvidia"})  # other distributions may have folders of their own in it
-_AT_START = re.compile(r"(site|user)customize(\.py|\.[^/]*\.so|/.*)?")
-_MODULE = re.compile(r"([^./]+)(\.py|\.[^/]*\.so|/.*)")
+_AT_START = re.compile(r"(site|user)customize(\.pyc?|(\.[^/]*)?\.so|/.*)?")
+_MODULE = re.compile(r"([^./]+)(\.pyc?|(\.[^/]*)?\.so|/.*)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def effect_of(
     return Effect(
         removed=removed_paths(replaced, parent, scheme),
         at_start=tuple(sorted(pth)),
-        modules=tuple(sorted(_modules(parent, fixed, scheme))),
+        modules=tuple(sorted(fixed_modules(parent, fixed, scheme))),
         overwritten=tuple(sorted(_overwritten(parent, added, scheme))),
     )
 
@@ -122,7 +122,7 @@ def _module_of(file: OverlayFile | OverlayLink, root: str) -> str:
     return found[1] if found else path if isinstance(file, OverlayLink) else ""
 
 
-def _units(parent: Mapping[str, Files], fixed: Set[str], scheme: Scheme) -> dict[str, str]:
+def fixed_units(parent: Mapping[str, Files], fixed: Set[str], scheme: Scheme) -> dict[str, str]:
     """Folder in site-packages -> the fixed package to which all of it belongs."""
     units = {}
     for name in fixed & parent.keys():
@@ -134,7 +134,7 @@ def _units(parent: Mapping[str, Files], fixed: Set[str], scheme: Scheme) -> dict
     return units
 
 
-def _modules(parent: Mapping[str, Files], fixed: Set[str], scheme: Scheme) -> set[str]:
+def fixed_modules(parent: Mapping[str, Files], fixed: Set[str], scheme: Scheme) -> set[str]:
     """The names by which the fixed packages are imported."""
     site = f"{scheme.site}/"
     paths = (path for name in fixed & parent.keys() for path in parent[name] if path.startswith(site))
@@ -145,7 +145,7 @@ def _changes_fixed(
     parent: Mapping[str, Files], added: Mapping[str, Files], fixed: Set[str], scheme: Scheme
 ) -> Iterator[str]:
     owners = {path: (name, digest) for name in fixed & parent.keys() for path, digest in parent[name].items()}
-    units = _units(parent, fixed, scheme)
+    units = fixed_units(parent, fixed, scheme)
     depth = scheme.site.count("/") + 1
     for package, files in added.items():
         for path, digest in files.items():

@@ -36,7 +36,7 @@ class _Envelope:
 _ENVELOPE = ("schema", "seal")
 _ORDER = (
     *("schema", "name", "parent", "parent_lock", "as_of", "inputs", "untrusted", "extras", "groups"),
-    *("requirements", "removed", "wheels", "seal"),
+    *("requirements", "removed", "may_lack", "wheels", "apt", "seal"),
 )
 
 
@@ -125,11 +125,23 @@ def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
         yield "wheels, removed: must be sorted by name"
     if missing := sorted(set(removed) - set(names)):
         yield f"removed: {', '.join(missing)}: no wheel replaces it"
+    if document.get("may_lack", []) != sorted(document.get("may_lack", [])):
+        yield "may_lack: must be sorted"
+    debs = [deb["name"] for deb in document.get("apt", {}).get("debs", ())]
+    if debs != sorted(set(debs)):
+        yield "apt: debs: must be sorted by name, each name once"
     if "torch" in names:
         yield "wheels: torch is the image's, and cannot be in the lock of a project"
 
 
 def _field(value: Any) -> str:
+    if isinstance(value, dict):  # the OS packages
+        lines = (f"    {json.dumps(key)}: {_indented(_field(inner))}" for key, inner in value.items())
+        return "{\n" + ",\n".join(lines) + "\n  }"
     if not isinstance(value, list) or not value:
         return json.dumps(value)
     return "[\n" + ",\n".join(f"    {json.dumps(item)}" for item in value) + "\n  ]"
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n  ")

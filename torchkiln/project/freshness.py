@@ -25,6 +25,8 @@ def outdated(lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> str:
         return f"made for another lock of {tag}"
     if (choice := choice_of(lock.extras, lock.groups)) != needs.choice:
         return f"made {choice.phrase}, not {needs.choice.phrase}"
+    if needs.apt != (lock.apt.requested if lock.apt else ()):
+        return "made for other OS packages than apt in the settings has now"
     if lock.inputs != inputs_digest(needs, parent):
         return f"made from other requirements than {needs.source} has now"
     before = {wheel.name: wheel.version for wheel in parent.wheels}

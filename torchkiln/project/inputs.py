@@ -28,5 +28,6 @@ def inputs_digest(needs: ProjectNeeds, cell: LockedCell) -> Digest:
             # Left out if empty, so that locks from before there was a choice stay fresh.
             **({"extras": choice.extras} if choice.extras else {}),
             **({"groups": choice.groups} if choice.groups else {}),
+            **({"apt": needs.apt} if needs.apt else {}),
         }
     )

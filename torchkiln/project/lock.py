@@ -78,6 +78,8 @@ class LockedProject:
     moves: tuple[Move, ...]
     behind: tuple[Behind, ...] = ()
     yanked: tuple[tuple[str, str, str], ...] = ()  # name, version and reason of yanked wheels
+    unread: tuple[str, ...] = ()  # what the check of the libraries needs, and the build will have
+    notes: tuple[str, ...] = ()  # warnings about its OS packages
 
 
 def lock_project(

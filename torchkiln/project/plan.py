@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchkiln.errors import ConfigError
+from torchkiln.model.apt import LockedApt
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import (
+    ArtefactLayer,
     ImageConfig,
     ImagePlan,
     OverlayFile,
@@ -18,15 +20,13 @@ from torchkiln.model.plan import (
     PlannedLayer,
     RemovalLayer,
 )
-from torchkiln.model.project import LABEL, PARENT_LABEL, ProjectLock
+from torchkiln.model.project import APP, LABEL, PARENT_LABEL, PROJECT_JSON, ProjectLock
 from torchkiln.plan.layers import project_layers
 from torchkiln.project.code import ProjectCode
 from torchkiln.project.effect import Effect, runs_at_start, shadowing
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.util.files import pretty_json
 
-APP = "app"  # where the code is, relative to /
-PROJECT_JSON = "etc/torchkiln/project.json"
 SCHEMA = 1  # of project.json
 _NAMED = 5  # more packages are counted in a title, not named
 _VERSION = "org.opencontainers.image.version"
@@ -61,6 +61,8 @@ def plan_project(
         )
     below = parent.plan
     layers: tuple[PlannedLayer, ...] = below.layers
+    if project.apt:
+        layers += (ArtefactLayer(title=_packages_title(project.apt), artefact=project.apt),)
     if effect.removed:
         layers += (RemovalLayer(title=_removal_title(below.locked, project), paths=effect.removed),)
     layers += project_layers(project.wheels, python=below.locked.base.python)
@@ -119,6 +121,14 @@ def _removal_title(locked: LockedCell, project: ProjectLock) -> str:
     return f"without {', '.join(gone)}" if len(gone) <= _NAMED else f"without {len(gone)} packages"
 
 
+def _packages_title(apt: LockedApt) -> str:
+    """`"debian12 packages: ffmpeg, git-lfs (93 packages)"`."""
+    names = [text.partition("=")[0] for text in apt.requested]
+    shown = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+    count = len(apt.debs)
+    return f"{apt.os} packages: {shown} ({count} package{'' if count == 1 else 's'})"
+
+
 def _config(
     parent: Parent, project: ProjectLock, settings: ProjectSettings, path: tuple[str, ...]
 ) -> ImageConfig:
@@ -152,5 +162,16 @@ def _facts(parent: Parent, project: ProjectLock, started: tuple[str, ...]) -> Ma
             {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in project.wheels
         ],
         "removed": list(project.removed),
+        **({"apt": _apt_facts(project.apt)} if project.apt else {}),
         "at_start": list(started),
+    }
+
+
+def _apt_facts(apt: LockedApt) -> Mapping[str, Any]:
+    return {
+        "digest": apt.digest,
+        "packages": [
+            {"name": deb.name, "version": deb.version, "architecture": deb.architecture, "sha256": deb.sha256}
+            for deb in apt.debs
+        ],
     }

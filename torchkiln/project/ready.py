@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from torchkiln.lock.folder import LockFolder
@@ -16,6 +17,7 @@ from torchkiln.project.choice import NO_CHOICE, Choice, choice_of
 from torchkiln.project.file import load_project
 from torchkiln.project.freshness import require_fresh_project
 from torchkiln.project.read import read_project
+from torchkiln.project.settings import read_settings
 from torchkiln.project.target import environment_of
 from torchkiln.store.store import Store
 
@@ -24,7 +26,8 @@ from torchkiln.store.store import Store
 class ProjectRequest:
     """The project in `folder` on the image of `cell`; `as_of` and `upgrade` as in `LockRequest`.
 
-    `choice`: the extras and groups; None: those of the project's lock.
+    `choice`: the extras and groups; `may_lack`: libraries that may be missing, and packages whose libraries
+    may lack any; None: those of the project's lock.
     """
 
     folder: Path
@@ -32,6 +35,7 @@ class ProjectRequest:
     choice: Choice | None = None
     as_of: str | None = None
     upgrade: tuple[str, ...] = ()
+    may_lack: tuple[str, ...] | None = None
 
     def chosen(self, lock: ProjectLock | None) -> Choice:
         """The extras and groups of the project, whose present lock is *lock*."""
@@ -71,11 +75,17 @@ def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO
     """
 
     def by_uv(name: str, lock: bytes) -> str:
-        from torchkiln.index.uv_lock import exported  # imported here because it loads slowly
+        return _exported(name, lock, store, choice)
 
-        return exported(name, lock, store, extras=choice.extras, groups=choice.groups)
+    needs = read_project(folder, environment_of(parent.base.python), by_uv, choice)
+    return replace(needs, apt=tuple(sorted(read_settings(folder).apt)))
 
-    return read_project(folder, environment_of(parent.base.python), by_uv, choice)
+
+@lru_cache(maxsize=1)  # `build --watch` asks after each change of the code
+def _exported(name: str, lock: bytes, store: Store, choice: Choice) -> str:
+    from torchkiln.index.uv_lock import exported  # imported here because it loads slowly
+
+    return exported(name, lock, store, extras=choice.extras, groups=choice.groups)
 
 
 def fresh_parent(locks: LockFolder, cell: Cell, environ: Mapping[str, str]) -> LockedCell:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from torchkiln.errors import Stale
+from torchkiln.errors import BadWheel, BuildFailed, Stale
+from torchkiln.index.download import Downloads
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.lock.choice import record_of
 from torchkiln.lock.folder import LockFolder
@@ -13,24 +15,42 @@ from torchkiln.lock.session import date_of
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.index import KnownWheel
+from torchkiln.model.lock import LockedWheel
+from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import ProjectLock
+from torchkiln.plan.load import plan_locked
 from torchkiln.project.file import load_project
 from torchkiln.project.inputs import inputs_digest
+from torchkiln.project.libraries import require_fitting, require_known, still_known
 from torchkiln.project.lock import LockedProject, Parent, ProjectVersions, lock_project
 from torchkiln.project.name import demand_own_name
+from torchkiln.project.os_packages import kept_packages, with_packages
 from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
 from torchkiln.store.store import Store
+from torchkiln.symbols.known import is_unread
+from torchkiln.util.sizes import size
+
+_MOST_FETCHED = 512 << 20  # bytes of wheels that are downloaded before a build
+_STREAMS = 6
 
 
 def lock_folder(
-    request: ProjectRequest, locks: LockFolder, store: Store, *, environ: Mapping[str, str]
+    request: ProjectRequest,
+    locks: LockFolder,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    report: Reporting = UNREPORTED,
 ) -> LockedProject:
     """Lock a project; nothing is written. Versions of its present lock are kept unless upgraded.
 
     :raises ConfigError: the project's files are wrong, exclude the image's Python or torch, or its name is
         that of another image.
     :raises Stale: the cell is not locked, or its lock is stale; or uv.lock is.
-    :raises Unresolvable: the requirements conflict.
+    :param report: gets the steps in which OS packages are installed.
+    :raises Unresolvable: the requirements conflict, a package is not built for the image, or the archive
+        cannot provide the OS packages.
+    :raises BuildFailed: the OS packages cannot be installed in the image, or would change it.
     """
     resolution = locks.resolution(request.cell)
     parent = fresh_parent(locks, request.cell, environ)
@@ -56,9 +76,56 @@ def lock_folder(
         ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),
         untrusted=settings.untrusted,
     )
-    versions = [(wheel.name, wheel.version) for wheel in found.lock.wheels]
+    lock = _with_allowed(found.lock, request, previous)
+    _fetch(lock.wheels, index, report.say)
+    unread = require_fitting(lock, parent, store)
+    versions = [(wheel.name, wheel.version) for wheel in lock.wheels]
     yanked = tuple((*one, index.yanked[one]) for one in versions if one in index.yanked)
-    return replace(found, yanked=yanked)
+    return with_packages(
+        replace(found, lock=lock, yanked=yanked, unread=unread),
+        needs.apt,
+        kept_packages(previous.apt if previous else None, request.upgrade),
+        plan_locked(parent, locks.matrix, locks.facts),
+        store,
+        environ=environ,
+        report=report,
+    )
+
+
+def _with_allowed(lock: ProjectLock, request: ProjectRequest, previous: ProjectLock | None) -> ProjectLock:
+    """*lock* with the libraries that may be missing: those of *request*, else of the *previous* lock."""
+    if request.may_lack is None:
+        may_lack = still_known(previous.may_lack if previous else (), lock)
+    else:
+        require_known(request.may_lack, lock)
+        may_lack = tuple(sorted({*request.may_lack}))
+    return replace(lock, may_lack=may_lack)
+
+
+def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex, say: Callable[[str], None]) -> None:
+    """Download those of *wheels* whose libraries are checked, and which the build needs, too; not gigabytes.
+
+    :raises BadWheel: a file differs from the lock.
+    """
+    store = index.pages.store
+    missing = [wheel for wheel in wheels if is_unread(wheel, store)]
+    total = sum(wheel.size for wheel in missing)
+    if not missing or total > _MOST_FETCHED:
+        return
+    count = f"{len(missing)} wheel{'s' if len(missing) > 1 else ''}"
+    say(f"downloads {count} ({size(total)}), to check their libraries; the build uses them, too")
+    downloads = Downloads(index.pages)
+
+    def fetch(wheel: LockedWheel) -> None:
+        try:
+            downloads.fetch_wheel(wheel, store)
+        except BadWheel:
+            raise
+        except BuildFailed:  # the build says why, if it needs the file
+            pass
+
+    with ThreadPoolExecutor(_STREAMS) as pool:
+        list(pool.map(fetch, missing))
 
 
 def _previous(request: ProjectRequest) -> ProjectLock | None:

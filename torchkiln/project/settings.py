@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,10 +42,18 @@ class ProjectSettings:
         tuple[fields.Line, ...],
         Meta(max_length=200, description="started if `docker run` names no command; empty: the image's own"),
     ] = ()
+    apt: Annotated[
+        tuple[fields.AptPackage, ...],
+        Meta(max_length=200, description="packages of the image's OS, with what they need"),
+    ] = ()
     env: Annotated[
         Mapping[_Variable, fields.Line],
         Meta(description="environment variables"),
     ] = field(default_factory=dict)
+    test: Annotated[
+        tuple[fields.Line, ...],
+        Meta(max_length=200, description="the project's own test, which `smoke --project` runs"),
+    ] = ()
 
 
 NO_SETTINGS = ProjectSettings()
@@ -56,7 +64,22 @@ def read_settings(folder: Path) -> ProjectSettings:
 
     :raises ConfigError: they are invalid, or in both files; lists all faults.
     """
-    found = [(where, value) for where, value in _tables(folder) if value is not None]
+
+    def read(name: str) -> bytes | None:
+        path = folder / name
+        return read_inside(folder, path) if path.is_symlink() or path.exists() else None
+
+    return settings_from(read)
+
+
+def settings_from(read: Callable[[str], bytes | None]) -> ProjectSettings:
+    """The settings of a project.
+
+    :param read: returns the bytes of the file with that name in the project's folder; None: there is none. It
+        raises ValueError if the file cannot be read.
+    :raises ConfigError: as `read_settings`.
+    """
+    found = [(where, value) for where, value in _tables(read) if value is not None]
     if len(found) > 1:
         raise ConfigError(
             f"{FILE}: {PYPROJECT} has [{_TABLE}], too", hint="move the settings into one of the two files"
@@ -77,6 +100,11 @@ def settings_of(where: str, document: object) -> ProjectSettings:
     return codec.typed(ProjectSettings, document)
 
 
+def is_protected(name: str) -> bool:
+    """Whether no project can set the variable *name*."""
+    return _PROTECTED.fullmatch(name) is not None
+
+
 def schema() -> dict[str, Any]:
     """The JSON Schema of the settings."""
     return {
@@ -86,14 +114,13 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _tables(folder: Path) -> Iterator[tuple[str, object | None]]:
+def _tables(read: Callable[[str], bytes | None]) -> Iterator[tuple[str, object | None]]:
     """Where settings can be, and what is there; None: nothing."""
     for name in (FILE, PYPROJECT):
-        path = folder / name
-        if not (path.is_symlink() or path.exists()):
-            continue
         try:
-            document = toml_of(read_inside(folder, path))
+            if (data := read(name)) is None:
+                continue
+            document = toml_of(data)
         except ValueError as error:
             raise ConfigError(f"{name}: {error}") from None
         if name == FILE:
@@ -106,7 +133,11 @@ def _tables(folder: Path) -> Iterator[tuple[str, object | None]]:
 def _faults(document: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong in *document*, which matches the schema."""
     for name in document.get("env", {}):
-        if _PROTECTED.fullmatch(name):
+        if is_protected(name):
             yield f"env: {name} cannot be set: the tests of the image depend on it"
-    if document.get("command", [""])[0].startswith("-"):
-        yield f"command: {document['command'][0]!r} is an option, not a program"
+    names = [text.partition("=")[0] for text in document.get("apt", ())]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"apt: {name} is there twice"
+    for key in ("command", "test"):
+        if document.get(key, [""])[0].startswith("-"):
+            yield f"{key}: {document[key][0]!r} is an option, not a program"

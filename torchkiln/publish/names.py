@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.tags import aliases_of, dated, misfit, parse_name, tag_of, undated
+from torchkiln.matrix.tags import aliases_for, aliases_of, dated, misfit, parse_name, tag_of, undated
 from torchkiln.model.layer_format import split_format, tag_suffix
 from torchkiln.model.lock import LockedCell
 from torchkiln.oci.layout import ImageOnDisk
@@ -55,6 +55,29 @@ def names_of(
             raise ConfigError(
                 f"{tag} is another image's name: {why}",
                 hint="choose a name without versions, for example --tag trial",
+            )
+    return tags
+
+
+def names_of_project(
+    image: ImageOnDisk, name: str, below: str, matrix: Matrix, *, day: str, requested: Sequence[str] = ()
+) -> ImageTags:
+    """The tags of the image of the project *name* on the image *below*, or only those *requested*.
+
+    :raises ConfigError: a tag is invalid, must not move, or is that of another image.
+    """
+    own = f"{name}{tag_suffix(image.layer_format)}"
+    if requested:
+        tags = ImageTags(dated=None, moving=tuple(requested))
+    else:
+        tags = ImageTags(dated=dated(own, day), moving=(own,))
+    demand_movable(tags)
+    for tag in tags.moving:
+        of_below = split_format(tag)[0] in (below, *aliases_for(below, matrix))
+        if why := f"it is one of {below}" if of_below else misfit(tag, below, matrix):
+            raise ConfigError(
+                f"{tag} is not a name for the project's image: {why}",
+                hint="choose a name without versions, for example --tag main",
             )
     return tags
 

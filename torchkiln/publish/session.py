@@ -18,14 +18,15 @@ from torchkiln.attest.trust import Trust, with_signer
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import ClearedImage, GateResult, clear, override
 from torchkiln.gate.inputs import GateInputs
+from torchkiln.gate.project.read import project_image
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Observer, Silent
-from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.publish.connect import open_registry
 from torchkiln.publish.licence import demand_licence
-from torchkiln.publish.names import demand_same, names_of
+from torchkiln.publish.names import demand_same, names_of, names_of_project
 from torchkiln.publish.publish import PreparedImage, PublishedImage, publish
 from torchkiln.publish.source import source_of
 from torchkiln.registry.history import History
@@ -33,7 +34,9 @@ from torchkiln.registry.push import JOBS, PushOptions
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.sbom.image import bill_of_image
+from torchkiln.sbom.project import bill_of_project
 from torchkiln.sbom.statements import sboms
+from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.store import Store
 
@@ -153,13 +156,26 @@ class PublishSession:
         :raises ConfigError: no such image or lock, or an invalid tag.
         :raises GateRefused: a requirement of the policy is not met, or the image is for own use only.
         """
+        image = open_layout(self.layout).image(ref)
+        if is_project(image):
+            return self._prepare_project(image, target)
         image, tag, locked = image_and_lock(ref, self.layout, self.images)
         demand_same(ref, tag, locked)
         demand_licence(image, confirmed=target.licence_confirmed)
         names = names_of(image, locked, self.matrix, self.facts, day=target.day, requested=target.names)
-        cleared = self._cleared(image, locked, target.override)
+        cleared = self._cleared(self.inputs.judge(image, locked), target.override)
         statements = self._statements(image, locked, target.repository.name)
         return PreparedImage(cleared=cleared, image=image, statements=statements, names=names)
+
+    def _prepare_project(self, image: ImageOnDisk, target: PublishTarget) -> PreparedImage:
+        """`prepare` for a project: the gate's decision cites the reports of the image below by digest."""
+        project = project_image(image, self.layout, self.images)
+        demand_licence(image, confirmed=target.licence_confirmed)
+        name, below = project.account.name, project.account.parent
+        names = names_of_project(image, name, below, self.matrix, day=target.day, requested=target.names)
+        cleared = self._cleared(self.inputs.judge_project(project), target.override)
+        bill = bill_of_project(project, self.images, self.store, name=target.repository.name)
+        return PreparedImage(cleared=cleared, image=image, statements=sboms(bill), names=names)
 
     def send(
         self, ref: str, prepared: PreparedImage, registry: Registry, target: PublishTarget
@@ -181,8 +197,7 @@ class PublishSession:
         self.listener.published(ref, published)
         return published
 
-    def _cleared(self, image: ImageOnDisk, locked: LockedCell, reason: str | None) -> ClearedImage:
-        result = self.inputs.judge(image, locked)
+    def _cleared(self, result: GateResult, reason: str | None) -> ClearedImage:
         self.listener.checked(result)
         if reason is None:
             return clear(result, self.inputs.options)

@@ -21,12 +21,14 @@ from torchkiln.oci.validate.validate import validate
 from torchkiln.plan.load import plan_locked
 from torchkiln.publish.rebuild import RebuildContext, rebuild
 from torchkiln.publish.verify import Point, Verification, VerifyCriteria, of_sboms, verify
+from torchkiln.publish.verify_below import verify_below
 from torchkiln.registry import pulling
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import ImageReference
 from torchkiln.registry.session import Registry
 from torchkiln.sbom.matches import items_of, matches
 from torchkiln.sbom.read_image import read_evidence
+from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.suite import Suite
 from torchkiln.store.store import Store
 from torchkiln.util.scratch import scratch
@@ -113,11 +115,18 @@ class VerifySession:
             points = list(result.points)
             if depth.full:
                 points += self._full(reading, image, result)
+            if is_project(image):
+                whole = depth.full and all(point.good for point in points)
+                store = Store(folder / "cache") if whole else None
+                points += verify_below(reading, image, folder / "below", self._verify(reading), store)
             if depth.rebuild:
                 points.append(self._rebuild(reading, image, result, points))
         return Verified(
             reference=reference, digest=image.manifest, trusted=self.trust.verifies, points=tuple(points)
         )
+
+    def _verify(self, reading: RepositoryReader) -> Callable[[ImageOnDisk], Verification]:
+        return lambda image: verify(reading, image, self.trust, self._criteria())
 
     def _criteria(self) -> VerifyCriteria:
         return VerifyCriteria(

@@ -33,10 +33,12 @@ from torchkiln.oci.image import describe
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.attached import NOT_VERIFIED, AttachedStatements, attached
 from torchkiln.publish.publish import SIGNATURE
+from torchkiln.publish.verify_project import ProjectCriteria, verify_project
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.sbom.matches import matches_lock
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.smoke.attestation import PREDICATE, report_of
+from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.suite import Suite
 
 _VERSION = "org.opencontainers.image.version"
@@ -88,6 +90,14 @@ def verify(
     """
     statements = attached(reading, image.manifest, trust)
     points = list(_of_signatures(statements, trust))
+    if is_project(image):
+        own = ProjectCriteria(policy=criteria.policy, at=criteria.at, signed=trust.verifies)
+        points += (
+            Point(what=what, good=good, text=text)
+            for what, good, text in verify_project(statements, image, own, tag=tag)
+        )
+        points += _of_retractions(statements)
+        return Verification(points=tuple(points), origin=None, statements=statements)
     provenance, point = _origin(statements)
     points.append(point)
     if provenance is not None:

@@ -31,8 +31,8 @@ from torchkiln.sbom.licences import Licence
 from torchkiln.sbom.listed import TOOLKIT
 
 #: wheel, program, toolkit (NVIDIA's archives): from the lock. os: from dpkg. library: CUDA, cuDNN and NCCL,
-#: which are part of a wheel. vendored: a copy of a Python distribution inside another package.
-Kind = Literal["wheel", "program", "os", "toolkit", "library", "vendored"]
+#: which are part of a wheel. vendored: a copy of a Python distribution inside another package. project: code.
+Kind = Literal["wheel", "program", "os", "toolkit", "library", "vendored", "project"]
 _DebKey = tuple[str, str, str]  # name, version, architecture
 
 _NAMESPACE = uuid5(UUID(int=0), "torchkiln sbom")
@@ -133,13 +133,20 @@ def bill_of(
         os=" ".join(distro).strip(),
         epoch=locked.epoch,
         tool=tool,
-        components=tuple(
-            sorted(
-                (*wheels, *_programs(locked), *toolkit, *_libraries(locked, dists), *os, *vendored),
-                key=lambda part: (part.kind, part.name, part.version, part.architecture, part.evidence),
-            )
+        components=in_order(
+            (*wheels, *_programs(locked), *toolkit, *_libraries(locked, dists), *os, *vendored)
         ),
         notes=tuple(_notes(os, files, locked)),
+    )
+
+
+def in_order(components: Iterable[BillComponent]) -> tuple[BillComponent, ...]:
+    """*components* by kind, then by name."""
+    return tuple(
+        sorted(
+            components,
+            key=lambda part: (part.kind, part.name, part.version, part.architecture, part.evidence),
+        )
     )
 
 
@@ -169,11 +176,12 @@ def _unlike(what: str, locked: Mapping[str, str], image: Mapping[str, str]) -> I
 
 
 def _of_wheel(wheel: LockedWheel, dist: Distribution, cut: DeviceCode | None) -> BillComponent:
+    named = {"file_name": wheel.filename} if wheel.filename else {}
     return BillComponent(
         kind="wheel",
         name=wheel.name,
         version=wheel.version,
-        purl=PackageURL("pypi", None, wheel.name, wheel.version, {"file_name": wheel.filename}).to_string(),
+        purl=PackageURL("pypi", None, wheel.name, wheel.version, named).to_string(),
         sha256=wheel.sha256,
         licences=dist.licences,
         evidence=dist.path,

@@ -73,7 +73,7 @@ def _component(part: BillComponent, inside: Iterable[Component]) -> Component:
     return Component(
         name=part.name,
         version=part.version,
-        type=ComponentType.LIBRARY,
+        type=ComponentType.APPLICATION if part.kind == "project" else ComponentType.LIBRARY,
         bom_ref=part.ref,
         purl=PackageURL.from_string(part.purl),
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=part.sha256)] if part.sha256 else [],

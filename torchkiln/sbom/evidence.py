@@ -1,8 +1,8 @@
 """Parse the package metadata in an image's layers.
 
 Python distributions are described in `*.dist-info/METADATA`, OS packages in dpkg's status, their licences in
-`usr/share/doc/*/copyright`, the wheels in /etc/torchkiln/image.json. All of it comes from the image, so it
-can be forged or broken: invalid metadata is an error, and not skipped.
+`usr/share/doc/*/copyright`, the wheels in /etc/torchkiln/image.json and project.json. All of it comes from
+the image, so it can be forged or broken: invalid metadata is an error, and not skipped.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchkiln.errors import VerificationFailed, printable
+from torchkiln.model.project import PROJECT_JSON
 from torchkiln.model.recipe import PREFIX
 from torchkiln.sbom.licences import Licence, of_debian, of_expression, of_words
 from torchkiln.util.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
@@ -77,13 +78,15 @@ class Evidence:
 
     distributions: tuple[Distribution, ...]
     packages: tuple[InstalledPackage, ...]
-    wheels: Mapping[str, tuple[str, str]]  # in image.json: name → version, sha256
+    wheels: Mapping[str, tuple[str, str]]  # in image.json and project.json: name → version, sha256
     archives: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # likewise, of NVIDIA's toolkit
 
 
 def is_evidence(path: str) -> bool:
     """Whether the file or link *path* of a layer is needed for an SBOM."""
-    return path == IMAGE_JSON or any(name.fullmatch(path) for name in (_METADATA, _DOC, _NEVER_LINKS))
+    return path in (IMAGE_JSON, PROJECT_JSON) or any(
+        name.fullmatch(path) for name in (_METADATA, _DOC, _NEVER_LINKS)
+    )
 
 
 def shortened(path: str, text: str) -> str:
@@ -99,7 +102,8 @@ def evidence_of(texts: Mapping[str, str], links: Mapping[str, str]) -> Evidence:
     faults = [f"{path}: must not be a link" for path in sorted(links) if _NEVER_LINKS.fullmatch(path)]
     distributions = tuple(sorted(_distributions(texts, faults), key=lambda dist: (dist.name, dist.path)))
     packages = tuple(sorted(_packages(texts, links, faults), key=lambda deb: (deb.name, deb.architecture)))
-    wheels, archives = (_from_image_json(texts, key, faults) for key in ("wheels", "archives"))
+    wheels, archives = (_from_json(texts, IMAGE_JSON, key, faults) for key in ("wheels", "archives"))
+    wheels |= _from_json(texts, PROJECT_JSON, "wheels", faults)  # those that it removes are among them
     of_wheels = [dist.name for dist in distributions if dist.of_a_wheel]
     faults += [f"{name} is installed twice" for name in _repeated(of_wheels)]
     of_dpkg = [f"{package.name}:{package.architecture}" for package in packages]
@@ -218,18 +222,20 @@ def _unfolded(words: str) -> str:
     return "\n".join("" if line.strip() == "." else line for line in words.split("\n"))
 
 
-def _from_image_json(texts: Mapping[str, str], key: str, faults: list[str]) -> dict[str, tuple[str, str]]:
-    """The packages under *key* in image.json; `archives` is absent without NVIDIA's toolkit."""
-    if IMAGE_JSON not in texts:
+def _from_json(
+    texts: Mapping[str, str], path: str, key: str, faults: list[str]
+) -> dict[str, tuple[str, str]]:
+    """The packages under *key* in image.json or project.json; `archives` is absent without the toolkit."""
+    if path not in texts:
         return {}
     try:
-        document = json_of(texts[IMAGE_JSON].encode())
+        document = json_of(texts[path].encode())
         rows = document["wheels"] if key == "wheels" else document.get(key, ())
         found = {str(row["name"]): (str(row["version"]), str(row["sha256"])) for row in rows}
         if not all(_HEX.fullmatch(sha256) for _, sha256 in found.values()):
             raise ValueError(f"invalid sha256 in {key}")
     except (ValueError, LookupError, TypeError) as error:
-        faults.append(f"{IMAGE_JSON}: invalid: {str(error)[:120]}")
+        faults.append(f"{path}: invalid: {str(error)[:120]}")
         return {}
     return found
 

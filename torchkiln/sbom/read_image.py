@@ -30,7 +30,7 @@ from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme, destination, parse_name
 
 RECORDS = "evidence"
-_FORM = 2  # increase it when `is_evidence` accepts more files
+_FORM = 3  # increase it when `is_evidence` accepts more files
 _MAX_TEXT = 16 << 20  # bytes of a text in a wheel; if one is larger, the layer is read
 
 

@@ -27,6 +27,7 @@ MEDIA_TYPE = "application/spdx+json"
 _DOCUMENT, _IMAGE = "SPDXRef-DOCUMENT", "SPDXRef-image"
 # Without a list of licences: the expressions are valid SPDX already, and must not be changed.
 _LICENSING = Licensing()
+_PURPOSES = {"project": PackagePurpose.APPLICATION}
 
 
 def spdx(bill: Bill) -> bytes:
@@ -103,7 +104,7 @@ def _package(part: BillComponent, bill: Bill) -> Package:
         license_declared=_declared(part),
         copyright_text=SpdxNoAssertion(),
         external_references=[_purl(part.purl)],
-        primary_package_purpose=PackagePurpose.LIBRARY,
+        primary_package_purpose=_PURPOSES.get(part.kind, PackagePurpose.LIBRARY),
         comment="; ".join(filter(None, comment)) or None,
     )
 

@@ -112,6 +112,9 @@ def subject(report: SmokeReport) -> str:
     return report.tag or "this environment"
 
 
+_LINKAGE = "if a package works without a library: --allow-missing LIBRARY|PACKAGE"
+
+
 def demand_pass(report: SmokeReport) -> None:
     """Check that the verdict of *report* is `pass`.
 
@@ -123,8 +126,15 @@ def demand_pass(report: SmokeReport) -> None:
         checks = [finding.id for finding in report.findings if finding.outcome in ("failed", "skipped")]
         raise error(
             f"{subject(report)}: {report.verdict}: {', '.join(checks) or 'no check passed'}",
-            hint=_gpu_hint(report),
+            hint=_project_hint(report) if report.project else _gpu_hint(report),
         )
+
+
+def _project_hint(report: SmokeReport) -> str:
+    failed = [finding for finding in report.findings if faults(finding)]
+    if any(host_fault(finding) for finding in failed):
+        return "if it needs a GPU: run it on a host with one, with --gpus all"
+    return _LINKAGE if any(finding.id == "linkage" for finding in failed) else ""
 
 
 def _gpu_hint(report: SmokeReport) -> str:
@@ -210,6 +220,7 @@ def to_lines(
     lines = [
         *([""] if printed else []),
         "  ".join(filter(None, (subject(report), report.image))),
+        *_of_project(report),
         f"suite {report.suite[:19]}  runtime {report.runtime}  {_made(report)}",
         *hosts.lines(json.loads(report.host)),
         *([f"files    compared with the image's layers at {report.verified}"] if report.verified else []),
@@ -227,9 +238,18 @@ def to_lines(
     return [printable(line) for line in lines]  # text of an image can contain terminal escape sequences
 
 
-def to_whole_lines(finding: Finding, width: int) -> list[str]:
-    """Lines for a terminal: the values, and the whole message."""
-    return [printable(line) for line in _whole(finding, width, {})]
+def _of_project(report: SmokeReport) -> list[str]:
+    """Lines on the image below that of a project; none for other images."""
+    if (run := report.project) is None:
+        return []
+    started = [f"Python runs at each start: {', '.join(run.at_start)}"] if run.at_start else []
+    lacking = [f"may be missing: {', '.join(run.may_lack)}"] if run.may_lack else []
+    return [
+        f"on {run.parent}  {run.parent_image}",
+        "torch and its libraries are those of the image below: its reports prove them, not this run",
+        *started,
+        *lacking,
+    ]
 
 
 def _whole(finding: Finding, width: int, reasons: Mapping[str, str]) -> list[str]:

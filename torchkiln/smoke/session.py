@@ -165,9 +165,9 @@ def image_and_lock(ref: str | None, layout: Path, images: Path) -> tuple[ImageOn
     image = open_layout(layout).image(ref)
     if parent := labels(image).get(PARENT_LABEL):
         raise ConfigError(
-            f"{image.ref} is the image of a project: the gate, smoke tests and SBOMs take images of a cell",
-            hint=f"name the image below it, {parent.partition('@')[0]}; for the project's own checks use"
-            " torchkiln smoke --project DIR; push the project's by torchkiln push",
+            f"{image.ref} is the image of a project: the checks of the suite run in that of a cell",
+            hint="for the checks of the project: torchkiln smoke --project DIR; for those of the image below:"
+            f" torchkiln smoke {parent.partition('@')[0]}",
         )
     tag = tag_in(image) or image.ref
     return image, tag, load_locked(images, tag)

@@ -2,6 +2,7 @@
 
     blobs/sha256/<hex>            layer, config and manifest blobs, read-only
     wheels/<hex>/<file name>      wheels by their own sha256
+    debs/<hex>/<file name>        packages of an OS by their own sha256
     records/<kind>/<key>.json     small results by a content key (the layer of a wheel ...)
     locks/<name>                  a lock for each piece of work, so that no work is done twice
     claims/<name>                 the files that a running build needs: `cache prune` keeps them
@@ -302,7 +303,7 @@ def _size(path: Path) -> int:
 # Folders that other users must not be able to change.
 _FOLDERS = (
     *("blobs", "blobs/sha256", "wheels", "records", "locks", "claims", "tmp", "keys"),
-    *("toolkits", "bytecode", "interpreters", "rootfs", "pytest"),
+    *("toolkits", "debs", "bytecode", "interpreters", "rootfs", "pytest"),
 )
 
 

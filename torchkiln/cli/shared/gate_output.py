@@ -19,6 +19,7 @@ from torchkiln.cli.shared.tables import table
 from torchkiln.cli.shared.trust_options import ActivePolicy
 from torchkiln.errors import printable
 from torchkiln.gate.check_status import CheckStatus
+from torchkiln.gate.clearance import not_proved
 from torchkiln.gate.gate import GateResult
 from torchkiln.gate.hints import GivenOptions
 from torchkiln.gate.inputs import GateInputs
@@ -31,6 +32,12 @@ from torchkiln.store.store import Store
 if TYPE_CHECKING:
     from torchkiln.attest.signers import Signer
 
+_NOT_PROVED = {
+    "replaced": "with packages that the image below has otherwise",
+    "at_start": "with what Python runs at each start",
+    "variables": "with variables that the image below does not have",
+    "may_be_missing": "without what may be missing",
+}
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
 reports_option = click.option(
     "--report",
@@ -85,7 +92,22 @@ def with_key(inputs: GateInputs, key_file: Path | None, signer: Signer) -> GateI
 
 
 def show(result: GateResult) -> None:
-    """Print the reports with their signers, then the checks, a line each, on stderr."""
+    """Print the reports with their signers, then the checks, a line each, on stderr.
+
+    For the image of a project first those of the image below, and at the end what is not proved.
+    """
+    if result.project is not None:
+        below = result.project.below
+        click.echo(printable(f"the image below: {below.tag}  {below.image}"), err=True)
+        show(below)
+        click.echo(printable(f"\nthe project: {result.tag}  {result.image}"), err=True)
+    _show(result)
+    if result.project is not None:
+        for what, names in not_proved(result.project).items():
+            click.echo(printable(f"not proved: {_NOT_PROVED[what]}: {', '.join(names)}"), err=True)
+
+
+def _show(result: GateResult) -> None:
     numbers = {}
     for number, signed_report in enumerate(result.signed_reports, start=1):
         numbers[signed_report.name] = str(number)

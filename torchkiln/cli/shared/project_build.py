@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torchkiln.build.build import BuildOptions
 from torchkiln.build.environment import Environment
-from torchkiln.build.project import BuiltProject, build_project
+from torchkiln.build.project import BuiltProject, ProjectSource, build_project
 from torchkiln.build.project_source import source_of
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.index.lazy import LazyIndex
 from torchkiln.lock.folder import LockFolder
+from torchkiln.model.progress import Reporting
 from torchkiln.project.code import ProjectCode
 from torchkiln.project.file import FILE
 from torchkiln.project.ready import ProjectRequest
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 
 def build_in(
     request: ProjectRequest, locks: LockFolder, context: BuildContext, layout: Path, options: BuildOptions
-) -> dict[str, Any]:
-    """Build the project into *layout*, print the summary, and return what --json prints."""
-    store = context.store()
+) -> tuple[ProjectSource, BuiltProject]:
+    """Build the project into *layout*, and print the summary; its lock is made if there is none."""
 
     def made(found: LockedProject, path: Path) -> None:
         from torchkiln.cli.shared.project_output import show_project  # loads slowly
@@ -36,7 +36,20 @@ def build_in(
             show_project(found)
         context.say(f"there was no {FILE}: wrote {path}")
 
-    source = source_of(request, locks, store, environ=os.environ, made=made)
+    with console.progress(quiet=context.quiet) as observer:
+        report = Reporting(say=context.say, observer=observer)
+        source = source_of(request, locks, context.store(), environ=os.environ, made=made, report=report)
+    built = build_read(source, context, layout, options)
+    for line in warnings_of(built, source.code):
+        context.say(line)
+    return source, built
+
+
+def build_read(
+    source: ProjectSource, context: BuildContext, layout: Path, options: BuildOptions
+) -> BuiltProject:
+    """Build the project, which was read, into *layout*, and print the summary."""
+    store = context.store()
     context.keep(source.cell)
     with console.progress(quiet=context.quiet) as observer:
         environment = Environment(store=store, fetcher=LazyIndex(store), observer=observer, say=context.say)
@@ -50,19 +63,26 @@ def build_in(
         )
     if not context.quiet:
         console.summary(built.built)
-        for line in _notes(built, source.code):
-            context.say(line)
-    return console.numbers(built.built) | _numbers(built, source.code) | context.trust_of(built.plan.locked)
+        parent = built.parent.image
+        context.say(
+            f"{built.built.image.tag} is on {parent.tag} ({parent.manifest}), with"
+            f" {size(source.code.bytes)} of code"
+        )
+    return built
 
 
-def _notes(built: BuiltProject, code: ProjectCode) -> list[str]:
-    parent = built.parent.image
+def warnings_of(built: BuiltProject, code: ProjectCode) -> list[str]:
+    """Lines about what may surprise in the image."""
     started = ", ".join(built.at_start)
     return [
-        f"{built.built.image.tag} is on {parent.tag} ({parent.manifest}), with {size(code.bytes)} of code",
         *(f"warning: {note}" for note in (*code.notes, *built.effect.overwritten)),
         *([f"warning: Python runs at each start: {started}"] if started else []),
     ]
+
+
+def result_of(built: BuiltProject, code: ProjectCode, context: BuildContext) -> dict[str, Any]:
+    """What --json prints; a warning is printed if the lock uses an untrusted source."""
+    return console.numbers(built.built) | _numbers(built, code) | context.trust_of(built.plan.locked)
 
 
 def _numbers(built: BuiltProject, code: ProjectCode) -> dict[str, Any]:

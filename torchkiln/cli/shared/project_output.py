@@ -8,6 +8,7 @@ from typing import Any
 from torchkiln.cli.shared.lock_output import say, warn_of_yanked
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import printable
+from torchkiln.model.apt import LockedApt
 from torchkiln.model.untrusted import USES
 from torchkiln.project.choice import choice_of
 from torchkiln.project.lock import LockedProject
@@ -31,8 +32,17 @@ def show_project(found: LockedProject) -> None:
     )
     if found.moves:
         table(_HEADER, [_row(move) for move in found.moves], text={3}, err=True)
+    if lock.apt:
+        say(_packages(lock.apt))
+    for note in found.notes:
+        say(f"warning: {printable(note)}")
     for one in found.behind:
         say(_warning(one))
+    if found.unread:
+        say(
+            f"{lock.name}: the build will check whether the libraries of these packages fit the image; not in"
+            f" the cache now: {', '.join(found.unread)}"
+        )
     warn_of_yanked(lock.name, found.yanked)
     if lock.untrusted:
         say(f"{lock.name}: warning: {USES}")
@@ -49,9 +59,25 @@ def project_json(found: LockedProject) -> str:
         "groups": list(lock.groups),
         "as_of": lock.as_of,
         "moves": [codec.plain(move) for move in found.moves],
+        "may_lack": list(lock.may_lack),
+        "unchecked": list(found.unread),
+        **({"apt": [codec.plain(package) for package in lock.apt.packages]} if lock.apt else {}),
         "behind": [codec.plain(one) for one in found.behind],
     }
     return json.dumps(values, indent=2)
+
+
+def _packages(apt: LockedApt) -> str:
+    """`OS packages: git-lfs 3.3.0-1+deb12u1, and 2 that they need (8.1 MB)`."""
+    names = {text.partition("=")[0] for text in apt.requested}
+    named = [f"{package.name} {package.version}" for package in apt.packages if package.name in names]
+    there = sorted(names - {package.name for package in apt.packages})
+    parts = [
+        *([", ".join(named)] if named else []),
+        *([f"{len(apt.debs) - len(named)} that they need"] if len(apt.debs) > len(named) else []),
+        *([f"in the image already: {', '.join(there)}"] if there else []),
+    ]
+    return f"OS packages: {', and '.join(parts)} ({apt.size / 1e6:.1f} MB)"
 
 
 def _row(move: Move) -> tuple[str, str, str, str]:

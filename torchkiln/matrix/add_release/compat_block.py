@@ -1,4 +1,4 @@
-"""Writes the block of a release for compat.yaml, with TODO for values that the metadata lacks."""
+"""Writes the block of a release for compat.yaml, with TODO for values that the wheel lacks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def _lines(found: ReleaseMetadata) -> Iterator[str]:
     yield f"      platform: {wheel.platform}"
     yield f'      requires_python: "{wheel.requires_python}"'
     yield f"      pythons: [{', '.join(wheel.pythons)}]"
-    missing = f"TODO   # it requires {found.triton_requires or 'no triton'}"
-    yield f'      triton: "{wheel.triton}"' if wheel.triton else f"      triton: {missing}"
+    yield f'      triton: "{wheel.triton}"' if wheel.triton else "      triton: TODO   # it requires none"
     if wheel.triton_below:
         yield f'      triton_below: "{wheel.triton_below}"'
     yield "      pins:"
@@ -43,13 +42,14 @@ def _lines(found: ReleaseMetadata) -> Iterator[str]:
     if wheel.toolkit:
         yield f"      toolkit: [{', '.join(wheel.toolkit)}]"
     yield "      requires: [" + ", ".join(f'"{requirement}"' for requirement in wheel.requires) + "]"
-    yield f"      bytes_cp310: {found.bytes_cp310 or 'TODO   # it has no wheel for CPython 3.10'}"
+    if found.bytes_cp310:
+        yield f"      bytes_cp310: {found.bytes_cp310}"
     yield "      sha256:"
     yield from (f"        {tag}: {sha256}" for tag, sha256 in wheel.sha256)
     yield "    variants:"
-    yield "      # TODO: the metadata lacks GPU code. Add the result of torch.cuda.get_arch_list() (also in"
-    yield "      # libtorch_python.so), and a line for each other CUDA build on PyTorch's own index"
-    yield f"      {wheel.variant}: {{archs: [TODO], source: TODO}}"
+    if not found.archs:
+        yield "      # TODO: no GPU code found in the wheel. Add the result of torch.cuda.get_arch_list()"
+    yield f"      {wheel.variant}: {{archs: [{', '.join(found.archs) or 'TODO'}], source: wheel}}"
     yield "    index_sha256: {}"
 
 
@@ -64,7 +64,7 @@ def _companions(found: ReleaseMetadata) -> Iterator[str]:
 
 def _doubt(name: str, version: str | None, torch: str) -> str:
     if version is None:
-        return f"TODO: no {name} pins torch {torch}"
+        return f"TODO: no {name} allows torch {torch}"
     if version == torch:
         return f"{name} {version} does not pin torch: it was chosen by its version number"
-    return f"TODO: no {name} pins torch {torch} exactly; {version} is the newest that allows it"
+    return f"no {name} pins torch {torch}; {version} is the newest that allows it"

@@ -1,4 +1,4 @@
-"""Inserts a version or a pair into the text of matrix.yaml; the rest of the text does not change.
+"""Inserts lines into the texts of matrix.yaml and of the facts; the rest of a text does not change.
 
 PyYAML only finds the position of the list, so that comments, order and blank lines are kept.
 """
@@ -6,6 +6,7 @@ PyYAML only finds the position of the list, so that comments, order and blank li
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import yaml
 
@@ -32,6 +33,37 @@ def with_pair(text: str, torch: str, cuda: str, *, name: str) -> str:
         end = "\r\n" if "\r\n" in text else "\n"
         return f"{text.rstrip()}{end}{end}beyond:{end}  - {item}{end}"
     return _with(text, "beyond", torch, item, name)
+
+
+def with_block(text: str, key: str, version: str, block: str, *, name: str) -> str:
+    """The valid facts *text* with *block*, the lines of *version*, in the mapping *key*.
+
+    It comes after that of the newest older version, separated like the others.
+
+    :raises ConfigError: the mapping has no older version.
+    """
+    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    pairs = next(value.value for key_node, value in root.value if key_node.value == key)
+    older = [
+        (numbers(entry.value), value) for entry, value in pairs if numbers(entry.value) < numbers(version)
+    ]
+    if not older:
+        raise ConfigError(
+            f"{name}: {key} has no version before {version}", hint=f"insert the lines yourself, under {key}"
+        )
+    end = text.find("\n", _last(max(older, key=lambda pair: pair[0])[1])) + 1
+    blank = "\n" if block.count("\n") > 1 else ""
+    return f"{text[:end]}{blank}{block}{text[end:]}"
+
+
+def _last(node: yaml.Node) -> int:
+    """The index of the last character of *node*; a block's own mark is after the comments that follow it."""
+    if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
+        return _last(node.value[-1][1])
+    if isinstance(node, yaml.SequenceNode) and not node.flow_style and node.value:
+        return _last(node.value[-1])
+    index: int = node.end_mark.index - 1
+    return index
 
 
 def _with(text: str, key: str, version: str, item: str, name: str) -> str:

@@ -20,6 +20,9 @@ from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, nearest
 
 _READ_FROM = ("cp311", "cp310", "cp312")  # the wheels with the preferred METADATA; all have the same
+_LIBRARY = "torch/lib/libtorch_python.so"  # has the text that torch.cuda.get_arch_list() splits
+_LIBRARY_BYTES = 128 << 20  # 32 MB in torch 2.11
+_ARCHS = re.compile(rb"\0((?:sm|compute)_[0-9]{2,3}[a-z]?(?: (?:sm|compute)_[0-9]{2,3}[a-z]?)*)(?=\0)")
 
 
 class Catalogue(Protocol):
@@ -41,6 +44,10 @@ class Catalogue(Protocol):
         """The size of *wheel* in bytes."""
         ...
 
+    def file(self, wheel: FileAt, path: str, limit: int) -> bytes | None:
+        """The file at *path* in *wheel*, of at most *limit* bytes; None: there is none."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Companion:
@@ -52,7 +59,7 @@ class Companion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseMetadata:
-    """The facts of a torch release in its metadata, which lacks GPU code and other CUDA builds."""
+    """The facts of a torch release in its default wheel, which has none about other CUDA builds."""
 
     version: str
     cuda: str  # of the default wheel, "12.8"
@@ -60,7 +67,7 @@ class ReleaseMetadata:
     torchaudio: Companion
     cudnn_major: int
     default: DefaultWheel
-    triton_requires: str  # the requirement if it is not an exact pin; else ""
+    archs: tuple[str, ...]  # "sm_90", in the wheel's order; (): not found
     bytes_cp310: int | None
 
 
@@ -112,9 +119,15 @@ def look_up(version: str, catalogue: Catalogue) -> ReleaseMetadata:
             requires=tuple(sorted(requires.others)),
             sha256=tuple((tag, wheel.sha256) for tag, wheel in wheels.items() if not tag.endswith("t")),
         ),
-        triton_requires=requires.triton_requires,
+        archs=_archs(catalogue.file(_to_read(wheels), _LIBRARY, _LIBRARY_BYTES) or b""),
         bytes_cp310=catalogue.size(cp310) if cp310 else None,
     )
+
+
+def _archs(library: bytes) -> tuple[str, ...]:
+    """The GPU code for which torch was compiled, as its *library* names it; (): not found, or not unique."""
+    found = {text[1].decode() for text in _ARCHS.finditer(library) if b" " in text[1]}
+    return tuple(found.pop().split()) if len(found) == 1 else ()
 
 
 def _specifier(text: str, version: str) -> str:

@@ -30,7 +30,7 @@ class TorchRequirements:
         self.pins: dict[str, str] = {}
         self.toolkit: tuple[str, ...] = ()
         self.others: list[str] = []
-        self.triton, self.triton_requires = "", ""  # the exact version, or any other requirement
+        self.triton = ""  # the exact version, or a specifier, "~=3.9.0"
         self.triton_below: str | None = None
         for text in requires:
             try:
@@ -47,8 +47,7 @@ class TorchRequirements:
     def _sort(self, requirement: Requirement, pythons: list[str]) -> None:
         name, pinned = canonicalize_name(requirement.name), exact(requirement)
         if name == "triton":
-            self.triton = pinned or ""
-            self.triton_requires = "" if pinned else f"triton{requirement.specifier}"
+            self.triton = pinned or str(requirement.specifier)
             self.triton_below = None if pythons[-1] == _PYTHONS[-1] else _after(pythons[-1])
         elif pinned and name.startswith(("nvidia-", "cuda-")):
             self.pins[name] = pinned

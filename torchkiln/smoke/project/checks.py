@@ -1,4 +1,4 @@
-"""The checks of a project's image: its packages are imported, `pip check`, its libraries find others.
+"""The checks of a project's image: imports, `pip check`, shared libraries, the project's own test.
 
 Commands run in the image; what they print is not trusted.
 """
@@ -6,7 +6,7 @@ Commands run in the image; what they print is not trusted.
 from __future__ import annotations
 
 import json
-import re
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchkiln.elf.dynamic import LIBRARY
+from torchkiln.model.project import APP
 from torchkiln.model.recipe import PREFIX
 from torchkiln.model.report import Finding
-from torchkiln.project.plan import APP
+from torchkiln.smoke.project.declared import DECLARED
 from torchkiln.smoke.project.modules import modules_of
 from torchkiln.smoke.run import Ended, Inside, exit_status
 from torchkiln.util.strict_json import json_of
@@ -26,17 +28,18 @@ PLACE = "/opt/torchkiln/smoke-project"  # in the image: the suite, and linkage_p
 PROBE = "linkage_probe.py"
 # Of the driver: mounted by the container runtime, never part of an image.
 DRIVER = frozenset({"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1"})
+RULES = 1  # raise it when a check decides otherwise: reports are of the checks with that number
 _LINES = 1000  # last lines of an output that are kept
+_SHOWN = 20  # of these, in the message of a failed test
 _FOUND = '{"from": '
 # Prints from where a module is imported: its file, or the folders of a namespace package.
-_IMPORT = """
+IMPORT = """
 import importlib.util, json, sys
 name = sys.argv.pop()
 spec = importlib.util.find_spec(name)
 importlib.import_module(name)
 print(json.dumps({"from": [spec.origin, *(spec.submodule_search_locations or ())]}))
 """
-_LIBRARY = re.compile(r"[^/]+\.so(\.\d+)*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +55,7 @@ class ProjectSubject:
     site: str  # site-packages, relative to /
     may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages whose libraries may lack any
     suite: Path | None = None  # the folder that is mounted at PLACE
+    test: tuple[str, ...] = ()  # the command of the project's own test; empty: it has none
 
 
 Check = Callable[[ProjectSubject, Inside, float], Finding]
@@ -77,8 +81,7 @@ def check_imports(subject: ProjectSubject, inside: Inside, limit_s: float) -> Fi
         "failed": failed,
         "without_modules": [name for name, found in modules.items() if not found],
     }
-    threshold = {"packages": {"at_least": 0}, "modules": {"at_least": 0}, "failed": {"equals": []}}
-    return _finding("import", began, faults, measured, threshold)
+    return _finding("import", began, faults, measured)
 
 
 def check_pip(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
@@ -88,15 +91,14 @@ def check_pip(subject: ProjectSubject, inside: Inside, limit_s: float) -> Findin
     broken = [line for line in lines if line.strip()] if ended.code or ended.timed_out else []
     faults = broken or ([_how(ended, limit_s)] if ended.code or ended.timed_out else [])
     measured = {"packages": len(subject.installed), "broken": broken}
-    threshold = {"packages": {"at_least": 1}, "broken": {"equals": []}}
-    return _finding("pip-check", began, faults, measured, threshold)
+    return _finding("pip-check", began, faults, measured)
 
 
 def check_linkage(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
     """The libraries of the added packages find what they need, by the loader or after `import torch`."""
     began = time.monotonic()
     owners = {f"/{path}": name for name in subject.added for path in subject.installed.get(name, ())}
-    libraries = [path for path in owners if _LIBRARY.fullmatch(path.rpartition("/")[2])]
+    libraries = [path for path in owners if LIBRARY.fullmatch(path.rpartition("/")[2])]
     if not libraries:
         return _linkage(began, [], 0)
     binds = {PLACE: subject.suite} if subject.suite else {}
@@ -134,11 +136,28 @@ def _linkage(
     versions: Sequence[str] = (),
 ) -> Finding:
     measured = {"libraries": libraries, "missing": list(missing), "versions": list(versions)}
-    threshold = {"libraries": {"at_least": 0}, "missing": {"equals": []}, "versions": {"equals": []}}
-    return _finding("linkage", began, faults, measured, threshold)
+    return _finding("linkage", began, faults, measured)
 
 
-CHECKS: Mapping[str, Check] = {"import": check_imports, "pip-check": check_pip, "linkage": check_linkage}
+def check_test(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
+    """The project's own test ends with exit code 0."""
+    began = time.monotonic()
+    ended, lines = _run(inside, subject.test, limit_s)
+    faults = []
+    if ended.code or ended.timed_out:
+        last = [*lines, *ended.stderr.decode("utf-8", "replace").splitlines()][-_SHOWN:]
+        how = f"killed: {_reached(limit_s)}" if ended.timed_out else exit_status(ended.code)
+        faults = [f"{shlex.join(subject.test)}: {how}", *last]
+    code = ended.code or (137 if ended.timed_out else 0)
+    return _finding("test", began, faults, {"exit_code": code})
+
+
+CHECKS: Mapping[str, Check] = {
+    "import": check_imports,
+    "pip-check": check_pip,
+    "linkage": check_linkage,
+    "test": check_test,  # the last: the project's code runs in it
+}
 
 
 def _import_fault(name: str, inside: Inside, left_s: float, limit_s: float) -> str:
@@ -148,7 +167,7 @@ def _import_fault(name: str, inside: Inside, left_s: float, limit_s: float) -> s
     """
     if left_s <= 0:
         return f"not started: {_reached(limit_s)}"
-    ended, lines = _run(inside, (inside.python, "-c", _IMPORT, name), left_s)
+    ended, lines = _run(inside, (inside.python, "-c", IMPORT, name), left_s)
     if ended.code or ended.timed_out:
         return (not ended.timed_out and last_error(ended.stderr)) or _how(ended, limit_s)
     place = next((line for line in reversed(lines) if line.startswith(_FOUND)), None)
@@ -214,9 +233,9 @@ def _texts(values: Any) -> list[str]:
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 
-def _finding(
-    name: str, began: float, faults: Sequence[str], measured: Mapping[str, Any], threshold: Mapping[str, Any]
-) -> Finding:
+def _finding(name: str, began: float, faults: Sequence[str], measured: Mapping[str, Any]) -> Finding:
+    rules = DECLARED[name].items()
+    threshold = {value: rule for value, rule in rules if "type" not in rule}
     return Finding(
         id=name,
         tier=0,

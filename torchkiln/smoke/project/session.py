@@ -1,4 +1,4 @@
-"""Runs the checks of a project in its image, as `smoke --project` does.
+"""Runs the checks of a project in its image and makes the report, as `smoke --project` does.
 
 The image must be the one that was built from the project's lock. torch itself is not checked: its layers are
 those of the image below, whose reports prove it.
@@ -6,36 +6,42 @@ those of the image below, whose reports prove it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchkiln.errors import ConfigError, Stale
+from torchkiln import __version__
+from torchkiln.errors import ConfigError, Stale, VerificationFailed, printable
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.project import PARENT_LABEL, ProjectLock
+from torchkiln.model.project import ProjectLock
 from torchkiln.model.recipe import PREFIX, minor
-from torchkiln.model.report import Finding
-from torchkiln.oci.labels import labels
+from torchkiln.model.report import Finding, ProjectRun, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.oci.opening import open_layer
-from torchkiln.oci.read_tar import DAMAGED, layer_contents
 from torchkiln.project.asked import ProjectNeeds
-from torchkiln.project.file import FILE
+from torchkiln.project.file import FILE, project_digest
 from torchkiln.project.installed import files_of_records
-from torchkiln.project.plan import PROJECT_JSON
+from torchkiln.project.libraries import require_known
+from torchkiln.project.settings import FILE as SETTINGS
+from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
 from torchkiln.project.target import applies, environment_of
 from torchkiln.runtimes.command import RuntimeSettings
 from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
 from torchkiln.runtimes.table import RUNTIMES
+from torchkiln.smoke.history import KeptRuns, KeptRunsListener
 from torchkiln.smoke.inside import InsideImage
+from torchkiln.smoke.project.account import ProjectAccount, account_of, is_project
 from torchkiln.smoke.project.checks import CHECKS, LIMIT, PROBE, ProjectSubject
+from torchkiln.smoke.project.declared import TEST
+from torchkiln.smoke.project.suite import project_suite
+from torchkiln.smoke.reuse import TIME
 from torchkiln.smoke.snapshot import copied
 from torchkiln.smoke.suite import load_suite
+from torchkiln.smoke.verdict import verdict
 from torchkiln.smoke.verification import verified_tree
 from torchkiln.store.store import Store
-from torchkiln.util.strict_json import json_of
 from torchkiln.wheel.install import Scheme
 
 _RECORD = ".dist-info/RECORD"
@@ -44,12 +50,13 @@ _PROBE = Path(__file__).with_name(PROBE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedProjectFolder:
-    """A project, its lock, and the lock of the cell below its image; all belong together."""
+    """A project, its lock and settings, and the lock of the cell below its image; all belong together."""
 
     folder: Path
     needs: ProjectNeeds
     lock: ProjectLock
     cell: LockedCell
+    settings: ProjectSettings = NO_SETTINGS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,28 +71,30 @@ class ProjectChecks:
     limit_s: float = LIMIT  # of each check
     runtime: str = "rootfs"  # of RUNTIMES
     shm_size: int = 1 << 30  # bytes
+    gpus: str | None = None  # as `RuntimeSettings`, but None: none
+    nonce: str | None = None  # chosen by the requester and copied into the report
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.only) - CHECKS.keys()):
             faults = [f"no check of a project named {name}" for name in unknown]
             raise ConfigError.of(faults, hint=f"available: {', '.join(CHECKS)}")
 
-    @property
-    def selected(self) -> tuple[str, ...]:
-        """The ids of the selected checks, in their order."""
-        return tuple(name for name in CHECKS if not self.only or name in self.only)
+    def selected(self, test: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """The ids of the selected checks, in their order, for a project with that *test*.
+
+        :raises ConfigError: its test is named, and it has none.
+        """
+        if TEST in self.only and not test:
+            raise ConfigError(
+                "--only test: the project has no test",
+                hint=f'set its command in {SETTINGS}: test = ["python", "-m", "my_project.selftest"]',
+            )
+        return tuple(
+            name for name in CHECKS if (not self.only or name in self.only) and (name != TEST or test)
+        )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedProject:
-    """The image that was checked, and the findings."""
-
-    image: ImageOnDisk
-    parent: str  # TAG@DIGEST of the image below
-    findings: tuple[Finding, ...]
-
-
-class ProjectListener(RuntimeListener, Protocol):
+class ProjectListener(RuntimeListener, KeptRunsListener, Protocol):
     """Receives progress messages of a run."""
 
     def starts_checks(self, names: Sequence[str], runtime: str) -> None:
@@ -102,49 +111,93 @@ def check_project(
     store: Store,
     listener: ProjectListener,
     repository: Callable[[], str],
-) -> CheckedProject:
-    """Run *checks* in the image of *project* in *layout*, without a GPU.
+) -> SmokeReport:
+    """Run *checks* in the image of *project* in *layout*, without a GPU by default; the report is kept.
 
     :param repository: the repository of its images in an engine.
-    :raises ConfigError: there is no such image, or `may_lack` has an unknown name.
-    :raises Stale: it was built from another lock.
+    :raises ConfigError: there is no such image, or *checks* have an unknown name.
+    :raises Stale: it was built from another lock, or with other settings.
     :raises VerificationFailed: a layer is damaged.
     :raises ToolMissing: the runtime or the engine is not available.
     """
-    _require_known(checks.may_lack, project.lock)
-    image = project_image(project, layout)
+    start, test = datetime.now(timezone.utc), project.settings.test
+    names = checks.selected(test)
+    require_known(checks.may_lack, project.lock)
+    may_lack = tuple(sorted({*project.lock.may_lack, *checks.may_lack}))
+    image, account = project_image(project, layout)
     selected = RUNTIMES[checks.runtime]
-    tree, _ = verified_tree(image, store, listener, in_engine=selected.in_engine)
+    tree, verified = verified_tree(image, store, listener, in_engine=selected.in_engine)
     records = {path: item.entry.text or "" for path, item in tree.items() if path.endswith(_RECORD)}
     source = ImageSource(ref=image.ref, layout=layout, store=store, repository=repository, image=image)
-    settings = RuntimeSettings(gpus="none", shm_size=checks.shm_size)
+    settings = RuntimeSettings(gpus=checks.gpus or "none", shm_size=checks.shm_size)
     inside = InsideImage(ready=selected.ready(source, settings, listener))
-    listener.starts_checks(checks.selected, inside.name)
+    listener.starts_checks(names, inside.name)
     findings = []
-    with probe_folder(needed="linkage" in checks.selected) as suite:
-        subject = subject_of(project, records, checks.may_lack, suite)
-        for name in checks.selected:
+    with probe_folder(needed="linkage" in names) as suite:
+        subject = replace(subject_of(project, records, may_lack, suite), test=test)
+        for name in names:
             findings.append(CHECKS[name](subject, inside, checks.limit_s))
             listener.finished(findings[-1])
-    return CheckedProject(image=image, parent=labels(image)[PARENT_LABEL], findings=tuple(findings))
+    added = {path for package in subject.added for path in subject.installed.get(package, ())}
+    report = SmokeReport(
+        image=image.manifest,
+        tag=image.ref,
+        suite=project_suite().digest,
+        runtime=inside.name,
+        tool=__version__,
+        when=start.strftime(TIME),
+        nonce=checks.nonce,
+        findings=tuple(findings),
+        verdict=verdict(findings),
+        host="{}",
+        verified=verified,
+        project=ProjectRun(
+            parent=account.parent,
+            parent_image=account.parent_image,
+            lock=project_digest(project.lock),
+            named=subject.named,
+            test=test,
+            may_lack=may_lack,
+            at_start=started(added, subject.site),
+            gpus=settings.gpus or "",
+        ),
+    )
+    KeptRuns(store=store, listener=listener).keep(report)
+    return report
 
 
-def project_image(project: LockedProjectFolder, layout: Path) -> ImageOnDisk:
-    """The image of *project* in *layout*.
+def started(paths: Iterable[str], site: str) -> tuple[str, ...]:
+    """The names of the .pth files in site-packages among *paths*, which Python runs at each start."""
+    files = (path.removeprefix(f"{site}/") for path in paths if path.startswith(f"{site}/"))
+    return tuple(sorted(printable(name) for name in files if name.endswith(".pth") and "/" not in name))
+
+
+def project_image(project: LockedProjectFolder, layout: Path) -> tuple[ImageOnDisk, ProjectAccount]:
+    """The image of *project* in *layout*, and what it says of itself.
 
     :raises ConfigError: there is none, or one of that name is not a project's.
-    :raises Stale: it was built from another lock.
+    :raises Stale: it was built from another lock, or its test is another one.
     """
     name, build = project.lock.name, f"run: torchkiln build --project {project.folder}"
     found = open_layout(layout)
     if name not in found.refs():
         raise ConfigError(f"{layout}: no image of the project: {name!r}", hint=build)
     image = found.image(name)
-    if PARENT_LABEL not in labels(image):
+    if not is_project(image):
         raise ConfigError(f"{layout}: {name} is not the image of a project", hint=build)
-    if _built_from(image) != _of_lock(project.lock):
-        raise Stale(f"{layout}: {name} was built from another lock than {project.folder / FILE}", hint=build)
-    return image
+    stale = Stale(f"{layout}: {name} was built from another lock than {project.folder / FILE}", hint=build)
+    try:
+        account = account_of(image)
+    except VerificationFailed:
+        raise stale from None
+    if _facts_of(account) != _of_lock(project.lock):
+        raise stale
+    if account.settings.test != project.settings.test:
+        raise Stale(
+            f"{layout}: {name} was built with another test than {project.folder / SETTINGS} has now",
+            hint=f"{build}; git must not ignore {SETTINGS}, and it must not be a link",
+        )
+    return image, account
 
 
 def subject_of(
@@ -167,30 +220,17 @@ def subject_of(
     )
 
 
-def _require_known(may_lack: Sequence[str], lock: ProjectLock) -> None:
-    """:raises ConfigError: a name is neither that of a library nor that of a package of *lock*."""
-    added = {wheel.name for wheel in lock.wheels}
-    unknown = [name for name in may_lack if ".so" not in name and name not in added]
-    if unknown:
-        faults = [
-            f"--allow-missing {name}: neither a library nor a package that the project adds"
-            for name in unknown
-        ]
-        raise ConfigError.of(faults, hint="name a library, libtbb.so.12, or a package of torchkiln.lock.json")
-
-
-def _built_from(image: ImageOnDisk) -> Any:
-    """What project.json of *image* has of the lock; None: it cannot be read."""
-    try:
-        with open_layer(image.layers[-1].path) as stream:
-            texts = layer_contents(stream, lambda path: path == PROJECT_JSON).texts
-        facts = json_of(texts[PROJECT_JSON].encode())
-        return {**{key: facts[key] for key in _FACTS}, "parent": facts["parent"]["lock"]}
-    except (*DAMAGED, KeyError, TypeError, IndexError):
-        return None
-
-
-_FACTS = ("name", "requirements", "wheels", "removed")
+def _facts_of(account: ProjectAccount) -> Any:
+    """What an image says of the lock that it was built from."""
+    return {
+        "name": account.name,
+        "requirements": list(account.requirements),
+        "wheels": [
+            {"name": one.name, "version": one.version, "sha256": one.sha256} for one in account.wheels
+        ],
+        "removed": list(account.removed),
+        "parent": account.parent_lock,
+    }
 
 
 def _of_lock(lock: ProjectLock) -> Any:

@@ -1,0 +1,84 @@
+"""Each way to change what the proof of the image below covers is refused by the gate of a project's image."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.project_gate import Scene, scene
+from tests.project_mutants import MUTANTS, adds, on_top, with_label
+from tests.projects import NAME, TAG
+from torchkiln.model.project import PARENT_LABEL, PROJECT_JSON
+from torchkiln.oci.opening import open_layer
+
+
+@pytest.fixture(scope="module", name="there")
+def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return scene(tmp_path_factory.mktemp("mutants"))
+
+
+def test_the_image_itself_is_cleared(there: Scene) -> None:
+    """Also with another layer of sound code: not every change is refused."""
+    assert there.judged(there.image)[0] == 0
+    code, _, messages = there.judged(on_top(adds("app/lib/more.py"))(there))
+    assert code == 0, messages
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_refused(there: Scene, name: str) -> None:
+    make, fault = MUTANTS[name]
+
+    code, out, messages = there.judged(make(there))
+
+    assert (code, out) == (7, ""), messages
+    assert f"  {fault}" in messages or f"  layers: {fault}" in messages, messages
+
+
+def test_a_label_that_names_another_image_below(there: Scene) -> None:
+    """Than project.json does."""
+    image = with_label(PARENT_LABEL, f"{TAG}@{there.image.manifest}")(there)
+
+    code, out, messages = there.judged(image)
+
+    assert (code, out) == (12, "")
+    assert (
+        f"mutant: the label {PARENT_LABEL} is '{TAG}@{there.image.manifest}', but /{PROJECT_JSON}" in messages
+    )
+
+
+def test_label_and_project_json_that_name_another_image_below(there: Scene) -> None:
+    """Its layers are not the lowest ones."""
+    other = there.mutant(config=lambda document: document["config"]["Labels"].update({PARENT_LABEL: ""}))
+    with open_layer(there.image.layers[-1].path) as stream:
+        top = stream.read()
+    # The same length, so that the tar's headers fit.
+    top = top.replace(there.parent.manifest.encode(), other.manifest.encode())
+    layout = there.small.layout
+    named = (layout / "index.json").read_text().replace('"mutant"', '"other"')
+    (layout / "index.json").write_text(named)
+    image = there.mutant(
+        top,
+        order=lambda rows: [*rows[:-2], rows[-1]],
+        config=lambda document: document["config"]["Labels"].update(
+            {PARENT_LABEL: f"{TAG}@{other.manifest}"}
+        ),
+    )
+
+    code, out, messages = there.judged(image)
+
+    assert out == ""
+    assert code in (7, 12), messages
+    assert f"the image below is {NAME}, not {TAG}" in messages, messages
+
+
+def test_damaged_blobs(there: Scene) -> None:
+    image = there.mutant(adds("app/damaged.py"), order=lambda rows: [*rows[:-2], rows[-1], rows[-2]])
+    blob = image.layers[-2].path
+    data = blob.read_bytes()
+    try:
+        blob.write_bytes(data + b"\0")
+        code, out, messages = there.judged(image)
+    finally:
+        blob.write_bytes(data)
+
+    assert (code, out) == (12, "")
+    assert "digest mismatch" in messages

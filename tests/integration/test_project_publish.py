@@ -1,0 +1,227 @@
+"""`publish` and `verify` of a project's image: decision, report and SBOM are attached, and read again."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.project_gate import Scene, finding, scene
+from tests.project_mutants import MUTANTS
+from tests.projects import NAME, TAG
+from tests.servers.registry_server import RegistryServer
+from torchkiln.gate.project import read
+from torchkiln.gate.project.entries import Changes
+from torchkiln.gate.project.layers import changes
+from torchkiln.sbom.listed import listed
+
+DATED = f"{NAME}-20261122"
+CLEARANCE, REPORT = "urn:torchkiln:clearance:1", "urn:torchkiln:smoke-report:2"
+
+
+@pytest.fixture(scope="module", name="there")
+def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return scene(tmp_path_factory.mktemp("publish"))
+
+
+@pytest.fixture(name="server")
+def a_server() -> Iterator[RegistryServer]:
+    with RegistryServer() as server:
+        yield server
+
+
+def published(there: Scene, server: RegistryServer, *more: str, files: tuple[str, ...] = ()) -> Any:
+    """`publish`, with signed reports of both images: exit code, stdout, messages."""
+    folder = there.publisher.folder
+    files = files or (there.parent_report(), there.signed(there.report(there.image)))
+    reports = [word for file in files for word in ("--report", file)]
+    target = ("--to", f"{server.host}/team/app", "--dated", "20261122", "--json")
+    keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
+    return there.run("publish", NAME, *target, *keys, *reports, *more)
+
+
+def verified(there: Scene, server: RegistryServer, tag: str = NAME, *more: str) -> tuple[int, str]:
+    """`verify`: exit code, and what it prints."""
+    publisher = there.publisher
+    done = publisher.run(
+        "verify", f"{server.host}/team/app:{tag}", *publisher.keys, "--suite", str(publisher.suite), *more
+    )
+    error = done.exception
+    code = getattr(error, "exit_code", done.exit_code)
+    return code, f"{done.stdout}{done.stderr}{getattr(error, 'message', '')}"
+
+
+def attachments(server: RegistryServer, image: str) -> dict[str, list[Any]]:
+    """The predicates attached to *image*, by type."""
+    found: dict[str, list[Any]] = {}
+    repository = server.repository("team/app")
+    for data in repository.manifests.values():
+        document = json.loads(data)
+        if document.get("subject", {}).get("digest") == image:
+            bundle = json.loads(repository.blobs[document["layers"][0]["digest"]])
+            statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
+            assert statement["subject"][0]["digest"]["sha256"] == image[7:]
+            found.setdefault(statement["predicateType"], []).append(statement["predicate"])
+    return found
+
+
+def test_decision_report_and_sbom_are_attached(there: Scene, server: RegistryServer) -> None:
+    code, out, messages = published(there, server)
+
+    assert code == 0, messages
+    tags = {name for name in server.repository("team/app").manifests if ":" not in name}
+    assert {NAME, DATED} <= tags
+    assert json.loads(out)["digest"] == there.image.manifest
+    found = attachments(server, there.image.manifest)
+    [decision] = found[CLEARANCE]
+    below = decision["project"]["below"]
+    assert (below["tag"], below["digest"]) == (TAG, there.parent.manifest)
+    assert [row["signers"] != [] for row in below["reports"]] == [True]
+    [report] = found[REPORT]
+    assert report["project"]["parent_image"] == there.parent.manifest
+    [spdx] = found["https://spdx.dev/Document"]
+    names = {item.name for item in listed(json.dumps(spdx).encode()).items}
+    assert {NAME, "torch", "fsspec"} <= names
+    assert "https://cyclonedx.org/bom" in found
+
+
+def test_what_the_gate_refuses_is_not_pushed(there: Scene, server: RegistryServer) -> None:
+    code, _, messages = published(there, server, files=(there.parent_report(),))
+
+    assert code == 7
+    assert "linkage: not run: no report contains it" in messages
+    assert not server.repository("team/app").manifests
+
+
+def test_names_of_other_images_are_refused(there: Scene, server: RegistryServer) -> None:
+    for name in (TAG, "latest", "2.8.0-cuda12.1-cudnn9-runtime"):
+        code, _, messages = published(there, server, "--tag", name)
+        assert code == 2, messages
+        assert f"{name} is not a name for the project's image" in messages
+    assert published(there, server, "--tag", "main")[0] == 0
+
+
+def test_verify_reads_what_was_published(there: Scene, server: RegistryServer) -> None:
+    published(there, server)
+
+    code, text = verified(there, server, DATED)
+    full = verified(there, server, NAME, "--full")
+
+    assert code == 0, text
+    assert f"on {TAG}@{there.parent.manifest}, which passed 5 checks on 2 × NVIDIA H200; 1 reports" in text
+    assert "import, pip-check, linkage passed in the project's image" in text
+    assert full[0] == 0, full[1]
+    assert "SPDX and CycloneDX match the image" in full[1]
+
+
+def test_verify_reads_the_image_below_if_it_is_there(there: Scene, server: RegistryServer) -> None:
+    """With all of its statements; without it, it says so."""
+    published(there, server)
+    alone = verified(there, server)
+    folder = there.publisher.folder
+    keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
+    target = ("--to", f"{server.host}/team/app", "--dated", "20261122")
+    code, _, messages = there.run("publish", TAG, *target, *keys, "--report", there.parent_report())
+    assert code == 0, messages
+
+    beside = verified(there, server)
+    full = verified(there, server, NAME, "--full")
+    del server.repository("team/app").manifests[there.parent.manifest.replace(":", "-")]  # its statements
+    without = verified(there, server)
+
+    assert (
+        f"{TAG}@{there.parent.manifest} is not in this repository: its own reports were not read" in alone[1]
+    )
+    assert beside[0] == 0, beside[1]
+    count = len(there.parent.layers)
+    assert f"is verified; its layers are the lowest {count} of this image" in beside[1]
+    assert full[0] == 0, full[1]
+    assert f"the lowest {count} of this image, and the others leave it as it is" in full[1]
+    assert without[0] == 12
+    assert "below: signatures: not signed by a trusted key" in without[1]
+
+
+def test_verify_full_reads_the_layers_as_the_gate_does(there: Scene, server: RegistryServer) -> None:
+    """A publisher's key can sign a decision about an image that the gate refuses; the image below tells."""
+    folder = there.publisher.folder
+    keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
+    target = ("--to", f"{server.host}/team/app", "--dated", "20261122")
+    image = MUTANTS["torch.py in /app"][0](there)
+    reports = ("--report", there.parent_report(), "--report", there.signed(there.report(image)))
+    for ref, files in ((TAG, reports[:2]), ("mutant", reports)):
+        with patch.object(read, "changes", harmless):
+            code, _, messages = there.run("publish", ref, *target, *keys, *files)
+        assert code == 0, messages
+
+    quick, full = verified(there, server), verified(there, server, NAME, "--full")
+
+    assert quick[0] == 0, quick[1]
+    assert full[0] == 12
+    assert "below: app/torch.py: would be imported in place of torch" in full[1]
+
+
+def harmless(layers: Any, below: Any, recorded: Any) -> Changes:
+    """In place of what the gate finds in the layers."""
+    return replace(changes(layers, below, recorded), faults=())
+
+
+def test_verify_finds_moved_tags_and_what_is_missing(there: Scene, server: RegistryServer) -> None:
+    published(there, server, "--tag", "main")
+    repository = server.repository("team/app")
+    repository.manifests["other"] = repository.manifests["main"]
+    code, text = verified(there, server, "other")
+    assert code == 12
+    assert f"{NAME} was published as main, not as other: the tag was moved" in text
+
+    code, text = verified(there, server, "main", "--rebuild")
+    assert code == 12
+    assert "not rebuilt: verification failed (no provenance)" in text
+
+
+def test_verify_refuses_an_override(there: Scene, server: RegistryServer) -> None:
+    """And evaluates the report again."""
+    findings = (finding("import"), finding("pip-check"), finding("linkage", "failed"))
+    own = there.signed(there.report(there.image, findings=findings, verdict="fail"), "failed.dsse.json")
+    code, _, messages = published(
+        there, server, "--override", "for a trial", files=(there.parent_report(), own)
+    )
+    assert code == 0, messages
+
+    code, text = verified(there, server)
+
+    assert code == 12
+    assert "published with --override: for a trial" in text
+    assert "linkage: failed: it failed (report 1)" in text
+
+
+def test_verify_needs_a_trusted_decision(there: Scene, server: RegistryServer, tmp_path: Path) -> None:
+    """One by another key does not count."""
+    published(there, server)
+    publisher = there.publisher
+    lab = ("--key", str(publisher.folder / "lab.pub.pem"))
+
+    done = publisher.run("verify", f"{server.host}/team/app:{NAME}", *lab, "--suite", str(publisher.suite))
+
+    assert getattr(done.exception, "exit_code", 0) == 12
+    assert "gate: no trusted decision of the gate found" in str(done.exception)
+
+
+def test_withdraw(there: Scene, server: RegistryServer) -> None:
+    """The moving tag is deleted, or stays where the registry deletes none; `verify` refuses the image."""
+    published(there, server)
+    publisher = there.publisher
+    key = ("--key", str(publisher.folder / "publisher.pem"))
+    trust = ("--trust", str(publisher.folder / "publisher.pub.pem"))
+
+    done = publisher.run("withdraw", f"{server.host}/team/app:{NAME}", "--reason", "it crashes", *key, *trust)
+    code, text = verified(there, server, DATED)
+
+    assert done.exit_code == 0 or NAME in str(done.exception), done.exception
+    assert code == 12
+    assert "it crashes" in text

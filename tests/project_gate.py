@@ -1,0 +1,190 @@
+"""A project's image on a small proved image, the reports of both, and mutants of it, to test the gate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.keys import UNKNOWN_KEY
+from tests.oci_samples import Member, tar_of
+from tests.projects import NAME, SITE, TAG, Bench, bench
+from tests.publisher import LABORATORY, Publisher, new_publisher
+from torchkiln.lock.lock import save
+from torchkiln.model.digest import Digest
+from torchkiln.model.report import Finding, ProjectRun, SmokeReport
+from torchkiln.oci.encode import encode_bytes
+from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
+from torchkiln.oci.layout import ImageOnDisk, open_layout, write_documents
+from torchkiln.smoke.attestation import attest
+from torchkiln.smoke.project.declared import DECLARED
+from torchkiln.smoke.project.suite import project_suite
+from torchkiln.smoke.report import to_json
+
+PACKAGES = {
+    ("torch", "2.7.1"): ("torch/__init__.py", "torch/lib/libtorch.so"),
+    ("triton", "3.3.1"): ("triton/__init__.py",),
+    ("nvidia-cuda-runtime-cu12", "12.6.77"): ("nvidia/cuda_runtime/lib/libcudart.so.12",),
+    ("numpy", "2.3.5"): ("numpy/__init__.py",),
+    ("fsspec", "2"): ("fsspec/__init__.py",),
+    ("six", "1"): ("six.py",),
+}
+PYTHON = "#!/bin/sh\n"
+DIST = "fsspec-3.dist-info"
+VALUES: dict[str, dict[str, Any]] = {
+    "import": {"packages": 1, "modules": 1, "failed": [], "without_modules": []},
+    "pip-check": {"packages": 6, "broken": []},
+    "linkage": {"libraries": 0, "missing": [], "versions": []},
+    "test": {"exit_code": 0},
+}
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """A project that was built on an image; `publisher` has the keys, the suite and the reports."""
+
+    small: Bench
+    publisher: Publisher
+
+    @property
+    def image(self) -> ImageOnDisk:
+        return open_layout(self.small.layout).image(NAME)
+
+    @property
+    def parent(self) -> ImageOnDisk:
+        return open_layout(self.small.layout).image(TAG)
+
+    def parent_report(self, **changes: Any) -> str:
+        """The file of a signed report of the image below, on two GPUs."""
+        found = self.publisher.report(self.parent, **changes)
+        return self.publisher.signed(found, "parent.dsse.json")
+
+    def report(self, of: ImageOnDisk, **changes: Any) -> SmokeReport:
+        """The report of a run in the image *of*, in which all checks passed."""
+        run = ProjectRun(
+            parent=TAG,
+            parent_image=self.parent.manifest,
+            lock=Digest("sha256:" + "4" * 64),
+            named=("fsspec",),
+        )
+        base = SmokeReport(
+            image=of.manifest,
+            tag=NAME,
+            suite=project_suite().digest,
+            runtime="rootfs",
+            tool="0.1.0",
+            when="2026-11-21T17:05:16Z",
+            nonce=None,
+            findings=tuple(finding(name) for name in ("import", "pip-check", "linkage")),
+            verdict="pass",
+            host="{}",
+            project=replace(run, **changes.pop("run", {})),
+        )
+        return replace(base, **changes)
+
+    def signed(self, report: SmokeReport, name: str = "project.dsse.json") -> str:
+        """The file of *report*, signed by the laboratory."""
+        return self.publisher.signed(report, name)
+
+    def gate(self, ref: str, *options: str) -> tuple[int, str, str]:
+        """Run `gate`: exit code, stdout, and the messages."""
+        return self.run("gate", ref, *options)
+
+    def run(self, command: str, *options: str) -> tuple[int, str, str]:
+        """Run *command* in the folders of the scene: exit code, stdout, and the messages."""
+        done = self.publisher.run(command, *options, *self.publisher.here)
+        error = done.exception
+        if error is None or isinstance(error, SystemExit):
+            return done.exit_code, done.stdout, done.stderr
+        assert hasattr(error, "exit_code"), error
+        return error.exit_code, done.stdout, f"{done.stderr}{error.message}\n{error.hint}"
+
+    def judged(self, of: ImageOnDisk, **changes: Any) -> tuple[int, str, str]:
+        """`gate` with reports of both images by the laboratory, as if all checks passed in the image *of*."""
+        files = (self.parent_report(), self.signed(self.report(of, **changes)))
+        reports = [word for file in files for word in ("--report", file)]
+        return self.gate(of.ref, *reports, "--trust", str(self.publisher.folder / "lab.pub.pem"))
+
+    def mutant(
+        self,
+        *layers: bytes | None,
+        config: Callable[[dict[str, Any]], None] = lambda _: None,
+        order: Callable[[list[Any]], list[Any]] = lambda found: found,
+    ) -> ImageOnDisk:
+        """The image of the project with *layers*, tars, on it, and another configuration and order of layers.
+
+        Its digests fit. Its name is `mutant`.
+        """
+        image, layout = self.image, open_layout(self.small.layout)
+        rows = [(layer.digest, layer.size, layer.diff_id) for layer in image.layers]
+        for tar in filter(None, layers):
+            rows.append(self._stored(tar))
+        rows = order(rows)
+        document = json.loads(image.config_path.read_bytes())
+        document["rootfs"]["diff_ids"] = [diff_id for _, _, diff_id in rows]
+        document.pop("history", None)
+        config(document)
+        data = canonical_json(document)
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": descriptor(CONFIG, digest_of(data), len(data)),
+            "layers": [descriptor(LAYER, digest, size) for digest, size, _ in rows],
+        }
+        write_documents(layout.path, "mutant", canonical_json(manifest), data)
+        return open_layout(layout.path).image("mutant")
+
+    def layer(self, *members: Member) -> Any:
+        """The layer of *members*: digest, size, diff_id."""
+        return self._stored(tar_of(members))
+
+    def _stored(self, tar: bytes) -> tuple[Digest, int, Digest]:
+        blob, encoded = encode_bytes(tar)
+        open_layout(self.small.layout).blob(encoded.digest).write_bytes(blob)
+        return encoded.digest, encoded.size, encoded.diff_id
+
+
+def finding(name: str, outcome: Any = "passed", **measured: Any) -> Finding:
+    """The finding of the check *name*, with other values."""
+    values = {**VALUES[name], **measured}
+    bounds = {value: rule for value, rule in DECLARED[name].items() if "type" not in rule}
+    return Finding(
+        id=name,
+        tier=0,
+        outcome=outcome,
+        seconds=1.0,
+        message="" if outcome == "passed" else "it failed",
+        measured=json.dumps(values),
+        threshold=json.dumps(bounds),
+    )
+
+
+def scene(
+    folder: Path, wheels: Callable[[Bench], Iterable[Path]] = lambda _: (), settings: str = ""
+) -> Scene:
+    """A built project that replaces fsspec, and adds *wheels*."""
+    small = bench(folder, PYTHON, PACKAGES, {"torch": "torchrun"})
+    small.cell = replace(small.cell, base=replace(small.cell.base, packages=()))  # it has no dpkg
+    if settings:
+        (small.project / "torchkiln.toml").write_text(settings)
+    fsspec = small.wheel("fsspec", "3", "fsspec/__init__.py", "fsspec/new.py")
+    small.build(small.lock(fsspec, *wheels(small), requirements=["fsspec>=3"]))
+    save(small.folder / "images", small.cell)
+    return Scene(small=small, publisher=new_publisher(folder))
+
+
+def by_another_key(report: SmokeReport) -> bytes:
+    """*report*, signed by a key that nobody trusts."""
+    return attest(report, UNKNOWN_KEY)
+
+
+def plain(report: SmokeReport) -> bytes:
+    """*report*, unsigned."""
+    return to_json(report)
+
+
+__all__ = ["DIST", "LABORATORY", "SITE", "Scene", "by_another_key", "finding", "plain", "scene"]

@@ -1,0 +1,191 @@
+"""A dev container of `init --devcontainer`, opened by the CLI that VS Code uses, in a Docker engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import forked
+from tests.engine.place import shared
+from tests.node_tools import devcontainer_cli
+from tests.workplace import IMAGE, TAG, Workplace
+from torchkiln.lock.lock import load_locked, lock_digest
+from torchkiln.model.project import ProjectLock
+from torchkiln.project.file import save_project
+from torchkiln.project.inputs import inputs_digest
+from torchkiln.project.ready import needs_of
+from torchkiln.store.root import cache_root
+from torchkiln.store.store import Store
+
+__all__ = ["shared"]
+
+pytestmark = pytest.mark.proof
+
+FILE = ".devcontainer/devcontainer.json"
+_TIMEOUT = 900.0  # seconds; a server that does not start is waited for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A folder with a dev container, and the engine in which it is opened."""
+
+    folder: Path
+    workplace: Workplace
+
+    def cli(self, command: str, *arguments: str) -> str:
+        """stdout of the CLI."""
+        argv = [*devcontainer_cli(), command, "--workspace-folder", str(self.folder), *arguments]
+        environ = dict(self.workplace.environ)
+        done = subprocess.run(
+            argv, env=environ, capture_output=True, text=True, check=False, timeout=_TIMEOUT
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def kiln(self, *arguments: str) -> str:
+        """stdout of a command of torchkiln in the folder."""
+        done = forked.run(arguments, env=self.workplace.environ, cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def up(self, *arguments: str) -> dict[str, Any]:
+        """The result of `devcontainer up`."""
+        found: dict[str, Any] = json.loads(self.cli("up", *arguments))
+        return found
+
+    def edit(self, **properties: object) -> None:
+        """Change properties of the file."""
+        path = self.folder / FILE
+        path.write_text(json.dumps(json.loads(path.read_text()) | properties))
+
+    def remove(self) -> None:
+        """Remove the folder's containers and their volumes."""
+        label = f"label=devcontainer.local_folder={self.folder}"
+        for container in self.docker("ps", "--all", "--quiet", "--filter", label).split():
+            mounts = json.loads(self.docker("inspect", "--format", "{{json .Mounts}}", container))
+            self.docker("rm", "--force", "--volumes", container)
+            for mount in mounts:
+                if mount["Type"] == "volume" and mount["Name"].startswith("torchkiln-cache-"):
+                    self.docker("volume", "rm", mount["Name"])
+
+    def docker(self, *arguments: str) -> str:
+        argv, environ = ["docker", *arguments], dict(self.workplace.environ)
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def folder(workplace: Workplace, shared: Path) -> Iterator[Opened]:
+    """A folder that the engine sees under its own path, with train.py."""
+    (shared / "train.py").write_text("print('here')\n")
+    found = Opened(folder=shared, workplace=workplace)
+    yield found
+    found.remove()
+
+
+@pytest.fixture
+def opened(folder: Opened) -> Opened:
+    """With a dev container of the image of a cell."""
+    assert folder.kiln("init", "--devcontainer", "--image", IMAGE) == f"{FILE}\n"
+    return folder
+
+
+def test_the_folder_opens_in_the_image(opened: Opened) -> None:
+    """As the image's user, with its Python, the memory for workers, a cache that stays, and no GPU here."""
+    result = opened.up()
+
+    assert (result["outcome"], result["remoteUser"]) == ("success", "root")
+    assert result["remoteWorkspaceFolder"] == "/workspace"
+    look = "id -un; pwd; command -v python; python train.py; echo $VIRTUAL_ENV; touch made"
+    assert opened.cli("exec", "sh", "-c", look).splitlines() == [
+        "root",
+        "/workspace",
+        "/opt/venv/bin/python",
+        "here",
+        "/opt/venv",
+    ]
+    assert (opened.folder / "made").exists()
+    container = json.loads(opened.docker("inspect", result["containerId"]))[0]
+    assert container["HostConfig"]["ShmSize"] == 8 << 30
+    volumes = {mount["Destination"]: mount["Name"] for mount in container["Mounts"] if "Name" in mount}
+    assert volumes["/root/.cache"].startswith("torchkiln-cache-")
+    editor = json.loads(container["Config"]["Labels"]["devcontainer.metadata"])[-1]
+    interpreter = editor["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    assert opened.cli("exec", interpreter, "-c", "import numpy; print(numpy.__name__)") == "numpy\n"
+
+
+def test_the_ports_are_those_that_the_image_serves(opened: Opened) -> None:
+    """As the CLI passes them on to an editor, which forwards them."""
+    read = json.loads(opened.cli("read-configuration", "--include-merged-configuration"))
+    merged = read["mergedConfiguration"]
+
+    assert merged["forwardPorts"] == [8888, 6006]
+    assert {port: each["label"] for port, each in merged["portsAttributes"].items()} == {
+        "8888": "JupyterLab",
+        "6006": "TensorBoard",
+    }
+    assert merged["otherPortsAttributes"] == {"onAutoForward": "ignore"}
+    opened.up()
+    reach = "import socket; socket.create_connection(('127.0.0.1', 8888))"
+    wait = f'until python -c "{reach}" 2>/dev/null; do sleep 0.2; done'
+    opened.cli("exec", "bash", "-c", f"/opt/torchkiln/entrypoint >/tmp/log 2>&1 & {wait}")
+    assert "/lab?token=" in opened.cli("exec", "cat", "/tmp/log")
+
+
+def test_a_project_opens_over_the_code_in_its_image(folder: Opened) -> None:
+    """By the documented commands: built, put into the engine, opened; what is imported is what is edited."""
+    (folder.folder / "requirements.txt").write_text("numpy\n")
+    (folder.folder / "mine.py").write_text("VALUE = 1\n")
+    images, layout = folder.workplace.folder / "images", folder.workplace.folder / "dist"
+    cell = load_locked(images, TAG)
+    needs = needs_of(folder.folder, cell, Store(cache_root()))
+    lock = ProjectLock(
+        name=(name := "dev-project"),
+        parent=TAG,
+        parent_lock=lock_digest(cell),
+        as_of=cell.as_of,
+        inputs=inputs_digest(needs, cell),
+        requirements=("numpy",),
+        wheels=(),
+    )
+    save_project(folder.folder, lock)
+    folder.kiln("build", "--project", ".", "--images", str(images), "--output", str(layout), "--quiet")
+    folder.kiln("run", "--runtime", "docker", "--output", str(layout), name, "--", "true")
+    folder.kiln("init", "--devcontainer")
+    try:
+        result = folder.up()
+        look = "import mine, numpy; print(mine.__file__, mine.VALUE)"
+        first = folder.cli("exec", "python", "-c", look)
+        (folder.folder / "mine.py").write_text("VALUE = 22\n")
+        second = folder.cli("exec", "python", "-c", look)
+    finally:
+        folder.remove()
+        folder.docker("image", "rm", f"pytorch-cuda:{name}")
+
+    assert result["remoteWorkspaceFolder"] == "/app"
+    assert (first, second) == ("/app/mine.py 1\n", "/app/mine.py 22\n")
+
+
+def test_a_command_runs_once_after_the_container_is_made(opened: Opened) -> None:
+    """In the folder, as the image's user, with its Python."""
+    opened.edit(postCreateCommand="python -c 'import getpass; print(getpass.getuser())' >>created")
+    opened.up()
+    opened.up()
+
+    assert (opened.folder / "created").read_text() == "root\n"
+
+
+def test_another_user_owns_what_is_written(opened: Opened) -> None:
+    """`user` gets the uid of the folder's owner here; root, the owner, changes nothing."""
+    opened.edit(remoteUser="user", updateRemoteUserUID=False)
+    opened.folder.chmod(0o777)
+    assert opened.up()["remoteUser"] == "user"
+    opened.cli("exec", "sh", "-c", "id -u >written")
+
+    assert (opened.folder / "written").read_text() == "1000\n"
+    assert (opened.folder / "written").stat().st_uid == 1000

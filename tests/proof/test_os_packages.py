@@ -1,0 +1,60 @@
+"""OS packages of a project from the real archive, on the locked base of debian12."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.needs import needs_mmdebstrap
+from torchkiln.base import artefact
+from torchkiln.base.os_packages import ensure_apt, lock_apt
+from torchkiln.errors import BuildFailed
+from torchkiln.model.apt import OsLayers
+from torchkiln.store.root import cache_root
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
+
+pytestmark = [pytest.mark.proof, pytest.mark.network, needs_mmdebstrap]
+
+# Libraries, a program whose script writes in random order, one with a system user and a service.
+NAMES = ("dbus", "git-lfs", "libglib2.0-0", "libxcb1", "vim-tiny")
+
+
+def copied(layers: OsLayers, source: Store, root: Path) -> Store:
+    store = Store(root)
+    blob = store.temporary("base")
+    shutil.copy(source.blob(layers.base.digest), blob)
+    store.adopt(blob, store.blob(layers.base.digest))
+    return store
+
+
+def test_the_real_archives_packages_give_the_same_layer_twice(tmp_path: Path) -> None:
+    """Locked on the base that the archive gives today, and made again elsewhere, from the archive."""
+    mine = Store(cache_root())
+    base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), mine, os_name="debian12")
+    layers = OsLayers(base=base)
+    first, second = (copied(layers, mine, tmp_path / name) for name in ("first", "second"))
+
+    apt, notes = lock_apt(NAMES, layers, frozenset(), first, environ=os.environ)
+
+    assert notes == ()
+    names = [deb.name for deb in apt.debs]
+    assert {*NAMES, "libxau6", "libxdmcp6"} <= {*names}
+    assert not {*names} & {package.name for package in base.packages}
+    with tarfile.open(first.blob(apt.digest)) as tar:
+        members = {member.name for member in tar if not member.isdir()}
+    assert {"usr/bin/git-lfs", "usr/lib/x86_64-linux-gnu/libxcb.so.1", "etc/ld.so.cache"} <= members
+    assert not {"var/lib/dbus/machine-id", "etc/machine-id", "etc/apt/sources.list"} & members
+    assert ensure_apt(apt, layers, frozenset(), second, environ=os.environ) == apt
+
+
+def test_a_real_package_with_a_private_key_is_refused(tmp_path: Path) -> None:
+    mine = Store(cache_root())
+    base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), mine, os_name="debian12")
+    layers = OsLayers(base=base)
+    with pytest.raises(BuildFailed, match=r"etc/ssl/private/\S+ is a private key"):
+        lock_apt(("ssl-cert",), layers, frozenset(), copied(layers, mine, tmp_path), environ=os.environ)

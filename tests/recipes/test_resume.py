@@ -1,0 +1,114 @@
+"""A resumed run has the curve of one that went on, and reads the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.recipes.scenes import scene, train
+from tests.recipes.torch_python import needs_torch
+
+pytestmark = needs_torch
+
+
+@pytest.mark.parametrize(
+    "words", [["--precision", "fp32"], ["--precision", "fp16"], ["--model", "resnet"]], ids=" ".join
+)
+def test_a_resumed_run_has_the_same_curve(words: Sequence[str], tmp_path: Path) -> None:
+    """Bit for bit; over the end of an epoch, which has seven batches here."""
+    small = "data.COUNT = 60"
+    whole = train("--steps", "12", *words, before=small)["losses"]
+    file = str(tmp_path / "run.pt")
+    first = train("--steps", "5", "--save", file, *words, before=small)["losses"]
+    rest = train("--steps", "12", "--resume", file, *words, before=small)["losses"]
+    assert first + rest == whole
+
+
+@pytest.mark.parametrize("forgotten", ["optimizer", "step", "scaler"])
+def test_without_a_part_of_the_checkpoint_the_curve_is_another(forgotten: str, tmp_path: Path) -> None:
+    """Mutants of the one above: the optimizer's state, the place in the data, the scaler's factor."""
+    words = ["--precision", "fp16", "--init-scale", str(2.0**30)]
+    whole = train("--steps", "24", *words)["losses"]
+    file = tmp_path / "run.pt"
+    train("--steps", "16", "--save", str(file), *words)
+    change = {
+        "optimizer": "content['optimizer']['state'] = {}",
+        "step": "content['step'] = 15",
+        "scaler": f"content['scaler']['scale'] = {2.0**30}",
+    }[forgotten]
+    scene(f"content = torch.load({str(file)!r})\n{change}\ntorch.save(content, {str(file)!r})")
+    rest = train("--steps", "24", "--resume", str(file), *words)["losses"]
+    assert rest[-8:] != whole[-8:]
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    file = str(tmp_path / "run.pt")
+    train("--steps", "1", "--save", file)
+    code = f"""
+try:
+    train.run(parse(["--device", "cpu", "--resume", {file!r}, "--seed", "1", "--batch", "4"]))
+except Unavailable as error:
+    result = str(error)
+"""
+    assert scene(code) == f"--resume {file}: made with seed 0, batch 8"
+
+
+def test_a_checkpoint_is_complete_or_not_there(tmp_path: Path) -> None:
+    """A run that is killed while it writes leaves the last one."""
+    file = tmp_path / "run.pt"
+    train("--steps", "1", "--save", str(file))
+    before = file.read_bytes()
+    code = f"""
+def killed(content, part):
+    open(part, "wb").write(b"half")
+    raise KeyboardInterrupt
+torch.save = killed
+try:
+    train.run(parse(["--device", "cpu", "--steps", "2", "--save", {str(file)!r}]))
+except KeyboardInterrupt:
+    result = True
+"""
+    assert scene(code) is True
+    assert file.read_bytes() == before
+
+
+def test_the_order_of_samples_is_that_of_the_step() -> None:
+    """With workers or without, from the beginning or from batch 9 on; each epoch has another one."""
+    code = """
+from itertools import islice
+data.COUNT = 60
+def order(start, count, **switches):
+    found = islice(data.batches(Settings(**switches), alone, cpu, start), count)
+    return [inputs.sum(1).tolist() for inputs, _ in found]
+whole = order(0, 14)
+result = [order(0, 14, workers=2) == whole, order(9, 5) == whole[9:], sorted(whole[:7]) == sorted(whole[7:])]
+"""
+    assert scene(code) == [True, True, False]
+
+
+def test_data_of_files(tmp_path: Path) -> None:
+    """Bytes of a file; and a folder of images, here with a reader in place of Pillow."""
+    (tmp_path / "text").write_bytes(bytes(range(256)))
+    for name in ("cat/a.png", "dog/b.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"")
+    code = f"""
+import sys, types, numpy
+class Opened:
+    def __enter__(self): return self
+    def __exit__(self, *error): pass
+    def convert(self, mode): return self
+    def resize(self, size): return numpy.full((*size, 3), 7, numpy.uint8)
+pillow = types.ModuleType("PIL")
+pillow.Image = types.SimpleNamespace(open=lambda file: Opened())
+sys.modules["PIL"] = pillow
+text = data.dataset(Settings(data={str(tmp_path / "text")!r}))
+images = data.dataset(Settings(model="resnet", data={str(tmp_path)!r}))
+inputs, targets = text[1]
+result = [len(text), inputs[:2].tolist(), targets[:2].tolist()]
+image = images[0][0]
+result += [len(images), [int(images[at][1]) for at in (0, 1)], list(image.shape), int(image.max())]
+"""
+    assert scene(code) == [7, [32, 33], [33, 34], 2, [0, 1], [3, 32, 32], 7]

@@ -1,0 +1,149 @@
+"""What OS packages of a project may not change in its image."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.needs import needs_ldconfig
+from tests.roots import entry, tar_of
+from torchkiln.base.loader_cache import parse_cache
+from torchkiln.base.protected import Contents, contents_of, demand_apart, demand_harmless
+from torchkiln.errors import BuildFailed
+
+
+def loader(*pairs: tuple[str, str]) -> bytes:
+    """A cache of the loader."""
+    texts, entries, start = b"", b"", 48 + 24 * len(pairs)
+    for name, path in pairs:
+        at = [start + len(texts), start + len(texts) + len(name) + 1]
+        entries += struct.pack("<iIIIQ", 0x303, *at, 0, 0)
+        texts += f"{name}\0{path}\0".encode()
+    return struct.pack("<20sII20x", b"glibc-ld.so.cache1.1", len(pairs), len(texts)) + entries + texts
+
+
+STDCXX = ("libstdc++.so.6", "/lib/x86_64-linux-gnu/libstdc++.so.6")
+LOWER = [
+    entry("lib", kind=b"2", to="usr/lib"),
+    entry("etc/ld.so.cache", loader(STDCXX)),
+    entry("usr/lib/x86_64-linux-gnu/libstdc++.so.6", b"1"),
+    entry("etc/generated", b"1"),
+    entry("var/lib/dpkg/info/libstdc++6:amd64.list", b"/.\n/lib\n/lib/x86_64-linux-gnu/libstdc++.so.6\n"),
+]
+
+
+def contents(*entries: object) -> Contents:
+    return contents_of([io.BytesIO(tar_of(entries))])  # type: ignore[arg-type]
+
+
+def faults(*entries: object) -> list[str]:
+    with pytest.raises(BuildFailed) as caught:
+        demand_harmless(contents(*LOWER), contents(*entries), what="w")
+    first, *found = caught.value.message.splitlines()
+    assert first == "w: packages of the archive would change the image:"
+    return found
+
+
+def test_files_of_the_base_stay() -> None:
+    changed = entry("usr/lib/x86_64-linux-gnu/libstdc++.so.6", b"2")
+    assert faults(changed) == ["usr/lib/x86_64-linux-gnu/libstdc++.so.6 of libstdc++6 was changed"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("opt/venv/bin/python", "is in a folder of the image"),
+        ("opt/torchkiln/entrypoint", "is in a folder of the image"),
+        ("etc/torchkiln/image.json", "is in a folder of the image"),
+        ("usr/local/cuda-12.1/lib64/x", "is in a folder of the image"),
+        ("usr/local/nvidia/lib/libc.so.6", "is in a folder of the image"),
+        ("etc/ld.so.preload", "is in a folder of the image"),
+        ("usr/lib/x86_64-linux-gnu/libcuda.so.1", "is a library of the driver, which the host provides"),
+        ("usr/lib/x86_64-linux-gnu/libnvidia-ml.so", "is a library of the driver, which the host provides"),
+        ("usr/lib/python3/dist-packages/sitecustomize.py", "runs at each start of Python"),
+        ("usr/lib/python3.11/usercustomize/__init__.py", "runs at each start of Python"),
+        ("usr/local/lib/python3.11/dist-packages/sitecustomize.py", "runs at each start of Python"),
+        ("etc/ssl/private/snakeoil.key", "is a private key, which each machine must make for itself"),
+    ],
+)
+def test_paths_that_no_package_may_have(path: str, fault: str) -> None:
+    owner = entry("var/lib/dpkg/info/evil.list", f"/{path}\n".encode())
+    assert faults(entry(path, b"x"), owner) == [f"{path} of evil {fault}"]
+    assert faults(entry(path, b"x")) == [f"{path} {fault}"]
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        [STDCXX[1], "/usr/lib/other/libstdc++.so.6"],
+        ["/usr/lib/other/libstdc++.so.6", STDCXX[1]],
+        ["/usr/lib/other/libstdc++.so.6"],
+    ],
+)
+def test_the_loader_finds_the_libraries_of_the_base(paths: list[str]) -> None:
+    cache = entry("etc/ld.so.cache", loader(*((STDCXX[0], path) for path in paths)))
+    assert faults(cache) == [
+        "libstdc++.so.6 would be loaded from usr/lib/other/libstdc++.so.6, not from"
+        " lib/x86_64-linux-gnu/libstdc++.so.6"
+    ]
+
+
+def test_a_library_that_the_loader_no_longer_finds() -> None:
+    assert faults(entry("etc/ld.so.cache", loader(("liba.so.1", "/lib/liba.so.1")))) == [
+        "libstdc++.so.6 would no longer be found"
+    ]
+
+
+def test_harmless_packages_and_warnings() -> None:
+    layer = contents(
+        entry("etc/ld.so.cache", loader(("libcudart.so.12", "/usr/lib/libcudart.so.12"), STDCXX)),
+        entry("etc/generated", b"2"),
+        entry("opt/", kind=b"5"),
+        entry("usr/lib/libcudart.so.12", b"1"),
+        entry("usr/lib/python3/dist-packages/x.pth", b"1"),
+    )
+    assert demand_harmless(contents(*LOWER), layer, what="w") == (
+        "usr/lib/libcudart.so.12 has the name of a library in the wheels of torch or NVIDIA",
+        "Python runs at each start: x.pth",
+    )
+    assert demand_harmless(contents(*LOWER), contents(entry("usr/bin/x", b"1")), what="w") == ()
+
+
+@needs_ldconfig
+def test_the_cache_of_this_hosts_loader() -> None:
+    printed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    expected: dict[str, tuple[str, ...]] = {}
+    for line in printed.splitlines():
+        name, arrow, path = line.strip().partition(" => ")
+        if arrow:
+            expected[name.partition(" (")[0]] = (*expected.get(name.partition(" (")[0], ()), path)
+    assert parse_cache(Path("/etc/ld.so.cache").read_bytes()) == expected
+
+
+@pytest.mark.parametrize("data", [b"", loader(STDCXX)[:60], loader(STDCXX)[:-1], b"ld.so-1.7.0"])
+def test_a_truncated_cache_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="cache of the loader"):
+        parse_cache(data)
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda data: loader(STDCXX)[: len(data)] + data))
+def test_any_cache_is_read_or_refused(data: bytes) -> None:
+    try:
+        assert isinstance(parse_cache(data), dict)
+    except ValueError as refusal:
+        error = refusal
+    else:
+        return
+    assert "cache of the loader" in str(error)
+
+
+def test_files_of_the_image_itself() -> None:
+    demand_apart(["etc/a"], frozenset({"etc/b"}), what="w")
+    with pytest.raises(BuildFailed, match=r"etc/b is a file of the image\nand 1 more$"):
+        demand_apart(["etc/b"] + 8 * ["etc/b"], frozenset({"etc/b"}), what="w")

@@ -1,0 +1,290 @@
+"""The watch of a project's files: what counts as a change, and that none is lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from torchkiln.build import watch
+from torchkiln.build.project import BuiltProject, ProjectSource
+from torchkiln.build.watch import INTERVAL, WatchedProject, rebuilds
+from torchkiln.errors import BuildFailed, KilnError
+from torchkiln.project.code import read_code
+from torchkiln.project.snapshot import snapshot
+
+LOCK = "torchkiln.lock.json"
+FULL = None  # the image was not built from the one before
+
+
+class Ended(Exception):
+    """All steps of a test are done."""
+
+
+@dataclass
+class Scene:
+    """A project in `folder` that is watched. Its images are numbers; 0 was built before the watch."""
+
+    folder: Path
+    built_from: list[int | None] = field(default_factory=list)  # of the images 1, 2, …
+    reading: Callable[[], object] = lambda: None  # called while the files are read
+    building: Callable[[], object] = lambda: None
+    settling: Callable[[], object] = lambda: None  # called after a change, before the next look
+
+    def write(self, name: str, text: str) -> Callable[[], object]:
+        """A step."""
+        return lambda: (self.folder / name).write_text(text)
+
+    def events(self, *steps: Callable[[], object]) -> list[str]:
+        """The changed files of each image, or the error, while *steps* are made: one each third pause."""
+
+        def script() -> Iterator[None]:
+            for step in steps:
+                step()
+                yield from (None, None, None)
+            raise Ended
+
+        made, found = script(), list[str]()
+
+        def pause(seconds: float) -> None:
+            if seconds >= INTERVAL:
+                next(made)
+            else:
+                self.settling()
+
+        project = WatchedProject(
+            folder=self.folder,
+            beside=(),
+            source=self._read(),
+            built=cast(BuiltProject, 0),
+            read=self._read,
+            build=self._build,
+            pause=pause,
+        )
+        try:
+            for event in rebuilds(project):
+                found.append(
+                    event.message if isinstance(event, KilnError) else " ".join(event.changed) or "same"
+                )
+        except Ended:
+            return found
+        raise AssertionError("the watch ended by itself")
+
+    def _read(self) -> ProjectSource:
+        lock: Any = (self.folder / LOCK).read_text()
+        code = read_code(self.folder)
+        self.reading()
+        return ProjectSource(cell=cast(Any, "cell"), lock=lock, code=code)
+
+    def _build(self, _: ProjectSource, before: BuiltProject | None) -> BuiltProject:
+        self.building()
+        self.built_from.append(cast("int | None", before))
+        return cast(BuiltProject, len(self.built_from))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    (tmp_path / LOCK).write_text("{}")
+    (tmp_path / "train.py").write_text("one")
+    return Scene(tmp_path)
+
+
+def once(step: Callable[[], object]) -> Callable[[], object]:
+    """*step* at the first call, nothing at later ones."""
+    steps = [step]
+    return lambda: steps.pop()() if steps else None
+
+
+def nothing() -> None:
+    """A step without a change."""
+
+
+def test_each_change_gives_one_image_from_the_one_before(scene: Scene) -> None:
+    events = scene.events(
+        scene.write("train.py", "two"), nothing, scene.write("new.py", ""), (scene.folder / "new.py").unlink
+    )
+
+    assert events == ["train.py", "+new.py", "-new.py"]
+    assert scene.built_from == [0, 1, 2]
+
+
+def test_several_files_at_once_give_one_image(scene: Scene) -> None:
+    def several() -> None:
+        scene.write("train.py", "two")()
+        scene.write("a.py", "")()
+
+    assert scene.events(several) == ["+a.py train.py"]
+
+
+def test_files_are_read_when_they_have_settled(scene: Scene) -> None:
+    def change() -> None:
+        texts = iter("3456")
+        scene.settling = lambda: scene.write("train.py", next(texts, "6"))()
+        scene.write("train.py", "2")()
+
+    assert scene.events(change) == ["train.py"]
+    assert (scene.folder / "train.py").read_text() == "6"
+
+
+def test_files_that_never_settle_are_read(scene: Scene) -> None:
+    """A log that a program writes into the folder all the time."""
+    numbers = itertools.count()
+    scene.settling = lambda: scene.write("run.log", f"{next(numbers)}")()
+
+    assert scene.events(scene.write("train.py", "two"))[0] == "+run.log train.py"
+
+
+def test_files_with_the_same_bytes_give_no_image(scene: Scene) -> None:
+    train = scene.folder / "train.py"
+
+    assert scene.events(lambda: os.utime(train, (1, 1)), scene.write("train.py", "one")) == []
+
+
+def test_a_mode_is_a_change(scene: Scene) -> None:
+    assert scene.events(lambda: (scene.folder / "train.py").chmod(0o755)) == ["train.py"]
+
+
+def test_other_packages_are_built_from_scratch(scene: Scene) -> None:
+    assert scene.events(scene.write(LOCK, '{"other": 1}'), scene.write("train.py", "two")) == [
+        LOCK,
+        "train.py",
+    ]
+    assert scene.built_from == [FULL, 1]
+
+
+def test_what_git_ignores_is_no_change(scene: Scene) -> None:
+    subprocess.run(["git", "init", "--quiet", scene.folder], check=True)
+    (scene.folder / ".gitignore").write_text("*.log\n.gitignore\n")
+
+    assert scene.events(scene.write("run.log", "1"), scene.write("b.py", "")) == ["+b.py"]
+
+
+def test_files_of_the_lock_are_watched_even_if_git_ignores_them(scene: Scene) -> None:
+    subprocess.run(["git", "init", "--quiet", scene.folder], check=True)
+    (scene.folder / ".gitignore").write_text(f"{LOCK}\n")
+
+    assert scene.events(nothing, scene.write(LOCK, "[]")) == ["same"]
+    assert scene.built_from == [FULL]
+
+
+def test_the_layout_in_the_folder_is_not_watched(scene: Scene) -> None:
+    layout = scene.folder / "out"
+    layout.mkdir()
+    (layout / "oci-layout").write_text("{}")
+    before = snapshot(scene.folder)
+    (layout / "index.json").write_text("{}")
+
+    assert snapshot(scene.folder) == before
+
+
+def test_a_fault_is_told_once_for_each_change(scene: Scene) -> None:
+    """Also if the next change leaves the fault; then an image is built even of the code before."""
+    key = scene.folder / ".env"
+    events = scene.events(
+        scene.write(".env", "A=1"),
+        nothing,
+        scene.write("b.py", ""),
+        (scene.folder / "b.py").unlink,
+        key.unlink,
+    )
+
+    told = f"{scene.folder}/.env: looks like a secret"
+    assert events == [told, told, told, "same"]
+    assert scene.built_from == [0]
+
+
+def test_after_a_failed_build_nothing_is_assumed(scene: Scene) -> None:
+    def fail() -> None:
+        raise BuildFailed("no space left")
+
+    scene.building = once(fail)
+
+    train = scene.folder / "train.py"
+    events = scene.events(scene.write("train.py", "two"), nothing, lambda: os.utime(train, (1, 1)))
+    assert events == ["no space left", "train.py"]
+    assert scene.built_from == [FULL]
+
+
+def test_an_error_while_files_change_is_not_told(scene: Scene) -> None:
+    """A file that git removes between the listing and the reading, for example."""
+
+    def half_written() -> None:
+        scene.write("other.py", "")()
+        raise FileNotFoundError(2, "No such file or directory", "gone.py")
+
+    def then(step: Callable[[], object]) -> Callable[[], object]:
+        def change() -> None:
+            scene.reading = once(step)
+            scene.write("train.py", "two")()
+
+        return change
+
+    assert scene.events(then(half_written)) == ["+other.py train.py"]
+
+
+def test_an_attempt_whose_error_is_not_told_is_repeated(scene: Scene) -> None:
+    """Even if the files are the same afterwards."""
+
+    def fail() -> None:
+        os.utime(scene.folder / "train.py", (1, 1))
+        raise BuildFailed("train.py changed")
+
+    scene.building = once(fail)
+
+    assert scene.events(scene.write("train.py", "two")) == ["train.py"]
+
+
+def test_an_error_of_the_system_is_told(scene: Scene) -> None:
+    def fail() -> None:
+        raise PermissionError(13, "Permission denied", "secret.py")
+
+    def change() -> None:
+        scene.reading = fail
+        scene.write("train.py", "two")()
+
+    assert scene.events(change) == ["secret.py: Permission denied"]
+
+
+def test_the_folder_can_come_back(scene: Scene) -> None:
+    elsewhere = scene.folder.with_name("elsewhere")
+    (scene.folder / LOCK).rename(scene.folder.parent / LOCK)
+
+    def read_lock() -> ProjectSource:
+        return ProjectSource(cell=cast(Any, 1), lock=cast(Any, 1), code=read_code(scene.folder))
+
+    scene._read = read_lock  # type: ignore[method-assign]
+    events = scene.events(
+        lambda: scene.folder.rename(elsewhere), nothing, lambda: elsewhere.rename(scene.folder)
+    )
+
+    assert events == [f"--project {scene.folder}: not a folder", "same"]
+
+
+@pytest.mark.parametrize("when", ["reading", "building"])
+def test_a_change_during_the_work_gives_another_image(scene: Scene, when: str) -> None:
+    def change() -> None:
+        setattr(scene, when, once(scene.write("train.py", "three")))
+        scene.write("train.py", "two")()
+
+    assert scene.events(change) == ["train.py", "train.py"]
+
+
+def test_a_change_that_the_file_system_does_not_show_is_found(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two changes within the granularity of the times; here nothing but the first is ever visible."""
+    visible = [{"": (0,)}]
+    monkeypatch.setattr(watch, "snapshot", lambda *_: visible[-1])
+
+    def change() -> None:
+        scene.building = once(scene.write("train.py", "three"))
+        scene.write("train.py", "two")()
+        visible.append({"": (1,)})
+
+    assert scene.events(nothing, change) == ["train.py", "train.py"]

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Write docs/recipes-*.svg and the generated part of docs/recipes.md from the records in docs/recipes.
+
+All figures, and the names of device, driver, torch and image, come from the records, which
+`python -m recipes.measure` writes. `--check` writes nothing and exits with 5 if anything is stale.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench import markdown  # noqa: E402
+from bench.markdown import table  # noqa: E402
+from bench.plot import number  # noqa: E402
+from bench.waterfall import waterfall  # noqa: E402
+from tools.recipes_record import Record, Row, records  # noqa: E402
+from torchkiln.util.files import write_atomic  # noqa: E402
+
+DOCS = ROOT / "docs"
+PAGE, RECORDS = "recipes.md", "recipes"
+GIB = 1 << 30
+_NONE = "No record of a GPU is kept here yet.\n"
+_TITLES = {
+    "alone": "Transformer: each switch alone",
+    "together": "Transformer: switches together",
+    "images": "ResNet",
+    "gpus": "Several GPUs",
+}
+
+
+def measured_part(known: Mapping[str, Record]) -> str:
+    """A section for each record."""
+    return "\n".join(line for name, record in known.items() for line in _section(name, record)) or _NONE
+
+
+def _section(name: str, record: Record) -> Iterator[str]:
+    yield f"### {name}\n"
+    yield f"{summary(record)}. {record.steps} steps in each row; the first two are not timed."
+    yield f"[The record](recipes/{name}.json) has the command and the losses of each row.\n"
+    if falls(record):
+        yield f"![Peak memory, one switch after the other](recipes-{name}.svg)\n"
+    for group, title in _TITLES.items():
+        rows = [row for row in record.rows if row.group == group]
+        if rows:
+            yield f"#### {title}, {name}\n"
+            yield group_table(record, rows)
+
+
+def summary(record: Record) -> str:
+    """Device and software in one line."""
+    here = record.environment
+    gpus = max(row.gpus for row in record.rows)
+    words = [f"{gpus} × {here.device}" if gpus > 1 else here.device]
+    words += [f"driver {record.driver}"] if record.driver else []
+    words += [f"torch {here.torch}" + (f" for CUDA {here.cuda}" if here.cuda else "")]
+    return "; ".join([*words, f"image {record.image}" if record.image else "no image", record.when])
+
+
+def group_table(record: Record, rows: list[Row]) -> str:
+    """Memory, speed and last loss, each also against the group's first row."""
+    base = _row(record, rows[0].group, record.first[rows[0].group])
+    heads = ["switches", "peak memory, GiB", "of it", "samples/s", "times", "last loss"]
+    if rows[0].group == "gpus":
+        heads.append("speed for each GPU")
+    heads[2] = f"of {record.first[rows[0].group]}'s"
+    return table(heads, (_cells(row, base, record.steps, efficiency=len(heads) > 6) for row in rows))
+
+
+def _cells(row: Row, base: Row | None, steps: int, *, efficiency: bool) -> list[str]:
+    if row.outcome != "measured" or row.samples_per_s is None:
+        reason = f"{row.outcome}: {row.message}" if row.message else row.outcome
+        return [row.name, reason, "", "", "", ""] + [""] * efficiency
+    peak, whole = row.peak_bytes, base.peak_bytes if base else None
+    speed, first = row.samples_per_s, base.samples_per_s if base else None
+    finite = len(row.losses) == steps
+    cells = [
+        row.name,
+        number(peak / GIB) if peak else "",
+        f"{100 * peak / whole:.0f} %" if peak and whole else "",
+        number(speed),
+        f"{speed / first:.2f}" if first else "",
+        f"{row.losses[-1]:.3f}" if finite else "not finite",
+    ]
+    return [*cells, f"{100 * speed / first / row.gpus:.0f} %" if first else ""] if efficiency else cells
+
+
+def _row(record: Record, group: str, name: str) -> Row | None:
+    groups = ("alone", "together") if group == "together" else (group,)
+    return next((row for row in record.rows if row.group in groups and row.name == name), None)
+
+
+def falls(record: Record) -> list[tuple[str, float]]:
+    """The steps of the picture; those that were not measured are left out."""
+    found = [(name, _row(record, "together", name)) for name in record.waterfall]
+    return [(name, row.peak_bytes / GIB) for name, row in found if row and row.peak_bytes]
+
+
+def picture(record: Record) -> str:
+    """Peak memory from the first row to all switches together."""
+    return waterfall(
+        "Peak memory of a training step, one switch after the other", summary(record), "GiB", falls(record)
+    )
+
+
+def stale(docs: Path) -> dict[str, str | None]:
+    """The stale files in *docs*: the new content by name; None: to be deleted."""
+    known = records(docs / RECORDS)
+    made = {f"recipes-{name}.svg": picture(record) for name, record in known.items() if falls(record)}
+    made[PAGE] = markdown.filled((docs / PAGE).read_text(), lambda _: measured_part(known))
+    found: dict[str, str | None] = {
+        path.name: None for path in docs.glob("recipes-*.svg") if path.name not in made
+    }
+    for name, text in made.items():
+        path = docs / name
+        if not path.is_file() or path.read_text() != text:
+            found[name] = text
+    return found
+
+
+def main() -> int:
+    """Write the stale files, or with --check list them."""
+    found = stale(DOCS)
+    if "--check" in sys.argv[1:]:
+        sys.stderr.write("".join(f"docs/{name}: stale\n" for name in found))
+        sys.stderr.write("hint: run: .venv/bin/python tools/recipes_page.py\n" * bool(found))
+        return 5 if found else 0
+    for name, text in found.items():
+        if text is None:
+            (DOCS / name).unlink()
+        else:
+            write_atomic(DOCS / name, text.encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

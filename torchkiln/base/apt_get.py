@@ -1,0 +1,195 @@
+"""Asks apt which packages it would add to the layers of an OS, and lets it download them.
+
+apt runs on this machine, with an unpacked root's list of packages, and checks the archive's signature.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from torchkiln.base.apt_plan import is_removal, plan_of, reasons, unknown
+from torchkiln.base.archive import read_lists
+from torchkiln.base.debs import keep, missing
+from torchkiln.base.mmdebstrap import PINS, command, running, scratch
+from torchkiln.base.on_top import BaseWork, existing
+from torchkiln.base.recipe import recipe
+from torchkiln.base.sources import variables
+from torchkiln.errors import BuildFailed, Unresolvable
+from torchkiln.model.apt import OsLayers
+from torchkiln.model.lock import DebFile, OsPackage
+from torchkiln.model.progress import UNREPORTED, Reporting
+from torchkiln.store.store import Store
+
+_DEBS = "/var/cache/apt/archives"
+_PLAN, _FREELY = "/torchkiln-plan", "/torchkiln-plan-without-pins"
+_OK = "torchkiln: apt has a plan"
+_SHOWN = 8  # most packages in a message
+_OLD = (
+    "lock the image with today's packages: torchkiln lock TAG --upgrade-base; or require older versions:"
+    " NAME=VERSION"
+)
+_CONFLICT = "remove what conflicts with them from apt in the project's settings"
+
+# Writes the plan and downloads; without a plan, writes that of an apt which may change installed packages.
+_RESOLVE = f"""
+export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
+: >"$1{_FREELY}"
+mkdir -p "$1{_DEBS}"
+if apt-get --simulate install {{packages}} >"$1{_PLAN}" 2>&1; then
+    echo "{_OK}" >>"$1{_PLAN}"
+    grep -q "^Remv " "$1{_PLAN}" || apt-get --yes --download-only install {{packages}}
+else
+    rm "$1{PINS}"
+    apt-get --simulate --allow-downgrades install {{packages}} >"$1{_FREELY}" 2>&1 || :
+fi
+"""
+# A package that is missing is found by comparing what was downloaded.
+_DOWNLOAD = f"""
+export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
+mkdir -p "$1{_DEBS}" && cd "$1{_DEBS}" && apt-get download {{packages}} || :
+"""
+
+
+def resolve(
+    requested: Iterable[str],
+    layers: OsLayers,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    report: Reporting = UNREPORTED,
+) -> tuple[DebFile, ...]:
+    """The packages that apt adds to *layers* for *requested*; their files are in *store* afterwards.
+
+    :raises Unresolvable: the archive lacks a package, or one needs other packages than *layers* have.
+    :raises BuildFailed: the archive cannot be reached, or its signature is wrong.
+    :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
+    """
+    wanted, names = recipe(layers.base.os), tuple(requested)
+    with scratch(wanted, environ) as place:
+        work = BaseWork(recipe=wanted, store=store, environ=environ, place=place, report=report)
+        plan, freely, files = work.folder / "plan", work.folder / "freely", work.folder / "debs"
+        files.mkdir()
+        script = _RESOLVE.format(packages=" ".join(map(shlex.quote, names)))
+        out = (
+            _out("download", _PLAN, plan),
+            _out("download", _FREELY, freely),
+            _out("sync-out", _DEBS, files),
+        )
+        _ask(work, layers, (script, *out))
+        found = plan_of(_demand(names, layers, plan, freely))
+        debs = read_lists(place.lists, found.added)
+        if lost := {package.name for package in found.added} - {deb.name for deb in debs}:
+            raise BuildFailed(
+                f"the index of the archive of {wanted.os} has no sha256 of: {', '.join(sorted(lost))}",
+                hint="use another mirror",
+            )
+        keep(files, debs, store)
+    if lost_files := missing(debs, store):
+        raise BuildFailed(
+            f"apt did not download {_listed(lost_files)}", hint="run it again; or use another mirror"
+        )
+    return debs
+
+
+def fetch(
+    debs: Iterable[DebFile],
+    os_name: str,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    report: Reporting = UNREPORTED,
+) -> None:
+    """Download those of *debs* that *store* does not have, from the archive of *os_name*.
+
+    :raises BuildFailed: the archive no longer has one, or it cannot be reached.
+    :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
+    """
+    wanted, absent = recipe(os_name), missing(debs, store)
+    if not absent:
+        return
+    with scratch(wanted, environ) as place:
+        work = BaseWork(recipe=wanted, store=store, environ=environ, place=place, report=report)
+        files = work.folder / "debs"
+        files.mkdir()
+        names = " ".join(shlex.quote(f"{deb.name}={deb.version}") for deb in absent)
+        _ask(work, None, (_DOWNLOAD.format(packages=names), _out("sync-out", _DEBS, files)))
+        keep(files, absent, store)
+        lost = missing(absent, store)
+        there = read_lists(place.lists, (OsPackage(name=deb.name, version=deb.version) for deb in lost))
+    if not lost:
+        return
+    hashes = {deb.sha256 for deb in there}
+    gone = [deb for deb in lost if deb.sha256 not in hashes]
+    if not gone:
+        raise BuildFailed(
+            f"apt could not download {_listed(lost)}",
+            hint="check the network and the mirror, and run it again",
+        )
+    mirrors = " and ".join(variables(wanted)[:2])
+    raise BuildFailed(
+        f"the archive of {os_name} no longer has these locked files: {_listed(gone)}",
+        hint=f"lock the packages of today: torchkiln lock --project DIR --upgrade; or set {mirrors} to a"
+        " snapshot of the archive that has them",
+    )
+
+
+def _out(how: str, inside: str, outside: Path) -> str:
+    """A hook that copies a file or a folder out of the root."""
+    return f"{how} {inside} {shlex.quote(str(outside))}"
+
+
+def _ask(work: BaseWork, layers: OsLayers | None, queries: tuple[str, ...]) -> None:
+    onto = existing(layers.artefacts if layers else (), work, queries=queries)
+    argv = command(work.recipe, work.environ, unprivileged=os.geteuid() != 0, place=work.place, onto=onto)
+    with running(argv, work.place.env, work.recipe, work.report) as nothing:
+        while nothing.read(1 << 16):
+            pass
+
+
+def _demand(names: tuple[str, ...], layers: OsLayers, plan: Path, freely: Path) -> list[str]:
+    """The lines of *plan*.
+
+    :raises Unresolvable: it is no plan, changes packages of *layers*, or lacks a requested one.
+    """
+    os_name = layers.base.os
+    lines = _lines(plan)
+    hint = "correct apt in the project's settings (docs/projects.md)"
+    if faults := unknown(lines, os_name):
+        raise Unresolvable("\n".join(f"apt: {fault}" for fault in faults), hint=hint)
+    solved = _OK in lines
+    found = plan_of(lines if solved else _lines(freely))
+    if found.changes:
+        raise Unresolvable(
+            "\n".join(
+                (
+                    f"apt: {', '.join(names)}: would change packages of the image, which was tested with its"
+                    " own:",
+                    *(f"  {change}" for change in found.changes[:_SHOWN]),
+                    *([f"  and {len(found.changes) - _SHOWN} more"] if len(found.changes) > _SHOWN else []),
+                )
+            ),
+            hint=_CONFLICT if all(map(is_removal, found.changes)) else _OLD,
+        )
+    if not solved:
+        raise Unresolvable(
+            "\n".join(("apt: unmet dependencies:", *(f"  {reason}" for reason in reasons(lines)))), hint=hint
+        )
+    there = {package.name for package in (*found.added, *layers.packages)}
+    if others := [name for name in names if name.partition("=")[0] not in there]:
+        raise Unresolvable(
+            "\n".join(f"apt: {name}: {os_name} has no package of this name" for name in others), hint=hint
+        )
+    return lines
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _listed(debs: Iterable[DebFile]) -> str:
+    names = [f"{deb.name} {deb.version}" for deb in debs]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

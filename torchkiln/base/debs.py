@@ -1,0 +1,98 @@
+"""Keeps .deb files in the cache by their SHA-256, and makes folders of them from which apt installs."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from torchkiln.errors import BuildFailed
+from torchkiln.model.lock import DebFile
+from torchkiln.store.store import Store
+
+FOLDER = "debs"  # of the cache
+RECORDS = "apt"  # of the layers that .deb files gave, in the cache
+_INDEX = "Packages"
+_PIECE = 1 << 20
+
+
+def file_name(deb: DebFile) -> str:
+    """The name that apt gives to the file: `git_1%3a2.39.5-0+deb12u2_amd64.deb`."""
+    return f"{deb.name}_{deb.version.replace(':', '%3a')}_{deb.architecture}.deb"
+
+
+def deb_path(deb: DebFile) -> str:
+    """The path of the file in the cache."""
+    return f"{FOLDER}/{deb.sha256}/{file_name(deb)}"
+
+
+def missing(debs: Iterable[DebFile], store: Store) -> tuple[DebFile, ...]:
+    """Those of *debs* that *store* does not have."""
+    return tuple(deb for deb in debs if _size(store.root / deb_path(deb)) != deb.size)
+
+
+def keep(folder: Path, debs: Iterable[DebFile], store: Store) -> None:
+    """Copy the .deb files in *folder* that are those of *debs*, by their SHA-256, into *store*."""
+    wanted = {deb.sha256: deb for deb in missing(debs, store)}
+    for path in sorted(folder.glob("*.deb")):
+        temporary = store.temporary("deb")
+        try:
+            with store.writable():
+                shutil.copyfile(path, temporary)
+                if deb := wanted.get(_sha256(temporary)):
+                    store.adopt(temporary, store.root / deb_path(deb))
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_repository(folder: Path, debs: Iterable[DebFile], store: Store) -> None:
+    """Make *folder*, from which apt can install *debs*, with copies of their files in *store*.
+
+    :raises BuildFailed: a file in the cache is damaged; it is deleted.
+    :raises OSError: the disk is full.
+    """
+    folder.mkdir()
+    folder.chmod(0o755)  # regardless of the umask: apt reads it as its own user
+    stanzas = []
+    for deb in debs:
+        kept, name = store.root / deb_path(deb), f"{deb.sha256}.deb"
+        copy = Path(shutil.copyfile(kept, folder / name))
+        copy.chmod(0o644)
+        if _sha256(copy) != deb.sha256:
+            kept.unlink(missing_ok=True)
+            raise BuildFailed(
+                f"{file_name(deb)}: checksum mismatch: the file in the cache was damaged, and is deleted",
+                hint="run it again",
+            )
+        store.touch(kept)
+        stanzas.append(f"{_control(copy)}\nFilename: ./{name}\nSize: {deb.size}\nSHA256: {deb.sha256}\n")
+    index = folder / _INDEX
+    index.write_text("\n".join(stanzas))
+    index.chmod(0o644)
+
+
+def _control(path: Path) -> str:
+    """The package's own description."""
+    done = subprocess.run(["dpkg-deb", "--field", path], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildFailed(
+            f"{path.name} cannot be read: {done.stderr.strip()[:400]}", hint="the archive's file is malformed"
+        )
+    return done.stdout.rstrip("\n")
+
+
+def _sha256(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

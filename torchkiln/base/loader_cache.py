@@ -1,0 +1,42 @@
+"""Reads /etc/ld.so.cache, in which the loader looks up the libraries that a program needs. Pure.
+
+The format is that of glibc 2.2 and later: a header, entries that refer to texts by their offset, the texts.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+PATH = "etc/ld.so.cache"
+LIMIT = 16 << 20  # bytes; with a thousand libraries it has 60,000
+_MAGIC = b"glibc-ld.so.cache1.1"
+_HEADER = struct.Struct("<20sII16x4x")  # magic, entries, bytes of texts
+_ENTRY = struct.Struct("<iIIIQ")  # flags, offsets of name and path, version of the kernel, capabilities
+
+#: Name of a library -> the paths at which the loader would look for it, in that order.
+LoaderCache = Mapping[str, tuple[str, ...]]
+
+
+def parse_cache(data: bytes) -> LoaderCache:
+    """The libraries in *data*.
+
+    :raises ValueError: it is not in this format, or is truncated.
+    """
+    if not data.startswith(_MAGIC) or len(data) < _HEADER.size:
+        raise ValueError("not a cache of the loader")
+    _, count, _ = _HEADER.unpack_from(data)
+    if _HEADER.size + count * _ENTRY.size > len(data):
+        raise ValueError("the cache of the loader is truncated")
+    found: dict[str, tuple[str, ...]] = {}
+    for number in range(count):
+        _, name, path, _, _ = _ENTRY.unpack_from(data, _HEADER.size + number * _ENTRY.size)
+        found[_text(data, name)] = (*found.get(_text(data, name), ()), _text(data, path))
+    return found
+
+
+def _text(data: bytes, offset: int) -> str:
+    end = data.find(b"\0", offset)
+    if end < 0:
+        raise ValueError("the cache of the loader is truncated")
+    return data[offset:end].decode(errors="backslashreplace")

@@ -1,0 +1,123 @@
+"""Installs packages on the unpacked layers of an OS, and makes the tar of a layer with the difference."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchkiln.base.complaint import Unsolvable
+from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command, dev_folder, running
+from torchkiln.base.recipe import BaseRecipe
+from torchkiln.errors import BuildFailed
+from torchkiln.model.lock import LockedBase, LockedTools, OsPackage
+from torchkiln.model.progress import Reporting
+from torchkiln.oci.compression import GZIP
+from torchkiln.oci.upper import write_upper
+from torchkiln.store.store import Store
+
+_PIN_PRIORITY = 1001  # above 1000 apt keeps the version even if a newer one is required
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseWork:
+    """What mmdebstrap needs, for work on a base."""
+
+    recipe: BaseRecipe
+    store: Store  # with the blobs of the layers
+    environ: Mapping[str, str]
+    place: Scratch
+    report: Reporting
+
+    @property
+    def folder(self) -> Path:
+        """The scratch folder."""
+        return Path(self.place.env["TMPDIR"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Addition:
+    """Packages to install on layers, from the archive or from a folder of .deb files."""
+
+    what: str  # "the tools", for messages
+    packages: tuple[str, ...]
+    lower: tuple[LockedBase | LockedTools, ...]  # the layers, lowest first
+    misfit: str  # the start of the message if apt cannot install them: "the archive's packages no longer fit"
+    hint: str  # what to do then
+    debs: Path | None = None
+    hard_links: bool = False  # the layer may have some
+
+
+def layer_tar(addition: Addition, work: BaseWork) -> Path:
+    """Install, and write the layer with everything that is new or changed, to the scratch folder.
+
+    Takes half a minute and temporarily two gigabytes there.
+
+    :raises BuildFailed: the packages do not fit, mmdebstrap failed, or its result cannot be a layer.
+    """
+    layer = work.folder / "layer.tar"
+    try:
+        whole = _installed(addition, work)
+        with ExitStack() as opened:
+            blobs = [work.store.blob(artefact.digest) for artefact in addition.lower]
+            lower = [opened.enter_context(GZIP.open(blob)) for blob in blobs]
+            upper = opened.enter_context(whole.open("rb"))
+            out = opened.enter_context(layer.open("wb"))
+            mtime, hard_links = work.recipe.epoch, addition.hard_links
+            write_upper(lower, upper, out, mtime=mtime, hard_links=hard_links)
+    except OSError as error:
+        raise BuildFailed(
+            f"{addition.what} cannot be built in {work.folder.parent}: {error.strerror}",
+            hint="free disk space (2 GB are needed), or set TMPDIR to another folder",
+        ) from error
+    whole.unlink()
+    return layer
+
+
+def existing(
+    lower: Iterable[LockedBase | LockedTools],
+    work: BaseWork,
+    *,
+    packages: tuple[str, ...] = (),
+    debs: Path | None = None,
+    queries: tuple[str, ...] = (),
+) -> ExistingBase:
+    """The layers *lower* in the scratch folder, with pins of their packages; without layers an empty root."""
+    layers, pinned = list[Path](), list[OsPackage]()
+    for artefact in lower:
+        # A copy: the root of a user namespace may not read the cache.
+        copy = work.folder / f"{len(layers)}.tar.gz"
+        layers.append(Path(shutil.copyfile(work.store.blob(artefact.digest), copy)))
+        pinned += artefact.packages
+    path = work.folder / "pins"
+    path.write_text(pins(pinned))
+    return ExistingBase(layers=tuple(layers), pins=path, packages=packages, debs=debs, queries=queries)
+
+
+def pins(packages: Iterable[OsPackage]) -> str:
+    """apt preferences that pin *packages* to their versions."""
+    return "\n".join(
+        f"Package: {package.name}\nPin: version {package.version}\nPin-Priority: {_PIN_PRIORITY}\n"
+        for package in packages
+    )
+
+
+def _installed(addition: Addition, work: BaseWork) -> Path:
+    """The tar of the whole system, layers and packages."""
+    onto = existing(addition.lower, work, packages=addition.packages, debs=addition.debs)
+    argv = command(work.recipe, work.environ, unprivileged=os.geteuid() != 0, place=work.place, onto=onto)
+    whole = work.folder / "whole.tar"
+    try:
+        with running(argv, work.place.env, work.recipe, work.report) as tar, whole.open("wb") as out:
+            out.write(dev_folder(work.recipe.epoch))
+            shutil.copyfileobj(tar, out, 1 << 20)
+    except Unsolvable as error:
+        on = addition.lower[-1].digest[:19]
+        raise BuildFailed(
+            f"unmet dependencies: {addition.misfit} the base {on}:\n" + error.message.partition("\n")[2],
+            hint=addition.hint,
+        ) from error
+    return whole

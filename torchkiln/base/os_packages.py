@@ -1,0 +1,221 @@
+"""Makes the layer of a project's OS packages from their locked .deb files, without a network.
+
+The same files on the same layers give the same layer, so it can be made again on any machine that gets the
+files. What a layer changes is checked when it is made (`base/protected.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchkiln.base.apt_get import fetch, resolve
+from torchkiln.base.contents import inspect
+from torchkiln.base.debs import RECORDS, missing, write_repository
+from torchkiln.base.keeping import package_changes
+from torchkiln.base.mmdebstrap import scratch
+from torchkiln.base.on_top import Addition, BaseWork, layer_tar
+from torchkiln.base.protected import contents_of, demand_apart, demand_harmless
+from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe, recipe
+from torchkiln.base.sources import snapshot_of, sources_of
+from torchkiln.errors import BuildFailed
+from torchkiln.model.apt import LockedApt, OsLayers, packages_of
+from torchkiln.model.layer import Blob
+from torchkiln.model.lock import DebFile
+from torchkiln.model.progress import UNREPORTED, Reporting
+from torchkiln.oci.compression import GZIP
+from torchkiln.oci.encode import ENCODER, encode
+from torchkiln.oci.read_tar import DAMAGED
+from torchkiln.store.store import Store
+
+_RULES = 1  # raise it when `protected` refuses more, or warns of more
+_WHAT = "the layer of OS packages"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MadeApt:
+    """A layer, its paths, and warnings about it."""
+
+    blob: Blob
+    paths: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def lock_apt(
+    requested: tuple[str, ...],
+    layers: OsLayers,
+    own: Collection[str],
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    report: Reporting = UNREPORTED,
+) -> tuple[LockedApt, tuple[str, ...]]:
+    """Lock *requested* and what they need, from the archive of today, on *layers*.
+
+    :param layers: their blobs are in *store*.
+    :param own: paths of the image's own files.
+    :returns: the lock, and warnings.
+    :raises KilnError: as `apt_get.resolve` does.
+    :raises BuildFailed: the packages cannot be installed, or would change the image.
+    """
+    wanted = recipe(layers.base.os)
+    debs = resolve(requested, layers, store, environ=environ, report=report)
+    made = _made(requested, debs, layers, store, environ, report)
+    demand_apart(made.paths, own, what=_WHAT)
+    sources = sources_of(wanted, environ)
+    apt = LockedApt(
+        os=layers.base.os,
+        requested=requested,
+        base=layers.base.digest,
+        tools=layers.tools.digest if layers.tools else None,
+        snapshot=snapshot_of(sources),
+        debs=debs,
+        **asdict(made.blob),
+        encoder=ENCODER,
+        untrusted=sources.untrusted,
+    )
+    return apt, made.notes
+
+
+def ensure_apt(
+    apt: LockedApt,
+    layers: OsLayers,
+    own: Collection[str],
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    report: Reporting = UNREPORTED,
+) -> LockedApt:
+    """*apt* with the layer that is in *store* afterwards: another than the locked one on other *layers*.
+
+    :param own: paths of the image's own files.
+    :raises BuildFailed: the archive no longer has a file, the layer is not the locked one, or it would change
+        the image.
+    """
+    made = _made(apt.requested, apt.debs, layers, store, environ, report)
+    demand_apart(made.paths, own, what=_WHAT)
+    locked = Blob(digest=apt.digest, diff_id=apt.diff_id, size=apt.size, unpacked=apt.unpacked)
+    if layers.fits(apt) and made.blob != locked:
+        raise BuildFailed(
+            f"{_WHAT} is not the locked one: expected {locked.digest}, got {made.blob.digest}; a script of a"
+            " package writes something else each time, or with other versions of mmdebstrap, apt and dpkg",
+            hint="lock the project again on this machine: torchkiln lock --project DIR --upgrade; or build it"
+            " on the one that locked it",
+        )
+    tools = layers.tools.digest if layers.tools else None
+    return replace(apt, base=layers.base.digest, tools=tools, **asdict(made.blob))
+
+
+def _made(
+    requested: tuple[str, ...],
+    debs: tuple[DebFile, ...],
+    layers: OsLayers,
+    store: Store,
+    environ: Mapping[str, str],
+    report: Reporting,
+) -> MadeApt:
+    """The layer of *debs* on *layers*: known, or made."""
+    wanted = recipe(layers.base.os)
+    key = _key(requested, debs, layers, wanted)
+    with store.lock(f"apt-{key}", "installs OS packages"):
+        if known := _known(key, store):
+            return known
+        if missing(debs, store):
+            report.say(f"downloading {len(missing(debs, store))} packages of {layers.base.os}")
+        fetch(debs, layers.base.os, store, environ=environ, report=report)
+        with scratch(wanted, environ) as place:
+            work = BaseWork(recipe=wanted, store=store, environ=environ, place=place, report=report)
+            made = _make(requested, debs, layers, work)
+        record = {**asdict(made.blob), "paths": made.paths, "notes": made.notes}
+        store.put_record(RECORDS, key, record)
+    return made
+
+
+def _key(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayers, wanted: BaseRecipe) -> str:
+    """The hash of everything that decides the layer and whether it is refused."""
+    inputs = {
+        "rules": _RULES,
+        "requested": requested,
+        "debs": [deb.sha256 for deb in debs],
+        "layers": [artefact.digest for artefact in layers.artefacts],
+        "installing": (wanted.dpkg_options, wanted.epoch, ON_TOP, CLEANING),
+        "encoder": ENCODER,
+    }
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def _known(key: str, store: Store) -> MadeApt | None:
+    record: dict[str, Any] = store.record(RECORDS, key) or {}
+    try:
+        blob = Blob(**{name: record[name] for name in ("digest", "diff_id", "size", "unpacked")})
+    except KeyError:
+        return None
+    if not store.has_blob(blob.digest, blob.size):
+        return None
+    return MadeApt(blob=blob, paths=tuple(record["paths"]), notes=tuple(record["notes"]))
+
+
+def _make(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayers, work: BaseWork) -> MadeApt:
+    store, folder = work.store, work.folder / "debs"
+    addition = Addition(
+        what="the OS packages",
+        packages=requested,
+        lower=layers.artefacts,
+        misfit="the locked OS packages do not fit",
+        hint="the base is not the one that the project was locked on: provide that with --base FILE, or lock"
+        " the project again",
+        debs=folder,
+        hard_links=True,
+    )
+    try:
+        write_repository(folder, debs, store)
+    except OSError as error:
+        raise BuildFailed(
+            f"the OS packages cannot be unpacked in {work.folder.parent}: {error.strerror}",
+            hint="free disk space (2 GB are needed), or set TMPDIR to another folder",
+        ) from error
+    layer = layer_tar(addition, work)
+    temporary = store.temporary("apt")
+    try:
+        with store.writable():
+            blob = encode(layer, temporary)
+        if debs:  # else dpkg's list may not be in the layer
+            _demand_locked(temporary, debs, layers)
+        paths, notes = _checked(layer, layers, store)
+        with store.writable():
+            store.adopt(temporary, store.blob(blob.digest))
+    finally:
+        temporary.unlink(missing_ok=True)
+    return MadeApt(blob=blob, paths=paths, notes=notes)
+
+
+def _demand_locked(blob: Path, debs: tuple[DebFile, ...], layers: OsLayers) -> None:
+    """:raises BuildFailed: the layer's list of packages has others than *debs* and those of *layers*."""
+    below = {package.name for package in layers.packages}
+    installed = inspect(blob, name=_WHAT).packages
+    kept = tuple(package for package in installed if package.name in below)
+    added = tuple(package for package in installed if package.name not in below)
+    if changes := (*package_changes(layers.packages, kept), *package_changes(packages_of(debs), added)):
+        raise BuildFailed(
+            f"{_WHAT} does not have the locked packages:\n" + "\n".join(f"  {change}" for change in changes),
+            hint="lock the project again: torchkiln lock --project DIR --upgrade",
+        )
+
+
+def _checked(layer: Path, layers: OsLayers, store: Store) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The paths of the layer that are not folders, and the warnings about it."""
+    try:
+        with layer.open("rb") as tar:
+            upper = contents_of([tar])
+        with ExitStack() as opened:
+            blobs = [store.blob(artefact.digest) for artefact in layers.artefacts]
+            lower = contents_of([opened.enter_context(GZIP.open(blob)) for blob in blobs])
+    except DAMAGED as error:
+        raise BuildFailed(f"{_WHAT} cannot be read: {error}", hint="build it again") from error
+    notes = demand_harmless(lower, upper, what=_WHAT)
+    return tuple(sorted(path for path, kind in upper.kinds.items() if kind != "folder")), notes

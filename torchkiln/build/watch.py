@@ -1,0 +1,138 @@
+"""Rebuilds the image of a project each time its files change, as `build --watch` does.
+
+Files are looked at in intervals, not by the kernel's notifications: these do not tell what git ignores, and
+there are none for folders of other machines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torchkiln.build.project import BuiltProject, ProjectSource
+from torchkiln.errors import BuildFailed, KilnError
+from torchkiln.project.snapshot import Snapshot, changed_paths, snapshot
+
+INTERVAL = 0.25  # seconds between two looks at the files
+SETTLE = 0.05  # the same after a change, until nothing changes: editors and git write several files
+_MOST_LOOKS = 40  # then the files are read as they are
+_IDLE, _LONGEST = 10, 2.0  # a longer pause after a look that takes long: so many times as long, seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rebuilt:
+    """The image of changed files."""
+
+    built: BuiltProject
+    source: ProjectSource
+    changed: tuple[str, ...]  # paths: "train.py", "+new.py", "-gone.py"
+    began: float  # `time.monotonic()` when the change was noticed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchedProject:
+    """A project that was built, and how to read and to build it again.
+
+    `read`: its files and locks.
+    `build`: its image; from the one before if only code has changed, else from None.
+    `pause`: waits for seconds.
+    """
+
+    folder: Path
+    beside: tuple[Path, ...]  # files in other folders that are watched, too
+    source: ProjectSource
+    built: BuiltProject
+    read: Callable[[], ProjectSource]
+    build: Callable[[ProjectSource, BuiltProject | None], BuiltProject]
+    pause: Callable[[float], None] = time.sleep
+
+
+def rebuilds(project: WatchedProject) -> Iterator[Rebuilt | KilnError]:
+    """Each image that changed files of *project* give, or why they give none; endless.
+
+    After an error an image is also built if the files are those of the last image again.
+    """
+    source, tried = project.source, project.source  # of the last image, and of the last attempt
+    told, files = "", _Files(project)
+    before: BuiltProject | None = project.built
+    while True:
+        is_change = files.wait()
+        try:
+            found = project.read()
+            if _is_same(found, tried) and not (told and is_change):
+                continue
+            tried = found
+            of_same_packages = (found.lock, found.cell) == (source.lock, source.cell)
+            last, before = before if of_same_packages else None, None  # until the build succeeds
+            before = project.build(found, last)
+        except (KilnError, OSError) as error:
+            fault = _as_error(error)
+            if is_change and not files.retried and files.are_changing():
+                files.retried = True  # what was read may be half of a change
+                tried = source
+            elif is_change or fault.message != told:
+                told = fault.message
+                yield fault
+        else:
+            changed, source, told = changed_paths(source.code, found.code), found, ""
+            yield Rebuilt(built=before, source=source, changed=changed, began=files.noticed)
+
+
+@dataclass
+class _Files:
+    """The files of a project, looked at in intervals."""
+
+    project: WatchedProject
+    noticed: float = 0.0  # when the last change was noticed
+    retried: bool = False  # an error was not reported, because files were changing
+    _seen: Snapshot | None = field(default=None)
+    _sure: bool = False
+
+    def wait(self) -> bool:
+        """Wait until the files have changed (True), or until they should be compared once more (False).
+
+        They are compared once more after each change: another one while they were read, or within the
+        granularity of the file system's times, need not be visible.
+        """
+        cost = 0.0
+        while True:
+            self.project.pause(max(INTERVAL, min(_IDLE * cost, _LONGEST)))
+            self.noticed = time.monotonic()
+            now = self._look()
+            cost = time.monotonic() - self.noticed
+            if now != self._seen:
+                self._seen, self._sure = self._settled(now), False
+                return True
+            if not self._sure:
+                self._sure, self.retried = True, False
+                return False
+
+    def are_changing(self) -> bool:
+        """Whether the files have changed since `wait` returned."""
+        return self._look() != self._seen
+
+    def _look(self) -> Snapshot:
+        return snapshot(self.project.folder, self.project.beside)
+
+    def _settled(self, now: Snapshot) -> Snapshot:
+        for _ in range(_MOST_LOOKS):
+            self.project.pause(SETTLE)
+            later = self._look()
+            if later == now:
+                break
+            now = later
+        return now
+
+
+def _is_same(one: ProjectSource, other: ProjectSource) -> bool:
+    """Whether both give the same image."""
+    first, second = (replace(each, code=replace(each.code, notes=())) for each in (one, other))
+    return first == second
+
+
+def _as_error(error: KilnError | OSError) -> KilnError:
+    if isinstance(error, KilnError):
+        return error
+    return BuildFailed(f"{error.filename or 'the project'}: {error.strerror or error}")

@@ -1,0 +1,165 @@
+"""Builds the image of a project again and again as it changes, and pushes it, for `build --watch`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from torchkiln.build.build import BuildOptions
+from torchkiln.build.environment import Environment
+from torchkiln.build.project import BuiltProject, ProjectSource, rebuild_project
+from torchkiln.build.project_source import source_of
+from torchkiln.build.watch import INTERVAL, Rebuilt, WatchedProject, rebuilds
+from torchkiln.cli.shared.context import BuildContext
+from torchkiln.cli.shared.project_build import build_in, build_read, result_of, warnings_of
+from torchkiln.cli.shared.repeated_pushes import RepeatedPushes
+from torchkiln.cli.shared.terminal import print_error
+from torchkiln.cli.shared.watching import WatchOptions
+from torchkiln.errors import KilnError
+from torchkiln.index.lazy import LazyIndex
+from torchkiln.lock.folder import LockFolder
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.progress import Silent
+from torchkiln.project.ready import ProjectRequest
+from torchkiln.publish.names import ImageTags, demand_movable
+from torchkiln.registry.push import Pushed
+from torchkiln.registry.reference import parse_repository
+from torchkiln.util.sizes import size
+
+_NAMED = 3  # changed files in a line; more are counted
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRequest:
+    """What to build, where to push it, and how to print."""
+
+    project: ProjectRequest
+    layout: Path
+    build: BuildOptions
+    watch: WatchOptions
+    as_json: bool
+
+
+def watch_in(request: WatchRequest, locks: LockFolder, context: BuildContext) -> NoReturn:
+    """Build the project of *request*, then again whenever it changes; print a line for each image.
+
+    Faults are printed, and the watch goes on; those of the first image end it.
+    """
+    named = request.watch
+    demand_movable(ImageTags(dated=None, moving=named.tags))
+    opened = (
+        closing(RepeatedPushes(parse_repository(named.target), request.layout, named, quiet=context.quiet))
+        if named.target
+        else nullcontext()
+    )
+    with opened as pushes:
+        if pushes:
+            pushes.connect()  # before the build: fail early
+        began = time.monotonic()
+        source, built = build_in(request.project, locks, context, request.layout, request.build)
+        lines = _Lines(request, context, pushes)
+        lines.show(Rebuilt(built=built, source=source, changed=(), began=began), first=True)
+        context.say(f"watching {request.project.folder}, every {INTERVAL} s; Ctrl-C ends it")
+        for event in rebuilds(_watched(request, locks, context, source, built)):
+            try:
+                if isinstance(event, KilnError):
+                    raise event
+                lines.show(event)
+            except KilnError as error:
+                print_error(error.message, error.hint)
+    raise AssertionError("the watch ended by itself")
+
+
+def _watched(
+    request: WatchRequest,
+    locks: LockFolder,
+    context: BuildContext,
+    source: ProjectSource,
+    built: BuiltProject,
+) -> WatchedProject:
+    store = context.store()
+    silent = Environment(store=store, fetcher=LazyIndex(store), observer=Silent(), say=context.say)
+
+    def build(found: ProjectSource, before: BuiltProject | None) -> BuiltProject:
+        if before is None:
+            return build_read(found, context, request.layout, request.build)
+        return rebuild_project(before, found, request.layout, silent, request.build)
+
+    tag = tag_of(source.cell.resolution)
+    return WatchedProject(
+        folder=request.project.folder,
+        beside=(locks.path / tag / "lock.json",),
+        source=source,
+        built=built,
+        read=lambda: source_of(request.project, locks, store, environ=os.environ, made=None),
+        build=build,
+    )
+
+
+@dataclass
+class _Lines:
+    """Prints a line for each image, which is pushed before."""
+
+    request: WatchRequest
+    context: BuildContext
+    pushes: RepeatedPushes | None
+    _warned: set[str] = field(default_factory=set)
+
+    def show(self, event: Rebuilt, *, first: bool = False) -> None:
+        """Push the image of *event*, and print its line.
+
+        :raises KilnError: it could not be pushed; its line is printed.
+        """
+        built, code, image = event.built, event.source.code, event.built.built.image
+        done = time.monotonic()
+        warnings = warnings_of(built, code)
+        if first:
+            self.context.trust_of(built.plan.locked)
+        else:
+            for line in warnings:
+                if line not in self._warned:
+                    self.context.say(line)
+        self._warned.update(warnings)
+        pushed, error = None, None
+        try:
+            pushed = self.pushes.push(image.ref) if self.pushes else None
+        except KilnError as found:
+            error = found
+        seconds = {"build": done - event.began, "total": time.monotonic() - event.began}
+        if self.request.as_json:
+            click.echo(json.dumps(self._json(event, pushed, seconds)))
+        else:
+            sent = f"  {size(pushed.bytes_sent)} pushed" if pushed else ""
+            count = len(code.files) + len(code.links)
+            what = f"{count} file{'' if count == 1 else 's'}" if first else _names(event.changed)
+            click.echo(f"{image.manifest}  {seconds['total']:.2f} s{sent}  {what}")
+        if error:
+            raise error
+
+    def _json(self, event: Rebuilt, pushed: Pushed | None, seconds: dict[str, float]) -> dict[str, Any]:
+        quiet = replace(self.context, quiet=True)
+        found = result_of(event.built, event.source.code, quiet) | {
+            "changed": list(event.changed),
+            "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        }
+        if self.pushes:
+            found["pushed"] = pushed and {
+                "reference": pushed.reference,
+                "tags": list(pushed.tags),
+                "bytes_sent": pushed.bytes_sent,
+            }
+        return found
+
+
+def _names(changed: Sequence[str]) -> str:
+    """`"train.py, +new.py and 3 more"`."""
+    more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+    return ", ".join(changed[:_NAMED]) + more if changed else "no file of the image changed"

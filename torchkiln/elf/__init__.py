@@ -1,0 +1,1 @@
+"""Reads ELF files of any origin: section tables and dynamic symbols."""

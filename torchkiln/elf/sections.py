@@ -1,0 +1,121 @@
+"""Reads the header and the section table of a 64-bit little-endian ELF file; the file is not trusted."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Protocol
+
+X86_64 = 62
+PROGRAM, SHARED = 2, 3  # types; a program that can be loaded at any address is SHARED, too
+NULL, PROGBITS, STRTAB, DYNAMIC, NOBITS, DYNSYM = 0, 1, 3, 6, 8, 11
+HEADER = 64  # bytes
+
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_IDENT = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
+_PT_DYNAMIC = 2
+_RESERVED = 0xFF00  # a number of sections from here on is stored elsewhere
+
+
+class BadElf(Exception):
+    """The file is not such an ELF file, or malformed; the message says what, and at which byte."""
+
+    def __init__(self, what: str, at: int) -> None:
+        self.what = what
+        self.at = at
+        super().__init__(f"at byte {at:#x}: {what}")
+
+
+class Data(Protocol):
+    """The bytes of a file: a memoryview, or an object that has the parts that are needed."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, span: slice, /) -> memoryview: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """An entry of the section table. `start` and `stop` are bytes of the file, equal if it has none there."""
+
+    at: int  # offset of the entry
+    name: int  # offset in the section with the names
+    kind: int
+    flags: int
+    size: int
+    start: int
+    stop: int
+    link: int  # number of the section to which this one refers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sections:
+    """The section table, the section that has the names, and the bytes of the headers and tables."""
+
+    rows: tuple[Section, ...]
+    names: Section
+    headers: tuple[tuple[int, int], ...]
+
+
+def is_elf(head: bytes) -> bool:
+    """Whether a file that begins with *head* is an ELF file of that kind."""
+    return head.startswith(_IDENT)
+
+
+def landmarks(head: bytes) -> list[tuple[int, int]]:
+    """Start and stop of the section table, and of the dynamic section, of a file that begins with *head*.
+
+    Before the section table is read, the program headers tell where the dynamic section is.
+    """
+    if len(head) < HEADER:
+        return []
+    fields = _HEADER.unpack(head[:HEADER])
+    found = [_table(fields)]
+    segments = head[fields[5] : fields[5] + fields[10] * _SEGMENT.size]
+    for kind, _, offset, _, _, size, *_ in _SEGMENT.iter_unpack(
+        segments[: len(segments) // _SEGMENT.size * _SEGMENT.size]
+    ):
+        if kind == _PT_DYNAMIC:
+            found.append((offset, offset + size))
+            break
+    return found
+
+
+def _table(header: tuple[int, ...]) -> tuple[int, int]:
+    """Start and stop of the section table."""
+    return header[6], header[6] + header[12] * _SECTION.size
+
+
+def sections(data: Data, *, program: bool = False) -> Sections:
+    """The sections of *data*, a shared library for x86-64; with *program* also of a program.
+
+    :raises BadElf: it is another file, or its section table is not valid.
+    """
+    if len(data) < HEADER or not is_elf(bytes(data[: len(_IDENT)])):
+        raise BadElf("not a 64-bit little-endian ELF file", 0)
+    fields = _HEADER.unpack(data[:HEADER])
+    kind, machine, size, count, names = fields[1], fields[2], *fields[11:]
+    if machine != X86_64 or not (kind == SHARED or (program and kind == PROGRAM)):
+        raise BadElf(f"not a shared library for x86-64: type {kind}, machine {machine}", 16)
+    start, stop = _table(fields)
+    if size != _SECTION.size or not 0 < count < _RESERVED or stop > len(data) or start < HEADER:
+        raise BadElf("the section table is missing, or not inside of the file", 40)
+    table = data[start:stop]
+    rows = tuple(
+        _row(fields, start + number * _SECTION.size, len(data))
+        for number, fields in enumerate(_SECTION.iter_unpack(table))
+    )
+    if names >= count or rows[names].kind != STRTAB:
+        raise BadElf("the section with the names of sections is missing", 62)
+    segments = (fields[5], fields[5] + fields[9] * fields[10])
+    return Sections(rows=rows, names=rows[names], headers=((0, HEADER), segments, (start, stop)))
+
+
+def _row(fields: tuple[int, ...], at: int, length: int) -> Section:
+    name, kind, flags, _, offset, size, link, *_ = fields
+    start, stop = (0, 0) if kind in (NULL, NOBITS) else (offset, offset + size)
+    if stop > length:
+        raise BadElf("a section extends beyond the end of the file", at)
+    return Section(at=at, name=name, kind=kind, flags=flags, size=size, start=start, stop=stop, link=link)

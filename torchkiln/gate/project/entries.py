@@ -1,0 +1,83 @@
+"""Defines what the gate knows of the layers of a project's image, and of the image below. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+WHITEOUT = ".wh."
+
+
+class Entry(Protocol):
+    """An entry of a layer, or what is at a path of an image."""
+
+    @property
+    def kind(self) -> str:
+        """file, folder, link, hard link, char, block, pipe."""
+
+    @property
+    def mode(self) -> int: ...
+    @property
+    def uid(self) -> int: ...
+    @property
+    def gid(self) -> int: ...
+    @property
+    def sha256(self) -> str:
+        """Of a file, hex."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerEntry:
+    """An entry of a layer of the project, as its tar has it; `path` is relative to the root."""
+
+    path: str
+    kind: str
+    mode: int = 0o755
+    uid: int = 0
+    gid: int = 0
+    size: int = 0
+    sha256: str = ""
+    target: str = ""  # of a link
+    xattrs: bool = False  # it has extended attributes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Below:
+    """The image below: its files, and which of them a project must leave as they are."""
+
+    tree: Mapping[str, Entry] = field(repr=False)
+    owners: Mapping[str, str] = field(repr=False)  # path -> package, by the RECORDs
+    fixed: frozenset[str]  # packages that stay as they were proved
+    units: Mapping[str, str]  # folder -> the fixed package to which all of it belongs
+    modules: frozenset[str]  # names by which the fixed packages are imported
+    standard: frozenset[str]  # modules of the standard library
+    libraries: Mapping[str, str]  # name of a shared library -> the fixed package that has it
+    programs: Mapping[str, str]  # name -> path: the other programs on PATH
+    site: str  # site-packages, relative to /
+    scripts: str  # folder of launchers, relative to /
+
+    @property
+    def prefix(self) -> str:
+        """The folder of the environment, relative to /."""
+        return self.scripts.rpartition("/")[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """What the packages of the project's layers say of themselves, and what project.json says of them."""
+
+    files: Mapping[str, tuple[str, ...]]  # path -> its hashes in the RECORDs, "sha256=..." or empty
+    texts: Mapping[str, str]  # path -> METADATA or entry_points.txt
+    wheels: Mapping[str, str]  # project.json: package -> version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What the layers of a project change in the image below."""
+
+    faults: tuple[str, ...]  # sentences: what the proof of the image below does not allow
+    replaced: tuple[str, ...]  # packages of the image below that have other files or another version
+    added: tuple[str, ...]  # "datasets 4.8.5": those of the project's layers
+    at_start: tuple[str, ...]  # .pth files: Python runs them at each start
+    has_source: bool  # there are files in /app/src

@@ -1,0 +1,91 @@
+"""The gate of a project's image: the image below is cleared by its own reports, and left as it is.
+
+What follows from that, and what does not, is in docs/adr/0043-the-gate-of-a-project.md. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from torchkiln.gate.check_status import check_status
+from torchkiln.gate.gate import GateResult, ProjectProof, request_faults
+from torchkiln.gate.project.config import ConfigRules, added_variables, config_faults
+from torchkiln.gate.project.entries import Changes
+from torchkiln.gate.project.reports import Reported, report_faults
+from torchkiln.matrix.policy import Policy
+from torchkiln.model.report import SignedReport
+from torchkiln.smoke.project.declared import TEST
+from torchkiln.smoke.suite import Suite
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectEvidence:
+    """What the gate read of a project's image."""
+
+    about: Reported
+    config: Mapping[str, Any] = field(repr=False)  # the whole document
+    below_config: Mapping[str, Any] = field(repr=False)
+    rules: ConfigRules
+    layer_faults: tuple[str, ...]  # the lowest layers are not those of the image below
+    count: int  # layers of the image below
+    changes: Changes
+
+
+def judge_project(
+    evidence: ProjectEvidence,
+    below: GateResult,
+    signed_reports: Sequence[SignedReport],
+    policy: Policy,
+    suite: Suite,
+    *,
+    nonce: str | None = None,
+    at: datetime | None = None,
+) -> GateResult:
+    """Check the image of a project against *policy*, that of the image below.
+
+    :param below: the gate's result for the image below, by its own reports.
+    :param signed_reports: those of the project's image.
+    :param suite: the checks of a project.
+    :param nonce: that the reports of the project's image must have; None: any.
+    :param at: now; None: reports may have any age.
+    """
+    about, changes = evidence.about, evidence.changes
+    missing = [(f"{below.tag}: {what}", why) for what, why in below.missing]
+    image = [("layers", text) for text in (*evidence.layer_faults, *changes.faults)]
+    image += [
+        ("config", text) for text in config_faults(evidence.config, evidence.below_config, evidence.rules)
+    ]
+    missing += image
+    checks = (check for check in suite.checks if check.id != TEST or about.test)
+    statuses = tuple(check_status(check, signed_reports, suite, {}, required=True) for check in checks)
+    for signed_report in signed_reports:
+        faults = [
+            *report_faults(signed_report, about),
+            *request_faults(signed_report, replace(policy, suites=()), suite, nonce, at),
+        ]
+        missing += [(signed_report.name, text) for text in faults]
+    missing += [(status.check, text) for status in statuses for text in status.lacks]
+    runs = [signed.report.project for signed in signed_reports if signed.report.project]
+    return GateResult(
+        tag=about.name,
+        image=about.image,
+        suite=suite.digest,
+        policy=policy,
+        statuses=statuses,
+        missing=tuple(missing),
+        signed_reports=tuple(signed_reports),
+        project=ProjectProof(
+            below=below,
+            layers=evidence.count,
+            added=changes.added,
+            replaced=changes.replaced,
+            at_start=changes.at_start,
+            variables=added_variables(evidence.config, evidence.below_config),
+            may_lack=tuple(sorted({name for run in runs for name in run.may_lack})),
+            test=about.test,
+            changed=bool(image),
+        ),
+    )

@@ -1,0 +1,159 @@
+"""Decides what the layers of a project change in the image below. Pure.
+
+Each entry of each layer counts, and no label or file that describes them. All is refused but these:
+code in /app, project.json, files of packages in the environment, whiteouts of packages that may move.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+
+from torchkiln.errors import printable
+from torchkiln.gate.project.entries import WHITEOUT, Below, Changes, Entry, LayerEntry, Recorded
+from torchkiln.gate.project.packages import in_app, in_environment, installed
+from torchkiln.model.project import APP, PROJECT_JSON
+
+_FOLDER = LayerEntry(path="", kind="folder")  # as engines make one that no layer has
+
+
+def changes(layers: Sequence[Sequence[LayerEntry]], below: Below, recorded: Recorded) -> Changes:
+    """What *layers*, lowest first, change in the image *below*."""
+    walk = _Walk(below, recorded)
+    for layer in layers:
+        walk.apply(layer, top=layer is layers[-1])
+    packages = installed(walk.over, below, recorded)
+    faults = (*walk.faults, *packages.faults)
+    return Changes(
+        faults=tuple(dict.fromkeys(map(printable, faults))),
+        replaced=tuple(sorted(walk.replaced | set(packages.replaced))),
+        added=packages.added,
+        at_start=tuple(sorted(map(printable, walk.at_start))),
+        has_source=any(
+            path.startswith(f"{APP}/src/") and found is not None and found.kind == "file"
+            for path, found in walk.over.items()
+        ),
+    )
+
+
+class _Walk:
+    """The image below with the layers so far."""
+
+    def __init__(self, below: Below, recorded: Recorded) -> None:
+        self.over: dict[str, Entry | None] = {}  # what the layers have at a path; None: they removed it
+        self.faults: list[str] = []
+        self.replaced: set[str] = set()
+        self.at_start: set[str] = set()
+        self._below, self._recorded = below, recorded
+        self._paths = sorted(below.tree)
+
+    def apply(self, layer: Sequence[LayerEntry], *, top: bool) -> None:
+        """Apply *layer*, whiteouts first: they are about the layers below it."""
+        whiteouts = [entry for entry in layer if _name(entry.path).startswith(WHITEOUT)]
+        for entry in whiteouts:
+            self.faults += _form(entry)
+            self.faults += self._whiteout(entry)
+        for entry in layer:
+            if _name(entry.path).startswith(WHITEOUT):
+                continue
+            faults = [*_form(entry), *self._parents(entry.path)] or list(self._entry(entry, top=top))
+            self.faults += faults
+            self.over[entry.path] = entry
+
+    def _at(self, path: str) -> Entry | None:
+        return self.over[path] if path in self.over else self._below.tree.get(path)
+
+    def _inside(self, path: str) -> Iterator[str]:
+        """*path* and everything below it in the image below."""
+        for number in range(bisect.bisect_left(self._paths, path), len(self._paths)):
+            found = self._paths[number]
+            if found == path or found.startswith(f"{path}/"):
+                yield found
+            elif not found.startswith(path):  # "a.b" is between "a" and "a/b"
+                return
+
+    def _whiteout(self, entry: LayerEntry) -> Iterator[str]:
+        folder, slash, name = entry.path.rpartition("/")
+        gone = folder + slash + name.removeprefix(WHITEOUT)
+        if entry.kind != "file" or entry.size or name.startswith(WHITEOUT + WHITEOUT) or name == WHITEOUT:
+            yield f"{entry.path}: an opaque whiteout, or not an empty file"
+            return
+        yield from self._parents(entry.path)
+        found = [path for path in self._inside(gone) if self._at(path) is not None]
+        files = [path for path in found if (there := self._at(path)) and there.kind != "folder"]
+        if not files:
+            yield f"{entry.path}: removes /{gone}, and the image below has no file there"
+        owners = {path: self._below.owners.get(path) for path in files}
+        for path, owner in owners.items():
+            if owner is None or owner in self._below.fixed:
+                of = f"a file of {owner}" if owner else "which belongs to no package"
+                yield f"{entry.path}: removes /{path}, {of}"
+                break
+        self.replaced.update(owner for owner in owners.values() if owner)
+        self.over.update(dict.fromkeys(found))
+
+    def _parents(self, path: str) -> Iterator[str]:
+        """The fault of an entry that engines would write through a link."""
+        folder = path.rpartition("/")[0]
+        while folder:
+            there = self._at(folder)
+            if there is None:
+                self.over[folder] = _FOLDER
+            elif there.kind != "folder":
+                yield f"{path}: /{folder} is a {there.kind}, not a folder"
+                return
+            folder = folder.rpartition("/")[0]
+
+    def _entry(self, entry: LayerEntry, *, top: bool) -> Iterator[str]:
+        path, there = entry.path, self._at(entry.path)
+        if there is not None and "folder" in (there.kind, entry.kind) and there.kind != entry.kind:
+            yield f"{path}: a {entry.kind} replaces a {there.kind} of the layers below"
+            return
+        if there is not None and entry.kind == "folder":
+            if (there.mode & 0o7777, there.uid, there.gid) != (entry.mode & 0o7777, entry.uid, entry.gid):
+                owner = f"{entry.uid}:{entry.gid}"
+                yield f"{path}: the folder gets another mode or owner: {entry.mode:04o}, {owner}"
+        elif path == APP or path.startswith(f"{APP}/"):
+            yield from in_app(entry, self._below, self._recorded)
+        elif path.startswith(f"{self._below.prefix}/"):
+            yield from in_environment(entry, self._below, self._recorded)
+            self._note(entry)
+        elif path == PROJECT_JSON and entry.kind == "file":
+            if not top:
+                yield f"{path}: in a layer below the top one"
+        elif not (entry.kind == "folder" and path in _above(f"{self._below.prefix}/x", PROJECT_JSON)):
+            # Also OS packages of a project, until they have a layer of their own and a rule here (ADR 43).
+            yield f"{path}: outside of /{APP} and /{self._below.prefix}"
+
+    def _note(self, entry: LayerEntry) -> None:
+        """Note the package below whose file *entry* replaces, and a .pth file."""
+        there, below = self._below.tree.get(entry.path), self._below
+        if there is not None and there.kind == "file" and there.sha256 != entry.sha256:
+            self.replaced.update(filter(None, [below.owners.get(entry.path)]))
+        folder, _, name = entry.path.rpartition("/")
+        if folder == below.site and name.endswith(".pth"):
+            self.at_start.add(name)
+
+
+def _form(entry: LayerEntry) -> Iterator[str]:
+    """Why no layer of a project has such an entry."""
+    if entry.kind not in ("file", "folder", "link"):
+        of = f" to /{entry.target}" if entry.target else ""
+        yield f"{entry.path}: a {entry.kind}{of}"
+    elif entry.xattrs:
+        yield f"{entry.path}: has extended attributes"
+    elif entry.kind != "link" and entry.mode & ~0o755:
+        yield f"{entry.path}: has the mode {entry.mode:04o}"
+    elif entry.uid or entry.gid:
+        yield f"{entry.path}: belongs to {entry.uid}:{entry.gid}, not to root"
+    elif not entry.path.isprintable():
+        yield f"{entry.path}: has control characters in its name"
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _above(*paths: str) -> set[str]:
+    """The folders above *paths*."""
+    return {path[:at] for path in paths for at, char in enumerate(path) if char == "/"}

@@ -1,0 +1,78 @@
+"""Writes the text of a devcontainer.json, by which VS Code and others open a folder in a container. Pure.
+
+The properties are those of the specification, by schemas/devContainer.base.schema.json of devcontainers/spec.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchkiln.errors import ConfigError
+from torchkiln.model.recipe import PREFIX
+from torchkiln.util.files import pretty_json
+
+# Where tools look for the file; the first is the one that is written.
+PLACES = (".devcontainer/devcontainer.json", ".devcontainer.json")
+SHM_SIZE = "8g"
+_USER = "root"  # of the images: it may install packages into /opt/venv
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]{0,254}(@sha256:[0-9a-f]{64})?", re.ASCII)
+_PORTS = {8888: "JupyterLab", 6006: "TensorBoard"}
+_EXTENSIONS = ("ms-python.python", "ms-toolsai.jupyter")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevContainer:
+    """A container in which a folder is opened."""
+
+    name: str
+    image: str  # as an engine knows it
+    folder: str  # where the folder is mounted, "/app"
+
+
+def demand_image_name(text: str) -> str:
+    """*text*, the name of an image for an engine.
+
+    :raises ConfigError: it cannot be one.
+    """
+    if not _IMAGE.fullmatch(text):
+        raise ConfigError(
+            f"--image {text[:100]}: not the name of an image",
+            hint="write [REGISTRY/]REPOSITORY:TAG, as in registry.example:5000/team/my-project:main",
+        )
+    return text
+
+
+def devcontainer_json(container: DevContainer) -> bytes:
+    """The text of the file."""
+    return pretty_json(_document(container))
+
+
+def _document(container: DevContainer) -> Mapping[str, Any]:
+    return {
+        "name": container.name,
+        "image": container.image,
+        "workspaceMount": f"source=${{localWorkspaceFolder}},target={container.folder},type=bind",
+        "workspaceFolder": container.folder,
+        "remoteUser": _USER,
+        "hostRequirements": {"gpu": "optional"},  # tools then add --gpus all where the engine can
+        "runArgs": [f"--shm-size={SHM_SIZE}"],
+        "mounts": [
+            # Downloads of pip, uv, Hugging Face and torch.hub outlive the container.
+            {"type": "volume", "source": "torchkiln-cache-${devcontainerId}", "target": "/root/.cache"}
+        ],
+        "forwardPorts": list(_PORTS),
+        "portsAttributes": {
+            str(port): {"label": label, "onAutoForward": "notify"} for port, label in _PORTS.items()
+        },
+        "otherPortsAttributes": {"onAutoForward": "ignore"},  # torchrun and NCCL listen on many
+        "postCreateCommand": "",
+        "customizations": {
+            "vscode": {
+                "extensions": list(_EXTENSIONS),
+                "settings": {"python.defaultInterpreterPath": f"{PREFIX}/bin/python"},
+            }
+        },
+    }

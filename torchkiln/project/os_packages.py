@@ -1,0 +1,83 @@
+"""Locks the OS packages of a project on those of its image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torchkiln.base import artefact, tools
+from torchkiln.base.os_packages import lock_apt
+from torchkiln.errors import BuildFailed
+from torchkiln.lock.request import EVERYTHING
+from torchkiln.model.apt import LockedApt, OsLayers
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.plan import ImagePlan, OverlayLayer, ProgramLayer
+from torchkiln.model.progress import Reporting
+from torchkiln.plan.micromamba import program_path
+from torchkiln.project.lock import LockedProject
+from torchkiln.store.store import Store
+
+
+def layers_of(locked: LockedCell) -> OsLayers:
+    """The layers of the image of *locked* that have OS packages."""
+    return OsLayers(base=locked.base, tools=locked.tools)
+
+
+def own_paths(plan: ImagePlan) -> frozenset[str]:
+    """The files that torchkiln puts above the OS into the image of *plan*."""
+    programs = plan.of(ProgramLayer)
+    layers: tuple[OverlayLayer | ProgramLayer, ...] = (*plan.of(OverlayLayer), *programs)
+    files = [file.path for layer in layers for file in layer.files]
+    links = [link.path for layer in layers for link in layer.links]
+    return frozenset({*files, *links, *(program_path(layer.program) for layer in programs)})
+
+
+def with_packages(
+    found: LockedProject,
+    requested: tuple[str, ...],
+    kept: LockedApt | None,
+    plan: ImagePlan,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    report: Reporting,
+) -> LockedProject:
+    """*found* with the OS packages *requested*, locked for the image of *plan*.
+
+    :param kept: those of the present lock, used if they are for the same; None: lock them anew.
+    :raises BuildFailed: the image's base is not in *store*, and the archive has other packages by now.
+    :raises KilnError: as `lock_apt` does.
+    """
+    if not requested:
+        return found
+    layers, apt = layers_of(plan.locked), kept
+    notes: tuple[str, ...] = ()
+    if apt is None or apt.requested != requested or not layers.fits(apt):
+        _demand_layers(layers, store, environ, report)
+        apt, notes = lock_apt(requested, layers, own_paths(plan), store, environ=environ, report=report)
+    lock = replace(found.lock, apt=apt, untrusted=found.lock.untrusted or apt.untrusted)
+    return replace(found, lock=lock, notes=(*found.notes, *notes))
+
+
+def kept_packages(apt: LockedApt | None, upgrade: tuple[str, ...]) -> LockedApt | None:
+    """*apt*, unless *upgrade* names one of its packages, or everything."""
+    names = {deb.name for deb in apt.debs} if apt else set()
+    return None if {*upgrade} & {*names, *EVERYTHING} else apt
+
+
+def _demand_layers(layers: OsLayers, store: Store, environ: Mapping[str, str], report: Reporting) -> None:
+    """Check that the locked blobs are in *store*, or make them.
+
+    :raises BuildFailed: the archive gives others.
+    """
+    try:
+        base, os_name = layers.base, layers.base.os
+        artefact.ensure(base, store, os_name=os_name, locked_only=True, environ=environ, report=report)
+        if layers.tools:
+            tools.ensure(layers.tools, base, store, locked_only=True, environ=environ, report=report)
+    except BuildFailed as error:
+        raise BuildFailed(
+            f"OS packages are locked on the image's own base: {error.message}",
+            hint="import the locked one, from a machine that has it: torchkiln base import FILE; or lock the"
+            " image with today's packages: torchkiln lock TAG --upgrade-base",
+        ) from error

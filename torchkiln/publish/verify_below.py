@@ -1,0 +1,80 @@
+"""Verifies the image below that of a project, if the repository has it, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from torchkiln.errors import KilnError, printable
+from torchkiln.gate.project.config import ConfigRules, config_faults
+from torchkiln.gate.project.read import ProjectImage, prefix_faults, read_evidence
+from torchkiln.model.digest import parse_digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.project import APP, LABEL, PARENT_LABEL
+from torchkiln.oci.labels import container_config, labels
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.project.settings import is_protected
+from torchkiln.publish.verify import Point, Verification
+from torchkiln.registry import pulling
+from torchkiln.registry.reading import RepositoryReader
+from torchkiln.smoke.project.account import account_of
+from torchkiln.store.store import Store
+
+_WHAT = "below"
+
+
+def verify_below(
+    reading: RepositoryReader,
+    image: ImageOnDisk,
+    folder: Path,
+    verify: Callable[[ImageOnDisk], Verification],
+    store: Store | None = None,
+) -> Iterator[Point]:
+    """Verify the image below *image*, that of a project, and that *image* is on it.
+
+    :param folder: for the documents of the image below.
+    :param verify: verifies an image of the repository.
+    :param store: for lists of files, if the layers of *image* were downloaded and verified: they are compared
+        as the gate does; None: they were not.
+    :raises RegistryError: a request failed.
+    """
+    label = labels(image).get(PARENT_LABEL, "")
+    try:
+        digest = parse_digest(label.partition("@")[2])
+    except ValueError:
+        yield Point(what=_WHAT, good=False, text=f"the label names no image: {printable(label[:300])!r}")
+        return
+    found = reading.manifest(digest)
+    if found is None:
+        text = f"{label} is not in this repository: its own reports were not read"
+        yield Point(what=_WHAT, good=True, text=text)
+        return
+    below = pulling.documents(reading, found, folder, "below")
+    env = container_config(image).get("Env") or []
+    rules = ConfigRules(
+        name=labels(image).get(LABEL, ""),
+        parent=f"{label.partition('@')[0]}@{below.manifest}",
+        has_source=f"PYTHONPATH=/{APP}:/{APP}/src" in env,  # the gate compared it with the layers
+        is_protected=is_protected,
+    )
+    faults = [*prefix_faults(image, below), *config_faults(image.config, below.config, rules)]
+    result = verify(below)
+    faults += [f"{point.what}: {point.text}" for point in result.points if not point.good]
+    text = f"{label} is verified; its layers are the lowest {len(below.layers)} of this image"
+    if store is not None and result.origin is not None and not faults:
+        faults += _layer_faults(image, below, result.origin.locked, store)
+        text += ", and the others leave it as it is"
+    yield Point(what=_WHAT, good=not faults, text="\n".join(faults) or text)
+
+
+def _layer_faults(image: ImageOnDisk, below: ImageOnDisk, locked: LockedCell, store: Store) -> list[str]:
+    """What the gate would refuse in the layers of *image*, whose lowest ones are those of *below*."""
+    on_disk = replace(below, layers=image.layers[: len(below.layers)])
+    try:
+        project = ProjectImage(image=image, account=account_of(image), below=on_disk, locked=locked)
+        evidence = read_evidence(project, store)
+    except KilnError as error:
+        return [error.message]
+    wrong = config_faults(evidence.config, evidence.below_config, evidence.rules)
+    return [*evidence.layer_faults, *evidence.changes.faults, *wrong]

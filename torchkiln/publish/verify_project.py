@@ -1,0 +1,177 @@
+"""Verifies the image of a project in a registry, from its manifest, config and statements.
+
+The layers are not downloaded, and the image below may be elsewhere: that the project's layers leave it as it
+was proved is what the signed decision of the gate says (ADR 43). The project's own report is evaluated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from torchkiln.attest.publication import PUBLICATION, published_names
+from torchkiln.errors import KilnError, VerificationFailed
+from torchkiln.gate.check_status import check_status
+from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
+from torchkiln.gate.gate import request_faults
+from torchkiln.matrix.policy import Policy
+from torchkiln.model.project import LABEL, PARENT_LABEL
+from torchkiln.model.report import ProjectRun, SignedReport
+from torchkiln.oci.labels import labels
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.publish.attached import AttachedStatements
+from torchkiln.sbom.listed import listed
+from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
+from torchkiln.smoke.attestation import PREDICATE, report_of
+from torchkiln.smoke.project.declared import TEST
+from torchkiln.smoke.project.suite import project_suite
+from torchkiln.util.schema import sentences
+
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["below", "test"],
+    "properties": {
+        "test": _STRINGS,
+        "below": {
+            "type": "object",
+            "required": ["tag", "digest", "passed", "gpus", "reports"],
+            "properties": {
+                "tag": {"type": "string"},
+                "digest": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+                "passed": _STRINGS,
+                "gpus": _STRINGS,
+                "reports": {"type": "array"},
+            },
+        },
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectCriteria:
+    """The criteria for the image of a project."""
+
+    policy: Policy
+    at: datetime  # now
+    signed: bool  # signatures are verified: reports need one
+
+
+#: (what, whether it is good, text) of each step.
+Found = tuple[str, bool, str]
+
+
+def verify_project(
+    statements: AttachedStatements, image: ImageOnDisk, criteria: ProjectCriteria, *, tag: str | None
+) -> Iterator[Found]:
+    """Verify *image*, that of a project, by its *statements*; *tag* is the name to verify, or None."""
+    try:
+        below, test, override = _decided(statements)
+    except KilnError as error:
+        yield "gate", False, error.message
+        return
+    cited = f"{below['tag']}@{below['digest']}"
+    if labels(image).get(PARENT_LABEL) != cited:
+        yield "gate", False, f"the decision is about a project on {cited}, not on that of the label"
+    elif override:
+        yield "gate", False, f"published with --override: {override}"
+    else:
+        gpus = ", ".join(below["gpus"]) or "no GPU"
+        count = f"{len(below['passed'])} checks on {gpus}; {len(below['reports'])} reports of it"
+        yield "gate", True, f"on {cited}, which passed {count} are cited by digest, and not read"
+    yield _of_reports(statements, image, cited, test, criteria)
+    yield _of_sboms(statements, image)
+    if tag is not None:
+        yield _of_name(statements, tag, labels(image).get(LABEL, ""))
+
+
+def _decided(statements: AttachedStatements) -> tuple[dict[str, Any], list[str], str | None]:
+    """What the decision says of the image below, the command of the test, and the reason of an override.
+
+    :raises VerificationFailed: there is no trusted decision about the image of a project.
+    """
+    found = {statement: decision_of(statement, where="clearance") for statement in statements.all(CLEARANCE)}
+    last = prevailing(list(found.values()))
+    if last is None:
+        raise VerificationFailed("no trusted decision of the gate found")
+    statement = next(each for each, decision in reversed(found.items()) if decision is last)
+    content = statement.content.get("project")
+    if wrong := sentences(content, _SCHEMA, "clearance: project"):
+        raise VerificationFailed("\n".join(wrong))
+    return content["below"], content["test"], last.override
+
+
+def _of_reports(
+    statements: AttachedStatements,
+    image: ImageOnDisk,
+    cited: str,
+    test: Sequence[str],
+    criteria: ProjectCriteria,
+) -> Found:
+    """Evaluate the reports of the project's checks again; they may have any age, but not be of the future."""
+    policy = replace(
+        criteria.policy,
+        signed=criteria.signed,
+        accept_unsigned=not criteria.signed,
+        report_age=0,
+        suites=(),
+    )
+    suite, wrong, reports = project_suite(), list[str](), list[SignedReport]()
+    for number, opened in enumerate(statements.by_kind.get(PREDICATE, ()), start=1):
+        name = f"report {number}"
+        try:
+            report = report_of(opened.statement, where=name)
+        except KilnError as error:
+            wrong.append(error.message)
+            continue
+        signed = SignedReport(name=name, report=report, signed=opened.signed, signers=opened.signers)
+        run = report.project
+        if run is None or f"{run.parent}@{run.parent_image}" != cited or not _ran(run, test):
+            wrong.append(f"{name}: not of the checks of this project on {cited}")
+        wrong += [f"{name}: {text}" for text in request_faults(signed, policy, suite, None, criteria.at)]
+        reports.append(signed)
+    checks = [check for check in suite.checks if check.id != TEST or test]
+    for check in checks:
+        lacks = check_status(check, reports, suite, {}, required=True).lacks
+        wrong += [f"{check.id}: {text}" for text in lacks]
+    if wrong:
+        return "smoke", False, "\n".join(wrong)
+    return "smoke", True, f"{', '.join(check.id for check in checks)} passed in the project's image"
+
+
+def _ran(run: ProjectRun, test: Sequence[str]) -> bool:
+    return not test or list(run.test) == list(test)
+
+
+def _of_sboms(statements: AttachedStatements, image: ImageOnDisk) -> Found:
+    """Both documents are of this image; `--full` compares them with the layers."""
+    wrong = []
+    for kind, name in ((SPDX, "SPDX"), (CYCLONEDX, "CycloneDX")):
+        documents = statements.all(kind)
+        if not documents:
+            wrong.append(f"no trusted {name} document found")
+        for document in documents:
+            try:
+                found = listed(document_of(document), where=name)
+            except KilnError as error:
+                wrong.append(error.message)
+                continue
+            if found.image != image.manifest:
+                wrong.append(f"{name}: the SBOM is of {found.image}")
+    text = "\n".join(wrong) or "SPDX and CycloneDX are of this image; --full compares them with its layers"
+    return "sbom", not wrong, text
+
+
+def _of_name(statements: AttachedStatements, tag: str, name: str) -> Found:
+    names: set[str] = set()
+    try:
+        for statement in statements.all(PUBLICATION):
+            names |= published_names(statement, where="names")
+    except KilnError as error:
+        return "name", False, error.message
+    if tag in names:
+        return "name", True, f"{name} was published as {tag}"
+    listed_names = ", ".join(sorted(names)) or "no name"
+    return "name", False, f"{name} was published as {listed_names}, not as {tag}: the tag was moved"

@@ -1,0 +1,74 @@
+"""Make the bill of a project's image: of the image below with the project's packages, and of its code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from packageurl import PackageURL
+
+from torchkiln import __version__
+from torchkiln.base.archive import files_of
+from torchkiln.gate.project.read import ProjectImage
+from torchkiln.lock.lock import lock_digest
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.progress import Observer
+from torchkiln.model.project import APP
+from torchkiln.plan.plan import plan
+from torchkiln.sbom.bill import Bill, BillComponent, bill_of, in_order
+from torchkiln.sbom.read_image import made_of, read_evidence
+from torchkiln.store.store import Store
+
+
+def bill_of_project(
+    project: ProjectImage, images: Path, store: Store, *, name: str, observer: Observer | None = None
+) -> Bill:
+    """The bill of the image of *project*; layers whose metadata is in *store* are not read.
+
+    :param images: the folder of locks.
+    :param name: of the repository.
+    :raises VerificationFailed: a layer is damaged, or its packages are not those of the image below with
+        those that project.json lists.
+    :raises ConfigError: the committed record of the base's files is invalid.
+    """
+    locked, image = project.locked, project.image
+    planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
+    evidence = read_evidence(image, store, made_of=made_of(planned, store), observer=observer)
+    bill = bill_of(
+        _with_packages(project),
+        image.manifest,
+        evidence,
+        files=files_of(images, locked, store),
+        name=name,
+        tool=__version__,
+    )
+    components = in_order((*bill.components, _itself(project)))
+    return replace(bill, tag=project.account.name, components=components)
+
+
+def _with_packages(project: ProjectImage) -> LockedCell:
+    """The lock of the image below with the wheels that project.json lists."""
+    added = [
+        LockedWheel(
+            name=wheel.name, version=wheel.version, filename="", sha256=wheel.sha256, index=Source.DEFAULT
+        )
+        for wheel in project.account.wheels
+    ]
+    gone = {*project.account.removed, *(wheel.name for wheel in added)}
+    kept = (wheel for wheel in project.locked.wheels if wheel.name not in gone)
+    return replace(project.locked, wheels=tuple(sorted((*kept, *added), key=lambda wheel: wheel.name)))
+
+
+def _itself(project: ProjectImage) -> BillComponent:
+    """The project's code, by the digest of its layer: it has no other version that the image states."""
+    name, files = project.account.name, project.account.files
+    version = project.image.layers[-1].diff_id.removeprefix("sha256:")[:12]
+    return BillComponent(
+        kind="project",
+        name=name,
+        version=version,
+        purl=PackageURL("generic", None, name, version).to_string(),
+        evidence=APP,
+        remark=f"{files} file{'' if files == 1 else 's'}; the version is the start of the layer's diff_id",
+    )

@@ -1,0 +1,27 @@
+"""Declares the checks of a project's image: their values and bounds, as a suite declares those of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchkiln.smoke.suite import SuiteCheck
+
+#: check -> value -> its bound, or its type.
+DECLARED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "import": {
+        "packages": {"at_least": 0},
+        "modules": {"at_least": 0},
+        "failed": {"equals": []},
+        "without_modules": {"type": ["string"]},
+    },
+    "pip-check": {"packages": {"at_least": 1}, "broken": {"equals": []}},
+    "linkage": {"libraries": {"at_least": 0}, "missing": {"equals": []}, "versions": {"equals": []}},
+    "test": {"exit_code": {"equals": 0}},
+}
+TEST = "test"  # only if the project has one
+
+
+def declared_checks() -> tuple[SuiteCheck, ...]:
+    """The checks, in their order."""
+    return tuple(SuiteCheck(id=name, tier=0, values=values) for name, values in DECLARED.items())

@@ -1,0 +1,25 @@
+"""Makes the suite of a project's checks: what runs in its image, by one digest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchkiln.model.digest import digest_of_json
+from torchkiln.smoke.project.checks import IMPORT, PROBE, RULES
+from torchkiln.smoke.project.declared import DECLARED, declared_checks
+from torchkiln.smoke.suite import Suite, load_suite
+
+
+def project_suite() -> Suite:
+    """The checks of a project. Its digest covers the programs that run in the image, and what must hold."""
+    probe = Path(__file__).with_name(PROBE).read_bytes()
+    suite = load_suite()  # the probe uses it
+    programs = {"rules": RULES, "values": DECLARED, "import": IMPORT, "probe": probe.decode()}
+    return Suite(
+        folder=Path(__file__).parent,
+        files={PROBE: probe},
+        digest=digest_of_json({**programs, "suite": suite.digest}),
+        checks=declared_checks(),
+        not_applicable=lambda _check, _facts, _capability: None,
+        expected=lambda name, _facts, _host: name,
+    )

@@ -1,0 +1,55 @@
+"""Checks the libraries of the wheels that a project adds to an image, by what the cache has of both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from torchkiln.model.lock import LockedBase, LockedWheel
+from torchkiln.model.recipe import minor
+from torchkiln.store.store import Store
+from torchkiln.symbols.fit import Fault, Fit, Unreadable, fit
+from torchkiln.symbols.known import RECORDS, ImageBelow, has_platform, libraries_of
+from torchkiln.symbols.library import Library
+from torchkiln.symbols.modules import for_other_python
+
+_RULES = 1  # raise it when `fit` decides otherwise
+
+
+def check_wheels(
+    added: Sequence[LockedWheel], fixed: Sequence[LockedWheel], base: LockedBase, store: Store
+) -> Fit:
+    """The faults of the libraries of *added* on an image with *fixed* packages, and what is not in *store*.
+
+    Without all of the wheels *added* nothing is a fault: one could have what another needs.
+
+    :raises BadWheel: a wheel is malformed.
+    """
+    wheels = [wheel for wheel in added if has_platform(wheel)]
+    inputs = [_RULES, base.digest, *(sorted(one.sha256 for one in each) for each in (wheels, fixed))]
+    key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+    if (record := store.record(RECORDS, key)) is not None:
+        return Fit(faults=tuple(Fault(**values) for values in record["faults"]))
+    python = minor(base.python)
+    libraries: list[Library] = []
+    faults: list[Fault] = []
+    missing: list[str] = []
+    for wheel in wheels:
+        try:
+            found = libraries_of(wheel, store)
+        except Unreadable as error:
+            missing.append(str(error))
+            continue
+        paths = [library.path for library in found]
+        if fault := for_other_python(wheel.name, wheel.filename, paths, python):
+            faults.append(fault)
+        libraries += found
+    if missing:
+        return Fit(unread=tuple(missing))
+    result = fit(libraries, ImageBelow(fixed, base, store), python)
+    result = Fit(faults=(*faults, *result.faults), unread=result.unread)
+    if not result.unread:
+        store.put_record(RECORDS, key, {"faults": [asdict(fault) for fault in result.faults]})
+    return result

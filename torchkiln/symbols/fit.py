@@ -1,0 +1,254 @@
+"""Decides whether the libraries of packages find what they need in an image: its torch, CUDA, Python, base.
+
+Pure. Only what can be told for sure is a fault: a symbol counts as missing if no library that could have it
+does, whatever the order in which they are loaded. Not checked are weak symbols, libraries that are only
+opened by path, those for other accelerators, and needed libraries that the image would not have in any case,
+such as libtbb.so.12. If one of several variants fits (`x_cuda118.so`, `x_cuda126.so`), the others need not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from torchkiln.elf.dynamic import Dynamic
+from torchkiln.symbols.library import Library
+from torchkiln.symbols.names import (
+    cuda_library,
+    is_c_library,
+    is_cuda_library,
+    is_foreign,
+    is_torch_library,
+    of_python,
+    of_torch,
+    stem_of,
+)
+from torchkiln.symbols.sentences import Lack, missing_library, missing_symbols, missing_version
+
+_NUMBER = re.compile(r"\d+(\.\d+)*")
+_MODULE = re.compile(r"(?P<name>\w+)(\.[^/]*)?\.so")
+_OTHER_PYTHON = re.compile(r"\.(cpython|cp|pypy|graalpy)-?(?P<version>\d+)[^/]*\.so")
+
+
+class Unreadable(Exception):
+    """A library of the image cannot be read now; the text names what is missing."""
+
+
+class Below(Protocol):
+    """The image below; a method raises Unreadable if what it needs is not there."""
+
+    def owner(self, name: str) -> str:
+        """The fixed package with the library *name*; "" if none has it."""
+        ...
+
+    def fixed(self) -> Mapping[str, int]:
+        """The libraries of all fixed packages, with their sizes."""
+        ...
+
+    def library(self, name: str) -> Dynamic:
+        """A library of a fixed package."""
+        ...
+
+    def base(self) -> Mapping[str, Dynamic]:
+        """The libraries of the base, by SONAME."""
+        ...
+
+    def python(self) -> frozenset[str]:
+        """The symbols that Python has."""
+        ...
+
+    def release(self, package: str) -> str:
+        """Name and version of a fixed package."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """A library that cannot be loaded in the image."""
+
+    package: str
+    path: str
+    library: str  # whose absence or content is the reason
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """The faults, by package and path, and what could not be checked."""
+
+    faults: tuple[Fault, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+def fit(libraries: Sequence[Library], below: Below, python: str) -> Fit:
+    """Check the *libraries* of all packages that are added to an image.
+
+    :param python: the image's, "3.11".
+    """
+    own = {name for library in libraries for name in library.names}
+    check = _Check(libraries, own, below)
+    faults: list[Fault] = []
+    by_variant: dict[tuple[str, str], list[list[Fault]]] = defaultdict(list)
+    for library in _imported([one for one in libraries if _concerns(one, python)]):
+        found = [
+            Fault(package=library.package, path=library.path, library=lack.library, sentence=lack.sentence)
+            for lack in check.lacks(library)
+        ]
+        by_variant[library.package, _NUMBER.sub("#", library.path)].append(found)
+    for variants in by_variant.values():
+        if all(variants):
+            faults += [fault for found in variants for fault in found]
+    faults.sort(key=lambda fault: (fault.package, fault.path))
+    return Fit(faults=tuple(faults), unread=tuple(sorted(check.unread)))
+
+
+def _imported(libraries: Sequence[Library]) -> Iterator[Library]:
+    """Extension modules, libraries that use torch, which `torch.ops` loads, and what these need.
+
+    Others are opened by their path, often only if they can be: as those of bitsandbytes for each CUDA.
+    """
+    by_name = {name: library for library in libraries for name in library.names}
+    waiting = [library for library in libraries if _is_module(library) or _uses_torch(library)]
+    found = {id(library): library for library in waiting}
+    while waiting:
+        needed = (by_name[name] for name in waiting.pop().dynamic.needed if name in by_name)
+        new = {id(library): library for library in needed if id(library) not in found}
+        found |= new
+        waiting += new.values()
+    return iter(found.values())
+
+
+def _concerns(library: Library, python: str) -> bool:
+    """Whether the image may load it: not for another Python or accelerator."""
+    if any(map(is_foreign, library.dynamic.needed)):
+        return False
+    other = _OTHER_PYTHON.search(library.name)
+    return not other or other["version"] == python.replace(".", "")
+
+
+class _Check:
+    """Looks for what libraries need; `unread`: what could not be checked."""
+
+    def __init__(self, libraries: Sequence[Library], own: set[str], below: Below) -> None:
+        self._own, self._below = own, below
+        self._defined = [
+            names for library in libraries for names in library.dynamic.defined.values() if names
+        ]
+        self.unread: set[str] = set()
+
+    def lacks(self, library: Library) -> list[Lack]:
+        """Why *library* cannot be loaded."""
+        dynamic, own = library.dynamic, self._own
+        steps: list[Callable[[], Lack | None]] = [
+            *(partial(self._library, name) for name in dynamic.needed if name not in own),
+            *(
+                partial(self._version, name, version)
+                for name, versions in sorted(dynamic.required.items())
+                if name not in own
+                for version in sorted(versions)
+            ),
+            *(
+                partial(self._symbols, place, symbols, dynamic.needed)
+                for place, symbols in self._undefined(library)
+            ),
+        ]
+        return [found for step in steps if (found := self._tried(step))]
+
+    def _tried(self, step: Callable[[], Lack | None]) -> Lack | None:
+        try:
+            return step()
+        except Unreadable as error:
+            self.unread.add(str(error))
+            return None
+
+    def _library(self, name: str) -> Lack | None:
+        """A library of torch or CUDA that the image has in another version, or not at all."""
+        if not (is_torch_library(name) or is_cuda_library(name)) or self._below.owner(name):
+            return None
+        if is_torch_library(name):
+            return missing_library(name, [], self._below.release("torch"))
+        others = [other for other in self._below.fixed() if stem_of(other) == stem_of(name)]
+        return missing_library(name, sorted(others), "") if others else None
+
+    def _version(self, name: str, version: str) -> Lack | None:
+        """A version of symbols that the library *name* of the image does not have; the loader demands it."""
+        if is_c_library(name):
+            found = self._below.base().get(name)
+        else:
+            found = self._below.library(name) if self._below.owner(name) else None
+        if found is None or not found.versions or version in found.versions:
+            return None
+        return missing_version(name, version, found.versions)
+
+    def _undefined(self, library: Library) -> Iterator[tuple[str, set[str]]]:
+        """The symbols that no added package has, by the place where they must be."""
+        groups: dict[str, set[str]] = defaultdict(set)
+        for symbol, _, holder in library.dynamic.undefined:
+            if place := self._place(symbol, holder, library):
+                groups[place].add(symbol)
+        for place, symbols in sorted(groups.items()):
+            for names in self._defined:
+                symbols -= names
+            if symbols:
+                yield place, symbols
+
+    def _place(self, symbol: str, holder: str, library: Library) -> str:
+        """Where *symbol* must be: in the library of CUDA that is named, in torch, in Python; "": unknown."""
+        if holder:
+            return holder if holder not in self._own and not is_c_library(holder) else ""
+        if of_torch(symbol):
+            return _TORCH
+        if stem := cuda_library(symbol):
+            return next((name for name in library.dynamic.needed if stem_of(name) == stem), "")
+        return _PYTHON if of_python(symbol) and _is_module(library) else ""
+
+    def _symbols(self, place: str, symbols: set[str], needed: Sequence[str]) -> Lack | None:
+        """Those of *symbols* that nothing has."""
+        below = self._below
+        if place == _PYTHON:
+            missing = symbols - below.python()
+            return missing_symbols(sorted(missing), "Python", "Python", ()) if missing else None
+        if place == _TORCH:
+            owner, name = "torch", "libtorch"
+        else:
+            owner, name = below.owner(place), place
+            if not owner:
+                return None
+        searched: list[Dynamic] = []
+        for one in self._order(place, owner, needed):
+            searched.append(below.library(one))
+            for names in searched[-1].defined.values():
+                symbols = symbols - names
+            if not symbols:
+                return None
+        there = (symbol for found in searched for names in found.defined.values() for symbol in names)
+        return missing_symbols(sorted(symbols), name, below.release(owner), there)
+
+    def _order(self, place: str, owner: str, needed: Sequence[str]) -> Iterable[str]:
+        """The libraries that could have a symbol: the needed ones first, then the smallest."""
+        fixed, owner_of = self._below.fixed(), self._below.owner
+        if place == _TORCH:
+            those = [name for name in fixed if owner_of(name) in _TORCH_PACKAGES]
+        else:
+            those = [name for name in fixed if owner_of(name) == owner or name in needed]
+        return sorted(those, key=lambda name: (name != place, name not in needed, fixed[name]))
+
+
+_TORCH, _PYTHON = "torch", "Python"
+_TORCH_PACKAGES = frozenset({"torch", "torchvision", "torchaudio"})
+
+
+def _uses_torch(library: Library) -> bool:
+    undefined = library.dynamic.undefined
+    return any(map(is_torch_library, library.dynamic.needed)) or any(of_torch(one) for one, _, _ in undefined)
+
+
+def _is_module(library: Library) -> bool:
+    """Whether it is an extension module of Python, which can only be loaded by it."""
+    found = _MODULE.fullmatch(library.name)
+    init = f"PyInit_{found['name']}" if found else ""
+    return any(init in names for names in library.dynamic.defined.values())
