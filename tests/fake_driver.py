@@ -90,6 +90,31 @@ int nvmlDeviceGetP2PStatus(intptr_t one, intptr_t other, int what, int *status) 
     *status = what == 2 && number("FAKE_NVLINKS", 0) ? 0 : 1;
     return 0;
 }
+/* For deploy/monitoring/exporter.py, which numbers GPUs as NVML does. */
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    *count = number("FAKE_GPUS", 1);
+    return answer("FAKE_COUNT");
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned at, intptr_t *handle) { *handle = 100 - at; return 0; }
+int nvmlDeviceGetName(intptr_t handle, char *name, unsigned size) {
+    snprintf(name, size, "%s", text("FAKE_NAME", "Fake H100"));
+    return 0;
+}
+int nvmlDeviceGetUUID(intptr_t handle, char *uuid, unsigned size) {
+    snprintf(uuid, size, "GPU-%d", (int)(100 - handle));
+    return 0;
+}
+int nvmlDeviceGetUtilizationRates(intptr_t handle, unsigned *use) {
+    use[0] = 75;
+    use[1] = 10;
+    return answer("FAKE_USE");
+}
+int nvmlDeviceGetPowerUsage(intptr_t handle, unsigned *milliwatts) { *milliwatts = 312500; return 0; }
+int nvmlDeviceGetEnforcedPowerLimit(intptr_t handle, unsigned *milliwatts) { *milliwatts = 700000; return 0; }
+int nvmlDeviceGetTemperature(intptr_t handle, int sensor, unsigned *degrees) {
+    *degrees = 60 + (100 - handle);
+    return sensor; /* 0 is the chip */
+}
 int nvmlDeviceGetTopologyCommonAncestor(intptr_t one, intptr_t other, int *level) {
     *level = number("FAKE_WAY", 50);
     return 0;
@@ -104,6 +129,7 @@ def fake_driver() -> Path:
     FAKE_INIT, FAKE_NVML: the result of initialisation, or crash, hang, late2 (0, after 2 seconds), or exit3
     (the process exits without output). FAKE_GPUS, FAKE_CAPABILITY (90; 90,80: one for each GPU), FAKE_MIB,
     FAKE_FREE_MIB (on the last GPU), FAKE_CUDA (13000), FAKE_DRIVER, FAKE_PEERS (1), FAKE_NVLINKS, FAKE_WAY.
+    Of NVML alone: FAKE_NAME; FAKE_COUNT, FAKE_USE: the result of counting GPUs, of asking for their use.
     """
     folder = Path(tempfile.mkdtemp(prefix="kiln-driver-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -46,9 +46,9 @@ def layer(folder: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> LayerBlob:
     return LayerBlob(path=path, diff_id=encoded.diff_id)
 
 
-def tiny_root(into: Path) -> Path:
-    """A root with a shell and `PROGRAMS` of this host, ~10 MB."""
-    for name in PROGRAMS:
+def tiny_root(into: Path, *more: str) -> Path:
+    """A root with a shell, `PROGRAMS` of this host and *more*, ~10 MB."""
+    for name in (*PROGRAMS, *more):
         found = shutil.which(name)
         assert found, f"this host has no {name}"
         program = Path(found).resolve()

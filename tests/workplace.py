@@ -121,11 +121,11 @@ class Workplace:
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Workplace:
     """The image in the engine that all processes of a test run share."""
-    folder = once(tmp_path_factory, "workplace", lambda folder: _load(folder, engine))
+    folder = once(tmp_path_factory, "workplace", lambda folder: load(folder, engine))
     return Workplace(environ=engine, folder=folder)
 
 
-def _load(folder: Path, engine: Mapping[str, str]) -> None:
+def load(folder: Path, engine: Mapping[str, str]) -> None:
     """Build it with the embedded engine from the user's cache, and load it; 105 MB of wheels, the base."""
     locked = load_locked(ROOT / "images", TAG)
     wheels = tuple(wheel for wheel in locked.wheels if not _LEFT_OUT.fullmatch(wheel.name))

@@ -35,6 +35,7 @@ MENU: Mapping[str, tuple[str, ...]] = {
         "amp-mistakes.md",
         "amp-mistakes.zh-CN.md",
         "docker.md",
+        "deploy.md",
         "projects.md",
         "components.md",
         "systems.md",

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.place import Place, line_of, place, shared
+from tests.engine.compose import with_compose
+from tests.engine.place import NAME, Place, line_of, place, shared
 from tests.needs import without_gpus
+from torchkiln.util.places import ROOT
 
 __all__ = ["place", "shared"]
 
@@ -84,6 +86,28 @@ def test_gpus_by_cdi(place: Place, gpus: str, devices: list[str], shared: Path) 
     assert [item for item in again if "CDI_" in item] == [item for item in lines if "CDI_" in item], (
         shown.stderr
     )
+
+
+@pytest.mark.network  # Compose
+@pytest.mark.usefixtures("named_by_cdi")
+def test_compose_by_cdi(place: Place, tmp_path: Path) -> None:
+    """deploy/compose with compose.cdi.yaml, which replaces NVIDIA's runtime."""
+    if place.kind == "podman":
+        pytest.skip("Podman ignores Docker's request for GPUs")
+    assert place.run("--", "id").returncode == 0  # the image is in the engine
+    environ = {**with_compose(place.environ, tmp_path / "docker"), "IMAGE": NAME, "SHM_SIZE": "64m"}
+    files = [word for name in ("compose", "compose.cdi") for word in ("-f", f"deploy/compose/{name}.yaml")]
+    compose = ["docker", "compose", "-p", f"cdi-{os.getpid()}", *files]
+    argv = [*compose, "run", "--rm", "--no-TTY", "jupyter", "env"]
+    try:
+        done = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    finally:
+        subprocess.run(
+            [*compose, "down", "--volumes"], cwd=ROOT, env=environ, capture_output=True, check=True
+        )
+
+    assert done.returncode == 0, done.stderr
+    assert "CDI_all=yes" in done.stdout.splitlines()
 
 
 @pytest.mark.usefixtures("named_by_cdi")

@@ -79,6 +79,19 @@ def test_options_of_the_bundle_and_of_its_run_are_combined(bundle: Path, tmp_pat
     assert "no check named elf" in ran.stderr
 
 
+def test_a_command_runs_in_the_image(bundle: Path, tmp_path: Path) -> None:
+    """With the options of `torchkiln run`, its output and its exit code; also when it is run again."""
+    words = ("run", "-e", "MINE=1", "--bind", f"{tmp_path}:/mnt", "--", "sh", "-c")
+    for code in (7, 0):
+        script = f"echo $MINE $VIRTUAL_ENV; touch /mnt/{code}; exit {code}"
+        ran = started(bundle, *words, script)
+        assert (ran.returncode, ran.stdout) == (code, "1 /opt/venv\n"), ran.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "7"]
+
+    wrong = started(bundle, "run", "--nothing")
+    assert (wrong.returncode, "no such option '--nothing'" in wrong.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("harm", ["changed", "cut", "missing", "layer", "index"])
 def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) -> None:
     """Nothing of it runs, and the file is named."""

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Runs the checks of the bundle that contains it: python3 run.py [options of `torchkiln smoke run`].
 
+`python3 run.py run [options of torchkiln run] -- COMMAND` runs a command in the bundle's image instead.
+
 Needs Python 3.8 or newer, Linux on x86-64, and root or user namespaces; no network, no packages, no Docker.
 The host's Python only verifies the bundle. The bundle's own Python does the rest; it is started through its
 own loader, so that it uses neither the host's Python nor its C library. Without --report the report is
-report.json beside this file. Exit codes are those of `torchkiln smoke run`.
+report.json beside this file. Exit codes are those of `torchkiln smoke run`, or of the command.
 """
 
 from __future__ import annotations
@@ -67,7 +69,11 @@ def run(bundle: dict[str, Any], arguments: list[str]) -> None:
     sys.path[:0] = [os.path.join(HERE, "checkout"), os.path.join(HERE, "packages")]
     from torchkiln.cli import main as torchkiln
 
-    words = ["smoke", "run", bundle["tag"], "--output", os.path.join(HERE, "layout")]
+    layout = os.path.join(HERE, "layout")
+    if arguments[:1] == ["run"]:
+        torchkiln(["run", "--output", layout, *arguments[1:]])
+        return
+    words = ["smoke", "run", bundle["tag"], "--output", layout]
     words += ["--images", os.path.join(HERE, "checkout", "images")]
     words += ["--matrix", os.path.join(HERE, "checkout", "matrix.yaml")]
     words += ["--report", os.path.join(HERE, "report.json")]

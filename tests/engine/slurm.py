@@ -1,0 +1,125 @@
+"""A Slurm cluster of two nodes on this machine, by Debian's packages, in its own namespaces."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.engine.registry import free_port
+from tests.engine.root import NoEngine, home, made, start, stop
+
+_SUITE = "bookworm"  # Slurm 22.05
+_PACKAGES = ("slurm-wlm", "munge", "tini", "python3", "squashfs-tools")
+_TIMEOUT, _LOOK = 300.0, 0.2  # seconds
+NODES = ("n1", "n2")
+_ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "SLURM_CONF": "/srv/slurm.conf"}
+
+# Two slurmd on one machine: each has its own port and folder. Both may use all cores.
+_CONF = """
+ClusterName=kit
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+AuthType=auth/munge
+StateSaveLocation=/srv/state
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd-%n.pid
+SlurmdSpoolDir=/srv/spool-%n
+SlurmctldLogFile=/srv/slurmctld.log
+SlurmdLogFile=/srv/slurmd-%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+ReturnToService=2
+{nodes}
+PartitionName=main Nodes=ALL Default=YES State=UP
+"""
+_NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=64 RealMemory=262144\n"
+# The last one stays in the foreground.
+_DAEMONS = """
+set -eu
+mkdir -p /run/munge /srv/state /srv/spool-n1 /srv/spool-n2
+head -c 1024 /dev/urandom > /srv/munge.key
+chmod 400 /srv/munge.key
+munged --force --key-file=/srv/munge.key --socket=/run/munge/munge.socket.2 \\
+    --seed-file=/run/munge/seed --log-file=/run/munge/log --pid-file=/run/munge/pid
+export SLURM_CONF=/srv/slurm.conf
+slurmctld
+slurmd -N n1
+slurmd -N n2
+exec sleep infinity
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A running cluster. Its machine sees *folder* as /srv, and the host's /dev."""
+
+    pid: int  # the first process of its namespaces
+    folder: Path
+
+    def run(self, *argv: str, cwd: str = "/srv") -> subprocess.CompletedProcess[str]:
+        """Run a command on the cluster's machine, in the folder *cwd* there."""
+        inside = ["nsenter", f"--target={self.pid}", "--mount", "--pid", "--root", f"--wdns={cwd}"]
+        return subprocess.run([*inside, *argv], env=_ENVIRON, capture_output=True, text=True, check=False)
+
+    def sbatch(self, *arguments: str) -> tuple[int, str]:
+        """Submit a job and wait for its end; its exit code and output."""
+        output = f"job-{time.monotonic_ns()}.out"
+        done = self.run("sbatch", "--wait", "--parsable", f"--output=/srv/{output}", *arguments)
+        place = self.folder / output
+        return done.returncode, (place.read_text() if place.exists() else "") + done.stderr
+
+
+@contextmanager
+def slurm_cluster(folder: Path) -> Iterator[Cluster]:
+    """A cluster with its files in *folder*, while the context lasts.
+
+    :raises NoEngine: this user or this machine cannot make it.
+    """
+    if os.geteuid():
+        raise NoEngine("a Slurm cluster takes root")
+    root = made(home() / "slurm", _SUITE, _PACKAGES, "--variant=minbase")
+    host = socket.gethostname().partition(".")[0]
+    nodes = "".join(_NODE.format(name=name, host=host, port=free_port()) for name in NODES)
+    (folder / "slurm.conf").write_text(_CONF.format(host=host, port=free_port(), nodes=nodes))
+    (root / "etc/hosts").touch()  # to mount over
+    (folder / "etc").mkdir()
+    (folder / "etc/hosts").write_text(f"127.0.0.1 localhost {host}\n")
+    process = start(root, folder, ["sh", "-c", _DAEMONS])
+    try:
+        yield _wait_for(process, folder)
+    finally:
+        stop(process, f"torchkiln-slurm-{os.getpid()}")
+
+
+def _wait_for(process: subprocess.Popen[bytes], folder: Path) -> Cluster:
+    """Wait until both nodes are idle."""
+    end = time.monotonic() + _TIMEOUT
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while time.monotonic() < end and process.poll() is None:
+        with suppress(OSError):  # it ends
+            for pid in children.read_text().split():
+                cluster = Cluster(pid=int(pid), folder=folder)
+                arranged = Path(f"/proc/{pid}/comm").read_text().startswith("tini")
+                if arranged and _states(cluster) == ["idle"] * len(NODES):
+                    return cluster
+        time.sleep(_LOOK)
+    raise NoEngine(f"Slurm did not start: {''.join(_logs(folder))}")
+
+
+def _states(cluster: Cluster) -> Sequence[str]:
+    return cluster.run("sinfo", "--noheader", "--Node", "--format=%t").stdout.split()
+
+
+def _logs(folder: Path) -> Iterator[str]:
+    for log in (folder / "log", *sorted(folder.glob("slurm*.log"))):
+        if log.exists():
+            yield f"\n{log.name}: {log.read_text(errors='replace')[-1200:]}"

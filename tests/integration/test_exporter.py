@@ -1,0 +1,213 @@
+"""deploy/monitoring: the exporter with a fake driver, and Debian's Prometheus that scrapes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.deploy_page import PAGE, blocks
+from tests.engine.registry import free_port
+from tests.engine.root import NoEngine, home, made
+from tests.fake_driver import fake_driver
+from tests.needs import give_up, needs_gcc, without_gpus
+from torchkiln.util.places import ROOT
+
+KIT = ROOT / "deploy/monitoring"
+EXPORTER = [sys.executable, "-I", "-W", "error", str(KIT / "exporter.py")]
+_TIMEOUT, _LOOK = 300.0, 0.2  # seconds
+
+
+def environ(**values: str) -> dict[str, str]:
+    """An environment with the fake driver and its results."""
+    return {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(fake_driver()), **values}
+
+
+def once(env: dict[str, str]) -> tuple[dict[str, str], str]:
+    """The samples of `exporter.py --once` by name and labels, and its messages."""
+    done = subprocess.run([*EXPORTER, "--once"], env=env, capture_output=True, text=True, check=True)
+    lines = [line.rpartition(" ") for line in done.stdout.splitlines() if not line.startswith("#")]
+    return {name: value for name, _, value in lines}, done.stderr
+
+
+@without_gpus
+def test_without_a_driver_it_says_so() -> None:
+    samples, messages = once({"PATH": "/bin"})
+
+    assert samples == {"torchkiln_nvml_up": "0", "torchkiln_gpus": "0"}
+    assert re.fullmatch(r"exporter: no NVIDIA driver: libnvidia-ml\.so\.1: .*\n", messages)
+
+
+@needs_gcc
+def test_every_value_of_two_gpus() -> None:
+    samples, messages = once(environ(FAKE_GPUS="2", FAKE_FREE_MIB="1024", FAKE_NAME='a "b"\\c'))
+    name = '"a \\"b\\"\\\\c"'
+
+    assert messages == ""
+    assert samples == {
+        "torchkiln_nvml_up": "1",
+        "torchkiln_gpus": "2",
+        f'torchkiln_gpu_info{{gpu="0",name={name},uuid="GPU-0",driver="580.159.04"}}': "1",
+        f'torchkiln_gpu_info{{gpu="1",name={name},uuid="GPU-1",driver="580.159.04"}}': "1",
+        'torchkiln_gpu_utilization_ratio{gpu="0"}': "0.75",
+        'torchkiln_gpu_utilization_ratio{gpu="1"}': "0.75",
+        'torchkiln_gpu_memory_total_bytes{gpu="0"}': str(81920 << 20),
+        'torchkiln_gpu_memory_total_bytes{gpu="1"}': str(81920 << 20),
+        'torchkiln_gpu_memory_used_bytes{gpu="0"}': str(1920 << 20),
+        'torchkiln_gpu_memory_used_bytes{gpu="1"}': str((81920 - 1024) << 20),
+        'torchkiln_gpu_power_watts{gpu="0"}': "312.5",
+        'torchkiln_gpu_power_watts{gpu="1"}': "312.5",
+        'torchkiln_gpu_power_limit_watts{gpu="0"}': "700.0",
+        'torchkiln_gpu_power_limit_watts{gpu="1"}': "700.0",
+        'torchkiln_gpu_temperature_celsius{gpu="0"}': "60",
+        'torchkiln_gpu_temperature_celsius{gpu="1"}': "61",
+    }
+
+
+@needs_gcc
+def test_a_value_that_a_gpu_does_not_have_is_left_out() -> None:
+    """As the use of a MIG instance: 3 is NVML_ERROR_NOT_SUPPORTED."""
+    samples, _ = once(environ(FAKE_USE="3"))
+
+    assert 'torchkiln_gpu_power_watts{gpu="0"}' in samples
+    assert not any(name.startswith("torchkiln_gpu_utilization") for name in samples)
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("fault", "name"), [("FAKE_NVML", "nvmlInit_v2"), ("FAKE_COUNT", "nvmlDeviceGetCount_v2")]
+)
+def test_a_driver_that_fails_is_named(fault: str, name: str) -> None:
+    samples, messages = once(environ(**{fault: "9"}))
+
+    assert samples == {"torchkiln_nvml_up": "0", "torchkiln_gpus": "0"}
+    assert messages == f"exporter: {name} returned 9\n"
+
+
+@contextmanager
+def serving(env: dict[str, str]) -> Iterator[str]:
+    """The address of a running exporter."""
+    argv = [*EXPORTER, "--port", "0"]
+    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stderr or ():
+                if found := re.search(r"http://(\S+)/metrics", line):
+                    yield found[1]
+                    return
+            raise AssertionError("it ended")
+        finally:
+            process.kill()
+
+
+def fetched(url: str) -> bytes:
+    """GET it without a proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=300) as answer:
+        return bytes(answer.read())
+
+
+@needs_gcc
+def test_only_its_page_is_served() -> None:
+    with serving(environ()) as address:
+        assert b'torchkiln_gpu_power_watts{gpu="0"} 312.5\n' in fetched(f"http://{address}/metrics?a=b")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            fetched(f"http://{address}/")
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with serving({"PATH": "/bin"}) as address:
+        argv = [*EXPORTER, "--port", address.rpartition(":")[2]]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert f"error: cannot listen on {address}: " in done.stderr
+
+
+# --- Prometheus ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    """The folder with Debian's prometheus and promtool (20 MB to download)."""
+    try:
+        found = made(home() / "prometheus", "bookworm", ["prometheus"], "--variant=extract") / "usr/bin"
+    except NoEngine as error:
+        give_up(str(error))
+    if subprocess.run([found / "promtool", "--version"], capture_output=True).returncode:
+        give_up("Debian's prometheus does not run on this host")
+    return found
+
+
+@pytest.mark.network  # Prometheus, if it is not there
+@needs_gcc
+@pytest.mark.parametrize("env", [{}, {"FAKE_GPUS": "2"}], ids=["none", "two"])
+def test_promtool_accepts_the_page(programs: Path, env: dict[str, str]) -> None:
+    settings = environ(**env) if env else {"PATH": "/bin"}
+    text = subprocess.run([*EXPORTER, "--once"], env=settings, capture_output=True, check=True).stdout
+    done = subprocess.run(
+        [programs / "promtool", "check", "metrics"], input=text, capture_output=True, check=False
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.mark.network  # as above
+def test_the_pages_commands(programs: Path) -> None:
+    """And each metric that the page names, no other."""
+    (script,) = blocks("Prometheus")
+    env = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    argv = ["sh", "-euc", script]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    source = (KIT / "exporter.py").read_text()
+    metrics = set(re.findall(r'^    "(torchkiln_\w+)":', source, re.MULTILINE)) - {"torchkiln_gpus"}
+
+    assert done.returncode == 0, done.stderr
+    assert "torchkiln_nvml_up" in done.stdout
+    assert "SUCCESS" in done.stdout
+    assert set(re.findall(r"torchkiln_\w+", PAGE.read_text())) == metrics
+
+
+@pytest.mark.network  # as above
+@needs_gcc
+def test_prometheus_scrapes_it(programs: Path, tmp_path: Path) -> None:
+    """With the kit's configuration, in which only the port and the pause are others."""
+    check = [programs / "promtool", "check", "config", KIT / "prometheus.yml"]
+    assert subprocess.run(check, capture_output=True).returncode == 0
+    own = f"127.0.0.1:{free_port()}"
+    with serving(environ(FAKE_GPUS="2")) as address:
+        text = (KIT / "prometheus.yml").read_text()
+        changed = text.replace("127.0.0.1:9400", address).replace("15s", "1s")
+        (tmp_path / "prometheus.yml").write_text(changed)
+        argv = [str(programs / "prometheus"), f"--config.file={tmp_path / 'prometheus.yml'}"]
+        argv += [f"--storage.tsdb.path={tmp_path / 'data'}", f"--web.listen-address={own}"]
+        with (tmp_path / "log").open("wb") as log, subprocess.Popen(argv, stdout=log, stderr=log) as process:
+            try:
+                found = answers(own, "torchkiln_gpu_temperature_celsius", process)
+            finally:
+                process.terminate()
+
+    assert found == {"0": "60", "1": "61"}
+
+
+def answers(own: str, query: str, process: subprocess.Popen[bytes]) -> dict[str, str]:
+    """The values of *query* by GPU, when Prometheus has them."""
+    end = time.monotonic() + _TIMEOUT
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            result = json.loads(fetched(f"http://{own}/api/v1/query?query={query}"))["data"]["result"]
+        except OSError:  # it starts
+            result = []
+        if result:
+            return {sample["metric"]["gpu"]: sample["value"][1] for sample in result}
+        time.sleep(_LOOK)
+    raise AssertionError(f"Prometheus has no {query}")
