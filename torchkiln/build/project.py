@@ -31,6 +31,7 @@ from torchkiln.project.installed import Files, files_in_layer, files_of_wheel
 from torchkiln.project.name import demand_own_name
 from torchkiln.project.plan import Parent, at_start, plan_project
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
+from torchkiln.project.wheel_files import ProjectWheels
 from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme
 
@@ -45,6 +46,7 @@ class ProjectSource:
     cell: LockedCell
     lock: ProjectLock
     code: ProjectCode
+    folder: Path
     settings: ProjectSettings = NO_SETTINGS
 
 
@@ -81,6 +83,8 @@ def build_project(
     demand_own_name(project.name, tag_of(locked.resolution), matrix)
     below, plan = build_planned(locked, matrix, facts, layout, environment, options=options)
     started, store = time.monotonic(), environment.store
+    fetcher = ProjectWheels(environment.fetcher, source.folder, project, store, environment.environ)
+    environment = replace(environment, fetcher=fetcher)
     parent = Parent(plan=plan, manifest=below.image.manifest)
     draft = plan_project(parent, project, code, Effect())
     with store.claim(f"builds {project.name}", build_needs(draft)):

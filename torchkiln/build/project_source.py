@@ -11,7 +11,7 @@ from torchkiln.lock.folder import LockFolder
 from torchkiln.model.project import ProjectLock
 from torchkiln.project.code import read_code
 from torchkiln.project.file import save_project
-from torchkiln.project.ready import ProjectRequest, ready_project
+from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of, ready_project
 from torchkiln.project.settings import read_settings
 from torchkiln.store.store import Store
 
@@ -38,11 +38,19 @@ def source_of(
     def lock() -> ProjectLock:
         from torchkiln.project.session import lock_folder  # loads slowly
 
-        read_code(request.folder)  # its faults are reported before a lock is made
+        needs = needs_of(
+            request.folder, fresh_parent(locks, request.cell, environ), store, request.chosen(None)
+        )
+        required = (one.path for one in needs.requirements if one.path)
+        # Its faults are reported before a lock is made.
+        read_code(request.folder, without=(*filter(None, (settings.wheels,)), *required))
         found = lock_folder(request, locks, store, environ=environ)
         made(found, save_project(request.folder, found.lock))
         return found.lock
 
     settings = read_settings(request.folder)  # before a lock is made, too
     locked, cell = ready_project(request, locks, store, environ=environ, lock=lock)
-    return ProjectSource(cell=cell, lock=locked, code=read_code(request.folder), settings=settings)
+    # The wheels are installed: they are not copied as code, too.
+    own = (settings.wheels, *(origin.path for origin in locked.origins))
+    code = read_code(request.folder, without=tuple(filter(None, own)))
+    return ProjectSource(cell=cell, lock=locked, code=code, folder=request.folder, settings=settings)

@@ -62,7 +62,10 @@ def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
     if wanted.bound:
         pages.settings.url(Source.PYTORCH)
     uv = find_uv()
-    with private_folder(pages.store) as folder, Relay(pages, as_of=wanted.as_of) as relay:
+    with (
+        private_folder(pages.store) as folder,
+        Relay(pages, as_of=wanted.as_of, local=wanted.local) as relay,
+    ):
         for name, text in files(wanted, relay.url(Source.PYTORCH)).items():
             (folder / name).write_text(text)
         messages = folder / "stderr.txt"

@@ -27,6 +27,19 @@ class KnownWheel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LocalWheel:
+    """A wheel that no index has, among those that may be chosen. Of its version it is preferred to theirs."""
+
+    name: str  # normalized
+    version: str
+    filename: str
+    sha256: str  # hex
+    size: int
+    metadata: bytes = field(repr=False)
+    only: bool = False  # no other file of this package may be chosen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class IndexRequest:
     """The requirements of one environment."""
 
@@ -38,6 +51,7 @@ class IndexRequest:
     keep: tuple[tuple[str, str], ...]  # (name, version) of the previous lock, kept where possible
     bound: tuple[str, ...]  # packages that come only from the index `pytorch`
     known: tuple[KnownWheel, ...] = ()  # no index is queried for these
+    local: tuple[LocalWheel, ...] = ()  # that fit the image
 
 
 def variable_of(name: str) -> str:

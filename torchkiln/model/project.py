@@ -17,6 +17,22 @@ _SET = {"uniqueItems": True}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where the wheel of one package comes from, if no index has it: a file or an address."""
+
+    name: fields.Name
+    path: Annotated[
+        str,
+        Meta(
+            pattern=r"^[^/\u0000-\u001f\u007f-\u009f]+(/[^/\u0000-\u001f\u007f-\u009f]+)*$",
+            max_length=1000,
+            description="a file in the project's folder",
+        ),
+    ] = ""
+    url: Annotated[str, Meta(pattern=r"^https?://[!-~]+$", max_length=2000, description="its address")] = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectLock:
     """The packages of a project on the image of one cell, by hash."""
 
@@ -40,4 +56,5 @@ class ProjectLock:
     removed: Annotated[
         tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)
     ] = ()  # packages of the parent that a wheel of the same name replaces
+    origins: Annotated[tuple[Origin, ...], Meta(max_length=5000)] = ()  # of wheels that no index has, by name
     untrusted: bool = False

@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,9 +52,10 @@ class ProjectCode:
         return sum(len(file.data) for file in self.files)
 
 
-def read_code(folder: Path) -> ProjectCode:
+def read_code(folder: Path, without: Collection[str] = ()) -> ProjectCode:
     """The code in *folder*; modes are 0755 if the owner may execute, else 0644.
 
+    :param without: files and folders that are left out, relative to *folder*.
     :raises ConfigError: there are too many files or bytes, or some cannot be in an image or look like
         secrets; all of these are listed.
     :raises ToolMissing: it is a git checkout, and git is not installed.
@@ -64,7 +65,12 @@ def read_code(folder: Path) -> ProjectCode:
     by_git = in_checkout(folder)
     listed = dict(_checkout(folder, "") if by_git else _walk(folder))
     layouts = tuple(path[: -len("oci-layout")] for path in listed if path.endswith("/oci-layout"))
-    paths = {path: tracked for path, tracked in listed.items() if not path.startswith(layouts)}
+    apart = (*layouts, *(f"{path}/" for path in without))
+    paths = {
+        path: tracked
+        for path, tracked in listed.items()
+        if not path.startswith(apart) and path not in without
+    }
     plain: set[str] = set()
     found = {path: status for path in sorted(paths) if (status := _status(folder, path, plain))}
     if not found:

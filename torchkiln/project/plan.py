@@ -142,6 +142,7 @@ def _config(
 
 def _facts(parent: Parent, project: ProjectLock, started: tuple[str, ...]) -> Mapping[str, Any]:
     """The contents of /etc/torchkiln/project.json: what the image has beside its parent."""
+    origins = {origin.name: origin.path or origin.url for origin in project.origins}
     return {
         "schema": SCHEMA,
         "name": project.name,
@@ -149,7 +150,13 @@ def _facts(parent: Parent, project: ProjectLock, started: tuple[str, ...]) -> Ma
         "as_of": project.as_of,
         "requirements": list(project.requirements),
         "wheels": [
-            {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in project.wheels
+            {
+                "name": wheel.name,
+                "version": wheel.version,
+                "sha256": wheel.sha256,
+                **({"from": origins[wheel.name]} if wheel.name in origins else {}),
+            }
+            for wheel in project.wheels
         ],
         "removed": list(project.removed),
         "at_start": list(started),

@@ -15,7 +15,9 @@ from torchkiln.project.asked import ProjectNeeds
 from torchkiln.project.choice import NO_CHOICE, Choice, choice_of
 from torchkiln.project.file import load_project
 from torchkiln.project.freshness import require_fresh_project
+from torchkiln.project.own_wheels import with_own_wheels
 from torchkiln.project.read import read_project
+from torchkiln.project.settings import read_settings
 from torchkiln.project.target import environment_of
 from torchkiln.store.store import Store
 
@@ -75,7 +77,8 @@ def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO
 
         return exported(name, lock, store, extras=choice.extras, groups=choice.groups)
 
-    return read_project(folder, environment_of(parent.base.python), by_uv, choice)
+    needs = read_project(folder, environment_of(parent.base.python), by_uv, choice)
+    return with_own_wheels(needs, folder, read_settings(folder).wheels, store)
 
 
 def fresh_parent(locks: LockFolder, cell: Cell, environ: Mapping[str, str]) -> LockedCell:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from torchkiln.errors import Stale
+from torchkiln.errors import Stale, Unresolvable
+from torchkiln.index.choose import tags_of
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.lock.choice import record_of
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.session import date_of
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution
-from torchkiln.model.index import KnownWheel
+from torchkiln.model.index import KnownWheel, LocalWheel
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.operating_system import operating_system
 from torchkiln.model.project import ProjectLock
+from torchkiln.project.asked import ProjectNeeds
 from torchkiln.project.file import load_project
+from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.lock import LockedProject, Parent, ProjectVersions, lock_project
 from torchkiln.project.name import demand_own_name
+from torchkiln.project.own_wheels import demand_wheels_folder, local_wheels
 from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
+from torchkiln.project.target import applies, environment_of
+from torchkiln.project.wheel_files import keep_own_wheels, wheel_at_address
 from torchkiln.store.store import Store
+
+_SKIPPED = 5  # most wheels that a message names
 
 
 def lock_folder(
@@ -40,25 +51,48 @@ def lock_folder(
     index = open_index(environ, store)
     unchanged = previous and previous.inputs == inputs_digest(needs, parent) and not request.upgrade
     date = previous.as_of if previous and unchanged and request.as_of is None else date_of(request.as_of)
+    demand_wheels_folder(request.folder, needs.wheels)
+    local, left_out = _local(needs, request.folder, parent, index)
     settings = index.pages.settings
     record = record_of(
         resolution, locks.facts, by_record=bool(parent.by_record), pytorch_url=settings.pytorch_url
     )
-    found = lock_project(
-        needs,
-        Parent(
-            lock=parent,
-            bound=locks.bound,
-            known=(*record.known, *_own_wheels(resolution, index)),
-            torches=_torches(locks, request.cell),
-        ),
-        index,
-        ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),
-        untrusted=settings.untrusted,
-    )
+    try:
+        found = lock_project(
+            needs,
+            Parent(
+                lock=parent,
+                bound=locks.bound,
+                known=(*record.known, *_own_wheels(resolution, index)),
+                torches=_torches(locks, request.cell),
+            ),
+            index,
+            ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),
+            local=local,
+            untrusted=settings.untrusted,
+        )
+    except Unresolvable as error:
+        more = "".join(f"\nskipped: {line}" for line in left_out[:_SKIPPED])
+        raise Unresolvable(f"{error.message}{more}", hint=error.hint) from error
+    keep_own_wheels(found.lock, request.folder, index.pages)
     versions = [(wheel.name, wheel.version) for wheel in found.lock.wheels]
     yanked = tuple((*one, index.yanked[one]) for one in versions if one in index.yanked)
     return replace(found, yanked=yanked)
+
+
+def _local(
+    needs: ProjectNeeds, folder: Path, parent: LockedCell, index: PackageIndex
+) -> tuple[tuple[LocalWheel, ...], tuple[str, ...]]:
+    """The wheels of *needs* that no index has and that fit the image, and sentences about the others."""
+    cell, python = parent.resolution.cell, parent.base.python
+    tags = frozenset(tags_of(cell.python, operating_system(cell.os).glibc))
+    found, left_out = local_wheels(needs, folder, fixed_wheels(parent.wheels).keys(), python, tags)
+    at_address = (
+        wheel_at_address(one, folder, index.pages)
+        for one in needs.requirements
+        if one.url and applies(one.requirement, environment_of(python))
+    )
+    return (*found, *at_address), left_out
 
 
 def _previous(request: ProjectRequest) -> ProjectLock | None:

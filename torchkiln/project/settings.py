@@ -46,6 +46,14 @@ class ProjectSettings:
         Mapping[_Variable, fields.Line],
         Meta(description="environment variables"),
     ] = field(default_factory=dict)
+    wheels: Annotated[
+        str,
+        Meta(
+            pattern=r"^[^/\u0000-\u001f\u007f-\u009f]+(/[^/\u0000-\u001f\u007f-\u009f]+)*$",
+            max_length=1000,
+            description='a folder in the project\'s with wheels that may be chosen, "wheels"',
+        ),
+    ] = ""
 
 
 NO_SETTINGS = ProjectSettings()
@@ -108,5 +116,7 @@ def _faults(document: Mapping[str, Any]) -> Iterator[str]:
     for name in document.get("env", {}):
         if _PROTECTED.fullmatch(name):
             yield f"env: {name} cannot be set: the tests of the image depend on it"
+    if {".", ".."} & {*document.get("wheels", "").split("/")}:
+        yield f"wheels: {document['wheels']!r} is not a folder in the project's: write it without . and .."
     if document.get("command", [""])[0].startswith("-"):
         yield f"command: {document['command'][0]!r} is an option, not a program"

@@ -8,6 +8,7 @@ from typing import Any
 from torchkiln.cli.shared.lock_output import say, warn_of_yanked
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import printable
+from torchkiln.index.settings import redact
 from torchkiln.model.untrusted import USES
 from torchkiln.project.choice import choice_of
 from torchkiln.project.lock import LockedProject
@@ -33,6 +34,10 @@ def show_project(found: LockedProject) -> None:
         table(_HEADER, [_row(move) for move in found.moves], text={3}, err=True)
     for one in found.behind:
         say(_warning(one))
+    for origin in lock.origins:
+        say(f"{origin.name} is {origin.path or redact(origin.url)}")
+    for note in found.notes:
+        say(f"warning: {printable(note)}")
     warn_of_yanked(lock.name, found.yanked)
     if lock.untrusted:
         say(f"{lock.name}: warning: {USES}")
