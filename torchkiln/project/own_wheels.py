@@ -64,8 +64,8 @@ def demand_wheels_folder(folder: Path, wheels: str) -> None:
     """:raises ConfigError: the setting *wheels* names a folder that does not exist."""
     if wheels and not (folder / wheels).is_dir():
         raise ConfigError(
-            f"wheels: {folder / wheels}: not a folder",
-            hint="create it and put the wheels into it, or remove the setting",
+            f"wheels: no such folder: {folder / wheels}",
+            hint="put the wheels into it, or remove the setting",
         )
 
 
