@@ -19,9 +19,9 @@ from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import LockedCell
+from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
-from torchkiln.model.project import ProjectLock
+from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.project.code import ProjectCode
 from torchkiln.project.effect import Effect, effect_of
@@ -83,8 +83,7 @@ def build_project(
     demand_own_name(project.name, tag_of(locked.resolution), matrix)
     below, plan = build_planned(locked, matrix, facts, layout, environment, options=options)
     started, store = time.monotonic(), environment.store
-    fetcher = ProjectWheels(environment.fetcher, source.folder, project, store, environment.environ)
-    environment = replace(environment, fetcher=fetcher)
+    environment = replace(environment, fetcher=_own_wheels(source, plan.locked, environment))
     parent = Parent(plan=plan, manifest=below.image.manifest)
     draft = plan_project(parent, project, code, Effect())
     with store.claim(f"builds {project.name}", build_needs(draft)):
@@ -109,6 +108,24 @@ def build_project(
         plan=final,
         effect=effect,
         at_start=at_start(code, effect),
+    )
+
+
+def _own_wheels(source: ProjectSource, cell: LockedCell, environment: Environment) -> ProjectWheels:
+    """The fetcher for the wheels of the project, those that no index has among them."""
+
+    def rebuild(wheel: LockedWheel, origin: Origin) -> Path:
+        from torchkiln.build.rebuilt import rebuilt  # imported here because it loads slowly
+
+        return rebuilt(wheel, origin, cell, environment)
+
+    return ProjectWheels(
+        environment.fetcher,
+        source.folder,
+        source.lock.origins,
+        environment.store,
+        environment.environ,
+        rebuild,
     )
 
 

@@ -36,7 +36,8 @@ def source_of(
     """
 
     def lock() -> ProjectLock:
-        from torchkiln.project.session import lock_folder  # loads slowly
+        from torchkiln.build.sdist import SandboxedBuilder  # both load slowly
+        from torchkiln.project.session import lock_folder
 
         needs = needs_of(
             request.folder, fresh_parent(locks, request.cell, environ), store, request.chosen(None)
@@ -44,7 +45,8 @@ def source_of(
         required = (one.path for one in needs.requirements if one.path)
         # Its faults are reported before a lock is made.
         read_code(request.folder, without=(*filter(None, (settings.wheels,)), *required))
-        found = lock_folder(request, locks, store, environ=environ)
+        builder = SandboxedBuilder(store=store, environ=environ)
+        found = lock_folder(request, locks, store, environ=environ, builder=builder)
         made(found, save_project(request.folder, found.lock))
         return found.lock
 

@@ -23,6 +23,7 @@ from torchkiln.lock.lock import how_to_lock
 from torchkiln.lock.session import LockRequest, LockSession
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
+from torchkiln.model.progress import Reporting
 from torchkiln.project.file import load_project, save_project
 from torchkiln.project.freshness import require_fresh_project
 from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
@@ -131,7 +132,11 @@ def _check(folder: LockFolder, cells: Sequence[Cell], *, sweeping: bool) -> None
 
 
 def _lock_project(request: ProjectRequest, locks: LockFolder, *, as_json: bool) -> None:
-    found = lock_folder(request, locks, open_cache(), environ=os.environ)
+    from torchkiln.build.sdist import SandboxedBuilder  # loads slowly
+
+    store = open_cache()
+    builder = SandboxedBuilder(store=store, report=Reporting(say=say))
+    found = lock_folder(request, locks, store, environ=os.environ, builder=builder)
     show_project(found)
     path = save_project(request.folder, found.lock)
     say(f"wrote {path}")

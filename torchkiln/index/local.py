@@ -12,7 +12,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 from torchkiln.index.listing import ListedFile
-from torchkiln.model.index import LocalWheel, read_metadata
+from torchkiln.model.index import LocalWheel
 
 
 def of_project(local: Iterable[LocalWheel], name: str) -> tuple[LocalWheel, ...]:
@@ -40,7 +40,7 @@ def listed(wheel: LocalWheel) -> ListedFile:
         href="",
         sha256=wheel.sha256,
         size=wheel.size,
-        requires_python=read_metadata(wheel.metadata).requires_python,
+        requires_python=wheel.requires_python,
         metadata="",
     )
 

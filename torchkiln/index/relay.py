@@ -128,7 +128,7 @@ class Relay:
         if sha256 not in self._files:
             return None
         if sha256 in self._own_metadata:
-            return self._own_metadata[sha256]
+            return self._own_metadata[sha256]()
         file, base, index = self._files[sha256]
         with self._guard:
             self._metadata_files += 1

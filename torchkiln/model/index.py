@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from email.parser import BytesHeaderParser
 
@@ -35,7 +35,8 @@ class LocalWheel:
     filename: str
     sha256: str  # hex
     size: int
-    metadata: bytes = field(repr=False)
+    requires_python: str
+    metadata: Callable[[], bytes] = field(repr=False)  # METADATA; called if a resolver needs them
     only: bool = False  # no other file of this package may be chosen
 
 

@@ -17,8 +17,19 @@ _SET = {"uniqueItems": True}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltFrom:
+    """What a wheel was built from, in a sandbox of the image's base."""
+
+    sdist: fields.FileName  # on the default index
+    sha256: fields.Sha256  # of the sdist
+    size: fields.Bytes
+    requires: Annotated[tuple[LockedWheel, ...], Meta(max_length=1000)] = ()  # for the build, by name
+    reproducible: bool = False  # a second build gave the same bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where the wheel of one package comes from, if no index has it: a file or an address."""
+    """Where the wheel of one package comes from, if no index has it: a file, an address, or an sdist."""
 
     name: fields.Name
     path: Annotated[
@@ -30,6 +41,12 @@ class Origin:
         ),
     ] = ""
     url: Annotated[str, Meta(pattern=r"^https?://[!-~]+$", max_length=2000, description="its address")] = ""
+    built: BuiltFrom | None = None
+
+    @property
+    def text(self) -> str:
+        """The file or the address."""
+        return self.path or self.url or (self.built.sdist if self.built else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

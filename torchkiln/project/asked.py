@@ -67,6 +67,7 @@ class ProjectNeeds:
     choice: Choice = NO_CHOICE  # the requirements include those of these extras and groups
     wheels: str = ""  # the setting: a folder in the project's with wheels that may be chosen
     own: tuple[FolderWheel, ...] = ()  # those in it, and those that the requirements name by path
+    build: tuple[str, ...] = ()  # the setting: normalized names of packages whose sdists may be built
 
 
 def hashes_of(asked: Iterable[Asked]) -> dict[str, frozenset[str]]:

@@ -138,7 +138,7 @@ def _origin_faults(document: Mapping[str, Any]) -> Iterator[str]:
         yield "origins: must be those of the wheels that no index has"
     for number, origin in enumerate(origins):
         if len(origin) != 2:
-            yield f"origins[{number}]: must be either a path or an address"
+            yield f"origins[{number}]: must be either a path, an address or an sdist"
         if {".", ".."} & {*origin.get("path", "").split("/")}:
             yield f"origins[{number}]: {shown(origin['path'])} is not in the project's folder"
 

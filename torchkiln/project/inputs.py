@@ -29,5 +29,6 @@ def inputs_digest(needs: ProjectNeeds, cell: LockedCell) -> Digest:
             **({"extras": choice.extras} if choice.extras else {}),
             **({"groups": choice.groups} if choice.groups else {}),
             **({"wheels": needs.wheels} if needs.wheels else {}),
+            **({"build": needs.build} if needs.build else {}),
         }
     )

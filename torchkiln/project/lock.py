@@ -26,7 +26,6 @@ from torchkiln.project.asked import Asked, ProjectNeeds, hashes_of
 from torchkiln.project.fixed import constraints_of, fixed_wheels, movable
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.moves import Move, moves_of
-from torchkiln.project.own_wheels import from_index
 from torchkiln.project.settle import Behind, Resolver, Settler, newest_possible, without
 from torchkiln.project.target import applies, environment_of
 
@@ -122,7 +121,8 @@ def lock_project(
         raise Unresolvable(
             f"{needs.name}: {needs.source} cannot be installed in {tag}: {error.message}",
             hint=f"change the requirements in {needs.source}, or choose another --torch; a package without"
-            " wheels needs one on the package index",
+            ' wheels needs one in a folder (wheels = "wheels"), or is built from its code in a sandbox'
+            ' (build = ["NAME"]): see docs/projects.md',
         ) from error
     now = before | {wheel.name: wheel for wheel in wheels}
     _require_hashes(requirements, now)
@@ -146,9 +146,6 @@ def lock_project(
         source=needs.source,
         moves=moves_of(lock, cell.wheels, asked=requirements, via=via, ignored=(*ignored, *more)),
         behind=old,
-        notes=from_index(
-            ((wheel.name, wheel.version, wheel.index is Source.PROJECT) for wheel in wheels), local
-        ),
     )
 
 
@@ -160,7 +157,7 @@ def _moves(pin: Pin, before: LockedWheel | None, *, by_file: bool) -> bool:
 
 
 def _origins(wheels: Iterable[LockedWheel], needs: ProjectNeeds) -> tuple[Origin, ...]:
-    """Where those of *wheels* come from that no index has."""
+    """Where those of *wheels* come from that no index has; without what they are built from."""
     addresses = {one.name: one.url for one in needs.requirements if one.url}
     required = {one.path for one in needs.requirements if one.path}
     # A wheel that is required by path may also be in the folder of the setting.
@@ -169,7 +166,7 @@ def _origins(wheels: Iterable[LockedWheel], needs: ProjectNeeds) -> tuple[Origin
     return tuple(
         Origin(name=wheel.name, path=paths[wheel.sha256])
         if wheel.sha256 in paths
-        else Origin(name=wheel.name, url=addresses[wheel.name])
+        else Origin(name=wheel.name, url=addresses.get(wheel.name, ""))
         for wheel in sorted(wheels, key=lambda wheel: wheel.name)
         if wheel.index is Source.PROJECT
     )

@@ -20,7 +20,9 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from torchkiln.errors import BadWheel, ConfigError, printable
+from torchkiln.model.cell import Source
 from torchkiln.model.index import LocalWheel, read_metadata
+from torchkiln.model.lock import LockedWheel
 from torchkiln.project.asked import Asked, FolderWheel, ProjectNeeds
 from torchkiln.project.files import target_inside
 from torchkiln.store.store import Store
@@ -192,29 +194,27 @@ def local_wheel(wheel: FolderWheel, data: bytes, *, only: bool) -> LocalWheel:
         filename=wheel.filename,
         sha256=wheel.sha256,
         size=wheel.size,
-        metadata=data,
+        requires_python=metadata.requires_python,
+        metadata=lambda: data,
         only=only,
     )
 
 
 def _python_fault(wheel: LocalWheel, python: str) -> str:
     """Why the Python of an image cannot have *wheel*; "" if it can."""
-    requires = read_metadata(wheel.metadata).requires_python
     try:
-        fits = SpecifierSet(requires).contains(python, prereleases=True)
+        fits = SpecifierSet(wheel.requires_python).contains(python, prereleases=True)
     except InvalidSpecifier:
         return ""
-    return "" if fits else printable(f"requires Python {requires}, but the image has {python}")
+    return "" if fits else printable(f"requires Python {wheel.requires_python}, but the image has {python}")
 
 
-def from_index(locked: Iterable[tuple[str, str, bool]], local: Iterable[LocalWheel]) -> tuple[str, ...]:
-    """Sentences on packages that come from an index although there are *local* wheels of them.
-
-    :param locked: name, version, and whether the wheel is local, of each package.
-    """
-    own = {wheel.name: wheel.version for wheel in local}
+def from_index(locked: Iterable[LockedWheel], own: Iterable[LocalWheel]) -> tuple[str, ...]:
+    """Sentences on those of *locked* that come from an index although there are *own* wheels of them."""
+    versions = {wheel.name: wheel.version for wheel in own}
     return tuple(
-        f"{name} {version} is from the package index; the project's folder has {name} {own[name]}"
-        for name, version, is_local in locked
-        if name in own and not is_local
+        f"{wheel.name} {wheel.version} is from the package index; the project's folder has"
+        f" {wheel.name} {versions[wheel.name]}"
+        for wheel in locked
+        if wheel.name in versions and wheel.index is not Source.PROJECT
     )

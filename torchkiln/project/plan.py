@@ -142,7 +142,7 @@ def _config(
 
 def _facts(parent: Parent, project: ProjectLock, started: tuple[str, ...]) -> Mapping[str, Any]:
     """The contents of /etc/torchkiln/project.json: what the image has beside its parent."""
-    origins = {origin.name: origin.path or origin.url for origin in project.origins}
+    origins = {origin.name: origin.text for origin in project.origins}
     return {
         "schema": SCHEMA,
         "name": project.name,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.freshness import require_fresh
@@ -78,7 +80,9 @@ def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO
         return exported(name, lock, store, extras=choice.extras, groups=choice.groups)
 
     needs = read_project(folder, environment_of(parent.base.python), by_uv, choice)
-    return with_own_wheels(needs, folder, read_settings(folder).wheels, store)
+    settings = read_settings(folder)
+    needs = replace(needs, build=tuple(sorted({canonicalize_name(name) for name in settings.build})))
+    return with_own_wheels(needs, folder, settings.wheels, store)
 
 
 def fresh_parent(locks: LockFolder, cell: Cell, environ: Mapping[str, str]) -> LockedCell:

@@ -46,6 +46,13 @@ class ProjectSettings:
         Mapping[_Variable, fields.Line],
         Meta(description="environment variables"),
     ] = field(default_factory=dict)
+    build: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?$")], ...],
+        Meta(
+            max_length=100,
+            description="packages without wheels, whose source code is built in a sandbox: this runs it",
+        ),
+    ] = ()
     wheels: Annotated[
         str,
         Meta(

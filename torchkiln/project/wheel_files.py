@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -102,14 +103,24 @@ def wheel_at_address(asked: Asked, folder: Path, pages: Pages) -> LocalWheel:
         ) from error
 
 
+#: Builds the wheel of an origin again: see `build.sdist.rebuilt`.
+Rebuild = Callable[[LockedWheel, Origin], Path]
+
+
 class ProjectWheels:
     """A Fetcher for the wheels of the project in *folder*; *indexes* fetches those that an index has."""
 
     def __init__(
-        self, indexes: Fetcher, folder: Path, lock: ProjectLock, store: Store, environ: Mapping[str, str]
+        self,
+        indexes: Fetcher,
+        folder: Path,
+        origins: Iterable[Origin],
+        store: Store,
+        environ: Mapping[str, str],
+        rebuild: Rebuild,
     ) -> None:
-        self._indexes, self._folder, self._lock = indexes, folder, lock
-        self._store, self._environ = store, environ
+        self._indexes, self._folder, self._origins = indexes, folder, {one.name: one for one in origins}
+        self._store, self._environ, self._rebuild = store, environ, rebuild
         self._own: OwnDownloads | None = None  # opened when it is needed: it asks pip for its settings
         self._opening = threading.Lock()
 
@@ -118,8 +129,8 @@ class ProjectWheels:
         return self._of(wheel).size(wheel)
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
-        """See Fetcher."""
-        return self._of(wheel).tail(wheel, count)
+        """See Fetcher; None for a wheel that has to be built."""
+        return None if self._built(wheel) else self._of(wheel).tail(wheel, count)
 
     def fetch(
         self,
@@ -130,7 +141,16 @@ class ProjectWheels:
         cancelled: Callable[[], bool],
     ) -> None:
         """See Fetcher."""
-        self._of(wheel).fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+        if origin := self._built(wheel):
+            shutil.copyfile(self._rebuild(wheel, origin), path)
+            on_progress(wheel.size)
+        else:
+            self._of(wheel).fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+
+    def _built(self, wheel: LockedWheel) -> Origin | None:
+        """The origin of *wheel* if it is built from an sdist."""
+        origin = self._origins.get(wheel.name) if wheel.index is Source.PROJECT else None
+        return origin if origin and origin.built else None
 
     def _of(self, wheel: LockedWheel) -> Fetcher:
         if wheel.index is not Source.PROJECT:
@@ -138,5 +158,5 @@ class ProjectWheels:
         with self._opening:
             if self._own is None:
                 pages = Pages(index_settings(self._environ), self._store)
-                self._own = OwnDownloads(pages, self._folder, self._lock.origins)
+                self._own = OwnDownloads(pages, self._folder, self._origins.values())
             return self._own

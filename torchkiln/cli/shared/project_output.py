@@ -9,6 +9,7 @@ from torchkiln.cli.shared.lock_output import say, warn_of_yanked
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import printable
 from torchkiln.index.settings import redact
+from torchkiln.model.project import Origin
 from torchkiln.model.untrusted import USES
 from torchkiln.project.choice import choice_of
 from torchkiln.project.lock import LockedProject
@@ -35,7 +36,7 @@ def show_project(found: LockedProject) -> None:
     for one in found.behind:
         say(_warning(one))
     for origin in lock.origins:
-        say(f"{origin.name} is {origin.path or redact(origin.url)}")
+        say(f"{origin.name} is {_origin(origin)}")
     for note in found.notes:
         say(f"warning: {printable(note)}")
     warn_of_yanked(lock.name, found.yanked)
@@ -57,6 +58,13 @@ def project_json(found: LockedProject) -> str:
         "behind": [codec.plain(one) for one in found.behind],
     }
     return json.dumps(values, indent=2)
+
+
+def _origin(origin: Origin) -> str:
+    if origin.built is None:
+        return origin.path or redact(origin.url)
+    kept = "" if origin.built.reproducible else "; warning: not reproducible: a second build gave other bytes"
+    return f"built from {origin.built.sdist}{kept}"
 
 
 def _row(move: Move) -> tuple[str, str, str, str]:
