@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from tests.planned import FACTS, MATRIX
 from tests.projects import NAME, SITE, Bench, bench
+from tests.sdists import sdist
 from tests.unit.test_project_code import paths
+from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
 from torchkiln.build.project_source import source_of
 from torchkiln.errors import BadWheel, BuildFailed
@@ -19,13 +22,15 @@ from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.lock import inputs_digest as cell_inputs
 from torchkiln.lock.lock import save
 from torchkiln.model.cell import Source
-from torchkiln.model.project import Origin, ProjectLock
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.project import BuiltFrom, Origin, ProjectLock
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpack
 from torchkiln.project import code
 from torchkiln.project.file import save_project
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.ready import ProjectRequest, needs_of
+from torchkiln.project.sdists import BuiltSdist
 
 PATH = "wheels/own-1-py3-none-any.whl"
 
@@ -129,6 +134,61 @@ def test_a_link_out_of_the_folder_is_not_followed(small: Bench) -> None:
     with pytest.raises(BuildFailed) as caught:
         small.build(lock)
     assert f"{PATH}: not a file in the project's folder" in caught.value.message
+
+
+class Builder:
+    """In place of `SandboxedBuilder`: its wheel has *text*."""
+
+    def __init__(self, small: Bench, text: bytes) -> None:
+        self.small, self.text = small, text
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def again(self, sdist: LockedWheel, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
+        store = self.small.store
+        assert all(map(store.has_wheel, (sdist, *requires)))
+        self.asked.append((sdist.filename, tuple(wheel.name for wheel in requires)))
+        made = make_wheel(self.small.folder / "made", "own", "1", {"own/__init__.py": self.text})
+        wheel = replace(locked_wheel(made), index=Source.PROJECT)
+        temporary = store.temporary("made")
+        temporary.write_bytes(made.read_bytes())
+        store.adopt(temporary, store.wheel(wheel))
+        return BuiltSdist(wheel=wheel, metadata=b"", requires=requires)
+
+
+def test_a_wheel_that_was_built_is_built_again_on_another_machine(small: Bench) -> None:
+    """From the locked sdist, with the locked build requirements; other bytes are refused."""
+    backend = small.wheel("backend", "1", "backend.py")
+    filename, data = sdist({"pyproject.toml": ""}, "own", "1")
+    small.index.files[filename] = data
+    made = make_wheel(small.folder / "made", "own", "1", {"own/__init__.py": b"VALUE = 5\n"})
+    lock = small.lock(made)
+    built = BuiltFrom(
+        sdist=filename,
+        sha256=hashlib.sha256(data).hexdigest(),
+        size=len(data),
+        requires=(locked_wheel(backend),),
+        reproducible=True,
+    )
+    lock = replace(
+        lock,
+        wheels=(replace(lock.wheels[0], index=Source.PROJECT),),
+        origins=(Origin(name="own", built=built),),
+    )
+    other = Builder(small, b"VALUE = 6\n")
+    with (
+        patch("torchkiln.build.rebuilt.SandboxedBuilder", lambda **_: other),
+        pytest.raises(BuildFailed) as caught,
+    ):
+        small.build(lock)
+    assert "own-1.tar.gz: the wheel that was built has sha256 " in caught.value.message
+
+    builder = Builder(small, b"VALUE = 5\n")
+    with patch("torchkiln.build.rebuilt.SandboxedBuilder", lambda **_: builder):
+        small.build(lock)
+        assert builder.asked == [("own-1.tar.gz", ("backend",))]
+        small.build(lock)
+    assert len(builder.asked) == 1
+    assert (root_of(small) / SITE / "own/__init__.py").read_text() == "VALUE = 5\n"
 
 
 def source(small: Bench, settings: str, requirements: str) -> code.ProjectCode:

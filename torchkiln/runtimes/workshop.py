@@ -11,20 +11,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchkiln.errors import ToolMissing
 from torchkiln.runtimes import seccomp
+from torchkiln.runtimes.capture import Tail, receive
 from torchkiln.runtimes.rootfs import using
 
 _ENCLOSED = Path(__file__).with_name("enclosed.py")
 _START = "import sys; sys.path.append(sys.argv[1]); import enclosed; enclosed.main()"
 _POLL = 0.1  # seconds
-_LOG = 1 << 20  # bytes of messages that are kept, from the end
 _NOT_STARTED = 125
 
 
@@ -56,7 +55,7 @@ class Ended:
 
     code: int
     output: bytes
-    log: str  # the end of its stderr
+    log: str  # the end of its stderr, at most 1 MiB
     exceeded: str = ""
 
 
@@ -107,50 +106,56 @@ def _resource_limits(limits: Limits) -> str:
     return ",".join(f"{name}={value}" for name, value in values.items())
 
 
+class _Output:
+    """Keeps what is written to it, at most *limit* bytes; *kill* is called when there are more."""
+
+    def __init__(self, limit: int, kill: Callable[[], None]) -> None:
+        self.data, self.over = bytearray(), False
+        self._limit, self._kill = limit, kill
+
+    def write(self, data: bytes) -> int:
+        if not self.over and len(self.data) + len(data) > self._limit:
+            self.over = True
+            self._kill()
+        if not self.over:
+            self.data += data
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+
 def _received(process: subprocess.Popen[bytes], spec: bytes, limits: Limits) -> Ended:
     """What *process*, which reads *spec*, prints until it ends or is stopped."""
     assert process.stdin is not None
-    out, log = bytearray(), bytearray()
-    over = threading.Event()
+    with suppress(BrokenPipeError), process.stdin as sink:
+        sink.write(spec)
+    out, log = _Output(limits.output, lambda: _end(process)), Tail()
+    too_large, done = threading.Event(), threading.Event()
 
-    def read_output() -> None:
-        while piece := os.read(process.stdout.fileno(), 1 << 16):  # type: ignore[union-attr]
-            if len(out) + len(piece) > limits.output:
-                over.set()
-            if not over.is_set():
-                out.extend(piece)
+    def watch() -> None:
+        while not done.wait(_POLL):
+            if sum(map(_resident, _tree(process.pid))) > limits.memory:
+                too_large.set()
+                _end(process)
 
-    def read_log() -> None:
-        while piece := os.read(process.stderr.fileno(), 1 << 16):  # type: ignore[union-attr]
-            log.extend(piece)
-            del log[:-_LOG]
-
-    readers = [threading.Thread(target=read, daemon=True) for read in (read_output, read_log)]
-    for reader in readers:
-        reader.start()
-    with suppress(BrokenPipeError):
-        process.stdin.write(spec)
-        process.stdin.close()
-    exceeded, end = "", time.monotonic() + limits.seconds
-    while process.poll() is None and not exceeded:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_POLL)
-        if time.monotonic() > end:
-            exceeded = f"{limits.seconds / 60:.0f} minutes"
-        elif over.is_set():
-            exceeded = f"{limits.output >> 20} MiB of output"
-        elif sum(map(_resident, _tree(process.pid))) > limits.memory:
-            exceeded = f"{limits.memory >> 20} MiB of memory"
-    _end(process)
-    for reader in readers:
-        reader.join()
-    text = log.decode("utf-8", "replace")
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        timed_out = receive(process, out, log, timeout_s=limits.seconds, kill=_end)
+    finally:
+        done.set()
+        watcher.join()
+    exceeded = f"{limits.seconds:.0f} seconds" if timed_out else ""
+    exceeded = f"{limits.output >> 20} MiB of output" if out.over else exceeded
+    exceeded = f"{limits.memory >> 20} MiB of memory" if too_large.is_set() else exceeded
+    text = log.getvalue().decode("utf-8", "replace")
     if process.returncode == _NOT_STARTED and not exceeded:
         raise ToolMissing(
             f"the sandbox for builds cannot be created: {text.strip()[-300:]}",
             hint="run as root, or enable user namespaces (sysctl user.max_user_namespaces)",
         )
-    return Ended(code=process.returncode, output=bytes(out), log=text, exceeded=exceeded)
+    return Ended(code=process.returncode, output=bytes(out.data), log=text, exceeded=exceeded)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
