@@ -207,6 +207,10 @@ def test_a_missing_compiler_has_a_hint(scene: Scene) -> None:
     assert "use --flavor devel" not in scene.refused(files_of(code="\nraise SystemExit('no')\n")).hint
 
 
+def test_a_build_requirement_that_is_not_listed_has_a_hint(scene: Scene) -> None:
+    assert "it imports torch, but does not say" in scene.refused(files_of(code="\nimport torch\n")).hint
+
+
 def test_an_sdist_that_leaves_its_folder_is_contained(scene: Scene, tmp_path: Path) -> None:
     """It is unpacked in the sandbox only."""
     scene.refused({"../../../marker": "x", **files_of()})

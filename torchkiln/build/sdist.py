@@ -55,11 +55,12 @@ _QUICK = Limits(seconds=120.0, output=1 << 20)  # for pyproject.toml and require
 _FILE_NAME = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,250}\.whl")
 _SHOWN = 12  # lines of a log
 _NO_COMPILER = re.compile(
-    r"(unable to execute|command) '?[\w./+-]*(gcc|g\+\+|cc|c\+\+|clang|nvcc|gfortran|rustc|cargo|cmake|ninja)"
+    r"(unable to execute|command) '[^']{0,200}' failed: No such file"
     r"|(gcc|g\+\+|cc|c\+\+|nvcc|gfortran|rustc|cargo|cmake|ninja): (command )?not found"
     r"|CUDA_HOME|CMAKE_\w+_COMPILER|can't find Rust compiler|Unknown compiler",
     re.IGNORECASE,
 )
+_UNLISTED = re.compile(r"^ModuleNotFoundError: No module named '(\w+)", re.MULTILINE)
 _ELSEWHERE = "build a wheel elsewhere, and put it into the folder of the setting `wheels`"
 
 
@@ -238,6 +239,8 @@ def _named(sdist: LockedWheel, message: str) -> str:
 
 
 def _hint(log: str, cell: LockedCell) -> str:
+    if found := _UNLISTED.search(log):
+        return f"it imports {found[1]}, but does not say that its build requires it: {_ELSEWHERE}"
     if _NO_COMPILER.search(log) and cell.tools is None:
         return f"it may need a compiler that this image does not have: use --flavor devel; or {_ELSEWHERE}"
     return _ELSEWHERE
