@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.servers.index_server import IndexServer, wheel_bytes
 from tests.unit.test_project_lock import OLD, PROJECTS, Workspace, versions
 from torchkiln.model.cell import Source
 from torchkiln.model.project import Origin
+from torchkiln.project import own_wheels
 from torchkiln.project.file import FILE, load_project
 from torchkiln.store.store import Store
 
@@ -175,6 +177,7 @@ def test_a_wheel_by_path(project: Workspace) -> None:
     assert next(wheel.sha256 for wheel in found.wheels if wheel.name == "tool") == sha256
     assert found.origins == (Origin(name="tool", path="vendor/tool-1.0-py3-none-any.whl"),)
     assert found.requirements == ('tool[data]==1.0; sys_platform == "linux"',)
+    assert not [path for _, path, _ in project.server.requests if "/tool/" in path]
     (project.folder / FILE).unlink()
     for form in (
         "tool @ file:vendor/tool-1.0-py3-none-any.whl",
@@ -313,3 +316,22 @@ def test_a_wheel_at_an_address(project: Workspace) -> None:
     assert code == 6
     assert "requirements.txt:1: http://127.0.0.1" in messages
     assert "checksum mismatch" in messages
+
+
+def test_a_hash_is_kept_only_once_the_file_has_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was just written may change again without another time."""
+    store, path = Store(tmp_path / "cache"), tmp_path / "own.whl"
+    path.write_bytes(b"one")
+    expected = hashlib.sha256(b"one").hexdigest(), 3
+    assert own_wheels.digest_of(path, store) == expected
+    assert not list(store.records("own-wheels"))
+    later = time.time() + 10
+    monkeypatch.setattr(own_wheels.time, "time", lambda: later)
+    assert own_wheels.digest_of(path, store) == expected
+    ((key, record),) = store.records("own-wheels")
+    store.put_record("own-wheels", key, record | {"sha256": "0" * 64})
+    assert own_wheels.digest_of(path, store) == ("0" * 64, 3)
+    path.write_bytes(b"two")
+    assert own_wheels.digest_of(path, store) == (hashlib.sha256(b"two").hexdigest(), 3)
