@@ -82,8 +82,7 @@ def _install(env: str) -> None:
     site.addsitedir(env)
     sys.path.remove(env)
     sys.path[0] = env  # before the base's own packages; in place of the folder of this program
-    os.environ["PYTHONPATH"] = env
-    os.environ["PATH"] = f"{env}/bin:{os.environ['PATH']}"
+    os.environ.update(PYTHONPATH=env, PATH=f"{env}/bin:{os.environ['PATH']}")
 
 
 def _put(wheel: zipfile.ZipFile, entry: str, env: str) -> None:
