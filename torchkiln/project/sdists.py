@@ -98,7 +98,10 @@ class Sdists:
         there = {(wheel.name, Version(wheel.version)) for wheel in own}
         fixed = fixed_wheels(self._cell.wheels)
         if wrong := sorted(set(names) & fixed.keys()):
-            raise ConfigError(f"build: {', '.join(wrong)}: the image has it, and it is fixed")
+            raise ConfigError(
+                f"build: {', '.join(wrong)}: the image has it, and it is fixed",
+                hint="remove it from the setting `build`",
+            )
         for name in names:
             try:
                 files, _ = uploaded_before(self._index.pages, name, Source.DEFAULT, self._as_of)

@@ -34,6 +34,15 @@ _Variable = Annotated[
 ]
 
 
+_Package = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?$",
+        description='the name of a package, "hydra-core"',
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectSettings:
     """What the image of a project has beside its packages and its code."""
@@ -47,7 +56,7 @@ class ProjectSettings:
         Meta(description="environment variables"),
     ] = field(default_factory=dict)
     build: Annotated[
-        tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?$")], ...],
+        tuple[_Package, ...],
         Meta(
             max_length=100,
             description="packages without wheels, whose source code is built in a sandbox: this runs it",
