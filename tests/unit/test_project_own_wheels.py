@@ -157,6 +157,15 @@ def test_a_wheel_for_another_python_or_platform_is_skipped(project: Workspace) -
     assert versions(project.locked("ops\n")) == {"ops": "0.9"}
 
 
+def test_the_best_wheel_of_a_version(project: Workspace) -> None:
+    """Its METADATA count; also one for a glibc that the image has, and that the resolver does not know."""
+    put(project, "many", "1.0", requires=["nowhere"])
+    sha256 = put(project, "many", "1.0", tag="cp311-cp311-manylinux_2_35_x86_64")
+    put(project, "many", "1.0", requires=["nowhere"], tag="cp311-cp311-linux_x86_64")
+    settings(project)
+    assert [wheel.sha256 for wheel in project.locked("many\n").wheels] == [sha256]
+
+
 def test_a_fixed_package_in_the_folder_is_not_used(project: Workspace) -> None:
     put(project, "torch", "2.7.1", requires=["nowhere"])
     put(project, "triton", "3.3.1", requires=["nowhere"])

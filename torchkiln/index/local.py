@@ -34,9 +34,9 @@ def merged(files: Collection[ListedFile], local: Collection[LocalWheel]) -> tupl
 
 
 def listed(wheel: LocalWheel) -> ListedFile:
-    """*wheel* as a page lists it."""
+    """*wheel*, which fits the image, as a page lists it: with tags that fit every platform."""
     return ListedFile(
-        filename=wheel.filename,
+        filename=f"{wheel.name.replace('-', '_')}-{wheel.version}-py3-none-any.whl",
         href="",
         sha256=wheel.sha256,
         size=wheel.size,

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.tags import Tag
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BadWheel, BuildFailed, Unresolvable
@@ -68,8 +67,9 @@ class PackageIndex:
         metadata, tags = Metadata(self.pages), tags_of(wanted.python, wanted.glibc)
 
         def wheel_of(pin: Pin) -> LockedWheel:
-            if own := [one for one in of_project(wanted.local, pin.name) if one.sha256 in pin.hashes]:
-                return _chosen(pin, own, tags)
+            for own in of_project(wanted.local, pin.name):
+                if own.sha256 in pin.hashes:
+                    return _of_project(own)
             files = self.pages.files(pin.name, pin.index, pin.hashes)
             file = self.pages.measure(choose(f"{pin.name} {pin.version}", files, pin.hashes, tags))
             if not file.size:
@@ -163,16 +163,13 @@ def _given_wheel(wheel: KnownWheel) -> LockedWheel:
     )
 
 
-def _chosen(pin: Pin, local: Iterable[LocalWheel], tags: Iterable[Tag]) -> LockedWheel:
-    """The best of *local*, wheels of the version of *pin* that no index has."""
-    files = [FileAt(filename=one.filename, url="", size=one.size, sha256=one.sha256) for one in local]
-    file = choose(f"{pin.name} {pin.version}", files, pin.hashes, tags)
+def _of_project(wheel: LocalWheel) -> LockedWheel:
     return LockedWheel(
-        name=pin.name,
-        version=pin.version,
-        filename=file.filename,
-        sha256=file.sha256,
-        size=file.size or 0,
+        name=wheel.name,
+        version=wheel.version,
+        filename=wheel.filename,
+        sha256=wheel.sha256,
+        size=wheel.size,
         index=Source.PROJECT,
     )
 

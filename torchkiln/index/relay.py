@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -52,6 +54,7 @@ class Relay:
         self._metadata = Metadata(pages)
         self._files: dict[str, tuple[ListedFile, str, Source]] = {}  # sha256 → file, base URL, index
         self._projects: set[tuple[str, str]] = set()
+        self._waits, self._since, self._waited = 0, 0.0, 0.0
         self._metadata_files = self._metadata_bytes = 0
         self._guard = threading.Lock()
         self._token = secrets.token_hex(16)  # other users of this machine must not use the user's credentials
@@ -115,6 +118,25 @@ class Relay:
         }
         return json.dumps(document, separators=(",", ":")).encode()
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        with self._guard:
+            if not self._waits:
+                self._since = time.monotonic()
+            self._waits += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._waits -= 1
+                if not self._waits:
+                    self._waited += time.monotonic() - self._since
+
+    def waited(self) -> float:
+        """The seconds in which METADATA of local wheels were made, which are not the resolver's."""
+        with self._guard:
+            return self._waited + (time.monotonic() - self._since if self._waits else 0.0)
+
     def _listed(self, name: str, index: Source) -> tuple[tuple[ListedFile, ...], str | None]:
         """The files on the page of *name*, and their base URL; None: *index* does not have the project."""
         try:
@@ -128,7 +150,8 @@ class Relay:
         if sha256 not in self._files:
             return None
         if sha256 in self._own_metadata:
-            return self._own_metadata[sha256]()
+            with self._waiting():
+                return self._own_metadata[sha256]()
         file, base, index = self._files[sha256]
         with self._guard:
             self._metadata_files += 1

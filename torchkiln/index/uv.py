@@ -79,7 +79,7 @@ def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
                 stderr=stderr,
             )
             try:
-                fault = watch(process, lambda: bool(relay.failures))
+                fault = watch(process, lambda: bool(relay.failures), relay.waited)
             finally:
                 process.kill()
                 process.wait()
@@ -144,10 +144,15 @@ def private_folder(store: Store) -> Iterator[Path]:
         remove_tree(folder)
 
 
-def watch(process: subprocess.Popen[bytes], failed: Callable[[], bool] = lambda: False) -> KilnError | None:
+def watch(
+    process: subprocess.Popen[bytes],
+    failed: Callable[[], bool] = lambda: False,
+    waited: Callable[[], float] = lambda: 0.0,
+) -> KilnError | None:
     """Wait for uv; returns why it was stopped, or None.
 
     :param failed: whether there is no reason to wait any longer.
+    :param waited: seconds in which uv had to wait for others; they do not count.
     """
     with suppress(OSError):
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU, CPU + 1))
@@ -162,7 +167,7 @@ def watch(process: subprocess.Popen[bytes], failed: Callable[[], bool] = lambda:
             return None
         if _resident(process.pid) > MEMORY:
             return _limit_exceeded(f"{MEMORY >> 20} MiB of memory")
-        if time.monotonic() > end:
+        if time.monotonic() > end + waited():
             return _limit_exceeded(f"{SECONDS / 60:.0f} minutes")
 
 

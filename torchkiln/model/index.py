@@ -52,7 +52,7 @@ class IndexRequest:
     keep: tuple[tuple[str, str], ...]  # (name, version) of the previous lock, kept where possible
     bound: tuple[str, ...]  # packages that come only from the index `pytorch`
     known: tuple[KnownWheel, ...] = ()  # no index is queried for these
-    local: tuple[LocalWheel, ...] = ()  # that fit the image
+    local: tuple[LocalWheel, ...] = ()  # that fit the image, at most one of each version
 
 
 def variable_of(name: str) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from torchkiln.errors import BadWheel, ConfigError, printable
+from torchkiln.index.choose import choose
 from torchkiln.model.cell import Source
-from torchkiln.model.index import LocalWheel, read_metadata
+from torchkiln.model.index import FileAt, LocalWheel, read_metadata
 from torchkiln.model.lock import LockedWheel
 from torchkiln.project.asked import Asked, FolderWheel, ProjectNeeds
 from torchkiln.project.files import target_inside
@@ -72,12 +73,14 @@ def demand_wheels_folder(folder: Path, wheels: str) -> None:
 
 
 def local_wheels(
-    needs: ProjectNeeds, folder: Path, fixed: Collection[str], python: str, tags: Collection[Tag]
+    needs: ProjectNeeds, folder: Path, fixed: Collection[str], python: str, tags: Sequence[Tag]
 ) -> tuple[tuple[LocalWheel, ...], tuple[str, ...]]:
-    """The wheels of *needs* in the project's *folder* that fit an image, and sentences about the others.
+    """The wheels of *needs* in the project's *folder* that fit an image, the best of each version.
+
+    Also sentences about those that do not fit.
 
     :param fixed: names of packages that cannot be replaced.
-    :param python: the image's, "3.11.2"; *tags*: those that it accepts.
+    :param python: the image's, "3.11.2"; *tags*: those that it accepts, best first.
     :raises ConfigError: a wheel that fits is invalid, or one that is required by path does not fit; lists
         all faults.
     """
@@ -107,7 +110,21 @@ def local_wheels(
             faults += [f"{asked.where}: {left_out[-1]}"] if asked else []
     if faults:
         raise ConfigError.of(faults, hint=_HINT)
-    return tuple(found), tuple(left_out)
+    return _best(found, tags), tuple(left_out)
+
+
+def _best(wheels: Iterable[LocalWheel], tags: Sequence[Tag]) -> tuple[LocalWheel, ...]:
+    """Of each version in *wheels* the one with the best of *tags*, or the one that is required by path."""
+    versions: dict[tuple[str, str], list[LocalWheel]] = {}
+    for wheel in wheels:
+        versions.setdefault((wheel.name, wheel.version), []).append(wheel)
+    found = []
+    for (name, version), listed in versions.items():
+        some = [wheel for wheel in listed if wheel.only] or listed
+        files = [FileAt(filename=one.filename, url="", size=one.size, sha256=one.sha256) for one in some]
+        best = choose(f"{name} {version}", files, {one.sha256 for one in some}, tags)
+        found.append(next(one for one in some if one.filename == best.filename))
+    return tuple(found)
 
 
 def _listed(folder: Path, wheels: str) -> Iterator[str]:

@@ -173,7 +173,7 @@ class Sdists:
         return LocalWheel(
             name=name,
             version=str(version),
-            filename=f"{name.replace('-', '_')}-{version}-py3-none-any.whl",  # a resolver knows wheels only
+            filename=file.filename,
             sha256=file.sha256,
             size=file.size or 0,
             requires_python=file.requires_python,

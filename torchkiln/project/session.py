@@ -108,10 +108,10 @@ def _local(
     return (*found, *at_address), left_out
 
 
-def _tags(parent: LockedCell) -> frozenset[Tag]:
-    """The tags of wheels that the image accepts."""
+def _tags(parent: LockedCell) -> tuple[Tag, ...]:
+    """The tags of wheels that the image accepts, best first."""
     cell = parent.resolution.cell
-    return frozenset(tags_of(cell.python, operating_system(cell.os).glibc))
+    return tags_of(cell.python, operating_system(cell.os).glibc)
 
 
 def _builds(previous: ProjectLock | None, upgrade: Collection[str]) -> dict[str, BuiltFrom]:

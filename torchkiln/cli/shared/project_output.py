@@ -56,6 +56,8 @@ def project_json(found: LockedProject) -> str:
         "as_of": lock.as_of,
         "moves": [codec.plain(move) for move in found.moves],
         "behind": [codec.plain(one) for one in found.behind],
+        "origins": [codec.plain(origin) for origin in lock.origins],
+        "notes": list(found.notes),
     }
     return json.dumps(values, indent=2)
 
