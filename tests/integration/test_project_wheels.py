@@ -188,6 +188,7 @@ def test_a_wheel_that_was_built_is_built_again_on_another_machine(small: Bench) 
         assert builder.asked == [("own-1.tar.gz", ("backend",))]
         small.build(lock)
     assert len(builder.asked) == 1
+    assert not list(small.store.root.glob("wheels/*/*.part"))
     assert (root_of(small) / SITE / "own/__init__.py").read_text() == "VALUE = 5\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -103,7 +103,7 @@ def wheel_at_address(asked: Asked, folder: Path, pages: Pages) -> LocalWheel:
         ) from error
 
 
-#: Builds the wheel of an origin again: see `build.sdist.rebuilt`.
+#: Builds the wheel of an origin again; returns its path in the cache: see `build.rebuilt`.
 Rebuild = Callable[[LockedWheel, Origin], Path]
 
 
@@ -142,7 +142,7 @@ class ProjectWheels:
     ) -> None:
         """See Fetcher."""
         if origin := self._built(wheel):
-            shutil.copyfile(self._rebuild(wheel, origin), path)
+            os.replace(self._rebuild(wheel, origin), path)  # the caller adopts it, as any download
             on_progress(wheel.size)
         else:
             self._of(wheel).fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
