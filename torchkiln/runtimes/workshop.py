@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -20,6 +19,7 @@ from torchkiln.errors import ToolMissing
 from torchkiln.runtimes import seccomp
 from torchkiln.runtimes.capture import Tail, receive
 from torchkiln.runtimes.rootfs import using
+from torchkiln.util.scratch import scratch
 
 _ENCLOSED = Path(__file__).with_name("enclosed.py")
 _START = "import sys; sys.path.append(sys.argv[1]); import enclosed; enclosed.main()"
@@ -65,14 +65,14 @@ def run_enclosed(job: Job) -> Ended:
     :raises ToolMissing: this host cannot create the sandbox.
     """
     limits = job.limits
-    with using(job.root), tempfile.TemporaryDirectory(prefix="torchkiln-workshop-") as scratch:
+    with using(job.root), scratch("workshop") as folder:
         spec = {
             "root": str(job.root.absolute()),
             "argv": list(job.argv),
             "env": dict(job.env),
             "binds": [(str(source.absolute()), target) for source, target in job.binds],
             "workdir": job.workdir,
-            "scratch": scratch,
+            "scratch": str(folder),
             "space": limits.space,
             "limits": _resource_limits(limits),
             "filter": seccomp.builder_program().hex(),
