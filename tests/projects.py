@@ -90,7 +90,8 @@ class Bench:
                 ProjectSource(
                     cell=self.cell,
                     lock=lock,
-                    code=read_code(self.project),
+                    code=read_code(self.project, without=[origin.path for origin in lock.origins]),
+                    folder=self.project,
                     settings=read_settings(self.project),
                 ),
                 MATRIX,

@@ -18,6 +18,7 @@ from tests.needs import tool
 from tests.servers.ubuntu_archive import UbuntuArchive, new_key, packed, run, write_suite
 from torchkiln.base.contents import inspect
 from torchkiln.model.lock import LockedBase
+from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.oci.encode import ENCODER, encode_bytes
 from torchkiln.store.store import Store
 from torchkiln.util.deb822 import paragraphs
@@ -80,7 +81,7 @@ def archive(root: Path) -> DebianArchive:
     root.mkdir(parents=True, exist_ok=True)
     home, keyring = new_key(root / "gnupg", "the test archive's key"), root / "keyring.gpg"
     run("gpg", "--batch", "--quiet", "--homedir", home, "--export", "--output", keyring)
-    return DebianArchive(folder=root / "debian", keyring=keyring, home=home)
+    return DebianArchive(system=SYSTEMS["debian12"], folder=root / "debian", keyring=keyring, home=home)
 
 
 def small_base(store: Store) -> LockedBase:

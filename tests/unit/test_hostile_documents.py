@@ -155,6 +155,15 @@ def test_a_final_newline_does_not_pass_a_pattern() -> None:
         lock_file.from_json(resealed(document))
 
 
+def test_a_wheel_that_no_index_has_is_not_in_the_lock_of_a_cell() -> None:
+    """A project's folder is no place for the packages of an image that is proved."""
+    document = json.loads(LOCK)
+    document["wheels"][0]["index"] = "project"
+    document["indexes"] = sorted({wheel["index"] for wheel in document["wheels"]})
+    with pytest.raises(Stale, match="only the lock of a project has wheels that no index has"):
+        lock_file.from_json(resealed(document))
+
+
 def test_the_layout_of_the_text_is_not_under_the_seal() -> None:
     """A checkout with other line ends, or a formatter, has no effect."""
     known = lock_file.from_json(LOCK)

@@ -14,7 +14,7 @@ from torchkiln.errors import Stale
 from torchkiln.model.cell import Source
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.project import ProjectLock
+from torchkiln.model.project import BuiltFrom, Origin, ProjectLock
 from torchkiln.project.file import from_json, to_json
 
 WHEEL = LockedWheel(
@@ -57,6 +57,28 @@ def test_a_lock_is_read_as_it_was_written_and_not_after_a_change() -> None:
     assert "sorted by name" in reason(wheels=wheels[::-1])
     torch = {**wheels[0], "name": "torch", "version": "2.7.1", "filename": "torch-2.7.1-py3-none-any.whl"}
     assert "torch is the image's" in reason(wheels=[*wheels, torch])
+
+
+def test_origins_are_those_of_the_wheels_that_no_index_has() -> None:
+    own = replace(WHEEL, index=Source.PROJECT)
+    path, url = Origin(name="datasets", path="wheels/x.whl"), Origin(name="datasets", url="https://x/x.whl")
+    built = Origin(name="datasets", built=BuiltFrom(sdist="x-1.tar.gz", sha256="3" * 64, size=1))
+    for origin in (path, url, built):
+        lock = replace(LOCK, wheels=(own,), origins=(origin,))
+        assert from_json(to_json(lock)) == lock
+    for wheel, origins, why in (
+        (own, (), "must be those of the wheels that no index has"),
+        (WHEEL, (path,), "must be those of the wheels that no index has"),
+        (own, (replace(path, name="other"),), "must be those of the wheels that no index has"),
+        (own, (replace(path, url=url.url),), "must be either a path, an address or an sdist"),
+        (own, (Origin(name="datasets"),), "must be either a path, an address or an sdist"),
+        (own, (replace(path, path="wheels/../../x.whl"),), "is not in the project's folder"),
+        (own, (replace(path, path="/srv/x.whl"),), "path"),
+        (own, (replace(url, url="file:///etc/passwd"),), "url"),
+    ):
+        with pytest.raises(Stale) as caught:
+            from_json(to_json(replace(LOCK, wheels=(wheel,), origins=origins)))
+        assert why in caught.value.message
 
 
 @FEW

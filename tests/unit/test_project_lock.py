@@ -255,7 +255,7 @@ def test_a_package_without_wheels(workspace: Workspace) -> None:
     code, messages = workspace.refused("source\n")
     assert code == 4
     assert "source" in messages
-    assert "a package without wheels needs one on the package index" in messages
+    assert 'a package without wheels needs one in a folder (wheels = "wheels"), or is built' in messages
 
 
 def test_hashes_of_the_project_are_compared(workspace: Workspace) -> None:

@@ -25,6 +25,7 @@ TOGETHER = (frozenset({"__init__", "errors"}), frozenset({"cli", "__main__"}))
 # (importer, imported) -> the reason for this exception of the order.
 UPWARD: Mapping[tuple[str, str], str] = {
     ("build/confined.py", "runtimes/sandbox.py"): "a base's Python compiles in the sandbox of the runtimes",
+    ("build/sdist.py", "runtimes/workshop.py"): "sdists are built in a sandbox of the runtimes",
     ("__init__.py", "api.py"): "the public functions are those of the package",
     ("__init__.py", "build/__init__.py"): "imported before the function of the same name",
     ("__init__.py", "lock/__init__.py"): "imported before the function of the same name",
@@ -252,6 +253,7 @@ def test_code_that_runs_in_an_image_does_not_import_torchkiln() -> None:
         *(ROOT / "smoke_tests").rglob("*.py"),
         PACKAGE / "wheel" / "compile_worker.py",
         PACKAGE / "runtimes" / "enter.py",
+        PACKAGE / "build" / "sdist_driver.py",
         PACKAGE / "smoke" / "project" / "linkage_probe.py",
     ]
     assert len(files) > 5

@@ -80,7 +80,7 @@ class Scene:
         lock: Any = (self.folder / LOCK).read_text()
         code = read_code(self.folder)
         self.reading()
-        return ProjectSource(cell=cast(Any, "cell"), lock=lock, code=code)
+        return ProjectSource(folder=self.folder, cell=cast(Any, "cell"), lock=lock, code=code)
 
     def _build(self, _: ProjectSource, before: BuiltProject | None) -> BuiltProject:
         self.building()

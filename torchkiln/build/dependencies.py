@@ -64,22 +64,10 @@ def check_metadata(locked: LockedCell, store: Store, further: Sequence[str] = ()
 
 
 def _metadata(wheel: LockedWheel, store: Store) -> WheelMetadata:
-    import zipfile
-    import zlib
+    from torchkiln.model.index import read_metadata
+    from torchkiln.wheel.metadata import metadata_in
 
-    from torchkiln.model.index import METADATA_LIMIT, read_metadata
-    from torchkiln.wheel.entries import entries
-    from torchkiln.wheel.source import WheelFile
-
-    path = store.wheel(wheel)
     try:
-        with WheelFile(path, path.stat().st_size) as file:  # checks the limits of the directory
-            (name,) = (
-                entry.name
-                for entry in entries(file, wheel.filename)
-                if entry.name.endswith(".dist-info/METADATA") and entry.name.count("/") == 1
-            )
-        with zipfile.ZipFile(path) as archive, archive.open(name) as inside:
-            return read_metadata(inside.read(METADATA_LIMIT + 1))
-    except (OSError, ValueError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        return read_metadata(metadata_in(store.wheel(wheel), wheel.filename))
+    except ValueError as error:
         raise BadWheel(wheel.filename, f"METADATA cannot be read: {error}") from error

@@ -25,7 +25,7 @@ from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.progress import Reporting
-from torchkiln.model.project import ProjectLock
+from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.project.code import ProjectCode
 from torchkiln.project.effect import Effect, effect_of
@@ -37,6 +37,7 @@ from torchkiln.project.name import demand_own_name
 from torchkiln.project.os_packages import layers_of, own_paths
 from torchkiln.project.plan import Parent, at_start, plan_project
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
+from torchkiln.project.wheel_files import ProjectWheels
 from torchkiln.store.store import Store
 from torchkiln.symbols.known import is_unread
 from torchkiln.wheel.install import Scheme
@@ -53,6 +54,7 @@ class ProjectSource:
     cell: LockedCell
     lock: ProjectLock
     code: ProjectCode
+    folder: Path
     settings: ProjectSettings = NO_SETTINGS
 
 
@@ -91,10 +93,12 @@ def build_project(
             f"{FILE} was made for another lock of {project.parent}", hint="run: torchkiln lock --project DIR"
         )
     demand_own_name(project.name, tag_of(locked.resolution), matrix)
-    _check_libraries(source, environment, final=False)
+    checking = replace(environment, fetcher=_own_wheels(source, locked, environment))
+    _check_libraries(source, checking, final=False)
     below, plan = build_planned(locked, matrix, facts, layout, environment, options=options)
-    _check_libraries(source, environment, final=True)
+    _check_libraries(source, checking, final=True)
     started, store = time.monotonic(), environment.store
+    environment = replace(environment, fetcher=_own_wheels(source, plan.locked, environment))
     parent = Parent(plan=plan, manifest=below.image.manifest)
     draft = plan_project(parent, project, code, Effect())
     with store.claim(f"builds {project.name}", build_needs(draft)):
@@ -208,6 +212,24 @@ def _with_packages(project: ProjectLock, below: ImagePlan, environment: Environm
     layers, own, environ = layers_of(below.locked), own_paths(below), environment.environ
     apt = ensure_apt(project.apt, layers, own, environment.store, environ=environ, report=report)
     return replace(project, apt=apt)
+
+
+def _own_wheels(source: ProjectSource, cell: LockedCell, environment: Environment) -> ProjectWheels:
+    """The fetcher for the wheels of the project, those that no index has among them."""
+
+    def rebuild(wheel: LockedWheel, origin: Origin) -> Path:
+        from torchkiln.build.rebuilt import rebuilt  # imported here because it loads slowly
+
+        return rebuilt(wheel, origin, cell, environment)
+
+    return ProjectWheels(
+        environment.fetcher,
+        source.folder,
+        source.lock.origins,
+        environment.store,
+        environment.environ,
+        rebuild,
+    )
 
 
 def _effect(

@@ -14,7 +14,7 @@ from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import ProjectLock
 from torchkiln.project.code import read_code
 from torchkiln.project.file import FILE, save_project
-from torchkiln.project.ready import ProjectRequest, ready_project
+from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of, ready_project
 from torchkiln.project.settings import read_settings
 from torchkiln.store.store import Store
 
@@ -46,13 +46,23 @@ def source_of(
                 f"{request.folder / FILE}: no such file: the project is not locked",
                 hint=f"run: {how_to_lock(request.cell)} --project {request.folder}",
             )
-        from torchkiln.project.session import lock_folder  # loads slowly
+        from torchkiln.build.sdist import SandboxedBuilder  # both load slowly
+        from torchkiln.project.session import lock_folder
 
-        read_code(request.folder)  # its faults are reported before a lock is made
-        found = lock_folder(request, locks, store, environ=environ, report=report)
+        needs = needs_of(
+            request.folder, fresh_parent(locks, request.cell, environ), store, request.chosen(None)
+        )
+        required = (one.path for one in needs.requirements if one.path)
+        # Its faults are reported before a lock is made.
+        read_code(request.folder, without=(*filter(None, (settings.wheels,)), *required))
+        builder = SandboxedBuilder(store=store, environ=environ, report=report)
+        found = lock_folder(request, locks, store, environ=environ, builder=builder, report=report)
         made(found, save_project(request.folder, found.lock))
         return found.lock
 
     settings = read_settings(request.folder)  # before a lock is made, too
     locked, cell = ready_project(request, locks, store, environ=environ, lock=lock)
-    return ProjectSource(cell=cell, lock=locked, code=read_code(request.folder), settings=settings)
+    # The wheels are installed: they are not copied as code, too.
+    own = (settings.wheels, *(origin.path for origin in locked.origins))
+    code = read_code(request.folder, without=tuple(filter(None, own)))
+    return ProjectSource(cell=cell, lock=locked, code=code, folder=request.folder, settings=settings)

@@ -146,8 +146,12 @@ def _check(folder: LockFolder, cells: Sequence[Cell], *, sweeping: bool) -> None
 
 
 def _lock_project(request: ProjectRequest, locks: LockFolder, *, as_json: bool) -> None:
+    from torchkiln.build.sdist import SandboxedBuilder  # loads slowly
+
+    store = open_cache()
     with LockOutput().reporting() as report:
-        found = lock_folder(request, locks, open_cache(), environ=os.environ, report=report)
+        builder = SandboxedBuilder(store=store, report=report)
+        found = lock_folder(request, locks, store, environ=os.environ, builder=builder, report=report)
     show_project(found)
     path = save_project(request.folder, found.lock)
     say(f"wrote {path}")

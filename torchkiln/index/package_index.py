@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from packaging.requirements import Requirement
@@ -15,6 +15,8 @@ from torchkiln.errors import BadWheel, BuildFailed, Unresolvable
 from torchkiln.index.choose import choose, newest_of, tags_of
 from torchkiln.index.dates import uploaded_before
 from torchkiln.index.download import Downloads
+from torchkiln.index.listing import ListedFile
+from torchkiln.index.local import excludes_index, merged, of_project
 from torchkiln.index.metadata import Metadata
 from torchkiln.index.pages import Pages
 from torchkiln.index.remote_wheel import metadata_of
@@ -22,7 +24,7 @@ from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
 from torchkiln.model.cell import OwnFile, Source
-from torchkiln.model.index import FileAt, IndexRequest, KnownWheel, variable_of
+from torchkiln.model.index import FileAt, IndexRequest, KnownWheel, LocalWheel, variable_of
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 
@@ -65,6 +67,9 @@ class PackageIndex:
         metadata, tags = Metadata(self.pages), tags_of(wanted.python, wanted.glibc)
 
         def wheel_of(pin: Pin) -> LockedWheel:
+            for own in of_project(wanted.local, pin.name):
+                if own.sha256 in pin.hashes:
+                    return _of_project(own)
             files = self.pages.files(pin.name, pin.index, pin.hashes)
             file = self.pages.measure(choose(f"{pin.name} {pin.version}", files, pin.hashes, tags))
             if not file.size:
@@ -91,8 +96,12 @@ class PackageIndex:
         :raises Unresolvable: the index does not have the project.
         :raises BuildFailed: the page cannot be read.
         """
-        files, _ = uploaded_before(self.pages, name, Source.DEFAULT, wanted.as_of)
-        return newest_of(files, allowed, wanted.python, tags_of(wanted.python, wanted.glibc))
+        local = of_project(wanted.local, name)
+        files: tuple[ListedFile, ...] = ()
+        if not excludes_index(local):
+            with suppress(Unresolvable) if local else nullcontext():
+                files, _ = uploaded_before(self.pages, name, Source.DEFAULT, wanted.as_of)
+        return newest_of(merged(files, local), allowed, wanted.python, tags_of(wanted.python, wanted.glibc))
 
     def own(self, file: OwnFile) -> LockedWheel:
         """*file*, which is on no index, downloaded and verified.
@@ -151,6 +160,17 @@ def _given_wheel(wheel: KnownWheel) -> LockedWheel:
         sha256=wheel.sha256,
         size=0,
         index=Source.PYTORCH,
+    )
+
+
+def _of_project(wheel: LocalWheel) -> LockedWheel:
+    return LockedWheel(
+        name=wheel.name,
+        version=wheel.version,
+        filename=wheel.filename,
+        sha256=wheel.sha256,
+        size=wheel.size,
+        index=Source.PROJECT,
     )
 
 

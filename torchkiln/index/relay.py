@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -21,11 +23,13 @@ from packaging.utils import canonicalize_name
 from torchkiln.errors import BuildFailed, KilnError, Unresolvable
 from torchkiln.index.dates import uploaded_before
 from torchkiln.index.listing import ListedFile
+from torchkiln.index.local import excludes_index, merged, of_project
 from torchkiln.index.metadata import Metadata
 from torchkiln.index.pages import Pages
 from torchkiln.index.read_page import release_files
 from torchkiln.index.session import TOTAL
 from torchkiln.model.cell import Source
+from torchkiln.model.index import LocalWheel
 
 PROJECTS = 1_000  # pages that a resolver may request; a cell has 130 packages, one with vllm 230
 FILES = 300_000  # on all pages together; a cell has 64,000, one with vllm 164,000
@@ -36,16 +40,21 @@ _TEXT = 200  # characters of a field in a page for uv
 
 
 class Relay:
-    """The server, while its context lasts; thread-safe, as uv sends requests in parallel."""
+    """The server, while its context lasts; thread-safe, as uv sends requests in parallel.
 
-    def __init__(self, pages: Pages, *, as_of: str) -> None:
+    :param local: wheels that no index has.
+    """
+
+    def __init__(self, pages: Pages, *, as_of: str, local: Collection[LocalWheel] = ()) -> None:
         self.failures: list[Exception] = []  # in order
         self.missing: dict[str, Unresolvable] = {}  # projects that their index does not have
         self.left_out: dict[str, tuple[str, ...]] = {}  # project → files that uv does not see, with reasons
-        self._pages, self._as_of = pages, as_of
+        self._pages, self._as_of, self._local = pages, as_of, local
+        self._own_metadata = {wheel.sha256: wheel.metadata for wheel in local}
         self._metadata = Metadata(pages)
         self._files: dict[str, tuple[ListedFile, str, Source]] = {}  # sha256 → file, base URL, index
         self._projects: set[tuple[str, str]] = set()
+        self._waits, self._since, self._waited = 0, 0.0, 0.0
         self._metadata_files = self._metadata_bytes = 0
         self._guard = threading.Lock()
         self._token = secrets.token_hex(16)  # other users of this machine must not use the user's credentials
@@ -89,16 +98,15 @@ class Relay:
             self._projects.add((name, index.value))
             if len(self._projects) > PROJECTS:
                 raise _limit_exceeded(f"{name}: the requirements lead to more than {PROJECTS} projects")
-        try:
-            with self._pages.session.deadlines.within(TOTAL):
-                old, base = uploaded_before(self._pages, name, index, self._as_of)
-        except Unresolvable as error:
-            self.missing[name] = error
+        local = of_project(self._local, name)
+        old, base = ((), "") if excludes_index(local) else self._listed(name, index)
+        if base is None and not local:
             return None
-        files, left_out = release_files(old, name)
+        listed, left_out = release_files(old, name)
+        files = merged(listed, local)
         self.left_out[name] = tuple(f"{file}: {why}" for file, why in left_out.items())
         with self._guard:
-            self._files |= {file.sha256: (file, base, index) for file in files}
+            self._files |= {file.sha256: (file, base or "", index) for file in files}
             if len(self._files) > FILES:
                 raise _limit_exceeded(f"{name}: the requirements lead to more than {FILES} files")
         folder = f"/{self._token}/files"
@@ -110,9 +118,40 @@ class Relay:
         }
         return json.dumps(document, separators=(",", ":")).encode()
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        with self._guard:
+            if not self._waits:
+                self._since = time.monotonic()
+            self._waits += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._waits -= 1
+                if not self._waits:
+                    self._waited += time.monotonic() - self._since
+
+    def waited(self) -> float:
+        """The seconds in which METADATA of local wheels were made, which are not the resolver's."""
+        with self._guard:
+            return self._waited + (time.monotonic() - self._since if self._waits else 0.0)
+
+    def _listed(self, name: str, index: Source) -> tuple[tuple[ListedFile, ...], str | None]:
+        """The files on the page of *name*, and their base URL; None: *index* does not have the project."""
+        try:
+            with self._pages.session.deadlines.within(TOTAL):
+                return uploaded_before(self._pages, name, index, self._as_of)
+        except Unresolvable as error:
+            self.missing[name] = error
+            return (), None
+
     def _beside(self, sha256: str) -> bytes | None:
         if sha256 not in self._files:
             return None
+        if sha256 in self._own_metadata:
+            with self._waiting():
+                return self._own_metadata[sha256]()
         file, base, index = self._files[sha256]
         with self._guard:
             self._metadata_files += 1

@@ -62,7 +62,10 @@ def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
     if wanted.bound:
         pages.settings.url(Source.PYTORCH)
     uv = find_uv()
-    with private_folder(pages.store) as folder, Relay(pages, as_of=wanted.as_of) as relay:
+    with (
+        private_folder(pages.store) as folder,
+        Relay(pages, as_of=wanted.as_of, local=wanted.local) as relay,
+    ):
         for name, text in files(wanted, relay.url(Source.PYTORCH)).items():
             (folder / name).write_text(text)
         messages = folder / "stderr.txt"
@@ -76,7 +79,7 @@ def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
                 stderr=stderr,
             )
             try:
-                fault = watch(process, lambda: bool(relay.failures))
+                fault = watch(process, lambda: bool(relay.failures), relay.waited)
             finally:
                 process.kill()
                 process.wait()
@@ -141,10 +144,15 @@ def private_folder(store: Store) -> Iterator[Path]:
         remove_tree(folder)
 
 
-def watch(process: subprocess.Popen[bytes], failed: Callable[[], bool] = lambda: False) -> KilnError | None:
+def watch(
+    process: subprocess.Popen[bytes],
+    failed: Callable[[], bool] = lambda: False,
+    waited: Callable[[], float] = lambda: 0.0,
+) -> KilnError | None:
     """Wait for uv; returns why it was stopped, or None.
 
     :param failed: whether there is no reason to wait any longer.
+    :param waited: seconds in which uv had to wait for others; they do not count.
     """
     with suppress(OSError):
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU, CPU + 1))
@@ -159,7 +167,7 @@ def watch(process: subprocess.Popen[bytes], failed: Callable[[], bool] = lambda:
             return None
         if _resident(process.pid) > MEMORY:
             return _limit_exceeded(f"{MEMORY >> 20} MiB of memory")
-        if time.monotonic() > end:
+        if time.monotonic() > end + waited():
             return _limit_exceeded(f"{SECONDS / 60:.0f} minutes")
 
 

@@ -47,7 +47,7 @@ def environment(folder: str, default_url: str) -> dict[str, str]:
     return {
         "UV_DEFAULT_INDEX": default_url,
         "UV_HTTP_RETRIES": "0",  # the relay retries
-        "UV_HTTP_TIMEOUT": "900",  # and has its own time limits
+        "UV_HTTP_TIMEOUT": "86400",  # and has its own time limits; a build of METADATA may take minutes
         "UV_CONCURRENT_DOWNLOADS": "16",
         "UV_NO_ENV_FILE": "1",
         "NO_PROXY": "*",

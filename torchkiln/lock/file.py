@@ -183,6 +183,8 @@ def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
     without_size = [(wheel["name"], wheel["index"]) for wheel in document["wheels"] if "size" not in wheel]
     if without_size != [(name, Source.PYTORCH.value) for name in document.get("by_record", ())]:
         yield "by_record: must list the wheels of PyTorch's index that have no size"
+    if own := [wheel["name"] for wheel in document["wheels"] if wheel["index"] == Source.PROJECT.value]:
+        yield f"wheels: {', '.join(own)}: only the lock of a project has wheels that no index has"
     yield from _component_faults(document, seen)
     yield from _device_code_faults(document)
     if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):

@@ -46,6 +46,7 @@ class Source(str, Enum):
     DEFAULT = "default-index"
     PYTORCH = "pytorch"
     OWN = "own"  # no index: the location that the user sets for a component's files
+    PROJECT = "project"  # no index: see `ProjectLock.origins`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

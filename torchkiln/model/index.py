@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from email.parser import BytesHeaderParser
 
@@ -27,6 +27,20 @@ class KnownWheel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LocalWheel:
+    """A wheel that no index has, among those that may be chosen. Of its version it is preferred to theirs."""
+
+    name: str  # normalized
+    version: str
+    filename: str
+    sha256: str  # hex
+    size: int
+    requires_python: str
+    metadata: Callable[[], bytes] = field(repr=False)  # METADATA; called if a resolver needs them
+    only: bool = False  # no other file of this package may be chosen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class IndexRequest:
     """The requirements of one environment."""
 
@@ -38,6 +52,7 @@ class IndexRequest:
     keep: tuple[tuple[str, str], ...]  # (name, version) of the previous lock, kept where possible
     bound: tuple[str, ...]  # packages that come only from the index `pytorch`
     known: tuple[KnownWheel, ...] = ()  # no index is queried for these
+    local: tuple[LocalWheel, ...] = ()  # that fit the image, at most one of each version
 
 
 def variable_of(name: str) -> str:

@@ -20,6 +20,39 @@ _SET = {"uniqueItems": True}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltFrom:
+    """What a wheel was built from, in a sandbox of the image's base."""
+
+    sdist: fields.FileName  # on the default index
+    sha256: fields.Sha256  # of the sdist
+    size: fields.Bytes
+    requires: Annotated[tuple[LockedWheel, ...], Meta(max_length=1000)] = ()  # for the build, by name
+    reproducible: bool = False  # a second build gave the same bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where the wheel of one package comes from, if no index has it: a file, an address, or an sdist."""
+
+    name: fields.Name
+    path: Annotated[
+        str,
+        Meta(
+            pattern=r"^[^/\u0000-\u001f\u007f-\u009f]+(/[^/\u0000-\u001f\u007f-\u009f]+)*$",
+            max_length=1000,
+            description="a file in the project's folder",
+        ),
+    ] = ""
+    url: Annotated[str, Meta(pattern=r"^https?://[!-~]+$", max_length=2000, description="its address")] = ""
+    built: BuiltFrom | None = None
+
+    @property
+    def text(self) -> str:
+        """The file or the address."""
+        return self.path or self.url or (self.built.sdist if self.built else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectLock:
     """The packages of a project on the image of one cell, by hash."""
 
@@ -46,4 +79,5 @@ class ProjectLock:
     # libraries that its packages may lack, packages whose libraries may lack any; sorted
     may_lack: Annotated[tuple[fields.FileName, ...], Meta(max_length=100, extra_json_schema=_SET)] = ()
     apt: LockedApt | None = None  # the OS packages that it adds
+    origins: Annotated[tuple[Origin, ...], Meta(max_length=5000)] = ()  # of wheels that no index has, by name
     untrusted: bool = False

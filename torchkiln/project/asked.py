@@ -19,6 +19,13 @@ class Asked:
     where: str  # "requirements.txt:3"
     hashes: tuple[str, ...] = ()  # hex sha256 of the files that may be used; (): every file
     by_name: bool = True  # False: a lock file pins it, and it may be a dependency of another package
+    path: str = ""  # of the wheel in the project's folder that is required, "wheels/own-1.0-py3-none-any.whl"
+    url: str = ""  # of the wheel that is required; `hashes` has its sha256
+
+    @property
+    def by_file(self) -> bool:
+        """Whether one file is required, and no other of its package."""
+        return bool(self.path or self.url)
 
     @property
     def requirement(self) -> Requirement:
@@ -29,6 +36,22 @@ class Asked:
     def name(self) -> str:
         """The normalized name of the package."""
         return canonicalize_name(self.requirement.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderWheel:
+    """A wheel in the folder of a project."""
+
+    path: str  # relative to the folder, "wheels/own-1.0-py3-none-any.whl"
+    name: str  # normalized
+    version: str
+    sha256: str
+    size: int
+
+    @property
+    def filename(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +66,9 @@ class ProjectNeeds:
     is_lock: bool = False  # the source pins every package, also dependencies
     apt: tuple[str, ...] = ()  # OS packages, "git-lfs=3.3.0-1"; sorted
     choice: Choice = NO_CHOICE  # the requirements include those of these extras and groups
+    wheels: str = ""  # the setting: a folder in the project's with wheels that may be chosen
+    own: tuple[FolderWheel, ...] = ()  # those in it, and those that the requirements name by path
+    build: tuple[str, ...] = ()  # the setting: normalized names of packages whose sdists may be built
 
 
 def hashes_of(asked: Iterable[Asked]) -> dict[str, frozenset[str]]:

@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,16 +52,17 @@ class ProjectCode:
         return sum(len(file.data) for file in self.files)
 
 
-def read_code(folder: Path) -> ProjectCode:
+def read_code(folder: Path, without: Collection[str] = ()) -> ProjectCode:
     """The code in *folder*; modes are 0755 if the owner may execute, else 0644.
 
+    :param without: files and folders that are left out, relative to *folder*.
     :raises ConfigError: there are too many files or bytes, or some cannot be in an image or look like
         secrets; all of these are listed.
     :raises ToolMissing: it is a git checkout, and git is not installed.
     """
     if not folder.is_dir():
         raise ConfigError(f"--project {folder}: not a folder", hint="name the folder of the project")
-    by_git, paths = in_checkout(folder), code_paths(folder)
+    by_git, paths = in_checkout(folder), code_paths(folder, without)
     plain: set[str] = set()
     found = {path: status for path in sorted(paths) if (status := _status(folder, path, plain))}
     if not found:
@@ -73,15 +74,21 @@ def read_code(folder: Path) -> ProjectCode:
     return _read(folder, found, paths, by_git=by_git)
 
 
-def code_paths(folder: Path) -> dict[str, bool]:
+def code_paths(folder: Path, without: Collection[str] = ()) -> dict[str, bool]:
     """The paths of the code in *folder*, and whether git tracks each; some may not exist any more.
 
+    :param without: files and folders that are not code.
     :raises ConfigError: git refuses the repository.
     :raises ToolMissing: it is a git checkout, and git is not installed.
     """
     listed = dict(_checkout(folder, "") if in_checkout(folder) else _walk(folder))
     layouts = tuple(path[: -len("oci-layout")] for path in listed if path.endswith("/oci-layout"))
-    return {path: tracked for path, tracked in listed.items() if not path.startswith(layouts)}
+    apart = (*layouts, *(f"{path}/" for path in without))
+    return {
+        path: tracked
+        for path, tracked in listed.items()
+        if not path.startswith(apart) and path not in without
+    }
 
 
 def _checkout(folder: Path, below: str) -> Iterator[tuple[str, bool]]:

@@ -13,6 +13,7 @@ from msgspec import Meta
 from torchkiln.errors import Stale
 from torchkiln.lock.file import wheel_faults
 from torchkiln.model import fields
+from torchkiln.model.cell import Source
 from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.project import ProjectLock
 from torchkiln.project.files import LIMIT
@@ -36,7 +37,7 @@ class _Envelope:
 _ENVELOPE = ("schema", "seal")
 _ORDER = (
     *("schema", "name", "parent", "parent_lock", "as_of", "inputs", "untrusted", "extras", "groups"),
-    *("requirements", "removed", "may_lack", "wheels", "apt", "seal"),
+    *("requirements", "removed", "may_lack", "wheels", "origins", "apt", "seal"),
 )
 
 
@@ -130,8 +131,21 @@ def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
     debs = [deb["name"] for deb in document.get("apt", {}).get("debs", ())]
     if debs != sorted(set(debs)):
         yield "apt: debs: must be sorted by name, each name once"
+    yield from _origin_faults(document)
     if "torch" in names:
         yield "wheels: torch is the image's, and cannot be in the lock of a project"
+
+
+def _origin_faults(document: Mapping[str, Any]) -> Iterator[str]:
+    origins = document.get("origins", [])
+    own = [wheel["name"] for wheel in document["wheels"] if wheel["index"] == Source.PROJECT.value]
+    if own != [origin["name"] for origin in origins]:
+        yield "origins: must be those of the wheels that no index has"
+    for number, origin in enumerate(origins):
+        if len(origin) != 2:
+            yield f"origins[{number}]: must be either a path, an address or an sdist"
+        if {".", ".."} & {*origin.get("path", "").split("/")}:
+            yield f"origins[{number}]: {shown(origin['path'])} is not in the project's folder"
 
 
 def _field(value: Any) -> str:

@@ -17,14 +17,25 @@ def read_inside(root: Path, path: Path, limit: int = LIMIT) -> bytes:
     :raises ValueError: it cannot be read, is longer than *limit*, or is not in *root*.
     """
     try:
+        return read_file(target_inside(root, path), limit, follow=False)
+    except OSError as error:
+        raise ValueError(error.strerror or "cannot be read") from None
+
+
+def target_inside(root: Path, path: Path) -> Path:
+    """The file or folder to which *path* leads, without links.
+
+    :raises ValueError: there is none, or it is not in *root*.
+    """
+    try:
         target = path.resolve(strict=True)
-        if not target.is_relative_to(root.resolve()):
-            raise ValueError("not a file in the project's folder")
-        return read_file(target, limit, follow=False)
     except OSError as error:
         raise ValueError(error.strerror or "cannot be read") from None
     except RuntimeError:  # Python 3.10 to 3.12: links that lead to each other
         raise ValueError("a link to itself") from None
+    if not target.is_relative_to(root.resolve()):
+        raise ValueError("not a file in the project's folder")
+    return target
 
 
 class Lines:

@@ -77,7 +77,13 @@ def movable(
             else:
                 kept.append(one)
             continue
-        if _includes(requirement.specifier, wheel.version):
+        if one.by_file:
+            faults.append(
+                f"{one.where}: {one.path or one.text}: the image has {one.name} {wheel.version}, which"
+                " is fixed"
+            )
+            hints.append(f"require {one.name} without a file")
+        elif _includes(requirement.specifier, wheel.version):
             if (pin := _pin(requirement.specifier)) and Version(pin) != Version(wheel.version):
                 ignored.append(Ignored(name=one.name, version=pin, where=one.where))
             if requirement.extras:  # their packages are needed

@@ -29,11 +29,21 @@ def outdated(lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> str:
         return "made for other OS packages than apt in the settings has now"
     if lock.inputs != inputs_digest(needs, parent):
         return f"made from other requirements than {needs.source} has now"
+    if changed := _changed(lock, needs):
+        return f"made with another file {changed} than there is now"
     before = {wheel.name: wheel.version for wheel in parent.wheels}
     names = {wheel.name for wheel in lock.wheels}
     if fixed := sorted(names & fixed_wheels(parent.wheels).keys()):
         return f"replaces packages that are fixed in {tag}: {', '.join(fixed)}"
     return "" if {*lock.removed} == names & before.keys() else f"replaces other packages than {tag} has"
+
+
+def _changed(lock: ProjectLock, needs: ProjectNeeds) -> str:
+    """The first locked file of the project's folder that is there with other bytes; "" if there is none."""
+    present = {wheel.path: wheel.sha256 for wheel in needs.own}
+    locked = {wheel.name: wheel.sha256 for wheel in lock.wheels}
+    paths = ((origin.path, locked[origin.name]) for origin in lock.origins)
+    return next((path for path, sha256 in paths if present.get(path, sha256) != sha256), "")
 
 
 def require_fresh_project(folder: Path, lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> None:

@@ -14,7 +14,7 @@ def inputs_digest(needs: ProjectNeeds, cell: LockedCell) -> Digest:
     """The digest of what the project's files, the image and the rules determine."""
 
     def form(asked: Asked) -> list[object]:
-        return [asked.text, sorted(asked.hashes)]
+        return [asked.text, sorted(asked.hashes), *filter(None, (asked.path, asked.url))]
 
     choice = needs.choice
     return digest_of_json(
@@ -25,9 +25,11 @@ def inputs_digest(needs: ProjectNeeds, cell: LockedCell) -> Digest:
             "constraints": [form(asked) for asked in needs.constraints],
             "requires_python": needs.requires_python,
             "parent": lock_digest(cell),
-            # Left out if empty, so that locks from before there was a choice stay fresh.
+            # Left out if empty, so that locks from before there were these stay fresh.
             **({"extras": choice.extras} if choice.extras else {}),
             **({"groups": choice.groups} if choice.groups else {}),
             **({"apt": needs.apt} if needs.apt else {}),
+            **({"wheels": needs.wheels} if needs.wheels else {}),
+            **({"build": needs.build} if needs.build else {}),
         }
     )

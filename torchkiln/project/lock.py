@@ -7,7 +7,7 @@ where the project's requirements allow that; new packages are as new as if all o
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from packaging.specifiers import SpecifierSet
@@ -18,10 +18,10 @@ from torchkiln.lock.file import lock_digest
 from torchkiln.lock.request import kept_versions
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Source
-from torchkiln.model.index import IndexRequest, KnownWheel
+from torchkiln.model.index import IndexRequest, KnownWheel, LocalWheel
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
-from torchkiln.model.project import ProjectLock
+from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.project.asked import Asked, ProjectNeeds, hashes_of
 from torchkiln.project.fixed import constraints_of, fixed_wheels, movable
 from torchkiln.project.inputs import inputs_digest
@@ -77,9 +77,9 @@ class LockedProject:
     source: str  # the file with the requirements
     moves: tuple[Move, ...]
     behind: tuple[Behind, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences
     yanked: tuple[tuple[str, str, str], ...] = ()  # name, version and reason of yanked wheels
     unread: tuple[str, ...] = ()  # what the check of the libraries needs, and the build will have
-    notes: tuple[str, ...] = ()  # warnings about its OS packages
 
 
 def lock_project(
@@ -88,10 +88,12 @@ def lock_project(
     index: ProjectIndex,
     versions: ProjectVersions,
     *,
+    local: tuple[LocalWheel, ...] = (),
     untrusted: Collection[Source] = (),
 ) -> LockedProject:
     """The lock of the project with *needs* on the image *parent*.
 
+    :param local: the wheels that may be chosen beside those of the index.
     :param untrusted: the untrusted indexes; the lock is marked if it uses one.
     :raises ConfigError: the project excludes the image's Python or one of its fixed packages.
     :raises Unresolvable: its requirements conflict with each other or with the fixed packages.
@@ -102,7 +104,7 @@ def lock_project(
     fixed = fixed_wheels(cell.wheels)
     requirements, ignored = movable(needs, _applying(needs.requirements, cell), fixed, parent.torches)
     constraints, more = movable(needs, _applying(needs.constraints, cell), fixed, parent.torches)
-    wanted = _request(requirements, constraints, parent, versions.as_of)
+    wanted = replace(_request(requirements, constraints, parent, versions.as_of), local=local)
     own = tuple(asked.text for asked in requirements)
     settler = Settler(index=index, parent=cell, own=own, kept=versions.kept)
     try:
@@ -111,7 +113,8 @@ def lock_project(
         if not needs.is_lock:
             pins, old = newest_possible(requirements, pins, wanted, settler)
         before = {wheel.name: wheel for wheel in cell.wheels}
-        moved = [pin for pin in pins if pin.name not in before or before[pin.name].version != pin.version]
+        by_file = {one.name for one in requirements if one.by_file}
+        moved = [pin for pin in pins if _moves(pin, before.get(pin.name), by_file=pin.name in by_file)]
         if wrong := sorted(pin.name for pin in moved if pin.name in fixed):
             raise BuildFailed(f"{tag}: the resolver replaced fixed packages: {', '.join(wrong)}")
         wheels = index.locked(moved, wanted)
@@ -119,7 +122,8 @@ def lock_project(
         raise Unresolvable(
             f"{needs.name}: {needs.source} cannot be installed in {tag}: {error.message}",
             hint=f"change the requirements in {needs.source}, or choose another --torch; a package without"
-            " wheels needs one on the package index",
+            ' wheels needs one in a folder (wheels = "wheels"), or is built from its code in a sandbox'
+            ' (build = ["NAME"]): see docs/projects.md',
         ) from error
     now = before | {wheel.name: wheel for wheel in wheels}
     _require_hashes(requirements, now)
@@ -134,6 +138,7 @@ def lock_project(
         groups=needs.choice.groups,
         wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
         removed=tuple(sorted(wheel.name for wheel in wheels if wheel.name in before)),
+        origins=_origins(wheels, needs),
         untrusted=bool({wheel.index for wheel in wheels} & {*untrusted}),
     )
     via = {pin.name: pin.via for pin in pins}
@@ -142,6 +147,29 @@ def lock_project(
         source=needs.source,
         moves=moves_of(lock, cell.wheels, asked=requirements, via=via, ignored=(*ignored, *more)),
         behind=old,
+    )
+
+
+def _moves(pin: Pin, before: LockedWheel | None, *, by_file: bool) -> bool:
+    """Whether *pin* replaces *before*, the image's wheel of the package, or is new."""
+    if before is None or before.version != pin.version:
+        return True
+    return by_file and before.sha256 not in pin.hashes
+
+
+def _origins(wheels: Iterable[LockedWheel], needs: ProjectNeeds) -> tuple[Origin, ...]:
+    """Where those of *wheels* come from that no index has; without what they are built from."""
+    addresses = {one.name: one.url for one in needs.requirements if one.url}
+    required = {one.path for one in needs.requirements if one.path}
+    # A wheel that is required by path may also be in the folder of the setting.
+    ordered = sorted(needs.own, key=lambda wheel: wheel.path in required)
+    paths = {wheel.sha256: wheel.path for wheel in ordered}
+    return tuple(
+        Origin(name=wheel.name, path=paths[wheel.sha256])
+        if wheel.sha256 in paths
+        else Origin(name=wheel.name, url=addresses.get(wheel.name, ""))
+        for wheel in sorted(wheels, key=lambda wheel: wheel.name)
+        if wheel.index is Source.PROJECT
     )
 
 

@@ -152,6 +152,7 @@ def _config(
 
 def _facts(parent: Parent, project: ProjectLock, started: tuple[str, ...]) -> Mapping[str, Any]:
     """The contents of /etc/torchkiln/project.json: what the image has beside its parent."""
+    origins = {origin.name: origin.text for origin in project.origins}
     return {
         "schema": SCHEMA,
         "name": project.name,
@@ -159,7 +160,13 @@ def _facts(parent: Parent, project: ProjectLock, started: tuple[str, ...]) -> Ma
         "as_of": project.as_of,
         "requirements": list(project.requirements),
         "wheels": [
-            {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in project.wheels
+            {
+                "name": wheel.name,
+                "version": wheel.version,
+                "sha256": wheel.sha256,
+                **({"from": origins[wheel.name]} if wheel.name in origins else {}),
+            }
+            for wheel in project.wheels
         ],
         "removed": list(project.removed),
         **({"apt": _apt_facts(project.apt)} if project.apt else {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -12,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError, Stale
 from torchkiln.project.asked import ProjectNeeds
+from torchkiln.project.by_file import wheel_required
 from torchkiln.project.choice import NO_CHOICE, Choice
 from torchkiln.project.files import Lines
 from torchkiln.project.optional import optional_requirements
@@ -84,7 +86,7 @@ def needs_of_uv_lock(
     named = {asked.name for asked in project.requirements}
     found = RequirementLines()
     for _, line in logical_lines(exported(project.name, lock)):
-        package = re.split(r"[\s=@;\[]", line.removeprefix("-e "), maxsplit=1)[0]
+        package = _package_of(line)
         where = lines.package(package)
         if line.startswith("-"):
             found.refuse(f"{where}: {line[:200]}: editable packages cannot be locked")
@@ -99,6 +101,15 @@ def needs_of_uv_lock(
         is_lock=True,
         choice=project.choice,
     )
+
+
+def _package_of(line: str) -> str:
+    """The package that *line* of uv's export requires."""
+    text = line.removeprefix("-e ")
+    with suppress(ValueError):
+        if wheel := wheel_required(text.partition(" --hash")[0].strip()):
+            return Requirement(wheel.text).name
+    return re.split(r"[\s=@;\[]", text, maxsplit=1)[0]
 
 
 def requires_python(file: Pyproject) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.freshness import require_fresh
 from torchkiln.model.cell import Cell
@@ -16,6 +18,7 @@ from torchkiln.project.asked import ProjectNeeds
 from torchkiln.project.choice import NO_CHOICE, Choice, choice_of
 from torchkiln.project.file import load_project
 from torchkiln.project.freshness import require_fresh_project
+from torchkiln.project.own_wheels import with_own_wheels
 from torchkiln.project.read import read_project
 from torchkiln.project.settings import read_settings
 from torchkiln.project.target import environment_of
@@ -78,7 +81,10 @@ def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO
         return _exported(name, lock, store, choice)
 
     needs = read_project(folder, environment_of(parent.base.python), by_uv, choice)
-    return replace(needs, apt=tuple(sorted(read_settings(folder).apt)))
+    settings = read_settings(folder)
+    build = tuple(sorted({canonicalize_name(name) for name in settings.build}))
+    needs = replace(needs, apt=tuple(sorted(settings.apt)), build=build)
+    return with_own_wheels(needs, folder, settings.wheels, store)
 
 
 @lru_cache(maxsize=1)  # `build --watch` asks after each change of the code

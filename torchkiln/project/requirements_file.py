@@ -15,6 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from torchkiln.errors import ConfigError
 from torchkiln.index.settings import redact_text
 from torchkiln.project.asked import Asked
+from torchkiln.project.by_file import wheel_required
 from torchkiln.project.files import read_inside
 from torchkiln.util.strict_json import text_of
 
@@ -33,9 +34,10 @@ _PATH = re.compile(r"(\.|/|~|file:)|.*(\.whl|\.tar\.gz|\.zip)(\[.*\])?\s*$|[^\s;
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 _BUILD = (
-    "build a wheel of source code (python -m pip wheel --no-deps), put it on a package index, and require it"
-    " by name"
+    "build a wheel of source code (python -m pip wheel --no-deps), put it into a folder in the project's, and"
+    " require it by path: ./wheels/NAME.whl"
 )
+_FOLDER = 'name a folder of wheels in torchkiln.toml: wheels = "wheels"'
 _INDEX = "the index is that of pip's or uv's configuration: PIP_INDEX_URL or UV_DEFAULT_INDEX"
 _CORRECT = "correct the lines"
 # option -> what is wrong with it, and what to do
@@ -45,7 +47,7 @@ _REFUSED = {
         ("-i", "--index-url", "--extra-index-url", "--no-index", "--trusted-host"),
         ("a project cannot choose the index", _INDEX),
     ),
-    **dict.fromkeys(("-f", "--find-links"), ("folders of wheels are not used", _INDEX)),
+    **dict.fromkeys(("-f", "--find-links"), ("folders of wheels are not named here", _FOLDER)),
     "--pre": ("pre-releases are not used", "name a pre-release in its requirement: NAME==2.0rc1"),
     "--no-binary": ("only wheels can be locked", _CORRECT),
 }
@@ -75,12 +77,11 @@ class RequirementLines:
             wrong = [value for value in hashes if not _SHA256.fullmatch(value)]
             if wrong and len(wrong) == len(hashes):
                 raise _Unsupported(f"{wrong[0][:80]}: only sha256:<64 hex digits> is supported as hash")
-            requirement = _requirement(text, constraint=constraint)
+            kept = tuple(found[1] for value in hashes if (found := _SHA256.fullmatch(value)))
+            asked = _asked(text, kept, where, constraint=constraint, by_name=by_name)
         except _Unsupported as error:
             self.refuse(f"{where}: {redact_text(str(error))}", error.advice)
             return
-        kept = tuple(found[1] for value in hashes if (found := _SHA256.fullmatch(value)))
-        asked = Asked(text=str(requirement), where=where, hashes=kept, by_name=by_name)
         (self.constraints if constraint else self.requirements).append(asked)
 
     def require_sound(self) -> None:
@@ -183,10 +184,10 @@ class _Unsupported(ValueError):
         self.advice = advice
 
 
-def _requirement(text: str, *, constraint: bool) -> Requirement:
-    """*text*, parsed.
+def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, by_name: bool) -> Asked:
+    """The requirement *text*.
 
-    :raises _Unsupported: it is not a requirement of a package on an index.
+    :raises _Unsupported: it cannot be locked.
     """
     shown = text[:200]
     if len(text) > _LONGEST:
@@ -195,13 +196,39 @@ def _requirement(text: str, *, constraint: bool) -> Requirement:
         raise _Unsupported(f"{shown}: environment variables are not replaced")
     if re.search(r"\s--?[A-Za-z]", text):
         raise _Unsupported(f"{shown}: of the options of a requirement only --hash is supported")
+    try:
+        wheel = wheel_required(text)
+    except ValueError as error:
+        raise _Unsupported(f"{shown}: {error}") from None
+    if wheel is None:
+        requirement = _requirement(text, constraint=constraint)
+        return Asked(text=str(requirement), where=where, hashes=hashes, by_name=by_name)
+    if constraint:
+        raise _Unsupported(f"{shown}: a constraint cannot be a file")
+    allowed = (*hashes, *filter(None, (wheel.sha256,)))
+    if wheel.url and len({*allowed}) != 1:
+        raise _Unsupported(
+            f"{shown}: a wheel at an address needs one sha256", "add it: https://…/NAME.whl#sha256=<64 hex>"
+        )
+    requirement = _requirement(wheel.text, constraint=False)
+    return Asked(
+        text=str(requirement), where=where, hashes=allowed, by_name=by_name, path=wheel.path, url=wheel.url
+    )
+
+
+def _requirement(text: str, *, constraint: bool) -> Requirement:
+    """*text*, parsed.
+
+    :raises _Unsupported: it is not a requirement of a package on an index.
+    """
+    shown = text[:200]
     if _URL.match(text):
         raise _Unsupported(f"{shown}: {_kind(text)} cannot be locked", _BUILD)
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
         if _PATH.match(text):
-            raise _Unsupported(f"{shown}: local files cannot be locked", _BUILD) from None
+            raise _Unsupported(f"{shown}: of local files only wheels can be locked", _BUILD) from None
         raise _Unsupported(f"{shown}: not a requirement: {str(error).splitlines()[0][:200]}") from None
     if requirement.url:
         raise _Unsupported(f"{shown}: {_kind(requirement.url)} cannot be locked", _BUILD)
@@ -213,4 +240,4 @@ def _requirement(text: str, *, constraint: bool) -> Requirement:
 
 def _kind(url: str) -> str:
     is_repository = url.lower().startswith(("git+", "hg+", "svn+", "bzr+"))
-    return "source code of a repository" if is_repository else "files at an address"
+    return "source code of a repository" if is_repository else "source code at an address"

@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
-from torchkiln.errors import BadWheel, BuildFailed, Stale
+from packaging.tags import Tag
+
+from torchkiln.errors import BadWheel, BuildFailed, Stale, Unresolvable
+from torchkiln.index.choose import tags_of
 from torchkiln.index.download import Downloads
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.lock.choice import record_of
 from torchkiln.lock.folder import LockFolder
+from torchkiln.lock.request import kept_versions
 from torchkiln.lock.session import date_of
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution
-from torchkiln.model.index import KnownWheel
-from torchkiln.model.lock import LockedWheel
+from torchkiln.model.index import KnownWheel, LocalWheel
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.operating_system import operating_system
 from torchkiln.model.progress import UNREPORTED, Reporting
-from torchkiln.model.project import ProjectLock
+from torchkiln.model.project import BuiltFrom, ProjectLock
 from torchkiln.plan.load import plan_locked
+from torchkiln.project.asked import ProjectNeeds
 from torchkiln.project.file import load_project
+from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.libraries import require_fitting, require_known, still_known
 from torchkiln.project.lock import LockedProject, Parent, ProjectVersions, lock_project
 from torchkiln.project.name import demand_own_name
 from torchkiln.project.os_packages import kept_packages, with_packages
+from torchkiln.project.own_wheels import demand_wheels_folder, from_index, local_wheels
 from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
+from torchkiln.project.sdists import SdistBuilder, Sdists
+from torchkiln.project.target import applies, environment_of
+from torchkiln.project.wheel_files import keep_own_wheels, wheel_at_address
 from torchkiln.store.store import Store
 from torchkiln.symbols.known import is_unread
 from torchkiln.util.sizes import size
 
 _MOST_FETCHED = 512 << 20  # bytes of wheels that are downloaded before a build
 _STREAMS = 6
+
+_SKIPPED = 5  # most wheels that a message names
 
 
 def lock_folder(
@@ -40,10 +54,12 @@ def lock_folder(
     store: Store,
     *,
     environ: Mapping[str, str],
+    builder: SdistBuilder,
     report: Reporting = UNREPORTED,
 ) -> LockedProject:
     """Lock a project; nothing is written. Versions of its present lock are kept unless upgraded.
 
+    :param builder: builds sdists that the project's settings name.
     :raises ConfigError: the project's files are wrong, exclude the image's Python or torch, or its name is
         that of another image.
     :raises Stale: the cell is not locked, or its lock is stale; or uv.lock is.
@@ -60,22 +76,34 @@ def lock_folder(
     index = open_index(environ, store)
     unchanged = previous and previous.inputs == inputs_digest(needs, parent) and not request.upgrade
     date = previous.as_of if previous and unchanged and request.as_of is None else date_of(request.as_of)
+    demand_wheels_folder(request.folder, needs.wheels)
+    own, left_out = _local(needs, request.folder, parent, index)
+    known = _builds(previous, request.upgrade)
+    sdists = Sdists(index, parent, builder, as_of=date, known=known)
+    offered = tuple(sdists.local(needs.build, own, _tags(parent)))
     settings = index.pages.settings
     record = record_of(
         resolution, locks.facts, by_record=bool(parent.by_record), pytorch_url=settings.pytorch_url
     )
-    found = lock_project(
-        needs,
-        Parent(
-            lock=parent,
-            bound=locks.bound,
-            known=(*record.known, *_own_wheels(resolution, index)),
-            torches=_torches(locks, request.cell),
-        ),
-        index,
-        ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),
-        untrusted=settings.untrusted,
-    )
+    try:
+        found = lock_project(
+            needs,
+            Parent(
+                lock=parent,
+                bound=locks.bound,
+                known=(*record.known, *_own_wheels(resolution, index)),
+                torches=_torches(locks, request.cell),
+            ),
+            index,
+            ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),
+            local=(*own, *offered),
+            untrusted=settings.untrusted,
+        )
+    except Unresolvable as error:
+        more = "".join(f"\nskipped: {line}" for line in left_out[:_SKIPPED])
+        raise Unresolvable(f"{error.message}{more}", hint=error.hint) from error
+    found = replace(found, lock=sdists.finish(found.lock), notes=from_index(found.lock.wheels, own))
+    keep_own_wheels(found.lock, request.folder, index.pages)
     lock = _with_allowed(found.lock, request, previous)
     _fetch(lock.wheels, index, report.say)
     unread = require_fitting(lock, parent, store)
@@ -126,6 +154,33 @@ def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex, say: Callable[[st
 
     with ThreadPoolExecutor(_STREAMS) as pool:
         list(pool.map(fetch, missing))
+
+
+def _local(
+    needs: ProjectNeeds, folder: Path, parent: LockedCell, index: PackageIndex
+) -> tuple[tuple[LocalWheel, ...], tuple[str, ...]]:
+    """The wheels of *needs* that no index has and that fit the image, and sentences about the others."""
+    python, fixed = parent.base.python, fixed_wheels(parent.wheels).keys()
+    found, left_out = local_wheels(needs, folder, fixed, python, _tags(parent))
+    at_address = (
+        wheel_at_address(one, folder, index.pages)
+        for one in needs.requirements
+        if one.url and applies(one.requirement, environment_of(python))
+    )
+    return (*found, *at_address), left_out
+
+
+def _tags(parent: LockedCell) -> tuple[Tag, ...]:
+    """The tags of wheels that the image accepts, best first."""
+    cell = parent.resolution.cell
+    return tags_of(cell.python, operating_system(cell.os).glibc)
+
+
+def _builds(previous: ProjectLock | None, upgrade: Collection[str]) -> dict[str, BuiltFrom]:
+    """The builds of *previous* of packages that are not upgraded, by the sdist's sha256."""
+    kept = kept_versions(previous, upgrade)
+    origins = previous.origins if previous else ()
+    return {one.built.sha256: one.built for one in origins if one.built and one.name in kept}
 
 
 def _previous(request: ProjectRequest) -> ProjectLock | None:

@@ -34,6 +34,15 @@ _Variable = Annotated[
 ]
 
 
+_Package = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?$",
+        description='the name of a package, "hydra-core"',
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectSettings:
     """What the image of a project has beside its packages and its code."""
@@ -54,6 +63,21 @@ class ProjectSettings:
         tuple[fields.Line, ...],
         Meta(max_length=200, description="the project's own test, which `smoke --project` runs"),
     ] = ()
+    build: Annotated[
+        tuple[_Package, ...],
+        Meta(
+            max_length=100,
+            description="packages without wheels, whose source code is built in a sandbox: this runs it",
+        ),
+    ] = ()
+    wheels: Annotated[
+        str,
+        Meta(
+            pattern=r"^[^/\u0000-\u001f\u007f-\u009f]+(/[^/\u0000-\u001f\u007f-\u009f]+)*$",
+            max_length=1000,
+            description='a folder in the project\'s with wheels that may be chosen, "wheels"',
+        ),
+    ] = ""
 
 
 NO_SETTINGS = ProjectSettings()
@@ -138,6 +162,8 @@ def _faults(document: Mapping[str, Any]) -> Iterator[str]:
     names = [text.partition("=")[0] for text in document.get("apt", ())]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"apt: {name} is there twice"
+    if {".", ".."} & {*document.get("wheels", "").split("/")}:
+        yield f"wheels: {document['wheels']!r} is not a folder in the project's: write it without . and .."
     for key in ("command", "test"):
         if document.get(key, [""])[0].startswith("-"):
             yield f"{key}: {document[key][0]!r} is an option, not a program"

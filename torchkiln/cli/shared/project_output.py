@@ -8,7 +8,9 @@ from typing import Any
 from torchkiln.cli.shared.lock_output import say, warn_of_yanked
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import printable
+from torchkiln.index.settings import redact
 from torchkiln.model.apt import LockedApt
+from torchkiln.model.project import Origin
 from torchkiln.model.untrusted import USES
 from torchkiln.project.choice import choice_of
 from torchkiln.project.lock import LockedProject
@@ -38,6 +40,8 @@ def show_project(found: LockedProject) -> None:
         say(f"warning: {printable(note)}")
     for one in found.behind:
         say(_warning(one))
+    for origin in lock.origins:
+        say(f"{origin.name} is {_origin(origin)}")
     if found.unread:
         say(
             f"{lock.name}: the build will check whether the libraries of these packages fit the image; not in"
@@ -63,6 +67,8 @@ def project_json(found: LockedProject) -> str:
         "unchecked": list(found.unread),
         **({"apt": [codec.plain(package) for package in lock.apt.packages]} if lock.apt else {}),
         "behind": [codec.plain(one) for one in found.behind],
+        "origins": [codec.plain(origin) for origin in lock.origins],
+        "notes": list(found.notes),
     }
     return json.dumps(values, indent=2)
 
@@ -78,6 +84,13 @@ def _packages(apt: LockedApt) -> str:
         *([f"in the image already: {', '.join(there)}"] if there else []),
     ]
     return f"OS packages: {', and '.join(parts)} ({apt.size / 1e6:.1f} MB)"
+
+
+def _origin(origin: Origin) -> str:
+    if origin.built is None:
+        return origin.path or redact(origin.url)
+    kept = "" if origin.built.reproducible else "; warning: not reproducible: a second build gave other bytes"
+    return f"built from {origin.built.sdist}{kept}"
 
 
 def _row(move: Move) -> tuple[str, str, str, str]:

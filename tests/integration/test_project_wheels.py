@@ -1,0 +1,230 @@
+"""Own wheels of a project in its image: by hash from the folder or the cache, and not in the code again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.planned import FACTS, MATRIX
+from tests.projects import NAME, SITE, Bench, bench
+from tests.sdists import sdist
+from tests.unit.test_project_code import paths
+from tests.unpublished import locked_wheel
+from tests.wheels import make_wheel
+from torchkiln.build.project_source import source_of
+from torchkiln.errors import BadWheel, BuildFailed
+from torchkiln.lock.folder import LockFolder
+from torchkiln.lock.lock import inputs_digest as cell_inputs
+from torchkiln.lock.lock import save
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.project import BuiltFrom, Origin, ProjectLock
+from torchkiln.oci.layout import open_layout
+from torchkiln.oci.unpack import LayerBlob, unpack
+from torchkiln.project import code
+from torchkiln.project.file import save_project
+from torchkiln.project.inputs import inputs_digest
+from torchkiln.project.ready import ProjectRequest, needs_of
+from torchkiln.project.sdists import BuiltSdist
+
+PATH = "wheels/own-1-py3-none-any.whl"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Bench:
+    return bench(tmp_path)
+
+
+def put(small: Bench, text: bytes = b"VALUE = 1\n", folder: str = "wheels") -> Path:
+    """The wheel of own 1 in the project's folder, and not on the index."""
+    return make_wheel(small.project / folder, "own", "1", {"own/__init__.py": text})
+
+
+def locked(small: Bench, wheel: Path) -> ProjectLock:
+    """The lock of the project with *wheel*, a file of its folder."""
+    found = small.lock(wheel)
+    (one,) = found.wheels
+    path = wheel.relative_to(small.project).as_posix()
+    own = (replace(one, index=Source.PROJECT),)
+    return replace(found, wheels=own, origins=(Origin(name="own", path=path),))
+
+
+def root_of(small: Bench) -> Path:
+    image = open_layout(small.layout).image(NAME)
+    layers = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
+    unpack(layers, small.folder / "unpacked")
+    return small.folder / "unpacked"
+
+
+def forget(small: Bench) -> None:
+    """As on another machine: the cache has neither wheels nor their layers."""
+    for kind in ("wheels/*/*", "records/layers/*", "records/effects/*"):
+        for path in small.store.root.glob(kind):
+            path.unlink()
+
+
+def test_the_folders_file_is_installed(small: Bench) -> None:
+    built = small.build(locked(small, put(small)))
+
+    root = root_of(small)
+    assert (root / SITE / "own/__init__.py").read_text() == "VALUE = 1\n"
+    assert small.index.fetched.count("own-1-py3-none-any.whl") == 0
+    facts = json.loads((root / "etc/torchkiln/project.json").read_text())
+    (wheel,) = facts["wheels"]
+    assert (wheel["name"], wheel["from"]) == ("own", PATH)
+    assert built.effect.removed == ()
+
+
+def test_the_cache_has_it_when_the_folder_has_it_no_more(small: Bench) -> None:
+    wheel = put(small)
+    lock = locked(small, wheel)
+    first = small.build(lock).built.image.manifest
+    wheel.unlink()
+    for path in small.store.root.glob("records/layers/*"):
+        path.unlink()
+    assert small.build(lock).built.image.manifest == first
+
+
+def test_another_or_no_file_is_refused(small: Bench) -> None:
+    """Each message says what to do; the image keeps its former contents."""
+    wheel = put(small)
+    lock = locked(small, wheel)
+    small.build(lock)
+    forget(small)
+    wheel.unlink()
+    with pytest.raises(BuildFailed) as missing:
+        small.build(lock)
+    assert (
+        f"{PATH}: No such file or directory, and the cache does not have this wheel" in missing.value.message
+    )
+    assert "lock the project again" in missing.value.hint
+
+    put(small, b"VALUE = 2\n")
+    with pytest.raises(BuildFailed) as other:
+        small.build(lock)
+    assert f"{PATH}: checksum mismatch" in other.value.message
+    assert "in the folder" in other.value.message
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(small: Bench) -> None:
+    """The bytes that are installed are compared, not those of an earlier look."""
+    wheel = put(small)
+    lock = locked(small, wheel)
+    known = lock.wheels[0].sha256
+    put(small, b"VALUE = 3\n")
+    with (
+        patch("torchkiln.project.wheel_files.digest_of", lambda _path, _store: (known, 1)),
+        pytest.raises(BadWheel) as caught,
+    ):
+        small.build(lock)
+    assert "mismatch" in caught.value.reason
+    assert NAME not in open_layout(small.layout).refs()
+
+
+def test_a_link_out_of_the_folder_is_not_followed(small: Bench) -> None:
+    wheel = put(small)
+    lock = locked(small, wheel)
+    wheel.rename(small.folder / "elsewhere.whl")
+    wheel.symlink_to(small.folder / "elsewhere.whl")
+    with pytest.raises(BuildFailed) as caught:
+        small.build(lock)
+    assert f"{PATH}: not a file in the project's folder" in caught.value.message
+
+
+class Builder:
+    """In place of `SandboxedBuilder`: its wheel has *text*."""
+
+    def __init__(self, small: Bench, text: bytes) -> None:
+        self.small, self.text = small, text
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def again(self, sdist: LockedWheel, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
+        store = self.small.store
+        assert all(map(store.has_wheel, (sdist, *requires)))
+        self.asked.append((sdist.filename, tuple(wheel.name for wheel in requires)))
+        made = make_wheel(self.small.folder / "made", "own", "1", {"own/__init__.py": self.text})
+        wheel = replace(locked_wheel(made), index=Source.PROJECT)
+        temporary = store.temporary("made")
+        temporary.write_bytes(made.read_bytes())
+        store.adopt(temporary, store.wheel(wheel))
+        return BuiltSdist(wheel=wheel, metadata=b"", requires=requires)
+
+
+def test_a_wheel_that_was_built_is_built_again_on_another_machine(small: Bench) -> None:
+    """From the locked sdist, with the locked build requirements; other bytes are refused."""
+    backend = small.wheel("backend", "1", "backend.py")
+    filename, data = sdist({"pyproject.toml": ""}, "own", "1")
+    small.index.files[filename] = data
+    made = make_wheel(small.folder / "made", "own", "1", {"own/__init__.py": b"VALUE = 5\n"})
+    lock = small.lock(made)
+    built = BuiltFrom(
+        sdist=filename,
+        sha256=hashlib.sha256(data).hexdigest(),
+        size=len(data),
+        requires=(locked_wheel(backend),),
+        reproducible=True,
+    )
+    lock = replace(
+        lock,
+        wheels=(replace(lock.wheels[0], index=Source.PROJECT),),
+        origins=(Origin(name="own", built=built),),
+    )
+    other = Builder(small, b"VALUE = 6\n")
+    with (
+        patch("torchkiln.build.rebuilt.SandboxedBuilder", lambda **_: other),
+        pytest.raises(BuildFailed) as caught,
+    ):
+        small.build(lock)
+    assert "own-1.tar.gz: the wheel that was built has sha256 " in caught.value.message
+
+    builder = Builder(small, b"VALUE = 5\n")
+    with patch("torchkiln.build.rebuilt.SandboxedBuilder", lambda **_: builder):
+        small.build(lock)
+        assert builder.asked == [("own-1.tar.gz", ("backend",))]
+        small.build(lock)
+    assert len(builder.asked) == 1
+    assert not list(small.store.root.glob("wheels/*/*.part"))
+    assert (root_of(small) / SITE / "own/__init__.py").read_text() == "VALUE = 5\n"
+
+
+def source(small: Bench, settings: str, requirements: str) -> code.ProjectCode:
+    """The code of the project with these files, whose lock is fresh."""
+    (small.project / "torchkiln.toml").write_text(settings)
+    (small.project / "requirements.txt").write_text(requirements)
+    images = small.folder / "images"
+    locks = LockFolder(images, MATRIX, FACTS)
+    cell = replace(small.cell, inputs=cell_inputs(small.cell.resolution, locks.bound))
+    save(images, cell)
+    small.cell = cell
+    (wheel,) = (
+        path for folder in ("wheels", "vendor") for path in (small.project / folder).glob("own-*.whl")
+    )
+    needs = needs_of(small.project, cell, small.store)
+    lock = replace(locked(small, wheel), name=needs.name, inputs=inputs_digest(needs, cell))
+    save_project(small.project, lock)
+    request = ProjectRequest(folder=small.project, cell=cell.resolution.cell)
+    return source_of(request, locks, small.store, environ={}, made=lambda *_: None).code
+
+
+@pytest.mark.parametrize(
+    ("folder", "settings", "requirements"),
+    [
+        ("wheels", 'wheels = "wheels"\n', "own\n"),
+        ("vendor", "", "./vendor/own-1-py3-none-any.whl\n"),
+    ],
+)
+def test_the_code_does_not_have_the_wheels_again(
+    small: Bench, monkeypatch: pytest.MonkeyPatch, folder: str, settings: str, requirements: str
+) -> None:
+    """They do not count as code, either."""
+    put(small, folder=folder)
+    if folder == "wheels":
+        (small.project / folder / "big-1-py3-none-any.whl").write_bytes(b"0" * 5000)
+    monkeypatch.setattr(code, "MOST_BYTES", 1500)
+    found = paths(source(small, settings, requirements))
+    assert found == ["requirements.txt", "torchkiln.lock.json", "torchkiln.toml", "train.py"]

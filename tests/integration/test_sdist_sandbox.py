@@ -1,0 +1,227 @@
+"""Sdists are built in a sandbox: what a backend can reach, its limits, and what is accepted of its answer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.needs import needs_namespaces
+from tests.planned import locked
+from tests.sdists import files_of, host_root, run_on_host, sdist
+from tests.servers.index_server import wheel_bytes
+from torchkiln.build import sdist as building
+from torchkiln.build.sdist import SandboxedBuilder
+from torchkiln.errors import BuildFailed
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.project.sdists import BuiltSdist
+from torchkiln.runtimes.workshop import Job, Limits
+from torchkiln.store.store import Store
+
+pytestmark = needs_namespaces
+NO_ZIP = """
+def build_wheel(folder, *_):
+    with open(folder + "/tool-1.0-py3-none-any.whl", "w") as file:
+        file.write("x")
+    return "tool-1.0-py3-none-any.whl"
+"""
+
+
+class Scene:
+    """A cache, a cell whose base is this host, and an sdist."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(folder / "cache")
+        self.cell: LockedCell = locked()
+        (folder / "root").mkdir()
+        root = host_root(folder / "root")
+        self.builder = SandboxedBuilder(store=self.store, root=lambda _: root)
+        self.asked: list[tuple[str, ...]] = []
+        self.wheels: dict[str, LockedWheel] = {}
+
+    def put(self, filename: str, data: bytes, name: str, version: str = "1.0") -> LockedWheel:
+        """A file in the cache."""
+        found = LockedWheel(
+            name=name,
+            version=version,
+            filename=filename,
+            sha256=hashlib.sha256(data).hexdigest(),
+            size=len(data),
+            index=Source.DEFAULT,
+        )
+        temporary = self.store.temporary("put")
+        temporary.write_bytes(data)
+        self.store.adopt(temporary, self.store.wheel(found))
+        return found
+
+    def resolve(self, texts: tuple[str, ...]) -> tuple[LockedWheel, ...]:
+        self.asked.append(texts)
+        return tuple(self.wheels[text] for text in texts)
+
+    def build(self, files: dict[str, str], limits: Limits | None = None) -> BuiltSdist:
+        builder = replace(self.builder, limits=limits) if limits else self.builder
+        return builder.build(self.put(*sdist(files), "tool"), self.cell, self.resolve)
+
+    def refused(self, files: dict[str, str], limits: Limits | None = None) -> BuildFailed:
+        with pytest.raises(BuildFailed) as caught:
+            self.build(files, limits)
+        assert caught.value.message.startswith("tool-1.0.tar.gz: ")
+        return caught.value
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr(building, "run_enclosed", run_on_host)
+    return Scene(tmp_path)
+
+
+def test_the_wheel_of_an_sdist(scene: Scene) -> None:
+    """It is in the cache; a second build gives the same bytes."""
+    made = scene.build(files_of(needs="attrs>=1"))
+
+    assert (made.wheel.name, made.wheel.version, made.wheel.index) == ("tool", "1.0", Source.PROJECT)
+    data = scene.store.wheel(made.wheel).read_bytes()
+    assert hashlib.sha256(data).hexdigest() == made.wheel.sha256
+    assert b"Requires-Dist: attrs>=1" in made.metadata
+    source = scene.put(*sdist(files_of(needs="attrs>=1")), "tool")
+    assert scene.builder.same(source, scene.cell, made)
+    assert scene.builder.again(source, scene.cell, ()).wheel == made.wheel
+    assert not list((scene.store.root / "tmp").glob("*-sdist"))
+
+
+def test_build_requirements_are_installed(scene: Scene) -> None:
+    """Those of pyproject.toml, then those that the backend adds, with their programs."""
+    helper = wheel_bytes("helper", "2.0", payload=b"VALUE = 'from helper'\n")
+    late = wheel_bytes("late", "3.0", payload=b"VALUE = 'from late'\n")
+    scene.wheels = {"helper": scene.put(*helper, "helper", "2.0"), "late>=3": scene.put(*late, "late", "3.0")}
+    code = "\nimport helper\ndef extra():\n    import late\n    return '#' + helper.VALUE + late.VALUE\n"
+    made = scene.build(files_of(requires='["helper"]', more='["late>=3"]', code=code))
+
+    assert scene.asked == [("helper",), ("helper", "late>=3")]
+    assert [wheel.name for wheel in made.requires] == ["helper", "late"]
+    assert b"from helperfrom late" in scene.store.wheel(made.wheel).read_bytes()
+
+
+def test_a_build_that_is_not_reproducible(scene: Scene) -> None:
+    files = files_of(code="\nimport uuid\ndef extra():\n    return '#' + str(uuid.uuid4())\n")
+    made = scene.build(files)
+    assert not scene.builder.same(scene.put(*sdist(files), "tool"), scene.cell, made)
+
+
+def test_the_environment_is_fixed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "canary-77")
+    code = "\nprint(sorted(os.environ), os.environ['SOURCE_DATE_EPOCH'], os.getuid())\nraise SystemExit(3)\n"
+    message = scene.refused(files_of(code=code)).message
+    assert "its build failed (exit 3)" in message
+    assert "] 315532800 65534" in message
+    assert "SECRET_TOKEN" not in message
+
+
+ATTEMPTS = {
+    "network": "import socket; s = socket.socket(); s.settimeout(2); s.connect(('127.0.0.1', {port}))",
+    "write to the root": "open('/marker', 'w')",
+    "write to the image": "open('/usr/marker', 'w')",
+    "write to the sdist": "open('/in/wheels/x', 'w')",
+    "the host's files": "open('{host}/canary')",
+    "become root": "os.setuid(0)",
+    "a namespace of users": "assert C.unshare(0x10000000) == 0",
+    "a clone with a namespace": "assert C.syscall(56, 0x10000000 | 17, 0, 0, 0, 0) >= 0",
+    "mount": "assert C.mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0",
+    "kill a process of the host": "os.kill({pid}, 0)",
+    "the memory of processes": "assert C.syscall(310, os.getpid(), 0, 0, 0, 0, 0) == 0",
+    "keys": "assert C.syscall(250, 0, -3, 0) > 0",
+    "any call that makes namespaces": "assert C.unshare(0) == 0",
+}
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_a_hostile_backend_reaches_nothing(scene: Scene, tmp_path: Path, attempt: str) -> None:
+    (tmp_path / "canary").write_text("secret")
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        there.listen()
+        line = ATTEMPTS[attempt].format(port=there.getsockname()[1], host=tmp_path, pid=os.getpid())
+        code = f"\nimport ctypes, os\nC = ctypes.CDLL(None)\ntry:\n    {line}\n    print('done')\n"
+        code += "except (AssertionError, OSError):\n    print('failed')\nraise SystemExit(4)\n"
+        message = scene.refused(files_of(code=code)).message
+    assert message.endswith("\nfailed")
+    assert not (tmp_path / "root/marker").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "what"),
+    [
+        ("while True: pass", Limits(seconds=2), "2 seconds"),
+        ("import os\nwhile True: os.write(answer, b'x' * 65536)", Limits(output=1 << 20), "1 MiB of output"),
+        (
+            "data = []\nwhile True: data.append(b'x' * (1 << 20))",
+            Limits(memory=200 << 20),
+            "200 MiB of memory",
+        ),
+    ],
+)
+def test_a_build_without_end_is_stopped(scene: Scene, code: str, limits: Limits, what: str) -> None:
+    body = "\n".join(f"    {line}" for line in code.splitlines())
+    lead = "\ndef build_wheel(*_):\n    answer = 3\n"
+    message = scene.refused(files_of(code=f"{lead}{body}\n"), limits).message
+    assert f"its build was stopped: it used more than {what}" in message
+
+
+def test_what_it_writes_is_limited(scene: Scene) -> None:
+    code = (
+        "\ndef build_wheel(*_):\n    for name in 'abcd':\n        open(name, 'wb').write(b'x' * (3 << 20))\n"
+    )
+    message = scene.refused(files_of(code=code), Limits(space=8 << 20)).message
+    assert "No space left on device" in message
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (files_of("other"), "a wheel that is refused: it is of other"),
+        (files_of(version="2.0"), "a wheel that is refused: its version is 2.0"),
+        (files_of(code="\nTAG = 'cp39-cp39-win_amd64'\n"), "it is not for the image's Python and Linux"),
+        (files_of(code="\ndef build_wheel(*_):\n    return '../../in/driver.py'\n"), "its build failed"),
+        (files_of(code=NO_ZIP), "is refused: "),
+        (files_of(code="\ndef build_wheel(f, *_):\n    open(f + '/a', 'w')\n    return 'a'\n"), "no wheel"),
+        ({"pyproject.toml": "[build-system]\nrequires = 3\n"}, "requires is not a list of texts"),
+        ({"pyproject.toml": "[build-system"}, "not valid TOML"),
+        (files_of(requires='["x @ https://x.invalid/x.whl"]'), "x, which it requires to be built, is a file"),
+        (files_of(more='["x @ file:///etc"]'), "x, which it requires to be built, is a file"),
+        ({"setup.py": "raise SystemExit('gcc: command not found')"}, "its build failed"),
+    ],
+)  # fmt: skip
+def test_what_is_no_wheel_of_the_sdist_is_refused(scene: Scene, files: dict[str, str], why: str) -> None:
+    scene.wheels = {"setuptools>=40.8.0": scene.put(*wheel_bytes("setuptools", "80"), "setuptools", "80")}
+    assert why in scene.refused(files).message
+    assert not [path for path in scene.store.root.glob("wheels/*/*.whl") if path.name.startswith("tool")]
+
+
+def test_a_missing_compiler_has_a_hint(scene: Scene) -> None:
+    code = "\ndef build_wheel(*_):\n    raise SystemExit(\"error: command 'g++' failed: No such file\")\n"
+    error = scene.refused(files_of(code=code))
+    assert "use --flavor devel" in error.hint
+    assert "use --flavor devel" not in scene.refused(files_of(code="\nraise SystemExit('no')\n")).hint
+
+
+def test_a_build_requirement_that_is_not_listed_has_a_hint(scene: Scene) -> None:
+    assert "it imports torch, but does not say" in scene.refused(files_of(code="\nimport torch\n")).hint
+
+
+def test_an_sdist_that_leaves_its_folder_is_contained(scene: Scene, tmp_path: Path) -> None:
+    """It is unpacked in the sandbox only."""
+    scene.refused({"../../../marker": "x", **files_of()})
+    assert not list(tmp_path.rglob("marker"))
+
+
+def test_the_command_sees_only_its_own_processes(tmp_path: Path) -> None:
+    command = "ls /proc | grep -c '^[0-9]'; cat /sys/* 2> /dev/null | wc -c"
+    job = Job(root=host_root(tmp_path), argv=("/bin/sh", "-c", command), env={"PATH": "/usr/bin"})
+    processes, system = run_on_host(job).output.split()
+    assert processes in (b"3", b"4")
+    assert system == b"0"

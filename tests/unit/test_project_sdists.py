@@ -1,0 +1,277 @@
+"""Sdists in the lock of a project: which are offered, built and kept; the builder is a fake."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.sdists import files_of, sdist
+from tests.servers.index_server import IndexServer, metadata_of, wheel_bytes
+from tests.unit.test_project_lock import OLD, PROJECTS, Workspace, versions
+from torchkiln.build import sdist as building
+from torchkiln.errors import BuildFailed
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.project import ProjectLock
+from torchkiln.project import sdists
+from torchkiln.project.build_system import BuildSystem, build_requirements, build_system
+from torchkiln.project.file import FILE, from_json, to_json
+from torchkiln.project.sdists import BuiltSdist, Resolve
+from torchkiln.store.store import Store
+
+
+@dataclass
+class FakeBuilder:
+    """Makes a wheel with the METADATA that `requires` has for the package; notes what it builds."""
+
+    store: Store
+    requires: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    system: tuple[str, ...] = ("backend",)
+    built: list[str] = field(default_factory=list)
+    reproducible: bool = True
+
+    def build(self, sdist: LockedWheel, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
+        assert self.store.has_wheel(sdist)
+        self.built.append(f"{sdist.name} {sdist.version}")
+        requires = resolve(self.system)
+        payload = ",".join(wheel.version for wheel in requires).encode()
+        more = self.requires.get(sdist.name, ())
+        filename, data = wheel_bytes(sdist.name, sdist.version, requires=more, payload=payload)
+        wheel = replace(
+            sdist,
+            filename=filename,
+            sha256=hashlib.sha256(data).hexdigest(),
+            size=len(data),
+            index=Source.PROJECT,
+        )
+        temporary = self.store.temporary("fake")
+        temporary.write_bytes(data)
+        self.store.adopt(temporary, self.store.wheel(wheel))
+        return BuiltSdist(wheel=wheel, metadata=metadata_of(data), requires=requires)
+
+    def same(self, sdist: LockedWheel, cell: LockedCell, built: BuiltSdist) -> bool:
+        return self.reproducible
+
+
+class Scene(Workspace):
+    """A workspace whose index has sdists."""
+
+    builder: FakeBuilder
+
+    def put(self, name: str, version: str, **details: Any) -> str:
+        """Add an sdist to the index; returns its sha256."""
+        filename, data = sdist(files_of(name, version), name, version)
+        self.server.files["default", name, filename] = data
+        self.server.dates[filename] = OLD
+        return hashlib.sha256(data).hexdigest()
+
+    def settings(self, text: str) -> None:
+        (self.folder / "torchkiln.toml").write_text(text)
+
+    def locked(self, requirements: str, *arguments: str) -> ProjectLock:
+        self.builder.built.clear()
+        with patch.object(building, "SandboxedBuilder", lambda **_: self.builder):
+            return super().locked(requirements, *arguments)
+
+    def fails(self, requirements: str) -> tuple[int, str]:
+        (self.folder / "requirements.txt").write_text(requirements)
+        with patch.object(building, "SandboxedBuilder", lambda **_: self.builder):
+            code, _, messages = self.lock()
+        return code, messages
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with IndexServer() as server:
+        for (name, version), requires in PROJECTS.items():
+            server.add("default", name, version, requires=requires, date=OLD)
+        server.add("default", "backend", "1.0", date=OLD)
+        found = Scene(server, tmp_path_factory.mktemp("sdists"))
+        assert found.run("--as-of", "2026-11-25")[0] == 0
+        yield found
+
+
+@pytest.fixture
+def scene(cell: Scene, tmp_path: Path) -> Scene:
+    cell.folder = tmp_path / "trial"
+    cell.folder.mkdir()
+    cell.environ["TORCHKILN_CACHE"] = str(tmp_path / "cache")
+    cell.builder = FakeBuilder(Store(tmp_path / "cache"))
+    return cell
+
+
+def test_an_sdist_of_a_dependency_is_built(scene: Scene) -> None:
+    """The resolver chooses its version; what the wheel requires is locked, too."""
+    for version in ("4.9.1", "4.9.3", "4.10"):
+        scene.put("runtime", version)
+    scene.server.add("default", "omega", "1.0", requires=["runtime==4.9.*"], date=OLD)
+    scene.builder.requires["runtime"] = ("attrs",)
+    scene.settings('build = ["Runtime"]\n')
+    found = scene.locked("omega\n")
+
+    assert versions(found) == {"attrs": "1.0", "omega": "1.0", "runtime": "4.9.3"}
+    assert scene.builder.built == ["runtime 4.9.3"]
+    (origin,) = found.origins
+    assert origin.built is not None
+    assert (origin.name, origin.built.sdist, origin.built.reproducible) == (
+        "runtime",
+        "runtime-4.9.3.tar.gz",
+        True,
+    )
+    assert [(wheel.name, wheel.version) for wheel in origin.built.requires] == [("backend", "1.0")]
+    wheel = next(wheel for wheel in found.wheels if wheel.name == "runtime")
+    assert wheel.sha256 != origin.built.sha256
+    assert scene.builder.store.has_wheel(wheel)
+    assert from_json(to_json(found)) == found
+    assert scene.lock("--check")[0] == 0
+
+
+def test_only_what_is_named_is_built(scene: Scene) -> None:
+    scene.put("unnamed", "1.0")
+    code, messages = scene.fails("unnamed\n")
+    assert code == 4
+    assert 'is built from its code in a sandbox (build = ["NAME"])' in messages
+    assert scene.builder.built == []
+    scene.settings('build = ["other"]\n')
+    assert scene.fails("unnamed\n")[0] == 4
+    assert scene.builder.built == []
+
+
+def test_a_version_with_a_wheel_is_not_built(scene: Scene) -> None:
+    """A wheel for another Python is none; own wheels count."""
+    scene.put("both", "2.0")
+    scene.server.add("default", "both", "2.0", date=OLD)
+    scene.put("both", "1.0")
+    scene.server.add("default", "both", "1.0", tag="cp39-cp39-win_amd64", date=OLD)
+    scene.settings('build = ["both"]\nwheels = "wheels"\n')
+    (scene.folder / "wheels").mkdir()
+    assert scene.locked("both\n").origins == ()
+    assert scene.builder.built == []
+    (scene.folder / FILE).unlink()
+    assert versions(scene.locked("both<2\n")) == {"both": "1.0"}
+    assert scene.builder.built == ["both 1.0"]
+    (scene.folder / FILE).unlink()
+    filename, data = wheel_bytes("both", "1.0", payload=b"own")
+    (scene.folder / "wheels" / filename).write_bytes(data)
+    assert [origin.path for origin in scene.locked("both<2\n").origins] == [f"wheels/{filename}"]
+    assert scene.builder.built == []
+
+
+def test_a_build_is_kept_with_its_requirements(scene: Scene) -> None:
+    """A newer backend changes nothing until the package is upgraded."""
+    scene.put("kept", "1.0")
+    scene.settings('build = ["kept"]\n')
+    first = scene.locked("kept\n", "--as-of", "2026-11-24")
+    scene.server.add("default", "backend", "1.1", date=OLD)
+    second = scene.locked("kept\nattrs\n", "--as-of", "2026-11-25")
+    assert second.origins == first.origins
+    third = scene.locked("kept\nattrs\n", "--upgrade", "kept")
+    assert third.origins != first.origins
+    assert third.origins[0].built is not None
+    assert third.origins[0].built.requires[0].version == "1.1"
+
+
+def test_hashes_are_those_of_the_sdist(scene: Scene) -> None:
+    """As for pip."""
+    sha256 = scene.put("hashed", "1.0")
+    scene.settings('build = ["hashed"]\n')
+    scene.locked(f"hashed==1.0 --hash=sha256:{sha256}\n")
+    code, messages = scene.fails(f"hashed==1.0 --hash=sha256:{'0' * 64}\n")
+    assert (code, "checksum mismatch" in messages) == (6, True)
+
+
+def test_a_failed_build_is_the_error(scene: Scene) -> None:
+    scene.put("broken", "1.0")
+    scene.settings('build = ["broken"]\n')
+    with patch.object(FakeBuilder, "build", side_effect=BuildFailed("broken-1.0.tar.gz: its build failed")):
+        code, messages = scene.fails("broken\n")
+    assert (code, "broken-1.0.tar.gz: its build failed" in messages) == (6, True)
+
+
+def test_what_a_build_must_not_require(scene: Scene) -> None:
+    scene.put("ext", "1.0")
+    scene.settings('build = ["ext"]\n')
+    for system, words in ((("torch",), "its build requires torch"), (("nowhere",), "cannot be installed")):
+        scene.builder.system = system
+        code, messages = scene.fails("ext\n")
+        assert (code, words in messages) == (6, True), messages
+    scene.settings('build = ["torch", "triton"]\n')
+    code, messages = scene.fails("ext\n")
+    assert (code, "build: torch, triton: the image has it, and it is fixed" in messages) == (2, True)
+
+
+def test_builds_are_limited(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdists, "MOST", 1)
+    scene.put("one", "1.0")
+    scene.put("two", "1.0")
+    scene.settings('build = ["one", "two"]\n')
+    code, messages = scene.fails("one\ntwo\n")
+    assert (code, "more than 1 builds" in messages) == (6, True)
+
+
+def test_a_wheel_that_is_not_reproducible_is_told(scene: Scene) -> None:
+    scene.put("random", "1.0")
+    scene.settings('build = ["random"]\n')
+    scene.builder.reproducible = False
+    code, messages = scene.fails("random\n")
+    assert code == 0
+    assert "random is built from random-1.0.tar.gz; warning: not reproducible" in messages
+    text = json.loads((scene.folder / FILE).read_text())
+    assert "reproducible" not in text["origins"][0]["built"]
+
+
+def test_the_setting_makes_the_lock_stale(scene: Scene) -> None:
+    scene.put("late", "1.0")
+    scene.settings('build = ["late"]\n')
+    scene.locked("late\n")
+    scene.settings('build = ["late", "more"]\n')
+    assert scene.lock("--check")[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", BuildSystem()),
+        ('[project]\nname = "x"\n', BuildSystem()),
+        ('[build-system]\nrequires = ["hatchling >=1"]\nbuild-backend = "hatchling.build"\n',
+         BuildSystem(requires=("hatchling>=1",), backend="hatchling.build")),
+        ('[build-system]\nrequires = []\nbuild-backend = "b:x.y"\nbackend-path = [".", "a/b"]\n',
+         BuildSystem(requires=(), backend="b:x.y", path=(".", "a/b"))),
+    ],
+)  # fmt: skip
+def test_build_systems(text: str, found: BuildSystem) -> None:
+    assert build_system(text.encode()) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("build-system = 3", "is not a table"),
+        ("[build-system]\nrequires = [3]", "requires is not a list of texts"),
+        ('[build-system]\nrequires = ["a=1"]', "'a=1', which it requires to be built, is not a requirement"),
+        ('[build-system]\nbuild-backend = "a b"', "is not the name of a module"),
+        ('[build-system]\nbackend-path = [".."]', "leads out of the sdist"),
+        ('[build-system]\nbackend-path = ["/etc"]', "leads out of the sdist"),
+    ],
+)
+def test_invalid_build_systems(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        build_system(text.encode())
+
+
+@given(st.lists(st.one_of(st.text(), st.none(), st.integers())))
+def test_any_answer_of_a_backend_is_read_or_refused(texts: list[object]) -> None:
+    try:
+        found = build_requirements(texts)
+    except ValueError:
+        return
+    assert len(found) <= len(texts)

@@ -1,0 +1,44 @@
+"""Builds a wheel of a project's lock again, on a machine whose cache does not have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchkiln.build.environment import Environment
+from torchkiln.build.fetched import fetched
+from torchkiln.build.sdist import SandboxedBuilder
+from torchkiln.errors import BuildFailed
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.progress import Reporting
+from torchkiln.model.project import Origin
+
+
+def rebuilt(wheel: LockedWheel, origin: Origin, cell: LockedCell, environment: Environment) -> Path:
+    """The path of *wheel* in the cache, built from the sdist and with the build requirements of *origin*.
+
+    :raises BuildFailed: it cannot be built, or has other bytes than the locked one.
+    """
+    built = origin.built
+    assert built is not None
+    sdist = LockedWheel(
+        name=wheel.name,
+        version=wheel.version,
+        filename=built.sdist,
+        sha256=built.sha256,
+        size=built.size,
+        index=Source.DEFAULT,
+    )
+    for file in (sdist, *built.requires):
+        fetched(file, environment)
+    report = Reporting(say=environment.say, observer=environment.observer)
+    builder = SandboxedBuilder(store=environment.store, environ=environment.environ, report=report)
+    found = builder.again(sdist, cell, built.requires).wheel
+    if found.sha256 != wheel.sha256:
+        why = "" if built.reproducible else ", which was not reproducible when it was locked"
+        raise BuildFailed(
+            f"{built.sdist}: the wheel that was built has sha256 {found.sha256}, the lock has"
+            f" {wheel.sha256}{why}",
+            hint="put the wheel that `lock` made into the folder of the setting `wheels`, and lock again",
+        )
+    return environment.store.wheel(wheel)

@@ -1,0 +1,70 @@
+"""Reads [build-system] of the pyproject.toml in an sdist, which is not trusted (PEP 517, 518). Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from torchkiln.util.toml import toml_of
+
+_MOST = 100  # requirements
+_LONGEST = 500  # characters of one
+_BACKEND = re.compile(r"[A-Za-z_][\w.]{0,199}(:[A-Za-z_][\w.]{0,199})?", re.ASCII)
+_PART = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildSystem:
+    """What builds an sdist; the default is that of one without pyproject.toml."""
+
+    requires: tuple[str, ...] = ("setuptools>=40.8.0",)  # PEP 508
+    backend: str = "setuptools.build_meta:__legacy__"
+    path: tuple[str, ...] = ()  # folders of the sdist with the backend
+
+
+def build_system(text: bytes) -> BuildSystem:
+    """The build system in *text*, a pyproject.toml; empty: there is no such file.
+
+    :raises ValueError: it is invalid.
+    """
+    table = toml_of(text).get("build-system")
+    if table is None:
+        return BuildSystem()
+    if not isinstance(table, dict):
+        raise ValueError("[build-system] is not a table")
+    requires, path = table.get("requires", []), table.get("backend-path", [])
+    backend = table.get("build-backend", BuildSystem().backend)
+    for key, value in (("requires", requires), ("backend-path", path)):
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise ValueError(f"[build-system] {key} is not a list of texts")
+    if not isinstance(backend, str) or not _BACKEND.fullmatch(backend):
+        raise ValueError("[build-system] build-backend is not the name of a module")
+    if any(not _PART.fullmatch(part) or ".." in part.split("/") for part in path if part != "."):
+        raise ValueError("[build-system] backend-path leads out of the sdist")
+    return BuildSystem(requires=build_requirements(requires), backend=backend, path=tuple(path))
+
+
+def build_requirements(texts: Iterable[object]) -> tuple[str, ...]:
+    """*texts* as PEP 508 requirements by name.
+
+    :raises ValueError: there are too many, or one is no such requirement.
+    """
+    listed = list(texts)
+    if len(listed) > _MOST:
+        raise ValueError(f"it requires more than {_MOST} packages to be built")
+    found = []
+    for text in listed:
+        shown = str(text)[:100]
+        try:
+            if not isinstance(text, str) or len(text) > _LONGEST:
+                raise InvalidRequirement
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            raise ValueError(f"{shown!r}, which it requires to be built, is not a requirement") from None
+        if requirement.url:
+            raise ValueError(f"{requirement.name}, which it requires to be built, is a file at an address")
+        found.append(str(requirement))
+    return tuple(dict.fromkeys(found))

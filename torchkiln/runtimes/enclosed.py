@@ -1,0 +1,92 @@
+"""Start an untrusted command that may start others in an unpacked image. A program of its own.
+
+    python -I -S -c "import enclosed; enclosed.main()"    with the folder of this file on sys.path
+
+The spec is JSON on stdin; the command's stdin is empty. All namespaces are new, so there is no network, no
+process and no file of the host but the image and the bound folders, all of which are read-only. What the
+command writes is in memory, in a file system of limited size, and is discarded. It runs as nobody, without
+capabilities, and cannot make user namespaces; a seccomp filter and resource limits apply. An error before it
+starts goes to stderr, with exit code 125.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from torchkiln.runtimes import enter
+else:
+    import enter  # this is a program: its folder is on sys.path, not the package
+
+
+def main() -> NoReturn:
+    """Prepare, run the command as process 1 of a namespace, and exit with its code."""
+    spec = json.load(sys.stdin)
+    os.get_exec_path()  # imports a module, which is impossible after the root has changed
+    try:
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)
+        enter._call("prctl", enter._PR_SET_PDEATHSIG, enter._SIGKILL, 0, 0, 0)
+        private_user = os.geteuid() != 0
+        enter._unshare(private_user)
+        enter._call("unshare", enter._NEWNET | enter._NEWCGROUP)
+        child = os.fork()
+        if child == 0:
+            enter._call("prctl", enter._PR_SET_PDEATHSIG, enter._SIGKILL, 0, 0, 0)
+            _prepare(spec, private_user)
+            enter._limit(spec["limits"])
+            _become_nobody(private_user)
+            enter._filter(spec["filter"])
+            os.execve(spec["argv"][0], spec["argv"], spec["env"])
+    except (OSError, ValueError) as error:
+        os.write(2, f"{error}\n".encode())
+        os._exit(125)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, enter._SIGKILL))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _prepare(spec: dict[str, Any], private_user: bool) -> None:
+    """Make the image the root, with a limited file system for what is written."""
+    enter._mount(None, "/", None, enter._REC | enter._PRIVATE)
+    options = f"mode=755,size={spec['space']}"
+    enter._mount("tmpfs", spec["scratch"], "tmpfs", enter._NOSUID | enter._NODEV, options)
+    enter._prepare(
+        {
+            "root": spec["root"],
+            "nodes": [],
+            "libraries": [],
+            "tools": [],
+            "binds": [(source, target, False) for source, target in spec["binds"]],
+            "scratch": spec["scratch"],
+            "scratch_is_ours": True,  # mounted above
+            "files": {},
+            "shm_size": spec["space"],
+            "hostname": "sandbox",
+            "env": {},
+        },
+        private_user,
+    )
+    enter._mount("tmpfs", "/sys", "tmpfs", enter._RDONLY, "mode=555,size=4k")  # that of the host
+    os.makedirs(spec["workdir"], mode=0o1777, exist_ok=True)
+    os.chmod(spec["workdir"], 0o1777)
+    os.chdir(spec["workdir"])
+    os.umask(0o022)
+
+
+def _become_nobody(private_user: bool) -> None:
+    """Become nobody, without capabilities and unable to gain any."""
+    nobody = enter._NOBODY
+    if private_user:
+        enter._call("unshare", enter._NEWUSER)
+        enter._map_ids(f"{nobody} 0 1", f"{nobody} 0 1")
+        enter._become_nobody(private_user=True)
+    else:
+        enter._become_nobody(private_user=False)

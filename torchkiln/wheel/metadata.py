@@ -1,0 +1,32 @@
+"""Reads METADATA of a wheel on disk, which is not trusted."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+from torchkiln.errors import BadWheel
+from torchkiln.model.index import METADATA_LIMIT
+from torchkiln.wheel.entries import entries
+from torchkiln.wheel.source import WheelFile
+
+
+def metadata_in(path: Path, filename: str) -> bytes:
+    """METADATA of the wheel *filename*, which is at *path*; longer than METADATA_LIMIT if it is too long.
+
+    :raises BadWheel: it cannot be read, or the wheel is refused.
+    """
+    try:
+        with WheelFile(path, path.stat().st_size) as file:  # checks the limits of the directory
+            named = [
+                entry.name
+                for entry in entries(file, filename)
+                if entry.name.endswith(".dist-info/METADATA") and entry.name.count("/") == 1
+            ]
+        if len(named) != 1:
+            raise ValueError("no METADATA" if not named else "more than one METADATA")
+        with zipfile.ZipFile(path) as archive, archive.open(named[0]) as inside:
+            return inside.read(METADATA_LIMIT + 1)
+    except (OSError, ValueError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        raise BadWheel(filename, f"METADATA cannot be read: {error}") from error
