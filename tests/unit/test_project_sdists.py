@@ -219,8 +219,13 @@ def test_a_failed_build_is_the_error(scene: Scene) -> None:
 def test_what_a_build_must_not_require(scene: Scene) -> None:
     scene.put("ext", "1.0")
     scene.settings('build = ["ext"]\n')
-    for system, words in ((("torch",), "its build requires torch"), (("nowhere",), "cannot be installed")):
-        scene.builder.system = system
+    refusals = {
+        "torch": "its build requires torch",
+        "peft": "its build requires",
+        "nowhere": "cannot be installed",
+    }
+    for required, words in refusals.items():
+        scene.builder.system = (required,)
         code, messages = scene.fails("ext\n")
         assert (code, words in messages) == (6, True), messages
     scene.settings('build = ["torch", "triton"]\n')
