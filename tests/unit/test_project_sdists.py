@@ -189,6 +189,25 @@ def test_hashes_are_those_of_the_sdist(scene: Scene) -> None:
     assert (code, "checksum mismatch" in messages) == (6, True)
 
 
+def test_a_uv_lock_with_an_sdist(scene: Scene) -> None:
+    """Its hash is that of the sdist."""
+    sha256 = scene.put("pinned", "1.0")
+    scene.settings('build = ["pinned"]\n')
+    (scene.folder / "pyproject.toml").write_text(
+        '[project]\nname = "trial"\nversion = "1"\ndependencies = ["pinned"]\n'
+    )
+    (scene.folder / "uv.lock").write_text(
+        'version = 1\nrevision = 3\nrequires-python = ">=3.11"\n\n'
+        '[[package]]\nname = "pinned"\nversion = "1.0"\nsource = { registry = "https://x.invalid/simple" }\n'
+        f'sdist = {{ url = "https://x.invalid/pinned-1.0.tar.gz", hash = "sha256:{sha256}" }}\n\n'
+        '[[package]]\nname = "trial"\nversion = "1"\nsource = { virtual = "." }\n'
+        'dependencies = [\n    { name = "pinned" },\n]\n\n'
+        '[package.metadata]\nrequires-dist = [{ name = "pinned" }]\n'
+    )
+    found = scene.locked("unused\n")
+    assert (versions(found), scene.builder.built) == ({"pinned": "1.0"}, ["pinned 1.0"])
+
+
 def test_a_failed_build_is_the_error(scene: Scene) -> None:
     scene.put("broken", "1.0")
     scene.settings('build = ["broken"]\n')
@@ -200,8 +219,13 @@ def test_a_failed_build_is_the_error(scene: Scene) -> None:
 def test_what_a_build_must_not_require(scene: Scene) -> None:
     scene.put("ext", "1.0")
     scene.settings('build = ["ext"]\n')
-    for system, words in ((("torch",), "its build requires torch"), (("nowhere",), "cannot be installed")):
-        scene.builder.system = system
+    refusals = {
+        "torch": "its build requires torch",
+        "peft": "its build requires",
+        "nowhere": "cannot be installed",
+    }
+    for required, words in refusals.items():
+        scene.builder.system = (required,)
         code, messages = scene.fails("ext\n")
         assert (code, words in messages) == (6, True), messages
     scene.settings('build = ["torch", "triton"]\n')

@@ -134,14 +134,7 @@ class Sdists:
 
         :raises BuildFailed: they conflict, or one is a package of the image that cannot be in a build.
         """
-        fixed = fixed_wheels(self._cell.wheels)
-        names = [canonicalize_name(Requirement(text).name) for text in texts]
-        if wrong := sorted(set(names) & fixed.keys()):
-            raise BuildFailed(
-                f"its build requires {', '.join(wrong)}: only packages that are built without torch are"
-                " supported",
-                hint="build the wheel elsewhere, and put it into the folder of the setting `wheels`",
-            )
+        self._demand_free(canonicalize_name(Requirement(text).name) for text in texts)
         cell, pages = self._cell.resolution.cell, self._index.pages
         wanted = IndexRequest(
             requirements=texts,
@@ -156,9 +149,19 @@ class Sdists:
             found = self._index.wheels(wanted) if texts else ()
         except Unresolvable as error:
             raise BuildFailed(f"what its build requires cannot be installed: {error.message}") from error
+        self._demand_free(wheel.name for wheel in found)
         for wheel in found:
             Downloads(pages).fetch_wheel(wheel, pages.store)
         return found
+
+    def _demand_free(self, names: Iterable[str]) -> None:
+        """:raises BuildFailed: *names*, which a build requires, has packages that are fixed in the image."""
+        if wrong := sorted(set(names) & fixed_wheels(self._cell.wheels).keys()):
+            raise BuildFailed(
+                f"its build requires {', '.join(wrong)}: only packages that are built without torch are"
+                " supported",
+                hint="build the wheel elsewhere, and put it into the folder of the setting `wheels`",
+            )
 
     def _offered(self, name: str, version: Version, file: ListedFile) -> LocalWheel:
         sdist = LockedWheel(
