@@ -22,6 +22,11 @@ needs_cuobjdump = pytest.mark.skipif(
     not shutil.which("cuobjdump"),
     reason="no cuobjdump: pip install nvidia-cuda-cuobjdump, and put its folder into PATH",
 )
+#: For proofs that take long, need much disk or many projects of an index; `.ci/run` leaves them out.
+nightly = pytest.mark.skipif(
+    os.environ.get("TORCHKILN_NIGHTLY") != "yes",
+    reason="takes long or needs 16 GB: set TORCHKILN_NIGHTLY=yes",
+)
 without_gpus = pytest.mark.skipif(
     Path("/dev/nvidiactl").exists(), reason="this host has GPUs; the test needs a host without"
 )

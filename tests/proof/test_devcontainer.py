@@ -13,6 +13,7 @@ import pytest
 
 from tests import forked
 from tests.engine.place import shared
+from tests.needs import nightly
 from tests.node_tools import devcontainer_cli
 from tests.workplace import IMAGE, TAG, Workplace
 from torchkiln.lock.lock import load_locked, lock_digest
@@ -25,7 +26,7 @@ from torchkiln.store.store import Store
 
 __all__ = ["shared"]
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, nightly]
 
 FILE = ".devcontainer/devcontainer.json"
 _TIMEOUT = 900.0  # seconds; a server that does not start is waited for

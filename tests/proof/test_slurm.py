@@ -13,11 +13,11 @@ import pytest
 
 from tests.engine.root import NoEngine
 from tests.engine.slurm import Cluster, slurm_cluster
-from tests.needs import give_up
+from tests.needs import give_up, nightly
 from tests.proof.conftest import TAG
 from torchkiln.util.places import ROOT
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, nightly]
 
 
 @pytest.fixture(scope="module")

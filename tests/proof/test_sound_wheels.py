@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 
 import pytest
 
+from tests.needs import nightly
 from torchkiln.index.download import Downloads
 from torchkiln.index.package_index import open_index
 from torchkiln.model.index import IndexRequest
@@ -23,7 +24,7 @@ from torchkiln.store.store import Store
 from torchkiln.symbols.check import check_wheels
 from torchkiln.symbols.known import has_platform
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, nightly]
 
 PROJECTS = (
     "datasets transformers accelerate peft bitsandbytes sentence-transformers tiktoken sentencepiece",
