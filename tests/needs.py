@@ -24,8 +24,8 @@ needs_cuobjdump = pytest.mark.skipif(
 )
 #: For proofs that take long, need much disk or many projects of an index; `.ci/run` leaves them out.
 nightly = pytest.mark.skipif(
-    os.environ.get("TORCHKILN_NIGHTLY") != "yes",
-    reason="takes long or needs 16 GB: set TORCHKILN_NIGHTLY=yes",
+    os.environ.get("NIGHTLY") != "yes",
+    reason="takes long or needs 16 GB: set NIGHTLY=yes",
 )
 without_gpus = pytest.mark.skipif(
     Path("/dev/nvidiactl").exists(), reason="this host has GPUs; the test needs a host without"
