@@ -293,8 +293,8 @@ def test_buildx_reads_the_committed_file(engine: Mapping[str, str]) -> None:
     assert ran.returncode == 0, ran.stderr
     definition: dict[str, Any] = json.loads(ran.stdout)
 
-    assert definition["group"]["torch-2-7"]["targets"] == [TARGET]
-    assert set(definition["target"]) == {TARGET, "2-0-1-cuda11-7-cudnn8-runtime"}
+    assert definition["group"]["torch-2-7"]["targets"] == [TARGET, f"{TARGET}-debian13"]
+    assert set(definition["target"]) == {TARGET, f"{TARGET}-debian13", "2-0-1-cuda11-7-cudnn8-runtime"}
     built = definition["target"][TARGET]
     assert built["context"] == f"images/{TAG}"
     assert built["args"]["BASE"] == "debian:12-slim"

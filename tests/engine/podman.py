@@ -61,6 +61,8 @@ def podman_service() -> Iterator[Mapping[str, str]]:
             subprocess.run(
                 [*place, "system", "reset", "--force"], env=environ, capture_output=True, check=False
             )
+            # podman mounts the folder onto itself, and sometimes leaves that: it cannot be deleted then.
+            subprocess.run(["umount", "--lazy", f"{short}/root/overlay"], capture_output=True, check=False)
 
 
 def _wait(folder: Path, service: subprocess.Popen[bytes]) -> None:

@@ -197,7 +197,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
     "a dependency of 2 MB": (of_wheel(lambda: wide(1, 1_000_000)), "METADATA has more than"),
     "3,000 dependencies": (fanned, "more than 1000 projects"),
     "endless chain": (chain, "more than 1000 projects"),
-    "zip directory of 19 MB": (of_wheel(lambda: directory_bomb(400_000)), "directory and METADATA take"),
+    "zip directory of 19 MB": (of_wheel(lambda: directory_bomb(400_000)), "directory and the file take"),
     "zip directory of 5 MB": (of_wheel(lambda: directory_bomb(110_000)), "no METADATA"),
     "no wheel": (paged(page((NAME, b"no zip")), then=files((NAME, b"no zip"))), "invalid wheel"),
     "no ranges and no end": (

@@ -256,7 +256,11 @@ def test_the_folder_can_come_back(scene: Scene) -> None:
     (scene.folder / LOCK).rename(scene.folder.parent / LOCK)
 
     def read_lock() -> ProjectSource:
-        return ProjectSource(cell=cast(Any, 1), lock=cast(Any, 1), code=read_code(scene.folder))
+        return ProjectSource(
+            folder=scene.folder, cell=cast(Any, 1), lock=cast(Any, 1), code=read_code(scene.folder)
+        )
+            folder=scene.folder, cell=cast(Any, 1), lock=cast(Any, 1), code=read_code(scene.folder)
+        )
 
     scene._read = read_lock  # type: ignore[method-assign]
     events = scene.events(

@@ -100,7 +100,7 @@ class Sdists:
         if wrong := sorted(set(names) & fixed.keys()):
             raise ConfigError(
                 f"build: {', '.join(wrong)}: the image has it, and it is fixed",
-                hint="remove it from the setting `build`",
+                hint="remove it from the setting build",
             )
         for name in names:
             try:
