@@ -259,8 +259,6 @@ def test_the_folder_can_come_back(scene: Scene) -> None:
         return ProjectSource(
             folder=scene.folder, cell=cast(Any, 1), lock=cast(Any, 1), code=read_code(scene.folder)
         )
-            folder=scene.folder, cell=cast(Any, 1), lock=cast(Any, 1), code=read_code(scene.folder)
-        )
 
     scene._read = read_lock  # type: ignore[method-assign]
     events = scene.events(
