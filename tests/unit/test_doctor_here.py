@@ -85,6 +85,21 @@ def test_user_namespaces_are_tried(host: Host) -> None:
     assert "usermod --add-subuids" in probe.cure
 
 
+@pytest.mark.parametrize("has_range", [True, False])
+def test_an_old_unshare_cannot_try_newuidmap(
+    host: Host, monkeypatch: pytest.MonkeyPatch, has_range: bool
+) -> None:
+    """Before 2.38 it has no --map-users: then the user's range decides."""
+    host.has("newuidmap")
+    host.has("unshare", 'case "$*" in *map-users*) echo "unshare: unrecognized option" >&2; exit 1;; esac')
+    monkeypatch.setattr(doctor, "_has_range", lambda: has_range)
+    probe = host.probe("newuidmap")
+
+    assert (probe.ok, probe.found) == (
+        (True, "works") if has_range else (False, "no range for this user in /etc/subuid")
+    )
+
+
 def test_mmdebstrap_is_started(host: Host) -> None:
     host.has("mmdebstrap", "echo mmdebstrap 1.3.5")
     assert (host.probe("mmdebstrap").ok, host.probe("mmdebstrap").found) == (True, "mmdebstrap 1.3.5")
