@@ -62,6 +62,11 @@ class OsLayers:
         found = (package for artefact in self.artefacts for package in artefact.packages)
         return tuple(sorted(found, key=lambda package: (package.name, package.version)))
 
+    @property
+    def tools_digest(self) -> fields.Sha256Digest | None:
+        """The digest of the tools' blob, if there are tools."""
+        return self.tools.digest if self.tools else None
+
     def fits(self, apt: LockedApt) -> bool:
         """Whether *apt* was locked on these."""
-        return (apt.base, apt.tools) == (self.base.digest, self.tools.digest if self.tools else None)
+        return (apt.base, apt.tools) == (self.base.digest, self.tools_digest)

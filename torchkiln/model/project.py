@@ -38,7 +38,7 @@ class Origin:
     path: Annotated[
         str,
         Meta(
-            pattern=r"^[^/\u0000-\u001f\u007f-\u009f]+(/[^/\u0000-\u001f\u007f-\u009f]+)*$",
+            pattern=fields.INSIDE,
             max_length=1000,
             description="a file in the project's folder",
         ),

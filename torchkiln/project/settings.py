@@ -32,8 +32,6 @@ _Variable = Annotated[
     str,
     Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$", description='the name of a variable, "HF_HOME"'),
 ]
-
-
 _Package = Annotated[
     str,
     Meta(
@@ -73,7 +71,7 @@ class ProjectSettings:
     wheels: Annotated[
         str,
         Meta(
-            pattern=r"^[^/\u0000-\u001f\u007f-\u009f]+(/[^/\u0000-\u001f\u007f-\u009f]+)*$",
+            pattern=fields.INSIDE,
             max_length=1000,
             description='a folder in the project\'s with wheels that may be chosen, "wheels"',
         ),
