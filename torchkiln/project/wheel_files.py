@@ -123,6 +123,7 @@ class ProjectWheels:
         self._store, self._environ, self._rebuild = store, environ, rebuild
         self._own: OwnDownloads | None = None  # opened when it is needed: it asks pip for its settings
         self._opening = threading.Lock()
+        self._building = threading.Lock()  # one build at a time: each may use gigabytes
 
     def size(self, wheel: LockedWheel) -> int:
         """See Fetcher."""
@@ -142,7 +143,8 @@ class ProjectWheels:
     ) -> None:
         """See Fetcher."""
         if origin := self._built(wheel):
-            os.replace(self._rebuild(wheel, origin), path)  # the caller adopts it, as any download
+            with self._building:
+                os.replace(self._rebuild(wheel, origin), path)  # the caller adopts it, as any download
             on_progress(wheel.size)
         else:
             self._of(wheel).fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
