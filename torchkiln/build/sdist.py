@@ -7,7 +7,6 @@ only if the readers of wheels accept it.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -35,6 +34,7 @@ from torchkiln.project.sdists import BuiltSdist, Resolve
 from torchkiln.runtimes.workshop import Job, Limits, run_enclosed
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
+from torchkiln.util.strict_json import json_of
 from torchkiln.wheel.metadata import metadata_in
 
 _DRIVER = Path(__file__).with_name("sdist_driver.py")
@@ -83,7 +83,7 @@ class SandboxedBuilder:
             system = build_system(text)
             requires = resolve(system.requires)
             words = ("requires", system.backend, *system.path)
-            more = build_requirements(json.loads(self._run(sdist, root, cell, requires, words, _QUICK)))
+            more = build_requirements(json_of(self._run(sdist, root, cell, requires, words, _QUICK)))
             if set(more) - set(system.requires):
                 requires = resolve((*system.requires, *more))
         except ValueError as error:
@@ -208,7 +208,7 @@ class SandboxedBuilder:
             with self.store.writable():
                 (folder / "wheels").mkdir(parents=True, mode=0o755)
                 for place in (folder, folder / "wheels"):
-                    place.chmod(0o755)  # regardless of the umask: nobody reads it
+                    place.chmod(0o755)  # regardless of the umask: the user nobody reads it
                 shutil.copyfile(_DRIVER, folder / "driver.py")
                 (folder / "driver.py").chmod(0o444)
                 os.link(self.store.wheel(sdist), folder / "source.tar.gz")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -47,16 +46,17 @@ def build_system(text: bytes) -> BuildSystem:
     return BuildSystem(requires=build_requirements(requires), backend=backend, path=tuple(path))
 
 
-def build_requirements(texts: Iterable[object]) -> tuple[str, ...]:
-    """*texts* as PEP 508 requirements by name.
+def build_requirements(texts: object) -> tuple[str, ...]:
+    """*texts*, a list, as PEP 508 requirements by name.
 
-    :raises ValueError: there are too many, or one is no such requirement.
+    :raises ValueError: it is not a list, there are too many, or one is not such a requirement.
     """
-    listed = list(texts)
-    if len(listed) > _MOST:
+    if not isinstance(texts, list):
+        raise ValueError("what it requires to be built is not a list")
+    if len(texts) > _MOST:
         raise ValueError(f"it requires more than {_MOST} packages to be built")
     found = []
-    for text in listed:
+    for text in texts:
         shown = str(text)[:100]
         try:
             if not isinstance(text, str) or len(text) > _LONGEST:
@@ -65,6 +65,6 @@ def build_requirements(texts: Iterable[object]) -> tuple[str, ...]:
         except InvalidRequirement:
             raise ValueError(f"{shown!r}, which it requires to be built, is not a requirement") from None
         if requirement.url:
-            raise ValueError(f"{requirement.name}, which it requires to be built, is a file at an address")
+            raise ValueError(f"{requirement.name}, which it requires to be built, is a direct URL")
         found.append(str(requirement))
     return tuple(dict.fromkeys(found))
