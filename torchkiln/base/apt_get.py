@@ -1,4 +1,4 @@
-"""Asks apt which packages it would add to the layers of an OS, and lets it download them.
+"""Resolves packages on the layers of an OS with apt, and downloads them.
 
 apt runs on this machine, with an unpacked root's list of packages, and checks the archive's signature.
 """
@@ -129,7 +129,7 @@ def fetch(
     mirrors = " and ".join(variables(wanted)[:2])
     raise BuildFailed(
         f"the archive of {os_name} no longer has these locked files: {_listed(gone)}",
-        hint=f"lock the packages of today: torchkiln lock --project DIR --upgrade; or set {mirrors} to a"
+        hint=f"lock today's packages: torchkiln lock --project DIR --upgrade; or set {mirrors} to a"
         " snapshot of the archive that has them",
     )
 

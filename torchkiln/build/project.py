@@ -204,15 +204,15 @@ def _fetched(wheel: LockedWheel, environment: Environment) -> None:
         pass
 
 
-def _with_packages(project: ProjectLock, below: ImagePlan, environment: Environment) -> ProjectLock:
-    """*project* with its OS packages on the base and the tools of *below*, which may not be the locked ones.
+def _with_packages(project: ProjectLock, parent: ImagePlan, environment: Environment) -> ProjectLock:
+    """*project* with its OS packages on the base and the tools of *parent*, which may not be the locked ones.
 
     :raises KilnError: as `ensure_apt` does.
     """
     if project.apt is None:
         return project
     report = Reporting(say=environment.say, observer=environment.observer)
-    layers, own, environ = layers_of(below.locked), own_paths(below), environment.environ
+    layers, own, environ = layers_of(parent.locked), own_paths(parent), environment.environ
     apt = ensure_apt(project.apt, layers, own, environment.store, environ=environ, report=report)
     return replace(project, apt=apt)
 

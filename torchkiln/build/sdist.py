@@ -75,7 +75,7 @@ class SandboxedBuilder:
     root: Callable[[LockedCell], Path] | None = None  # the image's file system; None: base and tools
 
     def build(self, sdist: LockedWheel, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
-        """As the protocol says."""
+        """See SdistBuilder."""
         root = self._root(cell)
         self.report.say(f"building {sdist.filename} in a sandbox")
         try:
@@ -93,7 +93,7 @@ class SandboxedBuilder:
         return self._wheel(sdist, root, cell, requires, system)
 
     def same(self, sdist: LockedWheel, cell: LockedCell, built: BuiltSdist) -> bool:
-        """As the protocol says."""
+        """See SdistBuilder."""
         return self.again(sdist, cell, built.requires).wheel.sha256 == built.wheel.sha256
 
     def again(self, sdist: LockedWheel, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
@@ -173,7 +173,7 @@ class SandboxedBuilder:
         words: tuple[str, ...],
         limits: Limits,
     ) -> bytes:
-        """What the driver answers.
+        """What the driver writes to its stdout.
 
         :raises BuildFailed: it failed, or was stopped.
         """

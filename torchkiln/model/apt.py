@@ -46,7 +46,7 @@ def packages_of(debs: Iterable[DebFile]) -> tuple[OsPackage, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OsLayers:
-    """The layers below a project that have OS packages."""
+    """The layers of a parent image that have OS packages."""
 
     base: LockedBase
     tools: LockedTools | None = None

@@ -12,7 +12,7 @@ from torchkiln.model.apt import LockedApt
 from torchkiln.model.lock import LockedWheel
 
 LABEL = "torchkiln.project"  # of a project's image: its name
-PARENT_LABEL = "torchkiln.parent"  # the image below it, TAG@DIGEST
+PARENT_LABEL = "torchkiln.parent"  # its parent image, TAG@DIGEST
 APP = "app"  # where its code is, relative to /
 PROJECT_JSON = "etc/torchkiln/project.json"
 
@@ -32,7 +32,7 @@ class BuiltFrom:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where the wheel of one package comes from, if no index has it: a file, an address, or an sdist."""
+    """Where the wheel of one package comes from, if no index has it: a file, a URL, or an sdist."""
 
     name: fields.Name
     path: Annotated[
@@ -43,12 +43,12 @@ class Origin:
             description="a file in the project's folder",
         ),
     ] = ""
-    url: Annotated[str, Meta(pattern=r"^https?://[!-~]+$", max_length=2000, description="its address")] = ""
+    url: Annotated[str, Meta(pattern=r"^https?://[!-~]+$", max_length=2000, description="its URL")] = ""
     built: BuiltFrom | None = None
 
     @property
     def text(self) -> str:
-        """The file or the address."""
+        """The file, the URL or the sdist."""
         return self.path or self.url or (self.built.sdist if self.built else "")
 
 

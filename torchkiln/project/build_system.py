@@ -38,7 +38,7 @@ def build_system(text: bytes) -> BuildSystem:
     backend = table.get("build-backend", BuildSystem().backend)
     for key, value in (("requires", requires), ("backend-path", path)):
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise ValueError(f"[build-system] {key} is not a list of texts")
+            raise ValueError(f"[build-system] {key} is not a list of strings")
     if not isinstance(backend, str) or not _BACKEND.fullmatch(backend):
         raise ValueError("[build-system] build-backend is not the name of a module")
     if any(not _PART.fullmatch(part) or ".." in part.split("/") for part in path if part != "."):
@@ -52,9 +52,9 @@ def build_requirements(texts: object) -> tuple[str, ...]:
     :raises ValueError: it is not a list, there are too many, or one is not such a requirement.
     """
     if not isinstance(texts, list):
-        raise ValueError("what it requires to be built is not a list")
+        raise ValueError("its build requirements are not a list")
     if len(texts) > _MOST:
-        raise ValueError(f"it requires more than {_MOST} packages to be built")
+        raise ValueError(f"its build requires more than {_MOST} packages")
     found = []
     for text in texts:
         shown = str(text)[:100]
@@ -63,8 +63,8 @@ def build_requirements(texts: object) -> tuple[str, ...]:
                 raise InvalidRequirement
             requirement = Requirement(text)
         except InvalidRequirement:
-            raise ValueError(f"{shown!r}, which it requires to be built, is not a requirement") from None
+            raise ValueError(f"its build requires {shown!r}, which is not a valid requirement") from None
         if requirement.url:
-            raise ValueError(f"{requirement.name}, which it requires to be built, is a direct URL")
+            raise ValueError(f"its build requires {requirement.name} by a direct URL")
         found.append(str(requirement))
     return tuple(dict.fromkeys(found))

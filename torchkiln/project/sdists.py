@@ -99,7 +99,7 @@ class Sdists:
         fixed = fixed_wheels(self._cell.wheels)
         if wrong := sorted(set(names) & fixed.keys()):
             raise ConfigError(
-                f"build: {', '.join(wrong)}: the image has it, and it is fixed",
+                f"build: {', '.join(wrong)}: fixed in the image",
                 hint="remove it from the setting build",
             )
         for name in names:
@@ -148,7 +148,7 @@ class Sdists:
         try:
             found = self._index.wheels(wanted) if texts else ()
         except Unresolvable as error:
-            raise BuildFailed(f"what its build requires cannot be installed: {error.message}") from error
+            raise BuildFailed(f"its build requirements cannot be installed: {error.message}") from error
         self._demand_free(wheel.name for wheel in found)
         for wheel in found:
             Downloads(pages).fetch_wheel(wheel, pages.store)
