@@ -16,7 +16,7 @@ from tests.wheels import make_wheel
 from torchkiln.build import wheel_layers
 from torchkiln.build.build import BuildOptions
 from torchkiln.build.environment import Environment
-from torchkiln.build.project import BuiltProject, ProjectSource, build_project
+from torchkiln.build.project import BuiltProject, ProjectSource, build_project, rebuild_project
 from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
@@ -87,19 +87,32 @@ class Bench:
         """Build the project."""
         with patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()):
             return build_project(
-                ProjectSource(
-                    cell=self.cell,
-                    lock=lock,
-                    code=read_code(self.project, without=[origin.path for origin in lock.origins]),
-                    folder=self.project,
-                    settings=read_settings(self.project),
-                ),
+                self._source(lock),
                 MATRIX,
                 FACTS,
                 self.layout,
-                Environment(store=self.store, fetcher=self.index, observer=Silent(), say=self.said.append),
+                self._environment(),
                 options or BuildOptions(),
             )
+
+    def rebuild(self, before: BuiltProject, lock: ProjectLock) -> BuiltProject:
+        """Build the project with its present code."""
+        with patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()):
+            return rebuild_project(
+                before, self._source(lock), self.layout, self._environment(), BuildOptions()
+            )
+
+    def _source(self, lock: ProjectLock) -> ProjectSource:
+        return ProjectSource(
+            cell=self.cell,
+            lock=lock,
+            code=read_code(self.project, without=[origin.path for origin in lock.origins]),
+            folder=self.project,
+            settings=read_settings(self.project),
+        )
+
+    def _environment(self) -> Environment:
+        return Environment(store=self.store, fetcher=self.index, observer=Silent(), say=self.said.append)
 
 
 def bench(

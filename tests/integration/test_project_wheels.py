@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -11,11 +13,12 @@ from unittest.mock import patch
 import pytest
 
 from tests.planned import FACTS, MATRIX
-from tests.projects import NAME, SITE, Bench, bench
+from tests.projects import NAME, SITE, TAG, Bench, bench
 from tests.sdists import sdist
 from tests.unit.test_project_code import paths
-from tests.unpublished import locked_wheel
+from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import make_wheel
+from torchkiln.build import project as building
 from torchkiln.build.project_source import source_of
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.lock.folder import LockFolder
@@ -31,6 +34,8 @@ from torchkiln.project.file import save_project
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.ready import ProjectRequest, needs_of
 from torchkiln.project.sdists import BuiltSdist
+from torchkiln.project.wheel_files import ProjectWheels
+from torchkiln.store.store import Store
 
 PATH = "wheels/own-1-py3-none-any.whl"
 
@@ -90,6 +95,19 @@ def test_the_cache_has_it_when_the_folder_has_it_no_more(small: Bench) -> None:
     assert small.build(lock).built.image.manifest == first
 
 
+def test_new_code_is_built_when_the_cache_has_lost_the_wheel(small: Bench) -> None:
+    """As `build --watch` does; the wheel is in the folder."""
+    lock = locked(small, put(small))
+    before = small.build(lock)
+    forget(small)
+    (small.project / "train.py").write_text("print('two')\n")
+
+    small.rebuild(before, lock)
+    root = root_of(small)
+    assert (root / SITE / "own/__init__.py").read_text() == "VALUE = 1\n"
+    assert (root / "app/train.py").read_text() == "print('two')\n"
+
+
 def test_another_or_no_file_is_refused(small: Bench) -> None:
     """Each message says what to do; the image keeps its former contents."""
     wheel = put(small)
@@ -146,6 +164,7 @@ class Builder:
     def again(self, sdist: LockedWheel, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
         store = self.small.store
         assert all(map(store.has_wheel, (sdist, *requires)))
+        assert TAG in open_layout(self.small.layout).refs()  # so the base that is used is known
         self.asked.append((sdist.filename, tuple(wheel.name for wheel in requires)))
         made = make_wheel(self.small.folder / "made", "own", "1", {"own/__init__.py": self.text})
         wheel = replace(locked_wheel(made), index=Source.PROJECT)
@@ -155,8 +174,12 @@ class Builder:
         return BuiltSdist(wheel=wheel, metadata=b"", requires=requires)
 
 
-def test_a_wheel_that_was_built_is_built_again_on_another_machine(small: Bench) -> None:
+def test_a_wheel_that_was_built_is_built_again_on_another_machine(
+    small: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the locked sdist, with the locked build requirements; other bytes are refused."""
+    # As if it had libraries, which are checked before the project's image is built.
+    monkeypatch.setattr(building, "is_unread", lambda wheel, store: not store.has_wheel(wheel))
     backend = small.wheel("backend", "1", "backend.py")
     filename, data = sdist({"pyproject.toml": ""}, "own", "1")
     small.index.files[filename] = data
@@ -190,6 +213,33 @@ def test_a_wheel_that_was_built_is_built_again_on_another_machine(small: Bench) 
     assert len(builder.asked) == 1
     assert not list(small.store.root.glob("wheels/*/*.part"))
     assert (root_of(small) / SITE / "own/__init__.py").read_text() == "VALUE = 5\n"
+
+
+def test_one_wheel_is_built_at_a_time(tmp_path: Path) -> None:
+    """Each build may use gigabytes of memory."""
+    names = ("one", "two", "three")
+    made = [locked_wheel(make_wheel(tmp_path, name, "1", {f"{name}.py": b""})) for name in names]
+    running, most = list[str](), list[int]()
+
+    def rebuild(wheel: LockedWheel, _: Origin) -> Path:
+        running.append(wheel.name)
+        time.sleep(0.05)
+        most.append(len(running))
+        running.remove(wheel.name)
+        return tmp_path / wheel.filename
+
+    built = BuiltFrom(sdist="x-1.tar.gz", sha256="0" * 64, size=1)
+    origins = [Origin(name=name, built=built) for name in names]
+    fetcher = ProjectWheels(FakeIndex([]), tmp_path, origins, Store(tmp_path / "cache"), {}, rebuild)
+
+    def fetch(wheel: LockedWheel) -> None:
+        own = replace(wheel, index=Source.PROJECT)
+        fetcher.fetch(own, tmp_path / wheel.name, on_progress=lambda _: None, cancelled=lambda: False)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(fetch, made))
+    assert most == [1, 1, 1]
+    assert all((tmp_path / name).is_file() for name in names)
 
 
 def source(small: Bench, settings: str, requirements: str) -> code.ProjectCode:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.project.sdists import BuiltSdist
+from torchkiln.runtimes import workshop
 from torchkiln.runtimes.workshop import Job, Limits
 from torchkiln.store.store import Store
 
@@ -29,6 +33,12 @@ def build_wheel(folder, *_):
     with open(folder + "/tool-1.0-py3-none-any.whl", "w") as file:
         file.write("x")
     return "tool-1.0-py3-none-any.whl"
+"""
+# In place of the driver, whose descriptor for the answer the backend finds.
+ANSWERS = """
+def get_requires_for_build_wheel(*_):
+    os.write(3, b"{answer}")
+    os._exit(0)
 """
 
 
@@ -172,6 +182,27 @@ def test_a_build_without_end_is_stopped(scene: Scene, code: str, limits: Limits,
     assert f"its build was stopped: it used more than {what}" in message
 
 
+def test_the_memory_of_all_descendants_counts() -> None:
+    """Of any depth: a program could start a chain of thousands."""
+    chain = (
+        "import os, sys\nfor _ in range(80):\n    if os.fork():\n        os.wait()\n        os._exit(0)\n"
+        "print('ready', flush=True)\nsys.stdin.read()\n"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-I", "-c", chain], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    limit = sys.getrecursionlimit()
+    with started as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        sys.setrecursionlimit(len(inspect.stack()) + 60)
+        try:
+            assert len(set(workshop._tree(process.pid))) == 81
+        finally:
+            sys.setrecursionlimit(limit)
+            process.communicate()
+
+
 def test_what_it_writes_is_limited(scene: Scene) -> None:
     code = (
         "\ndef build_wheel(*_):\n    for name in 'abcd':\n        open(name, 'wb').write(b'x' * (3 << 20))\n"
@@ -189,10 +220,12 @@ def test_what_it_writes_is_limited(scene: Scene) -> None:
         (files_of(code="\ndef build_wheel(*_):\n    return '../../in/driver.py'\n"), "its build failed"),
         (files_of(code=NO_ZIP), "is refused: "),
         (files_of(code="\ndef build_wheel(f, *_):\n    open(f + '/a', 'w')\n    return 'a'\n"), "no wheel"),
-        ({"pyproject.toml": "[build-system]\nrequires = 3\n"}, "requires is not a list of texts"),
+        ({"pyproject.toml": "[build-system]\nrequires = 3\n"}, "requires is not a list of strings"),
         ({"pyproject.toml": "[build-system"}, "not valid TOML"),
-        (files_of(requires='["x @ https://x.invalid/x.whl"]'), "x, which it requires to be built, is a file"),
-        (files_of(more='["x @ file:///etc"]'), "x, which it requires to be built, is a file"),
+        (files_of(requires='["x @ https://x.test/x.whl"]'), "its build requires x by a direct"),
+        (files_of(more='["x @ file:///etc"]'), "its build requires x by a direct URL"),
+        (files_of(code=ANSWERS.format(answer="3")), "build requirements are not a list"),
+        (files_of(code=ANSWERS.format(answer="[" * 50_000)), "nested too deep"),
         ({"setup.py": "raise SystemExit('gcc: command not found')"}, "its build failed"),
     ],
 )  # fmt: skip

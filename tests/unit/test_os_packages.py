@@ -90,7 +90,7 @@ def test_what_apt_would_understand_otherwise_is_refused(name: str) -> None:
 
 
 def test_a_package_is_named_once() -> None:
-    with pytest.raises(ConfigError, match="apt: ffmpeg is there twice"):
+    with pytest.raises(ConfigError, match="apt: ffmpeg is listed twice"):
         settings_of(FILE, {"apt": ["ffmpeg", "git", "ffmpeg=1"]})
 
 

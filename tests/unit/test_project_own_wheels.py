@@ -1,4 +1,4 @@
-"""Own wheels of a project: in a folder, by path, by address; what is chosen, locked and refused."""
+"""Own wheels of a project: in a folder, by path, by URL; what is chosen, locked and refused."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_changed_file_makes_the_lock_stale(project: Workspace) -> None:
     put(project, "mine", "1.0", payload=b"two")
     code, _, messages = project.lock("--check")
     assert code == 5
-    assert "made with another file wheels/mine-1.0-py3-none-any.whl than there is now" in messages
+    assert "made with other bytes of wheels/mine-1.0-py3-none-any.whl" in messages
     (project.folder / "wheels/mine-1.0-py3-none-any.whl").unlink()
     assert project.lock("--check")[0] == 0
 
@@ -255,9 +255,9 @@ def test_a_wheel_in_pyproject(project: Workspace) -> None:
         ("./wheels/link-1.0-py3-none-any.whl", "not a file in the project's folder"),
         ("./wheels/folder-1.0-py3-none-any.whl", "a folder, not a file"),
         ("./wheels/tool-1.0.tar.gz", "of local files only wheels can be locked"),
-        ("https://x.invalid/tool-1.0-py3-none-any.whl", "a wheel at an address needs one sha256"),
+        ("https://x.invalid/tool-1.0-py3-none-any.whl", "a direct URL of a wheel needs one sha256"),
         (f"https://me:pw@x.invalid/t-1-py3-none-any.whl#sha256={'0' * 64}", "it contains credentials"),
-        (f"tool @ https://x.invalid/tool-1.0.tar.gz#sha256={'0' * 64}", "source code at an address"),
+        (f"tool @ https://x.invalid/tool-1.0.tar.gz#sha256={'0' * 64}", "source code at a direct URL"),
         ("tool @ git+https://x.invalid/tool", "source code of a repository cannot be locked"),
     ],
 )
@@ -309,7 +309,7 @@ def test_a_missing_folder_is_refused_when_it_is_locked(project: Workspace) -> No
     assert f"wheels: no such folder: {project.folder}/wheels" in messages
 
 
-def test_a_wheel_at_an_address(project: Workspace) -> None:
+def test_a_wheel_by_url(project: Workspace) -> None:
     """It is downloaded when it is locked, and only used if it has the sha256."""
     filename, data = project.server.add("files", "remote", "1.0", requires=["attrs"])
     project.server.add("default", "remote", "2.0", date=OLD)

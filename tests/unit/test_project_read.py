@@ -83,7 +83,7 @@ def test_a_requirements_file_with_everything_that_pip_knows_and_a_lock_can_hold(
         ("../x-1-py3-none-any.whl", "not a file in the project's folder"),
         ("git+https://user:secret@host.invalid/x.git@1", "source code of a repository cannot be locked"),
         ("x @ git+https://host.invalid/x.git@1", "source code of a repository cannot be locked"),
-        ("https://host.invalid/x-1.tar.gz", "source code at an address cannot be locked"),
+        ("https://host.invalid/x-1.tar.gz", "source code at a direct URL cannot be locked"),
         ("x @ file:///tmp/x.whl", "not the file name of a wheel"),
         ("--index-url https://user:secret@host.invalid/simple", "a project cannot choose the index"),
         ("-i https://host.invalid/simple", "a project cannot choose the index"),
@@ -370,7 +370,7 @@ def test_pylock(tmp_path: Path) -> None:
             + pylock_package(
                 "x", f'archive = {{ url = "https://h.invalid/x.zip", hashes = {{ sha256 = "{SHA}" }} }}'
             ),
-            "pylock.toml:5: x: files at an address cannot be locked",
+            "pylock.toml:5: x: files at direct URLs cannot be locked",
         ),
         (
             PYLOCK

@@ -230,7 +230,7 @@ def test_what_a_build_must_not_require(scene: Scene) -> None:
         assert (code, words in messages) == (6, True), messages
     scene.settings('build = ["torch", "triton"]\n')
     code, messages = scene.fails("ext\n")
-    assert (code, "build: torch, triton: the image has it, and it is fixed" in messages) == (2, True)
+    assert (code, "build: torch, triton: fixed in the image" in messages) == (2, True)
 
 
 def test_builds_are_limited(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_builds_are_limited(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> No
     assert (code, "more than 1 builds" in messages) == (6, True)
 
 
-def test_a_wheel_that_is_not_reproducible_is_told(scene: Scene) -> None:
+def test_a_wheel_that_is_not_reproducible_is_reported(scene: Scene) -> None:
     scene.put("random", "1.0")
     scene.settings('build = ["random"]\n')
     scene.builder.reproducible = False
@@ -280,8 +280,8 @@ def test_build_systems(text: str, found: BuildSystem) -> None:
     ("text", "why"),
     [
         ("build-system = 3", "is not a table"),
-        ("[build-system]\nrequires = [3]", "requires is not a list of texts"),
-        ('[build-system]\nrequires = ["a=1"]', "'a=1', which it requires to be built, is not a requirement"),
+        ("[build-system]\nrequires = [3]", "requires is not a list of strings"),
+        ('[build-system]\nrequires = ["a=1"]', "its build requires 'a=1', which is not a valid requirement"),
         ('[build-system]\nbuild-backend = "a b"', "is not the name of a module"),
         ('[build-system]\nbackend-path = [".."]', "leads out of the sdist"),
         ('[build-system]\nbackend-path = ["/etc"]', "leads out of the sdist"),
@@ -292,10 +292,11 @@ def test_invalid_build_systems(text: str, why: str) -> None:
         build_system(text.encode())
 
 
-@given(st.lists(st.one_of(st.text(), st.none(), st.integers())))
-def test_any_answer_of_a_backend_is_read_or_refused(texts: list[object]) -> None:
+@given(st.one_of(st.lists(st.one_of(st.text(), st.none(), st.integers())), st.integers(), st.none()))
+def test_any_answer_of_a_backend_is_read_or_refused(texts: object) -> None:
     try:
         found = build_requirements(texts)
     except ValueError:
         return
+    assert isinstance(texts, list)
     assert len(found) <= len(texts)

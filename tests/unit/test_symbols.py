@@ -110,12 +110,12 @@ PAIRS: Mapping[str, tuple[Lib, str, Lib]] = {
     ),
     "a newer glibc": (
         module("newer", needs=(NEW_LIBC,)),
-        "needs GLIBC_2.39 of libc.so.6, which the image has not; its newest is GLIBC_2.36",
+        "needs GLIBC_2.39 of libc.so.6, which the image does not have; its newest is GLIBC_2.36",
         module("malloc", "arc4random", needs=(LIBC,)),
     ),
     "a newer libstdc++": (
         module("_ZSt4new2", needs=(NEW_STDCPP,)),
-        "needs GLIBCXX_3.4.32 of libstdc++.so.6, which the image has not; its newest is GLIBCXX_3.4.30",
+        "needs GLIBCXX_3.4.32 of libstdc++.so.6, which the image does not have; its newest is GLIBCXX_3.4.30",
         module("_ZSt4new1", needs=(LIBSTDCPP,)),
     ),
     "another Python": (

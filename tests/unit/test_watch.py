@@ -15,12 +15,21 @@ import pytest
 from torchkiln.build import watch
 from torchkiln.build.project import BuiltProject, ProjectSource
 from torchkiln.build.watch import INTERVAL, WatchedProject, rebuilds
-from torchkiln.errors import BuildFailed, KilnError
+from torchkiln.errors import BuildFailed, KilnError, Stale
+from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.project.code import read_code
 from torchkiln.project.snapshot import snapshot
 
 LOCK = "torchkiln.lock.json"
 FULL = None  # the image was not built from the one before
+
+
+@dataclass(frozen=True)
+class FakeLock:
+    """A lock by its text."""
+
+    text: str
+    origins: tuple[Origin, ...] = ()
 
 
 class Ended(Exception):
@@ -35,7 +44,8 @@ class Scene:
     built_from: list[int | None] = field(default_factory=list)  # of the images 1, 2, …
     reading: Callable[[], object] = lambda: None  # called while the files are read
     building: Callable[[], object] = lambda: None
-    settling: Callable[[], object] = lambda: None  # called after a change, before the next look
+    settling: Callable[[], object] = lambda: None  # called after a change, before the next poll
+    origins: tuple[Origin, ...] = ()  # in the lock
 
     def write(self, name: str, text: str) -> Callable[[], object]:
         """A step."""
@@ -77,10 +87,12 @@ class Scene:
         raise AssertionError("the watch ended by itself")
 
     def _read(self) -> ProjectSource:
-        lock: Any = (self.folder / LOCK).read_text()
+        lock = FakeLock((self.folder / LOCK).read_text(), self.origins)
         code = read_code(self.folder)
         self.reading()
-        return ProjectSource(folder=self.folder, cell=cast(Any, "cell"), lock=lock, code=code)
+        return ProjectSource(
+            folder=self.folder, cell=cast(Any, "cell"), lock=cast(ProjectLock, lock), code=code
+        )
 
     def _build(self, _: ProjectSource, before: BuiltProject | None) -> BuiltProject:
         self.building()
@@ -173,6 +185,31 @@ def test_files_of_the_lock_are_watched_even_if_git_ignores_them(scene: Scene) ->
     assert scene.built_from == [FULL]
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_locked_wheels_are_watched_wherever_they_are(scene: Scene, later: bool) -> None:
+    """`dist` is not code outside of git, and git often ignores wheels; a changed one makes the lock stale."""
+    path = "dist/own-1-py3-none-any.whl"
+    (scene.folder / "dist").mkdir()
+    scene.write(path, "one")()
+
+    def lock() -> None:
+        scene.origins = (Origin(name="own", path=path),)
+        scene.write(LOCK, "[]")()
+
+    def change() -> None:
+        scene.reading = stale
+        scene.write(path, "two")()
+
+    def stale() -> None:
+        raise Stale(f"{path} has changed")
+
+    if later:
+        assert scene.events(lock, nothing, change, nothing) == [LOCK, f"{path} has changed"]
+    else:
+        lock()
+        assert scene.events(nothing, change, nothing) == [f"{path} has changed"]
+
+
 def test_the_layout_in_the_folder_is_not_watched(scene: Scene) -> None:
     layout = scene.folder / "out"
     layout.mkdir()
@@ -183,7 +220,7 @@ def test_the_layout_in_the_folder_is_not_watched(scene: Scene) -> None:
     assert snapshot(scene.folder) == before
 
 
-def test_a_fault_is_told_once_for_each_change(scene: Scene) -> None:
+def test_a_fault_is_reported_once_for_each_change(scene: Scene) -> None:
     """Also if the next change leaves the fault; then an image is built even of the code before."""
     key = scene.folder / ".env"
     events = scene.events(
@@ -194,8 +231,8 @@ def test_a_fault_is_told_once_for_each_change(scene: Scene) -> None:
         key.unlink,
     )
 
-    told = f"{scene.folder}/.env: looks like a secret"
-    assert events == [told, told, told, "same"]
+    fault = f"{scene.folder}/.env: looks like a secret"
+    assert events == [fault, fault, fault, "same"]
     assert scene.built_from == [0]
 
 
@@ -211,7 +248,7 @@ def test_after_a_failed_build_nothing_is_assumed(scene: Scene) -> None:
     assert scene.built_from == [FULL]
 
 
-def test_an_error_while_files_change_is_not_told(scene: Scene) -> None:
+def test_an_error_while_files_change_is_not_reported(scene: Scene) -> None:
     """A file that git removes between the listing and the reading, for example."""
 
     def half_written() -> None:
@@ -228,7 +265,7 @@ def test_an_error_while_files_change_is_not_told(scene: Scene) -> None:
     assert scene.events(then(half_written)) == ["+other.py train.py"]
 
 
-def test_an_attempt_whose_error_is_not_told_is_repeated(scene: Scene) -> None:
+def test_an_attempt_whose_error_is_not_reported_is_repeated(scene: Scene) -> None:
     """Even if the files are the same afterwards."""
 
     def fail() -> None:
@@ -240,7 +277,7 @@ def test_an_attempt_whose_error_is_not_told_is_repeated(scene: Scene) -> None:
     assert scene.events(scene.write("train.py", "two")) == ["train.py"]
 
 
-def test_an_error_of_the_system_is_told(scene: Scene) -> None:
+def test_an_error_of_the_system_is_reported(scene: Scene) -> None:
     def fail() -> None:
         raise PermissionError(13, "Permission denied", "secret.py")
 
@@ -257,7 +294,10 @@ def test_the_folder_can_come_back(scene: Scene) -> None:
 
     def read_lock() -> ProjectSource:
         return ProjectSource(
-            folder=scene.folder, cell=cast(Any, 1), lock=cast(Any, 1), code=read_code(scene.folder)
+            folder=scene.folder,
+            cell=cast(Any, 1),
+            lock=cast(ProjectLock, FakeLock("")),
+            code=read_code(scene.folder),
         )
 
     scene._read = read_lock  # type: ignore[method-assign]

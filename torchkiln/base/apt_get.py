@@ -1,4 +1,4 @@
-"""Asks apt which packages it would add to the layers of an OS, and lets it download them.
+"""Resolves packages on the layers of an OS with apt, and downloads them.
 
 apt runs on this machine, with an unpacked root's list of packages, and checks the archive's signature.
 """
@@ -10,11 +10,11 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from torchkiln.base.apt_plan import is_removal, plan_of, reasons, unknown
+from torchkiln.base.apt_plan import AptPlan, is_removal, plan_of, reasons, unknown
 from torchkiln.base.archive import read_lists
 from torchkiln.base.debs import keep, missing
-from torchkiln.base.mmdebstrap import PINS, command, running, scratch
-from torchkiln.base.on_top import BaseWork, existing
+from torchkiln.base.mmdebstrap import PINS, command, running
+from torchkiln.base.on_top import BaseWork, base_work, existing
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import variables
 from torchkiln.errors import BuildFailed, Unresolvable
@@ -68,8 +68,7 @@ def resolve(
     :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
     """
     wanted, names = recipe(layers.base.os), tuple(requested)
-    with scratch(wanted, environ) as place:
-        work = BaseWork(recipe=wanted, store=store, environ=environ, place=place, report=report)
+    with base_work(wanted, store, environ, report) as work:
         plan, freely, files = work.folder / "plan", work.folder / "freely", work.folder / "debs"
         files.mkdir()
         script = _RESOLVE.format(packages=" ".join(map(shlex.quote, names)))
@@ -79,9 +78,9 @@ def resolve(
             _out("sync-out", _DEBS, files),
         )
         _ask(work, layers, (script, *out))
-        found = plan_of(_demand(names, layers, plan, freely))
-        debs = read_lists(place.lists, found.added)
-        if lost := {package.name for package in found.added} - {deb.name for deb in debs}:
+        added = _demanded(names, layers, plan, freely).added
+        debs = read_lists(work.place.lists, added)
+        if lost := {package.name for package in added} - {deb.name for deb in debs}:
             raise BuildFailed(
                 f"the index of the archive of {wanted.os} has no sha256 of: {', '.join(sorted(lost))}",
                 hint="use another mirror",
@@ -110,15 +109,14 @@ def fetch(
     wanted, absent = recipe(os_name), missing(debs, store)
     if not absent:
         return
-    with scratch(wanted, environ) as place:
-        work = BaseWork(recipe=wanted, store=store, environ=environ, place=place, report=report)
+    with base_work(wanted, store, environ, report) as work:
         files = work.folder / "debs"
         files.mkdir()
         names = " ".join(shlex.quote(f"{deb.name}={deb.version}") for deb in absent)
         _ask(work, None, (_DOWNLOAD.format(packages=names), _out("sync-out", _DEBS, files)))
         keep(files, absent, store)
         lost = missing(absent, store)
-        there = read_lists(place.lists, (OsPackage(name=deb.name, version=deb.version) for deb in lost))
+        there = read_lists(work.place.lists, (OsPackage(name=deb.name, version=deb.version) for deb in lost))
     if not lost:
         return
     hashes = {deb.sha256 for deb in there}
@@ -131,7 +129,7 @@ def fetch(
     mirrors = " and ".join(variables(wanted)[:2])
     raise BuildFailed(
         f"the archive of {os_name} no longer has these locked files: {_listed(gone)}",
-        hint=f"lock the packages of today: torchkiln lock --project DIR --upgrade; or set {mirrors} to a"
+        hint=f"lock today's packages: torchkiln lock --project DIR --upgrade; or set {mirrors} to a"
         " snapshot of the archive that has them",
     )
 
@@ -149,10 +147,10 @@ def _ask(work: BaseWork, layers: OsLayers | None, queries: tuple[str, ...]) -> N
             pass
 
 
-def _demand(names: tuple[str, ...], layers: OsLayers, plan: Path, freely: Path) -> list[str]:
-    """The lines of *plan*.
+def _demanded(names: tuple[str, ...], layers: OsLayers, plan: Path, freely: Path) -> AptPlan:
+    """The plan that apt wrote to *plan*; without one, it wrote to *freely*.
 
-    :raises Unresolvable: it is no plan, changes packages of *layers*, or lacks a requested one.
+    :raises Unresolvable: there is none, or it changes packages of *layers*, or lacks a requested one.
     """
     os_name = layers.base.os
     lines = _lines(plan)
@@ -182,7 +180,7 @@ def _demand(names: tuple[str, ...], layers: OsLayers, plan: Path, freely: Path) 
         raise Unresolvable(
             "\n".join(f"apt: {name}: {os_name} has no package of this name" for name in others), hint=hint
         )
-    return lines
+    return found
 
 
 def _lines(path: Path) -> list[str]:

@@ -14,7 +14,7 @@ _MAGIC = b"glibc-ld.so.cache1.1"
 _HEADER = struct.Struct("<20sII16x4x")  # magic, entries, bytes of texts
 _ENTRY = struct.Struct("<iIIIQ")  # flags, offsets of name and path, version of the kernel, capabilities
 
-#: Name of a library -> the paths at which the loader would look for it, in that order.
+#: Name of a library -> the paths at which the loader would search it, in that order.
 LoaderCache = Mapping[str, tuple[str, ...]]
 
 

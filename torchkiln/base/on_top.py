@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.base.complaint import Unsolvable
-from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command, dev_folder, running
+from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command, dev_folder, running, scratch
 from torchkiln.base.recipe import BaseRecipe
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase, LockedTools, OsPackage
@@ -36,6 +36,18 @@ class BaseWork:
     def folder(self) -> Path:
         """The scratch folder."""
         return Path(self.place.env["TMPDIR"])
+
+
+@contextmanager
+def base_work(
+    recipe: BaseRecipe, store: Store, environ: Mapping[str, str], report: Reporting
+) -> Iterator[BaseWork]:
+    """Work on a base of *recipe*; its scratch folder is deleted at the end.
+
+    :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
+    """
+    with scratch(recipe, environ) as place:
+        yield BaseWork(recipe=recipe, store=store, environ=environ, place=place, report=report)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

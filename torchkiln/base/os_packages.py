@@ -18,8 +18,7 @@ from torchkiln.base.apt_get import fetch, resolve
 from torchkiln.base.contents import inspect
 from torchkiln.base.debs import RECORDS, missing, write_repository
 from torchkiln.base.keeping import package_changes
-from torchkiln.base.mmdebstrap import scratch
-from torchkiln.base.on_top import Addition, BaseWork, layer_tar
+from torchkiln.base.on_top import Addition, BaseWork, base_work, layer_tar
 from torchkiln.base.protected import contents_of, demand_apart, demand_harmless
 from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe, recipe
 from torchkiln.base.sources import snapshot_of, sources_of
@@ -72,7 +71,7 @@ def lock_apt(
         os=layers.base.os,
         requested=requested,
         base=layers.base.digest,
-        tools=layers.tools.digest if layers.tools else None,
+        tools=layers.tools_digest,
         snapshot=snapshot_of(sources),
         debs=debs,
         **asdict(made.blob),
@@ -107,8 +106,7 @@ def ensure_apt(
             hint="lock the project again on this machine: torchkiln lock --project DIR --upgrade; or build it"
             " on the one that locked it",
         )
-    tools = layers.tools.digest if layers.tools else None
-    return replace(apt, base=layers.base.digest, tools=tools, **asdict(made.blob))
+    return replace(apt, base=layers.base.digest, tools=layers.tools_digest, **asdict(made.blob))
 
 
 def _made(
@@ -125,11 +123,12 @@ def _made(
     with store.lock(f"apt-{key}", "installs OS packages"):
         if known := _known(key, store):
             return known
-        if missing(debs, store):
-            report.say(f"downloading {len(missing(debs, store))} packages of {layers.base.os}")
+        if absent := missing(debs, store):
+            report.say(
+                f"downloading {len(absent)} package{'' if len(absent) == 1 else 's'} of {layers.base.os}"
+            )
         fetch(debs, layers.base.os, store, environ=environ, report=report)
-        with scratch(wanted, environ) as place:
-            work = BaseWork(recipe=wanted, store=store, environ=environ, place=place, report=report)
+        with base_work(wanted, store, environ, report) as work:
             made = _make(requested, debs, layers, work)
         record = {**asdict(made.blob), "paths": made.paths, "notes": made.notes}
         store.put_record(RECORDS, key, record)

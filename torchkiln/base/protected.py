@@ -1,7 +1,7 @@
-"""Decides whether packages of the archive change what the tests of an image are about. Pure.
+"""Decides whether packages of the archive change what the tests of an image cover. Pure.
 
 dpkg lets no package replace another's files, but scripts of packages can do anything: the layer that they
-left is compared with the layers below.
+left is compared with the lower layers.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def demand_harmless(lower: Contents, layer: Contents, *, what: str) -> tuple[str
     """Check the *layer* of packages on *lower*; *what* names it.
 
     :returns: warnings.
-    :raises BuildFailed: it changes files of packages below, has files that no package may have, or libraries
-        that the loader would find in place of those below.
+    :raises BuildFailed: it changes files of packages of the lower layers, has files that no package may have,
+        or libraries that the loader would find in place of theirs.
     """
     faults = [*_faults(lower, layer), *_shadowing(lower, layer)]
     if faults:
@@ -132,7 +132,7 @@ def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
 
 
 def _shadowing(lower: Contents, layer: Contents) -> Iterator[str]:
-    """Libraries below that the loader would find elsewhere."""
+    """Libraries of the lower layers that the loader would find elsewhere."""
     for name, before in sorted(lower.libraries.items()):
         now = layer.libraries.get(name, ()) if layer.libraries else before
         if not now:

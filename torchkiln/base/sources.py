@@ -71,7 +71,7 @@ def copying(sources: ArchiveSources) -> ArchiveSources:
 
 
 def snapshot_of(sources: ArchiveSources) -> str:
-    """The time of the snapshot of the archive, "20260101T000000Z"; empty if the mirror is none."""
+    """The time of the snapshot of the archive, "20260101T000000Z"; empty if the mirror is not a snapshot."""
     found = _SNAPSHOT.search(sources.mirror)
     return found[1] if found else ""
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from torchkiln.base import keeping
 from torchkiln.base.archive import read_lists, record_files
 from torchkiln.base.contents import inspect
-from torchkiln.base.mmdebstrap import scratch
-from torchkiln.base.on_top import Addition, BaseWork, layer_tar
+from torchkiln.base.on_top import Addition, base_work, layer_tar
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import sources_of, values
 from torchkiln.errors import BuildFailed
@@ -124,13 +123,12 @@ def build(
         hint=_UPGRADE,
     )
     try:
-        with scratch(wanted, environ) as place:
-            work = BaseWork(recipe=wanted, store=store, environ=environ, place=place, report=report)
+        with base_work(wanted, store, environ, report) as work:
             layer = layer_tar(addition, work)
             with store.writable():
                 encoded = encode(layer, temporary)
             tools = _read(temporary, encoded, name, base, called=f"the layer of {name}")
-            debs = read_lists(place.lists, tools.packages)
+            debs = read_lists(work.place.lists, tools.packages)
         with store.writable():
             store.adopt(temporary, store.blob(encoded.digest))
             record_files(store, BaseFiles(base=encoded.digest, debs=debs))

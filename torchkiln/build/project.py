@@ -93,12 +93,12 @@ def build_project(
             f"{FILE} was made for another lock of {project.parent}", hint="run: torchkiln lock --project DIR"
         )
     demand_own_name(project.name, tag_of(locked.resolution), matrix)
-    checking = replace(environment, fetcher=_own_wheels(source, locked, environment))
-    _check_libraries(source, checking, final=False)
+    _check_libraries(source, _with_own_wheels(source, locked, environment), final=False)
     below, plan = build_planned(locked, matrix, facts, layout, environment, options=options)
-    _check_libraries(source, checking, final=True)
+    # Wheels are built on the base that was used, which may not be the locked one.
+    environment = _with_own_wheels(source, plan.locked, environment)
+    _check_libraries(source, environment, final=True)
     started, store = time.monotonic(), environment.store
-    environment = replace(environment, fetcher=_own_wheels(source, plan.locked, environment))
     parent = Parent(plan=plan, manifest=below.image.manifest)
     draft = plan_project(parent, project, code, Effect())
     with store.claim(f"builds {project.name}", build_needs(draft)):
@@ -136,6 +136,7 @@ def rebuild_project(
     :raises ConfigError: the code hides a package of the image.
     """
     started = time.monotonic()
+    environment = _with_own_wheels(source, before.parent_plan.locked, environment)
     parent = Parent(plan=before.parent_plan, manifest=before.parent.image.manifest)
     final = plan_project(parent, before.lock, source.code, before.effect, source.settings)
     with environment.store.claim(f"builds {final.tag}", build_needs(final)):
@@ -177,13 +178,15 @@ def _image(
 def _check_libraries(source: ProjectSource, environment: Environment, *, final: bool) -> None:
     """Check that the libraries of the packages fit the image, as far as the cache has what that needs.
 
-    :param final: the image below is built: what is still missing is told.
+    :param final: the parent image exists, on which wheels are built from sdists; what is still missing is
+        reported.
     """
     store = environment.store
-    if not final:
-        missing = [wheel for wheel in source.lock.wheels if is_unread(wheel, store)]
-        with ThreadPoolExecutor(_STREAMS) as pool:
-            list(pool.map(lambda wheel: _fetched(wheel, environment), missing))
+    built = {origin.name for origin in source.lock.origins if origin.built}
+    wheels = [wheel for wheel in source.lock.wheels if (wheel.name in built) is final]
+    missing = [wheel for wheel in wheels if is_unread(wheel, store)]
+    with ThreadPoolExecutor(_STREAMS) as pool:
+        list(pool.map(lambda wheel: _fetched(wheel, environment), missing))
     unread = require_fitting(source.lock, source.cell, store)
     if unread and final:
         environment.say(
@@ -201,28 +204,31 @@ def _fetched(wheel: LockedWheel, environment: Environment) -> None:
         pass
 
 
-def _with_packages(project: ProjectLock, below: ImagePlan, environment: Environment) -> ProjectLock:
-    """*project* with its OS packages on the base and the tools of *below*, which may not be the locked ones.
+def _with_packages(project: ProjectLock, parent: ImagePlan, environment: Environment) -> ProjectLock:
+    """*project* with its OS packages on the base and the tools of *parent*, which may not be the locked ones.
 
     :raises KilnError: as `ensure_apt` does.
     """
     if project.apt is None:
         return project
     report = Reporting(say=environment.say, observer=environment.observer)
-    layers, own, environ = layers_of(below.locked), own_paths(below), environment.environ
+    layers, own, environ = layers_of(parent.locked), own_paths(parent), environment.environ
     apt = ensure_apt(project.apt, layers, own, environment.store, environ=environ, report=report)
     return replace(project, apt=apt)
 
 
-def _own_wheels(source: ProjectSource, cell: LockedCell, environment: Environment) -> ProjectWheels:
-    """The fetcher for the wheels of the project, those that no index has among them."""
+def _with_own_wheels(source: ProjectSource, cell: LockedCell, environment: Environment) -> Environment:
+    """*environment* whose fetcher also has the project's wheels that no index has.
+
+    :param cell: the cell on whose base wheels are built again.
+    """
 
     def rebuild(wheel: LockedWheel, origin: Origin) -> Path:
         from torchkiln.build.rebuilt import rebuilt  # imported here because it loads slowly
 
         return rebuilt(wheel, origin, cell, environment)
 
-    return ProjectWheels(
+    fetcher = ProjectWheels(
         environment.fetcher,
         source.folder,
         source.lock.origins,
@@ -230,6 +236,7 @@ def _own_wheels(source: ProjectSource, cell: LockedCell, environment: Environmen
         environment.environ,
         rebuild,
     )
+    return replace(environment, fetcher=fetcher)
 
 
 def _effect(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,12 @@ from torchkiln.build.project import ProjectSource
 from torchkiln.errors import Stale
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.lock import how_to_lock
+from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.model.project import ProjectLock
-from torchkiln.project.code import read_code
+from torchkiln.project.code import ProjectCode, read_code
 from torchkiln.project.file import FILE, save_project
-from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of, ready_project
+from torchkiln.project.ready import ProjectRequest, needs_of, ready_project
 from torchkiln.project.settings import read_settings
 from torchkiln.store.store import Store
 
@@ -40,7 +41,13 @@ def source_of(
     :raises Unresolvable: its requirements conflict with the image.
     """
 
-    def lock() -> ProjectLock:
+    settings = read_settings(request.folder)  # its faults are reported before a lock is made, too
+
+    def code(wheels: Iterable[str]) -> ProjectCode:
+        """The code without *wheels*, which are installed, and without the folder of others."""
+        return read_code(request.folder, without=tuple(filter(None, (settings.wheels, *wheels))))
+
+    def lock(parent: LockedCell) -> ProjectLock:
         if made is None:
             raise Stale(
                 f"{request.folder / FILE}: no such file: the project is not locked",
@@ -49,20 +56,18 @@ def source_of(
         from torchkiln.build.sdist import SandboxedBuilder  # both load slowly
         from torchkiln.project.session import lock_folder
 
-        needs = needs_of(
-            request.folder, fresh_parent(locks, request.cell, environ), store, request.chosen(None)
-        )
-        required = (one.path for one in needs.requirements if one.path)
-        # Its faults are reported before a lock is made.
-        read_code(request.folder, without=(*filter(None, (settings.wheels,)), *required))
+        needs = needs_of(request.folder, parent, store, request.chosen(None))
+        code(one.path for one in needs.requirements)  # its faults are reported before a lock is made
         builder = SandboxedBuilder(store=store, environ=environ, report=report)
         found = lock_folder(request, locks, store, environ=environ, builder=builder, report=report)
         made(found, save_project(request.folder, found.lock))
         return found.lock
 
-    settings = read_settings(request.folder)  # before a lock is made, too
     locked, cell = ready_project(request, locks, store, environ=environ, lock=lock)
-    # The wheels are installed: they are not copied as code, too.
-    own = (settings.wheels, *(origin.path for origin in locked.origins))
-    code = read_code(request.folder, without=tuple(filter(None, own)))
-    return ProjectSource(cell=cell, lock=locked, code=code, folder=request.folder, settings=settings)
+    return ProjectSource(
+        cell=cell,
+        lock=locked,
+        code=code(origin.path for origin in locked.origins),
+        folder=request.folder,
+        settings=settings,
+    )

@@ -7,7 +7,6 @@ only if the readers of wheels accept it.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -35,6 +34,7 @@ from torchkiln.project.sdists import BuiltSdist, Resolve
 from torchkiln.runtimes.workshop import Job, Limits, run_enclosed
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
+from torchkiln.util.strict_json import json_of
 from torchkiln.wheel.metadata import metadata_in
 
 _DRIVER = Path(__file__).with_name("sdist_driver.py")
@@ -75,7 +75,7 @@ class SandboxedBuilder:
     root: Callable[[LockedCell], Path] | None = None  # the image's file system; None: base and tools
 
     def build(self, sdist: LockedWheel, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
-        """As the protocol says."""
+        """See SdistBuilder."""
         root = self._root(cell)
         self.report.say(f"building {sdist.filename} in a sandbox")
         try:
@@ -83,7 +83,7 @@ class SandboxedBuilder:
             system = build_system(text)
             requires = resolve(system.requires)
             words = ("requires", system.backend, *system.path)
-            more = build_requirements(json.loads(self._run(sdist, root, cell, requires, words, _QUICK)))
+            more = build_requirements(json_of(self._run(sdist, root, cell, requires, words, _QUICK)))
             if set(more) - set(system.requires):
                 requires = resolve((*system.requires, *more))
         except ValueError as error:
@@ -93,7 +93,7 @@ class SandboxedBuilder:
         return self._wheel(sdist, root, cell, requires, system)
 
     def same(self, sdist: LockedWheel, cell: LockedCell, built: BuiltSdist) -> bool:
-        """As the protocol says."""
+        """See SdistBuilder."""
         return self.again(sdist, cell, built.requires).wheel.sha256 == built.wheel.sha256
 
     def again(self, sdist: LockedWheel, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
@@ -173,7 +173,7 @@ class SandboxedBuilder:
         words: tuple[str, ...],
         limits: Limits,
     ) -> bytes:
-        """What the driver answers.
+        """What the driver writes to its stdout.
 
         :raises BuildFailed: it failed, or was stopped.
         """
@@ -208,7 +208,7 @@ class SandboxedBuilder:
             with self.store.writable():
                 (folder / "wheels").mkdir(parents=True, mode=0o755)
                 for place in (folder, folder / "wheels"):
-                    place.chmod(0o755)  # regardless of the umask: nobody reads it
+                    place.chmod(0o755)  # regardless of the umask: the user nobody reads it
                 shutil.copyfile(_DRIVER, folder / "driver.py")
                 (folder / "driver.py").chmod(0o444)
                 os.link(self.store.wheel(sdist), folder / "source.tar.gz")

@@ -1,7 +1,7 @@
 """Rebuilds the image of a project each time its files change, as `build --watch` does.
 
-Files are looked at in intervals, not by the kernel's notifications: these do not tell what git ignores, and
-there are none for folders of other machines.
+Files are polled: the kernel's notifications do not say what git ignores, and there are none for folders of
+other machines.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torchkiln.build.project import BuiltProject, ProjectSource
 from torchkiln.errors import BuildFailed, KilnError
 from torchkiln.project.snapshot import Snapshot, changed_paths, snapshot
 
-INTERVAL = 0.25  # seconds between two looks at the files
+INTERVAL = 0.25  # seconds between two polls
 SETTLE = 0.05  # the same after a change, until nothing changes: editors and git write several files
-_MOST_LOOKS = 40  # then the files are read as they are
-_IDLE, _LONGEST = 10, 2.0  # a longer pause after a look that takes long: so many times as long, seconds
+_MOST_POLLS = 40  # then the files are read as they are
+_IDLE, _LONGEST = 10, 2.0  # a longer pause after a poll that takes long: so many times as long, seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,13 +55,14 @@ def rebuilds(project: WatchedProject) -> Iterator[Rebuilt | KilnError]:
     After an error an image is also built if the files are those of the last image again.
     """
     source, tried = project.source, project.source  # of the last image, and of the last attempt
-    told, files = "", _Files(project)
+    reported, files = "", _Files(project, _wheels_of(project.source))
     before: BuiltProject | None = project.built
     while True:
         is_change = files.wait()
         try:
             found = project.read()
-            if _is_same(found, tried) and not (told and is_change):
+            files.wheels = _wheels_of(found)
+            if _is_same(found, tried) and not (reported and is_change):
                 continue
             tried = found
             of_same_packages = (found.lock, found.cell) == (source.lock, source.cell)
@@ -72,19 +73,20 @@ def rebuilds(project: WatchedProject) -> Iterator[Rebuilt | KilnError]:
             if is_change and not files.retried and files.are_changing():
                 files.retried = True  # what was read may be half of a change
                 tried = source
-            elif is_change or fault.message != told:
-                told = fault.message
+            elif is_change or fault.message != reported:
+                reported = fault.message
                 yield fault
         else:
-            changed, source, told = changed_paths(source.code, found.code), found, ""
+            changed, source, reported = changed_paths(source.code, found.code), found, ""
             yield Rebuilt(built=before, source=source, changed=changed, began=files.noticed)
 
 
 @dataclass
 class _Files:
-    """The files of a project, looked at in intervals."""
+    """The files of a project, which are polled."""
 
     project: WatchedProject
+    wheels: tuple[Path, ...]  # the project's own that are locked; git may ignore them
     noticed: float = 0.0  # when the last change was noticed
     retried: bool = False  # an error was not reported, because files were changing
     _seen: Snapshot | None = field(default=None)
@@ -100,7 +102,7 @@ class _Files:
         while True:
             self.project.pause(max(INTERVAL, min(_IDLE * cost, _LONGEST)))
             self.noticed = time.monotonic()
-            now = self._look()
+            now = self._poll()
             cost = time.monotonic() - self.noticed
             if now != self._seen:
                 self._seen, self._sure = self._settled(now), False
@@ -111,19 +113,24 @@ class _Files:
 
     def are_changing(self) -> bool:
         """Whether the files have changed since `wait` returned."""
-        return self._look() != self._seen
+        return self._poll() != self._seen
 
-    def _look(self) -> Snapshot:
-        return snapshot(self.project.folder, self.project.beside)
+    def _poll(self) -> Snapshot:
+        return snapshot(self.project.folder, (*self.project.beside, *self.wheels))
 
     def _settled(self, now: Snapshot) -> Snapshot:
-        for _ in range(_MOST_LOOKS):
+        for _ in range(_MOST_POLLS):
             self.project.pause(SETTLE)
-            later = self._look()
+            later = self._poll()
             if later == now:
                 break
             now = later
         return now
+
+
+def _wheels_of(source: ProjectSource) -> tuple[Path, ...]:
+    """The files of the wheels that are locked by path."""
+    return tuple(source.folder / origin.path for origin in source.lock.origins if origin.path)
 
 
 def _is_same(one: ProjectSource, other: ProjectSource) -> bool:

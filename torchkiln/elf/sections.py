@@ -38,7 +38,7 @@ class Data(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """An entry of the section table. `start` and `stop` are bytes of the file, equal if it has none there."""
+    """An entry of the section table. `start` and `stop` are bytes of the file, equal if it has none."""
 
     at: int  # offset of the entry
     name: int  # offset in the section with the names
@@ -67,7 +67,7 @@ def is_elf(head: bytes) -> bool:
 def landmarks(head: bytes) -> list[tuple[int, int]]:
     """Start and stop of the section table, and of the dynamic section, of a file that begins with *head*.
 
-    Before the section table is read, the program headers tell where the dynamic section is.
+    Before the section table is read, the program headers give the place of the dynamic section.
     """
     if len(head) < HEADER:
         return []

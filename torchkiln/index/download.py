@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
@@ -35,16 +36,16 @@ _RANGE = re.compile(r"bytes (?P<start>\d+)-\d+/(?P<total>\d+|\*)")
 T = TypeVar("T")
 
 
-class Downloader(Generic[F]):
+class Downloader(ABC, Generic[F]):
     """Downloads files; thread-safe. A subclass locates them."""
 
     def __init__(self, session: IndexSession, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._session = session
         self._sleep = sleep
 
+    @abstractmethod
     def _locate(self, file: F, *, fresh: bool) -> FileAt:
         """The URL of the file; *fresh*: not a cached one."""
-        raise NotImplementedError
 
     def tail(self, file: F, count: int) -> bytes | None:
         """The last *count* bytes of the file; None if the server does not support range requests.

@@ -46,7 +46,7 @@ def packages_of(debs: Iterable[DebFile]) -> tuple[OsPackage, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OsLayers:
-    """The layers below a project that have OS packages."""
+    """The layers of a parent image that have OS packages."""
 
     base: LockedBase
     tools: LockedTools | None = None
@@ -62,6 +62,11 @@ class OsLayers:
         found = (package for artefact in self.artefacts for package in artefact.packages)
         return tuple(sorted(found, key=lambda package: (package.name, package.version)))
 
+    @property
+    def tools_digest(self) -> fields.Sha256Digest | None:
+        """The digest of the tools' blob, if there are tools."""
+        return self.tools.digest if self.tools else None
+
     def fits(self, apt: LockedApt) -> bool:
         """Whether *apt* was locked on these."""
-        return (apt.base, apt.tools) == (self.base.digest, self.tools.digest if self.tools else None)
+        return (apt.base, apt.tools) == (self.base.digest, self.tools_digest)

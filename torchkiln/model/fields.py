@@ -94,6 +94,8 @@ ArchivePath = Annotated[
         description='a path in NVIDIA\'s layout, "cuda_nvcc/linux-x86_64/cuda_nvcc-12.1.tar.xz"',
     ),
 ]
+#: The path of something in a folder, relative to it; `.` and `..` are refused elsewhere.
+INSIDE = r"^[^/\u0000-\u001f\u007f-\u009f]+(/[^/\u0000-\u001f\u007f-\u009f]+)*$"
 DebName = Annotated[
     str, Meta(pattern=r"^[a-z0-9][a-z0-9+.-]{0,200}$", description="the name of a Debian package")
 ]

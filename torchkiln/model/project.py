@@ -12,7 +12,7 @@ from torchkiln.model.apt import LockedApt
 from torchkiln.model.lock import LockedWheel
 
 LABEL = "torchkiln.project"  # of a project's image: its name
-PARENT_LABEL = "torchkiln.parent"  # the image below it, TAG@DIGEST
+PARENT_LABEL = "torchkiln.parent"  # its parent image, TAG@DIGEST
 APP = "app"  # where its code is, relative to /
 PROJECT_JSON = "etc/torchkiln/project.json"
 
@@ -32,23 +32,23 @@ class BuiltFrom:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where the wheel of one package comes from, if no index has it: a file, an address, or an sdist."""
+    """Where the wheel of one package comes from, if no index has it: a file, a URL, or an sdist."""
 
     name: fields.Name
     path: Annotated[
         str,
         Meta(
-            pattern=r"^[^/\u0000-\u001f\u007f-\u009f]+(/[^/\u0000-\u001f\u007f-\u009f]+)*$",
+            pattern=fields.INSIDE,
             max_length=1000,
             description="a file in the project's folder",
         ),
     ] = ""
-    url: Annotated[str, Meta(pattern=r"^https?://[!-~]+$", max_length=2000, description="its address")] = ""
+    url: Annotated[str, Meta(pattern=r"^https?://[!-~]+$", max_length=2000, description="its URL")] = ""
     built: BuiltFrom | None = None
 
     @property
     def text(self) -> str:
-        """The file or the address."""
+        """The file, the URL or the sdist."""
         return self.path or self.url or (self.built.sdist if self.built else "")
 
 

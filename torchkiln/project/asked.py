@@ -66,7 +66,7 @@ class ProjectNeeds:
     is_lock: bool = False  # the source pins every package, also dependencies
     apt: tuple[str, ...] = ()  # OS packages, "git-lfs=3.3.0-1"; sorted
     choice: Choice = NO_CHOICE  # the requirements include those of these extras and groups
-    wheels: str = ""  # the setting: a folder in the project's with wheels that may be chosen
+    wheels: str = ""  # the setting: a folder of wheels in the project's folder
     own: tuple[FolderWheel, ...] = ()  # those in it, and those that the requirements name by path
     build: tuple[str, ...] = ()  # the setting: normalized names of packages whose sdists may be built
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -39,7 +38,7 @@ def build_system(text: bytes) -> BuildSystem:
     backend = table.get("build-backend", BuildSystem().backend)
     for key, value in (("requires", requires), ("backend-path", path)):
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise ValueError(f"[build-system] {key} is not a list of texts")
+            raise ValueError(f"[build-system] {key} is not a list of strings")
     if not isinstance(backend, str) or not _BACKEND.fullmatch(backend):
         raise ValueError("[build-system] build-backend is not the name of a module")
     if any(not _PART.fullmatch(part) or ".." in part.split("/") for part in path if part != "."):
@@ -47,24 +46,25 @@ def build_system(text: bytes) -> BuildSystem:
     return BuildSystem(requires=build_requirements(requires), backend=backend, path=tuple(path))
 
 
-def build_requirements(texts: Iterable[object]) -> tuple[str, ...]:
-    """*texts* as PEP 508 requirements by name.
+def build_requirements(texts: object) -> tuple[str, ...]:
+    """*texts*, a list, as PEP 508 requirements by name.
 
-    :raises ValueError: there are too many, or one is no such requirement.
+    :raises ValueError: it is not a list, there are too many, or one is not such a requirement.
     """
-    listed = list(texts)
-    if len(listed) > _MOST:
-        raise ValueError(f"it requires more than {_MOST} packages to be built")
+    if not isinstance(texts, list):
+        raise ValueError("its build requirements are not a list")
+    if len(texts) > _MOST:
+        raise ValueError(f"its build requires more than {_MOST} packages")
     found = []
-    for text in listed:
+    for text in texts:
         shown = str(text)[:100]
         try:
             if not isinstance(text, str) or len(text) > _LONGEST:
                 raise InvalidRequirement
             requirement = Requirement(text)
         except InvalidRequirement:
-            raise ValueError(f"{shown!r}, which it requires to be built, is not a requirement") from None
+            raise ValueError(f"its build requires {shown!r}, which is not a valid requirement") from None
         if requirement.url:
-            raise ValueError(f"{requirement.name}, which it requires to be built, is a file at an address")
+            raise ValueError(f"its build requires {requirement.name} by a direct URL")
         found.append(str(requirement))
     return tuple(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""Reads requirements that name one wheel: by its path in the project's folder, or by its address. Pure."""
+"""Reads requirements that name one wheel: by its path in the project's folder, or by its URL. Pure."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class WheelRequirement:
     text: str  # PEP 508, by its name and version
     path: str = ""  # relative to the project's folder, normalized
     url: str = ""  # without a fragment
-    sha256: str = ""  # that the address has
+    sha256: str = ""  # in the URL's fragment
 
 
 def wheel_required(text: str) -> WheelRequirement | None:
-    """The wheel that the requirement *text* names by path or address; None: it names none.
+    """The wheel that the requirement *text* names by path or URL; None: it names none.
 
     :raises ValueError: it cannot be locked; the message says why.
     """
@@ -88,4 +88,4 @@ def _demand_plain(url: str) -> None:
     if why := unsafe(url, url):
         raise ValueError(why)
     if urlsplit(url).query:
-        raise ValueError("an address must not have a query")
+        raise ValueError("a URL must not have a query")

@@ -143,7 +143,7 @@ def _origin_faults(document: Mapping[str, Any]) -> Iterator[str]:
         yield "origins: must be those of the wheels that no index has"
     for number, origin in enumerate(origins):
         if len(origin) != 2:
-            yield f"origins[{number}]: must be either a path, an address or an sdist"
+            yield f"origins[{number}]: must have exactly one of path, url and built"
         if {".", ".."} & {*origin.get("path", "").split("/")}:
             yield f"origins[{number}]: {shown(origin['path'])} is not in the project's folder"
 

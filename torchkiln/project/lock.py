@@ -159,7 +159,7 @@ def _moves(pin: Pin, before: LockedWheel | None, *, by_file: bool) -> bool:
 
 def _origins(wheels: Iterable[LockedWheel], needs: ProjectNeeds) -> tuple[Origin, ...]:
     """Where those of *wheels* come from that no index has; without what they are built from."""
-    addresses = {one.name: one.url for one in needs.requirements if one.url}
+    urls = {one.name: one.url for one in needs.requirements if one.url}
     required = {one.path for one in needs.requirements if one.path}
     # A wheel that is required by path may also be in the folder of the setting.
     ordered = sorted(needs.own, key=lambda wheel: wheel.path in required)
@@ -167,7 +167,7 @@ def _origins(wheels: Iterable[LockedWheel], needs: ProjectNeeds) -> tuple[Origin
     return tuple(
         Origin(name=wheel.name, path=paths[wheel.sha256])
         if wheel.sha256 in paths
-        else Origin(name=wheel.name, url=addresses.get(wheel.name, ""))
+        else Origin(name=wheel.name, url=urls.get(wheel.name, ""))
         for wheel in sorted(wheels, key=lambda wheel: wheel.name)
         if wheel.index is Source.PROJECT
     )

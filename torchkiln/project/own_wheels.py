@@ -91,7 +91,7 @@ def local_wheels(
     for wheel in needs.own:
         asked = required.get(wheel.path)
         if wheel.name in fixed:
-            left_out.append(f"{wheel.path}: {wheel.name} is the image's, and fixed")
+            left_out.append(f"{wheel.path}: {wheel.name} is fixed in the image")
             continue
         if parse_wheel_filename(wheel.filename)[3].isdisjoint(tags):
             why = f"{wheel.path}: not a wheel for Python {python} and the image's Linux"

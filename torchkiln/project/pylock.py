@@ -98,7 +98,7 @@ def _unfit(package: Package) -> str:
     if package.directory:
         return "local folders cannot be locked"
     if package.archive:
-        return "files at an address cannot be locked"
+        return "files at direct URLs cannot be locked"
     if not package.wheels:
         return "it has no wheel, only source code, which is not built here"
     return "" if package.version else "it has no version"

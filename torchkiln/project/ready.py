@@ -53,17 +53,17 @@ def ready_project(
     store: Store,
     *,
     environ: Mapping[str, str],
-    lock: Callable[[], ProjectLock],
+    lock: Callable[[LockedCell], ProjectLock],
 ) -> tuple[ProjectLock, LockedCell]:
     """The lock of the project and that of its cell; both are fresh.
 
-    :param lock: makes that of the project; called if there is none.
+    :param lock: makes that of the project on the cell's; called if there is none.
     :raises ConfigError: the project's files are wrong.
     :raises Stale: a lock is outdated.
     """
     parent, present = fresh_parent(locks, request.cell, environ), load_project(request.folder)
     if present is None:
-        return lock(), parent
+        return lock(parent), parent
     needs = needs_of(request.folder, parent, store, request.chosen(present))
     require_fresh_project(request.folder, present, needs, parent)
     return present, parent

@@ -208,7 +208,7 @@ def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, 
     allowed = (*hashes, *filter(None, (wheel.sha256,)))
     if wheel.url and len({*allowed}) != 1:
         raise _Unsupported(
-            f"{shown}: a wheel at an address needs one sha256", "add it: https://…/NAME.whl#sha256=<64 hex>"
+            f"{shown}: a direct URL of a wheel needs one sha256", "add it: https://…/NAME.whl#sha256=<64 hex>"
         )
     requirement = _requirement(wheel.text, constraint=False)
     return Asked(
@@ -240,4 +240,4 @@ def _requirement(text: str, *, constraint: bool) -> Requirement:
 
 def _kind(url: str) -> str:
     is_repository = url.lower().startswith(("git+", "hg+", "svn+", "bzr+"))
-    return "source code of a repository" if is_repository else "source code at an address"
+    return "source code of a repository" if is_repository else "source code at a direct URL"

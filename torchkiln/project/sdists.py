@@ -28,7 +28,7 @@ from torchkiln.index.listing import ListedFile
 from torchkiln.index.package_index import PackageIndex
 from torchkiln.index.read_page import release_files
 from torchkiln.model.cell import Source
-from torchkiln.model.index import FileAt, IndexRequest, LocalWheel
+from torchkiln.model.index import IndexRequest, LocalWheel
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.project import BuiltFrom, Origin, ProjectLock
@@ -83,7 +83,7 @@ class Sdists:
     ) -> None:
         self._index, self._cell, self._builder, self._as_of = index, cell, builder, as_of
         self._known = known
-        self._listed: dict[str, tuple[LockedWheel, ListedFile]] = {}  # by sha256
+        self._listed: dict[str, LockedWheel] = {}  # by sha256
         self._built: dict[str, BuiltSdist] = {}
         self._building = threading.RLock()  # one build at a time: each may use gigabytes
 
@@ -99,7 +99,7 @@ class Sdists:
         fixed = fixed_wheels(self._cell.wheels)
         if wrong := sorted(set(names) & fixed.keys()):
             raise ConfigError(
-                f"build: {', '.join(wrong)}: the image has it, and it is fixed",
+                f"build: {', '.join(wrong)}: fixed in the image",
                 hint="remove it from the setting build",
             )
         for name in names:
@@ -123,10 +123,10 @@ class Sdists:
             if wheel.index is not Source.PROJECT or wheel.sha256 not in self._listed:
                 wheels.append(wheel)
                 continue
-            sdist, _ = self._listed[wheel.sha256]
             built = self._of(wheel.sha256)
             wheels.append(built.wheel)
-            origins[wheel.name] = Origin(name=wheel.name, built=self._from(sdist, built))
+            # The build has measured an sdist whose size the index does not have.
+            origins[wheel.name] = Origin(name=wheel.name, built=self._from(self._listed[wheel.sha256], built))
         return replace(lock, wheels=tuple(wheels), origins=tuple(origins[name] for name in sorted(origins)))
 
     def required(self, texts: tuple[str, ...]) -> tuple[LockedWheel, ...]:
@@ -148,7 +148,7 @@ class Sdists:
         try:
             found = self._index.wheels(wanted) if texts else ()
         except Unresolvable as error:
-            raise BuildFailed(f"what its build requires cannot be installed: {error.message}") from error
+            raise BuildFailed(f"its build requirements cannot be installed: {error.message}") from error
         self._demand_free(wheel.name for wheel in found)
         for wheel in found:
             Downloads(pages).fetch_wheel(wheel, pages.store)
@@ -172,7 +172,7 @@ class Sdists:
             size=file.size or 0,
             index=Source.DEFAULT,
         )
-        self._listed[file.sha256] = sdist, file
+        self._listed[file.sha256] = sdist
         return LocalWheel(
             name=name,
             version=str(version),
@@ -195,20 +195,15 @@ class Sdists:
             return self._built[sha256]
 
     def _build(self, sha256: str) -> BuiltSdist:
-        sdist, _ = self._listed[sha256]
-        pages = self._index.pages
+        sdist, pages = self._listed[sha256], self._index.pages
         if not sdist.size:
             (at,) = (file for file in pages.files(sdist.name, sdist.index, {sha256}) if file.sha256 == sha256)
-            sdist = self._measured(sdist, at)
+            sdist = replace(sdist, size=pages.measure(at).size or 0)
+            self._listed[sha256] = sdist
         Downloads(pages).fetch_wheel(sdist, pages.store)
         known = self._known.get(sha256)
         resolve = self.required if known is None else self._same_as(known)
         return self._builder.build(sdist, self._cell, resolve)
-
-    def _measured(self, sdist: LockedWheel, at: FileAt) -> LockedWheel:
-        found = replace(sdist, size=self._index.pages.measure(at).size or 0)
-        self._listed[sdist.sha256] = found, self._listed[sdist.sha256][1]
-        return found
 
     def _same_as(self, known: BuiltFrom) -> Resolve:
         """The build requirements of the previous lock, which give the same wheel."""

@@ -37,7 +37,7 @@ from torchkiln.project.own_wheels import demand_wheels_folder, from_index, local
 from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
 from torchkiln.project.sdists import SdistBuilder, Sdists
 from torchkiln.project.target import applies, environment_of
-from torchkiln.project.wheel_files import keep_own_wheels, wheel_at_address
+from torchkiln.project.wheel_files import keep_own_wheels, wheel_by_url
 from torchkiln.store.store import Store
 from torchkiln.symbols.known import is_unread
 from torchkiln.util.sizes import size
@@ -60,10 +60,10 @@ def lock_folder(
     """Lock a project; nothing is written. Versions of its present lock are kept unless upgraded.
 
     :param builder: builds sdists that the project's settings name.
+    :param report: gets the steps in which OS packages are installed.
     :raises ConfigError: the project's files are wrong, exclude the image's Python or torch, or its name is
         that of another image.
     :raises Stale: the cell is not locked, or its lock is stale; or uv.lock is.
-    :param report: gets the steps in which OS packages are installed.
     :raises Unresolvable: the requirements conflict, a package is not built for the image, or the archive
         cannot provide the OS packages.
     :raises BuildFailed: the OS packages cannot be installed in the image, or would change it.
@@ -162,12 +162,12 @@ def _local(
     """The wheels of *needs* that no index has and that fit the image, and sentences about the others."""
     python, fixed = parent.base.python, fixed_wheels(parent.wheels).keys()
     found, left_out = local_wheels(needs, folder, fixed, python, _tags(parent))
-    at_address = (
-        wheel_at_address(one, folder, index.pages)
+    by_url = (
+        wheel_by_url(one, folder, index.pages)
         for one in needs.requirements
         if one.url and applies(one.requirement, environment_of(python))
     )
-    return (*found, *at_address), left_out
+    return (*found, *by_url), left_out
 
 
 def _tags(parent: LockedCell) -> tuple[Tag, ...]:

@@ -21,8 +21,8 @@ from torchkiln.util.toml import toml_of
 FILE = "torchkiln.toml"
 _TABLE = "tool.torchkiln"
 
-# They decide which programs and libraries start, and which GPUs an engine provides; the image was tested with
-# its own values.
+# They decide which programs start, which libraries are loaded, and which GPUs an engine provides; the image
+# was tested with its own values.
 _PROTECTED = re.compile(
     r"(LD|NVIDIA|TORCHKILN|PIP|UV)_.*|PATH|VIRTUAL_ENV|BASH_ENV|ENV|GLIBC_TUNABLES"
     r"|PYTHON(?!UNBUFFERED$|HASHSEED$|FAULTHANDLER$|WARNINGS$|DONTWRITEBYTECODE$).*"
@@ -32,8 +32,6 @@ _Variable = Annotated[
     str,
     Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$", description='the name of a variable, "HF_HOME"'),
 ]
-
-
 _Package = Annotated[
     str,
     Meta(
@@ -67,15 +65,15 @@ class ProjectSettings:
         tuple[_Package, ...],
         Meta(
             max_length=100,
-            description="packages without wheels, whose source code is built in a sandbox: this runs it",
+            description="packages without wheels, whose source code is built, and so runs, in a sandbox",
         ),
     ] = ()
     wheels: Annotated[
         str,
         Meta(
-            pattern=r"^[^/\u0000-\u001f\u007f-\u009f]+(/[^/\u0000-\u001f\u007f-\u009f]+)*$",
+            pattern=fields.INSIDE,
             max_length=1000,
-            description='a folder in the project\'s with wheels that may be chosen, "wheels"',
+            description='a folder of wheels in the project\'s folder, "wheels"',
         ),
     ] = ""
 
@@ -161,9 +159,9 @@ def _faults(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"env: {name} cannot be set: the tests of the image depend on it"
     names = [text.partition("=")[0] for text in document.get("apt", ())]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"apt: {name} is there twice"
+        yield f"apt: {name} is listed twice"
     if {".", ".."} & {*document.get("wheels", "").split("/")}:
-        yield f"wheels: {document['wheels']!r} is not a folder in the project's: write it without . and .."
+        yield f"wheels: {document['wheels']!r} is not in the project's folder: write it without . and .."
     for key in ("command", "test"):
         if document.get(key, [""])[0].startswith("-"):
             yield f"{key}: {document[key][0]!r} is an option, not a program"

@@ -1,4 +1,4 @@
-"""Fetches the wheels of a project: those that no index has from its folder or their address."""
+"""Fetches the wheels of a project: those that no index has from its folder, by URL, or from sdists."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class OwnDownloads(Downloads):
         return FileAt(filename=file.filename, url=url, size=file.size, sha256=file.sha256)
 
     def _checked(self, file: LockedWheel, origin: Origin) -> Path:
-        """The file in the project's folder; whoever reads it compares its sha256 again.
+        """The file in the project's folder; its reader compares the sha256 again.
 
-        :raises BuildFailed: it is missing, or another one.
+        :raises BuildFailed: it is missing, or has another sha256.
         """
         try:
             path = target_inside(self._folder, self._folder / origin.path)
@@ -73,10 +73,10 @@ def keep_own_wheels(lock: ProjectLock, folder: Path, pages: Pages) -> None:
             downloads.fetch_wheel(wheel, pages.store)
 
 
-def wheel_at_address(asked: Asked, folder: Path, pages: Pages) -> LocalWheel:
-    """The wheel at the address that *asked* requires, which is now in the cache.
+def wheel_by_url(asked: Asked, folder: Path, pages: Pages) -> LocalWheel:
+    """The wheel that *asked* requires by URL, which is now in the cache.
 
-    :raises BuildFailed: it cannot be read, or is another one.
+    :raises BuildFailed: it cannot be read, or has another sha256, name or version.
     """
     (sha256,) = {*asked.hashes}
     filename = unquote(urlsplit(asked.url).path).rpartition("/")[2]
@@ -99,7 +99,7 @@ def wheel_at_address(asked: Asked, folder: Path, pages: Pages) -> LocalWheel:
         why = error.reason if isinstance(error, BadWheel) else str(error)
         raise BuildFailed(
             f"{asked.where}: {redact(asked.url)}: {why}",
-            hint="compare the address and the sha256 with what the project publishes",
+            hint="compare the URL and the sha256 with what the project publishes",
         ) from error
 
 
@@ -121,8 +121,9 @@ class ProjectWheels:
     ) -> None:
         self._indexes, self._folder, self._origins = indexes, folder, {one.name: one for one in origins}
         self._store, self._environ, self._rebuild = store, environ, rebuild
-        self._own: OwnDownloads | None = None  # opened when it is needed: it asks pip for its settings
+        self._own: OwnDownloads | None = None  # opened when it is needed: this runs pip
         self._opening = threading.Lock()
+        self._building = threading.Lock()  # one build at a time: each may use gigabytes
 
     def size(self, wheel: LockedWheel) -> int:
         """See Fetcher."""
@@ -142,7 +143,8 @@ class ProjectWheels:
     ) -> None:
         """See Fetcher."""
         if origin := self._built(wheel):
-            os.replace(self._rebuild(wheel, origin), path)  # the caller adopts it, as any download
+            with self._building:
+                os.replace(self._rebuild(wheel, origin), path)  # the caller adopts it, as any download
             on_progress(wheel.size)
         else:
             self._of(wheel).fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)

@@ -4,9 +4,9 @@
 
 The spec is JSON on stdin; the command's stdin is empty. All namespaces are new, so there is no network, no
 process and no file of the host but the image and the bound folders, all of which are read-only. What the
-command writes is in memory, in a file system of limited size, and is discarded. It runs as nobody, without
-capabilities, and cannot make user namespaces; a seccomp filter and resource limits apply. An error before it
-starts goes to stderr, with exit code 125.
+command writes is in memory, in a file system of limited size, and is discarded. It runs as the user nobody,
+without capabilities, and cannot make user namespaces; a seccomp filter and resource limits apply. An error
+before it starts goes to stderr, with exit code 125.
 """
 
 from __future__ import annotations
@@ -32,33 +32,31 @@ def main() -> NoReturn:
     try:
         null = os.open("/dev/null", os.O_RDONLY)
         os.dup2(null, 0)
-        enter._call("prctl", enter._PR_SET_PDEATHSIG, enter._SIGKILL, 0, 0, 0)
+        enter.die_with_parent()
         private_user = os.geteuid() != 0
-        enter._unshare(private_user)
-        enter._call("unshare", enter._NEWNET | enter._NEWCGROUP)
+        enter.unshare(private_user)
+        enter.call("unshare", enter.NEWNET | enter.NEWCGROUP)
         child = os.fork()
         if child == 0:
-            enter._call("prctl", enter._PR_SET_PDEATHSIG, enter._SIGKILL, 0, 0, 0)
+            enter.die_with_parent()
             _prepare(spec, private_user)
-            enter._limit(spec["limits"])
+            enter.set_limits(spec["limits"])
             _become_nobody(private_user)
-            enter._filter(spec["filter"])
+            enter.install_filter(spec["filter"])
             os.execve(spec["argv"][0], spec["argv"], spec["env"])
     except (OSError, ValueError) as error:
         os.write(2, f"{error}\n".encode())
         os._exit(125)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, enter._SIGKILL))
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, enter.SIGKILL))
+    enter.exit_as(child)
 
 
 def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     """Make the image the root, with a limited file system for what is written."""
-    enter._mount(None, "/", None, enter._REC | enter._PRIVATE)
+    enter.mount(None, "/", None, enter.REC | enter.PRIVATE)
     options = f"mode=755,size={spec['space']}"
-    enter._mount("tmpfs", spec["scratch"], "tmpfs", enter._NOSUID | enter._NODEV, options)
-    enter._prepare(
+    enter.mount("tmpfs", spec["scratch"], "tmpfs", enter.NOSUID | enter.NODEV, options)
+    enter.prepare(
         {
             "root": spec["root"],
             "nodes": [],
@@ -74,7 +72,7 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
         },
         private_user,
     )
-    enter._mount("tmpfs", "/sys", "tmpfs", enter._RDONLY, "mode=555,size=4k")  # that of the host
+    enter.mount("tmpfs", "/sys", "tmpfs", enter.RDONLY, "mode=555,size=4k")  # that of the host
     os.makedirs(spec["workdir"], mode=0o1777, exist_ok=True)
     os.chmod(spec["workdir"], 0o1777)
     os.chdir(spec["workdir"])
@@ -82,11 +80,8 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
 
 
 def _become_nobody(private_user: bool) -> None:
-    """Become nobody, without capabilities and unable to gain any."""
-    nobody = enter._NOBODY
+    """Become the user nobody, without capabilities and unable to gain any."""
     if private_user:
-        enter._call("unshare", enter._NEWUSER)
-        enter._map_ids(f"{nobody} 0 1", f"{nobody} 0 1")
-        enter._become_nobody(private_user=True)
-    else:
-        enter._become_nobody(private_user=False)
+        enter.call("unshare", enter.NEWUSER)
+        enter.map_ids(f"{enter.NOBODY} 0 1", f"{enter.NOBODY} 0 1")
+    enter.drop_privileges(private_user)

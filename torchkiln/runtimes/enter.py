@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 # From <sched.h>, <sys/mount.h>, <sys/prctl.h> and the x86-64 system call table.
-_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
-_NEWCGROUP, _NEWNET = 0x2000000, 0x40000000
-_RDONLY, _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+_NEWNS, _NEWUTS, _NEWIPC, NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
+NEWCGROUP, NEWNET = 0x2000000, 0x40000000
+RDONLY, NOSUID, NODEV, _NOEXEC, _BIND, REC, PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 _DETACH = 2
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
-_SECCOMP_MODE_FILTER, _CAPABILITY_VERSION_3, _NOBODY, _SIGKILL = 2, 0x20080522, 65534, 9
+_SECCOMP_MODE_FILTER, _CAPABILITY_VERSION_3, NOBODY, SIGKILL = 2, 0x20080522, 65534, 9
 _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = 155, 442
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 
@@ -64,25 +64,23 @@ def main(spec_fd: int, fault_fd: int) -> NoReturn:
     with os.fdopen(spec_fd, "rb") as source:
         spec = json.load(source)
     try:
-        _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+        die_with_parent()
         private_user = os.geteuid() != 0
-        _unshare(private_user)
+        unshare(private_user)
         child = os.fork()
         if child == 0:
             # When the parent dies, process 1 is killed, and with it everything in the namespace.
-            _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-            _prepare(spec, private_user)
+            die_with_parent()
+            prepare(spec, private_user)
             _execute(spec, private_user)
     except (OSError, ValueError) as error:
         os.write(fault_fd, str(error).encode())
         os._exit(125)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, _SIGKILL))
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, SIGKILL))
     for ignored in (signal.SIGINT, signal.SIGQUIT):  # typed at a terminal: the command handles them
         signal.signal(ignored, signal.SIG_IGN)
     os.close(fault_fd)
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)
+    exit_as(child)
 
 
 def start(words: list[str]) -> NoReturn:
@@ -96,46 +94,56 @@ def confined(root: str, limits: str, program: str, variables: list[str], argv: l
     env = dict(variable.split("=", 1) for variable in variables)
     try:
         if not root:  # no namespaces on this host: only limits and filter
-            _limit(limits)
-            _filter(program)
+            set_limits(limits)
+            install_filter(program)
             os.execve(argv[0], argv, env)
-        _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+        die_with_parent()
         uid, gid = os.geteuid(), os.getegid()
-        flags = _NEWNS | _NEWPID | _NEWUTS | _NEWIPC | _NEWNET | _NEWCGROUP
-        _call("unshare", flags | _NEWUSER if uid else flags)
+        flags = _NEWNS | _NEWPID | _NEWUTS | _NEWIPC | NEWNET | NEWCGROUP
+        call("unshare", flags | NEWUSER if uid else flags)
         if uid:
-            _map_ids(f"{_NOBODY} {uid} 1", f"{_NOBODY} {gid} 1")
+            map_ids(f"{NOBODY} {uid} 1", f"{NOBODY} {gid} 1")
         child = os.fork()
         if child == 0:
-            _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+            die_with_parent()
             _only_root(root)
-            _limit(limits)
-            _become_nobody(private_user=bool(uid))
-            _filter(program)
+            set_limits(limits)
+            drop_privileges(private_user=bool(uid))
+            install_filter(program)
             if not argv:
                 os._exit(0)
             os.execve(argv[0], argv, env)
     except (OSError, ValueError) as error:
         os.write(2, f"{error}\n".encode())
         os._exit(125)
+    exit_as(child)
+
+
+def exit_as(child: int) -> NoReturn:
+    """Wait for the process *child*, and exit with its code, or with 128 plus the number of its signal."""
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
 
 
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent dies; a change of user clears this."""
+    call("prctl", _PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+
+
 def _only_root(root: str) -> None:
     """Make the folder *root*, read-only, the whole file system."""
-    _mount(None, "/", None, _REC | _PRIVATE)
-    _mount(root, root, None, _BIND | _REC)
-    _read_only(root, _NOSUID | _NODEV)
+    mount(None, "/", None, REC | PRIVATE)
+    mount(root, root, None, _BIND | REC)
+    _read_only(root, NOSUID | NODEV)
     os.chdir(root)
-    _call("syscall", _SYS_PIVOT_ROOT, b".", b".")  # the old root is now mounted over the new one
-    _call("umount2", b".", _DETACH)
+    call("syscall", _SYS_PIVOT_ROOT, b".", b".")  # the old root is now mounted over the new one
+    call("umount2", b".", _DETACH)
     os.chdir("/")
-    _call("sethostname", b"sandbox", 7)
+    call("sethostname", b"sandbox", 7)
 
 
-def _limit(limits: str) -> None:
+def set_limits(limits: str) -> None:
     """Set resource limits, such as "AS=402653184,CORE=0"; a lower limit that is already set stays."""
     for limit in limits.split(","):
         name, _, value = limit.partition("=")
@@ -146,18 +154,18 @@ def _limit(limits: str) -> None:
     os.closerange(3, 1024)
 
 
-def _become_nobody(private_user: bool) -> None:
-    """Become nobody, in a user namespace, without capabilities and unable to gain any."""
+def drop_privileges(private_user: bool) -> None:
+    """Become the user nobody, in a user namespace, without capabilities and unable to gain any."""
     if not private_user:
         os.setgroups([])
-        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresgid(NOBODY, NOBODY, NOBODY)
         _drop_bounding()
-        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-        _LIBC.unshare(_NEWUSER)  # may fail: some hosts forbid it to nobody; root made the other namespaces
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        _LIBC.unshare(NEWUSER)  # may fail: some hosts allow it to root alone, who made the others
     _drop_bounding()
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _call("capset", header, (ctypes.c_uint32 * 6)())
-    _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # a change of user clears it
+    call("capset", header, (ctypes.c_uint32 * 6)())
+    die_with_parent()  # again: a change of user clears it
 
 
 def _drop_bounding() -> None:
@@ -166,32 +174,32 @@ def _drop_bounding() -> None:
             return  # the kernel has no capability of this number
 
 
-def _filter(program: str) -> None:
+def install_filter(program: str) -> None:
     """Install the seccomp filter *program*, in hex; after this nothing gains a privilege."""
     steps = bytes.fromhex(program)
     code = ctypes.create_string_buffer(steps, len(steps))
     # struct sock_fprog: the number of eight-byte instructions, and a pointer to them.
     whole = (ctypes.c_uint64 * 2)(len(steps) // 8, ctypes.addressof(code))
-    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, whole, 0, 0)
+    call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, whole, 0, 0)
 
 
-def _unshare(private_user: bool) -> None:
+def unshare(private_user: bool) -> None:
     uid, gid = os.geteuid(), os.getegid()
     flags = _NEWNS | _NEWPID | _NEWUTS | _NEWIPC
-    _call("unshare", flags | _NEWUSER if private_user else flags)
+    call("unshare", flags | NEWUSER if private_user else flags)
     if private_user:
-        _map_ids(f"0 {uid} 1", f"0 {gid} 1")
+        map_ids(f"0 {uid} 1", f"0 {gid} 1")
 
 
-def _map_ids(uid_line: str, gid_line: str) -> None:
+def map_ids(uid_line: str, gid_line: str) -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", uid_line), ("gid_map", gid_line)):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
 
 
-def _prepare(spec: dict[str, Any], private_user: bool) -> None:
-    _mount(None, "/", None, _REC | _PRIVATE)
+def prepare(spec: dict[str, Any], private_user: bool) -> None:
+    mount(None, "/", None, REC | PRIVATE)
     # Opened before the root changes, because paths have another meaning afterwards; and in this namespace,
     # because a mount of another one cannot be bound.
     image = os.open(spec["root"], os.O_PATH | os.O_DIRECTORY)
@@ -203,19 +211,19 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
 
     top = spec["scratch"]
     if not spec["scratch_is_ours"]:
-        _mount("tmpfs", top, "tmpfs", _NOSUID | _NODEV, "mode=755")
+        mount("tmpfs", top, "tmpfs", NOSUID | NODEV, "mode=755")
     root = f"{top}/root"
     for folder in ("upper", "work", "root"):
         os.mkdir(f"{top}/{folder}")
     os.chdir(top)  # for relative paths: a path in the options must not contain a comma or colon
     options = f"lowerdir=/proc/self/fd/{image},upperdir=upper,workdir=work"
-    _mount("overlay", root, "overlay", 0, options + (",userxattr" if private_user else ""))
+    mount("overlay", root, "overlay", 0, options + (",userxattr" if private_user else ""))
     os.chmod(root, 0o755)
 
     # The host's root, until everything is bound; under a random name, which no link in the image can have.
     old = f"/.{os.urandom(16).hex()}"
     os.mkdir(root + old, 0o700)
-    _call("syscall", _SYS_PIVOT_ROOT, root.encode(), (root + old).encode())
+    call("syscall", _SYS_PIVOT_ROOT, root.encode(), (root + old).encode())
     os.chdir("/")
     # From here on every path is resolved inside the image. Its links can lead outside only through /proc and
     # an open descriptor: so files are created in the image before /proc is mounted, and descriptors closed.
@@ -225,8 +233,8 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     for source, target in (*driver, *((source, target) for source, target, _ in binds)):
         if not _lies_below(target, targets):
             _make_target(source, target)
-    _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
-    _mount(f"{old}/sys", "/sys", None, _BIND | _REC)
+    mount("proc", "/proc", "proc", NOSUID | NODEV | _NOEXEC)
+    mount(f"{old}/sys", "/sys", None, _BIND | REC)
     _read_only("/sys")
     _devices(nodes, spec["shm_size"], private_user)
     for source, target in driver:
@@ -238,7 +246,7 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
         _bind(source, target)
         if not writable:
             _read_only(target)
-    _call("umount2", old.encode(), _DETACH)
+    call("umount2", old.encode(), _DETACH)
     os.rmdir(old)
     opened = (image, *nodes.values(), *(source for source, _ in driver), *(source for source, *_ in binds))
     for descriptor in opened:
@@ -248,7 +256,7 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     elif spec["libraries"]:  # an image without ldconfig
         found = filter(None, (DRIVER, spec["env"].get("LD_LIBRARY_PATH")))
         spec["env"]["LD_LIBRARY_PATH"] = ":".join(found)
-    _call("sethostname", spec["hostname"].encode(), len(spec["hostname"].encode()))
+    call("sethostname", spec["hostname"].encode(), len(spec["hostname"].encode()))
 
 
 def _make_places(files: dict[str, str]) -> None:
@@ -270,18 +278,18 @@ def _lies_below(target: str, others: list[str]) -> bool:
 
 
 def _devices(nodes: dict[str, int], shm_size: int, private_user: bool) -> None:
-    _mount("tmpfs", "/dev", "tmpfs", _NOSUID, "mode=755,size=64k")
+    mount("tmpfs", "/dev", "tmpfs", NOSUID, "mode=755,size=64k")
     for name, source in nodes.items():
         _make_target(source, f"/dev/{name}")
         _bind(source, f"/dev/{name}")
     for name, target in _DEV_LINKS.items():
         os.symlink(target, f"/dev/{name}")
     os.mkdir("/dev/shm")
-    _mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={shm_size}")
+    mount("tmpfs", "/dev/shm", "tmpfs", NOSUID | NODEV, f"mode=1777,size={shm_size}")
     os.mkdir("/dev/pts")
     # Group 5 is tty in Debian; a user namespace with one user does not have it.
     options = "newinstance,ptmxmode=0666,mode=0620" + ("" if private_user else ",gid=5")
-    _mount("devpts", "/dev/pts", "devpts", _NOSUID | _NOEXEC, options)
+    mount("devpts", "/dev/pts", "devpts", NOSUID | _NOEXEC, options)
 
 
 def _run_ldconfig() -> None:
@@ -311,23 +319,16 @@ def _make_target(source: int, target: str) -> None:
 
 def _bind(source: int, target: str) -> None:
     """Bind an open file or folder to *target*."""
-    _mount(f"/proc/self/fd/{source}", target, None, _BIND | _REC)
+    mount(f"/proc/self/fd/{source}", target, None, _BIND | REC)
 
 
 def _read_only(target: str, more: int = 0) -> None:
     """Make *target* and all mounts below it read-only, with *more* flags."""
-    attributes = (ctypes.c_uint64 * 4)(_RDONLY | more, 0, 0, 0)  # struct mount_attr: set, clear, ...
+    attributes = (ctypes.c_uint64 * 4)(RDONLY | more, 0, 0, 0)  # struct mount_attr: set, clear, ...
     descriptor = os.open(target, os.O_PATH)
     try:
-        _call(
-            "syscall",
-            _SYS_MOUNT_SETATTR,
-            descriptor,
-            b"",
-            _AT_EMPTY_PATH | _AT_RECURSIVE,
-            attributes,
-            ctypes.sizeof(attributes),
-        )
+        flags, size = _AT_EMPTY_PATH | _AT_RECURSIVE, ctypes.sizeof(attributes)
+        call("syscall", _SYS_MOUNT_SETATTR, descriptor, b"", flags, attributes, size)
     finally:
         os.close(descriptor)
 
@@ -346,13 +347,13 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
         signal.signal(name, signal.SIG_DFL)
     if private_user:
         if (uid, gid) != (0, 0):
-            _call("unshare", _NEWUSER)
-            _map_ids(f"{uid} 0 1", f"{gid} 0 1")
+            call("unshare", NEWUSER)
+            map_ids(f"{uid} 0 1", f"{gid} 0 1")
     else:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # a change of user clears it
+    die_with_parent()  # again: a change of user clears it
     try:
         os.execvpe(spec["argv"][0], spec["argv"], env)
     except OSError as error:
@@ -374,8 +375,8 @@ def _home(uid: int) -> str:
     return "/"
 
 
-def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    _call(
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    call(
         "mount",
         source.encode() if source else None,
         target.encode(),
@@ -385,7 +386,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
     )
 
 
-def _call(name: str, *arguments: object) -> None:
+def call(name: str, *arguments: object) -> None:
     """Call a function of the C library; raise OSError, with its arguments, if it returns -1."""
     if getattr(_LIBC, name)(*arguments) == -1:
         number = ctypes.get_errno()

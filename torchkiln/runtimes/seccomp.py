@@ -114,10 +114,8 @@ DENIED: Mapping[str, int] = {
     "clone3": 435,  # its flags cannot be read here: a C library falls back to clone
     "mount_setattr": 442,
 }
-_CLONE, _NEW_NAMESPACES = (
-    56,
-    0x7E020000,
-)  # CLONE_NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET
+# CLONE_NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID and _NEWNET
+_CLONE, _NEW_NAMESPACES = 56, 0x7E020000
 
 _X86_64, _X32 = 0xC000003E, 0x40000000
 # Classic BPF: load a word of struct seccomp_data, compare it, return a verdict.

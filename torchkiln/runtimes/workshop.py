@@ -170,12 +170,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _tree(pid: int) -> Iterator[int]:
-    """The process *pid* and all below it."""
-    yield pid
-    with suppress(OSError, ValueError):
-        for path in Path(f"/proc/{pid}/task").iterdir():
-            for child in (path / "children").read_text().split():
-                yield from _tree(int(child))
+    """The process *pid* and its descendants, of any depth."""
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        with suppress(OSError, ValueError):
+            for path in Path(f"/proc/{one}/task").iterdir():
+                waiting += map(int, (path / "children").read_text().split())
 
 
 def _resident(pid: int) -> int:

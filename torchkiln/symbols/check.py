@@ -11,7 +11,7 @@ from torchkiln.model.lock import LockedBase, LockedWheel
 from torchkiln.model.recipe import minor
 from torchkiln.store.store import Store
 from torchkiln.symbols.fit import Fault, Fit, Unreadable, fit
-from torchkiln.symbols.known import RECORDS, ImageBelow, has_platform, libraries_of
+from torchkiln.symbols.known import RECORDS, CachedParent, has_platform, libraries_of
 from torchkiln.symbols.library import Library
 from torchkiln.symbols.modules import for_other_python
 
@@ -48,7 +48,7 @@ def check_wheels(
         libraries += found
     if missing:
         return Fit(unread=tuple(missing))
-    result = fit(libraries, ImageBelow(fixed, base, store), python)
+    result = fit(libraries, CachedParent(fixed, base, store), python)
     result = Fit(faults=(*faults, *result.faults), unread=result.unread)
     if not result.unread:
         store.put_record(RECORDS, key, {"faults": [asdict(fault) for fault in result.faults]})

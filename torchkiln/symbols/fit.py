@@ -1,6 +1,6 @@
 """Decides whether the libraries of packages find what they need in an image: its torch, CUDA, Python, base.
 
-Pure. Only what can be told for sure is a fault: a symbol counts as missing if no library that could have it
+Pure. Only what is certain is a fault: a symbol counts as missing if no library that could have it
 does, whatever the order in which they are loaded. Not checked are weak symbols, libraries that are only
 opened by path, those for other accelerators, and needed libraries that the image would not have in any case,
 such as libtbb.so.12. If one of several variants fits (`x_cuda118.so`, `x_cuda126.so`), the others need not.
@@ -38,8 +38,8 @@ class Unreadable(Exception):
     """A library of the image cannot be read now; the text names what is missing."""
 
 
-class Below(Protocol):
-    """The image below; a method raises Unreadable if what it needs is not there."""
+class ParentSymbols(Protocol):
+    """The parent image; a method raises Unreadable if what it needs is not there."""
 
     def owner(self, name: str) -> str:
         """The fixed package with the library *name*; "" if none has it."""
@@ -84,13 +84,13 @@ class Fit:
     unread: tuple[str, ...] = ()
 
 
-def fit(libraries: Sequence[Library], below: Below, python: str) -> Fit:
+def fit(libraries: Sequence[Library], parent: ParentSymbols, python: str) -> Fit:
     """Check the *libraries* of all packages that are added to an image.
 
     :param python: the image's, "3.11".
     """
     own = {name for library in libraries for name in library.names}
-    check = _Check(libraries, own, below)
+    check = _Check(libraries, own, parent)
     faults: list[Fault] = []
     by_variant: dict[tuple[str, str], list[list[Fault]]] = defaultdict(list)
     for library in _imported([one for one in libraries if _concerns(one, python)]):
@@ -133,8 +133,8 @@ def _concerns(library: Library, python: str) -> bool:
 class _Check:
     """Looks for what libraries need; `unread`: what could not be checked."""
 
-    def __init__(self, libraries: Sequence[Library], own: set[str], below: Below) -> None:
-        self._own, self._below = own, below
+    def __init__(self, libraries: Sequence[Library], own: set[str], parent: ParentSymbols) -> None:
+        self._own, self._parent = own, parent
         self._defined = [
             names for library in libraries for names in library.dynamic.defined.values() if names
         ]
@@ -167,19 +167,19 @@ class _Check:
 
     def _library(self, name: str) -> Lack | None:
         """A library of torch or CUDA that the image has in another version, or not at all."""
-        if not (is_torch_library(name) or is_cuda_library(name)) or self._below.owner(name):
+        if not (is_torch_library(name) or is_cuda_library(name)) or self._parent.owner(name):
             return None
         if is_torch_library(name):
-            return missing_library(name, [], self._below.release("torch"))
-        others = [other for other in self._below.fixed() if stem_of(other) == stem_of(name)]
+            return missing_library(name, [], self._parent.release("torch"))
+        others = [other for other in self._parent.fixed() if stem_of(other) == stem_of(name)]
         return missing_library(name, sorted(others), "") if others else None
 
     def _version(self, name: str, version: str) -> Lack | None:
         """A version of symbols that the library *name* of the image does not have; the loader demands it."""
         if is_c_library(name):
-            found = self._below.base().get(name)
+            found = self._parent.base().get(name)
         else:
-            found = self._below.library(name) if self._below.owner(name) else None
+            found = self._parent.library(name) if self._parent.owner(name) else None
         if found is None or not found.versions or version in found.versions:
             return None
         return missing_version(name, version, found.versions)
@@ -208,29 +208,29 @@ class _Check:
 
     def _symbols(self, place: str, symbols: set[str], needed: Sequence[str]) -> Lack | None:
         """Those of *symbols* that nothing has."""
-        below = self._below
+        parent = self._parent
         if place == _PYTHON:
-            missing = symbols - below.python()
+            missing = symbols - parent.python()
             return missing_symbols(sorted(missing), "Python", "Python", ()) if missing else None
         if place == _TORCH:
             owner, name = "torch", "libtorch"
         else:
-            owner, name = below.owner(place), place
+            owner, name = parent.owner(place), place
             if not owner:
                 return None
         searched: list[Dynamic] = []
         for one in self._order(place, owner, needed):
-            searched.append(below.library(one))
+            searched.append(parent.library(one))
             for names in searched[-1].defined.values():
                 symbols = symbols - names
             if not symbols:
                 return None
         there = (symbol for found in searched for names in found.defined.values() for symbol in names)
-        return missing_symbols(sorted(symbols), name, below.release(owner), there)
+        return missing_symbols(sorted(symbols), name, parent.release(owner), there)
 
     def _order(self, place: str, owner: str, needed: Sequence[str]) -> Iterable[str]:
         """The libraries that could have a symbol: the needed ones first, then the smallest."""
-        fixed, owner_of = self._below.fixed(), self._below.owner
+        fixed, owner_of = self._parent.fixed(), self._parent.owner
         if place == _TORCH:
             those = [name for name in fixed if owner_of(name) in _TORCH_PACKAGES]
         else:

@@ -75,8 +75,8 @@ def _is_of_torch_or_c(symbol: str) -> bool:
     return not symbol.startswith("_Z") or of_torch(symbol)
 
 
-class ImageBelow:
-    """The image below a project, by the wheels and the base in the cache."""
+class CachedParent:
+    """The parent image of a project, by the wheels and the base in the cache."""
 
     def __init__(self, fixed: Iterable[LockedWheel], base: LockedBase, store: Store) -> None:
         self._wheels = {wheel.name: wheel for wheel in fixed}

@@ -30,7 +30,7 @@ class Library:
 
 
 def is_claimed(symbol: str) -> bool:
-    """Whether the name tells that a library of torch or CUDA, or Python, has the symbol."""
+    """Whether *symbol* is one of torch, CUDA or Python, by its name."""
     return of_torch(symbol) or of_python(symbol) or bool(cuda_library(symbol))
 
 

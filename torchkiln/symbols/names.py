@@ -1,4 +1,4 @@
-"""Tells from the name of a symbol or library whose it is, and how a C++ symbol was compiled. Pure."""
+"""Identifies the owner of a symbol or library by its name, and how a C++ symbol was compiled. Pure."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def is_foreign(name: str) -> bool:
 
 
 def is_c_library(name: str) -> bool:
-    """Whether *name* is a library of the C or C++ compiler: its versions tell enough."""
+    """Whether *name* is a library of the C or C++ compiler: only its versions are checked."""
     return _C_LIBRARY.fullmatch(name) is not None
 
 

@@ -14,12 +14,12 @@ _MOST = 20  # symbols that are compared with those of the image
 _OTHER = ": there it has other parameters, so this was built for another torch"
 _NEW_ABI = ": built with the C++11 ABI, torch has the pre-C++11 ABI"
 _OLD_ABI = ": built with the pre-C++11 ABI, torch has the C++11 ABI"
-_RANK = ("", _OTHER, _NEW_ABI, _OLD_ABI)  # the last one tells most
+_RANK = ("", _OTHER, _NEW_ABI, _OLD_ABI)  # the most specific one last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lack:
-    """What a library lacks: `library` is missing itself, or has not what is needed."""
+    """What a library lacks: `library` is missing itself, or does not have what is needed."""
 
     library: str
     sentence: str
@@ -38,7 +38,7 @@ def missing_version(name: str, version: str, versions: Collection[str]) -> Lack:
     """The library *name* has *versions*, but not *version*."""
     alike = [one for one in versions if _family(one) == _family(version)]
     newest = f"; its newest is {max(alike, key=_numbers)}" if alike else ""
-    return Lack(library=name, sentence=f"needs {version} of {name}, which the image has not{newest}")
+    return Lack(library=name, sentence=f"needs {version} of {name}, which the image does not have{newest}")
 
 
 def missing_symbols(symbols: Sequence[str], library: str, release: str, there: Iterable[str]) -> Lack:

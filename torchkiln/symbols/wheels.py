@@ -1,7 +1,7 @@
 """Reads the dynamic symbols of the libraries in a wheel on disk; the wheel is not trusted.
 
 A large library is inflated without keeping it: the symbols are at its beginning, or at its end where a tool
-has changed them. If they are elsewhere, as the section table tells, it is inflated again.
+has changed them. If they are elsewhere, by the section table, it is inflated again.
 """
 
 from __future__ import annotations
