@@ -9,6 +9,7 @@ from packageurl import PackageURL
 
 from torchkiln import __version__
 from torchkiln.base.archive import files_of
+from torchkiln.errors import printable
 from torchkiln.gate.project.read import ProjectImage
 from torchkiln.lock.lock import lock_digest
 from torchkiln.model.cell import Source
@@ -42,9 +43,16 @@ def bill_of_project(
         files=files_of(images, locked, store),
         name=name,
         tool=__version__,
+        added={(deb.name, deb.version, deb.architecture): deb.sha256 for deb in project.account.packages},
     )
-    components = in_order((*bill.components, _itself(project)))
-    return replace(bill, tag=project.account.name, components=components)
+    origins = {wheel.name: wheel.origin for wheel in project.account.wheels if wheel.origin}
+    components = [
+        replace(part, remark=f"not from an index: {printable(origins[part.name])}")
+        if part.kind == "wheel" and part.name in origins
+        else part
+        for part in bill.components
+    ]
+    return replace(bill, tag=project.account.name, components=in_order((*components, _itself(project))))
 
 
 def _with_packages(project: ProjectImage) -> LockedCell:

@@ -5,7 +5,7 @@ What follows from that, and what does not, is in docs/adr/0043-the-gate-of-a-pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -20,12 +20,15 @@ from torchkiln.model.report import SignedReport
 from torchkiln.smoke.project.declared import TEST
 from torchkiln.smoke.suite import Suite
 
+_NAMED = 10  # OS packages in a message; more are counted
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectEvidence:
     """What the gate read of a project's image."""
 
     about: Reported
+    os_packages: tuple[str, ...]  # "git-lfs 3.3.0-1", by project.json
     config: Mapping[str, Any] = field(repr=False)  # the whole document
     below_config: Mapping[str, Any] = field(repr=False)
     rules: ConfigRules
@@ -54,7 +57,7 @@ def judge_project(
     """
     about, changes = evidence.about, evidence.changes
     missing = [(f"{below.tag}: {what}", why) for what, why in below.missing]
-    image = [("layers", text) for text in (*evidence.layer_faults, *changes.faults)]
+    image = [("layers", text) for text in _layer_faults(evidence)]
     image += [
         ("config", text) for text in config_faults(evidence.config, evidence.below_config, evidence.rules)
     ]
@@ -89,3 +92,12 @@ def judge_project(
             changed=bool(image),
         ),
     )
+
+
+def _layer_faults(evidence: ProjectEvidence) -> Iterator[str]:
+    if packages := evidence.os_packages:
+        more = f" and {len(packages) - _NAMED} more" if len(packages) > _NAMED else ""
+        named = ", ".join(packages[:_NAMED])
+        yield f"OS packages are not accepted in the image of a project: {named}{more}"
+    yield from evidence.layer_faults
+    yield from evidence.changes.faults

@@ -14,6 +14,7 @@ from torchkiln.gate.project.entries import WHITEOUT, Below, Changes, Entry, Laye
 from torchkiln.gate.project.packages import in_app, in_environment, installed
 from torchkiln.model.project import APP, PROJECT_JSON
 
+_LISTED = 20  # paths outside of the project's folders
 _FOLDER = LayerEntry(path="", kind="folder")  # as engines make one that no layer has
 
 
@@ -23,7 +24,7 @@ def changes(layers: Sequence[Sequence[LayerEntry]], below: Below, recorded: Reco
     for layer in layers:
         walk.apply(layer, top=layer is layers[-1])
     packages = installed(walk.over, below, recorded)
-    faults = (*walk.faults, *packages.faults)
+    faults = (*walk.faults, *_outside(walk.outside, below), *packages.faults)
     return Changes(
         faults=tuple(dict.fromkeys(map(printable, faults))),
         replaced=tuple(sorted(walk.replaced | set(packages.replaced))),
@@ -42,6 +43,7 @@ class _Walk:
     def __init__(self, below: Below, recorded: Recorded) -> None:
         self.over: dict[str, Entry | None] = {}  # what the layers have at a path; None: they removed it
         self.faults: list[str] = []
+        self.outside: list[str] = []  # paths where no project has files
         self.replaced: set[str] = set()
         self.at_start: set[str] = set()
         self._below, self._recorded = below, recorded
@@ -123,7 +125,7 @@ class _Walk:
                 yield f"{path}: in a layer below the top one"
         elif not (entry.kind == "folder" and path in _above(f"{self._below.prefix}/x", PROJECT_JSON)):
             # Also OS packages of a project, until they have a layer of their own and a rule here (ADR 43).
-            yield f"{path}: outside of /{APP} and /{self._below.prefix}"
+            self.outside.append(path)
 
     def _note(self, entry: LayerEntry) -> None:
         """Note the package below whose file *entry* replaces, and a .pth file."""
@@ -148,6 +150,14 @@ def _form(entry: LayerEntry) -> Iterator[str]:
         yield f"{entry.path}: belongs to {entry.uid}:{entry.gid}, not to root"
     elif not entry.path.isprintable():
         yield f"{entry.path}: has control characters in its name"
+
+
+def _outside(paths: Sequence[str], below: Below) -> Iterator[str]:
+    """The fault of each of *paths*; of many, which OS packages have, the rest is counted."""
+    where = f"outside of /{APP} and /{below.prefix}"
+    yield from (f"{path}: {where}" for path in paths[:_LISTED])
+    if len(paths) > _LISTED:
+        yield f"{len(paths) - _LISTED} more {where}"
 
 
 def _name(path: str) -> str:

@@ -102,6 +102,7 @@ def read_evidence(project: ProjectImage, store: Store) -> ProjectEvidence:
             test=account.settings.test,
             at_start=found.at_start,
         ),
+        os_packages=tuple(f"{one.name} {one.version}" for one in account.packages),
         config=image.config,
         below_config=below.config,
         rules=ConfigRules(

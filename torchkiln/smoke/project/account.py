@@ -39,6 +39,26 @@ _SCHEMA: dict[str, Any] = {
         "requirements": {"type": "array", "maxItems": 5000, "items": _LINE},
         "removed": {"type": "array", "maxItems": 5000, "items": _NAME},
         "at_start": {"type": "array", "maxItems": 20_000, "items": _LINE},
+        "apt": {
+            "type": "object",
+            "required": ["packages"],
+            "properties": {
+                "packages": {
+                    "type": "array",
+                    "maxItems": 2000,
+                    "items": {
+                        "type": "object",
+                        "required": ["name", "version", "architecture", "sha256"],
+                        "properties": {
+                            "name": {"type": "string", "pattern": "^[a-z0-9][a-z0-9+.-]{0,200}$"},
+                            "version": {"type": "string", "pattern": "^[0-9A-Za-z.+:~-]{1,200}$"},
+                            "architecture": {"type": "string", "pattern": "^[a-z0-9-]{1,40}$"},
+                            "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+                        },
+                    },
+                },
+            },
+        },
         "wheels": {
             "type": "array",
             "maxItems": 5000,
@@ -49,6 +69,7 @@ _SCHEMA: dict[str, Any] = {
                     "name": _NAME,
                     "version": {"type": "string", "pattern": "^[0-9A-Za-z][0-9A-Za-z.+!]{0,99}$"},
                     "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+                    "from": _LINE,
                 },
             },
         },
@@ -63,6 +84,17 @@ class AccountWheel:
     name: str
     version: str
     sha256: str  # hex
+    origin: str = ""  # a file of the project, a URL or an sdist; empty: an index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccountPackage:
+    """An OS package of the project, by project.json."""
+
+    name: str
+    version: str
+    architecture: str
+    sha256: str  # of its .deb file, hex
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +108,7 @@ class ProjectAccount:
     requirements: tuple[str, ...]
     wheels: tuple[AccountWheel, ...]
     removed: tuple[str, ...]  # packages of the image below that wheels replace
+    packages: tuple[AccountPackage, ...]
     settings: ProjectSettings
     files: int  # in the layer of its code, without project.json
 
@@ -116,10 +149,21 @@ def account_of(image: ImageOnDisk) -> ProjectAccount:
         parent_lock=Digest(document["parent"]["lock"]),
         requirements=tuple(document["requirements"]),
         wheels=tuple(
-            AccountWheel(name=row["name"], version=row["version"], sha256=row["sha256"])
+            AccountWheel(
+                name=row["name"], version=row["version"], sha256=row["sha256"], origin=row.get("from", "")
+            )
             for row in document["wheels"]
         ),
         removed=tuple(document["removed"]),
+        packages=tuple(
+            AccountPackage(
+                name=row["name"],
+                version=row["version"],
+                architecture=row["architecture"],
+                sha256=row["sha256"],
+            )
+            for row in document.get("apt", {"packages": ()})["packages"]
+        ),
         settings=settings_from(read),
         files=contents.files - 1,
     )

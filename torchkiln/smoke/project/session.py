@@ -229,6 +229,7 @@ def _facts_of(account: ProjectAccount) -> Any:
             {"name": one.name, "version": one.version, "sha256": one.sha256} for one in account.wheels
         ],
         "removed": list(account.removed),
+        "packages": [(one.name, one.version, one.architecture, one.sha256) for one in account.packages],
         "parent": account.parent_lock,
     }
 
@@ -239,6 +240,10 @@ def _of_lock(lock: ProjectLock) -> Any:
         "requirements": list(lock.requirements),
         "wheels": [{"name": one.name, "version": one.version, "sha256": one.sha256} for one in lock.wheels],
         "removed": list(lock.removed),
+        "packages": [
+            (one.name, one.version, one.architecture, one.sha256)
+            for one in (lock.apt.debs if lock.apt else ())
+        ],
         "parent": lock.parent_lock,
     }
 
