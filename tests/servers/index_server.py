@@ -122,7 +122,7 @@ class IndexServer(InBackground):
         self.counts: Counter[int] = Counter()  # responses by status
         self.logins: list[str] = []  # Authorization headers
         self.sent: list[Sent] = []  # an entry for each response with bytes of a file
-        self._server = _Server(("127.0.0.1", 0), self._handler())
+        self._server: _Server = _Server(("127.0.0.1", 0), self._handler())
 
     @property
     def origin(self) -> str:
