@@ -18,13 +18,13 @@ from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.gate.gate import request_faults
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.project import LABEL, PARENT_LABEL
-from torchkiln.model.report import ProjectRun, SignedReport
+from torchkiln.model.report import ProjectRun
 from torchkiln.oci.labels import labels
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.attached import AttachedStatements
+from torchkiln.publish.attached_reports import reports_in
 from torchkiln.sbom.listed import listed
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
-from torchkiln.smoke.attestation import PREDICATE, report_of
 from torchkiln.smoke.project.declared import TEST
 from torchkiln.smoke.project.suite import project_suite
 from torchkiln.util.schema import sentences
@@ -79,8 +79,10 @@ def verify_project(
         yield "gate", False, f"published with --override: {override}"
     else:
         gpus = ", ".join(below["gpus"]) or "no GPU"
-        count = f"{len(below['passed'])} checks on {gpus}; {len(below['reports'])} reports of it"
-        yield "gate", True, f"on {cited}, which passed {count} are cited by digest, and not read"
+        count = len(below["reports"])
+        cites = "its report is" if count == 1 else f"its {count} reports are"
+        passed = f"which passed {len(below['passed'])} checks on {gpus}"
+        yield "gate", True, f"on {cited}, {passed}; {cites} cited by digest, and not read"
     yield _of_reports(statements, image, cited, test, criteria)
     yield _of_sboms(statements, image)
     if tag is not None:
@@ -118,20 +120,14 @@ def _of_reports(
         report_age=0,
         suites=(),
     )
-    suite, wrong, reports = project_suite(), list[str](), list[SignedReport]()
-    for number, opened in enumerate(statements.by_kind.get(PREDICATE, ()), start=1):
-        name = f"report {number}"
-        try:
-            report = report_of(opened.statement, where=name)
-        except KilnError as error:
-            wrong.append(error.message)
-            continue
-        signed = SignedReport(name=name, report=report, signed=opened.signed, signers=opened.signers)
-        run = report.project
+    suite = project_suite()
+    reports, wrong = reports_in(statements)
+    for signed in reports:
+        name = signed.name
+        run = signed.report.project
         if run is None or f"{run.parent}@{run.parent_image}" != cited or not _ran(run, test):
             wrong.append(f"{name}: not of the checks of this project on {cited}")
         wrong += [f"{name}: {text}" for text in request_faults(signed, policy, suite, None, criteria.at)]
-        reports.append(signed)
     checks = [check for check in suite.checks if check.id != TEST or test]
     for check in checks:
         lacks = check_status(check, reports, suite, {}, required=True).lacks

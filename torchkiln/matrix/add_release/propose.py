@@ -70,6 +70,12 @@ class ReleaseMetadata:
     archs: tuple[str, ...]  # "sm_90", in the wheel's order; (): not found
     bytes_cp310: int | None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has every value that the facts need; its block has a TODO for each that is missing."""
+        versions = (self.torchvision.version, self.torchaudio.version)
+        return bool(self.cudnn_major and self.default.triton and self.archs and all(versions))
+
 
 def look_up(version: str, catalogue: Catalogue) -> ReleaseMetadata:
     """The metadata of torch *version* in *catalogue*.
