@@ -60,7 +60,7 @@ class Scene:
         return open_layout(self.small.layout).image(TAG)
 
     def parent_report(self, **changes: Any) -> str:
-        """The file of a signed report of the image below, on two GPUs."""
+        """The file of a signed report of the parent image, on two GPUs."""
         found = self.publisher.report(self.parent, **changes)
         return self.publisher.signed(found, "parent.dsse.json")
 

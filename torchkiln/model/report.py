@@ -68,7 +68,7 @@ class ProjectRun:
     """What a run in the image of a project was about, beside the image."""
 
     parent: Tag
-    parent_image: fields.Sha256Digest  # the manifest's digest of the image below
+    parent_image: fields.Sha256Digest  # the manifest's digest of the parent image
     lock: fields.Sha256Digest  # the seal of torchkiln.lock.json
     named: _Names = ()  # the packages that the project itself requires
     test: Annotated[tuple[fields.Line, ...], Meta(max_length=200)] = ()  # the command of its own test

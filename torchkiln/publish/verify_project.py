@@ -1,7 +1,7 @@
 """Verifies the image of a project in a registry, from its manifest, config and statements.
 
-The layers are not downloaded, and the image below may be elsewhere: that the project's layers leave it as it
-was proved is what the signed decision of the gate says (ADR 43). The project's own report is evaluated again.
+The layers are not downloaded, and the parent image may be in another repository. The signed decision of the
+gate states that the project's layers do not change it (ADR 43). The project's own report is evaluated again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def verify_project(
         return
     cited = f"{below['tag']}@{below['digest']}"
     if labels(image).get(PARENT_LABEL) != cited:
-        yield "gate", False, f"the decision is about a project on {cited}, not on that of the label"
+        yield "gate", False, f"the decision is about a project on {cited}, not on the one in the label"
     elif override:
         yield "gate", False, f"published with --override: {override}"
     else:
@@ -90,7 +90,7 @@ def verify_project(
 
 
 def _decided(statements: AttachedStatements) -> tuple[dict[str, Any], list[str], str | None]:
-    """What the decision says of the image below, the command of the test, and the reason of an override.
+    """What the decision says of the parent image, the command of the test, and the reason of an override.
 
     :raises VerificationFailed: there is no trusted decision about the image of a project.
     """

@@ -1,4 +1,4 @@
-"""Make the bill of a project's image: of the image below with the project's packages, and of its code."""
+"""Make the bill of a project's image: of the parent image with the project's packages, and of its code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bill_of_project(
 
     :param images: the folder of locks.
     :param name: of the repository.
-    :raises VerificationFailed: a layer is damaged, or its packages are not those of the image below with
+    :raises VerificationFailed: a layer is damaged, or its packages are not those of the parent image with
         those that project.json lists.
     :raises ConfigError: the committed record of the base's files is invalid.
     """
@@ -56,7 +56,7 @@ def bill_of_project(
 
 
 def _with_packages(project: ProjectImage) -> LockedCell:
-    """The lock of the image below with the wheels that project.json lists."""
+    """The lock of the parent image with the wheels that project.json lists."""
     added = [
         LockedWheel(
             name=wheel.name, version=wheel.version, filename="", sha256=wheel.sha256, index=Source.DEFAULT

@@ -49,7 +49,7 @@ class RepeatedPushes:
         self._session.close()
 
     def push(self, ref: str) -> Pushed:
-        """Push the image *ref* of the layout. The first push is announced as `torchkiln push` does it.
+        """Push the image *ref* of the layout. The first push is announced as by `torchkiln push`.
 
         :raises KilnError: the image cannot be pushed; a tag that was not moved still has its image.
         """

@@ -1,4 +1,4 @@
-"""The gate of a project's image: the image below is cleared by its own reports, and left as it is.
+"""The gate of a project's image: the parent image is cleared by its own reports, and left as it is.
 
 What follows from that, and what does not, is in docs/adr/0043-the-gate-of-a-project.md. Pure.
 """
@@ -32,8 +32,8 @@ class ProjectEvidence:
     config: Mapping[str, Any] = field(repr=False)  # the whole document
     below_config: Mapping[str, Any] = field(repr=False)
     rules: ConfigRules
-    layer_faults: tuple[str, ...]  # the lowest layers are not those of the image below
-    count: int  # layers of the image below
+    layer_faults: tuple[str, ...]  # the lowest layers are not those of the parent image
+    count: int  # layers of the parent image
     changes: Changes
 
 
@@ -47,9 +47,9 @@ def judge_project(
     nonce: str | None = None,
     at: datetime | None = None,
 ) -> GateResult:
-    """Check the image of a project against *policy*, that of the image below.
+    """Check the image of a project against *policy*, that of the parent image.
 
-    :param below: the gate's result for the image below, by its own reports.
+    :param below: the gate's result for the parent image, by its own reports.
     :param signed_reports: those of the project's image.
     :param suite: the checks of a project.
     :param nonce: that the reports of the project's image must have; None: any.

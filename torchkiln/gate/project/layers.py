@@ -1,6 +1,6 @@
-"""Decides what the layers of a project change in the image below. Pure.
+"""Decides what the layers of a project change in the parent image. Pure.
 
-Each entry of each layer counts, and no label or file that describes them. All is refused but these:
+Each entry of each layer counts, and no label or file that describes them. Everything is refused except
 code in /app, project.json, files of packages in the environment, whiteouts of packages that may move.
 """
 
@@ -15,7 +15,7 @@ from torchkiln.gate.project.packages import in_app, in_environment, installed
 from torchkiln.model.project import APP, PROJECT_JSON
 
 _LISTED = 20  # paths outside of the project's folders
-_FOLDER = LayerEntry(path="", kind="folder")  # as engines make one that no layer has
+_FOLDER = LayerEntry(path="", kind="folder")  # as engines create one that no layer has
 
 
 def changes(layers: Sequence[Sequence[LayerEntry]], below: Below, recorded: Recorded) -> Changes:
@@ -38,7 +38,7 @@ def changes(layers: Sequence[Sequence[LayerEntry]], below: Below, recorded: Reco
 
 
 class _Walk:
-    """The image below with the layers so far."""
+    """The parent image with the layers so far."""
 
     def __init__(self, below: Below, recorded: Recorded) -> None:
         self.over: dict[str, Entry | None] = {}  # what the layers have at a path; None: they removed it
@@ -66,7 +66,7 @@ class _Walk:
         return self.over[path] if path in self.over else self._below.tree.get(path)
 
     def _inside(self, path: str) -> Iterator[str]:
-        """*path* and everything below it in the image below."""
+        """*path* and everything below it in the parent image."""
         for number in range(bisect.bisect_left(self._paths, path), len(self._paths)):
             found = self._paths[number]
             if found == path or found.startswith(f"{path}/"):
@@ -84,7 +84,7 @@ class _Walk:
         found = [path for path in self._inside(gone) if self._at(path) is not None]
         files = [path for path in found if (there := self._at(path)) and there.kind != "folder"]
         if not files:
-            yield f"{entry.path}: removes /{gone}, and the image below has no file there"
+            yield f"{entry.path}: removes /{gone}, and the parent image has no file there"
         owners = {path: self._below.owners.get(path) for path in files}
         for path, owner in owners.items():
             if owner is None or owner in self._below.fixed:
@@ -138,7 +138,7 @@ class _Walk:
 
 
 def _form(entry: LayerEntry) -> Iterator[str]:
-    """Why no layer of a project has such an entry."""
+    """Why a layer of a project must not have such an entry."""
     if entry.kind not in ("file", "folder", "link"):
         of = f" to /{entry.target}" if entry.target else ""
         yield f"{entry.path}: a {entry.kind}{of}"

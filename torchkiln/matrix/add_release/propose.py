@@ -59,7 +59,7 @@ class Companion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseMetadata:
-    """The facts of a torch release in its default wheel, which has none about other CUDA builds."""
+    """The facts of a torch release in its default wheel, which lacks those of other CUDA builds."""
 
     version: str
     cuda: str  # of the default wheel, "12.8"

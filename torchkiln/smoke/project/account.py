@@ -1,6 +1,6 @@
-"""Reads what the image of a project says of itself: the image below, its packages, its settings.
+"""Reads what the image of a project states about itself: the parent image, its packages, its settings.
 
-Whoever made the image wrote it: the gate compares it with the layers (`gate/project`).
+The builder of the image wrote it; the gate compares it with the layers (`gate/project`).
 """
 
 from __future__ import annotations
@@ -99,15 +99,15 @@ class AccountPackage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectAccount:
-    """What the image of a project says of itself: project.json, and the settings in its code."""
+    """What the image of a project states about itself: project.json, and the settings in its code."""
 
     name: str
-    parent: str  # the tag of the image below
+    parent: str  # the tag of the parent image
     parent_image: Digest  # its manifest
     parent_lock: Digest
     requirements: tuple[str, ...]
     wheels: tuple[AccountWheel, ...]
-    removed: tuple[str, ...]  # packages of the image below that wheels replace
+    removed: tuple[str, ...]  # packages of the parent image that wheels replace
     packages: tuple[AccountPackage, ...]
     settings: ProjectSettings
     files: int  # in the layer of its code, without project.json
@@ -119,7 +119,7 @@ def is_project(image: ImageOnDisk) -> bool:
 
 
 def account_of(image: ImageOnDisk) -> ProjectAccount:
-    """What *image*, that of a project, says of itself; its top layer is read.
+    """What *image*, that of a project, states about itself; its top layer is read.
 
     :raises VerificationFailed: the layer is damaged, or project.json or the label is invalid or missing.
     :raises ConfigError: the settings in its code are invalid.
@@ -170,7 +170,7 @@ def account_of(image: ImageOnDisk) -> ProjectAccount:
 
 
 def _demand_label(image: ImageOnDisk, parent: Mapping[str, str]) -> None:
-    """:raises VerificationFailed: the label names another image below than project.json."""
+    """:raises VerificationFailed: the label names another parent image than project.json."""
     label = labels(image).get(PARENT_LABEL, "")
     tag, _, digest = label.partition("@")
     try:
