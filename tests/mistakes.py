@@ -134,9 +134,9 @@ def _own_use() -> None:
 
 
 def _project(parent: str = "3") -> None:
-    """A layout of one image, "a", that is the image of a project; the image below it is not there.
+    """A layout of one image, "a", that is the image of a project; its parent image is not there.
 
-    :param parent: the digit of the digest that project.json has for the image below.
+    :param parent: the digit of the digest that project.json has for the parent image.
     """
     tag = "2.7.1-cuda12.1-cudnn9-runtime"
     below = {"tag": tag, "manifest": f"sha256:{parent * 64}", "lock": f"sha256:{'4' * 64}"}

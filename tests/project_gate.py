@@ -14,6 +14,7 @@ from tests.projects import NAME, SITE, TAG, Bench, bench
 from tests.publisher import LABORATORY, Publisher, new_publisher
 from torchkiln.lock.lock import save
 from torchkiln.model.digest import Digest
+from torchkiln.model.project import ProjectLock
 from torchkiln.model.report import Finding, ProjectRun, SmokeReport
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
@@ -59,7 +60,7 @@ class Scene:
         return open_layout(self.small.layout).image(TAG)
 
     def parent_report(self, **changes: Any) -> str:
-        """The file of a signed report of the image below, on two GPUs."""
+        """The file of a signed report of the parent image, on two GPUs."""
         found = self.publisher.report(self.parent, **changes)
         return self.publisher.signed(found, "parent.dsse.json")
 
@@ -164,15 +165,18 @@ def finding(name: str, outcome: Any = "passed", **measured: Any) -> Finding:
 
 
 def scene(
-    folder: Path, wheels: Callable[[Bench], Iterable[Path]] = lambda _: (), settings: str = ""
+    folder: Path,
+    wheels: Callable[[Bench], Iterable[Path]] = lambda _: (),
+    settings: str = "",
+    change: Callable[[Bench, ProjectLock], ProjectLock] = lambda _, lock: lock,
 ) -> Scene:
-    """A built project that replaces fsspec, and adds *wheels*."""
+    """A built project that replaces fsspec, and adds *wheels*; *change* changes its lock."""
     small = bench(folder, PYTHON, PACKAGES, {"torch": "torchrun"})
     small.cell = replace(small.cell, base=replace(small.cell.base, packages=()))  # it has no dpkg
     if settings:
         (small.project / "torchkiln.toml").write_text(settings)
     fsspec = small.wheel("fsspec", "3", "fsspec/__init__.py", "fsspec/new.py")
-    small.build(small.lock(fsspec, *wheels(small), requirements=["fsspec>=3"]))
+    small.build(change(small, small.lock(fsspec, *wheels(small), requirements=["fsspec>=3"])))
     save(small.folder / "images", small.cell)
     return Scene(small=small, publisher=new_publisher(folder))
 

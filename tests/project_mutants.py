@@ -1,4 +1,4 @@
-"""Mutants of the image of a project: each changes what the proof of the image below covers.
+"""Mutants of the image of a project: each changes what the proof of the parent image covers.
 
 A mutant is the built image of a project with a changed configuration or another layer, with digests that fit
 and a report in which all checks passed: only what was changed can be refused.
@@ -92,18 +92,18 @@ def sets_path(there: Scene) -> ImageOnDisk:
 
 
 def reordered(there: Scene) -> ImageOnDisk:
-    """Two layers of the image below change places."""
+    """Two layers of the parent image change places."""
     return there.mutant(order=lambda rows: [rows[0], rows[2], rows[1], *rows[3:]])
 
 
 def replaced_layer(there: Scene) -> ImageOnDisk:
-    """The first layer of the image below is another one."""
+    """The first layer of the parent image is another one."""
     other = there.layer(Member(name="etc/"), Member(name="etc/x"))
     return there.mutant(order=lambda rows: [other, *rows[1:]])
 
 
 def left_out(there: Scene) -> ImageOnDisk:
-    """The image below lacks its second layer."""
+    """The parent image lacks its second layer."""
     return there.mutant(order=lambda rows: [rows[0], *rows[2:]])
 
 
@@ -166,7 +166,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a second libcudart": (
         on_top(recorded(f"{SITE}/nvidia/cublas/lib/libcudart.so.12")),
-        f"{SITE}/nvidia/cublas/lib/libcudart.so.12: another libcudart.so.12, which the image below has from"
+        f"{SITE}/nvidia/cublas/lib/libcudart.so.12: another libcudart.so.12, which the parent image has from"
         " nvidia-cuda-runtime-cu12",
     ),
     "a regular package in place of NVIDIA's namespace": (
@@ -228,7 +228,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     "PYTHONHOME": (with_env("PYTHONHOME=/app"), "config: Env has PYTHONHOME, which no project can set"),
     "a library that CUDA loads": (
         with_env("CUDA_INJECTION64_PATH=/app/x.so"),
-        "config: Env has CUDA_INJECTION64_PATH, which decides on programs or libraries that torch uses",
+        "config: Env has CUDA_INJECTION64_PATH, which selects programs or libraries that torch loads",
     ),
     "etc/ld.so.preload": (
         on_top(adds("etc/ld.so.preload")),
@@ -310,7 +310,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     # --- packages
     "another major version of numpy": (
         on_top(adds(f"{SITE}/numpy-1.26.4.dist-info/METADATA", b"Name: numpy\nVersion: 1.26.4\n")),
-        "numpy 1.26.4 has another major version than 2.3.5 of the image below",
+        "numpy 1.26.4 has another major version than 2.3.5 of the parent image",
     ),
     "a package that project.json does not list": (
         on_top(adds(f"{SITE}/evil-1.dist-info/METADATA", b"Name: evil\nVersion: 1\n")),
@@ -325,7 +325,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         configured(Entrypoint=["/app/start"]),
         "config: Entrypoint is ['/app/start']; the image",
     ),
-    "another user": (configured(User="1000"), "config: User is '1000'; the image below has absent"),
+    "another user": (configured(User="1000"), "config: User is '1000'; the parent image has absent"),
     "no health check": (
         configured(Healthcheck={"Test": ["NONE"]}),
         "config: Healthcheck is {'Test': ['NONE']}",
@@ -342,7 +342,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         with_label("torchkiln.untrusted", "true"),
         "config: the label torchkiln.untrusted: an index that the project's lock used is untrusted",
     ),
-    # --- the layers of the image below
+    # --- the layers of the parent image
     "layers in another order": (reordered, "layers: layer 2 is"),
     "a layer is replaced": (replaced_layer, "layers: layer 1 is"),
     "a layer is left out": (left_out, "layers: layer 2 is"),

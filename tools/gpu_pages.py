@@ -25,9 +25,9 @@ from tools.gpu_mutants import OUTCOMES  # noqa: E402
 from tools.gpu_pictures import BUSBW, GIB, all_reduces, pictures  # noqa: E402
 from tools.gpu_runs import PRECISIONS, Mutants, Run, joined, lengths, mutants, runs, timed_batches  # noqa: E402
 from tools.kept import short  # noqa: E402
+from tools.pages import stale_in, write_or_check  # noqa: E402
 from torchkiln.model.report import Finding  # noqa: E402
 from torchkiln.smoke.verdict import verdict  # noqa: E402
-from torchkiln.util.files import write_atomic  # noqa: E402
 
 DOCS = ROOT / "docs"
 PAGE = "gpu-proof.md"
@@ -194,29 +194,12 @@ def stale(docs: Path) -> dict[str, str | None]:
     known = runs(docs / "proofs")
     generated = pictures(known)
     generated[PAGE] = filled((docs / PAGE).read_text(), known, mutants(docs / "proofs"))
-    found: dict[str, str | None] = {
-        path.name: None for path in docs.glob("gpu-*.svg") if path.name not in generated
-    }
-    for name, text in generated.items():
-        path = docs / name
-        if not path.is_file() or path.read_text() != text:
-            found[name] = text
-    return found
+    return stale_in(docs, generated, "gpu-*.svg")
 
 
 def main() -> int:
     """Write the stale files, or with --check list them."""
-    found = stale(DOCS)
-    if "--check" in sys.argv[1:]:
-        sys.stderr.write("".join(f"docs/{name}: stale\n" for name in found))
-        sys.stderr.write("hint: run: .venv/bin/python tools/gpu_pages.py\n" * bool(found))
-        return 5 if found else 0
-    for name, text in found.items():
-        if text is None:
-            (DOCS / name).unlink()
-        else:
-            write_atomic(DOCS / name, text.encode())
-    return 0
+    return write_or_check(DOCS, stale(DOCS), "tools/gpu_pages.py")
 
 
 if __name__ == "__main__":

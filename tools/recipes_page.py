@@ -18,8 +18,8 @@ from bench import markdown  # noqa: E402
 from bench.markdown import table  # noqa: E402
 from bench.plot import number  # noqa: E402
 from bench.waterfall import waterfall  # noqa: E402
+from tools.pages import stale_in, write_or_check  # noqa: E402
 from tools.recipes_record import Record, Row, records  # noqa: E402
-from torchkiln.util.files import write_atomic  # noqa: E402
 
 DOCS = ROOT / "docs"
 PAGE, RECORDS = "recipes.md", "recipes"
@@ -112,29 +112,12 @@ def stale(docs: Path) -> dict[str, str | None]:
     known = records(docs / RECORDS)
     made = {f"recipes-{name}.svg": picture(record) for name, record in known.items() if falls(record)}
     made[PAGE] = markdown.filled((docs / PAGE).read_text(), lambda _: measured_part(known))
-    found: dict[str, str | None] = {
-        path.name: None for path in docs.glob("recipes-*.svg") if path.name not in made
-    }
-    for name, text in made.items():
-        path = docs / name
-        if not path.is_file() or path.read_text() != text:
-            found[name] = text
-    return found
+    return stale_in(docs, made, "recipes-*.svg")
 
 
 def main() -> int:
     """Write the stale files, or with --check list them."""
-    found = stale(DOCS)
-    if "--check" in sys.argv[1:]:
-        sys.stderr.write("".join(f"docs/{name}: stale\n" for name in found))
-        sys.stderr.write("hint: run: .venv/bin/python tools/recipes_page.py\n" * bool(found))
-        return 5 if found else 0
-    for name, text in found.items():
-        if text is None:
-            (DOCS / name).unlink()
-        else:
-            write_atomic(DOCS / name, text.encode())
-    return 0
+    return write_or_check(DOCS, stale(DOCS), "tools/recipes_page.py")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Serves the use, memory, power and temperature of this machine's NVIDIA GPUs for Prometheus, by NVML.
 
-Needs Python 3.8 and the driver, no packages. Without a GPU it says so, and `torchkiln_nvml_up` is 0. A value
-that a GPU does not have, such as the use of a MIG instance, is left out.
+Needs Python 3.8 and the driver, no packages. Without a GPU it prints the reason to stderr, and
+`torchkiln_nvml_up` is 0. A value that a GPU does not have, such as the use of a MIG instance, is left out.
 """
 
 import argparse
@@ -195,7 +195,7 @@ def main():
         server = ThreadingHTTPServer((options.address, options.port), handler(source))
     except (OSError, OverflowError) as error:
         parser.error(f"cannot listen on {options.address}:{options.port}: {error}")
-    source.read()  # says at once whether there is a GPU
+    source.read()  # reports at once if there is no GPU
     address, port = server.server_address[:2]
     print(f"exporter: http://{address}:{port}/metrics", file=sys.stderr, flush=True)
     try:

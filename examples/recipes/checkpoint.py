@@ -1,4 +1,4 @@
-"""A checkpoint has all that the next step depends on: a resumed run has the curve of one that went on."""
+"""A checkpoint has all that the next step depends on: a resumed run has the curve of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def save(
 def load(
     settings: Settings, world: World, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any
 ) -> int:
-    """Take up the file of --resume; the number of steps that it had made. 0 without one.
+    """Load the file of --resume, and return the number of its steps; 0 without a file.
 
     :raises Unavailable: it is of other settings, with which the curve would be another.
     """

@@ -1,4 +1,4 @@
-"""Samples, generated or from files; and batches of them, in an order that a resumed run takes up again."""
+"""Samples, generated or from files; and batches of them, in an order that a resumed run continues."""
 
 from __future__ import annotations
 

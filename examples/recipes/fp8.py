@@ -20,7 +20,7 @@ def quantised(tensor: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tens
 
 
 def by_columns(matrix: torch.Tensor) -> torch.Tensor:
-    """The same matrix, column-major, as the kernel wants its right factor."""
+    """The same matrix, column-major, as the kernel expects its right operand."""
     return matrix.t().contiguous().t()
 
 

@@ -69,7 +69,7 @@ def wrap(settings: Settings, model: nn.Module, device: torch.device) -> tuple[nn
     if settings.parallel == "fsdp2":
         shard = torch_api.fully_shard()
         options = {"mp_policy": torch_api.shard_policy(half)} if half else {}
-        for block in (*model.blocks, model):  # the root last: it takes what is left
+        for block in (*model.blocks, model):  # the root last: it shards the rest
             shard(block, **options)
     return model, compiled(settings, model)
 

@@ -57,7 +57,7 @@ class Settings:
     warm_up: int = switch(2, "first steps that do not count for samples/s")
     save: str = switch("", "write a checkpoint to this file after the last step")
     save_every: int = switch(0, "also write it every N steps")
-    resume: str = switch("", "go on from this checkpoint; --steps counts from the beginning")
+    resume: str = switch("", "continue from this checkpoint; --steps counts from the beginning")
     profile: str = switch("", "write a trace and a memory snapshot into this folder")
     report: str = switch("", "write the results to this file, as JSON")
 

@@ -1,4 +1,4 @@
-"""What to look at while a model trains: loss, NaN, the scaler's factor, memory, speed."""
+"""What to monitor while a model trains: loss, NaN, the scaler's factor, memory, speed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Watch:
 
     def speed(self) -> float:
         """Samples a second of all processes, since the warm-up; 0 if nothing was timed."""
-        self._wait()  # the GPU works on after Python has gone on: without it only the launches are timed
+        self._wait()  # the GPU still works when Python continues: without waiting only the launches are timed
         return self.samples * self.timed / (time.perf_counter() - self.began) if self.timed else 0.0
 
     def values(self, scaler: Any) -> dict[str, Any]:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.engine.crane import OLD_TOO, SUITE
 from tests.engine.keeper import DOCKERD
 from tests.engine.podman import SETTINGS
-from tests.engine.root import NoEngine, home, made, start, stop
+from tests.engine.root import NoEngine, first_process, home, made, start, stop
 
 _ENGINES = ("docker.io", "containerd", "podman", "runc", "iptables", "ca-certificates", "tini")
-_TIMEOUT, _LOOK = 300.0, 0.1  # seconds
 _CONTAINERD = ("containerd", "--root", "/srv/data", "--state", "/run/containerd", "-a", "/srv/sock/ctrd.sock")
 
 
@@ -147,16 +145,12 @@ def _daemon(
 
 
 def _wait_for(process: subprocess.Popen[bytes], words: ClientSyntax, place: Path) -> SeparateEngine:
-    end = time.monotonic() + _TIMEOUT
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while time.monotonic() < end and process.poll() is None:
-        with suppress(OSError):  # it ends
-            for pid in children.read_text().split():
-                found = SeparateEngine(pid=int(pid), words=words)
-                arranged = Path(f"/proc/{pid}/comm").read_text().startswith("tini")
-                if arranged and not found.client("version").returncode:
-                    return found
-        time.sleep(_LOOK)
+    def ready(pid: int) -> SeparateEngine | None:
+        engine = SeparateEngine(pid=pid, words=words)
+        return None if engine.client("version").returncode else engine
+
+    if found := first_process(process, ready):
+        return found
     raise NoEngine(f"it did not start: {(place / 'log').read_text(errors='replace')[-1200:]}")
 
 

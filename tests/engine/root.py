@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 SUITE = "trixie"  # Docker 26.1; Debian 12 has 20.10, which reads no OCI layout
 PACKAGES = (
@@ -18,6 +19,9 @@ PACKAGES = (
     *("ca-certificates", "iproute2", "nftables", "iptables", "pigz", "zstd"),
 )
 _CLIENT, _PLUGIN = "usr/bin/docker", "usr/libexec/docker/cli-plugins/docker-buildx"
+
+_TIMEOUT, _INTERVAL = 300.0, 0.1  # seconds
+T = TypeVar("T")
 
 
 class NoEngine(Exception):
@@ -106,6 +110,20 @@ def start(root: Path, place: Path, daemon: Sequence[str]) -> subprocess.Popen[by
     argv += [str(root), str(place), *daemon]
     with (place / "log").open("wb") as log:
         return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def first_process(daemon: subprocess.Popen[bytes], ready: Callable[[int], T | None]) -> T | None:
+    """What *ready* makes of the first process of the daemon's namespaces; None: it did not start in time."""
+    end = time.monotonic() + _TIMEOUT
+    children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children")
+    while time.monotonic() < end and daemon.poll() is None:
+        with suppress(OSError):  # it ends
+            for pid in children.read_text().split():
+                arranged = Path(f"/proc/{pid}/comm").read_text().startswith("tini")
+                if arranged and (found := ready(int(pid))) is not None:
+                    return found
+        time.sleep(_INTERVAL)
+    return None
 
 
 def stop(daemon: subprocess.Popen[bytes], cgroup: str) -> None:

@@ -7,16 +7,15 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.engine.registry import free_port
-from tests.engine.root import NoEngine, home, made, start, stop
+from tests.engine.root import NoEngine, first_process, home, made, start, stop
 
 _SUITE = "bookworm"  # Slurm 22.05
 _PACKAGES = ("slurm-wlm", "munge", "tini", "python3", "squashfs-tools")
-_TIMEOUT, _LOOK = 300.0, 0.2  # seconds
 NODES = ("n1", "n2")
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "SLURM_CONF": "/srv/slurm.conf"}
 
@@ -102,16 +101,13 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
 
 def _wait_for(process: subprocess.Popen[bytes], folder: Path) -> Cluster:
     """Wait until both nodes are idle."""
-    end = time.monotonic() + _TIMEOUT
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while time.monotonic() < end and process.poll() is None:
-        with suppress(OSError):  # it ends
-            for pid in children.read_text().split():
-                cluster = Cluster(pid=int(pid), folder=folder)
-                arranged = Path(f"/proc/{pid}/comm").read_text().startswith("tini")
-                if arranged and _states(cluster) == ["idle"] * len(NODES):
-                    return cluster
-        time.sleep(_LOOK)
+
+    def ready(pid: int) -> Cluster | None:
+        cluster = Cluster(pid=pid, folder=folder)
+        return cluster if _states(cluster) == ["idle"] * len(NODES) else None
+
+    if found := first_process(process, ready):
+        return found
     raise NoEngine(f"Slurm did not start: {''.join(_logs(folder))}")
 
 

@@ -305,7 +305,7 @@ def small(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Benc
 
 
 def test_a_project_has_its_packages_above_the_image(scene: Scene, small: Bench, locked: LockedApt) -> None:
-    """The image below is unchanged; a moved base gives another layer of the same files."""
+    """The parent image is unchanged; a moved base gives another layer of the same files."""
     lock = replace(small.lock(), apt=locked)
     parent = small.build(small.lock()).parent.image
     built = small.build(lock)

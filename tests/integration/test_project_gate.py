@@ -1,4 +1,4 @@
-"""The gate of a project's image: cleared by its own reports and those of the image below, or refused."""
+"""The gate of a project's image: cleared by its own reports and those of the parent image, or refused."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_a_project_on_a_proved_image_is_cleared(there: Scene) -> None:
 
     assert (code, out) == (0, f"{there.image.manifest}\n"), messages
     assert (
-        f"the image below: {TAG}  {there.parent.manifest}\nreport 1: parent.dsse.json: 2 × NVIDIA H200"
+        f"the parent image: {TAG}  {there.parent.manifest}\nreport 1: parent.dsse.json: 2 × NVIDIA H200"
         in messages
     )
     assert f"the project: {NAME}  {there.image.manifest}\nreport 1: project.dsse.json: no GPU" in messages
-    assert "not proved: with packages that the image below has otherwise: fsspec\n" in messages
+    assert "not proved: with packages that replace those of the parent image: fsspec\n" in messages
     assert f"gate: {NAME}: 3 checks passed; on {TAG}: 5 checks passed" in messages
 
 
@@ -100,7 +100,7 @@ def test_a_report_of_another_image(there: Scene) -> None:
 def test_a_report_on_another_image_below(there: Scene) -> None:
     [line] = refused(there, run={"parent_image": OTHER})
 
-    assert line.startswith(f"project.dsse.json: names another image below: {TAG}@{OTHER}")
+    assert line.startswith(f"project.dsse.json: names another parent image: {TAG}@{OTHER}")
 
 
 def test_a_report_of_a_cells_checks(there: Scene) -> None:

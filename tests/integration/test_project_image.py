@@ -189,7 +189,7 @@ def test_the_suite_runs_in_the_image_below(commands: Commands) -> None:
 
     assert (code, out) == (2, ""), messages
     assert "project is the image of a project" in messages
-    assert f"torchkiln smoke --project DIR; for those of the image below: torchkiln smoke {TAG}" in messages
+    assert f"torchkiln smoke --project DIR; for those of the parent image: torchkiln smoke {TAG}" in messages
 
 
 @needs_namespaces

@@ -1,4 +1,4 @@
-"""Each way to change what the proof of the image below covers is refused by the gate of a project's image."""
+"""The gate of a project's image refuses each way to change what the proof of the parent image covers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_label_and_project_json_that_name_another_image_below(there: Scene) -> N
 
     assert out == ""
     assert code in (7, 12), messages
-    assert f"the image below is {NAME}, not {TAG}" in messages, messages
+    assert f"the parent image is {NAME}, not {TAG}" in messages, messages
 
 
 def test_damaged_blobs(there: Scene) -> None:

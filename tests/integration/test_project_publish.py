@@ -114,7 +114,7 @@ def test_verify_reads_what_was_published(there: Scene, server: RegistryServer) -
     full = verified(there, server, NAME, "--full")
 
     assert code == 0, text
-    assert f"on {TAG}@{there.parent.manifest}, which passed 5 checks on 2 × NVIDIA H200; 1 reports" in text
+    assert f"on {TAG}@{there.parent.manifest}, which passed 5 checks on 2 × NVIDIA H200; its report" in text
     assert "import, pip-check, linkage passed in the project's image" in text
     assert full[0] == 0, full[1]
     assert "SPDX and CycloneDX match the image" in full[1]
@@ -142,13 +142,13 @@ def test_verify_reads_the_image_below_if_it_is_there(there: Scene, server: Regis
     count = len(there.parent.layers)
     assert f"is verified; its layers are the lowest {count} of this image" in beside[1]
     assert full[0] == 0, full[1]
-    assert f"the lowest {count} of this image, and the others leave it as it is" in full[1]
+    assert f"the lowest {count} of this image, and the other layers do not change it" in full[1]
     assert without[0] == 12
     assert "below: signatures: not signed by a trusted key" in without[1]
 
 
 def test_verify_full_reads_the_layers_as_the_gate_does(there: Scene, server: RegistryServer) -> None:
-    """A publisher's key can sign a decision about an image that the gate refuses; the image below tells."""
+    """A publisher's key can sign a decision about an image that the gate refuses; the parent image tells."""
     folder = there.publisher.folder
     keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
     target = ("--to", f"{server.host}/team/app", "--dated", "20261122")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from tests.integration.test_project_image import Commands
+from tests.integration.test_project_image import PYTHON, Commands
 from tests.keys import ED, UNKNOWN_KEY, pem, public_pem
 from tests.needs import needs_namespaces
 from tests.projects import TAG, bench
+from torchkiln.model.apt import LockedApt
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import DebFile
 from torchkiln.oci.layout import open_layout
-from torchkiln.project.file import project_digest
+from torchkiln.project.file import project_digest, save_project
+from torchkiln.project.inputs import inputs_digest
+from torchkiln.project.ready import needs_of
 from torchkiln.smoke.attestation import read
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.project.suite import project_suite
@@ -124,3 +130,44 @@ def test_the_test_is_that_of_the_image(tmp_path: Path) -> None:
 
     assert (code, out) == (5, "")
     assert "project was built with another test than" in messages
+
+
+def test_the_report_names_the_libraries_that_the_lock_allows_to_be_missing(tmp_path: Path) -> None:
+    """With those of the option; the lock's need no option."""
+    commands = Commands(bench(tmp_path, python=PYTHON))
+    assert commands.build()[0] == 0
+    refused = commands.smoke("--only", "linkage")
+    save_project(commands.small.project, replace(commands.lock, may_lack=("libx.so.1",)))
+
+    code, out, messages = commands.smoke("--only", "linkage", "--allow-missing", "fsspec", "--json")
+
+    assert refused[0] == 10
+    assert code == 0, messages
+    assert json.loads(out)["project"]["may_lack"] == ["fsspec", "libx.so.1"]
+    _, _, shown = commands.smoke("--only", "linkage")
+    assert "\nmay be missing: libx.so.1\n" in shown
+
+
+def test_an_image_without_the_os_packages_of_the_lock_is_outdated(tmp_path: Path) -> None:
+    commands = project(tmp_path)
+    deb = DebFile(name="tool", version="1.0", architecture="amd64", source="tool", size=1, sha256="a" * 64)
+    layer = {"digest": Digest("sha256:" + "5" * 64), "diff_id": Digest("sha256:" + "6" * 64)}
+    apt = LockedApt(
+        os="debian12",
+        requested=("tool",),
+        base=commands.small.cell.base.digest,
+        debs=(deb,),
+        size=1,
+        unpacked=1,
+        encoder="x",
+        **layer,
+    )
+    (commands.small.project / "torchkiln.toml").write_text('apt = ["tool"]\n')
+    needs = needs_of(commands.small.project, commands.small.cell, commands.small.store)
+    lock = replace(commands.lock, apt=apt, inputs=inputs_digest(needs, commands.small.cell))
+    save_project(commands.small.project, lock)
+
+    code, out, messages = commands.smoke()
+
+    assert (code, out) == (5, ""), messages
+    assert "project was built from another lock than" in messages

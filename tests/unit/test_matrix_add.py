@@ -6,6 +6,7 @@ import hashlib
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from torchkiln.cli import matrix as command
 from torchkiln.cli.matrix import matrix
 from torchkiln.errors import BuildFailed, ConfigError, KilnError, Unresolvable
 from torchkiln.matrix.add_release import propose
+from torchkiln.matrix.add_release.compat_block import block
 from torchkiln.matrix.add_release.edit import with_block
+from torchkiln.matrix.add_release.propose import Companion, ReleaseMetadata
 from torchkiln.matrix.facts import parse
 
 LIBRARY = "torch/lib/libtorch_python.so"
@@ -207,6 +210,34 @@ def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(workspace
         data for (_, _, name), data in workspace.server.files.items() if name.startswith("torch-2.99.1-1-")
     ]
     assert hashlib.sha256(ours[0]).hexdigest() in block
+
+
+def test_the_block_of_a_complete_release_has_no_todo() -> None:
+    """And that of a release that lacks a value has one, so that the schema refuses it."""
+    default = FACTS.releases["2.9.1"].default
+    found = Companion(version="1.0", pins=True)
+    whole = ReleaseMetadata(
+        version="2.99.1",
+        cuda="12.8",
+        torchvision=found,
+        torchaudio=found,
+        cudnn_major=9,
+        default=default,
+        archs=("sm_90",),
+        bytes_cp310=None,
+    )
+    none = Companion(version=None, pins=False)
+    partial = (
+        replace(whole, torchvision=none),
+        replace(whole, torchaudio=none),
+        replace(whole, cudnn_major=0),
+        replace(whole, default=replace(default, triton="")),
+        replace(whole, archs=()),
+    )
+
+    assert (whole.is_complete, "TODO" in block(whole)) == (True, False)
+    assert [each.is_complete for each in partial] == [False] * 5
+    assert ["TODO" in block(each) for each in partial] == [True] * 5
 
 
 def test_a_release_missing_in_the_facts_is_not_written_into_the_matrix(workspace: Workspace) -> None:

@@ -125,7 +125,7 @@ def test_what_a_layer_removed_can_be_replaced() -> None:
 
 def test_what_is_not_there_is_not_removed() -> None:
     assert faults([file(f"{SITE}/.wh.gone", size=0)]) == (
-        f"{SITE}/.wh.gone: removes /{SITE}/gone, and the image below has no file there",
+        f"{SITE}/.wh.gone: removes /{SITE}/gone, and the parent image has no file there",
     )
     assert faults([file("app/.wh.x", size=3)]) == ("app/.wh.x: an opaque whiteout, or not an empty file",)
 

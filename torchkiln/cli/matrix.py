@@ -101,12 +101,12 @@ def _print(release: ReleaseMetadata, known: Facts, *, beyond: bool) -> None:
 def _write(matrix_file: Path, release: ReleaseMetadata, known: Facts, *, beyond: bool) -> None:
     """Write the line into the matrix, and the block into the facts if they lack the release.
 
-    :raises ConfigError: a line has a TODO or cannot be inserted, or the facts are those of an installation.
+    :raises ConfigError: a value or a place is missing, or the facts are those of an installation.
     """
     lacking = block(release) if release.version not in known.releases else ""
-    if "TODO" in lacking or toolkit_line(release, known):
-        missing = [f"CUDA {release.cuda}"] if release.cuda not in known.cuda else []
-        missing += [f"torch {release.version}"] if "TODO" in lacking else []
+    missing = [f"CUDA {release.cuda}"] if release.cuda not in known.cuda else []
+    missing += [f"torch {release.version}"] if lacking and not release.is_complete else []
+    if missing:
         raise ConfigError(
             f"{_FACTS} has no facts for {' and '.join(missing)}; nothing was written",
             hint="insert the lines above that have a TODO, fill it in, and run this again",

@@ -48,7 +48,8 @@ def sbom(
 ) -> None:
     """Print the SBOM of the image TAG: every wheel and OS package, with hash, licence and package URL.
 
-    That of a project lists the packages of the image below that it keeps, its own, and itself.
+    The SBOM of a project's image lists the packages kept from the parent image, the project's own packages,
+    and the project itself.
 
     It is made from the lock and the layers of the image; a layer is read only once. Exits with 12 if the
     image does not match its lock, or the document of --check does not match the image.

@@ -102,7 +102,7 @@ def clearance(cleared: ClearedImage) -> Statement:
 
 
 def project_json(project: ProjectProof) -> dict[str, Any]:
-    """What is proved below a project's image, by digests, and what is not proved."""
+    """The proof of a project's parent image, by digest, and what is not proved."""
     below = project.below
     return {
         "below": {
@@ -132,7 +132,7 @@ def project_json(project: ProjectProof) -> dict[str, Any]:
 
 
 def not_proved(project: ProjectProof) -> dict[str, list[str]]:
-    """What neither the reports of the image below nor those of the project prove; empty lists are omitted."""
+    """What neither the reports of the parent image nor the project's prove; empty lists are omitted."""
     found = {
         "replaced": project.replaced,
         "at_start": project.at_start,

@@ -97,17 +97,17 @@ class GateResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectProof:
-    """What a project's image has of the image below, and what nothing proves about it (ADR 43)."""
+    """What the proof of the parent image covers in a project's image, and what nothing proves (ADR 43)."""
 
-    below: GateResult  # of the image below, by its own reports
-    layers: int  # the lowest layers of the project's image are those of the image below
+    below: GateResult  # of the parent image, by its own reports
+    layers: int  # the lowest layers of the project's image are those of the parent image
     added: tuple[str, ...]  # packages of the project, "datasets 4.8.5"
-    replaced: tuple[str, ...]  # names of packages of the image below that have other files
+    replaced: tuple[str, ...]  # names of packages of the parent image that have other files
     at_start: tuple[str, ...]  # .pth files, which Python runs at each start
-    variables: tuple[str, ...]  # names of environment variables that the image below does not have
+    variables: tuple[str, ...]  # names of environment variables that the parent image does not have
     may_lack: tuple[str, ...]  # libraries and packages that `--allow-missing` named
     test: tuple[str, ...]  # the command of the project's own test
-    changed: bool  # the layers or the configuration change what the proof of the image below covers
+    changed: bool  # the layers or the configuration change what the proof of the parent image covers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,12 +141,12 @@ def clear(result: GateResult, given: GivenOptions | None = None) -> ClearedImage
 
 
 def _hints(result: GateResult, given: GivenOptions) -> Iterator[str]:
-    """What to do about what is missing, also in the image below."""
+    """What to do about what is missing, also in the parent image."""
     if (project := result.project) is None:
         yield from commands(result.needed, given)
         return
     if project.changed:
-        yield "remove what is named from the project, and build it again: torchkiln build --project DIR"
+        yield "remove what is listed above, and build the project again: torchkiln build --project DIR"
     elif any(status.lacks for status in result.statuses) or result.signed_reports:
         yield from commands(result.needed, given)
     if project.below.missing:

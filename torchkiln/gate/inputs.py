@@ -86,7 +86,7 @@ class GateInputs:
         return self.judge(found, locked)
 
     def judge_project(self, project: ProjectImage) -> GateResult:
-        """The gate's result for the image of *project*, now: by its reports, and those of the image below.
+        """The gate's result for the image of *project*, now: by its reports, and those of the parent image.
 
         :raises ConfigError: a given file is not a report.
         :raises VerificationFailed: a signature is invalid, or a layer is damaged.

@@ -74,7 +74,7 @@ def names_of_project(
     demand_movable(tags)
     for tag in tags.moving:
         of_below = split_format(tag)[0] in (below, *aliases_for(below, matrix))
-        if why := f"it is one of {below}" if of_below else misfit(tag, below, matrix):
+        if why := f"it is a tag of {below}" if of_below else misfit(tag, below, matrix):
             raise ConfigError(
                 f"{tag} is not a name for the project's image: {why}",
                 hint="choose a name without versions, for example --tag main",

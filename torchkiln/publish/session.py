@@ -168,7 +168,7 @@ class PublishSession:
         return PreparedImage(cleared=cleared, image=image, statements=statements, names=names)
 
     def _prepare_project(self, image: ImageOnDisk, target: PublishTarget) -> PreparedImage:
-        """`prepare` for a project: the gate's decision cites the reports of the image below by digest."""
+        """`prepare` for a project: the gate's decision cites the reports of the parent image by digest."""
         project = project_image(image, self.layout, self.images)
         demand_licence(image, confirmed=target.licence_confirmed)
         name, below = project.account.name, project.account.parent

@@ -28,16 +28,15 @@ from torchkiln.model.layer_format import tag_suffix
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.recipe import RECIPE
-from torchkiln.model.report import SignedReport
 from torchkiln.oci.image import describe
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.attached import NOT_VERIFIED, AttachedStatements, attached
+from torchkiln.publish.attached_reports import reports_in
 from torchkiln.publish.publish import SIGNATURE
 from torchkiln.publish.verify_project import ProjectCriteria, verify_project
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.sbom.matches import matches_lock
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
-from torchkiln.smoke.attestation import PREDICATE, report_of
 from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.suite import Suite
 
@@ -236,23 +235,7 @@ def _of_reports(
     They may have any age, because the gate checked it at publication, but not be of the future.
     """
     suite = criteria.suite
-    signed_reports, wrong = [], []
-    for number, opened in enumerate(statements.by_kind.get(PREDICATE, ()), start=1):
-        name = f"report {number}"
-        try:
-            report = report_of(opened.statement, where=name)
-        except KilnError as error:
-            wrong.append(error.message)
-            continue
-        signed_reports.append(
-            SignedReport(
-                name=name,
-                report=report,
-                signed=opened.signed,
-                signers=opened.signers,
-                envelope=opened.envelope,
-            )
-        )
+    signed_reports, wrong = reports_in(statements)
     decision, faults = _decision(statements)
     wrong += faults
     also = ""

@@ -1,4 +1,4 @@
-"""Verifies the image below that of a project, if the repository has it, too."""
+"""Verifies the parent of a project's image, if the repository has it, too."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def verify_below(
     verify: Callable[[ImageOnDisk], Verification],
     store: Store | None = None,
 ) -> Iterator[Point]:
-    """Verify the image below *image*, that of a project, and that *image* is on it.
+    """Verify the parent of *image*, that of a project, and that *image* is on it.
 
-    :param folder: for the documents of the image below.
+    :param folder: for the documents of the parent image.
     :param verify: verifies an image of the repository.
     :param store: for lists of files, if the layers of *image* were downloaded and verified: they are compared
         as the gate does; None: they were not.
@@ -64,7 +64,7 @@ def verify_below(
     text = f"{label} is verified; its layers are the lowest {len(below.layers)} of this image"
     if store is not None and result.origin is not None and not faults:
         faults += _layer_faults(image, below, result.origin.locked, store)
-        text += ", and the others leave it as it is"
+        text += ", and the other layers do not change it"
     yield Point(what=_WHAT, good=not faults, text="\n".join(faults) or text)
 
 

@@ -1,7 +1,7 @@
 """Verifies the image of a project in a registry, from its manifest, config and statements.
 
-The layers are not downloaded, and the image below may be elsewhere: that the project's layers leave it as it
-was proved is what the signed decision of the gate says (ADR 43). The project's own report is evaluated again.
+The layers are not downloaded, and the parent image may be in another repository. The signed decision of the
+gate states that the project's layers do not change it (ADR 43). The project's own report is evaluated again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.gate.gate import request_faults
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.project import LABEL, PARENT_LABEL
-from torchkiln.model.report import ProjectRun, SignedReport
+from torchkiln.model.report import ProjectRun
 from torchkiln.oci.labels import labels
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.attached import AttachedStatements
+from torchkiln.publish.attached_reports import reports_in
 from torchkiln.sbom.listed import listed
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
-from torchkiln.smoke.attestation import PREDICATE, report_of
 from torchkiln.smoke.project.declared import TEST
 from torchkiln.smoke.project.suite import project_suite
 from torchkiln.util.schema import sentences
@@ -74,13 +74,15 @@ def verify_project(
         return
     cited = f"{below['tag']}@{below['digest']}"
     if labels(image).get(PARENT_LABEL) != cited:
-        yield "gate", False, f"the decision is about a project on {cited}, not on that of the label"
+        yield "gate", False, f"the decision is about a project on {cited}, not on the one in the label"
     elif override:
         yield "gate", False, f"published with --override: {override}"
     else:
         gpus = ", ".join(below["gpus"]) or "no GPU"
-        count = f"{len(below['passed'])} checks on {gpus}; {len(below['reports'])} reports of it"
-        yield "gate", True, f"on {cited}, which passed {count} are cited by digest, and not read"
+        count = len(below["reports"])
+        cites = "its report is" if count == 1 else f"its {count} reports are"
+        passed = f"which passed {len(below['passed'])} checks on {gpus}"
+        yield "gate", True, f"on {cited}, {passed}; {cites} cited by digest, and not read"
     yield _of_reports(statements, image, cited, test, criteria)
     yield _of_sboms(statements, image)
     if tag is not None:
@@ -88,7 +90,7 @@ def verify_project(
 
 
 def _decided(statements: AttachedStatements) -> tuple[dict[str, Any], list[str], str | None]:
-    """What the decision says of the image below, the command of the test, and the reason of an override.
+    """What the decision says of the parent image, the command of the test, and the reason of an override.
 
     :raises VerificationFailed: there is no trusted decision about the image of a project.
     """
@@ -118,20 +120,14 @@ def _of_reports(
         report_age=0,
         suites=(),
     )
-    suite, wrong, reports = project_suite(), list[str](), list[SignedReport]()
-    for number, opened in enumerate(statements.by_kind.get(PREDICATE, ()), start=1):
-        name = f"report {number}"
-        try:
-            report = report_of(opened.statement, where=name)
-        except KilnError as error:
-            wrong.append(error.message)
-            continue
-        signed = SignedReport(name=name, report=report, signed=opened.signed, signers=opened.signers)
-        run = report.project
+    suite = project_suite()
+    reports, wrong = reports_in(statements)
+    for signed in reports:
+        name = signed.name
+        run = signed.report.project
         if run is None or f"{run.parent}@{run.parent_image}" != cited or not _ran(run, test):
             wrong.append(f"{name}: not of the checks of this project on {cited}")
         wrong += [f"{name}: {text}" for text in request_faults(signed, policy, suite, None, criteria.at)]
-        reports.append(signed)
     checks = [check for check in suite.checks if check.id != TEST or test]
     for check in checks:
         lacks = check_status(check, reports, suite, {}, required=True).lacks

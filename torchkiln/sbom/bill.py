@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Literal
 from uuid import UUID, uuid5
 
@@ -23,7 +24,7 @@ from torchkiln.errors import VerificationFailed
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import BaseFiles, DebFile, LockedArchive, LockedCell, LockedWheel
+from torchkiln.model.lock import BaseFiles, LockedArchive, LockedCell, LockedWheel
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.plan.micromamba import program_path
 from torchkiln.sbom.evidence import Distribution, Evidence, InstalledPackage
@@ -33,7 +34,7 @@ from torchkiln.sbom.listed import TOOLKIT
 #: wheel, program, toolkit (NVIDIA's archives): from the lock. os: from dpkg. library: CUDA, cuDNN and NCCL,
 #: which are part of a wheel. vendored: a copy of a Python distribution inside another package. project: code.
 Kind = Literal["wheel", "program", "os", "toolkit", "library", "vendored", "project"]
-_DebKey = tuple[str, str, str]  # name, version, architecture
+DebKey = tuple[str, str, str]  # name, version, architecture
 
 _NAMESPACE = uuid5(UUID(int=0), "torchkiln sbom")
 _LIBRARIES = (("cuda", "CUDA", "cuda-runtime"), ("cudnn", "cuDNN", "cudnn"), ("nccl", "NCCL", "nccl"))
@@ -106,13 +107,15 @@ def bill_of(
     files: BaseFiles | None,
     name: str,
     tool: str,
+    added: Mapping[DebKey, str] = MappingProxyType({}),
 ) -> Bill:
     """The bill of *image*, which was built from *locked* and contains *evidence*.
 
     :param files: the base's .deb files by the archive's index; None if they were not recorded.
+    :param added: the OS packages that *locked* does not have, with the SHA-256 of their .deb files.
     :raises VerificationFailed: the image does not match the lock.
     """
-    if found := [f"  {line}" for line in _disagreements(locked, evidence)]:
+    if found := [f"  {line}" for line in _disagreements(locked, evidence, added)]:
         more = [f"  and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []
         raise VerificationFailed(
             "\n".join(["the image does not match its lock:", *found[:_MAX_SHOWN], *more]),
@@ -120,7 +123,7 @@ def bill_of(
         )
     system = _OS.fullmatch(locked.base.os)
     distro = (system["name"], system["version"]) if system else (locked.base.os, "")
-    debs = _debs(locked, files)
+    debs = {**_debs(locked, files), **added}
     os = [_of_deb(package, debs, distro) for package in evidence.packages]
     dists = {dist.name: dist for dist in evidence.distributions if dist.of_a_wheel}
     wheels = [_of_wheel(wheel, dists[wheel.name], locked.device_code) for wheel in locked.wheels]
@@ -156,7 +159,7 @@ def purl_of_deb(name: str, version: str, architecture: str, distro: tuple[str, s
     return PackageURL("deb", distro[0], name, version, qualifiers).to_string()
 
 
-def _disagreements(locked: LockedCell, evidence: Evidence) -> Iterator[str]:
+def _disagreements(locked: LockedCell, evidence: Evidence, added: Iterable[DebKey]) -> Iterator[str]:
     wheels = {wheel.name: str(Version(wheel.version)) for wheel in locked.wheels}
     installed = {dist.name: dist.version for dist in evidence.distributions if dist.of_a_wheel}
     yield from _unlike("wheel", wheels, installed)
@@ -166,6 +169,7 @@ def _disagreements(locked: LockedCell, evidence: Evidence) -> Iterator[str]:
     archives = {archive.component: f"{archive.version} {archive.sha256}" for archive in locked.archives}
     yield from _unlike("archive", archives, {name: " ".join(row) for name, row in evidence.archives.items()})
     system = {package.name: package.version for package in locked.os_packages}
+    system |= {package: version for package, version, _ in added}
     yield from _unlike("package", system, {package.name: package.version for package in evidence.packages})
 
 
@@ -221,17 +225,14 @@ def _of_archive(archive: LockedArchive) -> BillComponent:
     )
 
 
-def _of_deb(
-    package: InstalledPackage, debs: Mapping[_DebKey, DebFile], distro: tuple[str, str]
-) -> BillComponent:
-    file = debs.get((package.name, package.version, package.architecture))
+def _of_deb(package: InstalledPackage, debs: Mapping[DebKey, str], distro: tuple[str, str]) -> BillComponent:
     unread = "" if package.licences else "its copyright file is not machine-readable"
     return BillComponent(
         kind="os",
         name=package.name,
         version=package.version,
         purl=purl_of_deb(package.name, package.version, package.architecture, distro),
-        sha256=file.sha256 if file else "",
+        sha256=debs.get((package.name, package.version, package.architecture), ""),
         licences=package.licences,
         architecture=package.architecture,
         source=f"{package.source} {package.source_version}",
@@ -277,10 +278,10 @@ def _libraries(locked: LockedCell, dists: Mapping[str, Distribution]) -> Iterato
             )
 
 
-def _debs(locked: LockedCell, files: BaseFiles | None) -> dict[_DebKey, DebFile]:
+def _debs(locked: LockedCell, files: BaseFiles | None) -> dict[DebKey, str]:
     if files is None or files.base != locked.base.digest:
         return {}
-    return {(deb.name, deb.version, deb.architecture): deb for deb in files.debs}
+    return {(deb.name, deb.version, deb.architecture): deb.sha256 for deb in files.debs}
 
 
 def _notes(os: list[BillComponent], files: BaseFiles | None, locked: LockedCell) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Make the bill of a project's image: of the image below with the project's packages, and of its code."""
+"""Make the bill of a project's image: of the parent image with the project's packages, and of its code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from packageurl import PackageURL
 
 from torchkiln import __version__
 from torchkiln.base.archive import files_of
+from torchkiln.errors import printable
 from torchkiln.gate.project.read import ProjectImage
 from torchkiln.lock.lock import lock_digest
 from torchkiln.model.cell import Source
@@ -28,7 +29,7 @@ def bill_of_project(
 
     :param images: the folder of locks.
     :param name: of the repository.
-    :raises VerificationFailed: a layer is damaged, or its packages are not those of the image below with
+    :raises VerificationFailed: a layer is damaged, or its packages are not those of the parent image with
         those that project.json lists.
     :raises ConfigError: the committed record of the base's files is invalid.
     """
@@ -42,13 +43,20 @@ def bill_of_project(
         files=files_of(images, locked, store),
         name=name,
         tool=__version__,
+        added={(deb.name, deb.version, deb.architecture): deb.sha256 for deb in project.account.packages},
     )
-    components = in_order((*bill.components, _itself(project)))
-    return replace(bill, tag=project.account.name, components=components)
+    origins = {wheel.name: wheel.origin for wheel in project.account.wheels if wheel.origin}
+    components = [
+        replace(part, remark=f"not from an index: {printable(origins[part.name])}")
+        if part.kind == "wheel" and part.name in origins
+        else part
+        for part in bill.components
+    ]
+    return replace(bill, tag=project.account.name, components=in_order((*components, _itself(project))))
 
 
 def _with_packages(project: ProjectImage) -> LockedCell:
-    """The lock of the image below with the wheels that project.json lists."""
+    """The lock of the parent image with the wheels that project.json lists."""
     added = [
         LockedWheel(
             name=wheel.name, version=wheel.version, filename="", sha256=wheel.sha256, index=Source.DEFAULT

@@ -239,14 +239,14 @@ def to_lines(
 
 
 def _of_project(report: SmokeReport) -> list[str]:
-    """Lines on the image below that of a project; none for other images."""
+    """Lines on the parent of a project's image; none for other images."""
     if (run := report.project) is None:
         return []
     started = [f"Python runs at each start: {', '.join(run.at_start)}"] if run.at_start else []
     lacking = [f"may be missing: {', '.join(run.may_lack)}"] if run.may_lack else []
     return [
         f"on {run.parent}  {run.parent_image}",
-        "torch and its libraries are those of the image below: its reports prove them, not this run",
+        "torch and its libraries are those of the parent image: its reports prove them, not this run",
         *started,
         *lacking,
     ]

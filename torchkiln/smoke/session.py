@@ -165,8 +165,8 @@ def image_and_lock(ref: str | None, layout: Path, images: Path) -> tuple[ImageOn
     image = open_layout(layout).image(ref)
     if parent := labels(image).get(PARENT_LABEL):
         raise ConfigError(
-            f"{image.ref} is the image of a project: the checks of the suite run in that of a cell",
-            hint="for the checks of the project: torchkiln smoke --project DIR; for those of the image below:"
+            f"{image.ref} is the image of a project: the checks of the suite run only in images of cells",
+            hint="for the project's checks: torchkiln smoke --project DIR; for those of the parent image:"
             f" torchkiln smoke {parent.partition('@')[0]}",
         )
     tag = tag_in(image) or image.ref

@@ -15,7 +15,7 @@ from torchkiln.util.files import write_atomic
 
 
 def write_devcontainer(image: str | None, torch: str | None, cuda: str | None) -> tuple[Path, str]:
-    """Write the file; returns its path, and the command that puts the image into an engine, if it is ours.
+    """Write the file; returns its path, and the command that loads the image into an engine, if any.
 
     :param image: its name in an engine or a registry; None: that of the folder's project, else that of the
         cell of *torch* and *cuda*.

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from torchkiln.attest.signers import Signer
 
 _NOT_PROVED = {
-    "replaced": "with packages that the image below has otherwise",
+    "replaced": "with packages that replace those of the parent image",
     "at_start": "with what Python runs at each start",
-    "variables": "with variables that the image below does not have",
+    "variables": "with variables that the parent image does not have",
     "may_be_missing": "without what may be missing",
 }
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
@@ -94,11 +94,11 @@ def with_key(inputs: GateInputs, key_file: Path | None, signer: Signer) -> GateI
 def show(result: GateResult) -> None:
     """Print the reports with their signers, then the checks, a line each, on stderr.
 
-    For the image of a project first those of the image below, and at the end what is not proved.
+    For the image of a project, print those of the parent image first, and at the end what is not proved.
     """
     if result.project is not None:
         below = result.project.below
-        click.echo(printable(f"the image below: {below.tag}  {below.image}"), err=True)
+        click.echo(printable(f"the parent image: {below.tag}  {below.image}"), err=True)
         show(below)
         click.echo(printable(f"\nthe project: {result.tag}  {result.image}"), err=True)
     _show(result)

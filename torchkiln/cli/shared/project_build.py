@@ -48,7 +48,7 @@ def build_in(
 def build_read(
     source: ProjectSource, context: BuildContext, layout: Path, options: BuildOptions
 ) -> BuiltProject:
-    """Build the project, which was read, into *layout*, and print the summary."""
+    """Build *source* into *layout*, and print the summary."""
     store = context.store()
     context.keep(source.cell)
     with console.progress(quiet=context.quiet) as observer:
@@ -72,7 +72,7 @@ def build_read(
 
 
 def warnings_of(built: BuiltProject, code: ProjectCode) -> list[str]:
-    """Lines about what may surprise in the image."""
+    """Warnings about the contents of the image."""
     started = ", ".join(built.at_start)
     return [
         *(f"warning: {note}" for note in (*code.notes, *built.effect.overwritten)),

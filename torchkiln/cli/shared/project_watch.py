@@ -1,4 +1,4 @@
-"""Builds the image of a project again and again as it changes, and pushes it, for `build --watch`."""
+"""Rebuilds the image of a project whenever it changes, and pushes it, for `build --watch`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WatchRequest:
 def watch_in(request: WatchRequest, locks: LockFolder, context: BuildContext) -> NoReturn:
     """Build the project of *request*, then again whenever it changes; print a line for each image.
 
-    Faults are printed, and the watch goes on; those of the first image end it.
+    Errors are printed, and the watch continues; an error in the first build ends it.
     """
     named = request.watch
     demand_movable(ImageTags(dated=None, moving=named.tags))
@@ -67,7 +67,7 @@ def watch_in(request: WatchRequest, locks: LockFolder, context: BuildContext) ->
         source, built = build_in(request.project, locks, context, request.layout, request.build)
         lines = _Lines(request, context, pushes)
         lines.show(Rebuilt(built=built, source=source, changed=(), began=began), first=True)
-        context.say(f"watching {request.project.folder}, every {INTERVAL} s; Ctrl-C ends it")
+        context.say(f"watching {request.project.folder}, every {INTERVAL} s; press Ctrl-C to stop")
         for event in rebuilds(_watched(request, locks, context, source, built)):
             try:
                 if isinstance(event, KilnError):
@@ -106,7 +106,7 @@ def _watched(
 
 @dataclass
 class _Lines:
-    """Prints a line for each image, which is pushed before."""
+    """Pushes each image, then prints a line for it."""
 
     request: WatchRequest
     context: BuildContext

@@ -49,7 +49,7 @@ class RepeatedPushes:
         self._session.close()
 
     def push(self, ref: str) -> Pushed:
-        """Push the image *ref* of the layout. The first push is announced as `torchkiln push` does it.
+        """Push the image *ref* of the layout. The first push is announced as by `torchkiln push`.
 
         :raises KilnError: the image cannot be pushed; a tag that was not moved still has its image.
         """
@@ -57,14 +57,13 @@ class RepeatedPushes:
         confirmed = self.options.licence_confirmed
         image = image_to_push(named, self.options.tags, licence_confirmed=confirmed)
         tags, quiet = self.options.tags or default_tags(image), self.quiet or not self._is_first
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)  # an error stops the session's requests for good
             registry = self.connect()
             if self._is_first:
                 say_what_moves(image, registry, self.repository, tags)
             pushed = push_unproven(image, registry, self.repository, tags, jobs=JOBS, quiet=quiet)
-        except BaseException:
-            self.close()  # an error stops the session's requests for good
-            raise
+            on_failure.pop_all()
         if self._is_first:
             console.say(f"warning: {self.repository}: {', '.join(tags)}: unproven: no gate has cleared it")
         self._is_first = False

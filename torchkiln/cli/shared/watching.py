@@ -1,4 +1,4 @@
-"""Defines --watch and the options that go with it."""
+"""Defines --watch and its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what the configuration of a project's image may change in that of the image below. Pure."""
+"""Decides what the configuration of a project's image may change in that of the parent image. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ConfigRules:
     """What the configuration must say, and the names of variables that it must not have."""
 
     name: str  # of the project
-    parent: str  # TAG@DIGEST of the image below
+    parent: str  # TAG@DIGEST of the parent image
     has_source: bool  # the image has files in /app/src
     is_protected: Callable[[str], bool]  # whether no project can set a variable, by its name
 
@@ -46,7 +46,7 @@ def config_faults(config: Mapping[str, Any], below: Mapping[str, Any], rules: Co
     own, theirs = config.get("config") or {}, below.get("config") or {}
     for key in sorted((own.keys() | theirs.keys()) - set(_OWN)):
         if own.get(key) != theirs.get(key):
-            yield f"{key} is {_shown(own.get(key))}; the image below has {_shown(theirs.get(key))}"
+            yield f"{key} is {_shown(own.get(key))}; the parent image has {_shown(theirs.get(key))}"
     if own.get("WorkingDir") != f"/{APP}":
         yield f"WorkingDir is {_shown(own.get('WorkingDir'))}, not /{APP}"
     yield from _labels(own.get("Labels") or {}, theirs.get("Labels") or {}, rules)
@@ -54,7 +54,7 @@ def config_faults(config: Mapping[str, Any], below: Mapping[str, Any], rules: Co
 
 
 def added_variables(config: Mapping[str, Any], below: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the variables that *config* has beside those *below*, without that of every project."""
+    """The names of the variables that *config* adds to *below*, except PYTHONPATH of every project."""
     own, theirs = ((each.get("config") or {}).get("Env") or [] for each in (config, below))
     names = (line.partition("=")[0] for line in own if line not in theirs)
     return tuple(printable(name) for name in names if name != "PYTHONPATH")
@@ -83,11 +83,11 @@ def _env(own: list[str], theirs: list[str], rules: ConfigRules) -> Iterator[str]
                 yield f"PYTHONPATH is {_shown(value)}, not {rules.path}"
         elif name in there:
             if value != there[name]:
-                yield f"{name} is {_shown(value)}; the image below has {_shown(there[name])}"
+                yield f"{name} is {_shown(value)}; the parent image has {_shown(there[name])}"
         elif rules.is_protected(name):
             yield f"Env has {name}, which no project can set"
         elif _LOADS.fullmatch(name):
-            yield f"Env has {name}, which decides on programs or libraries that torch uses"
+            yield f"Env has {name}, which selects programs or libraries that torch loads"
     yield from (f"Env lacks {name}" for name in [*there, "PYTHONPATH"] if name not in seen)
 
 

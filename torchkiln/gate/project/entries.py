@@ -1,4 +1,4 @@
-"""Defines what the gate knows of the layers of a project's image, and of the image below. Pure."""
+"""Defines what the gate knows of the layers of a project's image, and of the parent image. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LayerEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Below:
-    """The image below: its files, and which of them a project must leave as they are."""
+    """The parent image: its files, and which of them a project must leave as they are."""
 
     tree: Mapping[str, Entry] = field(repr=False)
     owners: Mapping[str, str] = field(repr=False)  # path -> package, by the RECORDs
@@ -65,7 +65,7 @@ class Below:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
-    """What the packages of the project's layers say of themselves, and what project.json says of them."""
+    """What the packages of the project's layers state, and what project.json states about them."""
 
     files: Mapping[str, tuple[str, ...]]  # path -> its hashes in the RECORDs, "sha256=..." or empty
     texts: Mapping[str, str]  # path -> METADATA or entry_points.txt
@@ -74,10 +74,10 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """What the layers of a project change in the image below."""
+    """What the layers of a project change in the parent image."""
 
-    faults: tuple[str, ...]  # sentences: what the proof of the image below does not allow
-    replaced: tuple[str, ...]  # packages of the image below that have other files or another version
+    faults: tuple[str, ...]  # sentences: what the proof of the parent image does not allow
+    replaced: tuple[str, ...]  # packages of the parent image that have other files or another version
     added: tuple[str, ...]  # "datasets 4.8.5": those of the project's layers
     at_start: tuple[str, ...]  # .pth files: Python runs them at each start
     has_source: bool  # there are files in /app/src

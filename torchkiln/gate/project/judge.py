@@ -1,11 +1,11 @@
-"""The gate of a project's image: the image below is cleared by its own reports, and left as it is.
+"""The gate of a project's image: the parent image is cleared by its own reports, and left as it is.
 
 What follows from that, and what does not, is in docs/adr/0043-the-gate-of-a-project.md. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -20,17 +20,20 @@ from torchkiln.model.report import SignedReport
 from torchkiln.smoke.project.declared import TEST
 from torchkiln.smoke.suite import Suite
 
+_NAMED = 10  # OS packages in a message; more are counted
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectEvidence:
     """What the gate read of a project's image."""
 
     about: Reported
+    os_packages: tuple[str, ...]  # "git-lfs 3.3.0-1", by project.json
     config: Mapping[str, Any] = field(repr=False)  # the whole document
     below_config: Mapping[str, Any] = field(repr=False)
     rules: ConfigRules
-    layer_faults: tuple[str, ...]  # the lowest layers are not those of the image below
-    count: int  # layers of the image below
+    layer_faults: tuple[str, ...]  # the lowest layers are not those of the parent image
+    count: int  # layers of the parent image
     changes: Changes
 
 
@@ -44,9 +47,9 @@ def judge_project(
     nonce: str | None = None,
     at: datetime | None = None,
 ) -> GateResult:
-    """Check the image of a project against *policy*, that of the image below.
+    """Check the image of a project against *policy*, that of the parent image.
 
-    :param below: the gate's result for the image below, by its own reports.
+    :param below: the gate's result for the parent image, by its own reports.
     :param signed_reports: those of the project's image.
     :param suite: the checks of a project.
     :param nonce: that the reports of the project's image must have; None: any.
@@ -54,7 +57,7 @@ def judge_project(
     """
     about, changes = evidence.about, evidence.changes
     missing = [(f"{below.tag}: {what}", why) for what, why in below.missing]
-    image = [("layers", text) for text in (*evidence.layer_faults, *changes.faults)]
+    image = [("layers", text) for text in _layer_faults(evidence)]
     image += [
         ("config", text) for text in config_faults(evidence.config, evidence.below_config, evidence.rules)
     ]
@@ -89,3 +92,12 @@ def judge_project(
             changed=bool(image),
         ),
     )
+
+
+def _layer_faults(evidence: ProjectEvidence) -> Iterator[str]:
+    if packages := evidence.os_packages:
+        more = f" and {len(packages) - _NAMED} more" if len(packages) > _NAMED else ""
+        named = ", ".join(packages[:_NAMED])
+        yield f"OS packages are not accepted in the image of a project: {named}{more}"
+    yield from evidence.layer_faults
+    yield from evidence.changes.faults

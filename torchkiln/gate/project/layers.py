@@ -1,6 +1,6 @@
-"""Decides what the layers of a project change in the image below. Pure.
+"""Decides what the layers of a project change in the parent image. Pure.
 
-Each entry of each layer counts, and no label or file that describes them. All is refused but these:
+Each entry of each layer counts, and no label or file that describes them. Everything is refused except
 code in /app, project.json, files of packages in the environment, whiteouts of packages that may move.
 """
 
@@ -14,7 +14,8 @@ from torchkiln.gate.project.entries import WHITEOUT, Below, Changes, Entry, Laye
 from torchkiln.gate.project.packages import in_app, in_environment, installed
 from torchkiln.model.project import APP, PROJECT_JSON
 
-_FOLDER = LayerEntry(path="", kind="folder")  # as engines make one that no layer has
+_LISTED = 20  # paths outside of the project's folders
+_FOLDER = LayerEntry(path="", kind="folder")  # as engines create one that no layer has
 
 
 def changes(layers: Sequence[Sequence[LayerEntry]], below: Below, recorded: Recorded) -> Changes:
@@ -23,7 +24,7 @@ def changes(layers: Sequence[Sequence[LayerEntry]], below: Below, recorded: Reco
     for layer in layers:
         walk.apply(layer, top=layer is layers[-1])
     packages = installed(walk.over, below, recorded)
-    faults = (*walk.faults, *packages.faults)
+    faults = (*walk.faults, *_outside(walk.outside, below), *packages.faults)
     return Changes(
         faults=tuple(dict.fromkeys(map(printable, faults))),
         replaced=tuple(sorted(walk.replaced | set(packages.replaced))),
@@ -37,11 +38,12 @@ def changes(layers: Sequence[Sequence[LayerEntry]], below: Below, recorded: Reco
 
 
 class _Walk:
-    """The image below with the layers so far."""
+    """The parent image with the layers so far."""
 
     def __init__(self, below: Below, recorded: Recorded) -> None:
         self.over: dict[str, Entry | None] = {}  # what the layers have at a path; None: they removed it
         self.faults: list[str] = []
+        self.outside: list[str] = []  # paths where no project has files
         self.replaced: set[str] = set()
         self.at_start: set[str] = set()
         self._below, self._recorded = below, recorded
@@ -64,7 +66,7 @@ class _Walk:
         return self.over[path] if path in self.over else self._below.tree.get(path)
 
     def _inside(self, path: str) -> Iterator[str]:
-        """*path* and everything below it in the image below."""
+        """*path* and everything below it in the parent image."""
         for number in range(bisect.bisect_left(self._paths, path), len(self._paths)):
             found = self._paths[number]
             if found == path or found.startswith(f"{path}/"):
@@ -82,7 +84,7 @@ class _Walk:
         found = [path for path in self._inside(gone) if self._at(path) is not None]
         files = [path for path in found if (there := self._at(path)) and there.kind != "folder"]
         if not files:
-            yield f"{entry.path}: removes /{gone}, and the image below has no file there"
+            yield f"{entry.path}: removes /{gone}, and the parent image has no file there"
         owners = {path: self._below.owners.get(path) for path in files}
         for path, owner in owners.items():
             if owner is None or owner in self._below.fixed:
@@ -123,7 +125,7 @@ class _Walk:
                 yield f"{path}: in a layer below the top one"
         elif not (entry.kind == "folder" and path in _above(f"{self._below.prefix}/x", PROJECT_JSON)):
             # Also OS packages of a project, until they have a layer of their own and a rule here (ADR 43).
-            yield f"{path}: outside of /{APP} and /{self._below.prefix}"
+            self.outside.append(path)
 
     def _note(self, entry: LayerEntry) -> None:
         """Note the package below whose file *entry* replaces, and a .pth file."""
@@ -136,7 +138,7 @@ class _Walk:
 
 
 def _form(entry: LayerEntry) -> Iterator[str]:
-    """Why no layer of a project has such an entry."""
+    """Why a layer of a project must not have such an entry."""
     if entry.kind not in ("file", "folder", "link"):
         of = f" to /{entry.target}" if entry.target else ""
         yield f"{entry.path}: a {entry.kind}{of}"
@@ -148,6 +150,14 @@ def _form(entry: LayerEntry) -> Iterator[str]:
         yield f"{entry.path}: belongs to {entry.uid}:{entry.gid}, not to root"
     elif not entry.path.isprintable():
         yield f"{entry.path}: has control characters in its name"
+
+
+def _outside(paths: Sequence[str], below: Below) -> Iterator[str]:
+    """The fault of each of *paths*; of many, which OS packages have, the rest is counted."""
+    where = f"outside of /{APP} and /{below.prefix}"
+    yield from (f"{path}: {where}" for path in paths[:_LISTED])
+    if len(paths) > _LISTED:
+        yield f"{len(paths) - _LISTED} more {where}"
 
 
 def _name(path: str) -> str:

@@ -87,7 +87,7 @@ def in_environment(entry: LayerEntry, below: Below, recorded: Recorded) -> Itera
     if _OF_PYTHON.fullmatch(inside):
         yield f"{path}: belongs to Python's environment"
     elif there is not None and there.kind != "folder" and not owner:
-        yield f"{path}: replaces a file of the image below that belongs to no package"
+        yield f"{path}: replaces a file of the parent image that belongs to no package"
     elif entry.kind == "link":
         yield f"{path}: a link; packages have none"
     elif fault := _in_site(entry, in_site, below) if in_site else "":
@@ -129,7 +129,7 @@ def _in_site(entry: LayerEntry, name: str, below: Below) -> str:
             return f"would be imported in place of {module}, or as a part of it"
         library = name.rpartition("/")[2]
         if _LIBRARY.fullmatch(library) and library in below.libraries:
-            return f"another {library}, which the image below has from {below.libraries[library]}"
+            return f"another {library}, which the parent image has from {below.libraries[library]}"
     return ""
 
 
@@ -144,7 +144,7 @@ def _record_fault(path: str, sha256: str, recorded: Recorded) -> str:
 
 
 def _hex(recorded: str) -> str:
-    """The hash of a RECORD in hex; empty if it is no SHA-256."""
+    """The hash of a RECORD in hex; empty if it is not a SHA-256."""
     algorithm, _, value = recorded.partition("=")
     try:
         data = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
@@ -155,7 +155,7 @@ def _hex(recorded: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstalledPackages:
-    """The packages of the project's layers, and those of the image below that they replace."""
+    """The packages of the project's layers, and those of the parent image that they replace."""
 
     faults: tuple[str, ...]
     added: tuple[str, ...]  # "datasets 4.8.5"
@@ -181,7 +181,7 @@ def installed(over: Mapping[str, Entry | None], below: Below, recorded: Recorded
         added[name] = version
         stated = _NAME.findall(_head(recorded.texts.get(path, "")))
         if [canonicalize_name(one) for one in stated] != [name]:
-            faults.append(f"{path}: is of {', '.join(stated) or 'no package'}, not of {name}")
+            faults.append(f"{path}: names {', '.join(stated) or 'no package'}, not {name}")
         if not _same_version(version, recorded.wheels.get(name, "")):
             listed = recorded.wheels.get(name, "no such package")
             faults.append(f"{name} {version} is installed; /{PROJECT_JSON} lists {listed}")
@@ -193,7 +193,9 @@ def installed(over: Mapping[str, Entry | None], below: Below, recorded: Recorded
     faults += [f"{name} is removed, and no other version is installed" for name in names - after.keys()]
     for name, version in before.values():
         if name == _SAME_MAJOR and _major(version) != _major(added.get(name, version)):
-            faults.append(f"{name} {added[name]} has another major version than {version} of the image below")
+            faults.append(
+                f"{name} {added[name]} has another major version than {version} of the parent image"
+            )
     return InstalledPackages(
         faults=tuple(sorted(faults)),
         added=tuple(f"{name} {added[name]}" for name in sorted(added)),

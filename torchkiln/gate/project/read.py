@@ -1,7 +1,7 @@
 """Reads the image of a project, and the one below it, for the gate: manifests, configurations, every entry.
 
 Manifest and config are those that `open_layout` read and hashed; each layer of the project is hashed while it
-is read. The files of the image below are known by the diff_ids of its layers.
+is read. The files of the parent image are known by the diff_ids of its layers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TEXTS = re.compile(r"[^/]*\.(dist-info|egg-info)/(RECORD|METADATA|entry_points\
 _TEXT_LIMIT = 16 << 20  # bytes
 _LIBRARY = re.compile(r".*\.so(\.[0-9.]+)?")
 _STANDARD = re.compile(r"(^|/)lib/python3\.\d+/(lib-dynload/)?([^./]+)(\.py|\.[^/]*\.so|/__init__\.py)")
-_NO_MODULE = frozenset({"test", "__pycache__"})  # `test` is none that torch imports, and a common folder
+_NO_MODULE = frozenset({"test", "__pycache__"})  # torch does not import `test`, a common name of folders
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,30 +58,30 @@ class ProjectImage:
 
 
 def project_image(image: ImageOnDisk, layout: Path, images: Path) -> ProjectImage:
-    """*image*, that of a project in *layout*, with the image below it there, whose lock is in *images*.
+    """*image*, that of a project in *layout*, with its parent image there, whose lock is in *images*.
 
-    :raises ConfigError: the layout does not have the image below.
-    :raises VerificationFailed: its project.json is invalid, or names another image below than its label.
-    :raises Stale: there is no lock of the image below.
+    :raises ConfigError: the layout does not have the parent image.
+    :raises VerificationFailed: its project.json is invalid, or names another parent image than its label.
+    :raises Stale: there is no lock of the parent image.
     """
     account = account_of(image)
     found = open_layout(layout)
     hint = f"build the project again: torchkiln build --project DIR --output {layout}"
     if account.parent_image not in {entry["digest"] for entry in found.entries()}:
         below = f"{printable(account.parent)}@{account.parent_image[:19]}"
-        raise ConfigError(f"{layout}: no such image: {below}, on which {image.ref} is", hint=hint)
+        raise ConfigError(f"{layout}: no such image: {below}, the parent of {image.ref}", hint=hint)
     parent = found.image(account.parent_image)
     if (tag := tag_in(parent)) != account.parent:
         raise VerificationFailed(
-            f"{image.ref}: the image below is {printable(tag)}, not {printable(account.parent)}", hint=hint
+            f"{image.ref}: the parent image is {printable(tag)}, not {printable(account.parent)}", hint=hint
         )
     return ProjectImage(image=image, account=account, below=parent, locked=load_locked(images, tag))
 
 
 def read_evidence(project: ProjectImage, store: Store) -> ProjectEvidence:
-    """What the gate must know of *project*. Lists of the files of the image below are kept in *store*.
+    """The evidence about *project*. Lists of the files of the parent image are kept in *store*.
 
-    :raises VerificationFailed: a layer is damaged, or its digest or diff_id is another one.
+    :raises VerificationFailed: a layer is damaged, or does not have its digest or diff_id.
     """
     image, below, account = project.image, project.below, project.account
     count = len(below.layers)
@@ -102,6 +102,7 @@ def read_evidence(project: ProjectImage, store: Store) -> ProjectEvidence:
             test=account.settings.test,
             at_start=found.at_start,
         ),
+        os_packages=tuple(f"{one.name} {one.version}" for one in account.packages),
         config=image.config,
         below_config=below.config,
         rules=ConfigRules(
@@ -120,11 +121,11 @@ def prefix_faults(image: ImageOnDisk, below: ImageOnDisk) -> Iterator[str]:
     """Why the lowest layers of *image* are not those of *below*, by digest, diff_id, size and type."""
     count = len(below.layers)
     if len(image.layers) <= count:
-        yield f"it has {len(image.layers)} layers; the image below has {count}"
+        yield f"it has {len(image.layers)} layers; the parent image has {count}"
     for number, (own, theirs) in enumerate(zip(image.layers, below.layers, strict=False), 1):
         if _identity(own) != _identity(theirs):
             yield (
-                f"layer {number} is {own.digest} ({own.diff_id[:19]}); in the image below it is"
+                f"layer {number} is {own.digest} ({own.diff_id[:19]}); in the parent image it is"
                 f" {theirs.digest} ({theirs.diff_id[:19]})"
             )
 
@@ -139,13 +140,13 @@ class UpperLayer:
 
     entries: tuple[LayerEntry, ...]
     texts: Mapping[str, str]  # RECORD, METADATA and entry_points.txt, by path
-    faults: tuple[str, ...]  # entries that programs that unpack it could understand differently
+    faults: tuple[str, ...]  # entries that unpackers could interpret differently
 
 
 def read_layer(layer: LayerOnDisk) -> UpperLayer:
     """The entries of *layer*.
 
-    :raises VerificationFailed: it is damaged, or its digest or diff_id is another one.
+    :raises VerificationFailed: it is damaged, or does not have its digest or diff_id.
     """
     hasher, paths = hashlib.sha256(), LayerPaths()
     entries: list[LayerEntry] = []

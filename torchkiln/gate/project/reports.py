@@ -18,7 +18,7 @@ class Reported:
 
     name: str  # of the project
     image: Digest
-    parent: str  # the tag of the image below
+    parent: str  # the tag of the parent image
     parent_image: Digest
     test: tuple[str, ...]  # by the settings in the image
     at_start: tuple[str, ...]  # .pth files, by the layers
@@ -37,7 +37,7 @@ def report_faults(signed_report: SignedReport, expected: Reported) -> Iterator[s
         yield f"has the tag {report.tag}"
     if (run.parent, run.parent_image) != (expected.parent, expected.parent_image):
         yield (
-            f"names another image below: {run.parent}@{run.parent_image}, not"
+            f"names another parent image: {run.parent}@{run.parent_image}, not"
             f" {expected.parent}@{expected.parent_image}"
         )
     for finding in report.findings:

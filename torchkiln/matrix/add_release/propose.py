@@ -59,7 +59,7 @@ class Companion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseMetadata:
-    """The facts of a torch release in its default wheel, which has none about other CUDA builds."""
+    """The facts of a torch release in its default wheel, which lacks those of other CUDA builds."""
 
     version: str
     cuda: str  # of the default wheel, "12.8"
@@ -69,6 +69,12 @@ class ReleaseMetadata:
     default: DefaultWheel
     archs: tuple[str, ...]  # "sm_90", in the wheel's order; (): not found
     bytes_cp310: int | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has every value that the facts need; its block has a TODO for each that is missing."""
+        versions = (self.torchvision.version, self.torchaudio.version)
+        return bool(self.cudnn_major and self.default.triton and self.archs and all(versions))
 
 
 def look_up(version: str, catalogue: Catalogue) -> ReleaseMetadata:

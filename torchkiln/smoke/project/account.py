@@ -1,6 +1,6 @@
-"""Reads what the image of a project says of itself: the image below, its packages, its settings.
+"""Reads what the image of a project states about itself: the parent image, its packages, its settings.
 
-Whoever made the image wrote it: the gate compares it with the layers (`gate/project`).
+The builder of the image wrote it; the gate compares it with the layers (`gate/project`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,26 @@ _SCHEMA: dict[str, Any] = {
         "requirements": {"type": "array", "maxItems": 5000, "items": _LINE},
         "removed": {"type": "array", "maxItems": 5000, "items": _NAME},
         "at_start": {"type": "array", "maxItems": 20_000, "items": _LINE},
+        "apt": {
+            "type": "object",
+            "required": ["packages"],
+            "properties": {
+                "packages": {
+                    "type": "array",
+                    "maxItems": 2000,
+                    "items": {
+                        "type": "object",
+                        "required": ["name", "version", "architecture", "sha256"],
+                        "properties": {
+                            "name": {"type": "string", "pattern": "^[a-z0-9][a-z0-9+.-]{0,200}$"},
+                            "version": {"type": "string", "pattern": "^[0-9A-Za-z.+:~-]{1,200}$"},
+                            "architecture": {"type": "string", "pattern": "^[a-z0-9-]{1,40}$"},
+                            "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+                        },
+                    },
+                },
+            },
+        },
         "wheels": {
             "type": "array",
             "maxItems": 5000,
@@ -49,6 +69,7 @@ _SCHEMA: dict[str, Any] = {
                     "name": _NAME,
                     "version": {"type": "string", "pattern": "^[0-9A-Za-z][0-9A-Za-z.+!]{0,99}$"},
                     "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+                    "from": _LINE,
                 },
             },
         },
@@ -63,19 +84,31 @@ class AccountWheel:
     name: str
     version: str
     sha256: str  # hex
+    origin: str = ""  # a file of the project, a URL or an sdist; empty: an index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccountPackage:
+    """An OS package of the project, by project.json."""
+
+    name: str
+    version: str
+    architecture: str
+    sha256: str  # of its .deb file, hex
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectAccount:
-    """What the image of a project says of itself: project.json, and the settings in its code."""
+    """What the image of a project states about itself: project.json, and the settings in its code."""
 
     name: str
-    parent: str  # the tag of the image below
+    parent: str  # the tag of the parent image
     parent_image: Digest  # its manifest
     parent_lock: Digest
     requirements: tuple[str, ...]
     wheels: tuple[AccountWheel, ...]
-    removed: tuple[str, ...]  # packages of the image below that wheels replace
+    removed: tuple[str, ...]  # packages of the parent image that wheels replace
+    packages: tuple[AccountPackage, ...]
     settings: ProjectSettings
     files: int  # in the layer of its code, without project.json
 
@@ -86,7 +119,7 @@ def is_project(image: ImageOnDisk) -> bool:
 
 
 def account_of(image: ImageOnDisk) -> ProjectAccount:
-    """What *image*, that of a project, says of itself; its top layer is read.
+    """What *image*, that of a project, states about itself; its top layer is read.
 
     :raises VerificationFailed: the layer is damaged, or project.json or the label is invalid or missing.
     :raises ConfigError: the settings in its code are invalid.
@@ -116,17 +149,28 @@ def account_of(image: ImageOnDisk) -> ProjectAccount:
         parent_lock=Digest(document["parent"]["lock"]),
         requirements=tuple(document["requirements"]),
         wheels=tuple(
-            AccountWheel(name=row["name"], version=row["version"], sha256=row["sha256"])
+            AccountWheel(
+                name=row["name"], version=row["version"], sha256=row["sha256"], origin=row.get("from", "")
+            )
             for row in document["wheels"]
         ),
         removed=tuple(document["removed"]),
+        packages=tuple(
+            AccountPackage(
+                name=row["name"],
+                version=row["version"],
+                architecture=row["architecture"],
+                sha256=row["sha256"],
+            )
+            for row in document.get("apt", {"packages": ()})["packages"]
+        ),
         settings=settings_from(read),
         files=contents.files - 1,
     )
 
 
 def _demand_label(image: ImageOnDisk, parent: Mapping[str, str]) -> None:
-    """:raises VerificationFailed: the label names another image below than project.json."""
+    """:raises VerificationFailed: the label names another parent image than project.json."""
     label = labels(image).get(PARENT_LABEL, "")
     tag, _, digest = label.partition("@")
     try:

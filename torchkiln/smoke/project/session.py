@@ -1,7 +1,7 @@
 """Runs the checks of a project in its image and makes the report, as `smoke --project` does.
 
 The image must be the one that was built from the project's lock. torch itself is not checked: its layers are
-those of the image below, whose reports prove it.
+those of the parent image, whose reports prove it.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def started(paths: Iterable[str], site: str) -> tuple[str, ...]:
 
 
 def project_image(project: LockedProjectFolder, layout: Path) -> tuple[ImageOnDisk, ProjectAccount]:
-    """The image of *project* in *layout*, and what it says of itself.
+    """The image of *project* in *layout*, and what it states about itself.
 
     :raises ConfigError: there is none, or one of that name is not a project's.
     :raises Stale: it was built from another lock, or its test is another one.
@@ -221,7 +221,7 @@ def subject_of(
 
 
 def _facts_of(account: ProjectAccount) -> Any:
-    """What an image says of the lock that it was built from."""
+    """What an image states about the lock that it was built from."""
     return {
         "name": account.name,
         "requirements": list(account.requirements),
@@ -229,6 +229,7 @@ def _facts_of(account: ProjectAccount) -> Any:
             {"name": one.name, "version": one.version, "sha256": one.sha256} for one in account.wheels
         ],
         "removed": list(account.removed),
+        "packages": [(one.name, one.version, one.architecture, one.sha256) for one in account.packages],
         "parent": account.parent_lock,
     }
 
@@ -239,6 +240,10 @@ def _of_lock(lock: ProjectLock) -> Any:
         "requirements": list(lock.requirements),
         "wheels": [{"name": one.name, "version": one.version, "sha256": one.sha256} for one in lock.wheels],
         "removed": list(lock.removed),
+        "packages": [
+            (one.name, one.version, one.architecture, one.sha256)
+            for one in (lock.apt.debs if lock.apt else ())
+        ],
         "parent": lock.parent_lock,
     }
 
