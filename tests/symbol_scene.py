@@ -1,4 +1,4 @@
-"""A small image below: torch, CUDA's libraries and a base, built with gcc, and wheels for it."""
+"""A small parent image: torch, CUDA's libraries and a base, built with gcc, and wheels for it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def compiled(lib: Lib) -> bytes:
 
 @dataclass(kw_only=True)
 class Scene:
-    """A cache with the wheels of the image below and its base."""
+    """A cache with the wheels of the parent image and its base."""
 
     folder: Path
     store: Store

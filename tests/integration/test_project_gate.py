@@ -104,7 +104,7 @@ def test_a_report_on_another_image_below(there: Scene) -> None:
 
 
 def test_a_report_of_a_cells_checks(there: Scene) -> None:
-    """It is of the right image, and names no image below."""
+    """It is of the right image, and names no parent image."""
     assert (
         "project.dsse.json: is a report of the checks of a cell's image, not of those of a project"
         in refused(there, project=None)

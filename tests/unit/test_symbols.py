@@ -1,4 +1,4 @@
-"""Libraries of a project's packages and of the image below, compiled here: which are refused, and why."""
+"""Libraries of a project's packages and of the parent image, compiled here: which are refused, and why."""
 
 from __future__ import annotations
 

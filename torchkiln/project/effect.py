@@ -1,4 +1,4 @@
-"""Decides what a project's packages do to the files of the image below, and refuses what its proof forbids.
+"""Decides what a project's packages do to the files of the parent image, and refuses what its proof forbids.
 
 Pure. torch, NVIDIA's libraries and triton stay as they were proved: no file of theirs is replaced, removed or
 shadowed, and none is added to their folders.
@@ -25,7 +25,7 @@ _MODULE = re.compile(r"([^./]+)(\.pyc?|(\.[^/]*)?\.so|/.*)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effect:
-    """What the packages of a project change in the image below."""
+    """What the packages of a project change in the parent image."""
 
     removed: tuple[str, ...] = ()  # paths of replaced packages, folders where nothing else is in them; sorted
     at_start: tuple[str, ...] = ()  # files that Python runs at each start: "x.pth of x"

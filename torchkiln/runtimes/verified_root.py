@@ -65,7 +65,7 @@ def verified(
             f"{root} differs from the image, and a command is running in it",
             hint="stop that command, and run again",
         )
-    unpacked(image, store, listener, reuse=False)  # what differs may be a file of the image below
+    unpacked(image, store, listener, reuse=False)  # what differs may be a file of the parent image
     tree = kept_tree(store, layers)
     if tree is None or (faults := _differences(root, tree, store)):
         raise BuildFailed(
