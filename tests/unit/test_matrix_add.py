@@ -12,10 +12,13 @@ import yaml
 from click.testing import CliRunner
 
 from tests.added_release import (
+    CODE,
     COMPAT,
+    CU12,
     OURS,
     Workspace,
     block_of,
+    tag,
     workspace,
 )
 from tests.planned import FACTS, ROOT
@@ -133,6 +136,28 @@ def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(workspace
         data for (_, _, name), data in workspace.server.files.items() if name.startswith("torch-2.99.1-1-")
     ]
     assert hashlib.sha256(ours[0]).hexdigest() in block
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (b"__version__ = '2.99.5+cu128'\n", True),
+        (b"__version__ = '2.99.5+cu130'\ngit_version = 'ab'\n", False),
+        (b"__version__ = '2.99.5'\n", True),  # it does not say
+        (b"__version__ = '2.99.5+cu13x'\n", True),  # nor does this
+    ],
+)
+def test_torchaudio_of_another_cuda_is_left_out(workspace: Workspace, text: bytes, kept: bool) -> None:
+    """Its import fails: it compares its CUDA with that of torch."""
+    add = workspace.server.add
+    add("default", "torch", "2.99.5", requires=CU12, tag=tag("cp311"), files=CODE)
+    add("default", "torchaudio", "2.99.5", tag=tag("cp311"), files={"torchaudio/version.py": text})
+    block = block_of(workspace.run("torch", "2.99.5")[1])
+    (proposal,) = yaml.safe_load(block).values()
+
+    assert proposal["companions"].get("torchaudio") == ("2.99.5" if kept else None)
+    note = "    # torchaudio 2.99.5 is built for CUDA 13.0: its import fails with torch for CUDA 12.8\n"
+    assert (note in block) is not kept
 
 
 def test_the_block_of_a_complete_release_has_no_todo() -> None:
