@@ -14,6 +14,7 @@ from tests.docker.scene import scene
 from tests.engine.crane import crane
 from tests.engine.fixture import engine, podman, second_engine
 from tests.engine.registry import registry
+from tests.remembered import remember
 from tests.workplace import workplace
 from torchkiln.index import settings as index_settings
 
@@ -104,3 +105,5 @@ _CALM = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "dat
 settings.register_profile("short", max_examples=25, derandomize=True, **_CALM)
 settings.register_profile("long", max_examples=100, print_blob=True, **_CALM)
 settings.load_profile("short")
+
+remember()
