@@ -12,6 +12,7 @@ from typing import Any
 
 DEFAULT_OS = "debian12"
 PROMISED = ("torch", "numpy", "torchvision", "torchaudio")
+OPTIONAL = ("torchaudio",)  # promised if it is locked: not every CUDA version has one
 NVLINK, PCIE, SHM, NET, NONE = LINKS = ("NVLink", "PCIe P2P", "SHM", "NET", "none")  # the best first
 
 _TAG = re.compile(
@@ -76,7 +77,8 @@ def _cut_wheels(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def _promised(facts: Mapping[str, Any]) -> dict[str, str | None]:
     packages = _packages(facts)
-    return {name: packages[name].split("+")[0] if name in packages else None for name in PROMISED}
+    promised = [name for name in PROMISED if name in packages or name not in OPTIONAL]
+    return {name: packages[name].split("+")[0] if name in packages else None for name in promised}
 
 
 def _jupyter(facts: Mapping[str, Any]) -> dict[str, str | None]:

@@ -13,6 +13,7 @@ if ! shopt -oq posix && [ -f /usr/share/bash-completion/bash_completion ]; then
     . /usr/share/bash-completion/bash_completion
 fi
 
+command -v vim >/dev/null || alias vim=vi # vim-tiny has only vi
 alias doctor='/opt/torchkiln/entrypoint doctor'
 
 # $USER and not \u: bash looked up the name before the account file set it.

@@ -16,7 +16,7 @@ NEWUSER = 0x10000000  # CLONE_NEWUSER of <sched.h>
 # The runner's folder for temporary files is private to root.
 OF_RUNNER = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "USER", "LOGNAME")
 CHILD = """
-import importlib, json, os, pwd, tempfile
+import importlib, importlib.util, json, os, pwd, tempfile
 
 def writable(folder):
     try:
@@ -33,6 +33,8 @@ def name():
 
 failures = []
 for module in ("torch", "numpy", "torchvision", "torchaudio"):
+    if module == "torchaudio" and importlib.util.find_spec(module) is None:
+        continue
     try:
         importlib.import_module(module)
     except Exception as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smoke_tests.allowed import LIST, allowed_unresolved
+from smoke_tests.allowed import LIST, allowed_unresolved, optional
 from smoke_tests.elf import read_elf
 from smoke_tests.linkage import read_linkage, sonames
 from tests.needs import needs_gcc
@@ -110,3 +110,24 @@ def test_the_list_of_exceptions_is_only_for_the_installed_version() -> None:
     assert len(pairs) == len({tuple(pair) for pair in pairs})
     assert not any("cufile" in file for file, _ in pairs)
     assert allowed_unresolved([audio | {"version": "9.9"}], "3.11.2", LIST) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "soname", "expected"),
+    [
+        ("nvidia/nvshmem/lib/nvshmem_transport_ucx.so.6", "libucp.so.0", True),
+        ("nvidia/nvshmem/lib/nvshmem_transport_ucx.so.6", "libcudart.so.13", False),
+        ("nvidia/nvshmem/lib/libnvshmem_host.so.3", "libucp.so.0", False),
+        ("nvidia/nvshmem/lib/nvshmem_transport_ucx.so.6/x.so.1", "libucp.so.0", False),
+        ("nvidia/cu13/lib/libcufile_rdma.so.1", "libmlx5.so.1", False),  # its distribution is not installed
+        ("triton/plugins/libTritonPluginsTestLib.so", "libtriton.so", True),
+        ("triton/_C/libproton.so", "libtriton.so", False),
+    ],
+)
+def test_plugins_may_be_unresolved_in_any_version(file: str, soname: str, expected: bool) -> None:
+    """A new release of the library has others, and must not need another list."""
+    wheels = [{"name": "nvidia-nvshmem-cu13", "version": "9.9"}, {"name": "triton", "version": "4.0"}]
+    pair = [f"lib/python3.11/site-packages/{file}", soname]
+
+    assert (optional([pair], wheels, "3.11.2") == [pair]) is expected
+    assert allowed_unresolved(wheels, "3.11.2") == []

@@ -168,6 +168,14 @@ def test_without_a_cell_of_the_same_torch_or_cuda_the_nearest_is_that_of_the_nea
     assert answer("2.1.2", "11.7", flavor="devel", os="debian13").nearest == (("2.5.1", "12.1"),)
 
 
+def test_a_release_without_torchaudio():
+    release = replace(FACTS.releases["2.7.1"], torchaudio="")
+    facts = replace(FACTS, releases={**FACTS.releases, "2.7.1": release})
+    cell = answer("2.7.1", "12.1").cell
+
+    assert resolve(cell, MATRIX, facts).requirements[:3] == ("torch==2.7.1", "torchvision==0.22.1", "numpy")
+
+
 def test_the_headline_cell():
     resolution = answer("2.7.1", "12.1")
     assert resolution.build is not None

@@ -17,7 +17,19 @@ _PACKAGES = (
     *("python3", "python3-venv", "python3-dev"),
     *("gcc", "g++", "libc6-dev"),
     *("openssh-server", "tini", "git", "tmux", "screen"),
-    *("procps", "psmisc", "iproute2", "nano", "curl", "less", "ca-certificates", "tzdata"),
+    *(
+        "procps",
+        "psmisc",
+        "iproute2",
+        "htop",
+        "nano",
+        "vim-tiny",
+        "less",
+        "make",
+        "ca-certificates",
+        "tzdata",
+    ),
+    *("curl", "wget", "rsync", "unzip", "bzip2", "xz-utils"),
     *("bash-completion", "sudo"),
     "libnss-wrapper",  # names for a uid that is not in /etc/passwd
 )

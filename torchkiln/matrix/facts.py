@@ -68,7 +68,7 @@ class Release:
     version: str
     home: str
     torchvision: str
-    torchaudio: str
+    torchaudio: str  # "": none can be imported with this torch
     cudnn_major: str
     default: DefaultWheel
     variants: tuple[Variant, ...]  # by CUDA version, ascending
@@ -285,7 +285,8 @@ def _release(version: str, body: Mapping[str, Any]) -> Release:
     return Release(
         version=version,
         home=version,
-        **body["companions"],
+        torchvision=body["companions"]["torchvision"],
+        torchaudio=body["companions"].get("torchaudio", ""),
         cudnn_major=str(body["cudnn_major"]),
         default=wheel,
         variants=tuple(variants),
@@ -309,7 +310,8 @@ def _earlier(newest: Release, version: str, differs: Mapping[str, Any]) -> Relea
     return replace(
         newest,
         version=version,
-        **differs["companions"],
+        torchvision=differs["companions"]["torchvision"],
+        torchaudio=differs["companions"].get("torchaudio", ""),
         default=replace(
             wheel,
             triton=differs.get("triton", wheel.triton),

@@ -191,7 +191,7 @@ def _requirements(
     return (
         f"torch=={release.version}{local}",
         f"torchvision=={release.torchvision}{local}",
-        f"torchaudio=={release.torchaudio}{local}",
+        *([f"torchaudio=={release.torchaudio}{local}"] if release.torchaudio else []),
         *matrix.packages,
         *(trap.require for trap in traps if trap.require),
     )

@@ -56,9 +56,14 @@ def _lines(found: ReleaseMetadata) -> Iterator[str]:
 def _companions(found: ReleaseMetadata) -> Iterator[str]:
     pairs = (("torchvision", found.torchvision), ("torchaudio", found.torchaudio))
     for name, companion in pairs:
-        if not companion.pins:
+        if companion.other_cuda:
+            of = f"{name} {companion.version} is built for CUDA {companion.other_cuda}"
+            yield f"    # {of}: its import fails with torch for CUDA {found.cuda}"
+        elif not companion.pins:
             yield f"    # {_doubt(name, companion.version, found.version)}"
-    versions = ", ".join(f'{name}: "{companion.version or "TODO"}"' for name, companion in pairs)
+    versions = ", ".join(
+        f'{name}: "{companion.version or "TODO"}"' for name, companion in pairs if not companion.other_cuda
+    )
     yield f"    companions: {{{versions}}}"
 
 

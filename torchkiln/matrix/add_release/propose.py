@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.add_release.wheel_requires import TorchRequirements, exact
-from torchkiln.matrix.facts import DefaultWheel
+from torchkiln.matrix.facts import DefaultWheel, cuda_of
 from torchkiln.model.index import FileAt, WheelMetadata
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, nearest
@@ -22,6 +22,9 @@ from torchkiln.util.versions import DOTTED, nearest
 _READ_FROM = ("cp311", "cp310", "cp312")  # the wheels with the preferred METADATA; all have the same
 _LIBRARY = "torch/lib/libtorch_python.so"  # has the text that torch.cuda.get_arch_list() splits
 _LIBRARY_BYTES = 128 << 20  # 32 MB in torch 2.11
+_AUDIO_VERSION = "torchaudio/version.py"
+_AUDIO_VERSION_BYTES = 4096
+_AUDIO_CUDA = re.compile(rb"__version__ *= *['\"][0-9.]+\+(cu[0-9]{3})['\"]")
 _ARCHS = re.compile(rb"\0((?:sm|compute)_[0-9]{2,3}[a-z]?(?: (?:sm|compute)_[0-9]{2,3}[a-z]?)*)(?=\0)")
 
 
@@ -55,6 +58,7 @@ class Companion:
 
     version: str | None  # None: none was found
     pins: bool  # it pins that torch; if not, its version number is equal, or it is the newest that allows it
+    other_cuda: str = ""  # it is built for this CUDA, and cannot be imported with that torch; "": it can be
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +115,7 @@ def look_up(version: str, catalogue: Catalogue) -> ReleaseMetadata:
         version=version,
         cuda=cuda,
         torchvision=_companion("torchvision", version, catalogue),
-        torchaudio=_companion("torchaudio", version, catalogue),
+        torchaudio=_of_cuda(_companion("torchaudio", version, catalogue), cuda, catalogue),
         cudnn_major=requires.cudnn_major(),
         default=DefaultWheel(
             variant="cu" + cuda.replace(".", ""),
@@ -195,6 +199,17 @@ def _companion(project: str, torch: str, catalogue: Catalogue) -> Companion:
             fitting.append(version)
     same = torch if torch in fitting else next(iter(fitting), None)
     return Companion(version=same, pins=False)
+
+
+def _of_cuda(torchaudio: Companion, cuda: str, catalogue: Catalogue) -> Companion:
+    """*torchaudio* with the CUDA that it is built for, if that is not *cuda*: its import then fails."""
+    if torchaudio.pins or torchaudio.version is None:
+        return torchaudio
+    wheels = _by_python(catalogue.wheels("torchaudio", torchaudio.version))
+    text = catalogue.file(_to_read(wheels), _AUDIO_VERSION, _AUDIO_VERSION_BYTES) or b""
+    found = _AUDIO_CUDA.search(text)
+    other = cuda_of(found[1].decode()) if found else cuda
+    return replace(torchaudio, other_cuda=other if other != cuda else "")
 
 
 def _torch_of(metadata: WheelMetadata) -> Requirement | None:

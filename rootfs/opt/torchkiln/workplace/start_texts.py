@@ -285,6 +285,8 @@ Keys     SSH_PUBLIC_KEY, the file /etc/ssh/authorized_keys, or ~/.ssh/authorized
          `user` (uid 1000); in a container that does not run as root, the user that it runs as.
 Python   /opt/venv. pip and uv install there, or into your user site if you cannot write to it.
          /etc/torchkiln/constraints.txt keeps the versions of torch and its CUDA libraries.
+Recipes  cd /opt/torchkiln/examples && python -m recipes.train --help
+Boards   tensorboard --logdir runs --bind_all; it listens only on 127.0.0.1 without --bind_all
 apt      run apt-get update first: the image has no package lists.
 exec     with a uid that has no name: docker exec CONTAINER /opt/torchkiln/entrypoint COMMAND""",
         """\
@@ -294,6 +296,8 @@ exec     with a uid that has no name: docker exec CONTAINER /opt/torchkiln/entry
          `user`（uid 1000）；不以 root 运行的容器只有运行它的用户。
 Python   /opt/venv。pip 和 uv 安装到这里；没有写权限时安装到用户目录。
          /etc/torchkiln/constraints.txt 保持 torch 及其 CUDA 库的版本不变。
+示例     cd /opt/torchkiln/examples && python -m recipes.train --help
+看板     tensorboard --logdir runs --bind_all；不加 --bind_all 时只监听 127.0.0.1
 apt      请先执行 apt-get update：镜像里没有软件包列表。
 exec     对没有用户名的 uid：docker exec CONTAINER /opt/torchkiln/entrypoint COMMAND""",
     ),
