@@ -37,8 +37,9 @@ def load(
     faults: list[str] = []
     files = _read(rootfs, faults)
     if recipes is not None:
-        added = {f"{_RECIPES}/{path}": file for path, file in _read(recipes, faults).items()}
-        files |= {path: replace(file, path=path) for path, file in added.items()}
+        for path, file in _read(recipes, faults).items():
+            if not path.endswith(".md"):  # pages of the repository, whose links lead nowhere in an image
+                files[f"{_RECIPES}/{path}"] = replace(file, path=f"{_RECIPES}/{path}")
     if project is not None and project.is_symlink():
         raise ConfigError(f"{project}: a symbolic link", hint="replace it by a folder")
     if project is not None and project.is_dir() and not project.samefile(rootfs):
