@@ -14,6 +14,7 @@ from tests.docker.scene import scene
 from tests.engine.crane import crane
 from tests.engine.fixture import engine, podman, second_engine
 from tests.engine.registry import registry
+from tests.remembered import remember
 from tests.workplace import workplace
 from torchkiln.index import settings as index_settings
 
@@ -30,15 +31,21 @@ _FIRST = (
     "tests/integration/test_installed.py",
     "tests/integration/test_publish.py",
     "tests/integration/test_smoke_bundle.py",
+    "tests/integration/test_os_packages.py",
+    "tests/integration/test_two_builds.py",
     "tests/unit/test_registry_limits.py",  # waits for time limits
     "tests/unit/test_hostile_tars.py",
-    "tests/unit/test_edited_reports.py",
     "tests/integration/test_run_on_docker.py",
     "tests/integration/test_containers.py",
     "tests/integration/test_jupyter.py",
     "tests/integration/test_confined.py",
     "tests/integration/test_ssh.py",
     "tests/integration/",
+    "tests/unit/test_workflow",
+    "tests/unit/test_smoke_",
+    "tests/unit/test_retractions_signed.py",
+    "tests/unit/test_verify_published.py",
+    "tests/unit/test_project_",
 )
 
 
@@ -104,3 +111,5 @@ _CALM = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "dat
 settings.register_profile("short", max_examples=25, derandomize=True, **_CALM)
 settings.register_profile("long", max_examples=100, print_blob=True, **_CALM)
 settings.load_profile("short")
+
+remember()

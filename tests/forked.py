@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tests.remembered import remember
 from torchkiln.util.places import ROOT
 
 BUILD = str(ROOT / "build.py")
@@ -132,6 +133,7 @@ def _serve(connection: socket.socket) -> None:
     """Fork for each request; answer with the process's id and, later, its exit code."""
     for name in _MODULES:
         importlib.import_module(f"torchkiln.cli.{name}")
+    remember()
     while True:
         head, descriptors, *_ = socket.recv_fds(connection, 4, 3)
         if not head:

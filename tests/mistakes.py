@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -76,12 +77,14 @@ class Mistake:
             Path(name).write_text(text.replace(old, new, 1))
 
 
-def read() -> list[Mistake]:
+@cache
+def read() -> tuple[Mistake, ...]:
     """The mistakes of the file."""
-    return [
+    rows = yaml.load(FILE.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return tuple(
         Mistake(**{key: tuple(value) if key == "scenes" else value for key, value in row.items()})
-        for row in yaml.safe_load(FILE.read_text())
-    ]
+        for row in rows
+    )
 
 
 def make(mistake: Mistake, folder: Path) -> Ran:

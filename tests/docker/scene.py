@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tests import forked
 from tests.cells import small_wheels
+from tests.once import once
 from tests.planned import FACTS, MATRIX
 from tests.realpip import locked_pip
 from tests.unpublished import locked_wheel
@@ -25,6 +26,7 @@ from torchkiln.lock.lock import inputs_digest, load_locked, save
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell
+from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedBase, LockedTools
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import encode
@@ -80,7 +82,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -
     user_cache, store = Store(cache_root()), Store(root / "cache")
     locked = load_locked(ROOT / "images", TAG)
     full_base, _ = artefact.ensure(locked.base, user_cache, os_name="debian12", environ=os.environ)
-    base = slim_base(full_base, user_cache, store)
+    base = slim_base(full_base, user_cache, store, tmp_path_factory)
     pip = locked_pip()
     files = [*small_wheels(root), open_downloads(os.environ, user_cache).fetch_wheel(pip, user_cache)]
     wheels = tuple(sorted((*(locked_wheel(file) for file in files[:-1]), pip), key=lambda wheel: wheel.name))
@@ -104,10 +106,13 @@ _LEFT_OUT = re.compile(
 )
 
 
-def slim_base(base: LockedBase, user_cache: Store, store: Store) -> LockedBase:
-    """Write a slim copy of *base*, which *user_cache* has, into *store*."""
-    with tempfile.TemporaryDirectory() as folder:
-        tar, blob = Path(folder, "base.tar"), Path(folder, "base.tar.gz")
+def slim_base(
+    base: LockedBase, user_cache: Store, store: Store, factory: pytest.TempPathFactory
+) -> LockedBase:
+    """Write a slim copy of *base*, which *user_cache* has, into *store*; it is made once in a test run."""
+
+    def make(folder: Path) -> None:
+        tar = folder / "base.tar"
         with (
             GZIP.open(user_cache.blob(base.digest)) as stream,
             tarfile.open(fileobj=stream, mode="r|") as full_tar,
@@ -116,17 +121,17 @@ def slim_base(base: LockedBase, user_cache: Store, store: Store) -> LockedBase:
             for member in full_tar:
                 if not _LEFT_OUT.fullmatch(member.name) and not _LEFT_OUT.fullmatch(member.linkname):
                     slimmed.addfile(member, full_tar.extractfile(member) if member.isfile() else None)
-        encoded = encode(tar, blob)
-        place = store.blob(encoded.digest)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(blob, place)
-    return replace(
-        base,
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
-    )
+        encoded = encode(tar, folder / "base.tar.gz")
+        tar.unlink()
+        (folder / "encoded.json").write_text(json.dumps(asdict(encoded)))
+
+    made = once(factory, "slim-base", make)
+    known = json.loads((made / "encoded.json").read_text())
+    slim = replace(base, **known | {key: Digest(known[key]) for key in ("digest", "diff_id")})
+    place = store.blob(slim.digest)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(made / "base.tar.gz", place)
+    return slim
 
 
 # --- tools -----------------------------------------------------------------------------------------

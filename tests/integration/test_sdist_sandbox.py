@@ -132,6 +132,19 @@ def test_the_environment_is_fixed(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     assert "SECRET_TOKEN" not in message
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user of the host")
+def test_the_build_is_not_root_outside_the_sandbox(scene: Scene) -> None:
+    """The user of the host that a namespace of users maps to the sandbox's nobody, if any, is not root."""
+    code = """
+for line in open('/proc/self/uid_map'):
+    inside, outside, count = map(int, line.split())
+    if inside <= os.getuid() < inside + count:
+        print('outside:', outside + os.getuid() - inside)
+raise SystemExit(3)
+"""
+    assert "outside: 0" not in scene.refused(files_of(code=code)).message
+
+
 ATTEMPTS = {
     "network": "import socket; s = socket.socket(); s.settimeout(2); s.connect(('127.0.0.1', {port}))",
     "write to the root": "open('/marker', 'w')",

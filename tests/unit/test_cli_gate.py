@@ -107,6 +107,19 @@ def test_for_machines(scene: Scene) -> None:
     assert isinstance(refused.exception, GateRefused)
 
 
+@pytest.mark.parametrize(("again", "superseded"), [("failed", True), ("passed", True), ("skipped", False)])
+def test_an_inconclusive_run_counts_until_a_later_one_has_all_its_checks(
+    scene: Scene, again: str, superseded: bool
+) -> None:
+    """A failure is a result of the check, unless the host caused it; a skipped check has none."""
+    scene.file(scene.report(found("cuda", "skipped", "host: x"), when="2026-11-21T10:00:00Z"))
+    scene.file(scene.report(found("import", again, "host: x"), when="2026-11-21T11:00:00Z"))
+
+    done = scene.gate([])
+
+    assert ("report 2: " not in done.stderr) is superseded, done.stderr
+
+
 def test_two_reports_complete_each_other(scene: Scene) -> None:
     whole = scene.report()
     one = replace(whole, findings=tuple(f for f in whole.findings if f.tier < 2))

@@ -7,7 +7,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -57,53 +58,71 @@ def hints(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from texts(node.value)
 
 
-def shown(
-    found_in: Callable[[ast.AST], Iterator[tuple[int, str]]], *, having: bytes
-) -> list[tuple[str, str]]:
-    """File and line, and each command in a text; only files that contain *having* are parsed."""
-    found = []
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """The commands in the code's texts, each with file and line: in all texts, and in hints alone."""
+
+    commands: list[tuple[str, str]]
+    hints: list[tuple[str, str]]
+    bare: list[str]  # in hints, without "torchkiln"
+
+
+@pytest.fixture(scope="module")
+def shown() -> Shown:
+    """Only files that can have one are parsed, once."""
+    found = Shown(commands=[], hints=[], bare=[])
     for file in SOURCES:
-        if having in (data := file.read_bytes()):
-            for line, text in found_in(ast.parse(data)):
-                where = f"{file.relative_to(ROOT)}:{line}"
-                found += [(where, each[1].strip()) for each in SHOWN.finditer(text)]
+        data = file.read_bytes()
+        if b"torchkiln " not in data and b"hint=" not in data:
+            continue
+        tree, name = ast.parse(data), file.relative_to(ROOT)
+        for line, text in texts(tree):
+            found.commands.extend((f"{name}:{line}", each[1].strip()) for each in SHOWN.finditer(text))
+        for line, text in hints(tree):
+            found.hints.extend((f"{name}:{line}", each[1].strip()) for each in SHOWN.finditer(text))
+            found.bare.extend(f"{name}:{line}: {each[0]}" for each in BARE.finditer(text))
     return found
 
 
-COMMANDS_SHOWN = shown(texts, having=b"torchkiln ")
-HINTS_SHOWN = shown(hints, having=b"hint=")
-
-
-def test_messages_show_commands() -> None:
+def test_messages_show_commands(shown: Shown) -> None:
     """Otherwise the next tests would pass without any."""
-    assert len(COMMANDS_SHOWN) >= 40
+    assert len(shown.commands) >= 40
+    assert len(shown.hints) >= 40
 
 
-@pytest.mark.parametrize(("where", "command"), COMMANDS_SHOWN, ids=lambda value: value[:60])
-def test_each_command_in_a_message_parses(where: str, command: str) -> None:
+def test_each_command_in_a_message_parses(shown: Shown) -> None:
     """Its name is no earlier one, and its options exist; prose may follow it."""
+    assert [fault for where, command in shown.commands if (fault := fault_of(where, command))] == []
+
+
+def fault_of(where: str, command: str) -> str:
+    """Why the command line *command* is invalid; empty: it is valid."""
     words = shlex.split(command.replace("'", "").rstrip(".,"))
-    assert words[0] not in EARLIER
-    if len(words) > 1:  # a group alone is its help
-        demand_parses(words)
+    if words[0] in EARLIER:
+        return f"{where}: {words[0]} is an earlier name"
+    try:
+        if len(words) > 1:  # a group alone is its help
+            demand_parses(words)
+    except (AssertionError, click.UsageError) as error:
+        return f"{where}: {command}: {error}"
+    return ""
 
 
-@pytest.mark.parametrize(("where", "command"), HINTS_SHOWN, ids=lambda value: value[:60])
-def test_a_hint_names_the_cells_that_a_command_needs(where: str, command: str) -> None:
+def test_a_hint_names_the_cells_that_a_command_needs(shown: Shown) -> None:
     """`torchkiln lock` alone would be refused."""
-    words = set(re.findall(r"[\w-]+", command))
-    if words & NEED_CELLS and not words & {"wrote", "printed"}:
-        assert words & {WORD, "TAG", "--all", "--torch", "--help", "--check", "--project", "base", "prune"}
-
-
-def test_hints_name_commands_as_the_user_calls_them() -> None:
-    bare = [
-        f"{file.relative_to(ROOT)}:{line}: {found[0]}"
-        for file in SOURCES
-        for line, text in hints(ast.parse(file.read_bytes()))
-        for found in BARE.finditer(text)
+    enough = {WORD, "TAG", "--all", "--torch", "--help", "--check", "--project", "base", "prune"}
+    without = [
+        f"{where}: {command}"
+        for where, command in shown.hints
+        if (words := set(re.findall(r"[\w-]+", command))) & NEED_CELLS
+        and not words & {"wrote", "printed"}
+        and not words & enough
     ]
-    assert bare == []
+    assert without == []
+
+
+def test_hints_name_commands_as_the_user_calls_them(shown: Shown) -> None:
+    assert shown.bare == []
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,12 @@ def test_yaml_that_other_readers_interpret_differently(text: str, accepted: dict
     assert located_yaml.parse(text, name="x").data == accepted
 
 
+@pytest.mark.parametrize(("length", "kind"), [(80, float), (81, str)])
+def test_numbers_in_yaml_have_at_most_80_characters(length: int, kind: type) -> None:
+    found = located_yaml.parse(f"a: 0.{'1' * (length - 2)}\n", name="x").data
+    assert isinstance(found["a"], kind)
+
+
 # --- JSON -----------------------------------------------------------------------------------------
 
 

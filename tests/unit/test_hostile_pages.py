@@ -182,7 +182,7 @@ class Answers(BaseHTTPRequestHandler):
     """The responses of a hostile server, by path."""
 
     TABLE: ClassVar[dict[str, tuple[int, dict[str, str], bytes]]] = {
-        "/bomb/numpy/": (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(MOST * 8))),
+        "/bomb/numpy/": (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(MOST * 8), 1)),
         "/long/numpy/": (200, {}, b"x" * (MOST + 1)),
         "/file/numpy/": (302, {"Location": "file:///etc/passwd"}, b""),
         "/odd/numpy/": (302, {"Location": "gopher://x.example/"}, b""),

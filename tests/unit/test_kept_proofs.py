@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cache
 
 import pytest
 
@@ -38,6 +39,7 @@ def locked_of(tag: str) -> LockedCell:
     return load_locked(IMAGES, tag)
 
 
+@cache
 def digest_of(tag: str) -> Digest:
     """Of the image that a build from the committed lock gives; nothing is built."""
     found = present(tag)

@@ -82,7 +82,7 @@ BODIES: dict[str, tuple[Answer | bytes, str]] = {
     "a body that trickles": (endless(OPEN, b" ", pause=0.05), "timed out"),
     "a header that trickles": (endless(b"HTTP/1.1 200 OK\r\nA: ", b"b", pause=0.05), "timed out"),
     "a body of gzip": (
-        document(gzip.compress(b"[" * (64 << 20)), "200 OK", "Content-Encoding: gzip"),
+        document(gzip.compress(b"[" * (64 << 20), 1), "200 OK", "Content-Encoding: gzip"),
         "compressed, although the request forbids it",
     ),
     "a length that is too long": (
