@@ -159,10 +159,11 @@
     const systems = ["python", "toolkit", "os"];
     const key = (row) => `${systems.indexOf(row[0])} ${row[1]}`;
     changed.sort((one, other) => (key(one) < key(other) ? -1 : 1));
-    // a layer that no build recorded is equal to no other
-    const known = (image) => new Set(image.layers.filter((at) => table.layers[at][1]));
-    const only = (image, other) => image.layers.filter((at) => !known(other).has(at)).map((at) => table.layers[at]);
-    const shared = a.layers.filter((at) => known(b).has(at)).map((at) => table.layers[at]);
+    // a layer is its blob, whatever an image calls it; one that no build recorded is equal to no other
+    const layers = (image) => image.layers.map((at) => table.layers[at]);
+    const known = (image) => new Set(layers(image).map((layer) => layer[1]).filter(Boolean));
+    const only = (image, other) => layers(image).filter((layer) => !known(other).has(layer[1]));
+    const shared = layers(a).filter((layer) => known(b).has(layer[1]));
     return { changed, swapped: swapped.sort(), shared, onlyA: only(a, b), onlyB: only(b, a) };
   }
 
@@ -222,6 +223,7 @@
     }
   }
 
+  for (const element of document.querySelectorAll(".without")) element.hidden = true;
   if (at("search")) search();
   if (at("pick")) picker();
   if (at("compare")) comparison();
