@@ -53,7 +53,6 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     demand_replaceable(folder)
     listed = {"kind": _KIND, "files": sorted(files)}
     with replacing(folder, folder=True, over=True) as made:
-        made.chmod(0o755)
         for path, data in {**files, _LIST: pretty_json(listed)}.items():
             (made / path).parent.mkdir(parents=True, exist_ok=True)
             (made / path).write_bytes(data)
