@@ -216,7 +216,7 @@ def test_the_picker_answers_in_chinese(page: Page, folder: Path) -> None:
         page.locator("#picked .best").text_content() or ""
     )
     visit(page, folder, "zh/pick.html#driver=535&gpu=B200&torch=")
-    expect(page.locator("#picked .host")).to_contain_text("驱动 535 不支持 B200 (capability 10.0)")
+    expect(page.locator("#picked .host")).to_contain_text("驱动 535 不支持 B200（计算能力 10.0）")
 
 
 # --- the comparison -------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ def test_the_command_writes_the_folder_and_prints_it(tmp_path: Path, locks: Path
         ls, [*arguments, "--matrix", str(ROOT / "matrix.yaml")], catch_exceptions=False
     )
     assert (result.exit_code, result.stdout) == (0, f"{site}\n")
-    assert "2 images, " in result.stderr
+    assert "images: 2; files: " in result.stderr
     there = content(site)
     assert {f"tags/{TAG}.html", f"zh/tags/{OTHER}.html", f"tags/{TAG}.json"} <= there.keys()
     shown = [name for name in there if name.startswith("reports/")]

@@ -17,7 +17,7 @@ from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import major_of, nearest, numbers
 
-# The obstacles and conditions; the pages of `ls --site` use them, too.
+# The obstacles and conditions, and how they call a GPU; the pages of `ls --site` use them, too.
 SENTENCES = {
     "jetson": "{gpu} is not served: Jetsons are aarch64; the images are for {machine}",
     "aarch64": "{gpu} needs an aarch64 host; the images are for {machine}",
@@ -31,6 +31,8 @@ SENTENCES = {
     "ptx-driver": "{build} has only PTX for {gpu}, which needs driver {full} or newer",
     "ptx": "{gpu} runs from PTX: the driver compiles it at first use",
     "kept": "has device code for {kept} only",
+    "gpu": "{gpu} (capability {capability})",
+    "gpu-of-capability": "capability {capability}",
     "other-index": "needs PyTorch's own index (TORCHKILN_INDEX_PYTORCH)",
 }
 
@@ -147,9 +149,9 @@ def _host_faults(driver: DriverVersion, gpu: Gpu) -> Iterable[str]:
     if refusal := refused(gpu):
         yield _say(refusal, gpu=gpu.name, machine=LINUX_AMD64.machine)
     if first and driver.branch < first:
-        yield _say("too-early", driver=driver.version, gpu=called(gpu), branch=first)
+        yield _say("too-early", driver=driver.version, gpu=_called(gpu), branch=first)
     if last and driver.branch > last:
-        yield _say("too-late", driver=driver.version, gpu=called(gpu), branch=last)
+        yield _say("too-late", driver=driver.version, gpu=_called(gpu), branch=last)
 
 
 def refused(gpu: Gpu) -> Literal["jetson", "aarch64", ""]:
@@ -178,7 +180,7 @@ def _candidate(resolution: Resolution, driver: DriverVersion, gpus: Sequence[Gpu
     for gpu in gpus:
         if gpu.jetson:
             continue  # no host with one runs any image
-        how, name = how_served(build.archs, gpu.kind.capability), called(gpu)
+        how, name = how_served(build.archs, gpu.kind.capability), _called(gpu)
         if not is_kept_for(gpu.kind.capability, resolution.cell.gpus):
             obstacles.append(_say("not-kept", kept=kept, gpu=name))
         elif how is None:
@@ -240,7 +242,7 @@ def _words(name: str) -> list[str]:
     return [word for word in re.findall(r"[a-z]+|[0-9]+", name.lower()) if word not in _BRAND]
 
 
-def called(gpu: Gpu) -> str:
+def _called(gpu: Gpu) -> str:
     """*gpu* with its capability, as sentences name it."""
     capability = gpu.kind.capability
-    return f"capability {capability}" if gpu.name == capability else f"{gpu.name} (capability {capability})"
+    return _say("gpu-of-capability" if gpu.name == capability else "gpu", gpu=gpu.name, capability=capability)

@@ -60,7 +60,7 @@ def _pages(catalogue: Catalogue, data: Mapping[str, Any], language: Language) ->
     """The pages of one language, by path."""
     environment = _environment()
     style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("site.css", "site.js"))
-    releases = sorted((image.resolution.cell.torch for image in catalogue.images), key=numbers)
+    releases = sorted({image.resolution.cell.torch for image in catalogue.images}, key=numbers)
     shared = {
         "catalogue": catalogue,
         "t": language.texts,
@@ -69,8 +69,7 @@ def _pages(catalogue: Catalogue, data: Mapping[str, Any], language: Language) ->
         "style": style,
         "script": script,
         "policy": _POLICY.format(style=_source(style), script=_source(script)),
-        "oldest": releases[0],
-        "newest": releases[-1],
+        "releases": "–".join(dict.fromkeys((releases[0], releases[-1]))),
     }
 
     def page(template: str, name: str, **values: Any) -> tuple[str, str]:

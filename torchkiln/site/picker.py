@@ -7,7 +7,7 @@ from typing import Any
 
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.gpu_archs import how_served, is_kept_for
-from torchkiln.matrix.pick import SENTENCES, called, parse_gpus, refused
+from torchkiln.matrix.pick import SENTENCES, parse_gpus, refused
 from torchkiln.model.cell import Source
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.site.catalogue import ListedImage
@@ -34,7 +34,6 @@ def _gpus(facts: Facts) -> Iterator[dict[str, Any]]:
             [gpu] = parse_gpus([name], facts)
             yield {
                 "name": gpu.name,
-                "called": called(gpu),
                 "capability": kind.capability,
                 "first": kind.first_branch,
                 "last": kind.last_branch,

@@ -86,5 +86,5 @@ def write_site(
     beside = files_of(folders.proofs, shown) if folders.proofs else {}
     files = render(listed, facts, beside)
     write_folder(folders.site, files)
-    say(f"{len(tags)} images, {len(files)} files, {size(sum(map(len, files.values())))}")
+    say(f"images: {len(tags)}; files: {len(files)}, {size(sum(map(len, files.values())))}")
     click.echo(folders.site)

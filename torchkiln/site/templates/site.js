@@ -80,7 +80,9 @@
   };
 
   function pick(table, driver, gpu, torch) {
-    const sentence = (name, values) => fill(table.sentences[name], { ...values, driver, gpu: gpu?.called });
+    const kind = gpu?.name === gpu?.capability ? "gpu-of-capability" : "gpu";
+    const called = gpu && fill(table.sentences[kind], { gpu: gpu.name, capability: gpu.capability });
+    const sentence = (name, values) => fill(table.sentences[name], { ...values, driver, gpu: called });
     const branch = numbers(driver)[0];
     const host = [];
     if (gpu?.refused) host.push(fill(table.sentences[gpu.refused], { gpu: gpu.name, machine: table.machine }));
