@@ -16,7 +16,10 @@ from torchkiln.site.pages import render
 from torchkiln.site.records import read_records
 from torchkiln.smoke.suite import load_suite
 
-HOSTILE = "</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\"'{{7*7}}"
+HOSTILE = (
+    "</script ><script >window.owned=1</script ></script><script>window.owned=1</script>"
+    "<img src=x onerror=window.owned=1>\"'{{7*7}}"
+)
 
 
 @cache

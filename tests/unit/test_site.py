@@ -136,6 +136,7 @@ def test_a_hostile_text_stays_text() -> None:
         found, like = Page(data.decode()), sound[path]
         assert HOSTILE not in data.decode()
         assert len(found.inside["script"]) == 1
+        assert "<" not in "".join(found.inside["json"])
         assert found.tags.count("script") == like.tags.count("script"), path
         assert found.tags.count("img") == 0
         assert found.inside["script"] == like.inside["script"]
@@ -168,7 +169,8 @@ def test_layers_name_the_images_that_share_them() -> None:
 def test_only_runs_of_the_present_image_are_its_own() -> None:
     """A run on H200, of an earlier image, is shown as such."""
     assert image(PROVED).tested_on == ("2 × NVIDIA H100 80GB HBM3",)
-    [earlier] = [run for run in document(PROVED)["reports"] if not run["current"]]
+    *present, earlier = document(PROVED)["reports"]
+    assert [run["current"] for run in (*present, earlier)] == [True, True, True, False]
     assert (earlier["gpus"], earlier["same_packages"]) == ("2 × NVIDIA H200", True)
     assert "an earlier image with the same packages" in page(f"tags/{PROVED}.html")
     assert image("2.8.0-cuda12.1-cudnn9-runtime").tested_on == ()
