@@ -8,7 +8,7 @@ from functools import cache
 from html.parser import HTMLParser
 
 from tools.kept import IMAGES, PROOFS, tables
-from torchkiln.gate.kept_reports import files_of, reports_in
+from torchkiln.gate.kept_reports import kept_reports, reports_in
 from torchkiln.lock.folder import LockFolder
 from torchkiln.site.catalogue import Catalogue
 from torchkiln.site.images import ImageRecord, catalogue
@@ -43,7 +43,7 @@ def files() -> dict[str, bytes]:
 
 
 def rendered(shown: Catalogue) -> dict[str, bytes]:
-    return render(shown, tables()[1], files_of(PROOFS, reports_in(PROOFS)))
+    return render(shown, tables()[1], dict(file for kept in kept_reports(PROOFS) for file in kept.files))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from tests.published import Scene, a_built_publisher, a_scene_with_referrers, a_
 from tools.kept import IMAGES, PROOFS, tables
 from torchkiln.cli.repository import ls
 from torchkiln.errors import ConfigError, NothingSelected, SmokeFailed, VerificationFailed
-from torchkiln.gate.kept_reports import files_of, reports_in
+from torchkiln.gate.kept_reports import kept_reports, reports_in
 from torchkiln.lock.file import from_json
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.lock import inputs_digest, load_locked, save
@@ -177,7 +177,8 @@ def test_reports_are_verified_by_the_key_beside_them(tmp_path: Path) -> None:
         "c.dsse.json": (True, False),
         "d.json": (False, False),
     }
-    assert files_of(tmp_path, reports_in(tmp_path)).keys() == {*found, "a.pub.pem"}
+    beside = dict(file for kept in kept_reports(tmp_path) for file in kept.files)
+    assert beside == {name: (tmp_path / name).read_bytes() for name in (*found, "a.pub.pem")}
     (tmp_path / "a-b.pub.pem").write_bytes(public_pem(UNKNOWN_KEY))
     with pytest.raises(VerificationFailed):
         reports_in(tmp_path)

@@ -64,9 +64,10 @@ def ls(
         raise click.UsageError("--json and --site cannot be used together")
     known = facts.load()
     grid = matrix.read(matrix_file, known)
-    found: list[CatalogEntry] = []
+    registry_name, found = "", list[CatalogEntry]()
     if target is not None:
         repository = parse_repository(target)
+        registry_name = str(repository)
         trust = trust_of(active_policy(policy_file, matrix_file, grid), keys, identity, issuer)
         with open_registry(repository, os.environ, plain_http=plain_http) as registry:
             registry.check()
@@ -80,7 +81,7 @@ def ls(
         table(("TAGS", "DIGEST", "TESTED ON", "WARNINGS"), [_row(image) for image in found], text=(0, 2, 3))
         return
     folders = SiteFolders(site=site, images=images, proofs=proofs)
-    write_site(folders, grid, known, registry=target or "", published=found)
+    write_site(folders, grid, known, registry=registry_name, published=found)
 
 
 def _document(repository: Repository, images: Sequence[CatalogEntry], trust: Trust) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Reads a folder of smoke reports that are kept beside their keys, as in docs/proofs.
 
-`NAME.pub.pem` is the key of the reports `NAME*`. Whoever fills the folder chooses the keys, so a valid
+`NAME.pub.pem` is the key of the reports `NAME*`. The owner of the folder chooses the keys, so a valid
 signature says that a report was not changed since, not who made it.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.attest import dsse
-from torchkiln.attest.dsse import PublicKey
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport
@@ -22,7 +22,15 @@ _KEY = ".pub.pem"
 _KEY_LIMIT = 1 << 16  # bytes
 
 
-def reports_in(folder: Path) -> tuple[SignedReport, ...]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptReport:
+    """A report, and the bytes of its file and of the key that verified it, by name."""
+
+    signed: SignedReport
+    files: tuple[tuple[str, bytes], ...]
+
+
+def kept_reports(folder: Path) -> tuple[KeptReport, ...]:
     """The reports of images in *folder*, by name; a signed one is verified if its key is there.
 
     :raises ConfigError: the folder or a key cannot be read.
@@ -30,34 +38,32 @@ def reports_in(folder: Path) -> tuple[SignedReport, ...]:
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder", hint="name a folder of smoke reports")
-    keys = {path.name.removesuffix(_KEY): _key(path) for path in sorted(folder.glob(f"*{_KEY}"))}
+    keys = {path.name.removesuffix(_KEY): _pem(path) for path in sorted(folder.glob(f"*{_KEY}"))}
+    trusted = {name: dsse.public_key(pem, where=f"{name}{_KEY}") for name, pem in keys.items()}
     found = []
     for path in attestation.files(folder):
         try:
             filed = attestation.filed(path)
-            filed.signed_report()
+            report = filed.signed_report().report
         except KilnError:  # not every file in a folder is a report
             continue
-        found.append(filed.signed_report([keys[name] for name in _beginning(path.name, keys)]))
-    return tuple(signed for signed in found if signed.report.image and not signed.report.project)
+        if report.image is None or report.project:
+            continue
+        names = _beginning(path.name, keys)
+        signed = filed.signed_report([trusted[name] for name in names])
+        own = [(f"{name}{_KEY}", keys[name]) for name in names if signed.signers]
+        found.append(KeptReport(signed=signed, files=((path.name, filed.data), *own)))
+    return tuple(found)
 
 
-def files_of(folder: Path, reports: Sequence[SignedReport]) -> dict[str, bytes]:
-    """The files of *reports* in *folder*, and of the keys that signed them, by name.
-
-    :raises ConfigError: one was removed since.
-    """
-    keys = {path.name.removesuffix(_KEY): path for path in sorted(folder.glob(f"*{_KEY}"))}
-    found = {signed.name: attestation.filed(folder / signed.name).data for signed in reports}
-    for name in sorted(found):
-        for prefix in _beginning(name, keys):
-            found[keys[prefix].name] = keys[prefix].read_bytes()
-    return found
+def reports_in(folder: Path) -> tuple[SignedReport, ...]:
+    """The reports of `kept_reports`, without the bytes."""
+    return tuple(kept.signed for kept in kept_reports(folder))
 
 
-def _key(path: Path) -> PublicKey:
+def _pem(path: Path) -> bytes:
     try:
-        return dsse.public_key(read_file(path, _KEY_LIMIT), where=path.name)
+        return read_file(path, _KEY_LIMIT)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="remove it, or make it readable") from error
 

@@ -111,8 +111,9 @@ class ListedImage:
 
     @property
     def tested_on(self) -> tuple[str, ...]:
-        """The GPUs on which checks of the current image passed, each once."""
-        return tuple(dict.fromkeys(run.gpus for run in self.runs if run.current and run.passed_on_gpus))
+        """The GPUs on which checks of the current image passed, each once, by verified reports."""
+        counted = (run for run in self.runs if run.current and run.signers and run.passed_on_gpus)
+        return tuple(dict.fromkeys(run.gpus for run in counted))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

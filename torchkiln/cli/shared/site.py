@@ -11,7 +11,7 @@ import click
 from torchkiln.cli.shared.console import say, size
 from torchkiln.cli.shared.options import FOLDER, images_folder, options
 from torchkiln.errors import printable
-from torchkiln.gate.kept_reports import files_of, reports_in
+from torchkiln.gate.kept_reports import kept_reports
 from torchkiln.lock.folder import LockFolder
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
@@ -73,8 +73,8 @@ def write_site(
     """
     demand_replaceable(folders.site)
     locks = LockFolder(folders.images, matrix, facts)
-    reports = reports_in(folders.proofs) if folders.proofs else ()
-    records = read_records(locks, reports, lambda line: say(printable(line)))
+    kept = kept_reports(folders.proofs) if folders.proofs else ()
+    records = read_records(locks, [each.signed for each in kept], lambda line: say(printable(line)))
     in_registry = {
         tag: Published(digest=entry.digest, warnings=entry.warnings, retracted=bool(entry.retracted))
         for entry in published
@@ -82,8 +82,7 @@ def write_site(
     }
     listed = catalogue(records, matrix, facts, load_suite(), registry=registry, published=in_registry)
     tags = {image.tag for image in listed.images}
-    shown = [signed for signed in reports if signed.report.tag in tags]
-    beside = files_of(folders.proofs, shown) if folders.proofs else {}
+    beside = dict(file for each in kept if each.signed.report.tag in tags for file in each.files)
     files = render(listed, facts, beside)
     write_folder(folders.site, files)
     say(f"images: {len(tags)}; files: {len(files)}, {size(sum(map(len, files.values())))}")
