@@ -255,6 +255,7 @@ def test_the_comparison_agrees_with_that_of_locks(page: Page, folder: Path) -> N
 
 def test_all_can_be_done_by_the_keyboard(page: Page, folder: Path) -> None:
     visit(page, folder, "index.html")
+    assert page.evaluate("location.hash") == ""
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("/")

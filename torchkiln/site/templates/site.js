@@ -24,7 +24,7 @@
   const remembered = () => new URLSearchParams(location.hash.slice(1));
   const remember = (values) => {
     const given = Object.entries(values).filter(([, value]) => value);
-    history.replaceState(null, "", `#${new URLSearchParams(given)}`);
+    if (given.length || location.hash.includes("=")) history.replaceState(null, "", `#${new URLSearchParams(given)}`);
   };
 
   function search() {
