@@ -74,8 +74,9 @@ $(DOCS)/.ready: pyproject.toml
 	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -e '.[docs]'
 	touch $@
 
-docs: $(DOCS)/.ready  ## build the documentation as a site, into dist/site
+docs: $(DOCS)/.ready  ## build the documentation and the catalogue of images as a site, into dist/site
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+	$(DOCS)/bin/torchkiln ls --site dist/site/catalogue
 
 docs-serve: $(DOCS)/.ready  ## serve the documentation on 127.0.0.1:8000, rebuilt after each change
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --watch README.md --watch CONTRIBUTING.md --watch SECURITY.md

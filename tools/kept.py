@@ -12,18 +12,17 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from torchkiln.attest import dsse
 from torchkiln.build.predicted_digest import predicted_digest
+from torchkiln.gate.kept_reports import reports_in
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport, SmokeReport
 from torchkiln.plan.load import plan_cell
-from torchkiln.smoke import attestation, hosts
+from torchkiln.smoke import hosts
 from torchkiln.smoke.suite import Suite
 from torchkiln.util.places import ROOT
 
@@ -32,12 +31,7 @@ IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
 
 def proofs(folder: Path) -> list[SignedReport]:
     """The signed reports in *folder*, verified with the key beside each."""
-    found = []
-    for key in sorted(folder.glob("*.pub.pem")):
-        trusted = [dsse.public_key(key.read_bytes(), where=key.name)]
-        paths = sorted(folder.glob(f"{key.name.removesuffix('.pub.pem')}*.dsse.json"))
-        found += [attestation.read(path, trusted) for path in paths]
-    return found
+    return [signed for signed in reports_in(folder) if signed.signed]
 
 
 def on_gpus(signed_reports: Sequence[SignedReport]) -> list[SignedReport]:
@@ -47,10 +41,8 @@ def on_gpus(signed_reports: Sequence[SignedReport]) -> list[SignedReport]:
 
 def without_gpus(folder: Path) -> list[SignedReport]:
     """The reports in *folder* of runs in an image without a GPU; they are not signed."""
-    found = [attestation.read(path, ()) for path in sorted(folder.glob("*-tier0.json"))]
-    return [
-        signed for signed in found if signed.report.tag and not hosts.gpus(json.loads(signed.report.host))
-    ]
+    found = [signed for signed in reports_in(folder) if not signed.signed]
+    return [signed for signed in found if not hosts.gpus(json.loads(signed.report.host))]
 
 
 def as_declared_by(reports: Sequence[SignedReport], suite: Suite) -> Suite:
@@ -103,18 +95,3 @@ def latest_earlier(reports: Sequence[SignedReport], digest: Digest | None) -> li
     earlier = [signed for signed in reports if signed.report.image != digest]
     last = max(earlier, key=lambda signed: signed.report.when or "", default=None)
     return [signed for signed in earlier if last and signed.report.image == last.report.image]
-
-
-def same_packages(reports: Sequence[SignedReport], locked: LockedCell) -> bool:
-    """Whether the image of *reports*, all of one image, had the packages of *locked*, by name and version.
-
-    The check `lock` measures what is installed; without a report of it the answer is no.
-    """
-    expected = {wheel.name: wheel.version for wheel in locked.wheels}
-    measured = [
-        json.loads(finding.measured).get("installed")
-        for signed_report in reports
-        for finding in signed_report.report.findings
-        if finding.id == "lock"
-    ]
-    return bool(measured) and all(installed == expected for installed in measured)

@@ -31,6 +31,7 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("gate",)),
     ("beside the pipeline", ("sbom",)),
     ("pipeline", ("publish",)),
+    ("beside the pipeline", ("site",)),
     ("top", ("api",)),
     ("", ("cli", "__main__")),
 )

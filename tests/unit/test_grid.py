@@ -16,6 +16,7 @@ from tools.kept import IMAGES, PROOFS, proofs
 from torchkiln.build.predicted_digest import predicted_digest
 from torchkiln.gate import check_status
 from torchkiln.gate.cell_state import State
+from torchkiln.gate.kept_reports import same_packages
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, select
@@ -141,11 +142,11 @@ def test_the_packages_are_compared_by_the_check_lock() -> None:
         finding = replace(PARTIAL.report.findings[0], id="lock", measured=json.dumps({"installed": values}))
         return replace(PARTIAL, report=replace(PARTIAL.report, findings=(finding,)))
 
-    assert kept.same_packages([PARTIAL, measured(installed)], reports.LOCKED)
-    assert not kept.same_packages([measured(installed | {"numpy": "0.1"})], reports.LOCKED)
-    assert not kept.same_packages([measured({})], reports.LOCKED)
-    assert not kept.same_packages([PARTIAL], reports.LOCKED)
-    assert not kept.same_packages([], reports.LOCKED)
+    assert same_packages([PARTIAL, measured(installed)], reports.LOCKED)
+    assert not same_packages([measured(installed | {"numpy": "0.1"})], reports.LOCKED)
+    assert not same_packages([measured({})], reports.LOCKED)
+    assert not same_packages([PARTIAL], reports.LOCKED)
+    assert not same_packages([], reports.LOCKED)
 
 
 LOCKS = sum(b'"by_record"' not in path.read_bytes() for path in IMAGES.glob("*-runtime/lock.json"))

@@ -14,9 +14,10 @@ import pytest
 
 from smoke_tests.allowed import allowed_unresolved, optional
 from tools import tier0
-from tools.kept import IMAGES, PROOFS, as_declared_by, present, proofs, same_packages, without_gpus
+from tools.kept import IMAGES, PROOFS, as_declared_by, present, proofs, without_gpus
 from torchkiln.errors import GateRefused
 from torchkiln.gate.gate import clear, judge
+from torchkiln.gate.kept_reports import same_packages
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.policy import Policy

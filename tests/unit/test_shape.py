@@ -35,7 +35,7 @@ UPWARD: Mapping[tuple[str, str], str] = {
 # Pure means: depends only on its arguments; files of path arguments may be read (pathlib). These folders and
 # files are pure, except those in IMPURE. A pure module imports foundations (not the store) and pure
 # modules.
-PURE_FOLDERS = frozenset({"attest", "device_code", "elf", "gate", "lock", "matrix", "plan", "sbom"})
+PURE_FOLDERS = frozenset({"attest", "device_code", "elf", "gate", "lock", "matrix", "plan", "sbom", "site"})
 # fmt: off
 PURE_FILES = frozenset(
     {
@@ -68,6 +68,8 @@ IMPURE: Mapping[str, str] = {
     "lock/systems.py": "builds bases and tools",
     "plan/load.py": "reads the checkout's own files",
     "plan/rootfs.py": "reads the files of rootfs/",
+    "site/folder.py": "writes the folder of the site",
+    "site/records.py": "reads the locks, and plans their images",
     "sbom/image.py": "reads the layers of an image",
     "sbom/project.py": "reads the layers of an image",
     "sbom/read_image.py": "reads the layers of an image",

@@ -53,6 +53,16 @@ def test_with_a_lock_the_state_follows_the_reports() -> None:
     assert of() is State.LOCKED
 
 
+def test_reports_of_the_host_that_built_it_complete_those_of_gpus() -> None:
+    """A bundle on a GPU host cannot compare an image with its wheels."""
+    skipped = reports.found("import", "skipped", "a bundle has no wheels")
+    on_gpus = replace(PROOF, report=reports.report(skipped))
+    here = {"host": json.dumps(reports.host()), "findings": (reports.found("import"),)}
+    alone = replace(PROOF, name="b.json", report=replace(PROOF.report, **here))
+    assert of(on_gpus) is of(alone) is State.BUILT
+    assert of(on_gpus, alone) is State.PROVED
+
+
 def test_a_report_of_another_image_does_not_count() -> None:
     assert of(OF_ANOTHER) is State.LOCKED
     assert of(PROOF, image=False) is State.LOCKED

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import click
 
 from torchkiln.attest.keys import NamedKey
 from torchkiln.attest.retraction import demand_reason
-from torchkiln.attest.trust import with_signer
+from torchkiln.attest.trust import Trust, with_signer
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import json_option, matrix_option, plain_http_option
 from torchkiln.cli.shared.signing_options import signer_of, signing_options
+from torchkiln.cli.shared.site import SiteFolders, site_options, write_site
 from torchkiln.cli.shared.tables import table
 from torchkiln.cli.shared.trust_options import active_policy, policy_option, trust_of, trust_options
 from torchkiln.errors import ConfigError, RegistryError, printable
@@ -24,19 +27,23 @@ from torchkiln.publish.catalog import CatalogEntry, catalog
 from torchkiln.publish.connect import open_registry
 from torchkiln.publish.retract import retract
 from torchkiln.registry.reading import RepositoryReader
-from torchkiln.registry.reference import parse_reference, parse_repository
+from torchkiln.registry.reference import Repository, parse_reference, parse_repository
 from torchkiln.smoke.reuse import TIME
 
 
 @click.command("ls")
-@click.argument("target", metavar="REGISTRY/REPOSITORY")
+@click.argument("target", metavar="REGISTRY/REPOSITORY", required=False)
+@site_options
 @trust_options("--key")
 @policy_option
 @matrix_option
 @plain_http_option
 @json_option
 def ls(
-    target: str,
+    target: str | None,
+    site: Path | None,
+    images: Path,
+    proofs: Path | None,
     keys: tuple[NamedKey, ...],
     identity: str | None,
     issuer: str,
@@ -45,61 +52,66 @@ def ls(
     plain_http: bool,
     as_json: bool,
 ) -> None:
-    """List the images of a repository: tags, digest, the GPUs each was tested on, and warnings."""
-    repository = parse_repository(target)
-    active = active_policy(policy_file, matrix_file, matrix.read(matrix_file, facts.load()))
-    trust = trust_of(active, keys, identity, issuer)
-    with open_registry(repository, os.environ, plain_http=plain_http) as registry:
-        registry.check()
-        images = catalog(RepositoryReader(registry, repository), trust)
-    if as_json:
-        document = {
-            "repository": str(repository),
-            "signatures": "looked at" if trust.verifies else "not looked at",
-            "trusted": trust.verifies,
-            "images": [
-                {
-                    "digest": image.digest,
-                    "tags": list(image.tags),
-                    "version": image.version,
-                    "gpus": list(image.gpus),
-                    **({"only_for": list(image.only_for)} if image.only_for else {}),
-                    **({"own_use": True} if image.own_use else {}),
-                    "good": image.good,
-                    "override": image.override,
-                    "retracted": image.retracted,
-                    "untrusted_retractions": list(image.untrusted_retractions),
-                    "misnamed": list(image.misnamed),
-                    "faults": list(image.faults),
-                }
-                for image in images
-            ],
-        }
-        click.echo(json.dumps(document, indent=2))
+    """List the images of a repository: tags, digest, the GPUs each was tested on, and warnings.
+
+    With --site DIR the images that are locked in --images are written as a catalogue of static pages, for a
+    browser: content, sizes, shared layers, reports, commands, a picker and a comparison. The repository is
+    then optional.
+    """
+    if target is None and site is None:
+        raise click.MissingParameter(param_hint="'REGISTRY/REPOSITORY'", param_type="argument")
+    if as_json and site is not None:
+        raise click.UsageError("--json and --site cannot be used together")
+    known = facts.load()
+    grid = matrix.read(matrix_file, known)
+    registry_name, found = "", list[CatalogEntry]()
+    if target is not None:
+        repository = parse_repository(target)
+        registry_name = str(repository)
+        trust = trust_of(active_policy(policy_file, matrix_file, grid), keys, identity, issuer)
+        with open_registry(repository, os.environ, plain_http=plain_http) as registry:
+            registry.check()
+            found = catalog(RepositoryReader(registry, repository), trust)
+        if as_json:
+            click.echo(json.dumps(_document(repository, found, trust), indent=2))
+            return
+        if not trust.verifies:
+            console.say(NOT_VERIFIED)
+    if site is None:
+        table(("TAGS", "DIGEST", "TESTED ON", "WARNINGS"), [_row(image) for image in found], text=(0, 2, 3))
         return
-    if not trust.verifies:
-        console.say(NOT_VERIFIED)
-    table(("TAGS", "DIGEST", "TESTED ON", "WARNINGS"), [_row(image) for image in images], text=(0, 2, 3))
+    folders = SiteFolders(site=site, images=images, proofs=proofs)
+    write_site(folders, grid, known, registry=registry_name, published=found)
+
+
+def _document(repository: Repository, images: Sequence[CatalogEntry], trust: Trust) -> dict[str, Any]:
+    return {
+        "repository": str(repository),
+        "signatures": "looked at" if trust.verifies else "not looked at",
+        "trusted": trust.verifies,
+        "images": [
+            {
+                "digest": image.digest,
+                "tags": list(image.tags),
+                "version": image.version,
+                "gpus": list(image.gpus),
+                **({"only_for": list(image.only_for)} if image.only_for else {}),
+                **({"own_use": True} if image.own_use else {}),
+                "good": image.good,
+                "override": image.override,
+                "retracted": image.retracted,
+                "untrusted_retractions": list(image.untrusted_retractions),
+                "misnamed": list(image.misnamed),
+                "faults": list(image.faults),
+            }
+            for image in images
+        ],
+    }
 
 
 def _row(image: CatalogEntry) -> list[str]:
-    gpus = ", ".join(image.gpus) or "-"
-    return [printable(text) for text in (" ".join(image.tags), image.digest[:19], gpus, _warnings(image))]
-
-
-def _warnings(image: CatalogEntry) -> str:
-    warnings = [f"retracted: {image.retracted}"] if image.retracted else []
-    warnings += [f"published with --override: {image.override}"] if image.override else []
-    warnings += [f"only for capability {', '.join(image.only_for)}"] if image.only_for else []
-    warnings += ["NVIDIA's libraries are changed: for own use"] if image.own_use else []
-    warnings += [f"not published as {tag}: the tag was moved" for tag in image.misnamed]
-    warnings += [
-        f"retraction ignored, not signed by a trusted key: {reason}" for reason in image.untrusted_retractions
-    ]
-    warnings += image.faults
-    if not image.cleared and not image.override:
-        warnings.append("no trusted decision of the gate")
-    return "; ".join(warnings)
+    gpus, warnings = ", ".join(image.gpus) or "-", "; ".join(image.warnings)
+    return [printable(text) for text in (" ".join(image.tags), image.digest[:19], gpus, warnings)]
 
 
 @click.command("withdraw")

@@ -17,6 +17,25 @@ from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import major_of, nearest, numbers
 
+# The obstacles and conditions, and how they call a GPU; the pages of `ls --site` use them, too.
+SENTENCES = {
+    "jetson": "{gpu} is not served: Jetsons are aarch64; the images are for {machine}",
+    "aarch64": "{gpu} needs an aarch64 host; the images are for {machine}",
+    "too-early": "driver {driver} does not support {gpu}; the first branch that does is {branch}",
+    "too-late": "driver {driver} does not support {gpu} any more; the last branch that does is {branch}",
+    "below-minimum": "driver {driver} is older than {minimum}, the minimum for CUDA {cuda}",
+    "part-of-branch": "needs {minimum} or newer of branch {driver}",
+    "compatibility": "in CUDA's compatibility mode, as the driver is older than {full}",
+    "not-kept": "its device code is for {kept} only, not for {gpu}",
+    "no-code": "{build} has no code for {gpu}, only for {archs}",
+    "ptx-driver": "{build} has only PTX for {gpu}, which needs driver {full} or newer",
+    "ptx": "{gpu} runs from PTX: the driver compiles it at first use",
+    "kept": "has device code for {kept} only",
+    "gpu": "{gpu} (capability {capability})",
+    "gpu-of-capability": "capability {capability}",
+    "other-index": "needs PyTorch's own index (TORCHKILN_INDEX_PYTORCH)",
+}
+
 _BRAND = {"nvidia", "geforce", "tesla"}  # optional words in the names of GPUs
 _SERIES = {"rtx", "gtx"}  # optional: "3090", "A6000"
 _JETSON = {"jetson", "orin", "xavier", "thor", "tegra"}  # words in the names of NVIDIA's ARM modules
@@ -126,54 +145,54 @@ def _rank(
 
 
 def _host_faults(driver: DriverVersion, gpu: Gpu) -> Iterable[str]:
-    kind, first, last = gpu.kind, gpu.kind.first_branch, gpu.kind.last_branch
-    unsupported = f"driver {driver.version} does not support {_called(gpu)}"
-    if gpu.jetson:
-        yield f"{gpu.name} is not served: Jetsons are aarch64; the images are for {LINUX_AMD64.machine}"
-    elif gpu.name in kind.aarch64:
-        yield f"{gpu.name} needs an aarch64 host; the images are for {LINUX_AMD64.machine}"
+    first, last = gpu.kind.first_branch, gpu.kind.last_branch
+    if refusal := refused(gpu):
+        yield _say(refusal, gpu=gpu.name, machine=LINUX_AMD64.machine)
     if first and driver.branch < first:
-        yield f"{unsupported}; the first branch that does is {first}"
+        yield _say("too-early", driver=driver.version, gpu=_called(gpu), branch=first)
     if last and driver.branch > last:
-        yield f"{unsupported} any more; the last branch that does is {last}"
+        yield _say("too-late", driver=driver.version, gpu=_called(gpu), branch=last)
+
+
+def refused(gpu: Gpu) -> Literal["jetson", "aarch64", ""]:
+    """Why no image runs on a host with *gpu*, as the name of a sentence; empty: images may run."""
+    return "jetson" if gpu.jetson else "aarch64" if gpu.name in gpu.kind.aarch64 else ""
+
+
+def _say(sentence: str, **values: object) -> str:
+    return SENTENCES[sentence].format(**values)
 
 
 def _candidate(resolution: Resolution, driver: DriverVersion, gpus: Sequence[Gpu]) -> Candidate:
-    build, min_driver, full = resolution.build, resolution.min_driver, resolution.full_driver
-    if build is None or min_driver is None or full is None:
+    build, minimum, full = resolution.build, resolution.min_driver, resolution.full_driver
+    if build is None or minimum is None or full is None:
         return Candidate(resolution=resolution, obstacles=(resolution.why_unavailable,), conditions=())
     obstacles: list[str] = []
     conditions: list[str] = []
-    at_min, at_full = driver.reaches(min_driver), driver.reaches(full)
+    version, kept = driver.version, ", ".join(resolution.cell.gpus)
+    at_min, at_full = driver.reaches(minimum), driver.reaches(full)
     if at_min == "no":
-        obstacles.append(
-            f"driver {driver.version} is older than {min_driver}, the minimum for CUDA {major_of(build.cuda)}"
-        )
+        obstacles.append(_say("below-minimum", driver=version, minimum=minimum, cuda=major_of(build.cuda)))
     elif at_min == "from":
-        conditions.append(f"needs {min_driver} or newer of branch {driver.version}")
+        conditions.append(_say("part-of-branch", minimum=minimum, driver=version))
     if at_min != "no" and at_full == "no":
-        conditions.append(f"in CUDA's compatibility mode, as the driver is older than {full}")
+        conditions.append(_say("compatibility", full=full))
     for gpu in gpus:
         if gpu.jetson:
             continue  # no host with one runs any image
-        how = how_served(build.archs, gpu.kind.capability)
+        how, name = how_served(build.archs, gpu.kind.capability), _called(gpu)
         if not is_kept_for(gpu.kind.capability, resolution.cell.gpus):
-            kept = ", ".join(resolution.cell.gpus)
-            obstacles.append(f"its device code is for {kept} only, not for {_called(gpu)}")
+            obstacles.append(_say("not-kept", kept=kept, gpu=name))
         elif how is None:
-            obstacles.append(
-                f"{build.version} has no code for {_called(gpu)}, only for {' '.join(build.archs)}"
-            )
+            obstacles.append(_say("no-code", build=build.version, gpu=name, archs=" ".join(build.archs)))
         elif how == "ptx" and at_full == "no":
-            obstacles.append(
-                f"{build.version} has only PTX for {_called(gpu)}, which needs driver {full} or newer"
-            )
+            obstacles.append(_say("ptx-driver", build=build.version, gpu=name, full=full))
         elif how == "ptx":
-            conditions.append(f"{_called(gpu)} runs from PTX: the driver compiles it at first use")
-    if resolution.cell.gpus:
-        conditions.append(f"has device code for {', '.join(resolution.cell.gpus)} only")
+            conditions.append(_say("ptx", gpu=name))
+    if kept:
+        conditions.append(_say("kept", kept=kept))
     if build.source is not Source.DEFAULT:
-        conditions.append("needs PyTorch's own index (TORCHKILN_INDEX_PYTORCH)")
+        conditions.append(_say("other-index"))
     return Candidate(resolution=resolution, obstacles=tuple(obstacles), conditions=tuple(conditions))
 
 
@@ -224,5 +243,6 @@ def _words(name: str) -> list[str]:
 
 
 def _called(gpu: Gpu) -> str:
+    """*gpu* with its capability, as sentences name it."""
     capability = gpu.kind.capability
-    return f"capability {capability}" if gpu.name == capability else f"{gpu.name} (capability {capability})"
+    return _say("gpu-of-capability" if gpu.name == capability else "gpu", gpu=gpu.name, capability=capability)

@@ -55,6 +55,21 @@ class CatalogEntry:
         """Whether it may be used."""
         return self.cleared and not self.retracted and not self.faults
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user of it has to know, a phrase each."""
+        found = [f"retracted: {self.retracted}"] if self.retracted else []
+        found += [f"published with --override: {self.override}"] if self.override else []
+        found += [f"only for capability {', '.join(self.only_for)}"] if self.only_for else []
+        found += ["NVIDIA's libraries are changed: for own use"] if self.own_use else []
+        found += [f"not published as {tag}: the tag was moved" for tag in self.misnamed]
+        found += [
+            f"retraction ignored, not signed by a trusted key: {reason}"
+            for reason in self.untrusted_retractions
+        ]
+        found += self.faults
+        return (*found, *(() if self.cleared or self.override else ("no trusted decision of the gate",)))
+
 
 def catalog(reading: RepositoryReader, trust: Trust) -> list[CatalogEntry]:
     """The images that have a tag, the newest version first.

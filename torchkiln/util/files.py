@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import glob
@@ -15,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+_AT_FDCWD = -100  # of linux/fcntl.h
+_RENAME_EXCHANGE = 2  # of linux/fs.h
 _OCTAL = re.compile(rb"\\([0-7]{3})")  # mountinfo's escapes of spaces
 
 
@@ -97,8 +100,10 @@ def mounted_below(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def replacing(target: Path, *, folder: bool = False) -> Iterator[Path]:
+def replacing(target: Path, *, folder: bool = False, over: bool = False) -> Iterator[Path]:
     """A temporary file or *folder* beside *target* that replaces it if the block ends without an exception.
+
+    With *over*, a folder also replaces one that is not empty, as a whole.
 
     First deletes the files of killed writers of *target*, up to gigabytes: a running writer holds a lock.
 
@@ -113,9 +118,34 @@ def replacing(target: Path, *, folder: bool = False) -> Iterator[Path]:
         temporary.mkdir() if folder else temporary.touch()
         with _locked(temporary):
             yield temporary
-            os.replace(temporary, target)
+            if over and target.is_dir() and not target.is_symlink():
+                exchange(temporary, target)
+            else:
+                os.replace(temporary, target)
     finally:
         remove_tree(temporary)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Exchange the names of two folders; at once, if the file system can (not on NFS).
+
+    :raises OSError: a folder cannot be renamed; both have their names.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "renameat2"):
+        names = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other))
+        if libc.renameat2(*names, _RENAME_EXCHANGE) == 0:
+            return
+        if (code := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(code, os.strerror(code), str(other))
+    aside = one.with_name(f"{one.name}.{secrets.token_hex(4)}")
+    os.rename(other, aside)
+    try:
+        os.rename(one, other)
+    except OSError:
+        os.rename(aside, other)
+        raise
+    os.rename(aside, one)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,88 @@
+"""The catalogue of this repository's locks and reports, and what a reader finds in its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from html.parser import HTMLParser
+
+from tools.kept import IMAGES, PROOFS, tables
+from torchkiln.gate.kept_reports import kept_reports, reports_in
+from torchkiln.lock.folder import LockFolder
+from torchkiln.site.catalogue import Catalogue
+from torchkiln.site.images import ImageRecord, catalogue
+from torchkiln.site.pages import render
+from torchkiln.site.records import read_records
+from torchkiln.smoke.suite import load_suite
+
+HOSTILE = (
+    "</script ><script >window.owned=1</script ></script><script>window.owned=1</script>"
+    "<img src=x onerror=window.owned=1>\"'{{7*7}}"
+)
+
+
+@cache
+def records() -> tuple[ImageRecord, ...]:
+    """Of every lock."""
+    left_out: list[str] = []
+    found = read_records(LockFolder(IMAGES, *tables()), reports_in(PROOFS), left_out.append)
+    assert left_out == []
+    return found
+
+
+@cache
+def listed() -> Catalogue:
+    return catalogue(records(), *tables(), load_suite())
+
+
+@cache
+def files() -> dict[str, bytes]:
+    """The files of the site, by path."""
+    return rendered(listed())
+
+
+def rendered(shown: Catalogue) -> dict[str, bytes]:
+    return render(shown, tables()[1], dict(file for kept in kept_reports(PROOFS) for file in kept.files))
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a browser's parser finds in a page."""
+
+    text: str
+    links: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+    attributes: list[str] = field(default_factory=list)
+    policy: str = ""
+    inside: dict[str, list[str]] = field(default_factory=lambda: {"script": [], "style": [], "json": []})
+    _open: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.feed(self.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given: Mapping[str, str] = {name: value or "" for name, value in attrs}
+        self.tags.append(tag)
+        self.attributes += given
+        if "href" in given:
+            self.links.append(given["href"])
+        if "id" in given:
+            self.ids.append(given["id"])
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given["content"]
+        self._open = "json" if given.get("type") == "application/json" and tag == "script" else tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open in self.inside:
+            self.inside[self._open].append(data)
+
+
+def pages() -> dict[str, Page]:
+    """Every page, by path."""
+    return {path: Page(data.decode()) for path, data in files().items() if path.endswith(".html")}

@@ -1,0 +1,257 @@
+"""The pages of `ls --site`: links, policy, hostile texts, what they show, and in both languages."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests import site_scene
+from tests.site_scene import HOSTILE, Page, files, listed, pages, records
+from tools.kept import tables
+from torchkiln.matrix.pick import SENTENCES
+from torchkiln.model.digest import Digest
+from torchkiln.site import images, texts
+from torchkiln.site.catalogue import Catalogue, ListedImage, Published
+from torchkiln.site.commands import commands
+from torchkiln.site.pages import TEMPLATES
+from torchkiln.smoke.suite import load_suite
+from torchkiln.util.places import ROOT
+
+PROVED = "2.7.1-cuda12.1-cudnn9-runtime"
+THIN = "2.7.1-cuda12.1-cudnn9-runtime-sm90-ownuse"
+NOT_BUILT = "2.7.1-cuda12.1-cudnn9-devel"
+BY_RECORD = "2.2.2-cuda11.8-cudnn8-runtime"
+OTHER = Digest("sha256:" + "cd" * 32)
+
+
+def image(tag: str) -> ListedImage:
+    return next(image for image in listed().images if image.tag == tag)
+
+
+def document(tag: str) -> Any:
+    return json.loads(files()[f"tags/{tag}.json"])
+
+
+def page(name: str) -> str:
+    """Its text, with tags and runs of spaces removed."""
+    bare = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", files()[name].decode(), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", bare)
+
+
+def test_every_link_leads_to_a_file_of_the_folder() -> None:
+    known = {path: set(page.ids) for path, page in pages().items()}
+    broken = []
+    for path, found in pages().items():
+        for link in found.links:
+            parts = urlsplit(link)
+            if link == "data:,":
+                continue
+            place = posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(parts.path)))
+            target = place if parts.path else path
+            anchored = parts.fragment and "=" not in parts.fragment  # the script reads the others
+            if (
+                parts.scheme
+                or parts.netloc
+                or target not in files()
+                or (anchored and parts.fragment not in known[target])
+            ):
+                broken.append((path, link))
+    assert broken == []
+    assert len(known) == 2 * (len(listed().images) + 3)
+
+
+def test_every_image_has_a_page_in_each_language_and_json() -> None:
+    for tag in (image.tag for image in listed().images):
+        assert {f"tags/{tag}.html", f"zh/tags/{tag}.html", f"tags/{tag}.json"} <= files().keys()
+    locks = {path.parent.name for path in (ROOT / "images").glob("*/lock.json")}
+    assert {image.tag for image in listed().images} == locks
+
+
+def test_the_policy_allows_the_one_style_and_script_of_the_page_and_nothing_else() -> None:
+    for path, found in pages().items():
+        [style], [script] = found.inside["style"], found.inside["script"]
+        hashes = [
+            base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)
+        ]
+        assert found.policy == (
+            f"default-src 'none'; img-src data:; style-src 'sha256-{hashes[0]}';"
+            f" script-src 'sha256-{hashes[1]}'; base-uri 'none'; form-action 'none';"
+            " require-trusted-types-for 'script'; trusted-types 'none'"
+        ), path
+        assert not [name for name in found.attributes if name.startswith("on") or name in ("src", "style")]
+
+
+#: What was parsed strictly before.
+CHECKED = {
+    *("resolution", "locked", "tag", "state", "verdict", "outcome", "system"),
+    *("file", "digest", "blob"),
+}
+
+
+def hostile(value: Any) -> Any:
+    """*value* with each text that a report, the matrix or a registry chooses replaced."""
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = {
+            "resolution",
+            "locked",
+            "tag",
+            "state",
+            "verdict",
+            "outcome",
+            "system",
+            "file",
+            "digest",
+            "blob",
+        }
+        changes = {
+            each.name: hostile(getattr(value, each.name)) for each in fields(value) if each.name not in kept
+        }
+        return replace(value, **changes)
+    if isinstance(value, tuple):
+        return tuple(map(hostile, value))
+    return HOSTILE if isinstance(value, str) else value
+
+
+def hostile_site() -> Catalogue:
+    bad = Published(digest=OTHER, warnings=(HOSTILE,), retracted=False)
+    shown = tuple(hostile(replace(image(tag), published=bad)) for tag in (PROVED, THIN, NOT_BUILT))
+    return Catalogue(local=HOSTILE, registry=HOSTILE, images=shown)
+
+
+def test_a_hostile_text_stays_text() -> None:
+    """Titles, messages, names of packages and GPUs, aliases, warnings, the repository."""
+    sound = pages()
+    for path, data in site_scene.rendered(hostile_site()).items():
+        if not path.endswith(".html"):
+            continue
+        found, like = Page(data.decode()), sound[path]
+        assert HOSTILE not in data.decode()
+        assert len(found.inside["script"]) == 1
+        assert "<" not in "".join(found.inside["json"])
+        assert found.tags.count("script") == like.tags.count("script"), path
+        assert found.tags.count("img") == 0
+        assert found.inside["script"] == like.inside["script"]
+        assert not [name for name in found.attributes if name.startswith("on")]
+
+
+def test_the_same_records_give_the_same_bytes_in_any_order() -> None:
+    again = images.catalogue(tuple(reversed(records())), *tables(), load_suite())
+    assert site_scene.rendered(again) == files()
+
+
+def test_an_image_that_was_built_has_its_own_size_and_another_that_of_its_files() -> None:
+    built, other = document(PROVED), document(NOT_BUILT)
+    assert built["compressed_bytes"] == sum(layer["compressed_bytes"] for layer in built["layers"])
+    assert "3.4 GB compressed, recorded by a build; 6.4 GB unpacked" in page(f"tags/{PROVED}.html")
+    assert other["compressed_bytes"] is None
+    assert "No build recorded the layers" in page(f"tags/{NOT_BUILT}.html")
+    assert (document(BY_RECORD)["compressed_bytes"], document(BY_RECORD)["locked_bytes"]) == (None, None)
+    assert "not known: the lock has no size of some files" in page(f"tags/{BY_RECORD}.html")
+
+
+def test_layers_name_the_images_that_share_them() -> None:
+    torch = next(layer for layer in document(PROVED)["layers"] if layer["title"] == "torch 2.7.1")
+    assert torch["shared_with"] == [NOT_BUILT]
+    for layer in document(PROVED)["layers"]:
+        for tag in layer["shared_with"]:
+            assert layer["digest"] in {other["digest"] for other in document(tag)["layers"]}
+
+
+def test_only_runs_of_the_present_image_are_its_own() -> None:
+    """A run on H200, of an earlier image, is shown as such."""
+    assert image(PROVED).tested_on == ("2 × NVIDIA H100 80GB HBM3",)
+    *present, earlier = document(PROVED)["reports"]
+    assert [run["current"] for run in (*present, earlier)] == [True, True, True, False]
+    assert (earlier["gpus"], earlier["same_packages"]) == ("2 × NVIDIA H200", True)
+    assert "an earlier image with the same packages" in page(f"tags/{PROVED}.html")
+    assert image("2.8.0-cuda12.1-cudnn9-runtime").tested_on == ()
+    unverified = tuple(replace(run, signers=()) for run in image(PROVED).runs)
+    assert replace(image(PROVED), runs=unverified).tested_on == ()
+
+
+def test_a_run_with_a_failed_check_has_not_passed() -> None:
+    run = image(PROVED).runs[0]
+    failed = replace(run.findings[0], outcome="failed")
+    assert run.passed_on_gpus
+    assert not replace(run, findings=(failed, *run.findings[1:])).passed_on_gpus
+    assert not replace(run, gpus="").passed_on_gpus
+    assert not replace(run, findings=tuple(one for one in run.findings if one.tier == 0)).passed_on_gpus
+
+
+def test_the_states_are_those_of_the_grid() -> None:
+    assert image(PROVED).state == image(THIN).state == "built and proved"
+    assert (image(NOT_BUILT).state, image(BY_RECORD).state) == ("locked", "locked by public record")
+
+
+def test_the_commands_are_those_of_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    *_, try_it, run = (command.line for command in commands(image(PROVED), listed()))
+    assert run.replace(PROVED, "v2.7") in readme
+    options = "--torch 2.7 --cuda 12.1"
+    assert try_it.replace("torchkiln", "python build.py").replace(PROVED, options) in readme
+
+
+def test_a_published_image_is_pulled_and_one_that_was_retracted_is_not() -> None:
+    def shown(*, retracted: bool) -> list[str]:
+        published = Published(digest=OTHER, warnings=(), retracted=retracted)
+        registry = replace(listed(), registry="registry.example/team/pytorch")
+        found = commands(replace(image(PROVED), published=published), registry)
+        return [command.line for command in found]
+
+    readme = (ROOT / "README.md").read_text()
+    pull, verify, run = shown(retracted=False)
+    assert pull == f"docker pull registry.example/team/pytorch:{PROVED}@{OTHER}"
+    assert verify.replace("torchkiln", "python build.py").replace(PROVED, "TAG") in readme
+    assert run.endswith(f" registry.example/team/pytorch:{PROVED}")
+    assert shown(retracted=True) == []
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def test_both_languages_have_every_text_with_the_same_values() -> None:
+    english, chinese = (language.texts for language in texts.languages())
+    assert english.keys() == chinese.keys() > SENTENCES.keys()
+    differing = [
+        name
+        for name in english
+        if len({tuple(sorted(re.findall(r"{\w+}", text))) for text in (english[name], chinese[name])}) > 1
+    ]
+    assert differing == []
+    assert [name for name in english if not chinese[name]] == []
+
+
+def names_used() -> Iterator[str]:
+    for path in sorted(TEMPLATES.glob("*.j2")):
+        yield from re.findall(r"\bt\.(\w+)", path.read_text())
+    yield from re.findall(r'\bsay\("(\w+)"', (TEMPLATES / "site.js").read_text())
+
+
+def test_every_text_of_a_template_and_of_the_script_exists() -> None:
+    used = set(names_used())
+    assert len(used) > 80
+    assert used - texts.languages()[0].texts.keys() == set()
+
+
+@pytest.mark.parametrize("path", ["index.html", "pick.html", "compare.html", f"tags/{PROVED}.html"])
+def test_the_script_has_the_texts_that_it_uses(path: str) -> None:
+    """Else it would stop at the first that is missing."""
+    script = (TEMPLATES / "site.js").read_text()
+    function = {"index.html": "search", "pick.html": "picker", "compare.html": "comparison"}.get(
+        path, "copying"
+    )
+    body = re.search(rf"\n  function {function}\(\) \{{\n.*?\n  \}}\n", script, re.DOTALL)
+    assert body
+    [found] = [json.loads(text) for text in pages()[path].inside["json"][:1]]
+    wanted = set(re.findall(r'\bsay\("(\w+)"', body[0]))
+    assert wanted
+    assert wanted <= found.keys()

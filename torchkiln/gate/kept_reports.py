@@ -1,0 +1,89 @@
+"""Reads a folder of smoke reports that are kept beside their keys, as in docs/proofs.
+
+`NAME.pub.pem` is the key of the reports `NAME*`. The owner of the folder chooses the keys, so a valid
+signature says that a report was not changed since, not who made it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchkiln.attest import dsse
+from torchkiln.errors import ConfigError, KilnError
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.report import SignedReport
+from torchkiln.smoke import attestation
+from torchkiln.util.strict_json import read_file
+
+_KEY = ".pub.pem"
+_KEY_LIMIT = 1 << 16  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptReport:
+    """A report, and the bytes of its file and of the key that verified it, by name."""
+
+    signed: SignedReport
+    files: tuple[tuple[str, bytes], ...]
+
+
+def kept_reports(folder: Path) -> tuple[KeptReport, ...]:
+    """The reports of images in *folder*, by name; a signed one is verified if its key is there.
+
+    :raises ConfigError: the folder or a key cannot be read.
+    :raises VerificationFailed: a signature is invalid.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder", hint="name a folder of smoke reports")
+    keys = {path.name.removesuffix(_KEY): _pem(path) for path in sorted(folder.glob(f"*{_KEY}"))}
+    trusted = {name: dsse.public_key(pem, where=f"{name}{_KEY}") for name, pem in keys.items()}
+    found = []
+    for path in attestation.files(folder):
+        try:
+            filed = attestation.filed(path)
+            report = filed.signed_report().report
+        except KilnError:  # not every file in a folder is a report
+            continue
+        if report.image is None or report.project:
+            continue
+        names = _beginning(path.name, keys)
+        signed = filed.signed_report([trusted[name] for name in names])
+        own = [(f"{name}{_KEY}", keys[name]) for name in names if signed.signers]
+        found.append(KeptReport(signed=signed, files=((path.name, filed.data), *own)))
+    return tuple(found)
+
+
+def reports_in(folder: Path) -> tuple[SignedReport, ...]:
+    """The reports of `kept_reports`, without the bytes."""
+    return tuple(kept.signed for kept in kept_reports(folder))
+
+
+def _pem(path: Path) -> bytes:
+    try:
+        return read_file(path, _KEY_LIMIT)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="remove it, or make it readable") from error
+
+
+def _beginning(name: str, prefixes: Iterable[str]) -> list[str]:
+    """The longest of *prefixes* with which *name* begins, if there is one."""
+    matches = [prefix for prefix in prefixes if name.startswith(prefix)]
+    return [max(matches, key=len)] if matches else []
+
+
+def same_packages(reports: Sequence[SignedReport], locked: LockedCell) -> bool:
+    """Whether the image of *reports*, all of one image, had the packages of *locked*, by name and version.
+
+    The check `lock` measures what is installed; without a report of it the answer is no.
+    """
+    expected = {wheel.name: wheel.version for wheel in locked.wheels}
+    measured = [
+        json.loads(finding.measured).get("installed")
+        for signed_report in reports
+        for finding in signed_report.report.findings
+        if finding.id == "lock"
+    ]
+    return bool(measured) and all(installed == expected for installed in measured)

@@ -1,0 +1,1 @@
+"""Writes the catalogue of images as a folder of static pages."""

@@ -1,0 +1,139 @@
+"""Defines the catalogue: for each locked image its content, its layers and the runs of its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torchkiln.model.cell import Resolution
+from torchkiln.model.digest import Digest
+from torchkiln.model.layer import Blob
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.report import Finding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedPackage:
+    """A package of an image, as its lock has it; for OS packages the lock has no file."""
+
+    system: str  # "python", "os", "toolkit": as in `diff`
+    name: str
+    version: str
+    size: int = 0  # bytes of its file; 0: not known
+    sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedLayer:
+    """A layer, lowest first, and the other images of the catalogue with the same blob."""
+
+    title: str
+    blob: Blob | None  # None: no build recorded it
+    images: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A smoke report: where the checks ran, and their outcomes."""
+
+    file: str  # its name in the folder of reports
+    image: Digest
+    current: bool  # whether it is of the image that the lock gives
+    same_packages: bool  # of an earlier image: whether that had the packages of the lock
+    when: str  # "2026-11-21T17:05:16Z"; empty: not recorded
+    verdict: str
+    gpus: str  # "2 × NVIDIA H200"; empty: none
+    capabilities: tuple[str, ...]
+    driver: str
+    signed: bool
+    signers: tuple[str, ...]  # fingerprints of the keys beside the report that signed it
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed_on_gpus(self) -> bool:
+        """Whether checks that need a GPU passed, and none failed."""
+        on_gpus = any(finding.tier > 0 and finding.outcome == "passed" for finding in self.findings)
+        return bool(self.gpus) and on_gpus and not self.count("failed")
+
+    def count(self, outcome: str) -> int:
+        """The number of checks with this *outcome*."""
+        return sum(finding.outcome == outcome for finding in self.findings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """The image that has the tag in the registry."""
+
+    digest: Digest
+    warnings: tuple[str, ...]  # "retracted: the reason"
+    retracted: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedImage:
+    """An image of the catalogue."""
+
+    tag: str
+    aliases: tuple[str, ...]
+    resolution: Resolution  # the present one, of which the lock is
+    locked: LockedCell
+    state: str  # as in docs/grid.md: "built and proved"
+    digest: Digest | None  # that the lock gives; None: it records no layers
+    reason: str  # why it is native or minor-compat
+    limits: tuple[str, ...]
+    gpus: tuple[tuple[str, tuple[str, ...]], ...]  # (capability, names) for which it has device code
+    packages: tuple[ListedPackage, ...]
+    layers: tuple[ListedLayer, ...]
+    runs: tuple[Run, ...]  # the latest first; those of the current image before others
+    published: Published | None = None
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the compressed layers; None: not all were recorded."""
+        return _sum(layer.blob.size if layer.blob else None for layer in self.layers)
+
+    @property
+    def unpacked(self) -> int | None:
+        """Bytes of the unpacked layers; None: not all were recorded."""
+        return _sum(layer.blob.unpacked if layer.blob else None for layer in self.layers)
+
+    @property
+    def locked_size(self) -> int | None:
+        """Bytes of the locked files from which it is built; None: the lock does not have all sizes."""
+        tools = self.locked.tools.size if self.locked.tools else 0
+        files = (package.size or None for package in self.packages if package.system != "os")
+        return _sum((self.locked.base.size, tools, *files))
+
+    @property
+    def shared(self) -> int:
+        """Bytes of the compressed layers that other images of the catalogue have, too."""
+        return sum(layer.blob.size for layer in self.layers if layer.blob and layer.images)
+
+    @property
+    def tested_on(self) -> tuple[str, ...]:
+        """The GPUs on which checks of the current image passed, each once, by verified reports."""
+        counted = (run for run in self.runs if run.current and run.signers and run.passed_on_gpus)
+        return tuple(dict.fromkeys(run.gpus for run in counted))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Catalogue:
+    """The images, the newest torch first, and the names that the commands use."""
+
+    local: str  # "pytorch-cuda": what `build --load` calls the images
+    registry: str  # "registry.example/team/pytorch"; empty: no registry was named
+    images: tuple[ListedImage, ...]
+
+    @property
+    def repository(self) -> str:
+        """The name that readers know the images by."""
+        return self.registry or self.local
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total

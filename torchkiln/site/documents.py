@@ -1,0 +1,110 @@
+"""Writes the JSON beside the pages. Keys are only ever added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchkiln.site.catalogue import Catalogue, ListedImage, Run
+from torchkiln.site.commands import commands
+
+
+def index_json(catalogue: Catalogue) -> dict[str, Any]:
+    """The list of images."""
+    return {
+        "repository": catalogue.repository,
+        "images": [_summary(image) for image in catalogue.images],
+    }
+
+
+def image_json(image: ListedImage, catalogue: Catalogue) -> dict[str, Any]:
+    """Everything about one image."""
+    build = image.resolution.build
+    assert build is not None  # an image of the catalogue can be built
+    return _summary(image) | {
+        "reason": image.reason,
+        "limits": list(image.limits),
+        "wheel": {"version": build.version, "cuda": build.cuda, "index": build.source.value},
+        "cudnn": build.cudnn,
+        "nccl": build.nccl,
+        "device_code": {
+            "archs": list(build.archs),
+            "gpus": {capability: list(names) for capability, names in image.gpus},
+        },
+        "locked_as_of": image.locked.as_of,
+        "commands": [command.line for command in commands(image, catalogue)],
+        "packages": [
+            {
+                "system": package.system,
+                "name": package.name,
+                "version": package.version,
+                **({"bytes": package.size or None, "sha256": package.sha256} if package.sha256 else {}),
+            }
+            for package in image.packages
+        ],
+        "layers": [
+            {
+                "title": layer.title,
+                "digest": layer.blob and layer.blob.digest,
+                "diff_id": layer.blob and layer.blob.diff_id,
+                "compressed_bytes": layer.blob and layer.blob.size,
+                "unpacked_bytes": layer.blob and layer.blob.unpacked,
+                "shared_with": list(layer.images),
+            }
+            for layer in image.layers
+        ],
+        "reports": [_report(run) for run in image.runs],
+    }
+
+
+def _summary(image: ListedImage) -> dict[str, Any]:
+    resolution, published = image.resolution, image.published
+    cell = resolution.cell
+    return {
+        "tag": image.tag,
+        "aliases": list(image.aliases),
+        "torch": cell.torch,
+        "cuda": cell.cuda,
+        "flavor": cell.flavor,
+        "os": cell.os,
+        "python": cell.python,
+        "components": list(cell.components),
+        "only_for": list(cell.gpus),
+        "own_use": cell.own_use,
+        "status": resolution.status.value,
+        "state": image.state,
+        "min_driver": resolution.min_driver,
+        "full_driver": resolution.full_driver,
+        "digest": image.digest,
+        "compressed_bytes": image.size,
+        "unpacked_bytes": image.unpacked,
+        "locked_bytes": image.locked_size,
+        "shared_bytes": image.shared,
+        "tested_on": list(image.tested_on),
+        "published": published and {"digest": published.digest, "warnings": list(published.warnings)},
+    }
+
+
+def _report(run: Run) -> dict[str, Any]:
+    return {
+        "file": f"reports/{run.file}",
+        "image": run.image,
+        "current": run.current,
+        "same_packages": run.same_packages,
+        "when": run.when or None,
+        "verdict": run.verdict,
+        "gpus": run.gpus or None,
+        "capabilities": list(run.capabilities),
+        "driver": run.driver or None,
+        "signed": run.signed,
+        "signers": list(run.signers),
+        "checks": [
+            {
+                "id": finding.id,
+                "tier": finding.tier,
+                "outcome": finding.outcome,
+                "seconds": finding.seconds,
+                "message": finding.message,
+            }
+            for finding in run.findings
+        ],
+    }

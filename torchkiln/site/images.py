@@ -1,0 +1,140 @@
+"""Makes the catalogue from locks and reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torchkiln.compare.sharing import Stack, StoredLayer, share
+from torchkiln.gate.cell_state import CellRecord, state
+from torchkiln.gate.kept_reports import same_packages
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.gpu_archs import served_classes
+from torchkiln.matrix.matrix import Matrix
+from torchkiln.matrix.sentences import limit_text, reason
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Cell, Resolution
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.report import SignedReport
+from torchkiln.site.catalogue import (
+    Catalogue,
+    ListedImage,
+    ListedLayer,
+    ListedPackage,
+    Published,
+    Run,
+)
+from torchkiln.smoke import hosts
+from torchkiln.smoke.suite import Suite
+from torchkiln.util.versions import numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageRecord:
+    """What is known of an image: its lock, the layers that builds recorded, its reports."""
+
+    resolution: Resolution
+    kept: CellRecord
+    stack: Stack
+    aliases: tuple[str, ...]
+
+
+def catalogue(
+    records: Sequence[ImageRecord],
+    matrix: Matrix,
+    facts: Facts,
+    suite: Suite,
+    *,
+    registry: str = "",
+    published: Mapping[str, Published] | None = None,
+) -> Catalogue:
+    """The catalogue of *records*: the newest torch first, then the newest CUDA.
+
+    :param registry: "registry.example/team/pytorch", if one was named; *published*: its images by tag.
+    """
+    ordered = sorted(records, key=lambda record: _order(record.resolution.cell, matrix))
+    storage = share([record.stack for record in ordered]).registry
+    tags = [tag_of(record.resolution) for record in ordered]
+    return Catalogue(
+        local=matrix.repository,
+        registry=registry,
+        images=tuple(
+            ListedImage(
+                tag=tag,
+                aliases=record.aliases,
+                resolution=record.resolution,
+                locked=record.kept.locked,
+                state=state(record.resolution, record.kept, matrix.policy, suite).value,
+                digest=record.kept.image,
+                reason=reason(record.resolution),
+                limits=tuple(limit_text(limit, facts) for limit in record.resolution.limits),
+                gpus=_gpus(record.resolution, facts),
+                packages=tuple(_packages(record.kept.locked)),
+                layers=tuple(_layers(record, stored, tags, position)),
+                runs=_runs(record.kept),
+                published=(published or {}).get(tag),
+            )
+            for position, (tag, record, stored) in enumerate(zip(tags, ordered, storage.images, strict=True))
+        ),
+    )
+
+
+def _order(cell: Cell, matrix: Matrix) -> tuple[object, ...]:
+    systems = [choice.name for choice in matrix.os]
+    newest = [-number for text in (cell.torch, cell.cuda) for number in (*numbers(text), 0, 0)[:3]]
+    return (*newest, systems.index(cell.os), matrix.flavors.index(cell.flavor), cell.components, cell.gpus)
+
+
+def _gpus(resolution: Resolution, facts: Facts) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    archs = resolution.build.archs if resolution.build else ()
+    classes = served_classes(archs, facts.gpus, resolution.cell.gpus)
+    return tuple((kind.capability, kind.x86_names) for kind in classes if kind.x86_names)
+
+
+def _packages(locked: LockedCell) -> Iterator[ListedPackage]:
+    for wheel in locked.wheels:
+        yield ListedPackage(
+            system="python", name=wheel.name, version=wheel.version, size=wheel.size, sha256=wheel.sha256
+        )
+    for part in locked.archives:
+        yield ListedPackage(
+            system="toolkit", name=part.component, version=part.version, size=part.size, sha256=part.sha256
+        )
+    for deb in locked.os_packages:
+        yield ListedPackage(system="os", name=deb.name, version=deb.version)
+
+
+def _layers(
+    record: ImageRecord, stored: Sequence[StoredLayer | None], tags: Sequence[str], position: int
+) -> Iterator[ListedLayer]:
+    for level, layer in zip(record.stack.levels, stored, strict=True):
+        others = [image for image in layer.images if image != position] if layer else []
+        yield ListedLayer(title=level.title, blob=level.blob, images=tuple(tags[image] for image in others))
+
+
+def _runs(kept: CellRecord) -> tuple[Run, ...]:
+    latest = sorted(kept.reports, key=lambda signed: (signed.report.when or "", signed.name), reverse=True)
+    runs = [_run(signed, kept) for signed in latest]
+    return tuple(sorted(runs, key=lambda run: (not run.current, not run.gpus)))
+
+
+def _run(signed: SignedReport, kept: CellRecord) -> Run:
+    report, host = signed.report, json.loads(signed.report.host)
+    assert report.image is not None  # `reports_in` leaves out those of environments
+    of_image = [other for other in kept.reports if other.report.image == report.image]
+    capabilities = dict.fromkeys(".".join(map(str, gpu["capability"])) for gpu in hosts.gpus(host))
+    return Run(
+        file=signed.name,
+        image=report.image,
+        current=report.image == kept.image,
+        same_packages=same_packages(of_image, kept.locked),
+        when=report.when or "",
+        verdict=report.verdict,
+        gpus=hosts.kinds(host),
+        capabilities=tuple(capabilities),
+        driver=str(host.get("driver", {}).get("driver") or ""),
+        signed=signed.signed,
+        signers=signed.signers,
+        findings=report.findings,
+    )

@@ -1,0 +1,126 @@
+"""Renders the catalogue to the files of a folder: pages in each language, JSON, and the reports.
+
+Each page has its style and its script inside, so that it works from a file, and its policy allows exactly
+these by their hashes. What comes from locks, reports and the matrix is text: the templates escape it, and
+the script only sets text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchkiln.matrix.facts import Facts
+from torchkiln.site.catalogue import Catalogue
+from torchkiln.site.commands import commands
+from torchkiln.site.documents import image_json, index_json
+from torchkiln.site.packed import packed
+from torchkiln.site.picker import picker_data
+from torchkiln.site.texts import Language, languages
+from torchkiln.util.files import pretty_json
+from torchkiln.util.sizes import size
+from torchkiln.util.versions import numbers
+
+TEMPLATES = Path(__file__).with_name("templates")
+_POLICY = (
+    "default-src 'none'; img-src data:; style-src {style}; script-src {script}; base-uri 'none';"
+    " form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+# The texts that the script uses, by page.
+_OF_SEARCH = "found found_none"
+_OF_PICKER = "not_a_driver runs runs_none fails"
+_OF_COMPARISON = (
+    "kind kind_python kind_os kind_toolkit name compare_same changed_packages other_files layers"
+    " shared_layers only_in unknown_more"
+)
+_OF_IMAGE = "copy copied"
+
+
+def render(catalogue: Catalogue, facts: Facts, reports: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Every file by its path in the folder.
+
+    :param reports: the files of the reports, and of their keys, by name.
+    """
+    data = {"pick": picker_data(catalogue.images, facts), "compare": packed(catalogue.images)}
+    files = {f"reports/{name}": content for name, content in reports.items()}
+    files |= {"index.json": pretty_json(index_json(catalogue))}
+    files |= {f"{name}.json": pretty_json(value) for name, value in data.items()}
+    for image in catalogue.images:
+        files[f"tags/{image.tag}.json"] = pretty_json(image_json(image, catalogue))
+    for language in languages():
+        files |= {path: text.encode() for path, text in _pages(catalogue, data, language)}
+    return files
+
+
+def _pages(catalogue: Catalogue, data: Mapping[str, Any], language: Language) -> Iterator[tuple[str, str]]:
+    """The pages of one language, by path."""
+    environment = _environment()
+    style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("site.css", "site.js"))
+    releases = sorted({image.resolution.cell.torch for image in catalogue.images}, key=numbers)
+    shared = {
+        "catalogue": catalogue,
+        "t": language.texts,
+        "language": language,
+        "other": next(other for other in languages() if other != language),
+        "style": style,
+        "script": script,
+        "policy": _POLICY.format(style=_source(style), script=_source(script)),
+        "releases": "–".join(dict.fromkeys((releases[0], releases[-1]))),
+    }
+
+    def page(template: str, name: str, **values: Any) -> tuple[str, str]:
+        place = f"{language.folder}{name}"
+        up = "../" * place.count("/")
+        found = environment.get_template(template).render(**shared, **values, name=name, up=up)
+        return place, found
+
+    def texts(names: str) -> dict[str, str]:
+        return {name: language.texts[name] for name in names.split()}
+
+    table, sentences = data["compare"], {"sentences": language.sentences()}
+    yield page("index.html.j2", "index.html", data={"texts": texts(_OF_SEARCH), "packed": table})
+    in_language = {"texts": texts(_OF_PICKER), "pick-data": data["pick"] | sentences}
+    yield page("pick.html.j2", "pick.html", data=in_language)
+    yield page("compare.html.j2", "compare.html", data={"texts": texts(_OF_COMPARISON), "packed": table})
+    for image in catalogue.images:
+        yield page(
+            "image.html.j2",
+            f"tags/{image.tag}.html",
+            image=image,
+            commands=commands(image, catalogue),
+            data={"texts": texts(_OF_IMAGE)},
+        )
+
+
+def _environment() -> Any:
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["bytes"] = size
+    environment.filters["fill"] = lambda text, **values: text.format(**values)
+    environment.filters["inside"] = lambda text: Markup(text)
+    environment.filters["data"] = lambda value: Markup(_inert(value))
+    return environment
+
+
+def _inert(value: Any) -> str:
+    """*value* as JSON for a script element, which no character of a text can end."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _source(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

@@ -1,0 +1,85 @@
+"""Reads the locks of a folder and the reports of another, for the catalogue."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from torchkiln.build.predicted_digest import predicted_digest
+from torchkiln.compare.stacks import stacks_of
+from torchkiln.errors import KilnError, NothingSelected
+from torchkiln.gate.cell_state import CellRecord
+from torchkiln.lock.folder import LockFolder
+from torchkiln.lock.freshness import outdated
+from torchkiln.lock.lock import load_locked
+from torchkiln.matrix.select import all_cells
+from torchkiln.matrix.tags import aliases_of, tag_of
+from torchkiln.model.cell import Cell, Resolution
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.report import SignedReport
+from torchkiln.model.untrusted import USES, is_untrusted
+from torchkiln.plan.load import plan_locked
+from torchkiln.site.images import ImageRecord
+from torchkiln.smoke.attestation import demand_sound
+
+
+def read_records(
+    locks: LockFolder, reports: Sequence[SignedReport], say: Callable[[str], None]
+) -> tuple[ImageRecord, ...]:
+    """The images of the matrix whose lock is in the folder, in the order of the tags.
+
+    :param say: is called with a line for each lock that is left out, as it is stale or untrusted.
+    :raises NothingSelected: no lock is left.
+    :raises SmokeFailed: the verdict of a report does not follow from its values.
+    """
+    by_tag = defaultdict(list)
+    for signed in reports:
+        demand_sound(signed, signed=False)
+        by_tag[signed.report.tag].append(signed)
+    found = list(_locked(locks, say))
+    if not found:
+        raise NothingSelected(f"{locks.path} has no lock to list", hint="run: torchkiln lock --all")
+    plans = [plan_locked(locked, locks.matrix, locks.facts) for _, locked in found]
+    return tuple(
+        ImageRecord(
+            resolution=resolution,
+            kept=CellRecord(
+                locked=locked, image=predicted_digest(plan), reports=tuple(by_tag[tag_of(resolution)])
+            ),
+            stack=stack,
+            aliases=aliases_of(resolution, locks.matrix, locks.facts),
+        )
+        for (resolution, locked), plan, stack in zip(found, plans, stacks_of(plans), strict=True)
+    )
+
+
+def _locked(locks: LockFolder, say: Callable[[str], None]) -> Iterator[tuple[Resolution, LockedCell]]:
+    cells = all_cells(locks.matrix)
+    for path in sorted(locks.path.glob("*/lock.json")):
+        tag = path.parent.name
+        try:
+            locked = load_locked(locks.path, tag)
+        except KilnError as error:
+            say(f"left out: {error.message}")
+            continue
+        if _plain(locked.resolution.cell) not in cells:
+            say(f"left out: {tag}: not a cell of the matrix")
+            continue
+        resolution = locks.resolution(locked.resolution.cell)
+        if reason := _fault(locked, resolution, locks.bound):
+            say(f"left out: {tag}: {reason}")
+        else:
+            yield resolution, locked
+
+
+def _plain(cell: Cell) -> Cell:
+    """*cell* without what an option adds to any cell of a matrix."""
+    return replace(cell, components=(), gpus=(), own_use=False)
+
+
+def _fault(locked: LockedCell, resolution: Resolution, bound: tuple[str, ...]) -> str:
+    """Why the lock is not of the image that the matrix gives, or must not be published; empty: it is."""
+    if resolution.build is None:
+        return resolution.why_unavailable
+    return USES if is_untrusted(locked) else outdated(locked, resolution, bound)
