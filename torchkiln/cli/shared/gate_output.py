@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _NOT_PROVED = {
     "replaced": "with packages that replace those of the parent image",
+    "os_packages": "with OS packages that the parent image does not have",
     "at_start": "with what Python runs at each start",
     "variables": "with variables that the parent image does not have",
     "may_be_missing": "without what may be missing",

@@ -1,0 +1,119 @@
+"""Decides by its name whether a file of OS packages is found in place of one of the parent image. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torchkiln.base.package_paths import is_of_wheels, path_fault, pth_file
+from torchkiln.gate.project.entries import Below
+from torchkiln.gate.project.names import distribution_of, loaded_groups, module_of, starts
+
+_PROGRAM = re.compile(r"(usr/(?:bin|sbin|games))/([^/]+)")
+# Programs of CUDA and the driver; torch and triton look for some of them on PATH.
+_OF_CUDA = re.compile(r"nvcc|ptxas|nvlink|nvdisasm|cuobjdump|fatbinary|cicc|nvidia-.*|cuda-.*")
+_COMPLETION = re.compile(r"usr/share/bash-completion/completions/_?([^/]+?)(\.bash)?")
+_HEADER = re.compile(r"usr/include/(?:[a-z0-9_]+-linux-gnu/)?(?:c\+\+/[^/]+/)?(.+)")
+_MODULES = "usr/lib/python3/dist-packages/"
+_LIBRARY = re.compile(r"[^/]+\.(so(\..*)?|a|o|la)")
+# Where the loader and linkers search; elsewhere only names that begin as those of libraries matter.
+_SEARCHED = re.compile(r"(usr/lib/([a-z0-9_]+-linux-gnu/)?[^/]+)|(.*/)?(lib|ld-)[^/]*")
+# Besides those that torch and NVIDIA's libraries have in their wheels: what they open by its name if there is
+# one (the strings in libnccl, libcufile, libcupti and libtriton), libraries of the driver that protected.py
+# does not list, and those that libc loads for names of hosts and users.
+_OPENED = re.compile(
+    r"lib(nccl-.*|cufile.*|gdrapi|ibverbs|rdmacm|mlx[45]|nvperf_.*|cask_.*|amdhip64|hsa-runtime64|roctracer64"
+    r"|(GLX|EGL|GLESv1_CM|GLESv2|vdpau)_nvidia|nss_.*)\.(so(\..*)?|a)"
+    r"|.*libcuda\.(so|a).*"  # triton searches the output of ldconfig for this text
+)
+# Ubuntu's own sitecustomize imports it if there is one.
+_IMPORTED_AT_START = frozenset({"apport_python_hook"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SystemNames:
+    """Names that files of the parent image have outside of the environment."""
+
+    libraries: Mapping[str, str]  # name -> path
+    headers: Mapping[str, str]  # path in a folder of headers -> path
+    modules: frozenset[str]  # top-level modules of the system's Python
+    programs: frozenset[str]  # names of programs in any folder of PATH
+
+    @classmethod
+    def of(cls, below: Below) -> SystemNames:
+        """Those of the parent image *below*."""
+        paths = [path for path in below.tree if not path.startswith(f"{below.prefix}/")]
+        headers = {found[1]: path for path in paths if (found := _HEADER.fullmatch(path))}
+        inside = (path[len(_MODULES) :] for path in paths if path.startswith(_MODULES))
+        folders = {*below.folders, below.scripts}
+        return cls(
+            libraries={name: path for path in paths if _LIBRARY.fullmatch(name := posixpath.basename(path))},
+            headers=headers,
+            modules=frozenset(filter(None, map(module_of, inside))),
+            programs=frozenset(
+                posixpath.basename(path) for path in below.tree if posixpath.dirname(path) in folders
+            ),
+        )
+
+
+def name_faults(path: str, kind: str, entry_points: str, below: Below, names: SystemNames) -> Iterator[str]:
+    """What a new file or link at *path* would be found in place of.
+
+    :param entry_points: its text, if it is an entry_points.txt.
+    """
+    name = posixpath.basename(path)
+    if fault := path_fault(path):
+        yield fault
+    elif pth_file(path) or path.endswith(".egg-link"):
+        yield "Python runs it at each start"
+    elif path.startswith(_MODULES):
+        yield from _module(path[len(_MODULES) :], kind, entry_points, below, names)
+    elif _LIBRARY.fullmatch(name) and _SEARCHED.fullmatch(path):
+        yield from filter(None, [library_fault(name, below, names)])
+    if found := _PROGRAM.fullmatch(path):
+        yield from _program(found[1], found[2], below)
+    elif (found := _COMPLETION.fullmatch(path)) and found[1] in names.programs:
+        yield f"bash runs it to complete {found[1]}, a program of the parent image"
+    elif (found := _HEADER.fullmatch(path)) and found[1] in names.headers:
+        yield f"compilers could find it in place of /{names.headers[found[1]]}"
+
+
+def library_fault(name: str, below: Below, names: SystemNames) -> str:
+    """Why no package may have a library *name*, or one with that SONAME; empty if one may."""
+    if path_fault(name):
+        return path_fault(name)
+    if name in below.libraries:
+        return f"another {name}, which the parent image has from {below.libraries[name]}"
+    if is_of_wheels(name):
+        return f"{name} is the name of a library in the wheels of torch or NVIDIA"
+    if name in names.libraries:
+        return f"another {name}, which the parent image has as /{names.libraries[name]}"
+    if _OPENED.fullmatch(name):
+        return f"torch, NVIDIA's libraries or libc would load {name} if it is there"
+    return ""
+
+
+def _program(folder: str, name: str, below: Below) -> Iterator[str]:
+    if _OF_CUDA.fullmatch(name):
+        yield f"{name} is a program of CUDA or the driver"
+    later = below.folders[below.folders.index(folder) + 1 :] if folder in below.folders else ()
+    hidden = next((f"{other}/{name}" for other in later if f"{other}/{name}" in below.tree), "")
+    if hidden:
+        yield f"would be started in place of /{hidden}"
+
+
+def _module(inside: str, kind: str, entry_points: str, below: Below, names: SystemNames) -> Iterator[str]:
+    """Faults of a module of the system's Python, which that of the environment imports, too."""
+    module, package = module_of(inside, kind), distribution_of(inside)
+    if starts(inside, kind) or module in _IMPORTED_AT_START:
+        yield "Python runs it at each start"
+    elif module and module in below.modules:
+        yield f"could be imported in place of {module}"
+    elif module and module in names.modules:
+        yield f"{module} is a module of the parent image"
+    if package in below.fixed:
+        yield f"metadata of {package}, which is fixed"
+    if package and (groups := loaded_groups(entry_points)):
+        yield f"torch or triton load it when they are imported: {', '.join(groups)}"
