@@ -29,7 +29,7 @@ def changes(
     :param system: the layer of OS packages below them, if project.json lists any.
     """
     walk = _Walk(below, recorded)
-    of_system = walk.apply_system(system) if system else []
+    of_system = _spread(walk.apply_system(system)) if system else []
     for layer in layers:
         walk.apply(layer, top=layer is layers[-1])
     packages = installed(walk.over, below, recorded)
@@ -61,14 +61,14 @@ class _Walk:
         self._below, self._recorded = below, recorded
         self._paths = sorted(below.tree)
 
-    def apply_system(self, layer: OsLayer) -> list[str]:
-        """Apply the layer of OS packages; returns its faults."""
+    def apply_system(self, layer: OsLayer) -> list[tuple[str, str]]:
+        """Apply the layer of OS packages; returns its faults, each with the package that has the file."""
         rules = OsRules(layer, self._below, self._recorded.texts)
-        faults = list(rules.missing())
+        faults = [("", fault) for fault in rules.missing()]
         for entry in layer.entries:
             there = self._at(entry.path)
-            found = [*self._parents(entry.path), *self._kind(entry, there)]
-            faults += found or rules.faults(entry, there)
+            found = [*self._parents(entry.path), *self._kind(entry, there)] or rules.faults(entry, there)
+            faults += [(layer.owners.get(entry.path, ""), fault) for fault in found]
             self.over[entry.path] = rules.written(entry)
         return faults
 
@@ -187,6 +187,15 @@ def _outside(paths: Sequence[str], below: Below) -> Iterator[str]:
     yield from (f"{path}: {where}" for path in paths[:_LISTED])
     if len(paths) > _LISTED:
         yield f"{len(paths) - _LISTED} more {where}"
+
+
+def _spread(faults: Sequence[tuple[str, str]]) -> list[str]:
+    """*faults* with one of each package first, so that a cut list names as many packages as it can."""
+    firsts: dict[str, str] = {}
+    for package, fault in faults:
+        firsts.setdefault(package, fault)
+    named = [fault for package, fault in firsts.items() if package]
+    return list(dict.fromkeys([*named, *(fault for _, fault in faults)]))
 
 
 def _name(path: str) -> str:

@@ -15,12 +15,12 @@ from torchkiln.gate.project.entries import WHITEOUT, Below, Entry, LayerEntry
 from torchkiln.gate.project.os_accounts import PATHS, Ids, ids_of
 from torchkiln.gate.project.os_names import SystemNames, library_fault, name_faults
 from torchkiln.gate.project.os_packages import OsLayer
-from torchkiln.gate.project.os_places import LOCAL_FONTS, LOCAL_FONTS_MODE, STAFF, place_fault
+from torchkiln.gate.project.os_places import LOCAL, place_fault
 from torchkiln.gate.project.os_state import STATUS, is_state, state_faults
 
 _STATE = ("etc/", "var/")  # where packages may have files of other owners
 _LINKED = frozenset({"usr", "etc", "var", "run", "bin", "sbin", "lib", "lib64", "proc", "dev"})
-_ROOT = (0, 0)
+_STAFF = 50  # the group, in Debian and Ubuntu
 _LOADED = re.compile(r"(lib|ld-).*\.so.*")  # names that ldconfig reads
 
 
@@ -83,9 +83,9 @@ class OsRules:
 
     def _owner(self, entry: LayerEntry) -> Iterator[str]:
         """Faults of mode and owner of a new entry."""
-        if entry.path == LOCAL_FONTS and (entry.kind, entry.mode) == ("folder", LOCAL_FONTS_MODE):
-            if (entry.uid, entry.gid) not in (_ROOT, (0, STAFF)):
-                yield f"belongs to {entry.uid}:{entry.gid}"
+        if entry.kind == "folder" and LOCAL.fullmatch(entry.path):
+            if (entry.mode, entry.uid, entry.gid) not in ((0o755, 0, 0), (0o2775, 0, _STAFF)):
+                yield f"has the mode {entry.mode:04o} and belongs to {entry.uid}:{entry.gid}"
             return
         state = entry.path.startswith(_STATE)
         allowed = 0o3775 if state and entry.kind == "folder" else 0o755

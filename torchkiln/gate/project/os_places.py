@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from torchkiln.base.package_paths import is_of_image
 from torchkiln.gate.project.entries import Entry
 
-#: An empty folder for fonts of this machine, which fontconfig makes with this mode and owner.
-LOCAL_FONTS, LOCAL_FONTS_MODE, STAFF = "usr/local/share/fonts", 0o2775, 50
+#: Empty folders for files of this machine, which packages make, some for the group staff.
+LOCAL = re.compile(r"usr/local/share/.+")
 
 _OUTSIDE = "outside of the folders of OS packages"
 _TRIPLET = r"[a-z0-9_]+-linux-gnu"
@@ -23,7 +23,7 @@ _TRIPLET = r"[a-z0-9_]+-linux-gnu"
 _FOLDERS = re.compile(
     rf"usr|etc|var|usr/(bin|sbin|games|lib|libexec|include|share)|usr/lib/{_TRIPLET}"
     r"|usr/lib/python3(/dist-packages)?|var/(lib|cache|log|spool|games)"
-    rf"|var/lib/dpkg(/(info|alternatives|triggers))?|{LOCAL_FONTS}"
+    rf"|var/lib/dpkg(/(info|alternatives|triggers))?|{LOCAL.pattern}"
 )
 # Folders in which compilers, libc, OpenSSL, PAM, linkers and others search for files.
 _READ = (
@@ -35,7 +35,7 @@ _NEVER = re.compile(
     rf"usr/include/({_TRIPLET}/)?(c\+\+|python[^/]*)(/.*)?|usr/(bin|sbin|games)/[^/]+/.+"
     r"|etc/default/(locale|nss|useradd)|etc/xdg/(pip|uv|jupyter|ipython)(/.*)?"
     r"|usr/share/bash-completion/(?!completions(/[^/]+)?$).+"
-    r"|var/lib/dpkg/(?!(info|alternatives|triggers)/[^/]+$|status$|statoverride$).+"
+    r"|var/lib/dpkg/(?!(info|alternatives|triggers)/[^/]+$|status$|statoverride$|diversions$).+"
 )
 
 
@@ -66,7 +66,7 @@ _AREAS = tuple(
         _Area(
             folder="usr/share",
             shared=r"X11|aclocal|appdata|applications|apport|bash-completion|binfmts|bug|cmake|common-licenses"
-            r"|dbus-1|dict|doc(-base)?|font(s|config)|gdb|glib-2[.]0|icons|info|javascript|lintian|locale|man"
+            r"|dbus-1|debianutils|dict|doc(-base)?|font(s|config)|gdb|glib-2[.]0|icons|info|javascript|lintian|locale|man"
             r"|menu|metainfo|mime|misc|nano|perl5|pixmaps|pkgconfig|polkit-1|python3|sgml|sounds|terminfo"
             r"|themes|vim|xml|zoneinfo|zsh",
             refused=r"jupyter|ipython|python-wheels|ca-certificates|pam.*|.*nvidia.*|cuda.*",

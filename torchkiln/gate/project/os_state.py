@@ -24,6 +24,7 @@ FILE_LIMIT = LIST_LIMIT  # bytes; dpkg's status of 500 packages has 400,000
 _INFO = re.compile(r"var/lib/dpkg/info/([a-z0-9][a-z0-9+.-]*?)(?::[a-z0-9-]+)?\.[a-z0-9]+")
 _TRIGGERS = re.compile(r"var/lib/dpkg/triggers/[A-Za-z0-9_.+-]+")
 _ALTERNATIVES = re.compile(r"var/lib/dpkg/alternatives/[^/]+")
+_DIVERSIONS = "var/lib/dpkg/diversions"
 _OVERRIDES = "var/lib/dpkg/statoverride"
 _DEBCONF = re.compile(r"var/cache/debconf/(config|templates)\.dat")
 _LINES = re.compile(r"var/lib/ucf/(hashfile|registry)(\.\d)?|etc/shells|var/lib/shells\.state")
@@ -34,7 +35,7 @@ def is_state(path: str) -> bool:
     """Whether the content of *path* is compared."""
     patterns = (_TRIGGERS, _ALTERNATIVES, _DEBCONF, _LINES)
     return (
-        path in (STATUS, LOADER_CACHE, _OVERRIDES)
+        path in (STATUS, LOADER_CACHE, _OVERRIDES, _DIVERSIONS)
         or path in os_accounts.PATHS
         or any(pattern.fullmatch(path) for pattern in patterns)
     )
@@ -72,6 +73,8 @@ def _text(path: str, before: str, after: str, layer: OsLayer, below: Below) -> I
     elif _DEBCONF.fullmatch(path):
         old, new = (_stanzas(text, ("name",)) for text in (before, after))
         yield from (f"{key[0]} is changed or removed" for key in old if new.get(key) != old[key])
+    elif path == _DIVERSIONS:
+        yield from _diversions(before, after, layer, below)
     elif not _has_lines(after, before):
         yield "lines of the parent image are changed, removed or in another order"
     elif _TRIGGERS.fullmatch(path):
@@ -146,6 +149,22 @@ def _overrides(before: str, after: str, added: Collection[str]) -> Iterator[str]
     for line in after.split("\n"):
         if line and line not in known and " ".join(line.split(" ")[3:]) not in added:
             yield f"about a file that is not one of the packages: {line[:80]!r}"
+
+
+def _diversions(before: str, after: str, layer: OsLayer, below: Below) -> Iterator[str]:
+    """Files that dpkg unpacks under another name: those of the parent image stay, no more of its own move."""
+    old, new = (set(_triples(text)) for text in (before, after))
+    yield from (f"the diversion of {path} is removed" for path, _, _ in sorted(old - new))
+    for path, _, package in sorted(new - old):
+        if package not in layer.names or path.lstrip("/") in below.tree:
+            yield f"a diversion of {path} by {package}"
+
+
+def _triples(text: str) -> Iterator[tuple[str, str, str]]:
+    lines = text.split("\n")
+    if lines.pop() or len(lines) % 3:
+        raise ValueError("not three lines for each diversion")
+    yield from zip(lines[::3], lines[1::3], lines[2::3], strict=True)
 
 
 def _has_lines(text: str, lines: str) -> bool:
