@@ -65,7 +65,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a library of the parent image for newer CPUs": (
         has(f"{LIB}/glibc-hwcaps/x86-64-v3/libnew.so.1"),
-        f"{LIB}/glibc-hwcaps/x86-64-v3/libnew.so.1: /{LIB}/glibc-hwcaps is read by programs",
+        f"{LIB}/glibc-hwcaps/x86-64-v3/libnew.so.1: programs of the parent image read /{LIB}/glibc-hwcaps",
     ),
     "a library of the parent image in a folder of its own": (
         has(f"{LIB}/other/libold.so.1"),
@@ -93,11 +93,11 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a plugin of NCCL": (
         has(f"{LIB}/libnccl-net.so"),
-        f"{LIB}/libnccl-net.so: torch, NVIDIA's libraries or libc would load libnccl-net.so if it is there",
+        f"{LIB}/libnccl-net.so: torch, NVIDIA's libraries or libc load libnccl-net.so if it exists",
     ),
     "a library for names of users": (
         has(f"{LIB}/libnss_evil.so.2"),
-        f"{LIB}/libnss_evil.so.2: torch, NVIDIA's libraries or libc would load libnss_evil.so.2",
+        f"{LIB}/libnss_evil.so.2: torch, NVIDIA's libraries or libc load libnss_evil.so.2",
     ),
     "the loader finds another library": (
         with_cache(("libold.so.1", f"/{LIB}/libxfake.so.1"), OLD),
@@ -122,9 +122,12 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     "etc/ld.so.preload": (has("etc/ld.so.preload"), "etc/ld.so.preload: in a folder of the image"),
     "etc/ld.so.conf.d": (
         has("etc/ld.so.conf.d/0.conf"),
-        "etc/ld.so.conf.d/0.conf: /etc/ld.so.conf.d of the parent image accepts no new files",
+        "etc/ld.so.conf.d/0.conf: packages may add nothing to /etc/ld.so.conf.d",
     ),
-    "etc/ld.so.conf": (has("etc/ld.so.conf"), "etc/ld.so.conf: /etc/ld.so.conf is read by programs of the"),
+    "etc/ld.so.conf": (
+        has("etc/ld.so.conf"),
+        "etc/ld.so.conf: programs of the parent image read /etc/ld.so.conf",
+    ),
     # --- Python
     "sitecustomize": (
         has(f"{MODULES}/sitecustomize.py"),
@@ -157,11 +160,11 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a module of the standard library": (
         has("usr/lib/python3.11/torch.py"),
-        "usr/lib/python3.11/torch.py: /usr/lib/python3.11 of the parent image accepts no new files",
+        "usr/lib/python3.11/torch.py: packages may add nothing to /usr/lib/python3.11",
     ),
     "the standard library as an archive": (
         has("usr/lib/python311.zip"),
-        "usr/lib/python311.zip: /usr/lib/python311.zip is read by programs of the parent image",
+        "usr/lib/python311.zip: programs of the parent image read /usr/lib/python311.zip",
     ),
     # --- programs, compilers, shells, services
     "a program that hides one of the parent image": (
@@ -179,7 +182,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "options of the compiler": (
         has("usr/lib/gcc/x86_64-linux-gnu/12/specs"),
-        "usr/lib/gcc/x86_64-linux-gnu/12/specs: /usr/lib/gcc of the parent image accepts no new files",
+        "usr/lib/gcc/x86_64-linux-gnu/12/specs: packages may add nothing to /usr/lib/gcc",
     ),
     "a header before one of the parent image": (
         has("usr/include/x86_64-linux-gnu/stdio.h"),
@@ -187,11 +190,11 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "what shells run at their start": (
         has("etc/profile.d/z.sh"),
-        "etc/profile.d/z.sh: /etc/profile.d of the parent image accepts no new files",
+        "etc/profile.d/z.sh: packages may add nothing to /etc/profile.d",
     ),
     "what bash runs at its start": (
         has("etc/bash_completion.d/z"),
-        "etc/bash_completion.d/z: /etc/bash_completion.d is read by programs of the parent image",
+        "etc/bash_completion.d/z: programs of the parent image read /etc/bash_completion.d",
     ),
     "a completion for a program of the parent image": (
         has("usr/share/bash-completion/completions/env"),
@@ -199,9 +202,12 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "keys for SSH": (
         has("etc/ssh/authorized_keys"),
-        "etc/ssh/authorized_keys: /etc/ssh of the parent image accepts no",
+        "etc/ssh/authorized_keys: packages may add nothing to /etc/ssh",
     ),
-    "a configuration of NCCL": (has("etc/nccl.conf"), "etc/nccl.conf: /etc/nccl.conf is read by programs"),
+    "a configuration of NCCL": (
+        has("etc/nccl.conf"),
+        "etc/nccl.conf: programs of the parent image read /etc/nccl.conf",
+    ),
     "any file in /etc": (has("etc/any.conf"), "etc/any.conf: outside of the folders of OS packages"),
     # --- folders of the image
     "a file in the environment": (
@@ -287,6 +293,10 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     "another version of a package of the parent image": (
         rewritten(STATUS, b"Version: 2.36", b"Version: 2.99"),
         f"{STATUS}: libc6 of the parent image is changed",
+    ),
+    "a package of the parent image for another platform": (
+        has(STATUS, LAYER[STATUS].data + stanza("libc6", "2.36").replace("amd64", "i386").encode()),
+        f"{STATUS}: libc6 (i386) has the name of a package of the parent image",
     ),
     "a package is listed twice": (
         has(STATUS, LAYER[STATUS].data + stanza("tool", "9").encode()),

@@ -12,6 +12,7 @@ from tests.keys import UNKNOWN_KEY
 from tests.oci_samples import Member, tar_of
 from tests.projects import NAME, SITE, TAG, Bench, bench
 from tests.publisher import LABORATORY, Publisher, new_publisher
+from torchkiln.base.contents import parse_status
 from torchkiln.lock.lock import save
 from torchkiln.model.digest import Digest
 from torchkiln.model.project import ProjectLock
@@ -177,7 +178,8 @@ def scene(
     :param base: more files of the base, by path.
     """
     small = bench(folder, PYTHON, PACKAGES, {"torch": "torchrun"}, base)
-    small.cell = replace(small.cell, base=replace(small.cell.base, packages=()))  # it has no dpkg
+    installed = parse_status((base or {}).get("var/lib/dpkg/status", b"").decode())
+    small.cell = replace(small.cell, base=replace(small.cell.base, packages=installed))
     if settings:
         (small.project / "torchkiln.toml").write_text(settings)
     fsspec = small.wheel("fsspec", "3", "fsspec/__init__.py", "fsspec/new.py")

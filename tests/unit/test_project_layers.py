@@ -44,6 +44,7 @@ def below() -> Below:
         standard=frozenset({"json"}),
         libraries={},
         programs={},
+        folders=(),
         site=SITE,
         scripts="opt/venv/bin",
     )

@@ -91,7 +91,7 @@ def library_fault(name: str, below: Below, names: SystemNames) -> str:
     if name in names.libraries:
         return f"another {name}, which the parent image has as /{names.libraries[name]}"
     if _OPENED.fullmatch(name):
-        return f"torch, NVIDIA's libraries or libc would load {name} if it is there"
+        return f"torch, NVIDIA's libraries or libc load {name} if it exists"
     return ""
 
 

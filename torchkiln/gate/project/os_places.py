@@ -66,9 +66,9 @@ _AREAS = tuple(
         _Area(
             folder="usr/share",
             shared=r"X11|aclocal|appdata|applications|apport|bash-completion|binfmts|bug|cmake|common-licenses"
-            r"|dbus-1|debianutils|dict|doc(-base)?|font(s|config)|gdb|glib-2[.]0|icons|info|javascript|lintian|locale|man"
-            r"|menu|metainfo|mime|misc|nano|perl5|pixmaps|pkgconfig|polkit-1|python3|sgml|sounds|terminfo"
-            r"|themes|vim|xml|zoneinfo|zsh",
+            r"|dbus-1|debianutils|dict|doc(-base)?|font(s|config)|gdb|glib-2[.]0|icons|info|javascript|lintian"
+            r"|locale|man|menu|metainfo|mime|misc|nano|perl5|pixmaps|pkgconfig|polkit-1|python3|sgml|sounds"
+            r"|terminfo|themes|vim|xml|zoneinfo|zsh",
             refused=r"jupyter|ipython|python-wheels|ca-certificates|pam.*|.*nvidia.*|cuda.*",
         ),
         _Area(
@@ -113,9 +113,13 @@ def _fault_in(
 ) -> str:
     """The fault of a path in *area*; *top* is its part up to the name *first*."""
     if top in tree:
-        return "" if re.fullmatch(area.shared, first) else f"/{top} of the parent image accepts no new files"
+        return (
+            ""
+            if re.fullmatch(area.shared, first)
+            else f"packages may add nothing to /{top} of the parent image"
+        )
     if re.fullmatch(area.refused, first):
-        return f"/{top} is read by programs of the parent image"
+        return f"programs of the parent image read /{top}"
     if not deeper and kind != "folder" and not re.fullmatch(area.direct, first):
         return _OUTSIDE
     return ""

@@ -101,7 +101,10 @@ def _status(before: str, after: str, layer: OsLayer) -> Iterator[str]:
         for (name, architecture), fields in new.items()
         if (name, architecture) not in old
     }
+    known = {name for name, _ in old}
     for name, architecture in sorted(new.keys() - old.keys()):
+        if name in known:
+            yield f"{name} ({architecture}) has the name of a package of the parent image"
         if (status := new[name, architecture].get("status")) != INSTALLED:
             yield f"{name} is not installed: {status}"
     for name, version, architecture in sorted(added - layer.packages):
