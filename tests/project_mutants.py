@@ -323,7 +323,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     # --- the configuration
     "another entrypoint": (
         configured(Entrypoint=["/app/start"]),
-        "config: Entrypoint is ['/app/start']; the image",
+        "config: Entrypoint is ['/app/start']; the parent image has",
     ),
     "another user": (configured(User="1000"), "config: User is '1000'; the parent image has absent"),
     "no health check": (

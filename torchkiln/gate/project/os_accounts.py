@@ -53,8 +53,9 @@ def _faults(path: str, fields: list[str], ids: set[int]) -> Iterator[str]:
         yield "has a password"
     if path == "etc/passwd" and fields[6] not in _NO_SHELL:
         yield f"has the shell {fields[6]!r}"
-    if path in ("etc/group", "etc/gshadow") and fields[3]:
-        yield f"is a group with members: {fields[3][:80]}"
+    members = {"etc/group": fields[3:], "etc/gshadow": fields[2:]}.get(path, [])
+    if any(members):
+        yield f"is a group with members: {':'.join(members)[:80]}"
 
 
 def ids_of(before: Mapping[str, str], after: Mapping[str, str]) -> Ids:
