@@ -149,8 +149,8 @@ def _hints(result: GateResult, given: GivenOptions) -> Iterator[str]:
         return
     if project.changed_by_packages:
         yield (
-            "remove the packages of these files from apt in the project's settings, lock and build the project"
-            " again; or push it without the gate: torchkiln push"
+            "remove the packages of these files from apt in the project's settings, lock and build the"
+            " project again; or push it without the gate: torchkiln push"
         )
     elif project.changed:
         yield "remove what is listed above, and build the project again: torchkiln build --project DIR"

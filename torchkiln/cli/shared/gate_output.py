@@ -39,6 +39,7 @@ _NOT_PROVED = {
     "variables": "with variables that the parent image does not have",
     "may_be_missing": "without what may be missing",
 }
+_NAMED = 20  # names in a line; more are counted
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
 reports_option = click.option(
     "--report",
@@ -105,7 +106,9 @@ def show(result: GateResult) -> None:
     _show(result)
     if result.project is not None:
         for what, names in not_proved(result.project).items():
-            click.echo(printable(f"not proved: {_NOT_PROVED[what]}: {', '.join(names)}"), err=True)
+            more = f", and {len(names) - _NAMED} more (--json)" if len(names) > _NAMED else ""
+            text = f"not proved: {_NOT_PROVED[what]}: {', '.join(names[:_NAMED])}{more}"
+            click.echo(printable(text), err=True)
 
 
 def _show(result: GateResult) -> None:
