@@ -73,6 +73,7 @@ BASE: Mapping[str, bytes] = {
     "usr/lib/gcc/x86_64-linux-gnu/12/cc1": b"",
     "usr/lib/python3.11/os.py": b"",
     f"{MODULES}/known.py": b"",
+    f"{LIB}/perl-base/strict.pm": b"",
     "usr/share/doc/libc6/copyright": b"",
 }
 _LIST = b"/.\n/usr/bin/tool\n/usr/share/tool\n/usr/share/tool/one\n"
@@ -82,6 +83,7 @@ LAYER: Mapping[str, Member] = {
     for member in (
         Member(name=CACHE, data=loader_cache(NEW, OLD)),
         Member(name="etc/group", data=BASE["etc/group"] + b"tool:x:101:\n"),
+        Member(name="etc/gitconfig", data=b'[filter "lfs"]\n\tclean = git-lfs clean -- %f\n'),
         Member(name="etc/tool/tool.conf", data=b"x", uid=102, gid=101, mode=0o640),
         Member(
             name="etc/passwd",

@@ -150,6 +150,10 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         has(f"{MODULES}/known/__init__.py"),
         f"{MODULES}/known/__init__.py: known is a module of the parent image",
     ),
+    "byte-code of a module of the parent image": (
+        has(f"{MODULES}/__pycache__/known.cpython-311.pyc"),
+        f"{MODULES}/__pycache__/known.cpython-311.pyc: known is a module of the parent image",
+    ),
     "metadata of torch": (
         has(f"{MODULES}/torch-9.egg-info/PKG-INFO"),
         f"{MODULES}/torch-9.egg-info/PKG-INFO: metadata of torch, which is fixed",
@@ -186,7 +190,15 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a header before one of the parent image": (
         has("usr/include/x86_64-linux-gnu/stdio.h"),
-        "usr/include/x86_64-linux-gnu/stdio.h: compilers could find it in place of /usr/include/stdio.h",
+        "usr/include/x86_64-linux-gnu/stdio.h: could be found in place of /usr/include/stdio.h",
+    ),
+    "a module before one of perl": (
+        has("usr/share/perl5/strict.pm"),
+        "usr/share/perl5/strict.pm: could be found in place of /usr/lib/x86_64-linux-gnu/perl-base/strict.pm",
+    ),
+    "programs that git runs": (
+        has("etc/gitconfig", b"[core]\n\tfsmonitor = /usr/bin/tool\n"),
+        "etc/gitconfig: not a line of git-lfs: '[core]'",
     ),
     "what shells run at their start": (
         has("etc/profile.d/z.sh"),

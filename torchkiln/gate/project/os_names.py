@@ -15,8 +15,13 @@ _PROGRAM = re.compile(r"(usr/(?:bin|sbin|games))/([^/]+)")
 # Programs of CUDA and the driver; torch and triton look for some of them on PATH.
 _OF_CUDA = re.compile(r"nvcc|ptxas|nvlink|nvdisasm|cuobjdump|fatbinary|cicc|nvidia-.*|cuda-.*")
 _COMPLETION = re.compile(r"usr/share/bash-completion/completions/_?([^/]+?)(\.bash)?")
-_HEADER = re.compile(r"usr/include/(?:[a-z0-9_]+-linux-gnu/)?(?:c\+\+/[^/]+/)?(.+)")
+# What compilers and perl find in the first of several folders.
+_FOUND_FIRST = (
+    re.compile(r"usr/(include)/(?:[a-z0-9_]+-linux-gnu/)?(?:c\+\+/[^/]+/)?(.+)"),
+    re.compile(r"usr/(?:share|lib/[^/]+)/(perl)(?:5|-base)?(?:/[0-9.]+)?/(.+)"),
+)
 _MODULES = "usr/lib/python3/dist-packages/"
+_PYC = re.compile(r"__pycache__/([^/.]+)\.[^/]*pyc")
 _LIBRARY = re.compile(r"[^/]+\.(so(\..*)?|a|o|la)")
 # Where the loader and linkers search; elsewhere only names that begin as those of libraries matter.
 _SEARCHED = re.compile(r"(usr/lib/([a-z0-9_]+-linux-gnu/)?[^/]+)|(.*/)?(lib|ld-)[^/]*")
@@ -37,7 +42,7 @@ class SystemNames:
     """Names that files of the parent image have outside of the environment."""
 
     libraries: Mapping[str, str]  # name -> path
-    headers: Mapping[str, str]  # path in a folder of headers -> path
+    first: Mapping[tuple[str, str], str]  # kind and path in one of several folders -> path
     modules: frozenset[str]  # top-level modules of the system's Python
     programs: frozenset[str]  # names of programs in any folder of PATH
 
@@ -45,12 +50,11 @@ class SystemNames:
     def of(cls, below: Below) -> SystemNames:
         """Those of the parent image *below*."""
         paths = [path for path in below.tree if not path.startswith(f"{below.prefix}/")]
-        headers = {found[1]: path for path in paths if (found := _HEADER.fullmatch(path))}
         inside = (path[len(_MODULES) :] for path in paths if path.startswith(_MODULES))
         folders = {*below.folders, below.scripts}
         return cls(
             libraries={name: path for path in paths if _LIBRARY.fullmatch(name := posixpath.basename(path))},
-            headers=headers,
+            first={key: path for path in paths if (key := _found_first(path))},
             modules=frozenset(filter(None, map(module_of, inside))),
             programs=frozenset(
                 posixpath.basename(path) for path in below.tree if posixpath.dirname(path) in folders
@@ -76,8 +80,8 @@ def name_faults(path: str, kind: str, entry_points: str, below: Below, names: Sy
         yield from _program(found[1], found[2], below)
     elif (found := _COMPLETION.fullmatch(path)) and found[1] in names.programs:
         yield f"bash runs it to complete {found[1]}, a program of the parent image"
-    elif (found := _HEADER.fullmatch(path)) and found[1] in names.headers:
-        yield f"compilers could find it in place of /{names.headers[found[1]]}"
+    elif (key := _found_first(path)) and key in names.first:
+        yield f"could be found in place of /{names.first[key]}"
 
 
 def library_fault(name: str, below: Below, names: SystemNames) -> str:
@@ -95,6 +99,14 @@ def library_fault(name: str, below: Below, names: SystemNames) -> str:
     return ""
 
 
+def _found_first(path: str) -> tuple[str, str] | None:
+    """The kind of *path*, and its part below the folders of that kind."""
+    for pattern in _FOUND_FIRST:
+        if found := pattern.fullmatch(path):
+            return found[1], found[2]
+    return None
+
+
 def _program(folder: str, name: str, below: Below) -> Iterator[str]:
     if _OF_CUDA.fullmatch(name):
         yield f"{name} is a program of CUDA or the driver"
@@ -106,7 +118,9 @@ def _program(folder: str, name: str, below: Below) -> Iterator[str]:
 
 def _module(inside: str, kind: str, entry_points: str, below: Below, names: SystemNames) -> Iterator[str]:
     """Faults of a module of the system's Python, which that of the environment imports, too."""
-    module, package = module_of(inside, kind), distribution_of(inside)
+    compiled = _PYC.fullmatch(inside)
+    module = compiled[1] if compiled else module_of(inside, kind)
+    package = distribution_of(inside)
     if starts(inside, kind) or module in _IMPORTED_AT_START:
         yield "Python runs it at each start"
     elif module and module in below.modules:

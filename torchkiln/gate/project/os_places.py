@@ -29,7 +29,7 @@ _FOLDERS = re.compile(
 _READ = (
     r"gcc(-cross)?|gconv|locale|ldscripts|bfd-plugins|compat-ld|gold-ld|audit|security|sasl2|krb5|ssl"
     r"|engines-[\d.]+|ossl-modules|glibc-hwcaps|tls|haswell|avx512_1|xeon_phi|x86_64|python[\d.]*(\.zip)?"
-    r"|apt|dpkg|git-core|openssh|sudo|coreutils|.*nvidia.*|cuda.*"
+    r"|pkcs11|p11-kit.*|apt|dpkg|git-core|openssh|sudo|coreutils|.*nvidia.*|cuda.*"
 )
 _NEVER = re.compile(
     rf"usr/include/({_TRIPLET}/)?(c\+\+|python[^/]*)(/.*)?|usr/(bin|sbin|games)/[^/]+/.+"
@@ -66,17 +66,17 @@ _AREAS = tuple(
         _Area(
             folder="usr/share",
             shared=r"X11|aclocal|appdata|applications|apport|bash-completion|binfmts|bug|cmake|common-licenses"
-            r"|dbus-1|debianutils|dict|doc(-base)?|font(s|config)|gdb|glib-2[.]0|icons|info|javascript|lintian"
+            r"|dbus-1|debianutils|dict|doc(-base)?|font(s|config)|glib-2[.]0|icons|info|javascript|lintian"
             r"|locale|man|menu|metainfo|mime|misc|nano|perl5|pixmaps|pkgconfig|polkit-1|python3|sgml|sounds"
             r"|terminfo|themes|vim|xml|zoneinfo|zsh",
-            refused=r"jupyter|ipython|python-wheels|ca-certificates|pam.*|.*nvidia.*|cuda.*",
+            refused=r"jupyter|ipython|python-wheels|ca-certificates|p11-kit|pam.*|.*nvidia.*|cuda.*",
         ),
         _Area(
             folder="etc",
             shared=r"X11|alternatives|apparmor[.]d|cron[.].+|dbus-1|default|fonts|init[.]d|kernel|logcheck"
             r"|logrotate[.]d|modprobe[.]d|rc[0-6S][.]d|sysctl[.]d|systemd|terminfo|tmpfiles[.]d|udev|ufw|xdg",
             refused=r".*nvidia.*|(cuda|cufile|nccl|python|bash|profile|ld[.]so|sudo|pam[.]).*|conda|pip|uv"
-            r"|jupyter|ipython|perl|ssh|ssl|gss|security|skel|ca-certificates|apt|dpkg",
+            r"|jupyter|ipython|perl|ssh|ssl|gss|pkcs11|security|skel|ca-certificates|apt|dpkg",
             direct=r"(sensors3|libao|fuse|idmapd|smi|tidy|manpath)[.](conf|config)|gitconfig|vdpau_wrapper[.]cfg"
             r"|mailcap([.]order)?|magic([.]mime)?|papersize|paperspecs|wgetrc|odbc(inst)?[.]ini|localtime"
             r"|timezone|locale[.](alias|gen)|rpc|services|protocols|ethertypes",

@@ -28,6 +28,11 @@ _DIVERSIONS = "var/lib/dpkg/diversions"
 _OVERRIDES = "var/lib/dpkg/statoverride"
 _DEBCONF = re.compile(r"var/cache/debconf/(config|templates)\.dat")
 _LINES = re.compile(r"var/lib/ucf/(hashfile|registry)(\.\d)?|etc/shells|var/lib/shells\.state")
+_GITCONFIG = "etc/gitconfig"  # git would run programs that it names
+_OF_GIT_LFS = re.compile(
+    r'\[filter "lfs"\]|\s*(clean = git-lfs clean -- %f|smudge = git-lfs smudge -- %f'
+    r"|process = git-lfs filter-process|required = true)|"
+)
 _LIBRARIES = ("/lib/", "/usr/lib/")
 
 
@@ -35,7 +40,7 @@ def is_state(path: str) -> bool:
     """Whether the content of *path* is compared."""
     patterns = (_TRIGGERS, _ALTERNATIVES, _DEBCONF, _LINES)
     return (
-        path in (STATUS, LOADER_CACHE, _OVERRIDES, _DIVERSIONS)
+        path in (STATUS, LOADER_CACHE, _OVERRIDES, _DIVERSIONS, _GITCONFIG)
         or path in os_accounts.PATHS
         or any(pattern.fullmatch(path) for pattern in patterns)
     )
@@ -77,6 +82,9 @@ def _text(path: str, before: str, after: str, layer: OsLayer, below: Below) -> I
         yield from _diversions(before, after, layer, below)
     elif not _has_lines(after, before):
         yield "lines of the parent image are changed, removed or in another order"
+    elif path == _GITCONFIG:
+        lines = (line for line in after.split("\n") if not _OF_GIT_LFS.fullmatch(line))
+        yield from (f"not a line of git-lfs: {line[:80]!r}" for line in lines)
     elif _TRIGGERS.fullmatch(path):
         yield from _triggers(before, after, layer)
     elif path == _OVERRIDES:
