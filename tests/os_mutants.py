@@ -162,6 +162,10 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         has(f"{MODULES}/x-1.egg-info/entry_points.txt", b"[torch.backends]\nx = x:load\n"),
         f"{MODULES}/x-1.egg-info/entry_points.txt: torch or triton load it when they are imported: torch.b",
     ),
+    "a plugin that torch loads, by a hard link": (
+        has(f"{MODULES}/y-1.egg-info/entry_points.txt", b"", link="usr/share/tool/00", kind=HARD),
+        f"{MODULES}/y-1.egg-info/entry_points.txt: a hard link to metadata of a package",
+    ),
     "a module of the standard library": (
         has("usr/lib/python3.11/torch.py"),
         "usr/lib/python3.11/torch.py: packages may add nothing to /usr/lib/python3.11",

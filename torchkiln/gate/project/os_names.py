@@ -127,6 +127,8 @@ def _module(inside: str, kind: str, entry_points: str, below: Below, names: Syst
         yield f"could be imported in place of {module}"
     elif module and module in names.modules:
         yield f"{module} is a module of the parent image"
+    if package and kind != "file":
+        yield f"a {kind} to metadata of a package"
     if package in below.fixed:
         yield f"metadata of {package}, which is fixed"
     if package and (groups := loaded_groups(entry_points)):

@@ -23,7 +23,8 @@ from torchkiln.oci.opening import open_layer
 from torchkiln.oci.tar_names import LayerPaths
 from torchkiln.oci.tar_reader import Stream, TarEntry, TarReader, pieces_of
 
-_TEXTS = re.compile(r"[^/]*\.(dist-info|egg-info)/(RECORD|METADATA|entry_points\.txt)")
+# Python finds metadata in folders with such a name in any case.
+_TEXTS = re.compile(r"[^/]*\.((?i:dist-info|egg-info))/(RECORD|METADATA|entry_points\.txt)")
 _TEXT_LIMIT = 16 << 20  # bytes
 _FILES_LIMIT = 256 << 20  # bytes of all files whose content is compared
 _ELF, _ELF_LIMIT = b"\x7fELF", 512 << 20  # bytes; libLLVM has 110 million
@@ -63,6 +64,8 @@ def read_layer(layer: LayerOnDisk, *, system: bool = False) -> UpperLayer:
             for entry in tar:
                 if system or entry.kind != "hard link":  # refused as such in other layers
                     faults += paths.add(entry)
+                if entry.size > _TEXT_LIMIT and _TEXTS.search(entry.path):
+                    faults.append(f"{entry.path}: has more than {_TEXT_LIMIT >> 20} MiB")
                 entries.append(_listed(entry, kept.read(entry, tar)))
     except (OSError, ValueError) as error:
         raise VerificationFailed(f"{layer.path.name}: {printable(str(error))}") from error
