@@ -57,7 +57,7 @@ def state_faults(path: str, layer: OsLayer, below: Below, names: SystemNames) ->
         yield f"/{PROJECT_JSON} lists no package {found[1]}"
     if not is_state(path):
         return
-    if path not in layer.files:
+    if path not in layer.files or (path in below.tree and path not in layer.below):
         yield "not a regular file, or too large"
         return
     before, after = layer.below.get(path, b""), layer.files[path]
