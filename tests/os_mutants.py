@@ -75,6 +75,14 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         has(f"{LIB}/libnew.so.1.9", library("libold.so.1")),
         f"{LIB}/libnew.so.1.9: a library with the SONAME libold.so.1: another libold.so.1",
     ),
+    "a file whose name is that of a library for the loader": (
+        has(f"{LIB}/libold.so.01"),
+        f"{LIB}/libold.so.01: another libold.so.1, which the parent image has as /{LIB}/libold.so.1",
+    ),
+    "the loader finds another library by an equal name": (
+        with_cache(("libold.so.01", f"/{LIB}/libxfake.so.1"), OLD),
+        f"{CACHE}: libold.so.1 would be loaded from {LIB}/libxfake.so.1, not from {LIB}/libold.so.1",
+    ),
     "a library that only ldconfig could read": (
         has(f"{LIB}/libnew.so.1", library("libnew.so.1")[:150]),
         f"{LIB}/libnew.so.1: a library that cannot be read",

@@ -5,6 +5,7 @@ The format is that of glibc 2.2 and later: a header, entries that refer to texts
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping
 
@@ -12,6 +13,7 @@ PATH = "etc/ld.so.cache"
 LIMIT = 16 << 20  # bytes; with a thousand libraries it has 60,000
 _MAGIC = b"glibc-ld.so.cache1.1"
 _HEADER = struct.Struct("<20sII16x4x")  # magic, entries, bytes of texts
+_NUMBER = re.compile(r"[0-9]+")
 _LONGEST = 4096  # bytes of a path
 _ENTRY = struct.Struct("<iIIIQ")  # flags, offsets of name and path, version of the kernel, capabilities
 
@@ -38,13 +40,29 @@ def parse_cache(data: bytes) -> LoaderCache:
 
 def changed_libraries(before: LoaderCache, after: LoaderCache) -> Iterator[str]:
     """The libraries of *before* that the loader would not find, or elsewhere, as sentences."""
-    for name, paths in sorted(before.items()):
-        now = after.get(name, ())
+    new = _by_key(after)
+    for name, paths in sorted(_by_key(before).items()):
+        now = new.get(name, [])
         if not now:
             yield f"{name} would no longer be found"
         elif now != paths:
             other = next((path for path in now if path not in paths), now[0])
             yield f"{name} would be loaded from {other.lstrip('/')}, not from {paths[0].lstrip('/')}"
+
+
+def name_key(library: str) -> str:
+    """The name *library* as the loader compares it in the cache: libc.so.06 is libc.so.6.
+
+    It compares numbers by their value, of 32 bits.
+    """
+    return _NUMBER.sub(lambda found: str(int(found[0]) & 0xFFFFFFFF), library)
+
+
+def _by_key(cache: LoaderCache) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, paths in cache.items():
+        found.setdefault(name_key(name), []).extend(paths)
+    return found
 
 
 def _text(data: bytes, offset: int) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from torchkiln.base.loader_cache import name_key
 from torchkiln.base.package_paths import is_of_wheels, path_fault, pth_file
 from torchkiln.gate.project.entries import Below
 from torchkiln.gate.project.names import distribution_of, loaded_groups, module_of, starts
@@ -41,7 +42,7 @@ _IMPORTED_AT_START = frozenset({"apport_python_hook"})
 class SystemNames:
     """Names that files of the parent image have outside of the environment."""
 
-    libraries: Mapping[str, str]  # name -> path
+    libraries: Mapping[str, str]  # name, as the loader compares it -> path
     first: Mapping[tuple[str, str], str]  # kind and path in one of several folders -> path
     modules: frozenset[str]  # top-level modules of the system's Python
     programs: frozenset[str]  # names of programs in any folder of PATH
@@ -53,7 +54,9 @@ class SystemNames:
         inside = (path[len(_MODULES) :] for path in paths if path.startswith(_MODULES))
         folders = {*below.folders, below.scripts}
         return cls(
-            libraries={name: path for path in paths if _LIBRARY.fullmatch(name := posixpath.basename(path))},
+            libraries={
+                name_key(name): path for path in paths if _LIBRARY.fullmatch(name := posixpath.basename(path))
+            },
             first={key: path for path in paths if (key := _found_first(path))},
             modules=frozenset(filter(None, map(module_of, inside))),
             programs=frozenset(
@@ -86,10 +89,11 @@ def name_faults(path: str, kind: str, entry_points: str, below: Below, names: Sy
 
 def library_fault(name: str, below: Below, names: SystemNames) -> str:
     """Why no package may have a library *name*, or one with that SONAME; empty if one may."""
+    name, written = name_key(name), name
     if path_fault(name):
         return path_fault(name)
-    if name in below.libraries:
-        return f"another {name}, which the parent image has from {below.libraries[name]}"
+    if package := below.libraries.get(name) or below.libraries.get(written):
+        return f"another {name}, which the parent image has from {package}"
     if is_of_wheels(name):
         return f"{name} is the name of a library in the wheels of torch or NVIDIA"
     if name in names.libraries:
