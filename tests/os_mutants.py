@@ -248,6 +248,11 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     # --- entries
     "set-user-ID": (has("usr/bin/su2", mode=0o4755), "usr/bin/su2: has the mode 4755"),
     "set-group-ID": (has("usr/bin/agent", mode=0o2755), "usr/bin/agent: has the mode 2755"),
+    "a file that its group may write": (has("etc/tool/x", mode=0o664), "etc/tool/x: has the mode 0664"),
+    "a folder that everyone may write": (
+        changed(Member(name="var/lib/x", kind=b"5", mode=0o777)),
+        "var/lib/x: has the mode 0777",
+    ),
     "file capabilities": (
         has("usr/bin/ping", mode=0o755, xattrs=("security.capability",)),
         "usr/bin/ping: has extended attributes",
