@@ -32,6 +32,8 @@ class Member:
     link: str = ""
     mode: int = 0o644
     uid: int = 0
+    gid: int = 0
+    xattrs: tuple[str, ...] = ()
     kind: bytes = b""
 
 
@@ -42,6 +44,8 @@ def tar_of(members: Iterable[Member], *, form: int = tarfile.PAX_FORMAT) -> byte
         for member in members:
             info = tarfile.TarInfo(member.name.rstrip("/") if member.name.endswith("/") else member.name)
             info.mode, info.uid, info.mtime, info.size = member.mode, member.uid, EPOCH, len(member.data)
+            info.gid = member.gid
+            info.pax_headers = {f"SCHILY.xattr.{name}": "x" for name in member.xattrs}
             if member.name.endswith("/"):
                 info.type, info.mode = tarfile.DIRTYPE, 0o755
             elif member.link:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from tests.keys import UNKNOWN_KEY
 from tests.oci_samples import Member, tar_of
 from tests.projects import NAME, SITE, TAG, Bench, bench
 from tests.publisher import LABORATORY, Publisher, new_publisher
+from torchkiln.base.contents import parse_status
 from torchkiln.lock.lock import save
 from torchkiln.model.digest import Digest
 from torchkiln.model.project import ProjectLock
@@ -123,7 +124,7 @@ class Scene:
         image, layout = self.image, open_layout(self.small.layout)
         rows = [(layer.digest, layer.size, layer.diff_id) for layer in image.layers]
         for tar in filter(None, layers):
-            rows.append(self._stored(tar))
+            rows.append(self.stored(tar))
         rows = order(rows)
         document = json.loads(image.config_path.read_bytes())
         document["rootfs"]["diff_ids"] = [diff_id for _, _, diff_id in rows]
@@ -141,9 +142,10 @@ class Scene:
 
     def layer(self, *members: Member) -> Any:
         """The layer of *members*: digest, size, diff_id."""
-        return self._stored(tar_of(members))
+        return self.stored(tar_of(members))
 
-    def _stored(self, tar: bytes) -> tuple[Digest, int, Digest]:
+    def stored(self, tar: bytes) -> tuple[Digest, int, Digest]:
+        """The layer *tar*, whose blob is in the layout."""
         blob, encoded = encode_bytes(tar)
         open_layout(self.small.layout).blob(encoded.digest).write_bytes(blob)
         return encoded.digest, encoded.size, encoded.diff_id
@@ -169,10 +171,15 @@ def scene(
     wheels: Callable[[Bench], Iterable[Path]] = lambda _: (),
     settings: str = "",
     change: Callable[[Bench, ProjectLock], ProjectLock] = lambda _, lock: lock,
+    base: Mapping[str, bytes] | None = None,
 ) -> Scene:
-    """A built project that replaces fsspec, and adds *wheels*; *change* changes its lock."""
-    small = bench(folder, PYTHON, PACKAGES, {"torch": "torchrun"})
-    small.cell = replace(small.cell, base=replace(small.cell.base, packages=()))  # it has no dpkg
+    """A built project that replaces fsspec, and adds *wheels*; *change* changes its lock.
+
+    :param base: more files of the base, by path.
+    """
+    small = bench(folder, PYTHON, PACKAGES, {"torch": "torchrun"}, base)
+    installed = parse_status((base or {}).get("var/lib/dpkg/status", b"").decode())
+    small.cell = replace(small.cell, base=replace(small.cell.base, packages=installed))
     if settings:
         (small.project / "torchkiln.toml").write_text(settings)
     fsspec = small.wheel("fsspec", "3", "fsspec/__init__.py", "fsspec/new.py")

@@ -159,6 +159,18 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         f"{SITE}/fsspec-3.dist-info/entry_points.txt: torch or triton load it when they are imported:"
         " torch.backends",
     ),
+    "a plugin that torch loads, by metadata in another case": (
+        on_top(adds("app/x-1.Dist-Info/entry_points.txt", b"[[torch.backends]]\nx = x:load\n")),
+        "app/x-1.Dist-Info/entry_points.txt: torch or triton load it when they are imported: torch.backends",
+    ),
+    "a plugin that torch loads, by a link to metadata": (
+        on_top(links("app/x-1.dist-info", "x", LINK)),
+        "app/x-1.dist-info: a link to metadata of a package",
+    ),
+    "a plugin that torch loads, in a large file": (
+        on_top(adds("app/x-1.dist-info/entry_points.txt", b"[torch.backends]\n" + bytes(16 << 20))),
+        "app/x-1.dist-info/entry_points.txt: has more than 16 MiB",
+    ),
     # --- CUDA's libraries
     "another libcudart": (
         on_top(recorded(f"{SITE}/nvidia/cuda_runtime/lib/libcudart.so.12")),
@@ -323,7 +335,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     # --- the configuration
     "another entrypoint": (
         configured(Entrypoint=["/app/start"]),
-        "config: Entrypoint is ['/app/start']; the parent image",
+        "config: Entrypoint is ['/app/start']; the parent image has",
     ),
     "another user": (configured(User="1000"), "config: User is '1000'; the parent image has absent"),
     "no health check": (

@@ -120,18 +120,20 @@ def bench(
     python: str = "",
     packages: Mapping[tuple[str, str], tuple[str, ...]] = PARENT,
     launchers: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Bench:
     """A cell whose base is `tiny_root`, with *packages*, and a project with train.py.
 
     :param python: a shell script in place of the image's Python; empty: there is none.
     :param launchers: by package, the name of a script that starts it.
+    :param files: more files of the base, by path.
     """
     made = Bench(folder=folder, cell=locked(), index=FakeIndex([]))
     wheels = [
         made.wheel(name, version, *paths, console=_console(name, launchers or {}))
         for (name, version), paths in packages.items()
     ]
-    blob, encoded = encode_bytes(_base(folder / "root", python))
+    blob, encoded = encode_bytes(_base(folder / "root", python, files or {}))
     temporary = made.store.temporary("base")
     temporary.write_bytes(blob)
     made.store.adopt(temporary, made.store.blob(encoded.digest))
@@ -155,8 +157,12 @@ def _console(name: str, launchers: Mapping[str, str]) -> tuple[tuple[str, str], 
     return ((launchers[name], f"{name}:main"),) if name in launchers else ()
 
 
-def _base(root: Path, python: str) -> bytes:
+def _base(root: Path, python: str, files: Mapping[str, bytes]) -> bytes:
     tiny_root(root)
+    for path, data in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+        (root / path).chmod(0o644)
     if python:
         program = root / "opt/venv/bin/python"
         program.parent.mkdir(parents=True)

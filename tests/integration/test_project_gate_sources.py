@@ -13,80 +13,64 @@ from unittest.mock import patch
 import pytest
 
 from tests.layers import sha256
-from tests.oci_samples import Member, tar_of
+from tests.oci_samples import Member
+from tests.os_layers import BASE, DEBS, changed, with_packages
 from tests.project_gate import Scene, scene
-from tests.projects import NAME, Bench
+from tests.projects import NAME, TAG, Bench
 from tests.servers.registry_server import RegistryServer
 from tests.wheels import make_wheel
 from torchkiln.build import project as project_build
 from torchkiln.compare.images import contents_of
-from torchkiln.model.apt import LockedApt
+from torchkiln.gate.project import read
+from torchkiln.gate.project.entries import Changes
+from torchkiln.gate.project.layers import changes
 from torchkiln.model.cell import Source
-from torchkiln.model.lock import DebFile
 from torchkiln.model.project import PROJECT_JSON, BuiltFrom, Origin, ProjectLock
-from torchkiln.oci.encode import encode_bytes
-
-DEBS = tuple(
-    DebFile(name=name, version=version, architecture="amd64", source=name, size=100, sha256=letter * 64)
-    for name, version, letter in (("libxfake1", "1.0", "a"), ("tool", "1:2.0", "b"))
-)
-STATUS = "".join(
-    f"Package: {deb.name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: {deb.version}\n\n"
-    for deb in DEBS
-)
-FILES = 30  # in the packages
-
-
-def with_packages(small: Bench, lock: ProjectLock) -> ProjectLock:
-    """*lock* with two OS packages, whose layer is in the cache."""
-    folders = ("usr", "usr/share", "usr/share/tool", "var", "var/lib", "var/lib/dpkg")
-    tar = tar_of(
-        [
-            *(Member(name=f"{folder}/") for folder in folders),
-            *(Member(name=f"usr/share/tool/{number:02}", data=b"x") for number in range(FILES)),
-            Member(name="var/lib/dpkg/status", data=STATUS.encode()),
-        ]
-    )
-    blob, encoded = encode_bytes(tar)
-    temporary = small.store.temporary("apt")
-    temporary.write_bytes(blob)
-    small.store.adopt(temporary, small.store.blob(encoded.digest))
-    apt = LockedApt(
-        os="debian12",
-        requested=("tool",),
-        base=small.cell.base.digest,
-        debs=DEBS,
-        encoder=small.cell.base.encoder,
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
-    )
-    return replace(lock, apt=apt)
 
 
 @pytest.fixture(scope="module", name="packaged")
 def a_scene_with_packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with patch.object(project_build, "ensure_apt", lambda apt, *_, **_named: apt):
-        yield scene(tmp_path_factory.mktemp("packages"), change=with_packages)
+        yield scene(tmp_path_factory.mktemp("packages"), change=with_packages, base=BASE)
 
 
-REFUSED = "OS packages are not accepted in the image of a project: libxfake1 1.0, tool 1:2.0\n"
+NAMED = "libxfake1 1.0, tool 1:2.0"
 
 
-def test_os_packages_are_refused_by_name(packaged: Scene) -> None:
-    """And their files are counted, not all listed."""
+def test_os_packages_are_cleared(packaged: Scene) -> None:
+    """The result names them: no check proves that they work."""
     code, out, messages = packaged.judged(packaged.image)
 
-    assert (code, out) == (7, ""), messages
-    assert f"  layers: {REFUSED}" in messages
-    assert "  layers: usr/share/tool/00: outside of /app and /opt/venv\n" in messages
-    assert messages.count(": outside of ") == 20
-    assert "  layers: 16 more outside of /app and /opt/venv\n" in messages
+    assert (code, out) == (0, f"{packaged.image.manifest}\n"), messages
+    assert f"not proved: with OS packages that the parent image does not have: {NAMED}\n" in messages
+
+
+def test_libraries_that_may_be_missing_are_named(packaged: Scene) -> None:
+    """Also those that an OS package would provide."""
+    code, _, messages = packaged.judged(packaged.image, run={"may_lack": ("libx.so.1",)})
+
+    assert code == 0, messages
+    assert "not proved: without what may be missing: libx.so.1\n" in messages
+
+
+def test_many_faults_are_counted(packaged: Scene) -> None:
+    """One of each package first; the hint is about the packages."""
+    files = [Member(name=f"etc/profile.d/{number:02}.sh", data=b"x") for number in range(30)]
+    lists = Member(name="var/lib/dpkg/info/tool.list", data=b"/etc/profile.d/29.sh\n")
+
+    code, out, messages = packaged.judged(changed(*files, lists)(packaged))
+
+    found = [line for line in messages.splitlines() if line.startswith("  layers: ")]
+    where = "packages may add nothing to /etc/profile.d of the parent image"
+    assert (code, out) == (7, "")
+    assert found[0] == f"  layers: etc/profile.d/29.sh: {where} (package tool)"
+    assert found[1] == f"  layers: etc/profile.d/00.sh: {where}"
+    assert found[20:] == ["  layers: 10 more faults of OS packages"]
+    assert "remove the packages of these files from apt in the project's settings" in messages
 
 
 def test_os_packages_that_project_json_does_not_list_are_refused(packaged: Scene) -> None:
-    """Their files are in no folder of a project."""
+    """Without a package their layer is one of code."""
     top = packaged.layer(
         Member(name="etc/"), Member(name="etc/torchkiln/"), Member(name=PROJECT_JSON, data=unlisted(packaged))
     )
@@ -95,8 +79,8 @@ def test_os_packages_that_project_json_does_not_list_are_refused(packaged: Scene
     code, _, messages = packaged.judged(image)
 
     assert code == 7
-    assert REFUSED not in messages
-    assert "  layers: var/lib/dpkg/status: outside of" in messages or "16 more outside of" in messages
+    assert "  layers: etc/ld.so.cache: outside of /app and /opt/venv\n" in messages
+    assert messages.count(": outside of ") == 20
 
 
 def unlisted(there: Scene) -> bytes:
@@ -107,37 +91,61 @@ def unlisted(there: Scene) -> bytes:
     return json.dumps(document).encode()
 
 
-def test_publish_refuses_os_packages(packaged: Scene) -> None:
+def test_os_packages_are_published_and_verified(packaged: Scene) -> None:
+    """`verify --full` reads the layers again, also on the parent image if the repository has it."""
     with RegistryServer() as server:
         code, _, messages = published(packaged, server)
-        assert code == 7, messages
-        assert REFUSED in messages
-        assert not server.repository("team/app").manifests
-
-
-def test_an_override_publishes_os_packages(packaged: Scene) -> None:
-    """Its SBOM is compared with the layers by `verify --full`; the decision is not a pass."""
-    with RegistryServer() as server:
-        code, _, messages = published(packaged, server, "--override", "for a demonstration")
         assert code == 0, messages
-        done = packaged.publisher.run(
-            "verify",
-            f"{server.host}/team/app:{NAME}",
-            *packaged.publisher.keys,
-            *("--suite", str(packaged.publisher.suite), "--full"),
-        )
-        assert "published with --override: for a demonstration" in done.output
-        assert "SPDX and CycloneDX match the image" in done.output
+        alone = verified(packaged, server)
+        code, _, messages = published(packaged, server, ref=TAG, reports=(packaged.parent_report(),))
+        assert code == 0, messages
+        beside = verified(packaged, server)
+
+    for code, text in (alone, beside):
+        assert code == 0, text
+        assert "SPDX and CycloneDX match the image" in text
+    assert "and the other layers do not change it" in beside[1]
 
 
-def published(there: Scene, server: RegistryServer, *more: str) -> tuple[int, str, str]:
-    """`publish` with signed reports of both images."""
+def test_verify_full_reads_the_layer_of_os_packages(packaged: Scene) -> None:
+    """A publisher's key can sign a decision about an image that the gate refuses."""
+    image = changed(Member(name="etc/profile.d/x.sh", data=b"x"))(packaged)
+    reports = (packaged.parent_report(), packaged.signed(packaged.report(image)))
+    with RegistryServer() as server, patch.object(read, "changes", harmless):
+        for ref, files in ((TAG, reports[:1]), ("mutant", reports)):
+            code, _, messages = published(packaged, server, ref=ref, reports=files)
+            assert code == 0, messages
+        with patch.object(read, "changes", changes):
+            code, text = verified(packaged, server)
+
+    assert code == 12
+    assert "below: etc/profile.d/x.sh: packages may add nothing to /etc/profile.d" in text
+
+
+def harmless(*layers: Any) -> Changes:
+    """In place of what the gate finds in the layers."""
+    return replace(changes(*layers), faults=())
+
+
+def published(
+    there: Scene, server: RegistryServer, *more: str, ref: str = NAME, reports: tuple[str, ...] = ()
+) -> tuple[int, str, str]:
+    """`publish`, by default with signed reports of both images."""
     folder = there.publisher.folder
-    files = (there.parent_report(), there.signed(there.report(there.image)))
-    reports = [word for file in files for word in ("--report", file)]
+    files = reports or (there.parent_report(), there.signed(there.report(there.image)))
+    named = [word for file in files for word in ("--report", file)]
     target = ("--to", f"{server.host}/team/app", "--dated", "20261122")
     keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
-    return there.run("publish", NAME, *target, *keys, *reports, *more)
+    return there.run("publish", ref, *target, *keys, *named, *more)
+
+
+def verified(there: Scene, server: RegistryServer) -> tuple[int, str]:
+    """`verify --full`: exit code, and what it prints."""
+    publisher = there.publisher
+    suite = ("--suite", str(publisher.suite), "--full")
+    done = publisher.run("verify", f"{server.host}/team/app:{NAME}", *publisher.keys, *suite)
+    code = getattr(done.exception, "exit_code", done.exit_code)
+    return code, f"{done.output}{getattr(done.exception, 'message', '')}"
 
 
 def components(there: Scene) -> dict[str, dict[str, Any]]:

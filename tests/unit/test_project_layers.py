@@ -44,6 +44,7 @@ def below() -> Below:
         standard=frozenset({"json"}),
         libraries={},
         programs={},
+        folders=(),
         site=SITE,
         scripts="opt/venv/bin",
     )
@@ -189,3 +190,5 @@ def test_groups_that_torch_loads() -> None:
 
     assert loaded_groups(text) == ("torch.backends",)
     assert loaded_groups("x = torch.backends\n") == ()
+    for line in ("[[torch.backends]]", "a = b:c\x0b[torch.backends]", " [torch.backends ] "):
+        assert loaded_groups(line) == ("torch.backends",), line  # as importlib.metadata reads it

@@ -100,6 +100,17 @@ def test_a_library_that_the_loader_no_longer_finds() -> None:
     ]
 
 
+def test_an_equal_name_for_the_loader() -> None:
+    """It compares numbers by their value."""
+    other = ("libstdc++.so.06", "/usr/lib/other/libstdc++.so.06")
+    large = ("libstdc++.so.4294967302", "/usr/lib/other/libstdc++.so.06")
+    for pairs in ((other, STDCXX), (STDCXX, other), (large, STDCXX)):
+        assert faults(entry("etc/ld.so.cache", loader(*pairs))) == [
+            "libstdc++.so.6 would be loaded from usr/lib/other/libstdc++.so.06, not from"
+            " lib/x86_64-linux-gnu/libstdc++.so.6"
+        ]
+
+
 def test_harmless_packages_and_warnings() -> None:
     layer = contents(
         entry("etc/ld.so.cache", loader(("libcudart.so.12", "/usr/lib/libcudart.so.12"), STDCXX)),

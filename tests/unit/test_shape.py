@@ -39,6 +39,7 @@ PURE_FOLDERS = frozenset({"attest", "device_code", "elf", "gate", "lock", "matri
 # fmt: off
 PURE_FILES = frozenset(
     {
+        "base/loader_cache.py", "base/package_paths.py",
         "cache/policy.py", "compare/allowed.py", "compare/files.py", "compare/layers.py", "compare/locks.py",
         "compare/sharing.py", "cuda/tree.py", "docker/bake.py",
         "docker/dockerfile.py",
@@ -62,6 +63,7 @@ IMPURE: Mapping[str, str] = {
     "attest/trust.py": "reads the keys that are trusted",
     "gate/inputs.py": "reads reports and this machine's own runs, at this moment",
     "gate/project/read.py": "reads the layers of an image",
+    "gate/project/read_layer.py": "reads the layers of an image",
     "lock/choice.py": "names the settings of an index",
     "lock/folder.py": "reads the locks of bases and tools",
     "lock/session.py": "asks the indexes",

@@ -5,13 +5,16 @@ The format is that of glibc 2.2 and later: a header, entries that refer to texts
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 PATH = "etc/ld.so.cache"
 LIMIT = 16 << 20  # bytes; with a thousand libraries it has 60,000
 _MAGIC = b"glibc-ld.so.cache1.1"
 _HEADER = struct.Struct("<20sII16x4x")  # magic, entries, bytes of texts
+_NUMBER = re.compile(r"[0-9]+")
+_LONGEST = 4096  # bytes of a path
 _ENTRY = struct.Struct("<iIIIQ")  # flags, offsets of name and path, version of the kernel, capabilities
 
 #: Name of a library -> the paths at which the loader would search it, in that order.
@@ -28,15 +31,42 @@ def parse_cache(data: bytes) -> LoaderCache:
     _, count, _ = _HEADER.unpack_from(data)
     if _HEADER.size + count * _ENTRY.size > len(data):
         raise ValueError("the cache of the loader is truncated")
-    found: dict[str, tuple[str, ...]] = {}
+    found: dict[str, list[str]] = {}
     for number in range(count):
         _, name, path, _, _ = _ENTRY.unpack_from(data, _HEADER.size + number * _ENTRY.size)
-        found[_text(data, name)] = (*found.get(_text(data, name), ()), _text(data, path))
+        found.setdefault(_text(data, name), []).append(_text(data, path))
+    return {name: tuple(paths) for name, paths in found.items()}
+
+
+def changed_libraries(before: LoaderCache, after: LoaderCache) -> Iterator[str]:
+    """The libraries of *before* that the loader would not find, or elsewhere, as sentences."""
+    new = _by_key(after)
+    for name, paths in sorted(_by_key(before).items()):
+        now = new.get(name, [])
+        if not now:
+            yield f"{name} would no longer be found"
+        elif now != paths:
+            other = next((path for path in now if path not in paths), now[0])
+            yield f"{name} would be loaded from {other.lstrip('/')}, not from {paths[0].lstrip('/')}"
+
+
+def name_key(library: str) -> str:
+    """The name *library* as the loader compares it in the cache: libc.so.06 is libc.so.6.
+
+    It compares numbers by their value, of 32 bits.
+    """
+    return _NUMBER.sub(lambda found: str(int(found[0]) & 0xFFFFFFFF), library)
+
+
+def _by_key(cache: LoaderCache) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, paths in cache.items():
+        found.setdefault(name_key(name), []).extend(paths)
     return found
 
 
 def _text(data: bytes, offset: int) -> str:
-    end = data.find(b"\0", offset)
+    end = data.find(b"\0", offset, offset + _LONGEST)
     if end < 0:
         raise ValueError("the cache of the loader is truncated")
     return data[offset:end].decode(errors="backslashreplace")

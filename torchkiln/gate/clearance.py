@@ -135,6 +135,7 @@ def not_proved(project: ProjectProof) -> dict[str, list[str]]:
     """What neither the reports of the parent image nor the project's prove; empty lists are omitted."""
     found = {
         "replaced": project.replaced,
+        "os_packages": project.os_packages,
         "at_start": project.at_start,
         "variables": project.variables,
         "may_be_missing": project.may_lack,

@@ -102,12 +102,14 @@ class ProjectProof:
     below: GateResult  # of the parent image, by its own reports
     layers: int  # the lowest layers of the project's image are those of the parent image
     added: tuple[str, ...]  # packages of the project, "datasets 4.8.5"
+    os_packages: tuple[str, ...]  # of the distribution, by project.json, "libxcb1 1.15-1"
     replaced: tuple[str, ...]  # names of packages of the parent image that have other files
     at_start: tuple[str, ...]  # .pth files, which Python runs at each start
     variables: tuple[str, ...]  # names of environment variables that the parent image does not have
     may_lack: tuple[str, ...]  # libraries and packages that `--allow-missing` named
     test: tuple[str, ...]  # the command of the project's own test
     changed: bool  # the layers or the configuration change what the proof of the parent image covers
+    changed_by_packages: bool = False  # also the layer of OS packages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +147,12 @@ def _hints(result: GateResult, given: GivenOptions) -> Iterator[str]:
     if (project := result.project) is None:
         yield from commands(result.needed, given)
         return
-    if project.changed:
+    if project.changed_by_packages:
+        yield (
+            "remove the packages of these files from apt in the project's settings, lock and build the"
+            " project again; or push it without the gate: torchkiln push"
+        )
+    elif project.changed:
         yield "remove what is listed above, and build the project again: torchkiln build --project DIR"
     elif any(status.lacks for status in result.statuses) or result.signed_reports:
         yield from commands(result.needed, given)

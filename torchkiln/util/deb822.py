@@ -21,18 +21,18 @@ def paragraphs(lines: Iterable[str], *, repeated: frozenset[str] = frozenset()) 
 
     :raises ValueError: a line is invalid, or a field is repeated; names the line.
     """
-    fields: dict[str, str] = {}
+    fields: dict[str, list[str]] = {}
     last = ""
     for number, raw in enumerate(lines, 1):
         line = raw.rstrip()
         if not line:
             if fields:
-                yield fields
+                yield _joined(fields)
             fields, last = {}, ""
         elif line[0] in " \t":
             if not last:
                 raise ValueError(f"line {number}: continuation line without a field before it")
-            fields[last] += "\n" + line[1:]
+            fields[last].append(line[1:])
         elif line[0] != "#":
             name, colon, value = line.partition(":")
             last = name.lower()
@@ -40,6 +40,10 @@ def paragraphs(lines: Iterable[str], *, repeated: frozenset[str] = frozenset()) 
                 raise ValueError(f"line {number}: not a field: {line[:80]!r}")
             if last in fields and last not in repeated:
                 raise ValueError(f"line {number}: duplicate field {name[:80]!r} in one paragraph")
-            fields[last] = value.strip()
+            fields[last] = [value.strip()]
     if fields:
-        yield fields
+        yield _joined(fields)
+
+
+def _joined(fields: dict[str, list[str]]) -> dict[str, str]:
+    return {name: "\n".join(lines) for name, lines in fields.items()}

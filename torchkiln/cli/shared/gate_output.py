@@ -34,10 +34,12 @@ if TYPE_CHECKING:
 
 _NOT_PROVED = {
     "replaced": "with packages that replace those of the parent image",
+    "os_packages": "with OS packages that the parent image does not have",
     "at_start": "with what Python runs at each start",
     "variables": "with variables that the parent image does not have",
     "may_be_missing": "without what may be missing",
 }
+_NAMED = 20  # names in a line; more are counted
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
 reports_option = click.option(
     "--report",
@@ -104,7 +106,9 @@ def show(result: GateResult) -> None:
     _show(result)
     if result.project is not None:
         for what, names in not_proved(result.project).items():
-            click.echo(printable(f"not proved: {_NOT_PROVED[what]}: {', '.join(names)}"), err=True)
+            more = f", and {len(names) - _NAMED} more (--json)" if len(names) > _NAMED else ""
+            text = f"not proved: {_NOT_PROVED[what]}: {', '.join(names[:_NAMED])}{more}"
+            click.echo(printable(text), err=True)
 
 
 def _show(result: GateResult) -> None:

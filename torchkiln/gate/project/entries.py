@@ -54,6 +54,7 @@ class Below:
     standard: frozenset[str]  # modules of the standard library
     libraries: Mapping[str, str]  # name of a shared library -> the fixed package that has it
     programs: Mapping[str, str]  # name -> path: the other programs on PATH
+    folders: tuple[str, ...]  # of PATH, in its order, without that of launchers
     site: str  # site-packages, relative to /
     scripts: str  # folder of launchers, relative to /
 
@@ -81,3 +82,4 @@ class Changes:
     added: tuple[str, ...]  # "datasets 4.8.5": those of the project's layers
     at_start: tuple[str, ...]  # .pth files: Python runs them at each start
     has_source: bool  # there are files in /app/src
+    of_system: bool = False  # some of the faults are about OS packages

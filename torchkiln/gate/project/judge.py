@@ -20,8 +20,6 @@ from torchkiln.model.report import SignedReport
 from torchkiln.smoke.project.declared import TEST
 from torchkiln.smoke.suite import Suite
 
-_NAMED = 10  # OS packages in a message; more are counted
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectEvidence:
@@ -84,20 +82,18 @@ def judge_project(
             below=below,
             layers=evidence.count,
             added=changes.added,
+            os_packages=evidence.os_packages,
             replaced=changes.replaced,
             at_start=changes.at_start,
             variables=added_variables(evidence.config, evidence.below_config),
             may_lack=tuple(sorted({name for run in runs for name in run.may_lack})),
             test=about.test,
             changed=bool(image),
+            changed_by_packages=changes.of_system,
         ),
     )
 
 
 def _layer_faults(evidence: ProjectEvidence) -> Iterator[str]:
-    if packages := evidence.os_packages:
-        more = f" and {len(packages) - _NAMED} more" if len(packages) > _NAMED else ""
-        named = ", ".join(packages[:_NAMED])
-        yield f"OS packages are not accepted in the image of a project: {named}{more}"
     yield from evidence.layer_faults
     yield from evidence.changes.faults

@@ -1,7 +1,8 @@
 """Decides what the layers of a project change in the parent image. Pure.
 
 Each entry of each layer counts, and no label or file that describes them. Everything is refused except
-code in /app, project.json, files of packages in the environment, whiteouts of packages that may move.
+code in /app, project.json, files of packages in the environment, whiteouts of packages that may move; and in
+a layer of their own OS packages, by `os_layer.py`.
 """
 
 from __future__ import annotations
@@ -11,21 +12,32 @@ from collections.abc import Iterator, Sequence
 
 from torchkiln.errors import printable
 from torchkiln.gate.project.entries import WHITEOUT, Below, Changes, Entry, LayerEntry, Recorded
+from torchkiln.gate.project.os_layer import OsRules
+from torchkiln.gate.project.os_packages import OsLayer
 from torchkiln.gate.project.packages import in_app, in_environment, installed
 from torchkiln.model.project import APP, PROJECT_JSON
 
-_LISTED = 20  # paths outside of the project's folders
+_LISTED = 20  # paths outside of the project's folders, and faults of OS packages
 _FOLDER = LayerEntry(path="", kind="folder")  # as engines create one that no layer has
 
 
-def changes(layers: Sequence[Sequence[LayerEntry]], below: Below, recorded: Recorded) -> Changes:
-    """What *layers*, lowest first, change in the image *below*."""
+def changes(
+    layers: Sequence[Sequence[LayerEntry]], below: Below, recorded: Recorded, system: OsLayer | None = None
+) -> Changes:
+    """What *layers*, lowest first, change in the image *below*.
+
+    :param system: the layer of OS packages below them, if project.json lists any.
+    """
     walk = _Walk(below, recorded)
+    of_system = _spread(walk.apply_system(system)) if system else []
     for layer in layers:
         walk.apply(layer, top=layer is layers[-1])
     packages = installed(walk.over, below, recorded)
-    faults = (*walk.faults, *_outside(walk.outside, below), *packages.faults)
+    listed, more = of_system[:_LISTED], len(of_system) - _LISTED
+    listed += [f"{more} more faults of OS packages"] if more > 0 else []
+    faults = (*listed, *walk.faults, *_outside(walk.outside, below), *packages.faults)
     return Changes(
+        of_system=bool(of_system),
         faults=tuple(dict.fromkeys(map(printable, faults))),
         replaced=tuple(sorted(walk.replaced | set(packages.replaced))),
         added=packages.added,
@@ -48,6 +60,17 @@ class _Walk:
         self.at_start: set[str] = set()
         self._below, self._recorded = below, recorded
         self._paths = sorted(below.tree)
+
+    def apply_system(self, layer: OsLayer) -> list[tuple[str, str]]:
+        """Apply the layer of OS packages; returns its faults, each with the package that has the file."""
+        rules = OsRules(layer, self._below, self._recorded.texts)
+        faults = [("", fault) for fault in rules.missing()]
+        for entry in layer.entries:
+            there = self._at(entry.path)
+            found = [*self._parents(entry.path), *self._kind(entry, there)] or rules.faults(entry, there)
+            faults += [(layer.owners.get(entry.path, ""), fault) for fault in found]
+            self.over[entry.path] = rules.written(entry)
+        return faults
 
     def apply(self, layer: Sequence[LayerEntry], *, top: bool) -> None:
         """Apply *layer*, whiteouts first: they are about the layers below it."""
@@ -108,13 +131,10 @@ class _Walk:
 
     def _entry(self, entry: LayerEntry, *, top: bool) -> Iterator[str]:
         path, there = entry.path, self._at(entry.path)
-        if there is not None and "folder" in (there.kind, entry.kind) and there.kind != entry.kind:
-            yield f"{path}: a {entry.kind} replaces a {there.kind} of the layers below"
+        if faults := list(self._kind(entry, there)):
+            yield from faults
+        elif there is not None and entry.kind == "folder":
             return
-        if there is not None and entry.kind == "folder":
-            if (there.mode & 0o7777, there.uid, there.gid) != (entry.mode & 0o7777, entry.uid, entry.gid):
-                owner = f"{entry.uid}:{entry.gid}"
-                yield f"{path}: the folder gets another mode or owner: {entry.mode:04o}, {owner}"
         elif path == APP or path.startswith(f"{APP}/"):
             yield from in_app(entry, self._below, self._recorded)
         elif path.startswith(f"{self._below.prefix}/"):
@@ -124,8 +144,17 @@ class _Walk:
             if not top:
                 yield f"{path}: in a layer below the top one"
         elif not (entry.kind == "folder" and path in _above(f"{self._below.prefix}/x", PROJECT_JSON)):
-            # Also OS packages of a project, until they have a layer of their own and a rule here (ADR 43).
             self.outside.append(path)
+
+    def _kind(self, entry: LayerEntry, there: Entry | None) -> Iterator[str]:
+        """The fault of an entry that replaces a folder, or changes one."""
+        if there is None or "folder" not in (there.kind, entry.kind):
+            return
+        if there.kind != entry.kind:
+            yield f"{entry.path}: a {entry.kind} replaces a {there.kind} of the layers below"
+        elif (there.mode & 0o7777, there.uid, there.gid) != (entry.mode & 0o7777, entry.uid, entry.gid):
+            owner = f"{entry.uid}:{entry.gid}"
+            yield f"{entry.path}: the folder gets another mode or owner: {entry.mode:04o}, {owner}"
 
     def _note(self, entry: LayerEntry) -> None:
         """Note the package below whose file *entry* replaces, and a .pth file."""
@@ -158,6 +187,15 @@ def _outside(paths: Sequence[str], below: Below) -> Iterator[str]:
     yield from (f"{path}: {where}" for path in paths[:_LISTED])
     if len(paths) > _LISTED:
         yield f"{len(paths) - _LISTED} more {where}"
+
+
+def _spread(faults: Sequence[tuple[str, str]]) -> list[str]:
+    """*faults* with one of each package first, so that a cut list names as many packages as it can."""
+    firsts: dict[str, str] = {}
+    for package, fault in faults:
+        firsts.setdefault(package, fault)
+    named = [fault for package, fault in firsts.items() if package]
+    return list(dict.fromkeys([*named, *(fault for _, fault in faults)]))
 
 
 def _name(path: str) -> str:

@@ -10,8 +10,8 @@ _SUFFIX = r"(\.pyc?|(\.[^/]*)?\.so)"
 _FILE = re.compile(rf"([^./]+){_SUFFIX}")
 _PACKAGE = re.compile(rf"([^./]+)/__init__{_SUFFIX}")
 _START = frozenset({"sitecustomize", "usercustomize"})
-_METADATA = re.compile(r"([^/]+?)(-[^/]*)?\.(dist-info|egg-info|egg)(/.*)?")
-_SECTION = re.compile(r"^\s*\[\s*([^\]]*?)\s*\]\s*$", re.MULTILINE)
+# As importlib.metadata finds it: in any case.
+_METADATA = re.compile(r"([^/]+?)(-[^/]*)?\.(dist-info|egg-info|egg)(/.*)?", re.IGNORECASE)
 # Groups of entry points that torch and triton load when they are imported.
 _LOADED = frozenset({"torch.backends", "triton.backends"})
 
@@ -46,5 +46,10 @@ def distribution_of(path: str) -> str:
 
 
 def loaded_groups(entry_points: str) -> tuple[str, ...]:
-    """The groups in an entry_points.txt that torch or triton load when they are imported."""
-    return tuple(sorted(_LOADED.intersection(_SECTION.findall(entry_points))))
+    """The groups in an entry_points.txt that torch or triton load when they are imported.
+
+    Lines are read as importlib.metadata reads them: "[[a]]" is the group a, too.
+    """
+    lines = map(str.strip, entry_points.splitlines())
+    groups = (line.strip("[]").strip() for line in lines if line[:1] == "[" and line[-1:] == "]")
+    return tuple(sorted(_LOADED.intersection(groups)))

@@ -33,7 +33,7 @@ _NAMESPACE = "nvidia"  # other packages may have folders of their own in it
 _OF_PYTHON = re.compile(r"bin/(python[\d.]*|[Aa]ctivate([.].*)?)(/.*)?|pyvenv[.]cfg(/.*)?|lib64(/.*)?")
 _UNHASHED = re.compile(r"\.pyc$|\.dist-info/RECORD(\.jws|\.p7s)?$")
 _LIBRARY = re.compile(r".*\.so(\.[0-9.]+)?")
-_INFO = re.compile(r"[^/]+\.dist-info/METADATA")
+_INFO = re.compile(r"([^/]+)\.(?i:dist-info)/METADATA")
 _NAME = re.compile(r"^Name:[ \t]*(\S+)[ \t\r]*$", re.MULTILINE)
 _VERSION = re.compile(r"^Version:[ \t]*(\S+)[ \t\r]*$", re.MULTILINE)
 
@@ -56,7 +56,7 @@ def in_app(entry: LayerEntry, below: Below, recorded: Recorded) -> Iterator[str]
         elif (module := regular_module_of(name, entry.kind)) in below.standard:
             yield f"{entry.path}: would be imported in place of {module} of the standard library"
         else:
-            yield from _metadata(entry.path, name, below, recorded)
+            yield from _metadata(entry, name, below, recorded)
 
 
 def _stays(inside: str, target: str) -> bool:
@@ -65,9 +65,11 @@ def _stays(inside: str, target: str) -> bool:
     return bool(inside) and not target.startswith("/") and place != ".." and not place.startswith("../")
 
 
-def _metadata(path: str, name: str, below: Below, recorded: Recorded) -> Iterator[str]:
+def _metadata(entry: LayerEntry, name: str, below: Below, recorded: Recorded) -> Iterator[str]:
     """Faults of metadata of a package; *name* is relative to a folder on sys.path."""
-    package = distribution_of(name)
+    path, package = entry.path, distribution_of(name)
+    if package and entry.kind == "link":
+        yield f"{path}: a link to metadata of a package"
     if package in below.fixed:
         yield f"{path}: metadata of {package}, which is fixed"
     if package and (groups := loaded_groups(recorded.texts.get(path, ""))):
@@ -96,7 +98,7 @@ def in_environment(entry: LayerEntry, below: Below, recorded: Recorded) -> Itera
         name = path.rpartition("/")[2]
         if posixpath.dirname(path) == below.scripts and there is None and name in below.programs:
             yield f"{path}: would be started in place of /{below.programs[name]}"
-        yield from _metadata(path, in_site, below, recorded)
+        yield from _metadata(entry, in_site, below, recorded)
         if fault := _record_fault(path, entry.sha256, recorded):
             yield f"{path}: {fault}"
 
@@ -210,10 +212,9 @@ def _packages(
     found = {}
     for path in tree:
         name = path.removeprefix(f"{below.site}/")
-        if path.startswith(f"{below.site}/") and _INFO.fullmatch(name):
-            folder = name.partition(".dist-info/")[0]
+        if path.startswith(f"{below.site}/") and (info := _INFO.fullmatch(name)):
             stated = _VERSION.findall(_head(texts.get(path, "")))
-            found[path] = distribution_of(name), ", ".join(stated) or folder.partition("-")[2]
+            found[path] = distribution_of(name), ", ".join(stated) or info[1].partition("-")[2]
     return found
 
 

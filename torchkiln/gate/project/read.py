@@ -1,23 +1,27 @@
-"""Reads the image of a project, and the one below it, for the gate: manifests, configurations, every entry.
+"""Reads the image of a project, and its parent image, for the gate: manifests, configurations, every entry.
 
-Manifest and config are those that `open_layout` read and hashed; each layer of the project is hashed while it
-is read. The files of the parent image are known by the diff_ids of its layers.
+Manifest and config are those that `open_layout` read and hashed. The files of the parent image are known by
+the diff_ids of its layers.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchkiln.base.package_paths import LIST, owners_of
 from torchkiln.errors import ConfigError, VerificationFailed, printable
 from torchkiln.gate.project.config import ConfigRules
-from torchkiln.gate.project.entries import Below, LayerEntry, Recorded
+from torchkiln.gate.project.entries import Below, Recorded
 from torchkiln.gate.project.judge import ProjectEvidence
 from torchkiln.gate.project.layers import changes
+from torchkiln.gate.project.os_accounts import PATHS as ACCOUNT_FILES
+from torchkiln.gate.project.os_packages import OsLayer
+from torchkiln.gate.project.os_state import is_state
+from torchkiln.gate.project.read_layer import UpperLayer, files_below, read_layer
 from torchkiln.gate.project.reports import Reported
 from torchkiln.lock.lock import load_locked
 from torchkiln.model.lock import LockedCell
@@ -25,9 +29,6 @@ from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.oci.labels import tag_in
 from torchkiln.oci.layer_index import TreeItem
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, open_layout
-from torchkiln.oci.opening import open_layer
-from torchkiln.oci.tar_names import LayerPaths
-from torchkiln.oci.tar_reader import Stream, TarEntry, TarReader, pieces_of
 from torchkiln.project.effect import fixed_modules, fixed_units
 from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.installed import Files, files_of_records
@@ -40,8 +41,7 @@ from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme
 
 _RECORD = ".dist-info/RECORD"
-_TEXTS = re.compile(r"[^/]*\.(dist-info|egg-info)/(RECORD|METADATA|entry_points\.txt)")
-_TEXT_LIMIT = 16 << 20  # bytes
+_LISTED = 20  # faults of the form of one layer
 _LIBRARY = re.compile(r".*\.so(\.[0-9.]+)?")
 _STANDARD = re.compile(r"(^|/)lib/python3\.\d+/(lib-dynload/)?([^./]+)(\.py|\.[^/]*\.so|/__init__\.py)")
 _NO_MODULE = frozenset({"test", "__pycache__"})  # torch does not import `test`, a common name of folders
@@ -86,13 +86,22 @@ def read_evidence(project: ProjectImage, store: Store) -> ProjectEvidence:
     image, below, account = project.image, project.below, project.account
     count = len(below.layers)
     scheme = Scheme(prefix=PREFIX, python=minor(project.locked.base.python))
-    uppers = [read_layer(layer) for layer in image.layers[count:]]
-    texts = {path: text for upper in uppers for path, text in upper.texts.items()}
-    wheels = {wheel.name: wheel.version for wheel in account.wheels}
-    recorded = Recorded(files=_recorded(texts, wheels, scheme), texts=texts, wheels=wheels)
+    with_packages = bool(account.packages)
+    uppers = [
+        read_layer(layer, system=with_packages and number == 0)
+        for number, layer in enumerate(image.layers[count:])
+    ]
     tree = tree_of(store, layers_of(below))
-    found = changes([upper.entries for upper in uppers], _below(project, tree, scheme), recorded)
-    faults = [*prefix_faults(image, below), *(fault for upper in uppers for fault in upper.faults)]
+    system = _system(project, uppers[0], tree) if with_packages and uppers else None
+    own = uppers[1:] if system else uppers
+    wheels = {wheel.name: wheel.version for wheel in account.wheels}
+    recorded = Recorded(
+        files=_recorded({path: text for upper in own for path, text in upper.texts.items()}, wheels, scheme),
+        texts={path: text for upper in uppers for path, text in upper.texts.items()},
+        wheels=wheels,
+    )
+    found = changes([upper.entries for upper in own], _below(project, tree, scheme), recorded, system)
+    faults = [*prefix_faults(image, below), *(fault for upper in uppers for fault in upper.faults[:_LISTED])]
     return ProjectEvidence(
         about=Reported(
             name=account.name,
@@ -134,87 +143,22 @@ def _identity(layer: LayerOnDisk) -> tuple[str, str, int, str]:
     return layer.digest, layer.diff_id, layer.size, layer.media_type
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UpperLayer:
-    """The entries of a layer of the project."""
-
-    entries: tuple[LayerEntry, ...]
-    texts: Mapping[str, str]  # RECORD, METADATA and entry_points.txt, by path
-    faults: tuple[str, ...]  # entries that unpackers could interpret differently
-
-
-def read_layer(layer: LayerOnDisk) -> UpperLayer:
-    """The entries of *layer*.
-
-    :raises VerificationFailed: it is damaged, or does not have its digest or diff_id.
-    """
-    hasher, paths = hashlib.sha256(), LayerPaths()
-    entries: list[LayerEntry] = []
-    texts: dict[str, str] = {}
-    faults: list[str] = []
-
-    def pieces(stream: Stream) -> Iterator[bytes]:
-        for piece in pieces_of(stream):
-            hasher.update(piece)
-            yield piece
-
-    _demand_digest(layer)
-    try:
-        with open_layer(layer.path, ahead=True) as stream:
-            tar = TarReader(pieces(stream))
-            for entry in tar:
-                if entry.kind != "hard link":  # refused as such
-                    faults += paths.add(entry)
-                sha256, text = _content(entry, tar)
-                if text is not None:
-                    texts[entry.path] = text
-                entries.append(_listed(entry, sha256))
-    except (OSError, ValueError) as error:
-        raise VerificationFailed(f"{layer.path.name}: {printable(str(error))}") from error
-    if (found := f"sha256:{hasher.hexdigest()}") != layer.diff_id:
-        raise VerificationFailed(
-            f"{layer.path.name}: diff_id mismatch: expected {layer.diff_id}, got {found}"
-        )
-    return UpperLayer(entries=tuple(entries), texts=texts, faults=tuple(map(printable, faults)))
-
-
-def _demand_digest(layer: LayerOnDisk) -> None:
-    """:raises VerificationFailed: the blob does not have its digest."""
-    try:
-        with layer.path.open("rb") as file:
-            digest = hashlib.sha256()
-            for piece in pieces_of(file):
-                digest.update(piece)
-    except OSError as error:
-        raise VerificationFailed(f"{layer.path}: {error.strerror}") from error
-    if (found := digest.hexdigest()) != layer.digest.removeprefix("sha256:"):
-        raise VerificationFailed(f"{layer.path}: digest mismatch: sha256:{found}, not {layer.digest}")
-
-
-def _content(entry: TarEntry, tar: TarReader) -> tuple[str, str | None]:
-    """The SHA-256 of a file, and its text if that is needed."""
-    if entry.kind != "file":
-        return "", None
-    keep = _TEXTS.search(entry.path) is not None and entry.size <= _TEXT_LIMIT
-    digest, text = hashlib.sha256(), bytearray()
-    for piece in tar.content():
-        digest.update(piece)
-        if keep:
-            text += piece
-    return digest.hexdigest(), text.decode("utf-8", "replace") if keep else None
-
-
-def _listed(entry: TarEntry, sha256: str) -> LayerEntry:
-    return LayerEntry(
-        path=entry.path,
-        kind=entry.kind,
-        mode=entry.mode & 0o7777,
-        uid=entry.uid,
-        gid=entry.gid,
-        size=entry.size,
-        sha256=sha256,
-        target=entry.target,
-        xattrs=bool(entry.xattrs),
+def _system(project: ProjectImage, layer: UpperLayer, tree: Mapping[str, TreeItem]) -> OsLayer:
+    """The layer of OS packages, and the files of the parent image that it changes."""
+    lists = {
+        found[1]: data.decode(errors="replace")
+        for path, data in layer.files.items()
+        if (found := LIST.fullmatch(path))
+    }
+    tops = (item.entry for path, item in tree.items() if "/" not in path and item.entry.kind == "link")
+    compared = {*filter(is_state, layer.files), *ACCOUNT_FILES}
+    return OsLayer(
+        entries=layer.entries,
+        packages=frozenset((one.name, one.version, one.architecture) for one in project.account.packages),
+        files=layer.files,
+        sonames=layer.sonames,
+        owners=owners_of(lists, {top.path: top.target.strip("/") for top in tops}),
+        below=files_below(project.below, tree, compared),
     )
 
 
@@ -235,6 +179,7 @@ def _below(project: ProjectImage, tree: Mapping[str, TreeItem], scheme: Scheme) 
     records = {path: item.entry.text or "" for path, item in tree.items() if path.endswith(_RECORD)}
     packages: Mapping[str, Files] = files_of_records(records, scheme)
     fixed = fixed_wheels(project.locked.wheels).keys()
+    folders = _folders(image_env(project.below).get("PATH", ""), scheme)
     owners = {path: name for name, files in packages.items() if name not in fixed for path in files}
     owners |= {path: name for name in fixed & packages.keys() for path in packages[name]}
     return Below(
@@ -250,7 +195,8 @@ def _below(project: ProjectImage, tree: Mapping[str, TreeItem], scheme: Scheme) 
             if _LIBRARY.fullmatch(path.rpartition("/")[2])
         },
         standard=_standard(tree),
-        programs=_programs(tree, image_env(project.below).get("PATH", ""), scheme),
+        programs=_programs(tree, folders),
+        folders=folders,
         site=scheme.site,
         scripts=scheme.scripts,
     )
@@ -262,8 +208,13 @@ def _standard(tree: Mapping[str, TreeItem]) -> frozenset[str]:
     return frozenset(names | sys.stdlib_module_names) - _NO_MODULE
 
 
-def _programs(tree: Mapping[str, TreeItem], path: str, scheme: Scheme) -> dict[str, str]:
-    """The programs in the folders of *path* other than that of launchers, by name."""
-    folders = {folder.strip("/") for folder in path.split(":")} - {scheme.scripts, ""}
+def _folders(path: str, scheme: Scheme) -> tuple[str, ...]:
+    """The folders of *path*, the value of PATH, other than that of launchers."""
+    found = dict.fromkeys(folder.strip("/") for folder in path.split(":"))
+    return tuple(folder for folder in found if folder not in (scheme.scripts, ""))
+
+
+def _programs(tree: Mapping[str, TreeItem], folders: Collection[str]) -> dict[str, str]:
+    """The programs in *folders*, by name."""
     found = ((place.rpartition("/"), place) for place in tree)
     return {name: place for (folder, _, name), place in found if folder in folders}

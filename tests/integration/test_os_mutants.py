@@ -1,0 +1,36 @@
+"""The gate of a project with OS packages refuses each way to change what the proof covers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+
+from tests.os_layers import BASE, changed, with_packages
+from tests.os_mutants import MUTANTS
+from tests.project_gate import Scene, scene
+from torchkiln.build import project as project_build
+
+
+@pytest.fixture(scope="module", name="there")
+def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with patch.object(project_build, "ensure_apt", lambda apt, *_, **_named: apt):
+        yield scene(tmp_path_factory.mktemp("mutants"), change=with_packages, base=BASE)
+
+
+def test_the_layer_itself_is_cleared(there: Scene) -> None:
+    """Not every change of the image is refused."""
+    code, _, messages = there.judged(changed()(there))
+
+    assert code == 0, messages
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_refused(there: Scene, name: str) -> None:
+    make, fault = MUTANTS[name]
+
+    code, out, messages = there.judged(make(there))
+
+    assert (code, out) == (7, ""), messages
+    assert f"  layers: {fault}" in messages, messages
