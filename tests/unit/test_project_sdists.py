@@ -36,6 +36,7 @@ class FakeBuilder:
     store: Store
     requires: dict[str, tuple[str, ...]] = field(default_factory=dict)
     system: tuple[str, ...] = ("backend",)
+    version: str = "1.5"  # of what is built from a commit
     built: list[str] = field(default_factory=list)
     reproducible: bool = True
 
@@ -46,9 +47,11 @@ class FakeBuilder:
         requires = resolve(self.system)
         payload = ",".join(wheel.version for wheel in requires).encode()
         more = self.requires.get(sdist.name, ())
-        filename, data = wheel_bytes(sdist.name, sdist.version, requires=more, payload=payload)
+        version = sdist.version or self.version
+        filename, data = wheel_bytes(sdist.name, version, requires=more, payload=payload)
         wheel = replace(
             sdist,
+            version=version,
             filename=filename,
             sha256=hashlib.sha256(data).hexdigest(),
             size=len(data),

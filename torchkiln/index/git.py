@@ -140,7 +140,7 @@ class Git:
         protocols = ("protocol.http.allow=always",) if url.startswith("http:") else ()
         settings = (word for one in (*_SETTINGS, *protocols) for word in ("-c", one))
         # The limits are also those of the processes that git starts. -v in KiB, -f in blocks of 512 bytes.
-        values = {"v": MEMORY >> 10, "f": DISK >> 9, "t": int(SECONDS), "c": 0}
+        values = {"v": MEMORY >> 10, "f": 2 * DISK >> 9, "t": int(SECONDS), "c": 0}
         limits = "".join(f"ulimit -{name} {value} 2>/dev/null; " for name, value in values.items())
         return subprocess.Popen(
             ["/bin/sh", "-c", f'{limits}exec git "$@"', "git", *settings, *words],
@@ -175,8 +175,7 @@ class Git:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL)
-                too_large = process.returncode in (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)
-                return size(DISK) if too_large else ""
+                return size(DISK) if tree_size(self.folder)[0] > DISK else ""
             if time.monotonic() > self.end:
                 return f"{SECONDS / 60:.0f} minutes"
             if tree_size(self.folder)[0] > DISK:

@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 from torchkiln.index.git_tree import url_fault
 from torchkiln.project.asked import Repository
+from torchkiln.project.choice import is_name
 
 _REPOSITORY = re.compile(r"(git|hg|svn|bzr)\+", re.IGNORECASE)
 _BARE = re.compile(r"(?P<url>\S+)(\s+;(?P<marker>.*))?")
@@ -44,16 +45,15 @@ def repository_required(text: str) -> tuple[str, Repository] | None:
         named = f"{requirement.name}{extras}"
     place, _, fragment = url.partition("#")
     values = _fragment(fragment)
-    wanted = named or values.get("egg", "")
-    try:
-        package = Requirement(f"{wanted} ; {marker}" if marker else wanted)
-        egg = Requirement(values["egg"]) if values.get("egg") else package
-    except InvalidRequirement:
-        raise ValueError(_NAMED if not wanted else "not a requirement") from None
-    if package.url or package.specifier:
+    egg = values.get("egg", "")
+    if (egg and not is_name(egg)) or not (named or egg):
         raise ValueError(_NAMED)
-    if canonicalize_name(egg.name) != canonicalize_name(package.name):
-        raise ValueError(f"egg={values['egg'][:100]} is not {package.name}")
+    try:
+        package = Requirement(f"{named or egg} ; {marker}" if marker else named or egg)
+    except InvalidRequirement:
+        raise ValueError("not a requirement") from None
+    if egg and canonicalize_name(egg) != canonicalize_name(package.name):
+        raise ValueError(f"egg={egg} is not {package.name}")
     return str(package), _repository(place, values.get("subdirectory", ""))
 
 

@@ -43,8 +43,9 @@ class Repositories:
             return GitCommit(url=url, commit=repository.commit, subdirectory=folder)
         if known and (known.url, known.revision) == (url, revision):
             return replace(known, subdirectory=folder)
-        full = (f"refs/heads/{revision}", f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}")
-        names = (revision,) if revision == "HEAD" or revision.startswith("refs/") else full
+        full = revision == "HEAD" or revision.startswith("refs/")
+        paths = (revision,) if full else (f"refs/heads/{revision}", f"refs/tags/{revision}")
+        names = [name for path in paths for name in (f"{path}^{{}}", path)]  # first the commit of a tag
         with self._git() as git:
             found = git.references(url, *names)
         for name in names:
@@ -88,9 +89,8 @@ class Repositories:
         finally:
             temporary.unlink(missing_ok=True)
         if pointers:
-            self.say(
-                f"warning: {name}: {pointers} files are pointers of Git LFS, whose contents are not fetched"
-            )
+            what = "1 file is a pointer" if pointers == 1 else f"{pointers} files are pointers"
+            self.say(f"warning: {name}: {what} of Git LFS, whose content is not fetched")
         return found
 
     @contextmanager
