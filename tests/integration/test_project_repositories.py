@@ -105,7 +105,7 @@ def test_a_wheel_is_built_again_on_another_machine(
     with patch("torchkiln.build.rebuilt.SandboxedBuilder", lambda **_: builder):
         with pytest.raises(BuildFailed, match="not our ref"):
             of(replace(commit, commit="1" * 40), built)
-        with pytest.raises(BuildFailed, match="only https:// is supported"):
+        with pytest.raises(BuildFailed, match="must begin with https://"):
             of(replace(commit, url="http://host.invalid/own"), built)
         with pytest.raises(BuildFailed, match="checksum mismatch: the commit gives sha256"):
             of(commit, replace(built, sha256="0" * 64))

@@ -83,7 +83,7 @@ def test_a_requirements_file_with_everything_that_pip_knows_and_a_lock_can_hold(
         ("../x-1-py3-none-any.whl", "not a file in the project's folder"),
         ("git+https://user:secret@host.invalid/x.git@1", "name the package: NAME @ git+https://…"),
         ("git+https://user:secret@host.invalid/x.git@1#egg=x", "it contains credentials"),
-        ("x @ git+ssh://git@host.invalid/x.git@1", "only https:// is supported, not ssh:"),
+        ("x @ git+ssh://git@host.invalid/x.git@1", "must begin with https://"),
         ("https://host.invalid/x-1.tar.gz", "source code at a direct URL cannot be locked"),
         ("x @ file:///tmp/x.whl", "not the file name of a wheel"),
         ("--index-url https://user:secret@host.invalid/simple", "a project cannot choose the index"),

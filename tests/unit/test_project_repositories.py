@@ -158,7 +158,7 @@ def test_the_setting_must_name_the_package(scene: Forge) -> None:
     scene.settings('build = ["other"]\n')
     code, messages = scene.fails(f"\ntool @ {scene.url()}@{commit}\n")
     assert code == 2
-    assert "requirements.txt:2: tool: a repository has only its source code" in messages
+    assert "requirements.txt:2: tool: source code of a repository, and the setting build does not" in messages
     assert 'build = ["other", "tool"]' in messages
     assert scene.forge.requests == scene.builder.built == []
 

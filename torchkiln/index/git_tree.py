@@ -14,7 +14,7 @@ from torchkiln.util.http.redirects import unsafe
 _LONGEST = 1000  # characters of a URL
 _PATH = 4000  # bytes of a path
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_HTTPS = "the URL of a repository must begin with https://"
 _ENTRY = re.compile(
     rb"(?P<mode>[0-7]{6}) (?P<kind>[a-z]+) (?P<id>[0-9a-f]{40}) +(?P<size>[0-9]+|-)\t(?P<path>.+)", re.DOTALL
 )
@@ -43,17 +43,14 @@ class TreeEntry:
 
 
 def url_fault(url: str) -> str:
-    """Why the repository at *url* is not fetched; "" if it is."""
+    """Why the repository at *url* is not fetched; "" if it is. `http://` is for this machine only."""
     if not url.lower().startswith(("https://", "http://")):
-        scheme = _SCHEME.match(url)
-        return (
-            f"of the URLs of repositories only https:// is supported{f', not {scheme[0]}' if scheme else ''}"
-        )
+        return _HTTPS
     if why := unsafe(url, url):
         return f"{why}: remove them, git reads ~/.netrc" if why == "it contains credentials" else why
     parts = urlsplit(url)
     if parts.scheme == "http" and parts.hostname not in _THIS_MACHINE:
-        return "of the URLs of repositories only https:// is supported, not http:"
+        return _HTTPS
     if parts.query or parts.fragment or not parts.path.strip("/") or "@" in url:
         return "not the URL of a repository"
     return f"longer than {_LONGEST} characters" if len(url) > _LONGEST else ""

@@ -107,26 +107,22 @@ def demand_allowed(asked: Collection[Asked], build: Collection[str]) -> None:
     :raises ConfigError: one is of a package that *build*, the setting, does not name, or two of the same
         package name different commits.
     """
-    faults = []
+    faults: list[str] = []
+    hints: list[str] = []
     first: dict[str, Asked] = {}
+    named = ", ".join(f'"{name}"' for name in sorted({*build, *(one.name for one in asked)}))
     for one in asked:
         other = first.setdefault(one.name, one)
         if other.repository != one.repository:
             faults.append(f"{one.where}: {one.name}: {other.where} names another repository or revision")
-    missing = {name: one for name, one in first.items() if name not in build}
-    faults += [
-        f"{one.where}: {name}: a repository has only its source code, which is built if the setting build"
-        " names the package"
-        for name, one in missing.items()
-    ]
+            hints.append(f"require one revision of {one.name}")
+        elif other is one and one.name not in build:
+            faults.append(
+                f"{one.where}: {one.name}: source code of a repository, and the setting build does not name it"
+            )
+            hints.append(f"to run its code in a sandbox, set in torchkiln.toml: build = [{named}]")
     if faults:
-        names = ", ".join(f'"{name}"' for name in sorted({*build, *missing}))
-        allow = (
-            (f"to run its code in a sandbox, set in torchkiln.toml: build = [{names}]",) if missing else ()
-        )
-        raise ConfigError.of(
-            faults, hint="; ".join((*allow, *(("name one",) if len(faults) > len(missing) else ())))
-        )
+        raise ConfigError.of(faults, hint="; ".join(dict.fromkeys(hints)))
 
 
 def _archive(name: str, code: GitCommit, sha256: str, size: int) -> SourceCode:
