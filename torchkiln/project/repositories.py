@@ -118,7 +118,7 @@ def demand_allowed(asked: Collection[Asked], build: Collection[str]) -> None:
             hints.append(f"require one revision of {one.name}")
         elif other is one and one.name not in build:
             faults.append(
-                f"{one.where}: {one.name}: source code of a repository, and the setting build does not name it"
+                f"{one.where}: {one.name}: source code of a repository, which the setting build does not name"
             )
             hints.append(f"to run its code in a sandbox, set in torchkiln.toml: build = [{named}]")
     if faults:
