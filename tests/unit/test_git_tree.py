@@ -66,6 +66,7 @@ def test_any_listing_is_read_or_refused(rows: list[bytes]) -> None:
         ("a/b", "x/../../../c", True),
         ("a/b", "/etc/passwd", True),
         ("a/b", "..c", False),
+        ("a/b", "c\0d", True),
     ],
 )
 def test_links(path: str, target: str, out: bool) -> None:

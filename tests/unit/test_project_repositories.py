@@ -158,7 +158,10 @@ def test_the_setting_must_name_the_package(scene: Forge) -> None:
     scene.settings('build = ["other"]\n')
     code, messages = scene.fails(f"\ntool @ {scene.url()}@{commit}\n")
     assert code == 2
-    assert "requirements.txt:2: tool: source code of a repository, and the setting build does not" in messages
+    assert (
+        "requirements.txt:2: tool: source code of a repository, which the setting build does not name"
+        in messages
+    )
     assert 'build = ["other", "tool"]' in messages
     assert scene.forge.requests == scene.builder.built == []
 
@@ -309,3 +312,16 @@ def test_locks_without_repositories_are_unchanged(scene: Forge) -> None:
     assert "origins" not in text
     assert not re.search("git", json.dumps(text))
     assert found.origins == ()
+
+
+def test_a_package_that_requires_another_by_url(scene: Forge) -> None:
+    """As in the METADATA of a package whose own dependency is in a repository."""
+    commit, other = scene.forge.commit("tool", SETUP), scene.forge.commit("other", SETUP)
+    scene.settings('build = ["tool", "other"]\n')
+    scene.builder.requires["tool"] = (f"other[x] @ {scene.url('other')}@{other} ; python_version > '3'",)
+    scene.builder.requires["other"] = ("attrs ; extra == 'x'",)
+    line = f"tool @ {scene.url()}@{commit}\n"
+    code, messages = scene.fails(line)
+    assert (code, "URL dependencies must be expressed as direct requirements" in messages) == (4, True)
+    found = scene.locked(f"{line}other @ {scene.url('other')}@{other}\n")
+    assert versions(found) == {"attrs": "1.0", "other": "1.5", "tool": "1.5"}

@@ -188,10 +188,10 @@ class Git:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End *process*, and the processes that it started."""
-    with suppress(ProcessLookupError):
+    """End *process* if it runs, and the processes that it started."""
+    if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        process.wait()
 
 
 def _failed(messages: str, url: str) -> BuildFailed:

@@ -114,7 +114,7 @@ def _add(tar: tarfile.TarFile, top: str, entry: TreeEntry, blob: _Blob) -> bool:
     if entry.is_link:
         if entry.size > _TARGET:
             raise ValueError(f"{printable(entry.path[:200])}: the target of the link is too long")
-        target = content.read(entry.size).decode("utf-8", "surrogateescape")
+        target = _read(content, entry).decode("utf-8", "surrogateescape")
         if leads_out(entry.path, target):
             raise ValueError(f"{printable(entry.path[:200])}: a link that leads out of the repository")
         info.type, info.linkname, info.mode = tarfile.SYMTYPE, target, 0o777
@@ -129,9 +129,16 @@ def _add(tar: tarfile.TarFile, top: str, entry: TreeEntry, blob: _Blob) -> bool:
                 raise  # the disk is full
             raise _unreadable(entry) from None
         return False
-    data = content.read(entry.size)
+    data = _read(content, entry)
     tar.addfile(info, BytesIO(data))
     return data.startswith(_POINTER)
+
+
+def _read(content: IO[bytes], entry: TreeEntry) -> bytes:
+    data = content.read(entry.size)
+    if len(data) != entry.size:
+        raise _unreadable(entry)
+    return data
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def _demand_distinct(paths: Iterable[str]) -> None:
 def leads_out(path: str, target: str) -> bool:
     """Whether the symbolic link at *path* with *target* leads out of the tree, by its text."""
     found = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-    return target.startswith("/") or found == ".." or found.startswith("../")
+    return target.startswith("/") or "\0" in target or found == ".." or found.startswith("../")
 
 
 def submodule_urls(settings: bytes, url: str) -> Mapping[str, str]:

@@ -12,6 +12,7 @@ from packaging.tags import Tag
 from torchkiln.errors import BadWheel, BuildFailed, Stale, Unresolvable
 from torchkiln.index.choose import tags_of
 from torchkiln.index.download import Downloads
+from torchkiln.index.local import required_by_name
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.lock.choice import record_of
 from torchkiln.lock.folder import LockFolder
@@ -100,7 +101,7 @@ def lock_folder(
             ),
             index,
             ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),
-            local=(*own, *built, *offered),
+            local=required_by_name((*own, *built, *offered)),
             untrusted=settings.untrusted,
         )
     except Unresolvable as error:
