@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ssl
 import subprocess
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,19 +27,28 @@ def needs_git_server() -> None:
 
 
 class GitServer(InBackground):
-    """Serves the bare repositories in *root*; notes each request; `login` must be sent if it is set."""
+    """Serves the bare repositories in *root*; notes each request; `login` must be sent if it is set.
 
-    def __init__(self, root: Path) -> None:
+    :param tls: it uses https, and its host is 0.0.0.0.
+    """
+
+    def __init__(self, root: Path, tls: ssl.SSLContext | None = None) -> None:
         self.root = root
         self.requests: list[str] = []
         self.login: tuple[str, str] | None = None
         self.moved: dict[str, str] = {}  # path → Location of a redirect
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._place = ("https", "0.0.0.0") if tls else ("http", "127.0.0.1")
+        self._server = ThreadingHTTPServer((self._place[1], 0), _handler(self))
         self._server.daemon_threads = True
+        if tls:
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
 
     def url(self, name: str) -> str:
         """The URL of the repository *name*."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}/{name}.git"
+        scheme, host = self._place
+        return f"{scheme}://{host}:{self._server.server_address[1]}/{name}.git"
 
     def commit(self, name: str, files: Mapping[str, str | bytes], *more: str) -> str:
         """Commit *files* alone to the branch `main` of the repository *name*; returns the commit.

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import socket
+import ssl
 import tarfile
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkouts import git as run_git
+from tests.servers.certificate import self_signed
 from tests.servers.git_server import GitServer, needs_git_server
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.index import git as fetching
@@ -38,11 +40,12 @@ class Scene:
         self.environ = {"PATH": os.environ["PATH"], "HOME": str(folder / "home")}
         (folder / "home").mkdir()
 
-    def git(self, url: str = "") -> Git:
+    def git(self, ca_bundle: Path | None = None) -> Git:
         self.number += 1
         folder = self.folder / f"git-{self.number}"
         folder.mkdir()
-        found = Git(folder=folder, settings=index_settings({}, pip_config=""), environ=self.environ)
+        variables = {"SSL_CERT_FILE": str(ca_bundle)} if ca_bundle else {}
+        found = Git(folder=folder, settings=index_settings(variables, pip_config=""), environ=self.environ)
         found.start()
         return found
 
@@ -183,6 +186,25 @@ def test_redirects_lead_to_no_other_protocol(scene: Scene) -> None:
     assert scene.tar(commit, "old").getnames() == ["tool/setup.py"]
     scene.server.moved["old.git"] = f"file://{scene.server.root}/tool.git"
     assert scene.refused(commit, "old").message
+
+
+def test_https(scene: Scene) -> None:
+    """By the certificates of the index's settings; a redirect to http is not followed."""
+    bundle = self_signed(scene.folder / "server.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(bundle)
+    commit = scene.server.commit("tool", SETUP)
+    with GitServer(scene.server.root, context) as secure:
+        git = scene.git(bundle)
+        git.fetch(secure.url("tool"), commit)
+        with pytest.raises(BuildFailed, match="certificate") as caught:
+            scene.git().fetch(secure.url("tool"), commit)
+        assert "SSL_CERT_FILE" in caught.value.hint
+        secure.moved["old.git"] = scene.server.url("tool")
+        scene.server.requests.clear()
+        with pytest.raises(BuildFailed, match=r"old\.git: git: "):
+            git.fetch(secure.url("old"), commit)
+    assert scene.server.requests == []
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ _DENIED = re.compile(
     r"could not read Username|terminal prompts disabled|Authentication failed|error: 40[13]|not found",
     re.IGNORECASE,
 )
+_CERTIFICATE = re.compile(r"certificate", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,6 +201,8 @@ def _failed(messages: str, url: str) -> BuildFailed:
     text = "\n".join(lines[-5:]).removeprefix("fatal: ") or "git failed"
     if _UNKNOWN.search(text):
         hint = "the repository does not have this commit: compare it with the URL"
+    elif _CERTIFICATE.search(text):
+        hint = "set SSL_CERT_FILE, or pip's `cert`, to the CA bundle of this network"
     elif _DENIED.search(text):
         hint = "compare the URL with the repository; if it needs credentials, put them into ~/.netrc"
     else:
