@@ -141,7 +141,9 @@ def test_a_commit_that_does_not_exist(scene: Scene, commit: str) -> None:
 def test_the_messages_of_a_failed_fetch(scene: Scene) -> None:
     commit = scene.server.commit("tool", SETUP)
     assert "does not have this commit" in scene.refused("1" * 40).hint
-    assert "compare the URL" in scene.refused(commit, "nothing").hint
+    missing = scene.refused(commit, "nothing")
+    assert "compare the URL" in missing.hint
+    assert scene.server.url("nothing") not in missing.message
     scene.server.login = ("me", "secret")
     refused = scene.refused(commit)
     assert "terminal prompts disabled" in refused.message
@@ -302,14 +304,13 @@ def test_hostile_trees(scene: Scene) -> None:
 def test_a_tree_of_trees_of_trees(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few kilobytes that are 10^10 files."""
     monkeypatch.setattr(fetching, "OUTPUT", 1 << 20)
-    monkeypatch.setattr(fetching, "DISK", 4 << 20)
     server = scene.server
     server.commit("tool", SETUP)
     one, mode = server.blob("tool", b""), "100644"
     for _ in range(10):
         one = server.tree("tool", *((mode, b"%d" % number, one) for number in range(10)))
         mode = "40000"
-    assert "takes more than" in scene.refused(server.put_tree("tool", one)).message
+    assert "takes more than 1.0 MB" in scene.refused(server.put_tree("tool", one)).message
 
 
 def test_limits(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,11 +337,11 @@ def test_a_server_that_does_not_answer(scene: Scene) -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x"
         with pytest.raises(BuildFailed, match="takes more than 10 minutes"):
             git.fetch(url, "1" * 40)
-    for _ in range(1000):  # what git started was killed, too, and ends
-        if not _commands_with(url):
-            return
-        time.sleep(0.01)
-    pytest.fail("what git started still runs")
+        for _ in range(1000):  # what git started was killed, too, and ends
+            if not _commands_with(url):
+                return
+            time.sleep(0.01)
+        pytest.fail("what git started still runs")
 
 
 def _commands_with(word: str) -> list[bytes]:

@@ -122,8 +122,6 @@ class Git:
                 exceeded = self._watch(process)
             finally:
                 stop(process)
-        if out.stat().st_size > OUTPUT:
-            exceeded = exceeded or size(OUTPUT)
         if exceeded:
             raise BuildFailed(
                 f"{redact(url)}: git was stopped: the repository takes more than {exceeded}",
@@ -176,11 +174,17 @@ class Git:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL)
-                return size(DISK) if tree_size(self.folder)[0] > DISK else ""
+                return self._too_much()
             if time.monotonic() > self.end:
                 return f"{SECONDS / 60:.0f} minutes"
-            if tree_size(self.folder)[0] > DISK:
-                return size(DISK)
+            if exceeded := self._too_much():
+                return exceeded
+
+    def _too_much(self) -> str:
+        """The limit of its files, or of a command's output, that is exceeded; "" if none."""
+        if (self.folder / "stdout").stat().st_size > OUTPUT:
+            return size(OUTPUT)
+        return size(DISK) if tree_size(self.folder)[0] > DISK else ""
 
     def _demand_sound(self, url: str) -> None:
         """:raises BuildFailed: the repository at *url* is not fetched."""

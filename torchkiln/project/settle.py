@@ -160,7 +160,7 @@ def _far_behind(
     versions, count = _versions(pins), 0
     allowed: dict[str, SpecifierSet] = {}
     for one in asked:
-        if one.by_name and not one.by_file and one.name in versions:
+        if one.by_name and one.name in versions:
             allowed[one.name] = allowed.get(one.name, SpecifierSet()) & one.requirement.specifier
     for name, specifier in allowed.items():
         if any(part.operator in ("==", "===") and "*" not in part.version for part in specifier):
