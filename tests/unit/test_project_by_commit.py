@@ -28,6 +28,7 @@ URL = "https://host.invalid/me/tool.git"
         (f"git+{URL}#egg=tool&subdirectory=p ; sys_platform == 'linux'",
          'tool; sys_platform == "linux"', "HEAD", "p"),
         (f"GIT+{URL}#egg=tool", "tool", "HEAD", ""),
+        (f"tool @ git+{URL.replace('https', 'HTTPS')}@v1", "tool", "v1", ""),
     ],
 )  # fmt: skip
 def test_requirements(text: str, required: str, revision: str, subdirectory: str) -> None:
@@ -37,7 +38,10 @@ def test_requirements(text: str, required: str, revision: str, subdirectory: str
     place = text.partition("git+")[2] if "git+" in text else text.partition("GIT+")[2]
     link = Link(f"git+{place.split()[0]}")
     url, pip_revision, _ = Git.get_url_rev_and_auth(f"git+{place.split()[0].partition('#')[0]}")
-    assert (url, (pip_revision or "HEAD").replace(COMMIT.upper(), COMMIT)) == (URL, revision)
+    assert (url.replace("HTTPS", "https"), (pip_revision or "HEAD").replace(COMMIT.upper(), COMMIT)) == (
+        URL,
+        revision,
+    )
     assert (link.subdirectory_fragment or "").strip("./") == subdirectory
 
 
@@ -63,6 +67,7 @@ def test_other_requirements(text: str) -> None:
         ("tool @ git+http://host.invalid/x@v1", "must begin with https://"),
         ("tool @ git+-uhttps://host.invalid/x", "must begin with https://"),
         ("tool @ git+ext::sh", "must begin with https://"),
+        ("tool @ git+https://höst.invalid/x@v1", "not the URL of a repository"),
         ("tool @ git+https://me:secret@host.invalid/x@v1", "it contains credentials"),
         (f"tool @ git+{URL}@", "there is no revision after the @"),
         (f"tool @ git+{URL}@-x", "'-x' is not the name"),

@@ -16,6 +16,8 @@ PARENT_LABEL = "torchkiln.parent"  # its parent image, TAG@DIGEST
 APP = "app"  # where its code is, relative to /
 PROJECT_JSON = "etc/torchkiln/project.json"
 
+REPOSITORY = r"^https?://[A-Za-z0-9_.:\[\]-]+/[!$->A-~]*$"  # the URL of a repository, without a login
+
 _SET = {"uniqueItems": True}
 
 
@@ -37,7 +39,7 @@ class GitCommit:
     url: Annotated[
         str,
         Meta(
-            pattern=r"^https?://[A-Za-z0-9.:\[\]-]+/[!$->A-~]*$",
+            pattern=REPOSITORY,
             max_length=1000,
             description="the URL of a repository, without credentials",
         ),

@@ -10,6 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from torchkiln.index.git_tree import url_fault
+from torchkiln.model.project import REPOSITORY
 from torchkiln.project.asked import Repository
 from torchkiln.project.choice import is_name
 
@@ -62,8 +63,12 @@ def repository_at(url: str, revision: str, subdirectory: str) -> Repository:
 
     :raises ValueError: it cannot be locked; the message says why.
     """
+    scheme, separator, rest = url.partition("://")
+    url = f"{scheme.lower()}{separator}{rest}"
     if why := url_fault(url):
         raise ValueError(why)
+    if not re.match(REPOSITORY, url):
+        raise ValueError("not the URL of a repository")
     if _COMMIT.fullmatch(revision):
         revision = revision.lower()
     elif not _REVISION.fullmatch(revision) or len(revision) > 200 or ".." in revision:

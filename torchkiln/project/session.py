@@ -68,7 +68,9 @@ def lock_folder(
     :raises Stale: the cell is not locked, or its lock is stale; or uv.lock is.
     :raises Unresolvable: the requirements conflict, a package is not built for the image, or the archive
         cannot provide the OS packages.
-    :raises BuildFailed: the OS packages cannot be installed in the image, or would change it.
+    :raises BuildFailed: the OS packages cannot be installed in the image, or would change it; or source code
+        cannot be fetched or built.
+    :raises ToolMissing: git, or the sandbox for builds, is missing.
     """
     resolution = locks.resolution(request.cell)
     parent = fresh_parent(locks, request.cell, environ)
