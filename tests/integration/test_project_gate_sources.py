@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from packageurl import PackageURL
 
 from tests.layers import sha256
 from tests.oci_samples import Member
@@ -25,7 +26,7 @@ from torchkiln.gate.project import read
 from torchkiln.gate.project.entries import Changes
 from torchkiln.gate.project.layers import changes
 from torchkiln.model.cell import Source
-from torchkiln.model.project import PROJECT_JSON, BuiltFrom, Origin, ProjectLock
+from torchkiln.model.project import PROJECT_JSON, BuiltFrom, GitCommit, Origin, ProjectLock
 
 
 @pytest.fixture(scope="module", name="packaged")
@@ -169,21 +170,30 @@ def test_the_sbom_lists_os_packages_with_the_hashes_of_their_files(packaged: Sce
 
 def wheels(small: Bench) -> Iterator[Path]:
     yield small.wheel("made", "2", "made/__init__.py")
+    yield small.wheel("forked", "3", "forked/__init__.py")
     yield make_wheel(small.project / "wheels", "own", "1", {"own/__init__.py": b"VALUE = 1\n"})
 
 
+COMMIT = GitCommit(url="https://host.invalid/me/forked.git", commit="a" * 40, subdirectory="pkg")
+
+
 def with_origins(small: Bench, lock: ProjectLock) -> ProjectLock:
-    """*lock* with a wheel of the project's folder, and one that was built from an sdist."""
+    """*lock* with a wheel of the project's folder, and ones that were built from an sdist and a commit."""
     sdist = BuiltFrom(sdist="made-2.tar.gz", sha256="c" * 64, size=100, reproducible=True)
-    origins = (Origin(name="made", built=sdist), Origin(name="own", path="wheels/own-1-py3-none-any.whl"))
+    origins = (
+        Origin(name="forked", git=COMMIT, built=replace(sdist, sdist="forked-1.tar")),
+        Origin(name="made", built=sdist),
+        Origin(name="own", path="wheels/own-1-py3-none-any.whl"),
+    )
     named = {origin.name for origin in origins}
     found = tuple(
         replace(wheel, index=Source.PROJECT) if wheel.name in named else wheel for wheel in lock.wheels
     )
-    [made] = (wheel for wheel in found if wheel.name == "made")
-    kept = small.store.wheel(made)  # as the cache has it after the build from the sdist
-    kept.parent.mkdir(parents=True)
-    shutil.copy(small.folder / "wheels" / made.filename, kept)
+    for wheel in found:
+        if wheel.name in ("made", "forked"):
+            kept = small.store.wheel(wheel)  # as the cache has it after the build
+            kept.parent.mkdir(parents=True)
+            shutil.copy(small.folder / "wheels" / wheel.filename, kept)
     return replace(lock, wheels=found, origins=origins)
 
 
@@ -204,12 +214,15 @@ def test_the_sbom_has_their_hashes_and_origins(sourced: Scene) -> None:
 
     for name, path, origin in (
         ("made", "wheels/made-2-py3-none-any.whl", "made-2.tar.gz"),
+        ("forked", "wheels/forked-3-py3-none-any.whl", COMMIT.text),
         ("own", "project/wheels/own-1-py3-none-any.whl", "wheels/own-1-py3-none-any.whl"),
     ):
         file = sourced.small.folder / path
         assert found[name]["checksums"][0]["checksumValue"] == sha256(file)
         assert f"not from an index: {origin}" in found[name]["comment"]
     assert "not from an index" not in found["fsspec"]["comment"]
+    (purl,) = (one["referenceLocator"] for one in found["forked"]["externalRefs"])
+    assert PackageURL.from_string(purl).qualifiers == {"vcs_url": COMMIT.text}
 
 
 def test_they_are_published(sourced: Scene) -> None:

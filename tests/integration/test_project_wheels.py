@@ -33,7 +33,7 @@ from torchkiln.project import code
 from torchkiln.project.file import save_project
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.ready import ProjectRequest, needs_of
-from torchkiln.project.sdists import BuiltSdist
+from torchkiln.project.sdists import BuiltSdist, SourceCode
 from torchkiln.project.wheel_files import ProjectWheels
 from torchkiln.store.store import Store
 
@@ -161,8 +161,8 @@ class Builder:
         self.small, self.text = small, text
         self.asked: list[tuple[str, tuple[str, ...]]] = []
 
-    def again(self, sdist: LockedWheel, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
-        store = self.small.store
+    def again(self, code: SourceCode, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
+        sdist, store = code.archive, self.small.store
         assert all(map(store.has_wheel, (sdist, *requires)))
         assert TAG in open_layout(self.small.layout).refs()  # so the base that is used is known
         self.asked.append((sdist.filename, tuple(wheel.name for wheel in requires)))

@@ -22,7 +22,7 @@ from torchkiln.build.sdist import SandboxedBuilder
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
-from torchkiln.project.sdists import BuiltSdist
+from torchkiln.project.sdists import BuiltSdist, SourceCode
 from torchkiln.runtimes import workshop
 from torchkiln.runtimes.workshop import Job, Limits
 from torchkiln.store.store import Store
@@ -75,7 +75,7 @@ class Scene:
 
     def build(self, files: dict[str, str], limits: Limits | None = None) -> BuiltSdist:
         builder = replace(self.builder, limits=limits) if limits else self.builder
-        return builder.build(self.put(*sdist(files), "tool"), self.cell, self.resolve)
+        return builder.build(SourceCode(archive=self.put(*sdist(files), "tool")), self.cell, self.resolve)
 
     def refused(self, files: dict[str, str], limits: Limits | None = None) -> BuildFailed:
         with pytest.raises(BuildFailed) as caught:
@@ -98,7 +98,7 @@ def test_the_wheel_of_an_sdist(scene: Scene) -> None:
     data = scene.store.wheel(made.wheel).read_bytes()
     assert hashlib.sha256(data).hexdigest() == made.wheel.sha256
     assert b"Requires-Dist: attrs>=1" in made.metadata
-    source = scene.put(*sdist(files_of(needs="attrs>=1")), "tool")
+    source = SourceCode(archive=scene.put(*sdist(files_of(needs="attrs>=1")), "tool"))
     assert scene.builder.same(source, scene.cell, made)
     assert scene.builder.again(source, scene.cell, ()).wheel == made.wheel
     assert not list((scene.store.root / "tmp").glob("*-sdist"))
@@ -120,7 +120,7 @@ def test_build_requirements_are_installed(scene: Scene) -> None:
 def test_a_build_that_is_not_reproducible(scene: Scene) -> None:
     files = files_of(code="\nimport uuid\ndef extra():\n    return '#' + str(uuid.uuid4())\n")
     made = scene.build(files)
-    assert not scene.builder.same(scene.put(*sdist(files), "tool"), scene.cell, made)
+    assert not scene.builder.same(SourceCode(archive=scene.put(*sdist(files), "tool")), scene.cell, made)
 
 
 def test_the_environment_is_fixed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

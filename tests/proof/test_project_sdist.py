@@ -1,4 +1,4 @@
-"""A real package that is on the default index only as source code: built in the real base, twice."""
+"""Packages as source code, of the default index and of a repository, are built in the real base, twice."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs_namespaces
+from tests.servers.git_server import GitServer, needs_git_server
 from torchkiln.project.file import load_project
 from torchkiln.util.places import ROOT
 
@@ -17,12 +18,16 @@ pytestmark = [pytest.mark.network, needs_namespaces]
 LINES = "hydra-core==1.3.2\n"  # requires antlr4-python3-runtime 4.9, of which there is no wheel
 
 
+def lock(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "build.py"), "lock", "--project", str(folder)]
+    command += ["--torch", "2.7", "--cuda", "12.1"]
+    return subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True)
+
+
 def test_a_dependency_without_a_wheel(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text(LINES)
     (tmp_path / "torchkiln.toml").write_text('build = ["antlr4-python3-runtime"]\n')
-    command = [sys.executable, str(ROOT / "build.py"), "lock", "--project", str(tmp_path)]
-    command += ["--torch", "2.7", "--cuda", "12.1"]
-    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True)
+    done = lock(tmp_path)
 
     assert done.returncode == 0, done.stderr
     found = load_project(tmp_path)
@@ -33,3 +38,49 @@ def test_a_dependency_without_a_wheel(tmp_path: Path) -> None:
     assert origin.built.sdist == "antlr4-python3-runtime-4.9.3.tar.gz"
     assert origin.built.reproducible
     assert "setuptools" in [wheel.name for wheel in origin.built.requires]
+
+
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=68"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "tool"
+version = "1.5.dev0"
+"""
+SETUP = """\
+from setuptools import Extension, setup
+setup(ext_modules=[Extension("_tool", ["_tool.c"], include_dirs=["../ext/lib"])])
+"""
+MODULE = """\
+#include <Python.h>
+#include "answer.h"
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_tool", 0, ANSWER};
+PyMODINIT_FUNC PyInit__tool(void) { return PyModule_Create(&module); }
+"""
+
+
+def test_a_package_in_c_of_a_repository(tmp_path: Path) -> None:
+    """In a subdirectory, with a header of a submodule."""
+    needs_git_server()
+    (tmp_path / "server").mkdir()
+    (tmp_path / "project").mkdir()
+    with GitServer(tmp_path / "server") as server:
+        lib = server.commit("lib", {"answer.h": "#define ANSWER -1\n"})
+        files = {"pkg/pyproject.toml": PYPROJECT, "pkg/setup.py": SETUP, "pkg/_tool.c": MODULE}
+        modules = '[submodule "lib"]\n\tpath = ext/lib\n\turl = ../lib.git\n'
+        commit = server.commit("tool", {**files, ".gitmodules": modules}, f"160000 {lib}\text/lib")
+        line = f"tool @ git+{server.url('tool')}@main#subdirectory=pkg\n"
+        (tmp_path / "project" / "requirements.txt").write_text(line)
+        (tmp_path / "project" / "torchkiln.toml").write_text('build = ["tool"]\n')
+        done = lock(tmp_path / "project")
+
+    assert done.returncode == 0, done.stderr
+    found = load_project(tmp_path / "project")
+    assert found is not None
+    (origin,) = found.origins
+    assert origin.git is not None
+    assert origin.built is not None
+    assert (origin.git.commit, origin.git.subdirectory) == (commit, "pkg")
+    assert origin.built.reproducible
+    assert found.wheels[0].filename == "tool-1.5.dev0-cp311-cp311-linux_x86_64.whl"

@@ -140,7 +140,7 @@ CHAIN = (
         ('a = []\n"b c" = []', "[dependency-groups]: 'b c' is not a name"),
         ('a = ["x[nope]"]', "x[nope]: pyproject.toml has no extra nope; it has: gpu"),
         ('a = ["y ="]', "pyproject.toml:8: y =: not a requirement"),
-        ('a = ["y @ git+https://h.invalid/y"]', "source code of a repository cannot be locked"),
+        ('a = ["y @ hg+https://h.invalid/y"]', "only git+https:// is supported, not hg+"),
         (CHAIN, "more than 50 levels"),
         ("a = [" + "'y'," * 5001 + "]", "5000 requirements"),
     ],

@@ -258,7 +258,6 @@ def test_a_wheel_in_pyproject(project: Workspace) -> None:
         ("https://x.invalid/tool-1.0-py3-none-any.whl", "a direct URL of a wheel needs one sha256"),
         (f"https://me:pw@x.invalid/t-1-py3-none-any.whl#sha256={'0' * 64}", "it contains credentials"),
         (f"tool @ https://x.invalid/tool-1.0.tar.gz#sha256={'0' * 64}", "source code at a direct URL"),
-        ("tool @ git+https://x.invalid/tool", "source code of a repository cannot be locked"),
     ],
 )
 def test_files_that_cannot_be_locked(project: Workspace, line: str, why: str) -> None:

@@ -20,12 +20,12 @@ from tests.unit.test_project_lock import OLD, PROJECTS, Workspace, versions
 from torchkiln.build import sdist as building
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
-from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import ProjectLock
 from torchkiln.project import sdists
 from torchkiln.project.build_system import BuildSystem, build_requirements, build_system
 from torchkiln.project.file import FILE, from_json, to_json
-from torchkiln.project.sdists import BuiltSdist, Resolve
+from torchkiln.project.sdists import BuiltSdist, Resolve, SourceCode
 from torchkiln.store.store import Store
 
 
@@ -36,18 +36,22 @@ class FakeBuilder:
     store: Store
     requires: dict[str, tuple[str, ...]] = field(default_factory=dict)
     system: tuple[str, ...] = ("backend",)
+    version: str = "1.5"  # of what is built from a commit
     built: list[str] = field(default_factory=list)
     reproducible: bool = True
 
-    def build(self, sdist: LockedWheel, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
+    def build(self, code: SourceCode, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
+        sdist = code.archive
         assert self.store.has_wheel(sdist)
         self.built.append(f"{sdist.name} {sdist.version}")
         requires = resolve(self.system)
         payload = ",".join(wheel.version for wheel in requires).encode()
         more = self.requires.get(sdist.name, ())
-        filename, data = wheel_bytes(sdist.name, sdist.version, requires=more, payload=payload)
+        version = sdist.version or self.version
+        filename, data = wheel_bytes(sdist.name, version, requires=more, payload=payload)
         wheel = replace(
             sdist,
+            version=version,
             filename=filename,
             sha256=hashlib.sha256(data).hexdigest(),
             size=len(data),
@@ -58,7 +62,7 @@ class FakeBuilder:
         self.store.adopt(temporary, self.store.wheel(wheel))
         return BuiltSdist(wheel=wheel, metadata=metadata_of(data), requires=requires)
 
-    def same(self, sdist: LockedWheel, cell: LockedCell, built: BuiltSdist) -> bool:
+    def same(self, code: SourceCode, cell: LockedCell, built: BuiltSdist) -> bool:
         return self.reproducible
 
 

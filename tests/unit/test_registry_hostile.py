@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import socketserver
 import ssl
 import subprocess
@@ -13,13 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from tests.publisher import new_publisher
 from tests.pushing import image, push_to
+from tests.servers.certificate import self_signed
 from tests.servers.registry_server import RegistryServer
 from torchkiln.errors import RegistryError
 from torchkiln.oci.layout import ImageOnDisk
@@ -139,28 +134,9 @@ def test_invalid_responses(answers: dict[str, bytes], tmp_path: Path) -> None:
     assert "correct-horse" not in message
 
 
-_DAY = datetime.timedelta(days=1)
-
-
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of 0.0.0.0 by itself, and its key in the same file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a registry")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    made = (
-        x509.CertificateBuilder(
-            name, name, key.public_key(), x509.random_serial_number(), now - _DAY, now + _DAY
-        )
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("0.0.0.0"))]), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path_factory.mktemp("tls") / "registry.pem"
-    form = serialization.Encoding.PEM
-    plain = key.private_bytes(form, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    path.write_bytes(made.public_bytes(form) + plain)
-    return path
+    return self_signed(tmp_path_factory.mktemp("tls") / "registry.pem")
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ ACTORS = (
     "hostile image or layout",
     "hostile matrix or lock in a pull request",
     "hostile project folder",
+    "hostile git repository",
     "hostile cache on a shared machine",
     "report forger",
     "key thief",

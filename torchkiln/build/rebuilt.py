@@ -8,10 +8,13 @@ from torchkiln.build.environment import Environment
 from torchkiln.build.fetched import fetched
 from torchkiln.build.sdist import SandboxedBuilder
 from torchkiln.errors import BuildFailed
+from torchkiln.index.settings import index_settings
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.progress import Reporting
-from torchkiln.model.project import Origin
+from torchkiln.model.project import BuiltFrom, GitCommit, Origin
+from torchkiln.project.repositories import Repositories
+from torchkiln.project.sdists import SourceCode
 
 
 def rebuilt(wheel: LockedWheel, origin: Origin, cell: LockedCell, environment: Environment) -> Path:
@@ -29,11 +32,14 @@ def rebuilt(wheel: LockedWheel, origin: Origin, cell: LockedCell, environment: E
         size=built.size,
         index=Source.DEFAULT,
     )
+    if origin.git and not environment.store.has_wheel(sdist):
+        _fetch_commit(origin.name, origin.git, built, environment)
     for file in (sdist, *built.requires):
         fetched(file, environment)
+    code = SourceCode(archive=sdist, folder=(origin.git.subdirectory if origin.git else "") or ".")
     report = Reporting(say=environment.say, observer=environment.observer)
     builder = SandboxedBuilder(store=environment.store, environ=environment.environ, report=report)
-    found = builder.again(sdist, cell, built.requires).wheel
+    found = builder.again(code, cell, built.requires).wheel
     if found.sha256 != wheel.sha256:
         why = "" if built.reproducible else ", which was not reproducible when it was locked"
         raise BuildFailed(
@@ -43,3 +49,23 @@ def rebuilt(wheel: LockedWheel, origin: Origin, cell: LockedCell, environment: E
             " again",
         )
     return environment.store.wheel(wheel)
+
+
+def _fetch_commit(name: str, commit: GitCommit, built: BuiltFrom, environment: Environment) -> None:
+    """Put the archive of *commit* from which the package *name* was built into the cache.
+
+    :raises BuildFailed: the commit cannot be fetched, or gives another archive.
+    """
+    repositories = Repositories(
+        store=environment.store,
+        settings=index_settings(environment.environ),
+        environ=environment.environ,
+        say=environment.say,
+    )
+    found = repositories.archive(name, commit).archive
+    if (found.filename, found.sha256) != (built.sdist, built.sha256):
+        raise BuildFailed(
+            f"{built.sdist}: checksum mismatch: the commit gives sha256 {found.sha256}, the lock has"
+            f" {built.sha256}",
+            hint="lock the project again",
+        )

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from torchkiln.base import artefact, tools
@@ -30,7 +30,7 @@ from torchkiln.model.operating_system import operating_system
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.unpack import LayerBlob, unpacked_root
 from torchkiln.project.build_system import BuildSystem, build_requirements, build_system
-from torchkiln.project.sdists import BuiltSdist, Resolve
+from torchkiln.project.sdists import BuiltSdist, Resolve, SourceCode
 from torchkiln.runtimes.workshop import Job, Limits, run_enclosed
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
@@ -60,6 +60,9 @@ _NO_COMPILER = re.compile(
     r"|CUDA_HOME|CMAKE_\w+_COMPILER|can't find Rust compiler|Unknown compiler",
     re.IGNORECASE,
 )
+_NO_HISTORY = re.compile(
+    r"setuptools.scm was unable to detect version|Versioning for this project requires either an sdist"
+)
 _UNLISTED = re.compile(r"^ModuleNotFoundError: No module named '(\w+)", re.MULTILINE)
 _ELSEWHERE = "build a wheel elsewhere, and put it into the folder of the setting `wheels`"
 
@@ -74,15 +77,15 @@ class SandboxedBuilder:
     limits: Limits = field(default_factory=Limits)
     root: Callable[[LockedCell], Path] | None = None  # the image's file system; None: base and tools
 
-    def build(self, sdist: LockedWheel, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
+    def build(self, code: SourceCode, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
         """See SdistBuilder."""
-        root = self._root(cell)
+        root, sdist = self._root(cell), code.archive
         self.report.say(f"building {sdist.filename} in a sandbox")
         try:
-            text = self._run(sdist, root, cell, (), ("read", "-"), _QUICK)
+            text = self._run(sdist, root, cell, (), ("read", code.folder, "-"), _QUICK)
             system = build_system(text)
             requires = resolve(system.requires)
-            words = ("requires", system.backend, *system.path)
+            words = ("requires", code.folder, system.backend, *system.path)
             more = build_requirements(json_of(self._run(sdist, root, cell, requires, words, _QUICK)))
             if set(more) - set(system.requires):
                 requires = resolve((*system.requires, *more))
@@ -90,23 +93,23 @@ class SandboxedBuilder:
             raise BuildFailed(f"{sdist.filename}: {error}", hint=_ELSEWHERE) from error
         except BuildFailed as error:
             raise BuildFailed(_named(sdist, error.message), hint=error.hint) from error
-        return self._wheel(sdist, root, cell, requires, system)
+        return self._wheel(code, root, cell, requires, system)
 
-    def same(self, sdist: LockedWheel, cell: LockedCell, built: BuiltSdist) -> bool:
+    def same(self, code: SourceCode, cell: LockedCell, built: BuiltSdist) -> bool:
         """See SdistBuilder."""
-        return self.again(sdist, cell, built.requires).wheel.sha256 == built.wheel.sha256
+        return self.again(code, cell, built.requires).wheel.sha256 == built.wheel.sha256
 
-    def again(self, sdist: LockedWheel, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
-        """The wheel of *sdist*, built with what a lock says that its build requires; both are in the cache.
+    def again(self, code: SourceCode, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
+        """The wheel of *code*, built with what a lock says that its build requires; both are in the cache.
 
         :raises BuildFailed: as `build`.
         """
-        root = self._root(cell)
+        root, sdist = self._root(cell), code.archive
         try:
-            system = build_system(self._run(sdist, root, cell, (), ("read", "-"), _QUICK))
+            system = build_system(self._run(sdist, root, cell, (), ("read", code.folder, "-"), _QUICK))
         except ValueError as error:
             raise BuildFailed(f"{sdist.filename}: {error}", hint=_ELSEWHERE) from error
-        return self._wheel(sdist, root, cell, requires, system)
+        return self._wheel(code, root, cell, requires, system)
 
     def _root(self, cell: LockedCell) -> Path:
         """The unpacked base of *cell*, with its tools if it has some."""
@@ -128,20 +131,21 @@ class SandboxedBuilder:
 
     def _wheel(
         self,
-        sdist: LockedWheel,
+        code: SourceCode,
         root: Path,
         cell: LockedCell,
         requires: tuple[LockedWheel, ...],
         system: BuildSystem,
     ) -> BuiltSdist:
         """Build the wheel, check it, and put it into the cache."""
-        words = ("wheel", system.backend, *system.path)
+        sdist, words = code.archive, ("wheel", code.folder, system.backend, *system.path)
         name, _, data = self._run(sdist, root, cell, requires, words, self.limits).partition(b"\n")
-        if not _FILE_NAME.fullmatch(name):
+        version = sdist.version or _version(name.decode(errors="replace"))
+        if not _FILE_NAME.fullmatch(name) or not version:
             raise BuildFailed(f"{sdist.filename}: its build made no wheel", hint=_ELSEWHERE)
         wheel = LockedWheel(
             name=sdist.name,
-            version=sdist.version,
+            version=version,
             filename=name.decode(),
             sha256=hashlib.sha256(data).hexdigest(),
             size=len(data),
@@ -234,6 +238,14 @@ def _fault(wheel: LockedWheel, metadata: bytes, cell: LockedCell) -> str:
     return "" if not tags.isdisjoint(accepted) else "it is not for the image's Python and Linux"
 
 
+def _version(filename: str) -> str:
+    """The version in *filename*; "" if it is not that of a wheel."""
+    try:
+        return str(parse_wheel_filename(filename)[1])
+    except InvalidWheelFilename:
+        return ""
+
+
 def _named(sdist: LockedWheel, message: str) -> str:
     return message if message.startswith(sdist.filename) else f"{sdist.filename}: {message}"
 
@@ -241,6 +253,8 @@ def _named(sdist: LockedWheel, message: str) -> str:
 def _hint(log: str, cell: LockedCell) -> str:
     if found := _UNLISTED.search(log):
         return f"it imports {found[1]}, but does not say that its build requires it: {_ELSEWHERE}"
+    if _NO_HISTORY.search(log):
+        return f"its version comes from git's history, which the build does not have: {_ELSEWHERE}"
     if _NO_COMPILER.search(log) and cell.tools is None:
         return f"it may need a compiler that this image does not have: use --flavor devel; or {_ELSEWHERE}"
     return _ELSEWHERE

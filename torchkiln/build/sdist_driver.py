@@ -1,8 +1,9 @@
 """Builds a wheel from an sdist by its own backend. A program of its own, in a sandbox, under a base's Python.
 
-    python sdist_driver.py ACTION BACKEND BACKEND_PATH...
+    python sdist_driver.py ACTION FOLDER BACKEND BACKEND_PATH...
 
-/in/source.tar.gz is the sdist, /in/wheels has the build requirements. ACTION is "read" (prints
+/in/source.tar.gz is the sdist or another tar, and FOLDER the package's folder in it; /in/wheels has the build
+requirements. ACTION is "read" (prints
 pyproject.toml), "requires" (prints what the backend requires beside it, as JSON), or "wheel" (prints the file
 name on a line, then the wheel). Everything else that is printed goes to stderr. It uses the standard library
 alone, and runs on Python 3.10 and newer.
@@ -32,11 +33,11 @@ sys.exit({call}())
 
 def main() -> None:
     """Do what the arguments say; the answer is what is written to stdout."""
-    action, backend, *path = sys.argv[1:]
+    action, folder, backend, *path = sys.argv[1:]
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a backend prints is no answer
     here = os.getcwd()
-    source = _unpacked(f"{here}/source")
+    source = os.path.normpath(f"{_unpacked(f'{here}/source')}/{folder}")
     if action == "read":
         if os.path.isfile(f"{source}/pyproject.toml"):
             with open(f"{source}/pyproject.toml", "rb") as file:

@@ -179,7 +179,7 @@ class _Scan:
         yield from self._debs()
         yield from self._files("bytecode", ".pack", "byte-code")
         yield from self._folders()
-        for name in ("pages", "urls", "metadata", "beside", "own-wheels"):
+        for name in ("pages", "urls", "metadata", "beside", "own-wheels", "git"):
             yield from self._files(f"records/{name}", ".json", "index pages")
         for name in ("evidence", "agreed", "contents", "hashes", "effects", "symbols"):
             yield from self._files(f"records/{name}", ".json", "layer texts")

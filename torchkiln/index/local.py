@@ -6,13 +6,18 @@ resolver reads are those of the wheel that is locked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from torchkiln.index.listing import ListedFile
 from torchkiln.model.index import LocalWheel
+
+_REQUIRES = re.compile(rb"^(Requires-Dist:[ \t]*)([^\r\n]+)", re.IGNORECASE | re.MULTILINE)
 
 
 def of_project(local: Iterable[LocalWheel], name: str) -> tuple[LocalWheel, ...]:
@@ -50,3 +55,34 @@ def _version(filename: str) -> Version | None:
         return parse_wheel_filename(filename)[1]
     except InvalidWheelFilename:
         return None
+
+
+def required_by_name(local: Iterable[LocalWheel]) -> tuple[LocalWheel, ...]:
+    """*local* with METADATA that require each other by name, where a wheel excludes all other files.
+
+    A package may require another by URL (`NAME @ git+https://…`); uv accepts that of the project alone.
+    """
+    found = tuple(local)
+    names = frozenset(wheel.name for wheel in found if wheel.only)
+
+    def changed(wheel: LocalWheel) -> LocalWheel:
+        return replace(wheel, metadata=lambda: _by_name(wheel.metadata(), names))
+
+    return tuple(map(changed, found)) if names else found
+
+
+def _by_name(metadata: bytes, names: Collection[str]) -> bytes:
+    """*metadata* without the URLs of the packages *names* in its requirements."""
+    head, separator, rest = metadata.partition(b"\n\n")
+
+    def line(found: re.Match[bytes]) -> bytes:
+        try:
+            requirement = Requirement(found[2].decode())
+        except (InvalidRequirement, UnicodeDecodeError):
+            return found[0]
+        if not requirement.url or canonicalize_name(requirement.name) not in names:
+            return found[0]
+        requirement.url = None
+        return found[1] + str(requirement).encode()
+
+    return _REQUIRES.sub(line, head) + separator + rest

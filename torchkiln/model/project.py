@@ -16,6 +16,8 @@ PARENT_LABEL = "torchkiln.parent"  # its parent image, TAG@DIGEST
 APP = "app"  # where its code is, relative to /
 PROJECT_JSON = "etc/torchkiln/project.json"
 
+REPOSITORY = r"^https?://[A-Za-z0-9_.:\[\]-]+/[!$->A-~]*$"  # the URL of a repository, without a login
+
 _SET = {"uniqueItems": True}
 
 
@@ -23,7 +25,7 @@ _SET = {"uniqueItems": True}
 class BuiltFrom:
     """What a wheel was built from, in a sandbox of the image's base."""
 
-    sdist: fields.FileName  # on the default index
+    sdist: fields.FileName  # on the default index, or an archive of a commit
     sha256: fields.Sha256  # of the sdist
     size: fields.Bytes
     requires: Annotated[tuple[LockedWheel, ...], Meta(max_length=1000)] = ()  # for the build, by name
@@ -31,8 +33,46 @@ class BuiltFrom:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GitCommit:
+    """A commit of a git repository with the source code of a package."""
+
+    url: Annotated[
+        str,
+        Meta(
+            pattern=REPOSITORY,
+            max_length=1000,
+            description="the URL of a repository, without credentials",
+        ),
+    ]
+    commit: Annotated[str, Meta(pattern=r"^[0-9a-f]{40}$", description="a commit of 40 hex digits")]
+    revision: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+/-]*$",
+            max_length=200,
+            description="the branch or tag that had this commit",
+        ),
+    ] = ""  # "": the project names the commit
+    subdirectory: Annotated[
+        str,
+        Meta(
+            pattern=fields.INSIDE,
+            max_length=1000,
+            description="a folder of the repository",
+        ),
+    ] = ""
+
+    @property
+    def text(self) -> str:
+        """As pip writes it."""
+        return f"git+{self.url}@{self.commit}" + (
+            f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where the wheel of one package comes from, if no index has it: a file, a URL, or an sdist."""
+    """Where the wheel of one package comes from, if no index has it: a file, a URL, an sdist, or a commit."""
 
     name: fields.Name
     path: Annotated[
@@ -44,12 +84,14 @@ class Origin:
         ),
     ] = ""
     url: Annotated[str, Meta(pattern=r"^https?://[!-~]+$", max_length=2000, description="its URL")] = ""
+    git: GitCommit | None = None  # `built` has the sha256 of its archive
     built: BuiltFrom | None = None
 
     @property
     def text(self) -> str:
-        """The file, the URL or the sdist."""
-        return self.path or self.url or (self.built.sdist if self.built else "")
+        """The file, the URL, the commit or the sdist."""
+        named = self.path or self.url or (self.git.text if self.git else "")
+        return named or (self.built.sdist if self.built else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

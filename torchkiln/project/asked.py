@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,29 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from torchkiln.project.choice import NO_CHOICE, Choice
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repository:
+    """The source code of a package that is required, in a git repository."""
+
+    url: str  # https, without credentials and fragment
+    revision: str  # a commit, else a branch or a tag; "HEAD": the default branch
+    subdirectory: str = ""  # with the package, relative to the root
+
+    @property
+    def commit(self) -> str:
+        """The revision if it is a commit, which never changes; else ""."""
+        return self.revision if _COMMIT.fullmatch(self.revision) else ""
+
+    @property
+    def text(self) -> str:
+        """As pip writes it."""
+        return f"git+{self.url}@{self.revision}" + (
+            f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,11 +45,12 @@ class Asked:
     by_name: bool = True  # False: a lock file pins it, and it may be a dependency of another package
     path: str = ""  # of the wheel in the project's folder that is required, "wheels/own-1.0-py3-none-any.whl"
     url: str = ""  # of the wheel that is required; `hashes` has its sha256
+    repository: Repository | None = None  # the wheel that is built from it is required; `text` has no version
 
     @property
     def by_file(self) -> bool:
         """Whether one file is required, and no other of its package."""
-        return bool(self.path or self.url)
+        return bool(self.path or self.url or self.repository)
 
     @property
     def requirement(self) -> Requirement:

@@ -142,8 +142,10 @@ def _origin_faults(document: Mapping[str, Any]) -> Iterator[str]:
     if own != [origin["name"] for origin in origins]:
         yield "origins: must be those of the wheels that no index has"
     for number, origin in enumerate(origins):
-        if len(origin) != 2:
-            yield f"origins[{number}]: must have exactly one of path, url and built"
+        if origin.keys() - {"name"} not in ({"path"}, {"url"}, {"built"}, {"git", "built"}):
+            yield f"origins[{number}]: must have exactly one of path, url and built; and git only with built"
+        if {".", ".."} & {*origin.get("git", {}).get("subdirectory", "").split("/")}:
+            yield f"origins[{number}]: {shown(origin['git']['subdirectory'])} is not in the repository"
         if {".", ".."} & {*origin.get("path", "").split("/")}:
             yield f"origins[{number}]: {shown(origin['path'])} is not in the project's folder"
 

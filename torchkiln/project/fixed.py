@@ -82,7 +82,7 @@ def movable(
                 f"{one.where}: {one.path or one.text}: the image has {one.name} {wheel.version}, which"
                 " is fixed"
             )
-            hints.append(f"require {one.name} without a file")
+            hints.append(f"require {one.name} without a {'repository' if one.repository else 'file'}")
         elif _includes(requirement.specifier, wheel.version):
             if (pin := _pin(requirement.specifier)) and Version(pin) != Version(wheel.version):
                 ignored.append(Ignored(name=one.name, version=pin, where=one.where))

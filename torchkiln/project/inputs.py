@@ -14,7 +14,8 @@ def inputs_digest(needs: ProjectNeeds, cell: LockedCell) -> Digest:
     """The digest of what the project's files, the image and the rules determine."""
 
     def form(asked: Asked) -> list[object]:
-        return [asked.text, sorted(asked.hashes), *filter(None, (asked.path, asked.url))]
+        repository = asked.repository.text if asked.repository else ""
+        return [asked.text, sorted(asked.hashes), *filter(None, (asked.path, asked.url, repository))]
 
     choice = needs.choice
     return digest_of_json(

@@ -1,15 +1,22 @@
-"""Reads pylock.toml (PEP 751): the packages that it pins for an image, all of which must have wheels."""
+"""Reads pylock.toml (PEP 751): the packages that it pins for an image, by their wheels or by commits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
-from packaging.pylock import Package, Pylock, PylockUnsupportedVersionError, PylockValidationError
+from packaging.pylock import (
+    Package,
+    PackageVcs,
+    Pylock,
+    PylockUnsupportedVersionError,
+    PylockValidationError,
+)
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError
-from torchkiln.project.asked import Asked, ProjectNeeds
+from torchkiln.project.asked import Asked, ProjectNeeds, Repository
+from torchkiln.project.by_commit import repository_at
 from torchkiln.project.choice import HINT, NO_CHOICE, Choice
 from torchkiln.project.files import Lines
 from torchkiln.util.toml import toml_of
@@ -54,13 +61,22 @@ def needs_of_pylock(
         hashes = tuple(
             wheel.hashes["sha256"].lower() for wheel in package.wheels or () if "sha256" in wheel.hashes
         )
-        if why := _unfit(package):
+        known = not by_name or package.name in by_name
+        if package.vcs:
+            try:
+                repository = _repository(package.vcs)
+            except ValueError as error:
+                faults.append(f"{where}: {package.name}: {error}")
+            else:
+                requirements.append(
+                    Asked(text=package.name, where=where, by_name=known, repository=repository)
+                )
+        elif why := _unfit(package):
             faults.append(f"{where}: {package.name}: {why}")
         elif not hashes:
             faults.append(f"{where}: {package.name}: its wheels have no sha256")
         else:
             text_of_pin = f"{package.name}=={package.version}"
-            known = not by_name or package.name in by_name
             requirements.append(Asked(text=text_of_pin, where=where, hashes=hashes, by_name=known))
     if len(packages) > _MOST:
         faults.append(f"{FILE}: more than {_MOST} packages")
@@ -91,10 +107,18 @@ def _normal(names: Iterable[str] | None) -> frozenset[str]:
     return frozenset(map(canonicalize_name, names or ()))
 
 
+def _repository(vcs: PackageVcs) -> Repository:
+    """:raises ValueError: it cannot be locked; the message says why."""
+    if vcs.type != "git" or not vcs.url:
+        raise ValueError("of repositories only those of git with a URL are supported")
+    found = repository_at(vcs.url, vcs.commit_id, vcs.subdirectory or "")
+    if not found.commit:
+        raise ValueError(f"commit-id {vcs.commit_id[:100]!r} does not have 40 hex digits")
+    return found
+
+
 def _unfit(package: Package) -> str:
     """Why *package* cannot be locked; "" if it can."""
-    if package.vcs:
-        return "source code of a repository cannot be locked"
     if package.directory:
         return "local folders cannot be locked"
     if package.archive:

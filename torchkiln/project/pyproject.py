@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError, Stale
-from torchkiln.project.asked import ProjectNeeds
+from torchkiln.project.asked import Asked, ProjectNeeds
 from torchkiln.project.by_file import wheel_required
 from torchkiln.project.choice import NO_CHOICE, Choice
 from torchkiln.project.files import Lines
@@ -132,9 +133,9 @@ def _require_current(project: ProjectNeeds, document: Mapping[str, Any]) -> None
             continue
         metadata = package.get("metadata")
         listed = _listed(metadata, project.choice.groups) if isinstance(metadata, dict) else []
-        locked = {_locked_form(entry) for entry in listed if isinstance(entry, dict)}
-        asked = {_form(one.requirement) for one in project.requirements}
-        if missing := sorted(name for name, _ in asked - locked):
+        locked = {form for entry in listed if isinstance(entry, dict) for form in _locked_forms(entry)}
+        asked = {_form(one) for one in project.requirements}
+        if missing := sorted(name for name, _, _ in asked - locked):
             raise Stale(
                 f"{LOCK}: made from other dependencies than {FILE} has: {', '.join(missing)}",
                 hint="run: uv lock",
@@ -150,15 +151,22 @@ def _listed(metadata: Mapping[str, Any], groups: Iterable[str]) -> list[Any]:
     return [entry for each in lists if isinstance(each, list) for entry in each]
 
 
-def _form(requirement: Requirement) -> tuple[str, str]:
-    return canonicalize_name(requirement.name), str(requirement.specifier)
+def _form(asked: Asked) -> tuple[str, str, str]:
+    """The package, its versions, and the revision of a repository."""
+    revision = asked.repository.revision if asked.repository else ""
+    return asked.name, str(asked.requirement.specifier), revision
 
 
-def _locked_form(entry: Mapping[str, Any]) -> tuple[str, str]:
-    """`_form` of an entry of uv.lock's requires-dist."""
-    try:
-        return canonicalize_name(str(entry.get("name", ""))), str(
-            SpecifierSet(str(entry.get("specifier", "")))
-        )
-    except (InvalidSpecifier, InvalidRequirement):
-        return "", ""
+def _locked_forms(entry: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The values of `_form` for an entry of uv.lock's requires-dist.
+
+    The repository of a requirement without one is in [tool.uv.sources].
+    """
+    with suppress(InvalidSpecifier, ValueError):
+        name = canonicalize_name(str(entry.get("name", "")))
+        specifier = str(SpecifierSet(str(entry.get("specifier", ""))))
+        yield name, specifier, ""
+        if entry.get("git"):
+            values = dict(parse_qsl(urlsplit(str(entry["git"])).query))
+            revisions = (values[key] for key in ("rev", "tag", "branch") if key in values)
+            yield name, specifier, next(revisions, "HEAD")

@@ -15,6 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from torchkiln.errors import ConfigError
 from torchkiln.index.settings import redact_text
 from torchkiln.project.asked import Asked
+from torchkiln.project.by_commit import repository_required
 from torchkiln.project.by_file import wheel_required
 from torchkiln.project.files import read_inside
 from torchkiln.util.strict_json import text_of
@@ -37,6 +38,7 @@ _BUILD = (
     "build a wheel of source code (python -m pip wheel --no-deps), put it into a folder in the project's, and"
     " require it by path: ./wheels/NAME.whl"
 )
+_SOURCE = "source code at a direct URL cannot be locked"
 _FOLDER = 'name a folder of wheels in torchkiln.toml: wheels = "wheels"'
 _INDEX = "the index is that of pip's or uv's configuration: PIP_INDEX_URL or UV_DEFAULT_INDEX"
 _CORRECT = "correct the lines"
@@ -197,9 +199,14 @@ def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, 
     if re.search(r"\s--?[A-Za-z]", text):
         raise _Unsupported(f"{shown}: of the options of a requirement only --hash is supported")
     try:
-        wheel = wheel_required(text)
+        wheel, repository = wheel_required(text), repository_required(text)
     except ValueError as error:
         raise _Unsupported(f"{shown}: {error}") from None
+    if repository:
+        if constraint or hashes:
+            why = "a constraint cannot be a repository" if constraint else "a commit has no --hash: remove it"
+            raise _Unsupported(f"{shown}: {why}")
+        return Asked(text=repository[0], where=where, by_name=by_name, repository=repository[1])
     if wheel is None:
         requirement = _requirement(text, constraint=constraint)
         return Asked(text=str(requirement), where=where, hashes=hashes, by_name=by_name)
@@ -223,7 +230,7 @@ def _requirement(text: str, *, constraint: bool) -> Requirement:
     """
     shown = text[:200]
     if _URL.match(text):
-        raise _Unsupported(f"{shown}: {_kind(text)} cannot be locked", _BUILD)
+        raise _Unsupported(f"{shown}: {_SOURCE}", _BUILD)
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
@@ -231,13 +238,8 @@ def _requirement(text: str, *, constraint: bool) -> Requirement:
             raise _Unsupported(f"{shown}: of local files only wheels can be locked", _BUILD) from None
         raise _Unsupported(f"{shown}: not a requirement: {str(error).splitlines()[0][:200]}") from None
     if requirement.url:
-        raise _Unsupported(f"{shown}: {_kind(requirement.url)} cannot be locked", _BUILD)
+        raise _Unsupported(f"{shown}: {_SOURCE}", _BUILD)
     if constraint and requirement.extras:
         extras = ", ".join(sorted(requirement.extras))
         raise _Unsupported(f"{shown}: a constraint cannot have extras: remove [{extras}]")
     return requirement
-
-
-def _kind(url: str) -> str:
-    is_repository = url.lower().startswith(("git+", "hg+", "svn+", "bzr+"))
-    return "source code of a repository" if is_repository else "source code at a direct URL"

@@ -1,5 +1,7 @@
 """Offers sdists to the resolver as if they were wheels, and builds those whose METADATA it needs.
 
+A commit of a repository is built before, as only its wheel has the version.
+
 Only packages that the project names in its setting `build` are built, as building runs their code.
 """
 
@@ -28,10 +30,10 @@ from torchkiln.index.listing import ListedFile
 from torchkiln.index.package_index import PackageIndex
 from torchkiln.index.read_page import release_files
 from torchkiln.model.cell import Source
-from torchkiln.model.index import IndexRequest, LocalWheel
+from torchkiln.model.index import IndexRequest, LocalWheel, read_metadata
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
-from torchkiln.model.project import BuiltFrom, Origin, ProjectLock
+from torchkiln.model.project import BuiltFrom, GitCommit, Origin, ProjectLock
 from torchkiln.project.fixed import fixed_wheels
 
 MOST = 20  # builds of one lock
@@ -39,6 +41,14 @@ _SUFFIX = ".tar.gz"
 
 #: Resolves and downloads what a build requires (PEP 508): see `Sdists.required`.
 Resolve = Callable[[tuple[str, ...]], tuple[LockedWheel, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceCode:
+    """What a wheel is built from: an sdist, or the archive of a commit, in the cache."""
+
+    archive: LockedWheel  # its version is "" if only the wheel has it
+    folder: str = "."  # the package's, below the archive's only top-level folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,15 +63,15 @@ class BuiltSdist:
 class SdistBuilder(Protocol):
     """Builds sdists in a sandbox."""
 
-    def build(self, sdist: LockedWheel, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
-        """The wheel of *sdist*, which is in the cache, for the image of *cell*.
+    def build(self, code: SourceCode, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
+        """The wheel of *code* for the image of *cell*.
 
         :raises BuildFailed: the build fails, exceeds a limit, or makes something else than this wheel.
         :raises ToolMissing: this host has no sandbox.
         """
         ...
 
-    def same(self, sdist: LockedWheel, cell: LockedCell, built: BuiltSdist) -> bool:
+    def same(self, code: SourceCode, cell: LockedCell, built: BuiltSdist) -> bool:
         """Whether a second build gives the bytes of *built*."""
         ...
 
@@ -83,7 +93,8 @@ class Sdists:
     ) -> None:
         self._index, self._cell, self._builder, self._as_of = index, cell, builder, as_of
         self._known = known
-        self._listed: dict[str, LockedWheel] = {}  # by sha256
+        self._listed: dict[str, SourceCode] = {}  # by sha256
+        self._commits: dict[str, GitCommit] = {}  # those of which these are archives
         self._built: dict[str, BuiltSdist] = {}
         self._building = threading.RLock()  # one build at a time: each may use gigabytes
 
@@ -115,6 +126,25 @@ class Sdists:
                     continue
                 yield self._offered(name, version, file)
 
+    def of_commit(self, code: SourceCode, commit: GitCommit) -> LocalWheel:
+        """The wheel of *code*, an archive of *commit*, built now; no other of its package may be chosen.
+
+        :raises BuildFailed: as `SdistBuilder.build`.
+        """
+        archive = code.archive
+        self._listed[archive.sha256], self._commits[archive.sha256] = code, commit
+        built = self._of(archive.sha256)
+        return LocalWheel(
+            name=archive.name,
+            version=built.wheel.version,
+            filename=built.wheel.filename,
+            sha256=archive.sha256,
+            size=archive.size,
+            requires_python=read_metadata(built.metadata).requires_python,
+            metadata=lambda: built.metadata,
+            only=True,
+        )
+
     def finish(self, lock: ProjectLock) -> ProjectLock:
         """*lock* with the wheels that were built in place of their sdists."""
         origins = {origin.name: origin for origin in lock.origins}
@@ -125,8 +155,12 @@ class Sdists:
                 continue
             built = self._of(wheel.sha256)
             wheels.append(built.wheel)
-            # The build has measured an sdist whose size the index does not have.
-            origins[wheel.name] = Origin(name=wheel.name, built=self._from(self._listed[wheel.sha256], built))
+            origins[wheel.name] = Origin(
+                name=wheel.name,
+                git=self._commits.get(wheel.sha256),
+                # The build has measured an sdist whose size the index does not have.
+                built=self._from(self._listed[wheel.sha256], built),
+            )
         return replace(lock, wheels=tuple(wheels), origins=tuple(origins[name] for name in sorted(origins)))
 
     def required(self, texts: tuple[str, ...]) -> tuple[LockedWheel, ...]:
@@ -172,7 +206,7 @@ class Sdists:
             size=file.size or 0,
             index=Source.DEFAULT,
         )
-        self._listed[file.sha256] = sdist
+        self._listed[file.sha256] = SourceCode(archive=sdist)
         return LocalWheel(
             name=name,
             version=str(version),
@@ -195,15 +229,16 @@ class Sdists:
             return self._built[sha256]
 
     def _build(self, sha256: str) -> BuiltSdist:
-        sdist, pages = self._listed[sha256], self._index.pages
+        code, pages = self._listed[sha256], self._index.pages
+        sdist = code.archive
         if not sdist.size:
             (at,) = (file for file in pages.files(sdist.name, sdist.index, {sha256}) if file.sha256 == sha256)
             sdist = replace(sdist, size=pages.measure(at).size or 0)
-            self._listed[sha256] = sdist
+            code = self._listed[sha256] = SourceCode(archive=sdist)
         Downloads(pages).fetch_wheel(sdist, pages.store)
         known = self._known.get(sha256)
         resolve = self.required if known is None else self._same_as(known)
-        return self._builder.build(sdist, self._cell, resolve)
+        return self._builder.build(code, self._cell, resolve)
 
     def _same_as(self, known: BuiltFrom) -> Resolve:
         """The build requirements of the previous lock, which give the same wheel."""
@@ -215,13 +250,13 @@ class Sdists:
 
         return resolve
 
-    def _from(self, sdist: LockedWheel, built: BuiltSdist) -> BuiltFrom:
+    def _from(self, code: SourceCode, built: BuiltSdist) -> BuiltFrom:
         return BuiltFrom(
-            sdist=sdist.filename,
-            sha256=sdist.sha256,
-            size=sdist.size,
+            sdist=code.archive.filename,
+            sha256=code.archive.sha256,
+            size=code.archive.size,
             requires=tuple(sorted(built.requires, key=lambda wheel: wheel.name)),
-            reproducible=self._builder.same(sdist, self._cell, built),
+            reproducible=self._builder.same(code, self._cell, built),
         )
 
 

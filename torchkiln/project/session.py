@@ -12,6 +12,7 @@ from packaging.tags import Tag
 from torchkiln.errors import BadWheel, BuildFailed, Stale, Unresolvable
 from torchkiln.index.choose import tags_of
 from torchkiln.index.download import Downloads
+from torchkiln.index.local import required_by_name
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.lock.choice import record_of
 from torchkiln.lock.folder import LockFolder
@@ -23,9 +24,9 @@ from torchkiln.model.index import KnownWheel, LocalWheel
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.progress import UNREPORTED, Reporting
-from torchkiln.model.project import BuiltFrom, ProjectLock
+from torchkiln.model.project import BuiltFrom, GitCommit, ProjectLock
 from torchkiln.plan.load import plan_locked
-from torchkiln.project.asked import ProjectNeeds
+from torchkiln.project.asked import Asked, ProjectNeeds
 from torchkiln.project.file import load_project
 from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.inputs import inputs_digest
@@ -35,6 +36,7 @@ from torchkiln.project.name import demand_own_name
 from torchkiln.project.os_packages import kept_packages, with_packages
 from torchkiln.project.own_wheels import demand_wheels_folder, from_index, local_wheels
 from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
+from torchkiln.project.repositories import Repositories, demand_allowed
 from torchkiln.project.sdists import SdistBuilder, Sdists
 from torchkiln.project.target import applies, environment_of
 from torchkiln.project.wheel_files import keep_own_wheels, wheel_by_url
@@ -66,7 +68,9 @@ def lock_folder(
     :raises Stale: the cell is not locked, or its lock is stale; or uv.lock is.
     :raises Unresolvable: the requirements conflict, a package is not built for the image, or the archive
         cannot provide the OS packages.
-    :raises BuildFailed: the OS packages cannot be installed in the image, or would change it.
+    :raises BuildFailed: the OS packages cannot be installed in the image, or would change it; or source code
+        cannot be fetched or built.
+    :raises ToolMissing: git, or the sandbox for builds, is missing.
     """
     resolution = locks.resolution(request.cell)
     parent = fresh_parent(locks, request.cell, environ)
@@ -80,8 +84,11 @@ def lock_folder(
     own, left_out = _local(needs, request.folder, parent, index)
     known = _builds(previous, request.upgrade)
     sdists = Sdists(index, parent, builder, as_of=date, known=known)
-    offered = tuple(sdists.local(needs.build, own, _tags(parent)))
     settings = index.pages.settings
+    required = _repositories(needs, parent)
+    sources = Repositories(store=store, settings=settings, environ=environ, say=report.say)
+    built = _built(required, sources, sdists, _commits(previous, request.upgrade))
+    offered = tuple(sdists.local(sorted({*needs.build} - {one.name for one in required}), own, _tags(parent)))
     record = record_of(
         resolution, locks.facts, by_record=bool(parent.by_record), pytorch_url=settings.pytorch_url
     )
@@ -96,7 +103,7 @@ def lock_folder(
             ),
             index,
             ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),
-            local=(*own, *offered),
+            local=required_by_name((*own, *built, *offered)),
             untrusted=settings.untrusted,
         )
     except Unresolvable as error:
@@ -168,6 +175,40 @@ def _local(
         if one.url and applies(one.requirement, environment_of(python))
     )
     return (*found, *by_url), left_out
+
+
+def _repositories(needs: ProjectNeeds, parent: LockedCell) -> tuple[Asked, ...]:
+    """The requirements of *needs* that name a repository, for the image; without those of fixed packages.
+
+    :raises ConfigError: the setting build does not name the package, or two name different repositories.
+    """
+    environment, fixed = environment_of(parent.base.python), fixed_wheels(parent.wheels)
+    found = [one for one in needs.requirements if one.repository and one.name not in fixed]
+    found = [one for one in found if applies(one.requirement, environment)]
+    demand_allowed(found, needs.build)
+    return tuple(found)
+
+
+def _built(
+    required: Iterable[Asked], sources: Repositories, sdists: Sdists, known: Mapping[str, GitCommit]
+) -> tuple[LocalWheel, ...]:
+    """The wheels of what *required* requires of repositories.
+
+    :param known: the commits of the present lock by package.
+    """
+    found: dict[str, LocalWheel] = {}
+    for one in required:
+        if one.repository and one.name not in found:
+            commit = sources.commit_of(one.repository, known.get(one.name))
+            found[one.name] = sdists.of_commit(sources.archive(one.name, commit), commit)
+    return tuple(found.values())
+
+
+def _commits(previous: ProjectLock | None, upgrade: Collection[str]) -> dict[str, GitCommit]:
+    """The commits of *previous* of packages that are not upgraded, by package."""
+    kept = kept_versions(previous, upgrade)
+    origins = previous.origins if previous else ()
+    return {one.name: one.git for one in origins if one.git and one.name in kept}
 
 
 def _tags(parent: LockedCell) -> tuple[Tag, ...]:

@@ -47,12 +47,18 @@ def bill_of_project(
     )
     origins = {wheel.name: wheel.origin for wheel in project.account.wheels if wheel.origin}
     components = [
-        replace(part, remark=f"not from an index: {printable(origins[part.name])}")
-        if part.kind == "wheel" and part.name in origins
-        else part
+        _of_origin(part, origins[part.name]) if part.kind == "wheel" and part.name in origins else part
         for part in bill.components
     ]
     return replace(bill, tag=project.account.name, components=in_order((*components, _itself(project))))
+
+
+def _of_origin(part: BillComponent, origin: str) -> BillComponent:
+    """*part*, a wheel, with where it comes from; a commit is also in its package URL."""
+    purl = PackageURL.from_string(part.purl)
+    if origin.startswith("git+"):
+        purl = purl._replace(qualifiers={**dict(purl.qualifiers), "vcs_url": origin})
+    return replace(part, purl=purl.to_string(), remark=f"not from an index: {printable(origin)}")
 
 
 def _with_packages(project: ProjectImage) -> LockedCell:

@@ -90,7 +90,10 @@ def _origin(origin: Origin) -> str:
     if origin.built is None:
         return origin.path or redact(origin.url)
     kept = "" if origin.built.reproducible else "; warning: not reproducible: a second build gave other bytes"
-    return f"built from {origin.built.sdist}{kept}"
+    if origin.git is None:
+        return f"built from {origin.built.sdist}{kept}"
+    named = f" ({origin.git.revision})" if origin.git.revision else ""
+    return f"built from commit {origin.git.commit}{named} of {redact(origin.git.url)}{kept}"
 
 
 def _row(move: Move) -> tuple[str, str, str, str]:

@@ -1,0 +1,365 @@
+"""Commits are fetched by the real git from a server on this machine, and packed without a checkout."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import ssl
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from tests.checkouts import git as run_git
+from tests.servers.certificate import self_signed
+from tests.servers.git_server import GitServer, needs_git_server
+from torchkiln.errors import BuildFailed, ToolMissing
+from torchkiln.index import git as fetching
+from torchkiln.index import git_archive
+from torchkiln.index.git import Git
+from torchkiln.index.git_archive import write_archive
+from torchkiln.index.settings import index_settings
+
+SETUP = {"setup.py": "x = 1\n"}
+DIGEST = "4df8363614d37c2e293f5917ce71090ed8e80ce420f57b95076fb90f753e9020"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+class Scene:
+    """A server, and a private folder for git."""
+
+    def __init__(self, folder: Path, server: GitServer) -> None:
+        self.folder, self.server, self.number = folder, server, 0
+        self.environ = {"PATH": os.environ["PATH"], "HOME": str(folder / "home")}
+        (folder / "home").mkdir()
+
+    def git(self, ca_bundle: Path | None = None) -> Git:
+        self.number += 1
+        folder = self.folder / f"git-{self.number}"
+        folder.mkdir()
+        variables = {"SSL_CERT_FILE": str(ca_bundle)} if ca_bundle else {}
+        found = Git(folder=folder, settings=index_settings(variables, pip_config=""), environ=self.environ)
+        found.start()
+        return found
+
+    def bytes(self, commit: str, name: str = "tool", folder: str = "") -> bytes:
+        path = self.folder / "out.tar"
+        write_archive(self.git(), self.server.url(name), commit, ("tool", folder), path)
+        return path.read_bytes()
+
+    def tar(self, commit: str, name: str = "tool", folder: str = "") -> tarfile.TarFile:
+        return tarfile.open(fileobj=BytesIO(self.bytes(commit, name, folder)))
+
+    def refused(self, commit: str, name: str = "tool", folder: str = "") -> BuildFailed:
+        with pytest.raises(BuildFailed) as caught:
+            self.tar(commit, name, folder)
+        assert caught.value.message.startswith("http://127.0.0.1")
+        return caught.value
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    needs_git_server()
+    (tmp_path / "server").mkdir()
+    with GitServer(tmp_path / "server") as server:
+        yield Scene(tmp_path, server)
+
+
+def read(tar: tarfile.TarFile, path: str) -> bytes:
+    file = tar.extractfile(path)
+    assert file is not None
+    return file.read()
+
+
+def test_a_commit_as_a_tar(scene: Scene) -> None:
+    """Its files as they were committed: no attribute applies. The same bytes each time."""
+    server = scene.server
+    script, link = server_blob(server, b"#!/bin/sh\n"), server_blob(server, b"../setup.py")
+    commit = server.commit(
+        "tool",
+        {**SETUP, ".gitattributes": "* text eol=crlf\nd/* export-ignore filter=evil\n", "d/é.txt": "a\nb\n"},
+        f"100755 {script}\trun.sh",
+        f"120000 {link}\td/link",
+    )
+    server.commit("tool", {**SETUP, "later": ""})
+    tar = scene.tar(commit)
+
+    assert [(one.name, one.mode, one.type, one.linkname) for one in tar.getmembers()] == [
+        ("tool/.gitattributes", 0o644, tarfile.REGTYPE, ""),
+        ("tool/d/link", 0o777, tarfile.SYMTYPE, "../setup.py"),
+        ("tool/d/é.txt", 0o644, tarfile.REGTYPE, ""),
+        ("tool/run.sh", 0o755, tarfile.REGTYPE, ""),
+        ("tool/setup.py", 0o644, tarfile.REGTYPE, ""),
+    ]
+    assert read(tar, "tool/d/é.txt") == b"a\nb\n"
+    # It is in locks: another version of git, Python or torchkiln must give the same.
+    assert hashlib.sha256(scene.bytes(commit)).hexdigest() == DIGEST
+
+
+def server_blob(server: GitServer, data: bytes) -> str:
+    server.commit("tool", {})
+    return server.blob("tool", data)
+
+
+def test_only_the_commit_is_fetched(scene: Scene) -> None:
+    first = scene.server.commit("tool", {**SETUP, "secret": "old"})
+    second = scene.server.commit("tool", SETUP)
+    git = scene.git()
+    git.fetch(scene.server.url("tool"), second)
+    have = git.run("cat-file", "--batch-all-objects", "--batch-check").decode()
+    assert second in have
+    assert first not in have
+    assert len(have.splitlines()) == 3
+
+
+def test_a_branch_and_a_tag(scene: Scene) -> None:
+    commit = scene.server.commit("tool", SETUP)
+    run_git(scene.server.root / "tool.git", "tag", "-a", "-m", "a tag", "v1", commit)
+    found = scene.git().references(
+        scene.server.url("tool"), "HEAD", "refs/heads/main", "refs/tags/v1^{}", "x"
+    )
+    assert found == {"HEAD": commit, "refs/heads/main": commit, "refs/tags/v1^{}": commit}
+    tag = run_git(scene.server.root / "tool.git", "rev-parse", "v1")
+    refused = scene.refused(tag)
+    assert f"{tag} is not a commit" in refused.message
+    assert commit in refused.hint
+
+
+@pytest.mark.parametrize("commit", ["1" * 40, "--upload-pack=touch /tmp/pwned", "main:refs/heads/x"])
+def test_a_commit_that_does_not_exist(scene: Scene, commit: str) -> None:
+    scene.server.commit("tool", SETUP)
+    assert scene.refused(commit).message
+
+
+def test_the_messages_of_a_failed_fetch(scene: Scene) -> None:
+    commit = scene.server.commit("tool", SETUP)
+    assert "does not have this commit" in scene.refused("1" * 40).hint
+    missing = scene.refused(commit, "nothing")
+    assert "compare the URL" in missing.hint
+    assert scene.server.url("nothing") not in missing.message
+    scene.server.login = ("me", "secret")
+    refused = scene.refused(commit)
+    assert "terminal prompts disabled" in refused.message
+    assert "~/.netrc" in refused.hint
+    assert scene.server.url("tool") not in refused.message
+
+
+def test_logins_are_those_of_netrc(scene: Scene) -> None:
+    commit = scene.server.commit("tool", SETUP)
+    scene.server.login = ("me", "secret")
+    (scene.folder / "home" / ".netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    assert scene.tar(commit).getnames() == ["tool/setup.py"]
+    (scene.folder / "home" / ".netrc").rename(scene.folder / "elsewhere")
+    scene.environ["NETRC"] = str(scene.folder / "elsewhere")
+    assert scene.tar(commit).getnames() == ["tool/setup.py"]
+
+
+def test_the_users_settings_are_not_used(scene: Scene) -> None:
+    """Neither configuration, variables, credential helpers nor templates."""
+    commit = scene.server.commit("tool", SETUP)
+    scene.server.login = ("me", "secret")
+    ran, helper = scene.folder / "ran", scene.folder / "helper"
+    helper.write_text(f"#!/bin/sh\ntouch {ran}\necho username=me\necho password=secret\n")
+    helper.chmod(0o755)
+    (scene.folder / "home" / ".gitconfig").write_text(f"[credential]\n\thelper = {helper}\n")
+    scene.environ |= {
+        "GIT_ASKPASS": str(helper),
+        "SSH_ASKPASS": str(helper),
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "credential.helper",
+        "GIT_CONFIG_VALUE_0": str(helper),
+        "GIT_DIR": str(scene.server.root / "tool.git"),
+        "GIT_PROXY_COMMAND": str(helper),
+    }
+    assert "terminal prompts disabled" in scene.refused(commit).message
+    assert not ran.exists()
+
+
+def test_redirects_lead_to_no_other_protocol(scene: Scene) -> None:
+    commit = scene.server.commit("tool", SETUP)
+    scene.server.moved["old.git"] = scene.server.url("tool")
+    assert scene.tar(commit, "old").getnames() == ["tool/setup.py"]
+    scene.server.moved["old.git"] = f"file://{scene.server.root}/tool.git"
+    assert scene.refused(commit, "old").message
+
+
+def test_https(scene: Scene) -> None:
+    """By the certificates of the index's settings; a redirect to http is not followed."""
+    bundle = self_signed(scene.folder / "server.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(bundle)
+    commit = scene.server.commit("tool", SETUP)
+    with GitServer(scene.server.root, context) as secure:
+        git = scene.git(bundle)
+        git.fetch(secure.url("tool"), commit)
+        with pytest.raises(BuildFailed, match="certificate") as caught:
+            scene.git().fetch(secure.url("tool"), commit)
+        assert "SSL_CERT_FILE" in caught.value.hint
+        secure.moved["old.git"] = scene.server.url("tool")
+        scene.server.requests.clear()
+        with pytest.raises(BuildFailed, match=r"old\.git: git: "):
+            git.fetch(secure.url("old"), commit)
+    assert scene.server.requests == []
+
+
+@pytest.mark.parametrize(
+    "url", ["ext::touch pwned", "file:///srv/x", "-uhttps://h.invalid/x", "ssh://h.invalid/x"]
+)
+def test_other_protocols_are_refused_twice(scene: Scene, url: str) -> None:
+    """By the check of the URL, and by git itself."""
+    git = scene.git()
+    with pytest.raises(BuildFailed, match="must begin with https://"):
+        git.fetch(url, "1" * 40)
+    with pytest.raises(BuildFailed, match="must begin with https://"):
+        git.references(url, "HEAD")
+    with pytest.raises(BuildFailed) as caught:
+        git.run("ls-remote", "--", url)
+    assert re.search("not allowed|not found|not supported", caught.value.message)
+    assert not list(git.folder.glob("pwned"))
+
+
+def test_git_is_missing(scene: Scene) -> None:
+    scene.environ["PATH"] = str(scene.folder)
+    with pytest.raises(ToolMissing, match="git: command not found"):
+        scene.git()
+
+
+def test_submodules_are_fetched_by_the_same_rules(scene: Scene) -> None:
+    server = scene.server
+    inner = server.commit("inner", {"deep.txt": "deep"})
+    modules = '[submodule "i"]\n\tpath = in\n\turl = ../inner.git\n'
+    lib = server.commit("lib", {".gitmodules": modules, "lib.txt": ""}, f"160000 {inner}\tin")
+    modules = (
+        f'[submodule "lib"]\n\tpath = ext/lib\n\turl = {server.url("lib")}\n'
+        '[submodule "no"]\n\tpath = no\n\turl = ext::sh\n\tupdate = none\n'
+    )
+    links = (f"160000 {lib}\text/lib", f"160000 {'1' * 40}\tno")
+    commit = server.commit("tool", {**SETUP, ".gitmodules": modules}, *links)
+    assert scene.tar(commit).getnames() == [
+        "tool/.gitmodules",
+        *("tool/ext/lib/.gitmodules", "tool/ext/lib/in/deep.txt", "tool/ext/lib/lib.txt"),
+        "tool/setup.py",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("modules", "why"),
+    [
+        ("", "ext/lib: no URL of this submodule"),
+        ("[submodule", "git: "),
+        ('[submodule "x"]\npath = other\nurl = ../lib.git\n', "ext/lib: no URL of this submodule"),
+        (
+            '[submodule "x"]\npath = ext/lib\nurl = ext::sh -c touch\n',
+            "ext/lib: ext::sh -c touch: the URL of a repository must",
+        ),
+        ('[submodule "x"]\npath = ext/lib\nurl = -u./payload\n', "must begin with https://"),
+        ('[submodule "x"]\npath = ext/lib\nurl = https://me:secret@h.invalid/x\n', "it contains credentials"),
+        ('[submodule "x"]\npath = ext/lib\nurl = ../nothing.git\n', "not found"),
+    ],
+)
+def test_submodules_that_are_refused(scene: Scene, modules: str, why: str) -> None:
+    lib = scene.server.commit("lib", {"lib.txt": ""})
+    files = {**SETUP, **({".gitmodules": modules} if modules else {})}
+    refused = scene.refused(scene.server.commit("tool", files, f"160000 {lib}\text/lib"))
+    assert why in refused.message
+    assert "secret" not in refused.message
+
+
+def test_a_submodule_of_itself_ends(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit cannot name itself, but a chain can be long."""
+    monkeypatch.setattr(git_archive, "_DEPTH", 2)
+    link = ""
+    for number in range(4):
+        modules = f'[submodule "x"]\n\tpath = x\n\turl = ../chain{number - 1}.git\n'
+        files = {**SETUP, **({".gitmodules": modules} if link else {})}
+        link = scene.server.commit(f"chain{number}", files, *([f"160000 {link}\tx"] if link else []))
+    assert "or 2 levels of them" in scene.refused(link, "chain3").message
+
+
+def test_hostile_trees(scene: Scene) -> None:
+    """What git would not check out, or would be outside."""
+    server = scene.server
+    server.commit("tool", SETUP)
+    setup, evil = server.blob("tool", b"x = 1\n"), server.blob("tool", b"evil")
+    up = server.tree("tool", ("100644", b"evil", evil))
+    for entry, why in (
+        (("40000", b"..", up), "../evil: not a path"),
+        (("40000", b".git", up), ".git/evil: not a path"),
+        (("120000", b"link", server.blob("tool", b"/etc/passwd")), "link: a link that leads out"),
+        (("120000", b"link", server.blob("tool", b"../../x")), "link: a link that leads out"),
+        (("120000", b"link", server.blob("tool", b"a" * 5000)), "link: the target of the link is too long"),
+        (("100644", b"setup.py", evil), "setup.py: listed twice"),
+    ):
+        tree = server.tree("tool", entry, ("100644", b"setup.py", setup))
+        assert why in scene.refused(server.put_tree("tool", tree)).message
+
+
+def test_a_tree_of_trees_of_trees(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few kilobytes that are 10^10 files."""
+    monkeypatch.setattr(fetching, "OUTPUT", 1 << 20)
+    server = scene.server
+    server.commit("tool", SETUP)
+    one, mode = server.blob("tool", b""), "100644"
+    for _ in range(10):
+        one = server.tree("tool", *((mode, b"%d" % number, one) for number in range(10)))
+        mode = "40000"
+    assert "takes more than 1.0 MB" in scene.refused(server.put_tree("tool", one)).message
+
+
+def test_limits(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = scene.server.commit("tool", {**SETUP, "noise": os.urandom(3 << 20)})
+    with monkeypatch.context() as patch:
+        patch.setattr(git_archive, "SIZE", 1 << 20)
+        assert "more than 100000 files or 1 MiB" in scene.refused(commit).message
+        patch.setattr(git_archive, "FILES", 1)
+        assert "more than 1 files" in scene.refused(commit).message
+    monkeypatch.setattr(fetching, "DISK", 1 << 20)
+    assert "the repository takes more than 1.0 MB" in scene.refused(commit).message
+
+
+def test_limits_of_each_process(scene: Scene) -> None:
+    """Also of those that git starts."""
+    git = scene.git()
+    for option, limit in (("v", fetching.MEMORY >> 10), ("f", 2 * fetching.DISK >> 9), ("c", 0)):
+        assert git.run("-c", f"alias.limit=!ulimit -{option}", "limit").decode().strip() == str(limit)
+
+
+def test_a_server_that_does_not_answer(scene: Scene) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        git = replace(scene.git(), end=time.monotonic())
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/x"
+        with pytest.raises(BuildFailed, match="takes more than 10 minutes"):
+            git.fetch(url, "1" * 40)
+        for _ in range(1000):  # what git started was killed, too, and ends
+            if not _commands_with(url):
+                return
+            time.sleep(0.01)
+        pytest.fail("what git started still runs")
+
+
+def _commands_with(word: str) -> list[bytes]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_bytes())
+    return [command for command in found if word.encode() in command]
+
+
+def test_where_the_package_is(scene: Scene) -> None:
+    commit = scene.server.commit("tool", {"pkg/pyproject.toml": "", "README": ""})
+    assert scene.tar(commit, folder="pkg").getnames() == ["tool/README", "tool/pkg/pyproject.toml"]
+    assert "has neither pyproject.toml nor setup.py: not a Python package" in scene.refused(commit).message
+    assert "has neither no/pyproject.toml nor" in scene.refused(commit, folder="no").message
+
+
+def test_pointers_of_git_lfs_are_counted(scene: Scene) -> None:
+    commit = scene.server.commit("tool", {**SETUP, "a.bin": POINTER, "b.bin": POINTER})
+    path = scene.folder / "out.tar"
+    assert write_archive(scene.git(), scene.server.url("tool"), commit, ("tool", ""), path) == 2

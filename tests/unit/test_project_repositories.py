@@ -1,0 +1,327 @@
+"""Packages of git repositories in the lock of a project; the server is a real one, the builder is a fake."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.checkouts import git
+from tests.servers.git_server import GitServer, needs_git_server
+from tests.servers.index_server import IndexServer
+from tests.unit.test_project_lock import OLD, PROJECTS, versions
+from tests.unit.test_project_sdists import FakeBuilder, Scene
+from torchkiln.errors import Stale
+from torchkiln.model.project import Origin
+from torchkiln.project.file import FILE, from_json, to_json
+from torchkiln.store.store import Store
+
+SETUP = {"setup.py": "x = 1\n"}
+BUILD = 'build = ["tool"]\n'
+
+
+class Forge(Scene):
+    """A workspace with a git server."""
+
+    forge: GitServer
+
+    def url(self, name: str = "tool") -> str:
+        return f"git+{self.forge.url(name)}"
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
+    with IndexServer() as server:
+        for (name, version), requires in PROJECTS.items():
+            server.add("default", name, version, requires=requires, date=OLD)
+        for name, version in (("backend", "1.0"), ("tool", "0.9"), ("tool", "9.0")):
+            server.add("default", name, version, date=OLD)
+        found = Forge(server, tmp_path_factory.mktemp("repositories"))
+        assert found.run("--as-of", "2026-11-25")[0] == 0
+        yield found
+
+
+@pytest.fixture
+def scene(cell: Forge, tmp_path: Path) -> Iterator[Forge]:
+    needs_git_server()
+    cell.folder = tmp_path / "trial"
+    cell.folder.mkdir()
+    cell.environ["TORCHKILN_CACHE"] = str(tmp_path / "cache")
+    cell.builder = FakeBuilder(Store(tmp_path / "cache"))
+    cell.settings(BUILD)
+    (tmp_path / "server").mkdir()
+    with GitServer(tmp_path / "server") as cell.forge:
+        yield cell
+
+
+def origin_of(scene: Forge, requirements: str, *arguments: str) -> Origin:
+    (found,) = scene.locked(requirements, *arguments).origins
+    return found
+
+
+def test_a_commit_is_built_and_locked(scene: Forge) -> None:
+    """Its own version, although the index has others; what its wheel requires, too."""
+    commit = scene.forge.commit("tool", SETUP)
+    scene.builder.requires["tool"] = ("attrs",)
+    line = f"tool @ {scene.url()}@{commit}\n"
+    found = scene.locked(line)
+
+    assert versions(found) == {"attrs": "1.0", "tool": "1.5"}
+    assert found.requirements == ("tool",)
+    (origin,) = found.origins
+    assert origin.git is not None
+    assert origin.built is not None
+    assert (origin.name, origin.git.url, origin.git.commit) == ("tool", scene.forge.url("tool"), commit)
+    assert (origin.git.revision, origin.git.subdirectory) == ("", "")
+    assert (origin.built.sdist, origin.built.reproducible) == (f"tool-{commit[:12]}.tar", True)
+    assert [wheel.name for wheel in origin.built.requires] == ["backend"]
+    assert origin.text == f"{scene.url()}@{commit}"
+    assert from_json(to_json(found)) == found
+    wheel = next(wheel for wheel in found.wheels if wheel.name == "tool")
+    assert scene.builder.store.has_wheel(wheel)
+    code, messages = scene.fails(line)
+    assert code == 0
+    assert f"tool is built from commit {commit} of http://127.0.0.1" in messages
+
+
+def test_a_fresh_lock_needs_no_server(scene: Forge) -> None:
+    """`--check` requests nothing, and locking again takes the archive of the cache."""
+    commit = scene.forge.commit("tool", SETUP)
+    scene.locked(f"tool @ {scene.url()}@{commit}\n")
+    scene.forge.requests.clear()
+    assert scene.lock("--check")[0] == 0
+    scene.locked(f"tool @ {scene.url()}@{commit}\n")
+    assert scene.forge.requests == []
+
+
+def test_a_changed_commit_makes_the_lock_stale(scene: Forge) -> None:
+    first = scene.forge.commit("tool", SETUP)
+    second = scene.forge.commit("tool", {**SETUP, "more": ""})
+    old = origin_of(scene, f"tool @ {scene.url()}@{first}\n")
+    for line in (f"tool @ {scene.url()}@{second}", f"tool @ {scene.url()}@{first}#subdirectory=x", "tool"):
+        (scene.folder / "requirements.txt").write_text(f"{line}\n")
+        code, _, messages = scene.lock("--check")
+        assert (code, "made from other requirements" in messages) == (5, True)
+    new = origin_of(scene, f"tool @ {scene.url()}@{second}\n")
+    assert new.git is not None
+    assert new.git.commit == second
+    assert new.built != old.built
+
+
+def test_a_branch_is_locked_by_its_commit(scene: Forge) -> None:
+    """Which is kept until the package is upgraded, or another branch is required."""
+    first = scene.forge.commit("tool", SETUP)
+    git(scene.forge.root / "tool.git", "tag", "-a", "-m", "a tag", "v1", first)
+    line = f"tool @ {scene.url()}@main\n"
+
+    def commit(requirement: str, *arguments: str) -> tuple[str, str]:
+        found = origin_of(scene, requirement, *arguments).git
+        assert found is not None
+        return found.commit, found.revision
+
+    assert commit(line) == (first, "main")
+    second = scene.forge.commit("tool", {**SETUP, "more": ""})
+    assert scene.lock("--check")[0] == 0
+    assert commit(line) == (first, "main")
+    assert commit(line, "--upgrade", "attrs") == (first, "main")
+    assert commit(line, "--upgrade", "tool") == (second, "main")
+    assert commit(f"tool @ {scene.url()}@v1\n") == (first, "v1")
+    assert commit(f"tool @ {scene.url()}\n") == (second, "HEAD")
+    assert commit(f"tool @ {scene.url()}@refs/tags/v1\n")[1] == "refs/tags/v1"
+
+
+def test_a_branch_comes_before_a_tag(scene: Forge) -> None:
+    """As for pip."""
+    first = scene.forge.commit("tool", SETUP)
+    git(scene.forge.root / "tool.git", "tag", "main", first)
+    second = scene.forge.commit("tool", {**SETUP, "more": ""})
+    found = origin_of(scene, f"tool @ {scene.url()}@main\n").git
+    assert found is not None
+    assert found.commit == second
+
+
+@pytest.mark.parametrize("revision", ["nothing", "0123456"])
+def test_a_revision_that_does_not_exist(scene: Forge, revision: str) -> None:
+    scene.forge.commit("tool", SETUP)
+    code, messages = scene.fails(f"tool @ {scene.url()}@{revision}\n")
+    assert (code, f"no branch or tag '{revision}'" in messages) == (6, True)
+    assert "all of its 40 hex digits" in messages
+
+
+def test_the_setting_must_name_the_package(scene: Forge) -> None:
+    """Nothing is fetched otherwise."""
+    commit = scene.forge.commit("tool", SETUP)
+    scene.settings('build = ["other"]\n')
+    code, messages = scene.fails(f"\ntool @ {scene.url()}@{commit}\n")
+    assert code == 2
+    assert (
+        "requirements.txt:2: tool: source code of a repository, which the setting build does not name"
+        in messages
+    )
+    assert 'build = ["other", "tool"]' in messages
+    assert scene.forge.requests == scene.builder.built == []
+
+
+def test_markers_and_extras(scene: Forge) -> None:
+    commit = scene.forge.commit("tool", SETUP)
+    scene.builder.requires["tool"] = ("attrs ; extra == 'x'",)
+    line = f"tool @ {scene.url()}@{commit}"
+    scene.settings("")
+    assert versions(scene.locked(f"{line} ; sys_platform == 'win32'\npeft<0.18\n")) == {"peft": "0.9"}
+    assert scene.forge.requests == []
+    scene.settings(BUILD)
+    assert versions(scene.locked(f"tool[x] @ {scene.url()}@{commit}\n")) == {"attrs": "1.0", "tool": "1.5"}
+
+
+def test_pre_releases_and_local_versions(scene: Forge) -> None:
+    """Usual for a repository; also if another package names its versions."""
+    scene.builder.version = "1.6.dev0+cu121"
+    commit = scene.forge.commit("tool", SETUP)
+    scene.server.add("default", "user", "1.0", requires=["tool>=1.0"], date=OLD)
+    found = scene.locked(f"user\ntool @ {scene.url()}@{commit}\n")
+    assert versions(found) == {"tool": "1.6.dev0+cu121", "user": "1.0"}
+
+
+def test_one_version_only(scene: Forge) -> None:
+    """The index's versions cannot be chosen beside it."""
+    commit = scene.forge.commit("tool", SETUP)
+    code, messages = scene.fails(f"tool>=9\ntool @ {scene.url()}@{commit}\n")
+    assert (code, "tool" in messages) == (4, True)
+    other = scene.forge.commit("other", SETUP)
+    code, messages = scene.fails(f"tool @ {scene.url()}@{commit}\ntool @ {scene.url('other')}@{other}\n")
+    assert code == 2
+    assert "requirements.txt:2: tool: requirements.txt:1 names another repository or revision" in messages
+
+
+def test_a_package_of_the_image_is_replaced(scene: Forge) -> None:
+    """Even in the image's version; but not a fixed one."""
+    commit = scene.forge.commit("fsspec", SETUP)
+    scene.settings('build = ["fsspec"]\n')
+    scene.builder.version = "2026.9"
+    found = scene.locked(f"fsspec @ {scene.url('fsspec')}@{commit}\n")
+    assert (versions(found), found.removed) == ({"fsspec": "2026.9"}, ("fsspec",))
+    (scene.folder / FILE).unlink()
+    scene.forge.requests.clear()
+    code, messages = scene.fails(f"torch @ {scene.url('torch')}@{commit}\n")
+    assert (code, "the image has torch 2.7.1, which is fixed" in messages) == (2, True)
+    assert "require torch without a repository" in messages
+    assert scene.forge.requests == []
+
+
+def test_a_uv_lock(scene: Forge) -> None:
+    commit = scene.forge.commit("tool", {"pkg/setup.py": ""})
+    url = f"{scene.forge.url('tool')}?subdirectory=pkg&rev=v1"
+    line = f"tool @ {scene.url()}@v1#subdirectory=pkg"
+    (scene.folder / "pyproject.toml").write_text(
+        f'[project]\nname = "trial"\nversion = "1"\ndependencies = ["{line}"]\n'
+    )
+    lock = (
+        'version = 1\nrevision = 3\nrequires-python = ">=3.11"\n\n'
+        f'[[package]]\nname = "tool"\nversion = "1.5"\nsource = {{ git = "{url}#{commit}" }}\n\n'
+        '[[package]]\nname = "trial"\nversion = "1"\nsource = { virtual = "." }\n'
+        'dependencies = [\n    { name = "tool" },\n]\n\n'
+        f'[package.metadata]\nrequires-dist = [{{ name = "tool", git = "{url}" }}]\n'
+    )
+    (scene.folder / "uv.lock").write_text(lock)
+    found = origin_of(scene, "unused\n").git
+    assert found is not None
+    assert (found.commit, found.revision, found.subdirectory) == (commit, "", "pkg")
+    (scene.folder / "uv.lock").write_text(lock.replace("rev=v1", "rev=v2"))
+    code, _, messages = scene.lock("--check")
+    assert (code, "other dependencies than pyproject.toml has: tool" in messages) == (5, True)
+
+
+def test_a_pylock(scene: Forge) -> None:
+    commit = scene.forge.commit("tool", {"pkg/setup.py": ""})
+    text = (
+        'lock-version = "1.0"\ncreated-by = "test"\n[[packages]]\nname = "tool"\nversion = "9.9"\n'
+        f'vcs = {{ type = "git", url = "{scene.forge.url("tool")}", requested-revision = "main",'
+        f' commit-id = "{commit}", subdirectory = "pkg" }}\n'
+    )
+    (scene.folder / "pylock.toml").write_text(text)
+    found = scene.locked("unused\n")
+    assert versions(found) == {"tool": "1.5"}
+    assert found.origins[0].git is not None
+    assert found.origins[0].git.text == f"{scene.url()}@{commit}#subdirectory=pkg"
+    for old, new, why in (
+        ('"git"', '"hg"', "of repositories only those of git with a URL are supported"),
+        ("url = ", "path = ", "of repositories only those of git with a URL are supported"),
+        (commit, "main", "commit-id 'main' does not have 40 hex digits"),
+        ("http://", "http://me:secret@", "it contains credentials"),
+    ):
+        (scene.folder / "pylock.toml").write_text(text.replace(old, new))
+        code, messages = scene.fails("unused\n")
+        assert (code, f"pylock.toml:4: tool: {why}" in messages) == (2, True), messages
+        assert "secret" not in messages
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("tool @ git+https://me:secret@h.invalid/tool@v1", "it contains credentials: remove them, git reads"),
+        (
+            "tool @ git+https://h.invalid/tool@v1 --hash=sha256:" + "0" * 64,
+            "a commit has no --hash: remove it",
+        ),
+        ("-e git+https://h.invalid/tool@v1#egg=tool", "editable packages cannot be locked"),
+        ("-c bounds.txt", "a constraint cannot be a repository"),
+    ],
+)
+def test_lines_that_are_refused(scene: Forge, line: str, why: str) -> None:
+    (scene.folder / "bounds.txt").write_text("tool @ git+https://h.invalid/tool@v1\n")
+    code, messages = scene.fails(f"{line}\n")
+    assert (code, why in messages) == (2, True), messages
+    assert "secret" not in messages
+
+
+def test_pointers_of_git_lfs_are_reported(scene: Forge) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    commit = scene.forge.commit("tool", {**SETUP, "weights.bin": text})
+    code, messages = scene.fails(f"tool @ {scene.url()}@{commit}\n")
+    assert code == 0
+    assert "warning: tool: 1 file is a pointer of Git LFS, whose content is not fetched" in messages
+
+
+def test_a_damaged_lock_is_refused(scene: Forge) -> None:
+    """Also a URL with credentials, which could be put into it."""
+    commit = scene.forge.commit("tool", SETUP)
+    lock = scene.locked(f"tool @ {scene.url()}@{commit}\n")
+    (origin,) = lock.origins
+    assert origin.git is not None
+    for change, why in (
+        (replace(origin.git, url="https://me:secret@h.invalid/x"), "is not the URL of a repository"),
+        (replace(origin.git, url="ext::sh"), "is not the URL of a repository"),
+        (replace(origin.git, commit="main"), "is not a commit of 40 hex digits"),
+        (replace(origin.git, revision="-x"), "is not the branch or tag"),
+        (replace(origin.git, subdirectory="../x"), "is not in the repository"),
+    ):
+        data = to_json(replace(lock, origins=(replace(origin, git=change),)))
+        with pytest.raises(Stale, match=why):
+            from_json(data)
+    with pytest.raises(Stale, match="git only with built"):
+        from_json(to_json(replace(lock, origins=(replace(origin, built=None),))))
+
+
+def test_locks_without_repositories_are_unchanged(scene: Forge) -> None:
+    found = scene.locked("tool<1\n")
+    text = json.loads((scene.folder / FILE).read_text())
+    assert "origins" not in text
+    assert not re.search("git", json.dumps(text))
+    assert found.origins == ()
+
+
+def test_a_package_that_requires_another_by_url(scene: Forge) -> None:
+    """As in the METADATA of a package whose own dependency is in a repository."""
+    commit, other = scene.forge.commit("tool", SETUP), scene.forge.commit("other", SETUP)
+    scene.settings('build = ["tool", "other"]\n')
+    scene.builder.requires["tool"] = (f"other[x] @ {scene.url('other')}@{other} ; python_version > '3'",)
+    scene.builder.requires["other"] = ("attrs ; extra == 'x'",)
+    line = f"tool @ {scene.url()}@{commit}\n"
+    code, messages = scene.fails(line)
+    assert (code, "URL dependencies must be expressed as direct requirements" in messages) == (4, True)
+    found = scene.locked(f"{line}other @ {scene.url('other')}@{other}\n")
+    assert versions(found) == {"attrs": "1.0", "other": "1.5", "tool": "1.5"}
