@@ -15,7 +15,7 @@ from torchkiln.errors import ConfigError, NothingSelected
 
 GOLDEN = ROOT / "tests" / "golden" / "list.txt"
 MATRIX = ["--matrix", str(ROOT / "matrix.yaml")]
-CELLS = 2 * (108 + 4 * 3)  # nine torch, three CUDA, and three more cells; two flavors, four systems
+CELLS = 2 * (108 + 4 * 7)  # nine torch, three CUDA, and seven more cells; two flavors, four systems
 
 
 def _out(command: click.Command, *args: str) -> str:
@@ -45,7 +45,7 @@ def test_lockable_cells_are_those_of_the_default_index():
     assert [row["tag"] for row in _json(list_command, "--all", "--lockable")] == lockable
     runtime = _json(list_command, "--lockable")
     assert {(row["flavor"], row["os"]) for row in runtime} == {("runtime", "debian12")}
-    assert len(runtime) == 9 + 3
+    assert len(runtime) == 9 + 7
 
 
 def test_without_lockable_cells_nothing_is_chosen():
@@ -153,7 +153,7 @@ def test_pick_json():
     expected = _json(pick, "--driver", "535", "--gpu", "H100")
     assert expected["runs"][0]["tag"] == "2.10.0-cuda12.8-cudnn9-runtime"
     assert all(offer["against"] for offer in expected["fails"])
-    assert len(expected["runs"]) + len(expected["fails"]) == 30
+    assert len(expected["runs"]) + len(expected["fails"]) == 34
 
 
 def test_pick_without_a_match_exits_with_3_and_a_reason():
@@ -164,19 +164,19 @@ def test_pick_without_a_match_exits_with_3_and_a_reason():
 
 
 def test_pick_reports_all_errors_at_once():
-    result = CliRunner().invoke(pick, [*MATRIX, "--driver", "x", "--gpu", "H1000,B200", "--torch", "2.12"])
+    result = CliRunner().invoke(pick, [*MATRIX, "--driver", "x", "--gpu", "H1000,B200", "--torch", "2.16"])
     assert isinstance(result.exception, ConfigError)
     assert [line.split(":")[0] for line in result.exception.message.splitlines()] == [
         "--driver x",
         "--gpu H1000",
-        "--torch 2.12",
+        "--torch 2.16",
     ]
 
 
 @pytest.mark.parametrize(
     ("command", "args", "error"),
     [
-        (list_command, ["--torch", "2.12"], ConfigError),
+        (list_command, ["--torch", "2.16"], ConfigError),
         (list_command, ["--torch", ""], NothingSelected),
         (explain, [], NothingSelected),
         (explain, ["--matrix", "no-such-file.yaml", "--all"], ConfigError),

@@ -71,7 +71,7 @@ def test_options_of_the_default_command_too(shell: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("lock", "--torch", "2.1"), ["2.1.2", "2.10.0", "2.11.0"]),
+        (("lock", "--torch", "2.1"), ["2.1.2", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]),
         (("lock", "--torch", "2.7.1,2.8"), ["2.7.1,2.8.0"]),
         (("build", "--cuda", "12"), ["12.1", "12.8"]),
         (("build", "--flavor", ""), ["runtime", "devel"]),

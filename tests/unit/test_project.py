@@ -31,7 +31,7 @@ from torchkiln.plan.plan import GENERATED
 from torchkiln.plan.rootfs import load
 from torchkiln.publish import source
 from torchkiln.util import places
-from torchkiln.util.places import IMAGES, ROOT, ROOTFS
+from torchkiln.util.places import IMAGES, RECIPES, ROOT, ROOTFS
 
 __all__ = ["a_built_publisher", "a_scene", "a_server", "a_workspace"]
 
@@ -107,7 +107,7 @@ def test_init_changes_no_existing_matrix(folder: Path, what: str) -> None:
     [
         ("2.7", None, ("2.7.1", "12.6")),
         ("2.7.0", None, ("2.7.0", "12.6")),
-        ("2", None, ("2.11.0", "13.0")),
+        ("2", None, ("2.15.0", "13.2")),
         ("2.7.1", "12.1", ("2.7.1", "12.1")),
         (None, "12.1", ("2.10.0", "12.1")),
         (None, "12", ("2.10.0", "12.8")),
@@ -277,7 +277,7 @@ def test_plan_and_dockerfile_have_the_projects_files(folder: Path) -> None:
     copies = re.findall(r"^COPY --from=rootfs --chmod=[0-9]+ (.*) /[^ ]*$", text, re.MULTILINE)
     copied = set(" ".join(copies).split())
     written = {str(path.relative_to("context")) for path in Path("context").rglob("*") if path.is_file()}
-    assert written == copied == {file.path for file in load(ROOTFS)} | {"etc/team"}
+    assert written == copied == {file.path for file in load(ROOTFS, recipes=RECIPES)} | {"etc/team"}
     assert (folder / "context/opt/torchkiln/entrypoint").stat().st_mode & 0o777 == 0o755
 
 

@@ -25,7 +25,7 @@ def _named(**options: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def test_a_prefix_selects_the_newest_match():
     assert _named(torch=("2.7",), cuda=("12.1",)) == [("2.7.1", "12.1")]
-    assert _named(cuda=("13",)) == [("2.11.0", "13.0")]
+    assert _named(cuda=("13",)) == [("2.15.0", "13.2")]
     assert _named(torch=("2.8",), cuda=("12",)) == [("2.8.0", "12.1")]
     assert _named(torch=("2.8",), cuda=("11",)) == [("2.8.0", "11.8")]
     assert _named(torch=("2.7.1",), cuda=("12",)) == [("2.7.1", "12.1")]
@@ -82,7 +82,7 @@ def test_the_python_is_that_of_the_system(system):
 
 
 def test_an_extra_cell_is_selected_like_others():
-    assert _named(torch=("2.11",)) == _named(cuda=("13",)) == [("2.11.0", "13.0")]
+    assert _named(torch=("2.15",)) == _named(cuda=("13",)) == [("2.15.0", "13.2")]
     assert _named(torch=("2.8,2.11",), cuda=("12.1,13.0",)) == [("2.8.0", "12.1"), ("2.11.0", "13.0")]
     assert ("2.11.0", "12.1") not in {(cell.torch, cell.cuda) for cell in all_cells(MATRIX)}
 
@@ -91,7 +91,7 @@ def test_options_without_a_common_cell_are_reported_with_the_alternatives():
     with pytest.raises(ConfigError) as caught:
         _named(torch=("2.7,2.8",), cuda=("12.1,13.0",))
     assert caught.value.message.splitlines() == [
-        "--cuda 13.0: not in the matrix with this torch, only with torch 2.11.0"
+        "--cuda 13.0: not in the matrix with this torch, only with torch 2.11.0, 2.12.1, 2.13.0, 2.14.1"
     ]
     with pytest.raises(ConfigError) as caught:
         _named(torch=("2.11",), cuda=("12.1",))
@@ -200,7 +200,8 @@ def test_aliases_of_the_headline_cell():
 
 def test_latest_is_the_newest_torch():
     assert _aliases("2.8.0", "12.1", matrix=WITHOUT_BEYOND) == ("2.8-cuda12.1-runtime", "v2.8", "latest")
-    assert _aliases("2.11.0", "13.0") == ("2.11-cuda13.0-runtime", "v2.11", "latest")
+    assert _aliases("2.15.0", "13.2") == ("2.15-cuda13.2-runtime", "v2.15", "latest")
+    assert _aliases("2.11.0", "13.0") == ("2.11-cuda13.0-runtime", "v2.11")
 
 
 def test_an_extra_cell_moves_no_alias_of_another_minor():
