@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from torchkiln.matrix.facts import GpuClass
@@ -23,7 +24,7 @@ def how_served(archs: Iterable[str], capability: str) -> Served | None:
 
     :raises ValueError: an arch or the capability is invalid.
     """
-    found = _loaded(archs, capability)
+    found = _loaded(tuple(archs), capability)
     return None if found is None else "cubin" if found[0] == "sm" else "ptx"
 
 
@@ -59,11 +60,12 @@ def kept_archs(archs: Sequence[str], kept: Sequence[str]) -> tuple[str, ...]:
     """
     if not kept:
         return tuple(archs)
-    loaded = {_loaded(archs, capability) for capability in kept}
+    loaded = {_loaded(tuple(archs), capability) for capability in kept}
     return tuple(arch for arch in archs if _parsed(arch) in loaded)
 
 
-def _loaded(archs: Iterable[str], capability: str) -> tuple[str, int, int] | None:
+@lru_cache(maxsize=4096)  # the nearest cells and the aliases of a cell ask the same thousands of times
+def _loaded(archs: tuple[str, ...], capability: str) -> tuple[str, int, int] | None:
     """Kind, major and minor of the code that a GPU of *capability* loads; None: there is none for it."""
     major, minor = numbers(capability)
     parsed = [_parsed(arch) for arch in archs]
