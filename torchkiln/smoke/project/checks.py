@@ -28,7 +28,7 @@ PLACE = "/opt/torchkiln/smoke-project"  # in the image: the suite, and linkage_p
 PROBE = "linkage_probe.py"
 # Of the driver: mounted by the container runtime, never part of an image.
 DRIVER = frozenset({"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1"})
-RULES = 1  # increase it when the result of a check can change: it is part of the suite's digest
+RULES = 2  # increase it when the result of a check can change: it is part of the suite's digest
 _LINES = 1000  # last lines of an output that are kept
 _SHOWN = 20  # of these, in the message of a failed test
 _FOUND = '{"from": '
