@@ -1,4 +1,4 @@
-"""Generate the JSON Schemas in torchkiln/data and examples/recipes from the data classes (`make golden`)."""
+"""Generate the JSON Schemas in torchkiln/data and the recipes' from the data classes (`make golden`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ SCHEMAS = {
     "smoke-report": report.schema,
     "recipes": recipes_record.schema,
 }
-ELSEWHERE = {"recipes": ROOT / "examples/recipes/record.schema.json"}  # torchkiln does not read it
+ELSEWHERE = {
+    "recipes": ROOT / "rootfs/opt/torchkiln/examples/recipes/record.schema.json"
+}  # torchkiln does not read it
 
 
 def text(schema: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ class Scene:
         self.tracer = compile_tracer(folder)
         # A copy, so that edits during the campaign have no effect.
         self.checkout = folder / "checkout"
-        for name in ("torchkiln", "rootfs", "templates", "examples/recipes"):
+        for name in ("torchkiln", "rootfs", "templates"):
             shutil.copytree(ROOT / name, self.checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "build.py", self.checkout)
         self.wheels = _wheels(folder / "wheels", random.Random(seed))

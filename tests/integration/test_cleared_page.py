@@ -38,7 +38,7 @@ POLICY = {"tiers: [0, 1]": "tiers: [0]", "checks: [nccl-all-reduce]": "checks: [
 @pytest.fixture
 def checkout(scene: Scene, tmp_path: Path) -> Path:
     """A checkout, with `torchkiln` in its folder `bin`."""
-    for name in ("torchkiln", "rootfs", "templates", "examples/recipes"):
+    for name in ("torchkiln", "rootfs", "templates"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "build.py", tmp_path)
     shutil.copytree(scene.images, tmp_path / "images")

@@ -33,7 +33,7 @@ from torchkiln.util.places import ROOT
 @pytest.fixture
 def publisher(tmp_path: Path) -> Publisher:
     """A checkout with a small suite and one small image, which is built."""
-    for name in (".github", "torchkiln", "rootfs", "templates", "tools", "examples/recipes"):
+    for name in (".github", "torchkiln", "rootfs", "templates", "tools"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Makefile", "build.py", "matrix.yaml", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)

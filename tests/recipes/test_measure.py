@@ -41,7 +41,7 @@ sys.exit(kind == "memory")
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module, without torch."""
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.syspath_prepend(str(ROOT / "rootfs/opt/torchkiln/examples"))
     import recipes.measure as module
 
     yield module

@@ -166,7 +166,7 @@ def test_torchrun_starts_it_and_one_process_reports(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--master-port", port, "-m", "recipes.train", *words],
         env=os.environ | ENVIRON,
-        cwd=ROOT / "examples",
+        cwd=ROOT / "rootfs/opt/torchkiln/examples",
         capture_output=True,
         text=True,
         check=False,

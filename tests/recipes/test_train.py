@@ -1,4 +1,4 @@
-"""examples/recipes/train.py on a CPU: each switch runs, and does what it is for."""
+"""recipes/train.py on a CPU: each switch runs, and does what it is for."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torchkiln.util.places import ROOT
 
 __all__ = ["ENVIRON", "EXAMPLES", "PYTHON", "needs_torch", "result_of"]
 
-EXAMPLES = ROOT / "examples"
+EXAMPLES = ROOT / "rootfs/opt/torchkiln/examples"
 # Threads that wait for each other are slow on a busy machine; with one thread sums have one order.
 ENVIRON = {
     "PYTHONPATH": str(EXAMPLES),

@@ -31,7 +31,7 @@ from torchkiln.plan.plan import GENERATED
 from torchkiln.plan.rootfs import load
 from torchkiln.publish import source
 from torchkiln.util import places
-from torchkiln.util.places import IMAGES, RECIPES, ROOT, ROOTFS
+from torchkiln.util.places import IMAGES, ROOT, ROOTFS
 
 __all__ = ["a_built_publisher", "a_scene", "a_server", "a_workspace"]
 
@@ -277,7 +277,7 @@ def test_plan_and_dockerfile_have_the_projects_files(folder: Path) -> None:
     copies = re.findall(r"^COPY --from=rootfs --chmod=[0-9]+ (.*) /[^ ]*$", text, re.MULTILINE)
     copied = set(" ".join(copies).split())
     written = {str(path.relative_to("context")) for path in Path("context").rglob("*") if path.is_file()}
-    assert written == copied == {file.path for file in load(ROOTFS, recipes=RECIPES)} | {"etc/team"}
+    assert written == copied == {file.path for file in load(ROOTFS)} | {"etc/team"}
     assert (folder / "context/opt/torchkiln/entrypoint").stat().st_mode & 0o777 == 0o755
 
 

@@ -1,4 +1,4 @@
-"""Plans a cell from its committed lock: reads images/<tag>/ and the files for images, then calls `plan`."""
+"""Plans a cell from its committed lock: reads images/<tag>/ and rootfs/, then calls `plan`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
 from torchkiln.plan.plan import plan
 from torchkiln.plan.rootfs import load
-from torchkiln.util.places import RECIPES, ROOTFS
+from torchkiln.util.places import ROOTFS
 
 
 def plan_cell(cell: Cell, matrix: Matrix, facts: Facts, *, images: Path) -> ImagePlan:
@@ -28,14 +28,14 @@ def plan_cell(cell: Cell, matrix: Matrix, facts: Facts, *, images: Path) -> Imag
 
 
 def plan_locked(locked: LockedCell, matrix: Matrix, facts: Facts, *, rootfs: Path = ROOTFS) -> ImagePlan:
-    """The plan of *locked* with the files of *rootfs*, the recipes, and rootfs/ beside the file of *matrix*.
+    """The plan of *locked* with the files of *rootfs*, and of rootfs/ beside the file of *matrix*.
 
     :raises ConfigError: a file of them is not allowed.
     """
     project = matrix.folder / "rootfs" if matrix.folder else None
     return plan(
         locked,
-        load(rootfs, project, recipes=RECIPES),
+        load(rootfs, project),
         aliases=aliases_of(locked.resolution, matrix, facts),
         lock_digest=lock_digest(locked),
     )

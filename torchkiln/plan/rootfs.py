@@ -1,4 +1,4 @@
-"""Reads the files that are copied into every image: rootfs/, the training recipes, the project's rootfs/."""
+"""Reads rootfs/, the files that are copied into every image, and the project's rootfs/ over it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from torchkiln.errors import ConfigError
@@ -15,31 +14,22 @@ from torchkiln.util.places import how_to_restore
 
 # Names that mean the same to tar, to COPY of a Dockerfile and to a shell.
 _NAME = re.compile(r"[A-Za-z0-9._+@][A-Za-z0-9._+@-]*")
-_RECIPES = "opt/torchkiln/examples/recipes"
 _DELETION = ".wh."  # in a layer, a name that begins so deletes a file of the layers below
 
 
-def load(
-    rootfs: Path, project: Path | None = None, *, recipes: Path | None = None
-) -> tuple[OverlayFile, ...]:
+def load(rootfs: Path, project: Path | None = None) -> tuple[OverlayFile, ...]:
     """Every regular file below *rootfs*, by path; modes are 0755 if the owner may execute, else 0644.
 
     Git stores only that part of a mode, and the umask of a checkout must not change an image.
 
     :param project: a folder whose files are added, and replace those of the same path; it need not exist.
-    :param recipes: a folder of training recipes, which are put into /opt/torchkiln/examples.
-    :raises ConfigError: *rootfs* or *recipes* is missing, *project* is a link, or one of them contains links,
-        special files or names that are not allowed; lists all of them.
+    :raises ConfigError: *rootfs* is missing, *project* is a link, or one of the two contains links, special
+        files or names that are not allowed; lists all of them.
     """
-    for folder, path in ((rootfs, "rootfs"), (recipes, "examples/recipes")):
-        if folder is not None and not folder.is_dir():
-            raise ConfigError(f"{folder}: no such folder", hint=how_to_restore(path))
+    if not rootfs.is_dir():
+        raise ConfigError(f"{rootfs}: no such folder", hint=how_to_restore("rootfs"))
     faults: list[str] = []
     files = _read(rootfs, faults)
-    if recipes is not None:
-        for path, file in _read(recipes, faults).items():
-            if not path.endswith(".md"):  # pages of the repository, whose links lead nowhere in an image
-                files[f"{_RECIPES}/{path}"] = replace(file, path=f"{_RECIPES}/{path}")
     if project is not None and project.is_symlink():
         raise ConfigError(f"{project}: a symbolic link", hint="replace it by a folder")
     if project is not None and project.is_dir() and not project.samefile(rootfs):

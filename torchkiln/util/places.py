@@ -11,7 +11,6 @@ SHIPPED = PACKAGE / "shipped"
 INSTALLED = SHIPPED.is_dir()
 ROOT = SHIPPED if INSTALLED else PACKAGE.parent
 ROOTFS = ROOT / "rootfs"
-RECIPES = ROOT / "examples/recipes"  # every image has a copy
 TEMPLATES = ROOT / "templates"
 SMOKE_TESTS = ROOT / "smoke_tests"
 IMAGES = ROOT / "images"  # in a wheel only the bases
