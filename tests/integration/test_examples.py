@@ -49,9 +49,9 @@ def test_a_readme_has_at_most_20_lines(example: str) -> None:
     assert len((EXAMPLES / example / "README.md").read_text().splitlines()) <= 20
 
 
-def test_there_are_four() -> None:
-    """Each has a test here; recipes has its own in tests/recipes."""
-    assert FOLDERS == ["components", "dockerfile", "gate", "recipes"]
+def test_there_are_five() -> None:
+    """Each has a test here; recipes has its own in tests/recipes; work is locked on the real index (ADR 45)."""
+    assert FOLDERS == ["components", "dockerfile", "gate", "recipes", "work"]
 
 
 # --- components ------------------------------------------------------------------------------------

@@ -258,7 +258,7 @@ def test_the_command_writes_the_folder_and_prints_it(tmp_path: Path, locks: Path
     there = content(site)
     assert {f"tags/{TAG}.html", f"zh/tags/{OTHER}.html", f"tags/{TAG}.json"} <= there.keys()
     shown = [name for name in there if name.startswith("reports/")]
-    assert "reports/2.7.1-cuda12.1-debian12-2xh100-tier2.dsse.json" in shown
+    assert "reports/2.7.1-cuda12.1-debian12-h200x2-tier3.dsse.json" in shown
     assert [name for name in shown if not name.startswith(("reports/2.7.1-", "reports/2.6.0-"))] == []
     assert from_json((locks / TAG / "lock.json").read_bytes(), where="lock").resolution.cell.torch == "2.7.1"
 

@@ -23,7 +23,6 @@ from tests.pushing import digests
 from tests.reports import IMAGE, LOCKED, SUITE, TAG, gpu, host, report, signed_report
 from tests.servers.registry_server import RegistryServer
 from tests.thin import thin_locked
-from torchkiln.cli.repository import _warnings
 from torchkiln.cli.shared.diff_output import expected_text
 from torchkiln.compare.allowed import sift
 from torchkiln.compare.files import differences
@@ -352,6 +351,6 @@ def test_the_catalog_knows_thin_images_by_their_tag(
         faults=(),
     )
     assert (entry.only_for, entry.own_use) == (only_for, own_use)
-    warnings = _warnings(entry)
+    warnings = entry.warnings
     assert (f"only for capability {', '.join(only_for)}" in warnings) is bool(only_for)
     assert ("for own use" in warnings) is own_use

@@ -13,7 +13,7 @@ from torchkiln.util.strict_json import json_of, read_file
 _LIST = "files.json"  # names every file, so that a file of somebody else is noticed
 _KIND = "torchkiln catalogue"
 _LIMIT = 1 << 22  # bytes
-_HINT = "name a new folder, or one that an earlier `torchkiln ls --site` wrote"
+_HINT = "name a new folder, or one that an earlier `torchkiln ls --site DIR` wrote"
 
 
 def demand_replaceable(folder: Path) -> None:

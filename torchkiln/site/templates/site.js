@@ -41,7 +41,11 @@
       let count = 0;
       for (const row of rows) {
         const missing = words.filter((word) => !row.dataset.words.includes(word));
-        const found = missing.map((word) => positions.get(row.dataset.tag).filter((one) => lower[one].includes(word)));
+        const found = missing.map((word) => {
+          // a version without a name is that of torch or CUDA, not that of any package
+          if (/^v?\d/.test(word)) return [];
+          return positions.get(row.dataset.tag).filter((one) => lower[one].includes(word));
+        });
         row.hidden = found.some((some) => !some.length);
         count += row.hidden ? 0 : 1;
         const names = [...new Set(found.flat())].map((one) => packages[one]);
