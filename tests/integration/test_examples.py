@@ -50,7 +50,7 @@ def test_a_readme_has_at_most_20_lines(example: str) -> None:
 
 
 def test_there_are_five() -> None:
-    """Each has a test here; recipes has its own in tests/recipes; work is locked on the real index (ADR 45)."""
+    """Each has a test here; recipes has its own in tests/recipes; work needs the real index (ADR 45)."""
     assert FOLDERS == ["components", "dockerfile", "gate", "recipes", "work"]
 
 

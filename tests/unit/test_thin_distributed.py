@@ -351,6 +351,6 @@ def test_the_catalog_knows_thin_images_by_their_tag(
         faults=(),
     )
     assert (entry.only_for, entry.own_use) == (only_for, own_use)
-    warnings = entry.warnings
+    warnings = "; ".join(entry.warnings)
     assert (f"only for capability {', '.join(only_for)}" in warnings) is bool(only_for)
     assert ("for own use" in warnings) is own_use
