@@ -106,7 +106,13 @@ def test_exit_codes_are_those_of_the_code() -> None:
 
 
 HERE = ("torchkiln", "smoke_tests", "tests/smoke_mutants", "tools", "build.py", ".github")
-INSIDE = ("rootfs",)
+INSIDE = (
+    "rootfs/etc",
+    *(
+        f"rootfs/opt/torchkiln/{name}"
+        for name in ("account", "guard", "entrypoint", "healthcheck", "workplace")
+    ),
+)
 
 
 def _sources(*places: str) -> str:
