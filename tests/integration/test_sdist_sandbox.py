@@ -134,7 +134,7 @@ def test_the_environment_is_fixed(scene: Scene, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user of the host")
 def test_the_build_is_not_root_outside_the_sandbox(scene: Scene) -> None:
-    """The user of the host that a namespace of users maps to the sandbox's nobody, if any, is not root."""
+    """The sandbox's user is not mapped to root of the host."""
     code = """
 for line in open('/proc/self/uid_map'):
     inside, outside, count = map(int, line.split())

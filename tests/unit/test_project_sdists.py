@@ -151,7 +151,7 @@ def test_only_what_is_named_is_built(scene: Scene) -> None:
 
 
 def test_a_version_with_a_wheel_is_not_built(scene: Scene) -> None:
-    """A wheel for another Python is none; own wheels count."""
+    """A wheel for another Python does not count; local wheels do."""
     scene.put("both", "2.0")
     scene.server.add("default", "both", "2.0", date=OLD)
     scene.put("both", "1.0")

@@ -55,7 +55,7 @@ def is_of_wheels(library: str) -> bool:
 
 
 def pth_file(path: str) -> str:
-    """The name of the .pth file *path*, which Python runs at each start; empty if it is none."""
+    """The name of the .pth file *path*, which Python runs at each start; empty: it is another file."""
     found = _PTH.fullmatch(path)
     return found[1] if found else ""
 

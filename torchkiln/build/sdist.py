@@ -212,7 +212,7 @@ class SandboxedBuilder:
             with self.store.writable():
                 (folder / "wheels").mkdir(parents=True, mode=0o755)
                 for place in (folder, folder / "wheels"):
-                    place.chmod(0o755)  # regardless of the umask: the user nobody reads it
+                    place.chmod(0o755)  # regardless of the umask: the unprivileged user must read it
                 shutil.copyfile(_DRIVER, folder / "driver.py")
                 (folder / "driver.py").chmod(0o444)
                 os.link(self.store.wheel(sdist), folder / "source.tar.gz")

@@ -123,16 +123,15 @@ class Downloader(ABC, Generic[F]):
         # identity: a compressed response would have neither the locked size nor the locked hash.
         headers = {"Accept-Encoding": "identity", **({"Range": byte_range} if byte_range else {})}
         response = send(self._session, "GET", url, headers=headers, stream=True)
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(response.close)
             if response.status_code == 200:
                 _check_size(file, response.headers.get("Content-Length", ""))
             elif response.status_code == 206 and byte_range:
                 _check_range(file, response, start)
             else:
                 raise _HttpError(url, response.status_code)
-        except BaseException:
-            response.close()
-            raise
+            opened.pop_all()  # the caller closes it
         return response
 
     def _retry(self, file: F, step: Callable[[FileAt], T], stream: _Stream | None = None) -> T | None:

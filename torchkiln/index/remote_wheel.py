@@ -80,6 +80,7 @@ def _file_in(session: IndexSession, wheel: FileAt, path: re.Pattern[str], limit:
             raise _invalid_wheel(wheel, f"more than one {name}")
         with archive, archive.open(entries[0]) as file:
             data = file.read(limit + 1)
+    # zipfile raises NotImplementedError for an unknown compression, RuntimeError for an encrypted file.
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, OSError) as error:
         raise _invalid_wheel(wheel, str(error) or type(error).__name__) from error
     if len(data) > limit:
