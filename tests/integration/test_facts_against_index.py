@@ -24,7 +24,7 @@ from torchkiln.matrix.facts import Release
 
 pytestmark = pytest.mark.proof
 
-PYTHONS = ("cp310", "cp311")
+PYTHONS = {"cp310", "cp311"}
 NAMES = ("torch", "torchvision", "torchaudio")
 Pages = dict[str, list[DistributionPackage]]
 
@@ -71,7 +71,7 @@ def test_hashes_and_python_tags(pages: Pages, version: str):
     assert {tag: wheels[tag].digests["sha256"] for tag, _ in default.sha256} == dict(default.sha256)
     if _release(version).home == version:
         assert set(wheels) == set(default.pythons)
-        assert {tag for tag, _ in default.sha256} >= set(PYTHONS)
+        assert {tag for tag, _ in default.sha256} >= PYTHONS & set(default.pythons)
         assert all(f"-{default.platform}" in wheel.filename for wheel in wheels.values())
 
 
@@ -102,26 +102,29 @@ def test_requirements_of_torch(pages: Pages, session: requests.Session, version:
 
 
 def _plain(requirement: Requirement) -> str:
-    marker = str(requirement.marker or "").removeprefix('platform_system == "Linux"')
+    marker = str(requirement.marker or "").removeprefix('platform_system == "Linux"').removeprefix(" and ")
     return f"{canonicalize_name(requirement.name)}{requirement.specifier};{marker}"
 
 
 @pytest.mark.parametrize("version", list(FACTS.releases))
 @pytest.mark.parametrize("name", ["torchvision", "torchaudio"])
-def test_the_companions_pin_this_torch(pages: Pages, session: requests.Session, version: str, name: str):
+def test_the_companions_accept_this_torch(pages: Pages, session: requests.Session, version: str, name: str):
     companion = getattr(_release(version), name)
+    if not companion:
+        pytest.skip(f"torch {version} has no {name}")
     wheels = _wheels(pages, name, companion)
-    assert set(PYTHONS) <= set(wheels)
+    assert PYTHONS & set(_release(version).default.pythons) <= set(wheels)
     torch_metadata = metadata(session, wheels["cp311"].url)
     torch = [
         r
         for text in torch_metadata.get_all("Requires-Dist") or []
         if (r := Requirement(text)).name == "torch"
     ]
-    if (name, companion) == ("torchaudio", "2.11.0"):  # it pins none: its version number implies it
-        assert (torch, companion) == ([], version)
+    if (name, companion) == ("torchaudio", "2.11.0"):  # it pins no torch, and serves 2.11 and later
+        assert not torch
+        assert Version(version) >= Version(companion)
     else:
-        assert [str(requirement.specifier) for requirement in torch] == [f"=={version}"]
+        assert [requirement.specifier.contains(version) for requirement in torch] == [True]
 
 
 def test_the_matrix_names_the_newest_patch_of_each_minor(pages: Pages):

@@ -20,8 +20,8 @@ from torchkiln.util.places import ROOT
 
 pytestmark = [pytest.mark.proof, pytest.mark.network, needs_mmdebstrap]
 
-# Libraries, a program whose script writes in random order, one with a system user and a service.
-NAMES = ("dbus", "git-lfs", "libglib2.0-0", "libxcb1", "vim-tiny")
+# Libraries, a script that writes in random order, alternatives, a system user with a service.
+NAMES = ("dbus", "ed", "git-lfs", "libglib2.0-0", "libxcb1")
 
 
 def copied(layers: OsLayers, source: Store, root: Path) -> Store:
