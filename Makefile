@@ -36,8 +36,8 @@ test: test-packages  ## all tests except the proof (at most 10 minutes)
 	$(RUN) pytest -m "not proof" --ignore=tests/proof -n auto --no-loadscope-reorder
 
 proof: test-packages  ## the real image of 2.7.1: compared with pip, built twice, run; smoke checks where they must fail (at most 40 minutes)
-	$(RUN) pytest -m proof -n logical tests/smoke_mutants tests/recipes
-	$(RUN) pytest -m proof -v --ignore=tests/smoke_mutants --ignore=tests/recipes
+	$(RUN) pytest -m proof -n logical --ignore=tests/proof
+	$(RUN) pytest -m proof -v tests/proof
 	$(RUN) pytest -m "hypothesis and not proof" --hypothesis-profile=long -n logical tests/unit
 
 # Without .venv: a machine with GPUs has torch and pytest in another Python. BESIDE="-n 8" if it has xdist.
