@@ -49,13 +49,20 @@ _FIRST = (
 )
 
 
+_ENGINES = {"engine", "second_engine", "podman"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the files in that order, then all others."""
+    """Sort the files in that order, then all others; what uses a container engine belongs to `make proof`."""
 
     def rank(item: pytest.Item) -> int:
         return next((at for at, place in enumerate(_FIRST) if item.nodeid.startswith(place)), len(_FIRST))
 
     items.sort(key=rank)
+    for item in items:
+        if not _ENGINES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.proof)
 
 
 def pytest_collection_finish() -> None:

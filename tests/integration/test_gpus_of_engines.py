@@ -20,6 +20,8 @@ from torchkiln.util.places import ROOT
 
 __all__ = ["place", "shared"]
 
+pytestmark = pytest.mark.proof
+
 
 @without_gpus
 def test_gpus_without_an_engine_that_supports_them(place: Place) -> None:

@@ -35,6 +35,8 @@ from torchkiln.util.places import IMAGES, MATRIX, ROOT
 
 __all__ = ["installed"]
 
+pytestmark = pytest.mark.proof  # a minute of pip
+
 OLD = "2026-06-01T00:00:00Z"
 CELL = ("--torch", "2.7", "--cuda", "12.6")
 TAG = "2.7.1-cuda12.6-cudnn9-runtime"

@@ -31,6 +31,7 @@ from torchkiln.project.os_packages import with_packages
 from torchkiln.store.store import Store
 
 pytestmark = [
+    pytest.mark.proof,  # a minute of dpkg
     needs_mmdebstrap,
     pytest.mark.skipif(os.geteuid() != 0, reason="users need subordinate ids: /etc/subuid"),
 ]

@@ -22,6 +22,8 @@ from tests.engine.place import NAME, TAG, Place, line_of, place, shared
 
 __all__ = ["place", "shared"]
 
+pytestmark = pytest.mark.proof
+
 # docs/docker.md lists these too.
 PODMANS_OWN = {
     "test_the_printed_line_makes_the_same_container": "no comma in the name of a folder that is bound",

@@ -19,7 +19,7 @@ from tests.needs import give_up, needs_namespaces
 from tests.roots import entries_of, layer, minimal_layout, tiny_root
 from torchkiln.util.places import ROOT
 
-pytestmark = pytest.mark.network  # Debian's packages, where the root is missing
+pytestmark = [pytest.mark.proof, pytest.mark.network]  # Debian's packages, where the root is missing
 
 KIT = ROOT / "deploy/slurm"
 # Prints its arguments and what torchrun would need as one line, without Slurm's many variables, because srun

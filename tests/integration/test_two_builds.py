@@ -23,6 +23,8 @@ from torchkiln.oci.layout import open_layout
 from torchkiln.oci.validate.validate import validate
 from torchkiln.util.places import ROOT
 
+pytestmark = pytest.mark.proof  # a minute of builds
+
 ALL = ("torch", "triton", "jinja2", "networkx", "sympy")
 
 
