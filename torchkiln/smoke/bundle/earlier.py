@@ -112,7 +112,7 @@ def _take(file: BinaryIO, layer: HeldLayer, target: Path) -> None:
     if (size := os.fstat(file.fileno()).st_size) != layer.size:
         raise _Unusable(f"size mismatch: expected {layer.size} bytes, got {size}")
     try:
-        if os.fstat(file.fileno()).st_dev == os.stat(target.parent).st_dev:
+        if _same_device(file, target.parent):
             _check(file, layer.digest, lambda chunk: None)
             if _linked(file, target):
                 return
@@ -122,6 +122,10 @@ def _take(file: BinaryIO, layer: HeldLayer, target: Path) -> None:
         raise BuildFailed(
             f"{target}: {error.strerror or error}", hint="free disk space, or move the bundle to another disk"
         ) from error
+
+
+def _same_device(file: BinaryIO, folder: Path) -> bool:
+    return os.fstat(file.fileno()).st_dev == os.stat(folder).st_dev
 
 
 def _check(file: BinaryIO, digest: Digest, use: Callable[[bytes], object]) -> None:
