@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.bundles import made, started
 from tests.docker.scene import TAG, Scene
+from torchkiln.lock.lock import load_locked, save
 
 pytestmark = pytest.mark.network  # pip's wheel, the bundle's packages, and where the cache has none, the base
 
@@ -121,6 +123,28 @@ def test_only_the_layers_of_the_list_are_left_out(
     ran = started(tmp_path / "host/some", "--from", str(whole), *COMMAND)
     assert (ran.returncode, ran.stdout) == (0, "/opt/venv\n"), ran.stderr
     assert names(tmp_path / "host/some") == names(whole)
+
+
+def test_another_image_takes_the_layers_that_it_shares(
+    scene: Scene, whole: Path, have: Path, tmp_path: Path
+) -> None:
+    """It has a wheel less: its bundle carries the layers that are its own."""
+    locked = load_locked(scene.images, TAG)
+    save(tmp_path / "images", replace(locked, wheels=locked.wheels[:1] + locked.wheels[2:]))
+    other, place = replace(scene, images=tmp_path / "images"), tmp_path / "host/other"
+    assert other.kiln("--quiet").returncode == 0
+    output = made(other, place, *CHECKS, "--have", str(have))
+    shared = layers_in(place).keys() & layers_in(whole).keys()
+    own = layers_in(place).keys() - shared
+    assert shared
+    assert own
+    assert f"; without {len(shared)} of {len(shared) + len(own)} layers, " in output
+    assert own <= names(place)
+    assert not shared & names(place)
+
+    ran = started(place, "--from", str(whole), *COMMAND)
+    assert (ran.returncode, ran.stdout) == (0, "/opt/venv\n"), ran.stderr
+    assert shared <= names(place)
 
 
 @pytest.mark.proof
