@@ -163,7 +163,7 @@ def _linked(file: BinaryIO, target: Path) -> bool:
 
 
 def layers_of(folders: Sequence[Path], say: Callable[[str], None]) -> dict[Digest, str]:
-    """The undamaged layers of the bundles in *folders*, with its tag; *say* gets why one is left out."""
+    """The undamaged layers in *folders*, each with the tag of an image; *say* gets why one is left out."""
     held: dict[Digest, str] = {}
     for folder in folders:
         try:
