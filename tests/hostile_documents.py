@@ -277,6 +277,16 @@ def tolerated(text: str) -> Callable[[], object]:
     return arrange
 
 
+def held(data: bytes | None) -> Callable[[], object]:
+    """Write an image, and *data* as the list of a host's layers; None: a pipe."""
+
+    def arrange() -> None:
+        build(Path.cwd())
+        piped(Path("have.txt")) if data is None else Path("have.txt").write_bytes(data)
+
+    return arrange
+
+
 def _twice(text: str) -> str:
     return text.replace('"schema": 2,', '"schema": 2,\n  "schema": 2,', 1)
 
@@ -294,6 +304,7 @@ def _entry(**fields: object) -> Callable[[Any], object]:
     return lambda document: document["manifests"][0].update(fields)
 
 
+_HAVE = ("smoke", "a", "--output", "layout", "--bundle", "out", "--have", "have.txt")
 _NAME = "org.opencontainers.image.ref.name"
 _BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for n in range(40))
 
@@ -394,5 +405,9 @@ CASES = (
     case("scan: of another image", scan(by_trivy()), _SCAN, 12, "is of another image"),
     case("vulnerabilities: no date", tolerated("- {id: CVE-2026-1, reason: it is fine so}"), _SCAN, 2, "the key 'until' is missing"),
     case("vulnerabilities: a wildcard", tolerated("- {id: '*', reason: it is fine so, until: 2026-12-24}"), _SCAN, 2, "'*' is not the id of a vulnerability"),
+    case("layers of a host: a path", held(b"../../etc/passwd\n"), _HAVE, 2, "line 1: not a sha256 digest: '../../etc/passwd'"),
+    case("layers of a host: ten thousand lines of another file", held(b"\xff\x00\x1b[2J\n" * 10_000), _HAVE, 2, "and 9995 more lines"),
+    case("layers of a host: two megabytes", held(b"#" * (2 << 20)), _HAVE, 2, "longer than 1048576 bytes"),
+    case("layers of a host: a pipe", held(None), _HAVE, 2, "have.txt: a pipe, not a file"),
 )
 # fmt: on

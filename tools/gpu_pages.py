@@ -2,7 +2,8 @@
 """Write docs/gpu-*.svg and the generated parts of docs/gpu-proof.md from the GPU reports in docs/proofs.
 
 A generated part is between `<!-- generated: WHAT -->` and `<!-- end -->`; WHAT is `runs`, `checks`,
-`mutants`, `benchmark` or `busbw`. All figures, and the names of device, driver and torch, come from reports.
+`mutants`, `benchmark`, `trend` or `busbw`. All figures, and the names of device, driver and torch, come from
+reports.
 `--check` writes nothing and exits with 5 if anything is stale.
 """
 
@@ -23,7 +24,19 @@ from bench.markdown import table  # noqa: E402
 from bench.plot import number  # noqa: E402
 from tools.gpu_mutants import OUTCOMES  # noqa: E402
 from tools.gpu_pictures import BUSBW, GIB, all_reduces, pictures  # noqa: E402
-from tools.gpu_runs import PRECISIONS, Mutants, Run, joined, lengths, mutants, runs, timed_batches  # noqa: E402
+from tools.gpu_runs import (  # noqa: E402
+    EARLIER,
+    PRECISIONS,
+    Mutants,
+    Run,
+    footnote,
+    joined,
+    lengths,
+    mutants,
+    runs,
+    timed_batches,
+)
+from tools.gpu_trend import trend_part  # noqa: E402
 from tools.kept import short  # noqa: E402
 from tools.pages import stale_in, write_or_check  # noqa: E402
 from torchkiln.model.report import Finding  # noqa: E402
@@ -32,7 +45,6 @@ from torchkiln.smoke.verdict import verdict  # noqa: E402
 DOCS = ROOT / "docs"
 PAGE = "gpu-proof.md"
 _NONE = "No report of such a run is kept here yet.\n"
-_EARLIER = "† a run of an earlier image: its lock gives another digest today\n"
 _SIGNS = {"at_least": "≥", "at_most": "≤", "equals": "="}
 _PICTURES = {"speed": "Samples a second", "memory": "Peak memory", "losses": "Loss curves"}
 
@@ -44,6 +56,7 @@ def filled(text: str, known: Sequence[Run], broken: Sequence[Mutants]) -> str:
         "checks": checks_part(known),
         "mutants": mutants_part(broken),
         "benchmark": benchmark_part(known),
+        "trend": trend_part(known),
         "busbw": busbw_part(known),
     }
     return markdown.filled(text, lambda what: parts[what] or _NONE)
@@ -65,18 +78,13 @@ def runs_part(known: Sequence[Run]) -> str:
         for run in known
     ]
     head = ("report", "GPUs", "driver", "torch", "image", "runtime", "when", "verdict")
-    return table(head, rows) + _footnote(known) if rows else ""
+    return table(head, rows) + footnote(known) if rows else ""
 
 
 def _image(run: Run) -> str:
     if run.report.tag is None or not run.earlier:
         return run.report.tag or "none"
     return f"{run.report.tag}, an earlier image, `{short(run.report)}` †"
-
-
-def _footnote(shown: Iterable[Run]) -> str:
-    """The meaning of the mark, if one of *shown* has it."""
-    return f"\n{_EARLIER}" if any(run.earlier for run in shown) else ""
 
 
 def checks_part(known: Sequence[Run]) -> str:
@@ -87,7 +95,7 @@ def checks_part(known: Sequence[Run]) -> str:
         for check, tier in sorted(tiers.items(), key=lambda pair: (pair[1], pair[0]))
     ]
     head = ("tier", "check", *(run.title for run in known))
-    return table(head, rows) + _footnote(known) if rows else ""
+    return table(head, rows) + footnote(known) if rows else ""
 
 
 def _outcome(found: Finding | None) -> str:
@@ -137,7 +145,7 @@ def _benchmark(run: Run, values: Mapping[str, Any]) -> Iterator[str]:
     memory = "" if batches == str(values["batch"]) else f" Peak memory: batch {values['batch']}."
     yield f"{run.summary()}. Batch {batches}, medians of {_counts(values, timed)} steps.{memory}\n"
     if run.earlier:
-        yield _EARLIER
+        yield EARLIER
     yield table(
         ("precision", *(title for _, title, _ in columns)),
         (
@@ -184,7 +192,7 @@ def busbw_part(known: Sequence[Run]) -> str:
     if not series:
         return ""
     text = "".join(f"- {run.title}: {run.summary()}\n" for run, _, _ in series)
-    text += _footnote(run for run, _, _ in series)
+    text += footnote(run for run, _, _ in series)
     speeds = table(("bytes", *(f"{run.title}: {label}, GB/s" for run, label, _ in series)), rows)
     return f"{text}\n{speeds}\n![Bus bandwidth against message size]({BUSBW})\n"
 

@@ -15,6 +15,7 @@ from torchkiln.smoke import hosts
 from torchkiln.smoke.report import from_json
 
 _BUILT = re.compile(r"\b(TORCH|CUDA)_VERSION=([0-9][0-9.]*)")  # in torch.__config__.show()
+EARLIER = "† a run of an earlier image: its lock gives another digest today\n"
 PRECISIONS = {"fp32": "FP32", "tf32": "TF32", "fp16": "AMP FP16", "bf16": "AMP BF16"}
 
 
@@ -87,6 +88,11 @@ def runs(folder: Path) -> list[Run]:
         Run(name=name, report=found[file], file=file, earlier=is_earlier(found[file]))
         for name, file in sorted((re.sub(r"(\.dsse)?\.json$", "", file), file) for file in found)
     ]
+
+
+def footnote(shown: Iterable[Run]) -> str:
+    """The meaning of the mark, if one of *shown* has it."""
+    return f"\n{EARLIER}" if any(run.earlier for run in shown) else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,13 +7,13 @@ import hashlib
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from tests.bundles import made, started
 from tests.docker.scene import TAG, Scene
 from torchkiln.util.places import ROOT
 
@@ -27,22 +27,6 @@ def bundle(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("bundle") / "a bundle's"
     made(scene, place, "--only", "lock", "--only", "import", "--nonce", "nonce-of-ours")
     return place
-
-
-def made(scene: Scene, place: Path, *arguments: str) -> str:
-    """The output of the command that makes a bundle at *place*."""
-    ran = scene.command("smoke", TAG, "--images", str(scene.images), "--bundle", str(place), *arguments)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == f"{place}\n"
-    return ran.stderr
-
-
-def started(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python3 run.py` where nothing else can be found: an empty PATH, no network, no home."""
-    argv = [shutil.which("unshare") or "unshare", "--net", sys.executable, "-I", "-S", str(bundle / "run.py")]
-    return subprocess.run(
-        [*argv, *arguments], env={"PATH": "/nowhere"}, cwd="/", capture_output=True, text=True, check=False
-    )
 
 
 @pytest.mark.proof

@@ -13,6 +13,7 @@ import pytest
 from tools import gpu_mutants, gpu_pages
 from tools.gpu_pictures import all_reduces, pictures
 from tools.gpu_runs import Run, runs, slowest_rank
+from tools.gpu_trend import trend_part
 from tools.kept import present
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, Outcome, SmokeReport
@@ -37,6 +38,7 @@ def of(scale: float) -> dict[str, float]:
 
 BENCHMARK: dict[str, Any] = {
     **TORCH,
+    "device": "NVIDIA H200",
     "batch": 64,
     "budget": 16 * GIB,
     **{
@@ -155,6 +157,10 @@ def test_the_page_has_device_driver_torch_and_all_figures(docs: Path) -> None:
     assert "| samples a second / FP32's, 128 words | 4.40 | ≥ 1.5 |" in page
     assert "| samples a second / TF32's, 512 words | 1.70 | none |" in page
     assert "| widest distance of the smoothed loss curve from FP32's | 0.00011 | ≤ 0.1 |" in page
+    assert (
+        "| 2.11.0+cu130 | NVIDIA H200 | FP16 | 4.40 | 4.40 | 0.67 | 0.67 | 64 | [two](proofs/two.json) |"
+        in page
+    )
     assert "| 1 GiB | 330 |" in page
     assert "| 1 MiB | 50 |" in page
 
@@ -195,6 +201,59 @@ def test_a_report_is_of_an_earlier_image_by_what_its_lock_gives(docs: Path) -> N
         "gone": True,
         "two": False,
     }
+
+
+def benchmarked(name: str, torch: str, *, when: str = "", fp16: float = 2000.0, device: str = "") -> Run:
+    """A run of the benchmark, with that speed of FP16 at 128 words; FP32 has 500."""
+    values = BENCHMARK | {"torch": torch, "samples_per_s_128": RATES | {"fp16": fp16}}
+    run = run_of(finding("benchmark", 3, values | ({"device": device} if device else {}), BOUNDS), name=name)
+    return replace(run, report=replace(run.report, when=when)) if when else run
+
+
+def test_the_trend_has_the_newest_report_of_each_torch_and_gpu() -> None:
+    """In the order of versions, not of names; a failed benchmark counts for nothing."""
+    failed = finding("benchmark", 3, BENCHMARK | {"torch": "2.15.0"}, BOUNDS, "failed", "too slow")
+    part = trend_part(
+        [
+            benchmarked("later", "2.11.0+cu130", when="2026-11-23T00:00:00Z", fp16=1500.0),
+            benchmarked("sooner", "2.11.0+cu130", when="2026-11-22T00:00:00Z", fp16=1000.0),
+            benchmarked("other GPU", "2.11.0+cu130", device="NVIDIA H100 80GB HBM3"),
+            benchmarked("old", "2.7.1+cu126"),
+            run_of(failed, name="failed"),
+        ]
+    )
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines()]
+    assert rows[0][:5] == [
+        *("torch", "GPU", "AMP", "samples/s / FP32's, 128 words", "samples/s / FP32's, 512 words")
+    ]
+    assert rows[0][5:] == [
+        *("peak memory / FP32's, 128 words", "peak memory / FP32's, 512 words", "batch", "report")
+    ]
+    figures = ["4.40", "0.67", "0.67", "64"]
+    assert rows[2:] == [
+        ["2.7.1+cu126", "NVIDIA H200", "FP16", "4.00", *figures, "[old](proofs/two.json)"],
+        ["2.7.1+cu126", "NVIDIA H200", "BF16", "4.60", "4.60", *figures[1:], "[old](proofs/two.json)"],
+        *(
+            ["2.11.0+cu130", device, *row, link]
+            for device, fp16, link in (
+                ("NVIDIA H100 80GB HBM3", "4.00", "[other GPU](proofs/two.json)"),
+                ("NVIDIA H200", "3.00", "[later](proofs/two.json)"),
+            )
+            for row in (["FP16", fp16, *figures], ["BF16", "4.60", "4.60", *figures[1:]])
+        ),
+    ]
+
+
+def test_the_trend_marks_an_earlier_image_and_leaves_out_what_was_not_measured() -> None:
+    now = benchmarked("now", "2.8.0")
+    short = {key: value for key, value in BENCHMARK.items() if not key.endswith("_512")}
+    before = replace(run_of(finding("benchmark", 3, short, BOUNDS), name="before"), earlier=True)
+
+    assert "†" not in trend_part([now])
+    part = trend_part([now, before])
+    assert "| FP16 | 4.40 |  | 0.67 |  | 64 | [before](proofs/two.json) † |\n" in part
+    assert part.endswith("\n\n† a run of an earlier image: its lock gives another digest today\n")
+    assert trend_part([run_of(CUDA)]) == ""
 
 
 JUNIT = """<testsuites><testsuite timestamp="2026-11-21T2{hour}:00:00.5+00:00">

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from torchkiln.cli.shared.console import open_cache, size
 from torchkiln.cli.shared.image_names import NamedImage
 from torchkiln.cli.shared.program import as_typed
 from torchkiln.errors import ConfigError
+from torchkiln.model.digest import Digest
+from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke.bundle.contents import contents
+from torchkiln.smoke.bundle.held import HeldLayer, held_of, read_held
 from torchkiln.smoke.bundle.make import parts_of
 from torchkiln.smoke.bundle.write import TAR, write_folder, write_parts, write_tar
 from torchkiln.smoke.session import SmokeRequest, image_and_lock
@@ -24,11 +28,12 @@ _LEAST_PART = 1 << 20
 class BundleTarget:
     """The path of a bundle: NAME.tar is one file, any other name a folder.
 
-    With *part_size*, in bytes, the folder has the parts of a tar.
+    With *part_size*, in bytes, the folder has the parts of a tar. The layers in the list *have* are left out.
     """
 
     place: Path
     part_size: int | None
+    have: Path | None
 
     def __post_init__(self) -> None:
         if self.part_size is not None and self.part_size < _LEAST_PART:
@@ -55,16 +60,18 @@ def make_bundle(
         raise ConfigError(
             f"--runtime {request.runtime}: a bundle does not run in an engine", hint="omit --runtime"
         )
+    listed = read_held(target.have) if target.have else {}
     image, tag, locked = image_and_lock(named.ref, named.layout, images)
+    held = held_of(image, listed)
     store = open_cache()
     arguments, suite = _arguments(request), request.checks.suite
     with parts_of(
         image, locked, suite, images=images, matrix=matrix_file, arguments=arguments, store=store
     ) as parts:
-        files = contents(parts)
+        files = contents(parts, held)
+        total = size(sum(file.size for file in files))
         click.echo(
-            f"smoke: bundle of {tag} ({image.manifest[:19]}), {size(sum(file.size for file in files))}",
-            err=True,
+            f"smoke: bundle of {tag} ({image.manifest[:19]}), {total}{_left_out(image, held)}", err=True
         )
         if target.part_size is not None:
             write_parts(files, target.place, target.part_size)
@@ -79,10 +86,19 @@ def make_bundle(
         first = f"tar --extract --file {name} --directory FOLDER; python3 FOLDER/run.py"
     else:
         first = f"python3 {name}/run.py"
+    first += " --from EARLIER_BUNDLE" if held else ""
     click.echo(f"on the GPU host, as root or where user namespaces are allowed:\n  {first}", err=True)
     gate = as_typed(f"torchkiln gate {tag} --report report.json")
     click.echo(f"then copy its report.json back:\n  {gate}", err=True)
     click.echo(target.place)
+
+
+def _left_out(image: ImageOnDisk, held: Mapping[Digest, HeldLayer]) -> str:
+    """What a bundle of *image* without *held* lacks, for the message about it."""
+    if not held:
+        return ""
+    total = size(sum(layer.size for layer in held.values()))
+    return f"; without {len(held)} of {len(image.layers)} layers, {total}, which the host has"
 
 
 def _arguments(request: SmokeRequest) -> list[str]:

@@ -2,6 +2,9 @@
 """Runs the checks of the bundle that contains it: python3 run.py [options of `torchkiln smoke run`].
 
 `python3 run.py run [options of torchkiln run] -- COMMAND` runs a command in the bundle's image instead.
+`python3 run.py --have` lists the layers on this host, for `torchkiln smoke run --bundle FOLDER --have FILE`.
+`python3 run.py --from FOLDER ...`, first and repeatable, names the bundle from which one that was made with
+--have takes the layers that it lacks; by default, each bundle in the folder that has this one.
 
 Needs Python 3.8 or newer, Linux on x86-64, and root or user namespaces; no network, no packages, no Docker.
 The host's Python only verifies the bundle. The bundle's own Python does the rest; it is started through its
@@ -18,12 +21,14 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LAUNCH = os.path.join(HERE, "python", "usr", "launch")
 PYTHON = os.path.join(LAUNCH, "python3")
-UNWRITABLE, MACHINE, DAMAGED = 6, 8, 12  # exit codes
+USAGE, UNWRITABLE, MACHINE, DAMAGED = 2, 6, 8, 12  # exit codes
+HAVE, FROM = "--have", "--from"
 LARGE = 1_000_000_000  # bytes; less is verified in about two seconds
 # The loader finds the libraries of the bundle; by --argv0 Python finds its own files.
 LAUNCHER = """#!/bin/sh
@@ -68,7 +73,13 @@ def run(bundle: dict[str, Any], arguments: list[str]) -> None:
     """Run torchkiln with the options of the bundle, then *arguments*; in the bundle's own Python."""
     sys.path[:0] = [os.path.join(HERE, "checkout"), os.path.join(HERE, "packages")]
     from torchkiln.cli import main as torchkiln
+    from torchkiln.cli.bundle_layers import list_layers, take_layers
 
+    folders, have, arguments = own_options(arguments)
+    if have:
+        sys.exit(list_layers(Path(HERE), folders))
+    if code := take_layers(Path(HERE), bundle, folders):
+        sys.exit(code)
     layout = os.path.join(HERE, "layout")
     if arguments[:1] == ["run"]:
         torchkiln(["run", "--output", layout, *arguments[1:]])
@@ -78,6 +89,24 @@ def run(bundle: dict[str, Any], arguments: list[str]) -> None:
     words += ["--matrix", os.path.join(HERE, "checkout", "matrix.yaml")]
     words += ["--report", os.path.join(HERE, "report.json")]
     torchkiln([*words, *bundle["arguments"], *arguments])
+
+
+def own_options(arguments: list[str]) -> tuple[list[str], bool, list[str]]:
+    """The folders of --from, whether --have is given, and the other *arguments*."""
+    rest, folders, have = list(arguments), [], False
+    while rest and rest[0].partition("=")[0] in (HAVE, FROM):
+        name, equals, value = rest.pop(0).partition("=")
+        if name == HAVE and not equals:
+            have = True
+        elif name == FROM and (value or (rest and not equals)):
+            folders.append(value or rest.pop(0))
+        else:
+            leave(USAGE, f"{name}{equals}{value}: write --have, or --from FOLDER")
+    if have and rest:
+        leave(USAGE, f"{HAVE} runs nothing: {' '.join(rest)} cannot be combined with it")
+    if rest[:1] != ["run"] and any(word.partition("=")[0] in (HAVE, FROM) for word in rest):
+        leave(USAGE, f"{HAVE} and {FROM} come before the other options")
+    return folders, have, rest
 
 
 class Progress:

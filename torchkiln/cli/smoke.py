@@ -36,7 +36,7 @@ from torchkiln.smoke.suite import load_suite
 _NOT_OF_PROJECTS = frozenset(
     {
         *("name", "torch", "cuda", "flavor", "os_names", "components", "every", "lockable", "tier"),
-        *("force", "suite_folder", "bundle", "part_size"),
+        *("force", "suite_folder", "bundle", "part_size", "have"),
     }
 )
 
@@ -85,6 +85,12 @@ def smoke() -> None:
     help="run nothing; write a bundle to run on a GPU host (docs/gpu-hosts/no-docker.md)",
 )
 @click.option("--part-size", metavar="SIZE", help="with --bundle: split the tar into parts of this size, 60m")
+@click.option(
+    "--have",
+    type=EXISTING_FILE,
+    metavar="FILE",
+    help="with --bundle: leave out the layers that the GPU host has; FILE is the list of its run.py --have",
+)
 @click.option("--nonce", metavar="WORD", help="a word to store in the report, for `gate --nonce`")
 @click.option(
     "--project",
@@ -117,6 +123,7 @@ def run(
     key_file: Path | None,
     bundle: Path | None,
     part_size: str | None,
+    have: Path | None,
     nonce: str | None,
     project: Path | None,
     allow_missing: tuple[str, ...],
@@ -163,6 +170,8 @@ def run(
         )
     if part_size and not bundle:
         raise ConfigError("--part-size needs --bundle", hint="add --bundle FOLDER")
+    if have and not bundle:
+        raise ConfigError("--have needs --bundle", hint="add --bundle FOLDER")
     shared = parse_size(shm_size)
     key = _key(key_file, report_file, nonce)
     suite = load_suite(suite_folder)
@@ -181,7 +190,7 @@ def run(
     )
     if bundle:
         parts = parse_size(part_size, "--part-size") if part_size else None
-        target = BundleTarget(place=bundle, part_size=parts)
+        target = BundleTarget(place=bundle, part_size=parts, have=have)
         make_bundle(image, images, chosen.matrix_file, request, target)
         return
     lines = SmokeLines()

@@ -1,7 +1,7 @@
 """List the files of a bundle: everything that a smoke run needs on a GPU host.
 
 run.py            starts it, with Python 3.8 or newer
-bundle.json       versions, arguments, and the sha256 of every other file except the blobs
+bundle.json       versions, arguments, the sha256 of every other file except the blobs, layers left out
 layout/           the image, an OCI layout
 checkout/         torchkiln, the suite, the image's lock
 packages/         the Python packages that torchkiln needs
@@ -19,9 +19,11 @@ from pathlib import Path
 from torchkiln import __version__
 from torchkiln.base.interpreter import LOADER, python_name
 from torchkiln.errors import VerificationFailed
+from torchkiln.model.digest import Digest
 from torchkiln.oci.archive import index_of
 from torchkiln.oci.image import canonical_json
 from torchkiln.oci.layout import VERSION, ImageOnDisk
+from torchkiln.smoke.bundle.held import HeldLayer, held_to_json
 from torchkiln.smoke.suite import Suite
 from torchkiln.util.files import pretty_json
 from torchkiln.util.places import PACKAGE, SHIPPED
@@ -58,8 +60,8 @@ class BundleParts:
     arguments: Sequence[str]  # of `smoke run`, before those of run.py
 
 
-def contents(parts: BundleParts) -> tuple[BundleFile, ...]:
-    """All files, blobs last.
+def contents(parts: BundleParts, held: Mapping[Digest, HeldLayer]) -> tuple[BundleFile, ...]:
+    """All files, blobs last, without the layers *held*.
 
     :raises VerificationFailed: a blob of the layout is missing.
     """
@@ -84,10 +86,11 @@ def contents(parts: BundleParts) -> tuple[BundleFile, ...]:
         "python": f"usr/bin/{python_name(parts.python)}",
         "loader": LOADER,
         "arguments": list(parts.arguments),
+        "held": held_to_json(held.values()),
         "files": {file.path: file.sha256 for file in small},
     }
     run = _file(RUN, PACKAGE / "cli/bundle_run.py", mode=0o755)
-    return (run, _bytes(BUNDLE, pretty_json(description)), *small, *_blobs(parts.image))
+    return (run, _bytes(BUNDLE, pretty_json(description)), *small, *_blobs(parts.image, held))
 
 
 def _folders(parts: BundleParts) -> Mapping[str, Path]:
@@ -119,9 +122,9 @@ def _bytes(place: str, data: bytes) -> BundleFile:
     return BundleFile(path=place, source=data, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def _blobs(image: ImageOnDisk) -> Iterator[BundleFile]:
+def _blobs(image: ImageOnDisk, held: Mapping[Digest, HeldLayer]) -> Iterator[BundleFile]:
     blobs = {image.manifest: image.manifest_path, image.config_digest: image.config_path}
-    blobs |= {layer.digest: layer.path for layer in image.layers}
+    blobs |= {layer.digest: layer.path for layer in image.layers if layer.digest not in held}
     for digest, path in blobs.items():
         algorithm, _, name = digest.partition(":")
         try:

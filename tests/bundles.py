@@ -1,0 +1,26 @@
+"""Makes bundles of a scene's image, and starts them where nothing else can be found."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.docker.scene import TAG, Scene
+
+
+def made(scene: Scene, place: Path, *arguments: str) -> str:
+    """The output of the command that makes a bundle at *place*."""
+    ran = scene.command("smoke", TAG, "--images", str(scene.images), "--bundle", str(place), *arguments)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == f"{place}\n"
+    return ran.stderr
+
+
+def started(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python3 run.py` where nothing else can be found: an empty PATH, no network, no home."""
+    argv = [shutil.which("unshare") or "unshare", "--net", sys.executable, "-I", "-S", str(bundle / "run.py")]
+    return subprocess.run(
+        [*argv, *arguments], env={"PATH": "/nowhere"}, cwd="/", capture_output=True, text=True, check=False
+    )
