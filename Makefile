@@ -32,11 +32,11 @@ release: $(STAMP)  ## build, test, publish, verify: TO=REGISTRY/REPOSITORY KEY=K
 	$(VENV)/bin/python tools/release.py --to "$(TO)" --key "$(KEY)" $(if $(SINCE),--since "$(SINCE)") \
 	  $(if $(REPORTS),--reports "$(REPORTS)") $(if $(TRUST),--trust "$(TRUST)") $(if $(TIER),--tier "$(TIER)")
 
-test: test-packages  ## all tests except the proof (at most 10 minutes)
+test: test-packages  ## all tests that need no container engine and no package index (some minutes)
 	$(RUN) pytest -m "not proof" --ignore=tests/proof -n auto --no-loadscope-reorder
 
-proof: test-packages  ## the real image of 2.7.1: compared with pip, built twice, run; smoke checks where they must fail (at most 40 minutes)
-	$(RUN) pytest -m proof -n logical --ignore=tests/proof
+proof: test-packages  ## the other tests: container engines, the real image of 2.7.1 against pip, smoke checks where they must fail (about an hour)
+	$(RUN) pytest -m proof -n auto --ignore=tests/proof
 	$(RUN) pytest -m proof -v tests/proof
 	$(RUN) pytest -m "hypothesis and not proof" --hypothesis-profile=long -n logical tests/unit
 

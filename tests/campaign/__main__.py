@@ -43,7 +43,7 @@ and flushes, and sends a signal at a random one: before it, after it, or with ha
 signals are sent by the clock. Then a checker that shares no code with torchkiln hashes every blob, compares
 every wheel and `.part` file with the true file, follows every record and tag, inflates every layer, and looks
 for processes that outlived the build. Then the build is run again: it must succeed, give the digest of an
-undisturbed build, leave nothing behind, and download no byte of a wheel that was in the cache. `make test`
+undisturbed build, leave nothing behind, and download no byte of a wheel that was in the cache. `make proof`
 runs a short form.
 
 Seed {seed}, {instants} instants, {seconds} s, Python {python}{mounts}. **{verdict}**

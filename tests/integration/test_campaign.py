@@ -1,4 +1,4 @@
-"""The campaign in short: every sixth fault; in `make proof` each fault once, and cuts at twelve instants.
+"""The campaign in short: each fault once, and cuts at twelve instants.
 
 In full: see docs/campaign.md.
 """
@@ -17,11 +17,11 @@ from tests.campaign.scene import Scene
 from tests.campaign.tracer import compiler
 from tests.campaign.trials import Disturbance, Reference, provoke_all
 
-pytestmark = pytest.mark.skipif(
-    compiler() is None, reason="no C compiler for the tracer: apt-get install gcc"
-)
+pytestmark = [
+    pytest.mark.proof,  # minutes
+    pytest.mark.skipif(compiler() is None, reason="no C compiler for the tracer: apt-get install gcc"),
+]
 SEED, JOBS = 1, 5  # mostly waiting
-SHORT, LONG = 6, pytest.param(1, marks=pytest.mark.proof)  # the step between the tested ones
 
 
 @pytest.fixture(scope="module")
@@ -38,23 +38,20 @@ def wrong(reference: Reference, disturbances: list[Disturbance], *, heal: bool =
     return [f"{record.name} {record.detail}: {fault}" for record in records for fault in record.wrong]
 
 
-@pytest.mark.proof
 def test_instants(reference: Reference) -> None:
     """Interrupted by signals at any time: nothing is lost, and the next run completes the build."""
     reference.measure()
     assert wrong(reference, [IMPATIENT, *itertools.islice(draw(SEED, reference), 12)]) == []
 
 
-@pytest.mark.parametrize("step", [SHORT, LONG])
-def test_network_and_index(reference: Reference, step: int) -> None:
+def test_network_and_index(reference: Reference) -> None:
     """Each fault has its own message or is survived, and leaves a valid store."""
-    assert wrong(reference, list(network.faults())[::step], heal=False) == []
+    assert wrong(reference, list(network.faults()), heal=False) == []
 
 
-@pytest.mark.parametrize("step", [SHORT, LONG])
-def test_the_machine(reference: Reference, step: int) -> None:
+def test_the_machine(reference: Reference) -> None:
     """The same for faults of disks, limits and clocks, with most of the work done beforehand."""
-    disturbances = [replace(fault, start="network") for fault in host.faults()][::step]
+    disturbances = [replace(fault, start="network") for fault in host.faults()]
     assert wrong(reference, disturbances, heal=False) == []
 
 

@@ -26,6 +26,8 @@ from torchkiln.oci.validate.validate import validate
 
 __all__ = ["registry", "watch"]
 
+pytestmark = pytest.mark.proof  # a minute of builds
+
 SEED = int(os.environ.get("TORCHKILN_TEST_SEED") or random.randrange(1 << 30))
 
 

@@ -13,6 +13,8 @@ from tests.commands import demand_parses
 from tests.workflow_scene import REGISTRY, TAG, Scene, gate, scene
 from tests.workflows import ACTION, GITHUB, GITLAB, Ran, Values, evaluate, filled, jobs, loaded
 
+pytestmark = pytest.mark.proof  # a minute of shells
+
 IDENTITY = "https://github.example/octo/kiln/.github/workflows/publish.yml@refs/heads/main"
 # `run:` lines that no scenario runs, with the reason.
 NOT_RUN: dict[str, str] = {}
