@@ -49,7 +49,7 @@
         row.hidden = found.some((some) => !some.length);
         count += row.hidden ? 0 : 1;
         const names = [...new Set(found.flat())].map((one) => packages[one]);
-        row.querySelector(".match").textContent = names.slice(0, 4).join(", ") + (names.length > 4 ? " …" : "");
+        row.querySelector(".match").textContent = names.slice(0, 4).join(say("comma")) + (names.length > 4 ? " …" : "");
       }
       at("found").textContent = !words.length ? "" : count ? say("found", { count, all: rows.length }) : say("found_none");
       remember({ q: box.value });
@@ -118,7 +118,7 @@
   function picker() {
     const table = data("pick-data");
     const [driver, gpu, torch] = ["driver", "gpu", "torch"].map(at);
-    const entry = ({ tag }, reasons) => [link(tag), ...(reasons.length ? [make("span", reasons.join("; "), { class: "note" })] : [])];
+    const entry = ({ tag }, reasons) => [link(tag), ...(reasons.length ? [make("span", reasons.join(say("semicolon")), { class: "note" })] : [])];
     const show = () => {
       const version = driver.value.trim().replace(/^R/, "").replace(/^r/, "");
       const valid = /^[0-9]{3}(\.[0-9]+){0,2}$/.test(version);
@@ -182,7 +182,7 @@
     };
     const list = (title, layers) => make("details", [
       make("summary", title),
-      make("ul", layers.map((layer) => make("li", layer[2] === null ? layer[0] : `${layer[0]}: ${size(layer[2])}`))),
+      make("ul", layers.map((layer) => make("li", layer[2] === null ? layer[0] : layer[0] + say("colon") + size(layer[2])))),
     ]);
     const show = () => {
       const [a, b] = fields.map((field) => table.images.find((image) => image.tag === field.value));
@@ -198,7 +198,7 @@
           ? [make("table", [make("thead", make("tr", head.map((text) => make("th", text, { scope: "col" })))), make("tbody", rows)])]
           : []),
         ...(found.swapped.length
-          ? [make("details", [make("summary", say("other_files", { count: found.swapped.length })), make("p", found.swapped.join(", "))])]
+          ? [make("details", [make("summary", say("other_files", { count: found.swapped.length })), make("p", found.swapped.join(say("comma")))])]
           : []),
         make("h2", say("layers")),
         list(say("shared_layers", { count: found.shared.length, size: total(found.shared) }), found.shared),
@@ -228,6 +228,12 @@
       block.append(button);
     }
   }
+
+  // The page in the other language begins with the same fields.
+  const language = document.querySelector(".language");
+  language.addEventListener("click", () => {
+    language.hash = location.hash.includes("=") ? location.hash : "";
+  });
 
   for (const element of document.querySelectorAll(".without")) element.hidden = true;
   if (at("search")) search();
