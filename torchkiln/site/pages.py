@@ -32,7 +32,7 @@ _POLICY = (
 )
 # The texts that the script uses, by page.
 _OF_SEARCH = "found found_none comma"
-_OF_PICKER = "not_a_driver runs runs_none fails comma semicolon"
+_OF_PICKER = "not_a_driver runs runs_none pick_order no_conditions fails comma semicolon"
 _OF_COMPARISON = (
     "kind kind_python kind_os kind_toolkit name compare_same changed_packages other_files layers"
     " shared_layers only_in unknown_more comma colon"

@@ -32,7 +32,8 @@ def in_chinese(text: str, table: Table, depth: int = _DEPTH) -> str | None:
     for phrase in _phrases()[table]:
         if found := phrase.english.fullmatch(text):
             values = {
-                name: in_chinese(value, table, depth - 1) or value for name, value in found.groupdict().items()
+                name: in_chinese(value, table, depth - 1) or value
+                for name, value in found.groupdict().items()
             }
             return phrase.chinese.format(**values)
     return None

@@ -119,6 +119,10 @@
     const table = data("pick-data");
     const [driver, gpu, torch] = ["driver", "gpu", "torch"].map(at);
     const entry = ({ tag }, reasons) => [link(tag), ...(reasons.length ? [make("span", reasons.join(say("semicolon")), { class: "note" })] : [])];
+    const first = (one) => {
+      const why = one.conditions.length ? [] : [make("p", say("no_conditions"), { class: "help" })];
+      return make("div", [...entry(one, one.conditions), ...why], { class: "best", "data-tag": one.tag });
+    };
     const show = () => {
       const version = driver.value.trim().replace(/^R/, "").replace(/^r/, "");
       const valid = /^[0-9]{3}(\.[0-9]+){0,2}$/.test(version);
@@ -134,7 +138,7 @@
       at("picked").replaceChildren(
         make("h2", best ? say("runs", { count: found.runs.length }) : say("runs_none")),
         ...found.host.map((reason) => make("p", reason, { class: "host" })),
-        ...(best ? [make("div", entry(best, best.conditions), { class: "best", "data-tag": best.tag })] : []),
+        ...(best ? [make("p", say("pick_order"), { class: "help" }), first(best)] : []),
         make("ol", others.map((one) => make("li", entry(one, one.conditions), { "data-tag": one.tag })), { class: "runs", start: 2 }),
         ...(items.length && !found.host.length
           ? [make("details", [make("summary", say("fails", { count: items.length })), make("ul", items, { class: "fails" })])]
@@ -189,13 +193,13 @@
       const found = compare(table, a, b);
       const head = ["kind", "name"].map((name) => say(name)).concat(a.tag, b.tag);
       const rows = found.changed.map(([system, name, one, other]) => make("tr", [
-        make("td", say(`kind_${system}`)), make("th", name, { scope: "row" }), make("td", one || "–"), make("td", other || "–"),
+        make("td", say(`kind_${system}`), { class: "kind" }), make("th", name, { scope: "row" }), make("td", one || "–"), make("td", other || "–"),
       ]));
       at("compared").replaceChildren(
         make("p", [link(a.tag), " · ", link(b.tag)]),
         make("h2", rows.length ? say("changed_packages", { count: rows.length }) : say("compare_same")),
         ...(rows.length
-          ? [make("table", [make("thead", make("tr", head.map((text) => make("th", text, { scope: "col" })))), make("tbody", rows)])]
+          ? [make("table", [make("thead", make("tr", head.map((text, place) => make("th", text, { scope: "col", class: place ? "" : "kind" })))), make("tbody", rows)])]
           : []),
         ...(found.swapped.length
           ? [make("details", [make("summary", say("other_files", { count: found.swapped.length })), make("p", found.swapped.join(say("comma")))])]
@@ -222,8 +226,12 @@
     for (const block of document.querySelectorAll(".command")) {
       const button = make("button", say("copy"), { type: "button", "aria-describedby": block.querySelector("p").id });
       button.addEventListener("click", async () => {
-        await navigator.clipboard.writeText(block.querySelector("pre").textContent);
-        button.textContent = say("copied");
+        try {
+          await navigator.clipboard.writeText(block.querySelector("pre").textContent);
+          button.textContent = say("copied");
+        } catch {
+          getSelection().selectAllChildren(block.querySelector("code")); // forbidden: the reader copies it
+        }
       });
       block.append(button);
     }
