@@ -13,11 +13,13 @@ from torchkiln.smoke.suite import load_suite
 
 #: Names, units and terms that Chinese documents write in Latin letters; `docs/*.zh-CN.md` do.
 TERMS = frozenset(
-    "torch PyTorch pytorch-cuda JavaScript CUDA cuDNN NCCL GPU NVIDIA Python Docker JupyterLab SSH JSON OCI SBOM PTX Triton NVRTC Jetson"
-    " DataLoader NVSwitch FlashAttention FP8 TF32 API ABI C++ SHA-256 Linux aarch64 triton sympy lit cmake numpy"
-    " torchkiln pick nvidia-smi nvidia-fabricmanager nvidia-uvm dmesg sysctl root rootfs crun runc"
-    " runtime devel wheel tier digest manifest stub kernel MiB GiB GB MB kB Esc A B torchaudio torchvision"
-    " torch.compile libcuda.so libcuda.so.1 user.max_user_namespaces".split()
+    """
+    torch PyTorch pytorch-cuda JavaScript CUDA cuDNN NCCL GPU NVIDIA Python Docker JupyterLab SSH JSON OCI
+    SBOM PTX Triton NVRTC Jetson DataLoader NVSwitch FlashAttention API ABI C++ SHA-256 Linux aarch64 triton
+    sympy lit cmake numpy torchaudio torchvision torchkiln pick nvidia-smi nvidia-fabricmanager nvidia-uvm
+    dmesg sysctl root rootfs crun runc runtime devel wheel tier digest manifest stub kernel MiB GiB GB MB kB
+    Esc A B torch.compile libcuda.so user.max_user_namespaces CUDA_VISIBLE_DEVICES
+    """.split()  # noqa: SIM905 -- words are easier to read
 )
 _SKIPPED = ("script", "style", "code", "pre")  # commands and digests
 _VOID = ("meta", "link", "input", "br")
@@ -34,7 +36,7 @@ COLLECT = """() => {
   const found = [];
   while (walk.nextNode()) if (!skipped(walk.currentNode)) found.push(walk.currentNode.data.trim());
   for (const name of ["aria-label", "title", "alt", "placeholder"])
-    for (const element of document.body.querySelectorAll(`[${name}]:not(code)`)) found.push(element.getAttribute(name));
+    for (const one of document.querySelectorAll(`[${name}]:not(code)`)) found.push(one.getAttribute(name));
   return [...new Set(found)].filter(Boolean);
 }"""
 

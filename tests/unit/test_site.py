@@ -11,8 +11,6 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import pytest
-
 from tests import site_scene
 from tests.site_scene import HOSTILE, Page, files, listed, pages, records
 from tools.kept import tables

@@ -188,11 +188,17 @@ def test_the_patterns_stay_fast() -> None:
 
 
 def entry(**values: Any) -> CatalogEntry:
-    plain: dict[str, Any] = {
-        **{"digest": Digest("sha256:" + "ab" * 32), "tags": (PROVED,), "version": PROVED, "gpus": ()},
-        **{"cleared": True, "override": "", "retracted": "", "faults": ()},
-    }
-    return CatalogEntry(**plain | values)
+    sound = CatalogEntry(
+        digest=Digest("sha256:" + "ab" * 32),
+        tags=(PROVED,),
+        version=PROVED,
+        gpus=(),
+        cleared=True,
+        override="",
+        retracted="",
+        faults=(),
+    )
+    return replace(sound, **values)
 
 
 ENTRIES = {

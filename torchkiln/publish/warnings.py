@@ -1,4 +1,4 @@
-"""The sentences that warn of an image in a repository, in English; the pages of `ls --site` have them in Chinese, too."""
+"""Has the warnings of images in a repository, in English; `ls --site` has them in Chinese, too."""
 
 from __future__ import annotations
 

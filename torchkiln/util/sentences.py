@@ -1,10 +1,9 @@
-"""Defines a sentence as the name of its text and the values that fill it, so that it can be said in any language."""
+"""Defines a sentence as the name of its text and the values that fill it: it can be said in any language."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Union
 
 #: The texts by name; `{value}` is replaced.
 Texts = Mapping[str, str]
@@ -26,7 +25,7 @@ class Listing:
     parts: tuple[str | Sentence, ...]
 
 
-Value = Union[str, Sentence, Listing]  # a type at run time: Python 3.10 cannot join names of later classes
+Value = str | Sentence | Listing
 
 
 def sentence(text: str, **values: Value) -> Sentence:
