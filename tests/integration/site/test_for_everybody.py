@@ -69,19 +69,24 @@ def test_the_reader_chooses_the_colours_for_all_pages(page: Page, folder: Path) 
     page.keyboard.type("Dark")
     assert is_dark(page)
     visit(page, folder, f"zh/tags/{PROVED}.html")
-    assert (is_dark(page), page.get_by_label("主题").input_value()) == (True, "dark")
+    expect(page.get_by_label("主题")).to_have_value("dark")
+    assert is_dark(page)
     page.emulate_media(color_scheme="dark")
     page.get_by_label("主题").select_option("浅色")
     assert not is_dark(page)
     visit(page, folder, "pick.html")
-    assert (is_dark(page), page.get_by_label("Theme").input_value()) == (False, "light")
+    expect(page.get_by_label("Theme")).to_have_value("light")
+    assert not is_dark(page)
     page.get_by_label("Theme").select_option("System")
     assert is_dark(page)
     assert page.evaluate("localStorage.length") == 0
 
 
 def test_the_first_picture_has_the_chosen_colours(page: Page, folder: Path) -> None:
-    """The attribute is set before the body exists; a value that is not of the control counts as none."""
+    """The attribute is set before the body exists; a value that is not of the control counts as none.
+
+    Another process of the browser may render the next page, and gets what was stored a moment later.
+    """
     assert page.context.browser
     other = page.context.browser.new_page()
     other.add_init_script(
@@ -92,7 +97,10 @@ def test_the_first_picture_has_the_chosen_colours(page: Page, folder: Path) -> N
     for stored, first in (("dark", "dark"), ("light", "light"), ("<b>", "")):
         visit(other, folder, "index.html")
         other.evaluate("(value) => localStorage.setItem('torchkiln-theme', value)", stored)
-        visit(other, folder, "compare.html")
+        for _ in range(20):
+            visit(other, folder, "compare.html")
+            if other.evaluate("window.first") == first:
+                break
         assert (other.evaluate("window.first"), other.locator("#theme").input_value()) == (first, first)
     other.close()
 
