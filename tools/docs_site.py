@@ -59,6 +59,7 @@ MENU: Mapping[str, tuple[str, ...]] = {
         "publishing.md",
         "registry.md",
         "catalogue.md",
+        "catalogue.zh-CN.md",
         "sbom.md",
         "scan.md",
         "ci.md",

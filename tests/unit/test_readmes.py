@@ -64,9 +64,13 @@ def test_the_same_number_of_sections_tables_and_generated_parts() -> None:
 
 
 def test_the_same_links() -> None:
+    """Where a page exists in Chinese, the Chinese README may link to that."""
     english, chinese = (set(_LINK.findall(page.read_text())) - _ONE_LANGUAGE for page in BOTH)
+    originals = {link: link.replace(".zh-CN.md", ".md") for link in chinese}
 
-    assert english == chinese
+    assert english == {
+        original if (ROOT / original).is_file() else link for link, original in originals.items()
+    }
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(c for page in BOTH for c in commands(page.read_text())))

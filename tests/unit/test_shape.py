@@ -44,7 +44,7 @@ PURE_FILES = frozenset(
         "compare/sharing.py", "cuda/tree.py", "docker/bake.py",
         "docker/dockerfile.py",
         "project/asked.py", "project/choice.py", "project/fixed.py", "project/moves.py",
-        "project/optional.py", "project/pyproject_file.py", "project/target.py",
+        "project/optional.py", "project/pyproject_file.py", "project/target.py", "publish/warnings.py",
         "smoke/attestation.py", "smoke/declared.py", "smoke/expected.py", "smoke/hosts.py",
         "smoke/project/declared.py", "smoke/project/modules.py", "smoke/report.py",
         "smoke/reuse.py", "smoke/run.py", "smoke/runner_output.py", "smoke/snapshot.py", "smoke/suite.py",

@@ -242,7 +242,7 @@ def _limits(raw: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _limit_texts(raw: Mapping[str, Any]) -> Mapping[str, str]:
-    """The sentences of all limits of cells, by fact. `{}` is replaced by the limit's values."""
+    """The sentences of all limits of cells, by fact. `{gpus}` is replaced by the limit's value."""
     return MappingProxyType(
         {
             f"{table}.{name}": body["limit"]

@@ -10,23 +10,43 @@ from collections.abc import Sequence
 from torchkiln.matrix.facts import Facts
 from torchkiln.model.cell import Limit, Resolution, Source
 from torchkiln.model.index import variable_of
+from torchkiln.util.sentences import Listing, Sentence, Texts, Value, said, sentence
+
+# The reasons, and the parts of reasons and limits; the pages of `ls --site` have them in Chinese, too.
+SENTENCES: Texts = {
+    "same-cuda": "{index} has a wheel built with CUDA {cuda} ({build})",
+    "elsewhere": "{native} is only on PyTorch's own index; {chosen}",
+    "no-such-cuda": "no wheel is built with CUDA {cuda}; {chosen}",
+    "newer-cuda": "{build} from {index} runs on every driver from {driver} on",
+    "default-index": "the default index",
+    "pytorch-index": "PyTorch's own index",
+    "gpus-of": "{capability} ({names})",
+    "from-branch": "{capability} from {branch}",
+    "comma": ", ",
+    "semicolon": "; ",
+}
 
 
 def reason(resolution: Resolution) -> str:
     """Why *resolution* has its status, in one sentence."""
+    found = reason_of(resolution)
+    return said(found, SENTENCES) if found else resolution.why_unavailable
+
+
+def reason_of(resolution: Resolution) -> Sentence | None:
+    """Why *resolution* has its status, for any language; None: it is unavailable."""
     build, cell = resolution.build, resolution.cell
     if build is None:
-        return resolution.why_unavailable
-    index = "the default index" if build.source is Source.DEFAULT else "PyTorch's own index"
+        return None
+    index = sentence("default-index" if build.source is Source.DEFAULT else "pytorch-index")
     if build.cuda == cell.cuda:
-        return f"{index} has a wheel built with CUDA {cell.cuda} ({build.version})"
+        return sentence("same-cuda", index=index, cuda=cell.cuda, build=build.version)
+    driver = resolution.min_driver or ""
+    chosen = sentence("newer-cuda", build=build.version, index=index, driver=driver)
     native = next((other for other in resolution.alternatives if other.cuda == cell.cuda), None)
-    missing = (
-        f"{native.version} is only on PyTorch's own index"
-        if native
-        else f"no wheel is built with CUDA {cell.cuda}"
-    )
-    return f"{missing}; {build.version} from {index} runs on every driver from {resolution.min_driver} on"
+    if native:
+        return sentence("elsewhere", native=native.version, chosen=chosen)
+    return sentence("no-such-cuda", cuda=cell.cuda, chosen=chosen)
 
 
 def limit_text(limit: Limit, facts: Facts) -> str:
@@ -34,23 +54,38 @@ def limit_text(limit: Limit, facts: Facts) -> str:
 
     :raises KeyError: it is not in *facts*.
     """
-    text = facts.limit_texts[limit.fact]
+    return said(limit_of(limit, facts), {**SENTENCES, **facts.limit_texts})
+
+
+def limit_of(limit: Limit, facts: Facts) -> Sentence:
+    """The sentence of *limit*, for any language."""
+    return sentence(limit.fact, **_values(limit, facts))
+
+
+def _values(limit: Limit, facts: Facts) -> dict[str, Value]:
     match limit.fact:
         case "rules.unserved":
-            return text.format(_gpus(limit.values, facts))
+            return {"gpus": _gpus(limit.values, facts)}
         case "rules.device-code":
-            return text.format(", ".join(limit.values))
+            return {"capabilities": Listing(between="comma", parts=limit.values)}
         case "rules.young-gpu":
-            drivers = (value.split(":") for value in limit.values)
-            return text.format(", ".join(f"{capability} from {branch}" for capability, branch in drivers))
+            return {"drivers": _drivers(limit.values)}
         case "rules.own-files":
             name, filename = limit.values
-            return text.format(filename, variable_of(name))
+            return {"file": filename, "variable": variable_of(name)}
         case _:
-            return text
+            return {}
 
 
-def _gpus(capabilities: Sequence[str], facts: Facts) -> str:
+def _drivers(values: Sequence[str]) -> Listing:
+    """`"8.9 from 520"` for each of *values*, "8.9:520"."""
+    pairs = (value.split(":") for value in values)
+    parts = (sentence("from-branch", capability=capability, branch=branch) for capability, branch in pairs)
+    return Listing(between="comma", parts=tuple(parts))
+
+
+def _gpus(capabilities: Sequence[str], facts: Facts) -> Listing:
     """`"10.0 (B200)"` for each of *capabilities*."""
-    names = {gpus.capability: ", ".join(gpus.x86_names[:2]) for gpus in facts.gpus}
-    return "; ".join(f"{capability} ({names[capability]})" for capability in capabilities)
+    names = {gpus.capability: Listing(between="comma", parts=gpus.x86_names[:2]) for gpus in facts.gpus}
+    parts = (sentence("gpus-of", capability=each, names=names[each]) for each in capabilities)
+    return Listing(between="semicolon", parts=tuple(parts))

@@ -14,8 +14,10 @@ from torchkiln.matrix.tags import parse_name
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Digest
 from torchkiln.publish.attached import AttachedStatements, attached
+from torchkiln.publish.warnings import WARNINGS
 from torchkiln.registry.reading import Document, RepositoryReader
 from torchkiln.registry.referrers import LIST
+from torchkiln.util.sentences import Value, said, sentence
 
 _VERSION = "org.opencontainers.image.version"
 
@@ -56,19 +58,21 @@ class CatalogEntry:
         return self.cleared and not self.retracted and not self.faults
 
     @property
+    def notices(self) -> tuple[Value, ...]:
+        """What a user of it has to know, for any language; faults are messages of the program, in English."""
+        found = [sentence("retracted", reason=self.retracted)] if self.retracted else []
+        found += [sentence("override", reason=self.override)] if self.override else []
+        found += [sentence("only-for", capabilities=", ".join(self.only_for))] if self.only_for else []
+        found += [sentence("own-use")] if self.own_use else []
+        found += [sentence("tag-moved", tag=tag) for tag in self.misnamed]
+        found += [sentence("retraction-ignored", reason=reason) for reason in self.untrusted_retractions]
+        cleared = self.cleared or self.override
+        return (*found, *self.faults, *(() if cleared else (sentence("not-cleared"),)))
+
+    @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user of it has to know, a phrase each."""
-        found = [f"retracted: {self.retracted}"] if self.retracted else []
-        found += [f"published with --override: {self.override}"] if self.override else []
-        found += [f"only for capability {', '.join(self.only_for)}"] if self.only_for else []
-        found += ["NVIDIA's libraries are changed: for own use"] if self.own_use else []
-        found += [f"not published as {tag}: the tag was moved" for tag in self.misnamed]
-        found += [
-            f"retraction ignored, not signed by a trusted key: {reason}"
-            for reason in self.untrusted_retractions
-        ]
-        found += self.faults
-        return (*found, *(() if self.cleared or self.override else ("no trusted decision of the gate",)))
+        """`notices` in English, a phrase each."""
+        return tuple(said(notice, WARNINGS) for notice in self.notices)
 
 
 def catalog(reading: RepositoryReader, trust: Trust) -> list[CatalogEntry]:

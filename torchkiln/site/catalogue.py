@@ -10,6 +10,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import Finding
+from torchkiln.util.sentences import Sentence, Value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +66,7 @@ class Published:
     """The image that has the tag in the registry."""
 
     digest: Digest
-    warnings: tuple[str, ...]  # "retracted: the reason"
+    notices: tuple[Value, ...]  # "retracted: the reason"
     retracted: bool
 
 
@@ -79,8 +80,8 @@ class ListedImage:
     locked: LockedCell
     state: str  # as in docs/grid.md: "built and proved"
     digest: Digest | None  # that the lock gives; None: it records no layers
-    reason: str  # why it is native or minor-compat
-    limits: tuple[str, ...]
+    reason: Value  # why it is native or minor-compat
+    limits: tuple[Sentence, ...]
     gpus: tuple[tuple[str, tuple[str, ...]], ...]  # (capability, names) for which it has device code
     packages: tuple[ListedPackage, ...]
     layers: tuple[ListedLayer, ...]

@@ -6,23 +6,24 @@ from typing import Any
 
 from torchkiln.site.catalogue import Catalogue, ListedImage, Run
 from torchkiln.site.commands import commands
+from torchkiln.util.sentences import Texts, said
 
 
-def index_json(catalogue: Catalogue) -> dict[str, Any]:
-    """The list of images."""
+def index_json(catalogue: Catalogue, english: Texts) -> dict[str, Any]:
+    """The list of images; its sentences are English."""
     return {
         "repository": catalogue.repository,
-        "images": [_summary(image) for image in catalogue.images],
+        "images": [_summary(image, english) for image in catalogue.images],
     }
 
 
-def image_json(image: ListedImage, catalogue: Catalogue) -> dict[str, Any]:
-    """Everything about one image."""
+def image_json(image: ListedImage, catalogue: Catalogue, english: Texts) -> dict[str, Any]:
+    """Everything about one image; its sentences are English."""
     build = image.resolution.build
     assert build is not None  # an image of the catalogue can be built
-    return _summary(image) | {
-        "reason": image.reason,
-        "limits": list(image.limits),
+    return _summary(image, english) | {
+        "reason": said(image.reason, english),
+        "limits": [said(limit, english) for limit in image.limits],
         "wheel": {"version": build.version, "cuda": build.cuda, "index": build.source.value},
         "cudnn": build.cudnn,
         "nccl": build.nccl,
@@ -56,7 +57,7 @@ def image_json(image: ListedImage, catalogue: Catalogue) -> dict[str, Any]:
     }
 
 
-def _summary(image: ListedImage) -> dict[str, Any]:
+def _summary(image: ListedImage, english: Texts) -> dict[str, Any]:
     resolution, published = image.resolution, image.published
     cell = resolution.cell
     return {
@@ -80,7 +81,11 @@ def _summary(image: ListedImage) -> dict[str, Any]:
         "locked_bytes": image.locked_size,
         "shared_bytes": image.shared,
         "tested_on": list(image.tested_on),
-        "published": published and {"digest": published.digest, "warnings": list(published.warnings)},
+        "published": published
+        and {
+            "digest": published.digest,
+            "warnings": [said(notice, english) for notice in published.notices],
+        },
     }
 
 

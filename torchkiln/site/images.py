@@ -12,7 +12,7 @@ from torchkiln.gate.kept_reports import same_packages
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.gpu_archs import served_classes
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.sentences import limit_text, reason
+from torchkiln.matrix.sentences import limit_of, reason_of
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.lock import LockedCell
@@ -67,8 +67,8 @@ def catalogue(
                 locked=record.kept.locked,
                 state=state(record.resolution, record.kept, matrix.policy, suite).value,
                 digest=record.kept.image,
-                reason=reason(record.resolution),
-                limits=tuple(limit_text(limit, facts) for limit in record.resolution.limits),
+                reason=reason_of(record.resolution) or record.resolution.why_unavailable,
+                limits=tuple(limit_of(limit, facts) for limit in record.resolution.limits),
                 gpus=_gpus(record.resolution, facts),
                 packages=tuple(_packages(record.kept.locked)),
                 layers=tuple(_layers(record, stored, tags, position)),

@@ -1,6 +1,6 @@
 """Renders the catalogue to the files of a folder: pages in each language, JSON, and the reports.
 
-Each page has its style and its script inside, so that it works from a file, and its policy allows exactly
+Each page has its style and its scripts inside, so that it works from a file, and its policy allows exactly
 these by their hashes. What comes from locks, reports and the matrix is text: the templates escape it, and
 the script only sets text.
 """
@@ -27,15 +27,15 @@ from torchkiln.util.versions import numbers
 
 TEMPLATES = Path(__file__).with_name("templates")
 _POLICY = (
-    "default-src 'none'; img-src data:; style-src {style}; script-src {script}; base-uri 'none';"
+    "default-src 'none'; img-src data:; style-src {style}; script-src {theme} {script}; base-uri 'none';"
     " form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 # The texts that the script uses, by page.
-_OF_SEARCH = "found found_none"
-_OF_PICKER = "not_a_driver runs runs_none fails"
+_OF_SEARCH = "found found_none comma"
+_OF_PICKER = "not_a_driver runs runs_none pick_order no_conditions fails comma semicolon"
 _OF_COMPARISON = (
     "kind kind_python kind_os kind_toolkit name compare_same changed_packages other_files layers"
-    " shared_layers only_in unknown_more"
+    " shared_layers only_in unknown_more comma colon"
 )
 _OF_IMAGE = "copy copied"
 
@@ -45,30 +45,33 @@ def render(catalogue: Catalogue, facts: Facts, reports: Mapping[str, bytes]) -> 
 
     :param reports: the files of the reports, and of their keys, by name.
     """
+    english, *_ = both = languages(facts)
     data = {"pick": picker_data(catalogue.images, facts), "compare": packed(catalogue.images)}
     files = {f"reports/{name}": content for name, content in reports.items()}
-    files |= {"index.json": pretty_json(index_json(catalogue))}
+    files |= {"index.json": pretty_json(index_json(catalogue, english.texts))}
     files |= {f"{name}.json": pretty_json(value) for name, value in data.items()}
     for image in catalogue.images:
-        files[f"tags/{image.tag}.json"] = pretty_json(image_json(image, catalogue))
-    for language in languages():
-        files |= {path: text.encode() for path, text in _pages(catalogue, data, language)}
+        files[f"tags/{image.tag}.json"] = pretty_json(image_json(image, catalogue, english.texts))
+    for language, other in (both, reversed(both)):
+        files |= {path: text.encode() for path, text in _pages(catalogue, data, language, other)}
     return files
 
 
-def _pages(catalogue: Catalogue, data: Mapping[str, Any], language: Language) -> Iterator[tuple[str, str]]:
-    """The pages of one language, by path."""
+def _pages(
+    catalogue: Catalogue, data: Mapping[str, Any], language: Language, other: Language
+) -> Iterator[tuple[str, str]]:
+    """The pages of one language, by path; each leads to the same page in the *other*."""
     environment = _environment()
-    style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("site.css", "site.js"))
+    inside = {name: (TEMPLATES / name).read_text("utf-8") for name in ("site.css", "theme.js", "site.js")}
+    style, theme, script = map(_source, inside.values())
     releases = sorted({image.resolution.cell.torch for image in catalogue.images}, key=numbers)
     shared = {
         "catalogue": catalogue,
         "t": language.texts,
         "language": language,
-        "other": next(other for other in languages() if other != language),
-        "style": style,
-        "script": script,
-        "policy": _POLICY.format(style=_source(style), script=_source(script)),
+        "other": other,
+        "inside": inside,
+        "policy": _POLICY.format(style=style, theme=theme, script=script),
         "releases": "–".join(dict.fromkeys((releases[0], releases[-1]))),
     }
 
@@ -81,7 +84,7 @@ def _pages(catalogue: Catalogue, data: Mapping[str, Any], language: Language) ->
     def texts(names: str) -> dict[str, str]:
         return {name: language.texts[name] for name in names.split()}
 
-    table, sentences = data["compare"], {"sentences": language.sentences()}
+    table, sentences = _titled(data["compare"], language), {"sentences": language.sentences()}
     yield page("index.html.j2", "index.html", data={"texts": texts(_OF_SEARCH), "packed": table})
     in_language = {"texts": texts(_OF_PICKER), "pick-data": data["pick"] | sentences}
     yield page("pick.html.j2", "pick.html", data=in_language)
@@ -94,6 +97,11 @@ def _pages(catalogue: Catalogue, data: Mapping[str, Any], language: Language) ->
             commands=commands(image, catalogue),
             data={"texts": texts(_OF_IMAGE)},
         )
+
+
+def _titled(table: Mapping[str, Any], language: Language) -> dict[str, Any]:
+    """The packed *table* with the titles of layers in *language*."""
+    return {**table, "layers": [(language.layer(title), *rest) for title, *rest in table["layers"]]}
 
 
 def _environment() -> Any:
@@ -110,7 +118,6 @@ def _environment() -> Any:
     )
     environment.filters["bytes"] = size
     environment.filters["fill"] = lambda text, **values: text.format(**values)
-    environment.filters["inside"] = lambda text: Markup(text)
     environment.filters["data"] = lambda value: Markup(_inert(value))
     return environment
 

@@ -9,9 +9,22 @@ from pathlib import Path
 
 import yaml
 
-from torchkiln.matrix.pick import SENTENCES
+from torchkiln.matrix import pick, sentences
+from torchkiln.matrix.facts import Facts
+from torchkiln.model.report import Finding
+from torchkiln.publish.warnings import WARNINGS
+from torchkiln.site.phrases import in_chinese
+from torchkiln.util.sentences import Texts, Value, said
 
 _FILE = Path(__file__).with_name("texts.yaml")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """A text of a page."""
+
+    text: str
+    lang: str = ""  # "en": a message of a program, which the page has in English; empty: as the page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,20 +33,60 @@ class Language:
 
     code: str  # as in HTML's `lang`
     folder: str  # of its pages, with a slash at its end; empty: the root
-    texts: Mapping[str, str]
+    texts: Texts
+
+    @property
+    def is_english(self) -> bool:
+        """Whether texts that are not ours are in the language of the page."""
+        return self.code == "en"
 
     def sentences(self) -> dict[str, str]:
         """The sentences of `pick`, by their names there."""
-        return {name: self.texts[name] for name in SENTENCES}
+        return {name: self.texts[name] for name in pick.SENTENCES}
+
+    def said(self, value: Value) -> str:
+        """A sentence."""
+        return said(value, self.texts)
+
+    def layer(self, title: str) -> str:
+        """The title of a layer."""
+        return title if self.is_english else in_chinese(title, "layers") or title
+
+    def notice(self, value: Value) -> Shown:
+        """A warning of an image; a fault of its statements is a message of torchkiln."""
+        return self._quoted(value) if isinstance(value, str) else Shown(text=self.said(value))
+
+    def reason(self, finding: Finding) -> Shown:
+        """Why a check does not apply, was skipped or failed; it is empty if the check passed."""
+        if finding.outcome == "not-applicable":
+            names = (f"{table}.{finding.message}" for table in ("checks", "traps"))
+            if name := next((name for name in names if name in self.texts), None):
+                return Shown(text=self.texts[name])
+        return self._quoted(finding.message)
+
+    def _quoted(self, text: str) -> Shown:
+        if self.is_english or not text:
+            return Shown(text=text)
+        chinese = in_chinese(text, "messages")
+        return Shown(text=chinese) if chinese else Shown(text=text, lang="en")
 
 
-@cache
-def languages() -> tuple[Language, ...]:
-    """English first, which is at the root of the site."""
-    texts: dict[str, list[str]] = yaml.safe_load(_FILE.read_text("utf-8"))
-    english = {name: pair[0] for name, pair in texts.items()} | SENTENCES
-    chinese = {name: pair[1] for name, pair in texts.items()}
+def languages(facts: Facts) -> tuple[Language, ...]:
+    """English first, which is at the root of the site; *facts* has the English of limits."""
+    pairs = _pairs()
+    english = {name: text for name, (text, _) in pairs.items() if text}
+    limits = {f"checks.{name}": text for name, text in facts.checks.items()} | dict(facts.limit_texts)
+    tables: tuple[Texts, ...] = (pick.SENTENCES, sentences.SENTENCES, WARNINGS, limits)
+    for table in tables:
+        english |= table
+    chinese = {name: text for name, (_, text) in pairs.items()}
     return (
         Language(code="en", folder="", texts=english),
         Language(code="zh-Hans", folder="zh/", texts=chinese),
     )
+
+
+@cache
+def _pairs() -> Mapping[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = yaml.safe_load(_FILE.read_text("utf-8"))
+    return found

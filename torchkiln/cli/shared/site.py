@@ -76,7 +76,7 @@ def write_site(
     kept = kept_reports(folders.proofs) if folders.proofs else ()
     records = read_records(locks, [each.signed for each in kept], lambda line: say(printable(line)))
     in_registry = {
-        tag: Published(digest=entry.digest, warnings=entry.warnings, retracted=bool(entry.retracted))
+        tag: Published(digest=entry.digest, notices=entry.notices, retracted=bool(entry.retracted))
         for entry in published
         for tag in entry.tags
     }

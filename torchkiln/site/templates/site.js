@@ -49,7 +49,7 @@
         row.hidden = found.some((some) => !some.length);
         count += row.hidden ? 0 : 1;
         const names = [...new Set(found.flat())].map((one) => packages[one]);
-        row.querySelector(".match").textContent = names.slice(0, 4).join(", ") + (names.length > 4 ? " …" : "");
+        row.querySelector(".match").textContent = names.slice(0, 4).join(say("comma")) + (names.length > 4 ? " …" : "");
       }
       at("found").textContent = !words.length ? "" : count ? say("found", { count, all: rows.length }) : say("found_none");
       remember({ q: box.value });
@@ -118,7 +118,11 @@
   function picker() {
     const table = data("pick-data");
     const [driver, gpu, torch] = ["driver", "gpu", "torch"].map(at);
-    const entry = ({ tag }, reasons) => [link(tag), ...(reasons.length ? [make("span", reasons.join("; "), { class: "note" })] : [])];
+    const entry = ({ tag }, reasons) => [link(tag), ...(reasons.length ? [make("span", reasons.join(say("semicolon")), { class: "note" })] : [])];
+    const first = (one) => {
+      const why = one.conditions.length ? [] : [make("p", say("no_conditions"), { class: "help" })];
+      return make("div", [...entry(one, one.conditions), ...why], { class: "best", "data-tag": one.tag });
+    };
     const show = () => {
       const version = driver.value.trim().replace(/^R/, "").replace(/^r/, "");
       const valid = /^[0-9]{3}(\.[0-9]+){0,2}$/.test(version);
@@ -134,7 +138,7 @@
       at("picked").replaceChildren(
         make("h2", best ? say("runs", { count: found.runs.length }) : say("runs_none")),
         ...found.host.map((reason) => make("p", reason, { class: "host" })),
-        ...(best ? [make("div", entry(best, best.conditions), { class: "best", "data-tag": best.tag })] : []),
+        ...(best ? [make("p", say("pick_order"), { class: "help" }), first(best)] : []),
         make("ol", others.map((one) => make("li", entry(one, one.conditions), { "data-tag": one.tag })), { class: "runs", start: 2 }),
         ...(items.length && !found.host.length
           ? [make("details", [make("summary", say("fails", { count: items.length })), make("ul", items, { class: "fails" })])]
@@ -182,23 +186,23 @@
     };
     const list = (title, layers) => make("details", [
       make("summary", title),
-      make("ul", layers.map((layer) => make("li", layer[2] === null ? layer[0] : `${layer[0]}: ${size(layer[2])}`))),
+      make("ul", layers.map((layer) => make("li", layer[2] === null ? layer[0] : layer[0] + say("colon") + size(layer[2])))),
     ]);
     const show = () => {
       const [a, b] = fields.map((field) => table.images.find((image) => image.tag === field.value));
       const found = compare(table, a, b);
       const head = ["kind", "name"].map((name) => say(name)).concat(a.tag, b.tag);
       const rows = found.changed.map(([system, name, one, other]) => make("tr", [
-        make("td", say(`kind_${system}`)), make("th", name, { scope: "row" }), make("td", one || "–"), make("td", other || "–"),
+        make("td", say(`kind_${system}`), { class: "kind" }), make("th", name, { scope: "row" }), make("td", one || "–"), make("td", other || "–"),
       ]));
       at("compared").replaceChildren(
         make("p", [link(a.tag), " · ", link(b.tag)]),
         make("h2", rows.length ? say("changed_packages", { count: rows.length }) : say("compare_same")),
         ...(rows.length
-          ? [make("table", [make("thead", make("tr", head.map((text) => make("th", text, { scope: "col" })))), make("tbody", rows)])]
+          ? [make("table", [make("thead", make("tr", head.map((text, place) => make("th", text, { scope: "col", class: place ? "" : "kind" })))), make("tbody", rows)])]
           : []),
         ...(found.swapped.length
-          ? [make("details", [make("summary", say("other_files", { count: found.swapped.length })), make("p", found.swapped.join(", "))])]
+          ? [make("details", [make("summary", say("other_files", { count: found.swapped.length })), make("p", found.swapped.join(say("comma")))])]
           : []),
         make("h2", say("layers")),
         list(say("shared_layers", { count: found.shared.length, size: total(found.shared) }), found.shared),
@@ -222,12 +226,22 @@
     for (const block of document.querySelectorAll(".command")) {
       const button = make("button", say("copy"), { type: "button", "aria-describedby": block.querySelector("p").id });
       button.addEventListener("click", async () => {
-        await navigator.clipboard.writeText(block.querySelector("pre").textContent);
-        button.textContent = say("copied");
+        try {
+          await navigator.clipboard.writeText(block.querySelector("pre").textContent);
+          button.textContent = say("copied");
+        } catch {
+          getSelection().selectAllChildren(block.querySelector("code")); // forbidden: the reader copies it
+        }
       });
       block.append(button);
     }
   }
+
+  // The page in the other language begins with the same fields.
+  const language = document.querySelector(".language");
+  language.addEventListener("click", () => {
+    language.hash = location.hash.includes("=") ? location.hash : "";
+  });
 
   for (const element of document.querySelectorAll(".without")) element.hidden = true;
   if (at("search")) search();
