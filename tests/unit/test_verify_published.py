@@ -15,6 +15,7 @@ from tests.publisher import interpreter
 from tests.reports import TAG, found
 from torchkiln.attest.signers import ByKey
 from torchkiln.attest.statement import statement
+from torchkiln.errors import VerificationFailed
 from torchkiln.smoke.attestation import attest
 
 __all__ = ["a_built_publisher", "a_scene", "a_server"]
@@ -97,7 +98,10 @@ def test_a_report_by_another_key(scene: Scene) -> None:
     bundle["dsseEnvelope"] = json.loads(attest(scene.publisher.report(scene.image), UNKNOWN_KEY))
     scene.replace(SMOKE, json.dumps(bundle).encode())
 
-    assert "import: not run: no report contains it" in scene.refused()
+    failed = scene.verify().exception
+    assert isinstance(failed, VerificationFailed)
+    assert "import: not run: no report contains it" in failed.message
+    assert failed.hint.startswith("statements that no trusted key signed: 1; if a laboratory that you trust")
     unknown_key = scene.publisher.write(public_pem(UNKNOWN_KEY), "stranger.pem")
     assert scene.verify("--key", unknown_key).exit_code == 0
 

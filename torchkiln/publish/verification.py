@@ -60,6 +60,7 @@ class Verified:
     digest: Digest
     trusted: bool  # signatures were verified
     points: tuple[Point, ...]
+    ignored: int = 0  # statements without a trusted signature
 
     @property
     def bad(self) -> tuple[Point, ...]:
@@ -80,8 +81,16 @@ class Verified:
                         *(f"  {point.what}: {point.text}".replace("\n", "\n    ") for point in self.bad),
                     )
                 ),
-                hint="do not run it; report it to its publisher, or use another tag: see `torchkiln ls`",
+                hint=self._hint(),
             )
+
+    def _hint(self) -> str:
+        if self.ignored:
+            return (
+                f"statements that no trusted key signed: {self.ignored}; if a laboratory that you trust made "
+                "them, add --trust PUBLIC.pem with its key, otherwise do not run the image"
+            )
+        return "do not run it; report it to its publisher, or use another tag: see `torchkiln ls`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +131,11 @@ class VerifySession:
             if depth.rebuild:
                 points.append(self._rebuild(reading, image, result, points))
         return Verified(
-            reference=reference, digest=image.manifest, trusted=self.trust.verifies, points=tuple(points)
+            reference=reference,
+            digest=image.manifest,
+            trusted=self.trust.verifies,
+            points=tuple(points),
+            ignored=result.statements.untrusted,
         )
 
     def _verify(self, reading: RepositoryReader) -> Callable[[ImageOnDisk], Verification]:
