@@ -3,10 +3,14 @@
 
 Needs Python 3.8 and the driver, no packages. Without a GPU it prints the reason to stderr, and
 `torchkiln_nvml_up` is 0. A value that a GPU does not have, such as the use of a MIG instance, is left out.
+With `--log FILE` it also serves the speed and loss in the output of a training run, and NCCL's warnings.
 """
 
 import argparse
 import ctypes
+import os
+import re
+import stat
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +18,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 LIBRARY = "libnvidia-ml.so.1"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT = 96  # bytes; longer than any text of NVML
-# Name, help; each is a gauge.
+_MOST = 16 << 20  # bytes of a log that are read at a time
+_LINE = 1 << 16  # bytes; a longer line is not the recipes'
+# What the recipes print (/opt/torchkiln/examples/recipes/watch.py), and NCCL with NCCL_DEBUG=WARN.
+_STEP = re.compile(
+    rb"\bstep +(?P<step>\d{1,12})  loss (?P<loss>\S{1,24})  scale (?P<loss_scale>\S{1,24})  "
+    rb".*?(?P<samples_per_second>\d{1,12}) samples/s\s*$"
+)
+_WARNING = re.compile(rb"\bNCCL WARN\b")
+# Name, help; each is a gauge, and a counter if it ends with _total.
 METRICS = {
     "torchkiln_nvml_up": "1 if the driver answers",
     "torchkiln_gpus": "GPUs of this machine, or of this container",
@@ -25,6 +37,11 @@ METRICS = {
     "torchkiln_gpu_power_watts": "power now",
     "torchkiln_gpu_power_limit_watts": "power limit in force",
     "torchkiln_gpu_temperature_celsius": "temperature of the chip",
+    "torchkiln_training_step": "last step in the log",
+    "torchkiln_training_loss": "loss of this step",
+    "torchkiln_training_loss_scale": "scale of the gradients at this step; 1 without a scaler",
+    "torchkiln_training_samples_per_second": "samples per second of all processes",
+    "torchkiln_nccl_warnings_total": "NCCL's warnings and errors in the log",
 }
 
 
@@ -125,7 +142,8 @@ def page(found):
     for metric, meaning in METRICS.items():
         values = [(labels, value) for name, labels, value in found if name == metric]
         if values:
-            lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge"]
+            kind = "counter" if metric.endswith("_total") else "gauge"
+            lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} {kind}"]
             lines += [f"{metric}{_labels(labels)} {value}" for labels, value in values]
     return "".join(f"{line}\n" for line in lines)
 
@@ -140,11 +158,65 @@ def _labels(labels):
     return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}"
 
 
-class Source:
-    """Reads the GPUs; loads the driver's library again after it failed. One thread at a time."""
+class TrainingLog:
+    """The output of a training run in a file, which may be missing, grow, or be replaced."""
 
-    def __init__(self, say):
+    def __init__(self, path):
+        self.path, self._file, self._rest = path, None, b""
+        self._last, self._warnings = {}, 0
+
+    def samples(self):
+        """Read what was added; the samples of the last step, and of all warnings since the start."""
+        for line in self._added():
+            self._warnings += bool(_WARNING.search(line))
+            self._last = _step(line) or self._last
+        found = {**self._last, "torchkiln_nccl_warnings_total": self._warnings}
+        return [(name, {"log": self.path}, value) for name, value in found.items()] if self._file else []
+
+    def _added(self):
+        """The complete lines that were added since the last call."""
+        try:
+            now = os.stat(self.path)
+            if self._file and (
+                not os.path.samestat(now, os.fstat(self._file.fileno())) or self._shorter(now)
+            ):
+                self._close()
+            if not self._file and stat.S_ISREG(now.st_mode):
+                self._file = open(self.path, "rb")  # noqa: SIM115 - open until the file is replaced
+            data = self._rest + self._file.read(_MOST) if self._file else b""
+        except OSError:
+            self._close()
+            return []
+        *lines, rest = data.split(b"\n")
+        self._rest = rest[-_LINE:]
+        return [line for line in lines if len(line) <= _LINE]
+
+    def _shorter(self, now):
+        return now.st_size < self._file.tell()
+
+    def _close(self):
+        if self._file:
+            self._file.close()
+        self._file, self._rest, self._last = None, b"", {}
+
+
+def _step(line):
+    """The values of a line of the recipes; empty if it is another one."""
+    found = _STEP.search(line)
+    if not found:
+        return {}
+    try:
+        return {f"torchkiln_training_{name}": float(text) for name, text in found.groupdict().items()}
+    except ValueError:
+        return {}
+
+
+class Source:
+    """Reads the GPUs and logs; loads the driver's library again after it failed. One thread at a time."""
+
+    def __init__(self, say, logs=()):
         self._nvml, self._say, self._fault, self._lock = None, say, None, threading.Lock()
+        self._logs = [TrainingLog(path) for path in logs]
 
     def read(self):
         """The page of this moment."""
@@ -158,6 +230,8 @@ class Source:
             if fault and fault != self._fault:
                 self._say(fault)
             self._fault = fault
+            for log in self._logs:
+                found += log.samples()
             return page(found)
 
 
@@ -185,9 +259,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--address", default="127.0.0.1", help="0.0.0.0: all (default: %(default)s)")
     parser.add_argument("--port", type=int, default=9400, help="default: %(default)s")
+    parser.add_argument(
+        "--log", action="append", default=[], metavar="FILE", help="output of a training run; repeatable"
+    )
     parser.add_argument("--once", action="store_true", help="print the page instead of serving it")
     options = parser.parse_args()
-    source = Source(lambda text: print(f"exporter: {text}", file=sys.stderr, flush=True))
+    source = Source(lambda text: print(f"exporter: {text}", file=sys.stderr, flush=True), options.log)
     if options.once:
         sys.stdout.write(source.read())
         return

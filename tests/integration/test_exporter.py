@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,10 +95,74 @@ def test_a_driver_that_fails_is_named(fault: str, name: str) -> None:
     assert messages == f"exporter: {name} returned 9\n"
 
 
+STEP = "step {:5}  loss 8.5000  scale 65536  16.80 GiB  423 samples/s\n"
+WARNING = "host:1:2 [0] NCCL WARN socketProgress: Connection closed\n"
+
+
+def of_logs(address: str) -> dict[str, str]:
+    """The values of the logs by metric."""
+    text = fetched(f"http://{address}/metrics").decode()
+    return dict(re.findall(r"^torchkiln_(training_\w+|nccl_\w+)\{log=.*\} (\S+)$", text, re.MULTILINE))
+
+
+def test_the_log_of_a_training_run(tmp_path: Path) -> None:
+    """Missing, growing within a line, and replaced by that of another run."""
+    log = tmp_path / "log"
+    with serving({"PATH": "/bin"}, "--log", str(log)) as address:
+        assert of_logs(address) == {}
+        log.write_text(f"loading\n{STEP.format(10)}{WARNING}{STEP.format(20)[:15]}")
+        found = of_logs(address)
+        with log.open("a") as file:
+            file.write(STEP.format(20)[15:] + WARNING)
+        later = of_logs(address)
+        (tmp_path / "next").write_text("loading\n")
+        (tmp_path / "next").replace(log)
+        replaced = of_logs(address)
+
+    assert found == {
+        "training_step": "10.0",
+        "training_loss": "8.5",
+        "training_loss_scale": "65536.0",
+        "training_samples_per_second": "423.0",
+        "nccl_warnings_total": "1",
+    }
+    assert later == {**found, "training_step": "20.0", "nccl_warnings_total": "2"}
+    assert replaced == {"nccl_warnings_total": "2"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"step 5  loss eight  scale 1  423 samples/s",
+        b"step 5  loss 8.5  scale 1  423 samples/s, more",
+        b"x" * (1 << 17) + b" step 5  loss 8.5  scale 1  423 samples/s",
+        b"step " + b"9" * 40 + b"  loss 8.5  scale 1  423 samples/s",
+        b"\xff\x00",
+    ],
+)
+def test_other_lines_are_ignored(tmp_path: Path, line: bytes) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(line + b"\n")
+    done = subprocess.run(
+        [*EXPORTER, "--once", "--log", str(log)], capture_output=True, text=True, check=True
+    )
+
+    assert f'torchkiln_nccl_warnings_total{{log="{log}"}} 0\n' in done.stdout
+    assert "torchkiln_training" not in done.stdout
+
+
+def test_a_folder_is_no_log(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*EXPORTER, "--once", "--log", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+
+    assert "log=" not in done.stdout
+
+
 @contextmanager
-def serving(env: dict[str, str]) -> Iterator[str]:
+def serving(env: dict[str, str], *words: str) -> Iterator[str]:
     """The address of a running exporter."""
-    argv = [*EXPORTER, "--port", "0"]
+    argv = [*EXPORTER, "--port", "0", *words]
     with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as process:
         try:
             for line in process.stderr or ():
@@ -180,11 +245,12 @@ def test_the_pages_commands(programs: Path) -> None:
 @pytest.mark.network  # as above
 @needs_gcc
 def test_prometheus_scrapes_it(programs: Path, tmp_path: Path) -> None:
-    """With the kit's configuration, in which only the port and the pause are others."""
+    """With the configuration of the kit but its port and pause; also all queries of the dashboard."""
     check = [programs / "promtool", "check", "config", KIT / "prometheus.yml"]
     assert subprocess.run(check, capture_output=True).returncode == 0
     own = f"127.0.0.1:{free_port()}"
-    with serving(environ(FAKE_GPUS="2")) as address:
+    (tmp_path / "training").write_text(STEP.format(10) + WARNING)
+    with serving(environ(FAKE_GPUS="2"), "--log", str(tmp_path / "training")) as address:
         text = (KIT / "prometheus.yml").read_text()
         changed = text.replace("127.0.0.1:9400", address).replace("15s", "1s")
         (tmp_path / "prometheus.yml").write_text(changed)
@@ -193,21 +259,34 @@ def test_prometheus_scrapes_it(programs: Path, tmp_path: Path) -> None:
         with (tmp_path / "log").open("wb") as log, subprocess.Popen(argv, stdout=log, stderr=log) as process:
             try:
                 found = answers(own, "torchkiln_gpu_temperature_celsius", process)
+                shown = {query: len(answers(own, query, process)) for query in queries()}
             finally:
                 process.terminate()
 
     assert found == {"0": "60", "1": "61"}
+    of_each = {query: 2 if query.startswith("torchkiln_gpu_") else 1 for query in queries()}
+    assert shown == of_each
+
+
+def queries() -> list[str]:
+    """The queries of the kit's dashboard."""
+    dashboard = json.loads((KIT / "dashboard.json").read_text())
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
 
 
 def answers(own: str, query: str, process: subprocess.Popen[bytes]) -> dict[str, str]:
-    """The values of *query* by GPU, when Prometheus has them."""
+    """The values of *query* by GPU (else by log or machine), when Prometheus has them."""
     end = time.monotonic() + _TIMEOUT
     while time.monotonic() < end and process.poll() is None:
         try:
-            result = json.loads(fetched(f"http://{own}/api/v1/query?query={query}"))["data"]["result"]
+            address = f"http://{own}/api/v1/query?query={urllib.parse.quote(query)}"
+            result = json.loads(fetched(address))["data"]["result"]
         except OSError:  # it starts
             result = []
         if result:
-            return {sample["metric"]["gpu"]: sample["value"][1] for sample in result}
+            return {
+                next(labels[name] for name in ("gpu", "log", "instance") if name in labels): value
+                for labels, (_, value) in ((sample["metric"], sample["value"]) for sample in result)
+            }
         time.sleep(_LOOK)
     raise AssertionError(f"Prometheus has no {query}")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.recipes.scenes import scene, train
-from tests.recipes.torch_python import needs_torch
+from tests.recipes.torch_python import ENVIRON, PYTHON, needs_torch
+from torchkiln.util.places import ROOT
 
 pytestmark = needs_torch
 SWITCHES = [
@@ -49,6 +54,21 @@ def test_a_switch_runs_two_steps(words: Sequence[str]) -> None:
     values = train("--steps", "2", *words)
     assert len(values["losses"]) == 2
     assert all(map(math.isfinite, values["losses"]))
+
+
+def test_the_exporter_reads_what_a_run_prints(tmp_path: Path) -> None:
+    """deploy/monitoring/exporter.py, in the format of Prometheus."""
+    log = tmp_path / "log"
+    argv = [PYTHON, "-m", "recipes.train", "--device", "cpu", "--steps", "4", "--watch-every", "2"]
+    with log.open("wb") as out:
+        subprocess.run(argv, env={**os.environ, **ENVIRON}, stdout=out, check=True)
+    exporter = [sys.executable, str(ROOT / "deploy/monitoring/exporter.py"), "--once", "--log", str(log)]
+    page = subprocess.run(exporter, capture_output=True, text=True, check=True).stdout
+
+    values = dict(re.findall(r"^torchkiln_training_(\w+)\{.*\} (\S+)$", page, re.MULTILINE))
+    assert (values["step"], values["loss_scale"]) == ("4.0", "1.0")
+    assert 0 < float(values["loss"]) < 100
+    assert float(values["samples_per_second"]) > 0
 
 
 def test_torch_compile_runs_and_the_weights_keep_their_names() -> None:
