@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -17,14 +16,33 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.oci_samples import Member, build, tar_of
+from tests.arranged_documents import (
+    BASE,
+    LOCK,
+    base,
+    config,
+    first_blob,
+    held,
+    index,
+    layout,
+    linked,
+    linked_blobs,
+    lock,
+    lock_tree,
+    locked,
+    manifest,
+    matrix,
+    matrix_line,
+    piped,
+    report,
+    scan,
+    tolerated,
+)
+from tests.oci_samples import Member, tar_of
 from tests.scans import by_trivy
 from torchkiln.cli import main
 from torchkiln.util.places import ROOT
 
-TAG = "2.7.1-cuda12.1-cudnn9-runtime"
-LOCK = Path("images") / TAG / "lock.json"
-BASE = Path("images/base-debian12/base.json")
 _LIST = ("list", "--matrix", "matrix.yaml")
 _PLAN = ("plan", "--torch", "2.7.1", "--cuda", "12.1", "--images", "images")
 _CHECK = ("lock", "--check", "--torch", "2.7.1", "--cuda", "12.1", "--images", "images")
@@ -96,195 +114,6 @@ def page_of(results: Mapping[str, Ran]) -> str:
         lines += ["", f"## {case.name}", "", command, ""]
         lines += ["    " + line for line in re.sub(r"[0-9a-f]{64}", "…", found.err).splitlines()]
     return "\n".join(lines) + "\n"
-
-
-# --- the arranged files -----------------------------------------------------------------------------
-
-
-def matrix(text: str | bytes) -> Callable[[], object]:
-    """The file matrix.yaml with *text*."""
-    data = text.encode() if isinstance(text, str) else text
-    return lambda: Path("matrix.yaml").write_bytes(data)
-
-
-def matrix_line(was: str, now: str) -> Callable[[], object]:
-    """The repository's matrix with one piece of text changed."""
-    text = (ROOT / "matrix.yaml").read_text()
-    assert was in text
-    return matrix(text.replace(was, now, 1))
-
-
-def locked() -> None:
-    """The repository's own locked cell, in ./images."""
-    for name in (TAG, "base-debian12"):
-        shutil.copytree(ROOT / "images" / name, Path("images") / name)
-
-
-def lock(change: Callable[[str], str | bytes], path: Path = LOCK) -> Callable[[], object]:
-    """Change the text of its lock."""
-
-    def arrange() -> None:
-        locked()
-        data = change(path.read_text())
-        assert data != path.read_text()
-        path.write_bytes(data if isinstance(data, bytes) else data.encode())
-
-    return arrange
-
-
-def lock_tree(change: Callable[[Any], object], path: Path = LOCK) -> Callable[[], object]:
-    """Change the JSON of its lock."""
-
-    def edit(text: str) -> str:
-        document = json.loads(text)
-        change(document)
-        return json.dumps(document)
-
-    return lock(edit, path)
-
-
-def layout(change: Callable[[Path], object]) -> Callable[[], object]:
-    """A valid layout of one image, "a", changed by *change*."""
-
-    def arrange() -> None:
-        build(Path.cwd())
-        change(Path("layout"))
-
-    return arrange
-
-
-def index(change: Callable[[Any], object]) -> Callable[[], object]:
-    """Change its index.json."""
-
-    def edit(folder: Path) -> None:
-        document = json.loads((folder / "index.json").read_bytes())
-        change(document)
-        (folder / "index.json").write_text(json.dumps(document))
-
-    return layout(edit)
-
-
-def first_blob(change: Callable[[Path], object]) -> Callable[[], object]:
-    """Change the manifest's blob, but not its digest."""
-
-    def edit(folder: Path) -> None:
-        name = json.loads((folder / "index.json").read_bytes())["manifests"][0]["digest"]
-        change(folder / "blobs" / "sha256" / name.removeprefix("sha256:"))
-
-    return layout(edit)
-
-
-def config(change: Callable[[Any], object]) -> Callable[[], object]:
-    """Change the image's config, and update every digest above it."""
-
-    def edit(folder: Path) -> None:
-        index_json = json.loads((folder / "index.json").read_bytes())
-        place = _blob(folder, index_json["manifests"][0])
-        manifest = json.loads(place.read_bytes())
-        document = json.loads(_blob(folder, manifest["config"]).read_bytes())
-        change(document)
-        manifest["config"] |= _put(folder, document)
-        index_json["manifests"][0] |= _put(folder, manifest)
-        (folder / "index.json").write_text(json.dumps(index_json))
-
-    return layout(edit)
-
-
-def manifest(change: Callable[[Any], object]) -> Callable[[], object]:
-    """Change the image's manifest, and update its digest."""
-
-    def edit(folder: Path) -> None:
-        index_json = json.loads((folder / "index.json").read_bytes())
-        document = json.loads(_blob(folder, index_json["manifests"][0]).read_bytes())
-        change(document)
-        index_json["manifests"][0] |= _put(folder, document)
-        (folder / "index.json").write_text(json.dumps(index_json))
-
-    return layout(edit)
-
-
-def _blob(folder: Path, entry: Any) -> Path:
-    return folder / "blobs" / "sha256" / str(entry["digest"]).removeprefix("sha256:")
-
-
-def _put(folder: Path, document: Any) -> dict[str, Any]:
-    data = json.dumps(document).encode()
-    entry = {"digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
-    _blob(folder, entry).write_bytes(data)
-    return entry
-
-
-def linked_blobs(folder: Path) -> None:
-    """Replace the folder of blobs by a link to another place."""
-    (folder / "blobs").rename(folder.parent / "elsewhere")
-    (folder / "blobs").symlink_to("../elsewhere")
-
-
-def linked(path: Path, target: str) -> None:
-    """Replace *path* by a link."""
-    path.unlink()
-    path.symlink_to(target)
-
-
-def piped(path: Path) -> None:
-    """Replace *path* by a pipe."""
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-
-
-def base(data: bytes, *, with_lock: bool = False) -> Callable[[], object]:
-    """Write base.tar; *with_lock*: with the lock of a base of one megabyte."""
-
-    def arrange() -> None:
-        Path("base.tar").write_bytes(data)
-        Path("images").mkdir()
-        if with_lock:
-            document = json.loads((ROOT / BASE).read_bytes())
-            BASE.parent.mkdir()
-            BASE.write_text(json.dumps({**document, "unpacked": 1 << 20}))
-
-    return arrange
-
-
-def report(change: Callable[[Any], object]) -> Callable[[], object]:
-    """A report of the repository, changed by *change*."""
-    document = json.loads((ROOT / "docs/proofs/2.7.1-cuda12.1-debian12-tier0.json").read_bytes())
-
-    def arrange() -> None:
-        changed = change(document) or document
-        Path("report.json").write_text(changed if isinstance(changed, str) else json.dumps(changed))
-
-    return arrange
-
-
-def scan(document: Any) -> Callable[[], object]:
-    """Write an image, and *document* as its scan."""
-
-    def arrange() -> None:
-        build(Path.cwd())
-        Path("scan.json").write_text(json.dumps(document))
-
-    return arrange
-
-
-def tolerated(text: str) -> Callable[[], object]:
-    """Write an image, a scan, and *text* as the list of accepted vulnerabilities."""
-
-    def arrange() -> None:
-        scan(by_trivy())()
-        Path("vulnerabilities.yaml").write_text(text)
-
-    return arrange
-
-
-def held(data: bytes | None) -> Callable[[], object]:
-    """Write an image, and *data* as the list of a host's layers; None: a pipe."""
-
-    def arrange() -> None:
-        build(Path.cwd())
-        piped(Path("have.txt")) if data is None else Path("have.txt").write_bytes(data)
-
-    return arrange
 
 
 def _twice(text: str) -> str:

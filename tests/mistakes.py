@@ -20,7 +20,8 @@ from unittest.mock import patch
 
 import yaml
 
-from tests.hostile_documents import Case, Ran, locked, provoke
+from tests.arranged_documents import locked
+from tests.hostile_documents import Case, Ran, provoke
 from tests.keys import ED, UNKNOWN_KEY, pem, public_pem
 from tests.oci_samples import BlobFolder, Member, build, plan, tar_of
 from tests.scans import by_trivy

@@ -12,8 +12,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.arranged_documents import TAG
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
-from tests.hostile_documents import CASES, TAG, Ran, page_of, provoke
+from tests.hostile_documents import CASES, Ran, page_of, provoke
 from tests.planned import FACTS
 from torchkiln.base import artefact
 from torchkiln.base.contents import parse_status

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.arranged_documents import config, manifest
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated
-from tests.hostile_documents import case, config, manifest, provoke
+from tests.hostile_documents import case, provoke
 from tests.oci_samples import build
 from tests.peak import LIMIT, run
 from torchkiln.errors import VerificationFailed, printable
