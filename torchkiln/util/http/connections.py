@@ -30,22 +30,30 @@ class OpenSockets:
         self._all: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._by_thread: dict[int, weakref.ref[socket.socket]] = {}
         self._guard = threading.Lock()
+        self._refused: set[int] = set()  # threads
         self._ended = False
 
     def use(self, connected: socket.socket) -> None:
-        """Record that this thread uses *connected*; after `shut_down`, shut it down at once."""
+        """Record that this thread uses *connected*; if it may use none, shut it down at once."""
+        me = threading.get_ident()
         with self._guard:
             self._all.add(connected)
-            self._by_thread[threading.get_ident()] = weakref.ref(connected)
-            if self._ended:
+            self._by_thread[me] = weakref.ref(connected)
+            if self._ended or me in self._refused:
                 _shut_down(connected)
 
     def shut_down_of(self, thread: int) -> None:
-        """Shut down the socket that *thread* uses."""
+        """Shut down the socket that *thread* uses, and those that it begins to use before `allow`."""
         with self._guard:
+            self._refused.add(thread)
             used = self._by_thread.get(thread)
             if used and (connected := used()):
                 _shut_down(connected)
+
+    def allow(self, thread: int) -> None:
+        """Let *thread* use sockets again."""
+        with self._guard:
+            self._refused.discard(thread)
 
     def shut_down(self) -> None:
         """Shut down all sockets: threads that send or wait get an error."""

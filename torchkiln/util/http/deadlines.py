@@ -72,9 +72,10 @@ class Deadlines:
 
     def renew(self, seconds: float) -> None:
         """Set the deadline of this thread to *seconds* from now."""
+        me = threading.get_ident()
         with self._changed:
-            if threading.get_ident() in self._until:
-                self._until[threading.get_ident()] = time.monotonic() + seconds
+            if me in self._until and me not in self._late:
+                self._until[me] = time.monotonic() + seconds
 
     def _begin(self, seconds: float) -> float | None:
         """Set a deadline; returns the outer one."""
@@ -82,8 +83,7 @@ class Deadlines:
         with self._changed:
             outer = self._until.get(me)
             end = time.monotonic() + self.left(seconds)
-            self._late.discard(me)
-            self._until[me] = end if outer is None else min(end, outer)
+            self._restart(me, end if outer is None else min(end, outer))
             if self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, name="deadlines", daemon=True)
                 self._watcher.start()
@@ -94,23 +94,31 @@ class Deadlines:
         """Restore the outer deadline; returns whether this one was exceeded."""
         me = threading.get_ident()
         with self._changed:
-            self._until.pop(me, None)
             late = me in self._late
-            self._late.discard(me)
+            self._restart(me, outer)
             if outer is not None:
-                self._until[me] = outer
                 self._changed.notify()
         return late
+
+    def _restart(self, me: int, until: float | None) -> None:
+        """Replace the deadline of the thread *me*; if the new one has passed, the watcher acts again."""
+        self._late.discard(me)
+        self._opened.allow(me)
+        if until is None:
+            self._until.pop(me, None)
+        else:
+            self._until[me] = until
 
     def _watch(self) -> None:
         with self._changed:
             while True:
                 now = time.monotonic()
-                for thread in [one for one, until in self._until.items() if until <= now]:
-                    del self._until[thread]
+                ahead = {thread: until for thread, until in self._until.items() if thread not in self._late}
+                for thread in [one for one, until in ahead.items() if until <= now]:
+                    del ahead[thread]
                     self._late.add(thread)
                     self._opened.shut_down_of(thread)
-                nearest = min(self._until.values(), default=None)
+                nearest = min(ahead.values(), default=None)
                 self._changed.wait(_IDLE if nearest is None else max(nearest - now, 0.0))
                 if nearest is None and not self._until:
                     self._watcher = None
