@@ -109,7 +109,7 @@ def _write(matrix_file: Path, release: ReleaseMetadata, known: Facts, *, beyond:
     if missing:
         raise ConfigError(
             f"{_FACTS} has no facts for {' and '.join(missing)}; nothing was written",
-            hint="insert the lines above that have a TODO, fill it in, and run this again",
+            hint=f"insert the lines above into {_FACTS}, replace each TODO by its value, and run this again",
         )
     if lacking and INSTALLED:
         raise ConfigError(
