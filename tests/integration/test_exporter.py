@@ -229,7 +229,7 @@ def test_promtool_accepts_the_page(programs: Path, env: dict[str, str]) -> None:
 @pytest.mark.network  # as above
 def test_the_pages_commands(programs: Path) -> None:
     """And each metric that the page names, no other."""
-    (script,) = blocks("Prometheus")
+    script, _ = blocks("Prometheus")
     env = {"PATH": f"{programs}:{os.environ['PATH']}"}
     argv = ["sh", "-euc", script]
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
