@@ -90,7 +90,7 @@ def _row(bar: Bar, y: int, top: float) -> list[str]:
     if bar.target is not None:
         at = x(bar.target)
         lines.append(f'<line class="target" x1="{at}" y1="{y}" x2="{at}" y2="{y + 26}"/>')
-    value = f"{number(bar.value)} {bar.unit}{aim}"
+    value = f"{number(bar.value)} {bar.unit}".rstrip() + aim
     lines.append(f'<text x="{_WIDTH - _RIGHT + 10}" y="{y + 17}">{escape(value)}</text>')
     return lines
 

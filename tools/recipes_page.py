@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench import markdown  # noqa: E402
 from bench.markdown import table  # noqa: E402
-from bench.plot import number  # noqa: E402
+from bench.plot import Bar, bars, number  # noqa: E402
 from bench.waterfall import waterfall  # noqa: E402
 from tools.pages import stale_in, write_or_check  # noqa: E402
 from tools.recipes_record import Record, Row, records  # noqa: E402
@@ -44,6 +44,8 @@ def _section(name: str, record: Record) -> Iterator[str]:
     yield f"[The record](recipes/{name}.json) has the command and the losses of each row.\n"
     if falls(record):
         yield f"![Peak memory, one switch after the other](recipes-{name}.svg)\n"
+    if scaling(record):
+        yield f"![Speed on several GPUs](recipes-{name}-scaling.svg)\n"
     for group, title in _TITLES.items():
         rows = [row for row in record.rows if row.group == group]
         if rows:
@@ -68,18 +70,18 @@ def group_table(record: Record, rows: list[Row]) -> str:
     if rows[0].group == "gpus":
         heads.append("speed for each GPU")
     heads[2] = f"of {record.first[rows[0].group]}'s"
-    return table(heads, (_cells(row, base, record.steps, efficiency=len(heads) > 6) for row in rows))
+    return table(heads, (_cells(record, row, base, efficiency=len(heads) > 6) for row in rows))
 
 
-def _cells(row: Row, base: Row | None, steps: int, *, efficiency: bool) -> list[str]:
+def _cells(record: Record, row: Row, base: Row | None, *, efficiency: bool) -> list[str]:
     if row.outcome != "measured" or row.samples_per_s is None:
         reason = f"{row.outcome}: {row.message}" if row.message else row.outcome
-        return [row.name, reason, "", "", "", ""] + [""] * efficiency
+        return [_label(record, row), reason, "", "", "", ""] + [""] * efficiency
     peak, whole = row.peak_bytes, base.peak_bytes if base else None
     speed, first = row.samples_per_s, base.samples_per_s if base else None
-    finite = len(row.losses) == steps
+    finite = len(row.losses) == record.steps
     cells = [
-        row.name,
+        _label(record, row),
         number(peak / GIB) if peak else "",
         f"{100 * peak / whole:.0f} %" if peak and whole else "",
         number(speed),
@@ -87,6 +89,12 @@ def _cells(row: Row, base: Row | None, steps: int, *, efficiency: bool) -> list[
         f"{row.losses[-1]:.3f}" if finite else "not finite",
     ]
     return [*cells, f"{100 * speed / first / row.gpus:.0f} %" if first else ""] if efficiency else cells
+
+
+def _label(record: Record, row: Row) -> str:
+    """Its name, with the number of GPUs if the record has it for several numbers."""
+    others = {other.gpus for other in record.rows if (other.group, other.name) == (row.group, row.name)}
+    return f"{row.name}, {row.gpus} GPUs" if len(others) > 1 else row.name
 
 
 def _row(record: Record, group: str, name: str) -> Row | None:
@@ -107,10 +115,44 @@ def picture(record: Record) -> str:
     )
 
 
+def scaling(record: Record) -> list[Row]:
+    """One GPU, then DDP on more and more; empty if the record has fewer than three numbers of GPUs."""
+    found = [row for row in record.rows if row.group == "gpus" and row.name in (record.first["gpus"], "DDP")]
+    measured = sorted((row for row in found if row.samples_per_s), key=lambda row: row.gpus)
+    return measured if len({row.gpus for row in measured}) > 2 else []
+
+
+def scaling_picture(record: Record) -> str:
+    """Samples per second by number of GPUs, with perfect scaling as the target."""
+    rows = [(row, row.samples_per_s or 0.0) for row in scaling(record)]
+    first = rows[0][1]
+    return bars(
+        "Training speed in samples/s; target: that of one GPU, times the number of GPUs",
+        summary(record),
+        [
+            Bar(
+                label=f"{_label(record, row)}, {100 * speed / first / row.gpus:.0f} %",
+                value=speed,
+                low=speed,
+                high=speed,
+                unit="",
+                target=first * row.gpus,
+                scale="speed",
+            )
+            for row, speed in rows
+        ],
+    )
+
+
 def stale(docs: Path) -> dict[str, str | None]:
     """The stale files in *docs*: the new content by name; None: to be deleted."""
     known = records(docs / RECORDS)
     made = {f"recipes-{name}.svg": picture(record) for name, record in known.items() if falls(record)}
+    made |= {
+        f"recipes-{name}-scaling.svg": scaling_picture(record)
+        for name, record in known.items()
+        if scaling(record)
+    }
     made[PAGE] = markdown.filled((docs / PAGE).read_text(), lambda _: measured_part(known))
     return stale_in(docs, made, "recipes-*.svg")
 

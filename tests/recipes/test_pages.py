@@ -127,6 +127,19 @@ def test_the_picture_leaves_out_what_was_not_measured(docs: Path) -> None:
     assert "+ offload" not in picture
 
 
+def test_the_speed_on_several_gpus_has_its_own_picture(docs: Path) -> None:
+    """From three numbers of GPUs on; perfect scaling is the target."""
+    content = replace(RECORD, rows=(*RECORD.rows, row("DDP", "gpus", speed=300.0, gpus=4)))
+    assert "recipes-x1-scaling.svg" not in recipes_page.stale(docs)
+    (docs / "recipes" / "x1.json").write_bytes(written(content))
+
+    text = recipes_page.stale(docs)["recipes-x1-scaling.svg"]
+
+    assert text is not None
+    assert re.findall(r">(DDP[^<]*)<", text) == ["DDP, 2 GPUs, 95 %", "DDP, 4 GPUs, 75 %"]
+    assert re.findall(r">([^<]*), target ([^<]*)<", text) == [("100", "100"), ("190", "200"), ("300", "400")]
+
+
 def test_bars_are_as_long_as_their_values() -> None:
     drawn = waterfall("t", "l", "GiB", [("a", 10.0), ("b", 5.0)])
     widths = [float(found) for found in re.findall(r'<rect class="(?:plain|met)".*? width="([\d.]+)"', drawn)]
