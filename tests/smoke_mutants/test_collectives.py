@@ -28,6 +28,28 @@ def all_reduce(tensor, *more, **options):
     return real(tensor.zero_() if dist.get_rank() == 1 else tensor, *more, **options)
 dist.all_reduce = all_reduce
 """
+NOTHING = """
+import torch.distributed as dist
+dist.all_reduce = lambda tensor, *more, **options: None
+"""
+# Rank 1 sends its elements, and keeps them.
+WRONG_ON_ONE = """
+import torch.distributed as dist
+real = dist.all_reduce
+def all_reduce(tensor, *more, **options):
+    return real(tensor if dist.get_rank() == 0 else tensor.clone(), *more, **options)
+dist.all_reduce = all_reduce
+"""
+WRONG_IN_BF16 = """
+import torch, torch.distributed as dist
+real = dist.all_reduce
+def all_reduce(tensor, *more, **options):
+    done = real(tensor, *more, **options)
+    if tensor.dtype == torch.bfloat16:
+        tensor[-1] += 1
+    return done
+dist.all_reduce = all_reduce
+"""
 NOT_SUMMED = """
 from torch.distributed import _functional_collectives as functional
 functional.all_reduce = lambda tensor, *more, **options: tensor.clone()
@@ -78,8 +100,17 @@ def test_all_reduce_fails_with_two_ranks_on_one_gpu(pretend: bool, tmp_path: Pat
 
 
 @anywhere
-def test_all_reduce_fails_if_one_rank_sends_zeros(pretend: bool, tmp_path: Path) -> None:
-    assert broken_by(ZEROS, "nccl-all-reduce", tmp_path, pretend=pretend) == ["wrong_elements"]
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(ZEROS, id="one rank sends zeros"),
+        pytest.param(NOTHING, id="it does nothing"),
+        pytest.param(WRONG_ON_ONE, id="one rank gets no sum"),
+        pytest.param(WRONG_IN_BF16, id="one element in bfloat16 is wrong"),
+    ],
+)
+def test_all_reduce_fails_if_a_sum_is_wrong(mutant: str, pretend: bool, tmp_path: Path) -> None:
+    assert broken_by(mutant, "nccl-all-reduce", tmp_path, pretend=pretend) == ["wrong_elements"]
 
 
 @pretended
@@ -114,6 +145,16 @@ def test_busbw_fails_and_names_the_slower_link_if_p2p_is_off(pretend: bool, tmp_
     result = tried("busbw", tmp_path, pretend=pretend, NCCL_P2P_DISABLE="1")
     assert result["outcome"] == "failed"
     assert result["measured"]["link"] == SHM
+    assert "link_number" in broken(result)
+
+
+@alone
+@on_gpus
+def test_busbw_fails_over_sockets(pretend: bool, tmp_path: Path) -> None:
+    """Without direct links and without shared memory, NCCL uses the network."""
+    result = tried("busbw", tmp_path, pretend=pretend, NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
+    assert result["outcome"] == "failed"
+    assert result["measured"]["link"] not in (promised_link(probe("driver")), SHM)
     assert "link_number" in broken(result)
 
 

@@ -1,4 +1,4 @@
-"""Mutants of ddp, ddp-amp and fsdp: ranks that train alone or are not sharded."""
+"""Mutants of ddp, ddp-amp and fsdp: ranks that train alone, die or are not sharded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.smoke_mutants.on_ranks import anywhere, broken_by, pretended
+from tests.smoke_mutants.on_ranks import anywhere, broken_by, pretended, tried
 
 NO_WRAPPER = """
 import torch
 torch.nn.parallel.DistributedDataParallel = lambda module, **options: module
+"""
+# Each rank keeps the weights of its own seed.
+NOT_DISTRIBUTED = """
+from torch.nn.parallel import distributed
+distributed._sync_module_states = lambda *some, **options: None
+"""
+# Rank 1 dies in the backward pass, when the first gradients were sent.
+DIES_IN_BACKWARD = """
+import os, signal, torch, torch.distributed as dist
+real = torch.nn.parallel.DistributedDataParallel.__init__
+def init(self, module, *more, **options):
+    real(self, module, *more, **options)
+    if dist.get_rank() == 1:
+        first = next(module.parameters())
+        first.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
+torch.nn.parallel.DistributedDataParallel.__init__ = init
 """
 # Rank 0 takes the step even if its scaler found an inf.
 ALWAYS_STEPS = """
@@ -29,6 +45,18 @@ real = fsdp.FullyShardedDataParallel.__init__
 def whole(self, module, *more, **options):
     real(self, module, *more, **(options | {"sharding_strategy": fsdp.ShardingStrategy.NO_SHARD}))
 fsdp.FullyShardedDataParallel.__init__ = whole
+"""
+# Each rank gets the shards of the first gathering again.
+STALE = """
+import torch.distributed as dist
+real, first = dist.all_gather_into_tensor, {}
+def all_gather(gathered, own, *more, **options):
+    done = real(gathered, own, *more, **options)
+    if done is not None:
+        done.wait()
+    gathered.copy_(first.setdefault(own.data_ptr(), gathered.clone()))
+    return done
+dist.all_gather_into_tensor = all_gather
 """
 EACH_ALONE = """
 import contextlib
@@ -53,6 +81,19 @@ def test_ddp_fails_without_its_wrapper(pretend: bool, tmp_path: Path) -> None:
     assert names == ["different_ranks", "error_after_step_1", "error_after_step_2"]
 
 
+@anywhere
+def test_ddp_fails_if_each_rank_keeps_the_weights_of_its_seed(pretend: bool, tmp_path: Path) -> None:
+    names = broken_by(NOT_DISTRIBUTED, "ddp", tmp_path, pretend=pretend)
+    assert names == ["different_ranks", "error_after_step_1", "error_after_step_2"]
+
+
+@anywhere
+def test_ddp_names_a_rank_that_dies_in_the_backward_pass(pretend: bool, tmp_path: Path) -> None:
+    result = tried("ddp", tmp_path, DIES_IN_BACKWARD, pretend=pretend)
+    assert result["outcome"] == "failed"
+    assert result["message"].startswith("rank 1 was killed by SIGKILL\n")
+
+
 @pretended
 def test_ddp_amp_fails_if_only_the_rank_with_the_inf_skips_the_step(pretend: bool, tmp_path: Path) -> None:
     names = broken_by(NO_WRAPPER, "ddp-amp", tmp_path, pretend=pretend)
@@ -68,6 +109,11 @@ def test_ddp_amp_fails_if_one_rank_takes_the_step(pretend: bool, tmp_path: Path)
 @anywhere
 def test_fsdp_fails_if_nothing_is_sharded(pretend: bool, tmp_path: Path) -> None:
     assert broken_by(NO_SHARD, "fsdp", tmp_path, pretend=pretend) == ["largest_memory_ratio"]
+
+
+@anywhere
+def test_fsdp_fails_if_the_gathered_shards_are_stale(pretend: bool, tmp_path: Path) -> None:
+    assert "largest_error" in broken_by(STALE, "fsdp", tmp_path, pretend=pretend)
 
 
 @pretended
