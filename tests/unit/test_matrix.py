@@ -102,7 +102,7 @@ bounds:
             GOOD + "aliases: {newest_torch: '{best}'}\n",
             "aliases.newest_torch: '{best}' is not a tag in which",
         ),
-        (GOOD + "components:\n", "matrix.yaml:8: components: this key was removed: a project adds packages"),
+        (GOOD + "components:\n", "matrix.yaml:8: components: this key was removed; a project adds packages"),
         (GOOD + "components: {a: {suffix: sm90}}\n", "matrix.yaml:8: components: this key was removed"),
         (GOOD + "indexes: {mirror: [torch]}\n", "indexes.mirror: unknown key; valid: pytorch"),
         (GOOD + "bounds: [{reason: bad}]\n", "bounds[0]: matches every cell"),

@@ -28,7 +28,7 @@ _MAX_FAULTS = 50  # of each kind
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PYTHON = re.compile(r"3\.[0-9]{1,4}")
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}")
-_REMOVED = "this key was removed: a project adds packages to an image: see docs/projects.md"
+_REMOVED = "this key was removed; a project adds packages to an image: see docs/projects.md"
 
 Prefer = Literal["default-index", "native"]
 Pair = tuple[str, str]  # torch, CUDA

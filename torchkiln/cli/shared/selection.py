@@ -171,7 +171,7 @@ def _refuse_with(_context: click.Context, _option: click.Parameter, values: tupl
     """:raises ConfigError: --with is used, which scripts of earlier versions have."""
     if values:
         raise ConfigError(
-            f"--with {values[0]}: this option was removed: a project adds packages to an image",
+            f"--with {values[0]}: this option was removed; a project adds packages to an image",
             hint="write the packages into DIR/requirements.txt, and use --project DIR: see docs/projects.md;"
             " examples/projects has transformers, flash-attn and conda",
         )
