@@ -39,7 +39,6 @@ MENU: Mapping[str, tuple[str, ...]] = {
         "docker.md",
         "deploy.md",
         "projects.md",
-        "components.md",
         "systems.md",
     ),
     "GPU hosts": ("gpu-hosts/",),

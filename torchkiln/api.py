@@ -36,15 +36,14 @@ if TYPE_CHECKING:
 class CellName:
     """The name of a cell of the matrix; the options of the command line have the same names and values.
 
-    `torch` and `cuda` may be prefixes: "2.7" is the newest 2.7 release. `with_` names components. `gpus` are
-    the GPUs of a thin image, "9.0" or "H100"; `own_use`: NVIDIA's libraries are changed, too.
+    `torch` and `cuda` may be prefixes: "2.7" is the newest 2.7 release. `gpus` are the
+    GPUs of a thin image, "9.0" or "H100"; `own_use`: NVIDIA's libraries are changed, too.
     """
 
     torch: str
     cuda: str
     flavor: str = "runtime"
     os: str = "debian12"
-    with_: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     own_use: bool = False
 
@@ -349,7 +348,6 @@ def _cell(name: CellName, folder: LockFolder) -> Cell:
             cuda=(name.cuda,),
             flavor=(name.flavor,),
             os=(name.os,),
-            components=name.with_,
             gpus=kept_gpus(name.gpus, folder.facts) if name.gpus else (),
             own_use=name.own_use,
         ),

@@ -28,8 +28,6 @@ os:
   debian12: {python: "3.11"}
 packages: [numpy, pip]
 repository: pytorch-cuda
-components:
-  transformers: {suffix: tf, requires: [transformers]}
 """
 
 
@@ -79,7 +77,6 @@ def a_workspace(tmp_path: Path) -> Iterator[Workspace]:
     with IndexServer() as server:
         for name in ("numpy", "pip", "filelock"):
             server.add("default", name, "1.0", date=OLD)
-        server.add("default", "transformers", "1.0", requires=["numpy", "torch>=2"], date=OLD)
         server.add("default", "torch", "2.7.1", requires=["filelock"], date=OLD)
         server.add("default", "torchvision", "0.22.1", requires=["torch==2.7.1", "numpy"], date=OLD)
         server.add("default", "torchaudio", "2.7.1", requires=["torch==2.7.1"], date=OLD)

@@ -76,7 +76,7 @@ def test_options_of_the_default_command_too(shell: Path) -> None:
         (("build", "--cuda", "12"), ["12.1", "12.8"]),
         (("build", "--flavor", ""), ["runtime", "devel"]),
         (("list", "--os", "u"), ["ubuntu22.04", "ubuntu24.04"]),
-        (("build", "--with", "c"), ["conda"]),
+        (("build", "--wi"), []),  # a removed option
         (("build", "--gpus", "9.0,12"), ["9.0,12.0"]),
         (("build", "--engine", ""), ["embedded", "docker"]),
         (("init", "--torch", "2.9"), ["2.9.1", "2.9.0"]),

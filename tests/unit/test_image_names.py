@@ -17,7 +17,7 @@ from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.named import cell_named, find_cell
 from torchkiln.matrix.resolve import resolve
-from torchkiln.matrix.select import Selection, all_cells, select
+from torchkiln.matrix.select import all_cells
 from torchkiln.matrix.tags import aliases_of, preferred_name, tag_of
 from torchkiln.oci.layout import Layout
 from torchkiln.util.places import ROOT
@@ -27,7 +27,7 @@ ALIASES = ("2.7-cuda12.1-runtime", "v2.7")
 
 
 def options(*names: str, **more: tuple[str, ...]) -> CellOptions:
-    empty = dict.fromkeys(("torch", "cuda", "flavor", "os_names", "components"), ())
+    empty = dict.fromkeys(("torch", "cuda", "flavor", "os_names"), ())
     return CellOptions(
         **{**empty, **more},  # type: ignore[arg-type]
         every=False,
@@ -54,16 +54,10 @@ def test_a_cell_is_found_by_its_tag_and_by_each_alias() -> None:
                 assert cell_named(name, MATRIX, FACTS) == cell
 
 
-def test_a_cell_with_components_is_found_by_its_tag() -> None:
-    named = Selection(torch=("2.7",), cuda=("12.1",), components=("conda,transformers",))
-    (cell,) = select(named, MATRIX)
-    tag = tag_of(resolve(cell, MATRIX, FACTS))
-    assert tag.endswith("-conda-transformers")
-    assert cell_named(tag, MATRIX, FACTS) == cell
-    assert find_cell(tag.replace("conda", "mamba"), MATRIX, FACTS) is None
-
-
-@pytest.mark.parametrize("name", ["v2.77", "2.7.1-cuda12.1-cudnn8-runtime", "latest-devel", "", TAG.upper()])
+@pytest.mark.parametrize(
+    "name",
+    ["v2.77", "2.7.1-cuda12.1-cudnn8-runtime", f"{TAG}-transformers", "latest-devel", "", TAG.upper()],
+)
 def test_no_cell_has_another_name(name: str) -> None:
     assert find_cell(name, MATRIX, FACTS) is None
     with pytest.raises(ConfigError, match="no cell of the matrix has this tag or alias"):
@@ -134,7 +128,7 @@ def test_cells_are_named_beside_a_selection() -> None:
         ("2.7.1", "12.1"),
         ("2.7.1", "11.8"),
     ]
-    with pytest.raises(ConfigError, match="--flavor, --os, --with and --gpus go with --torch and --cuda"):
+    with pytest.raises(ConfigError, match="--flavor, --os and --gpus go with --torch and --cuda"):
         options(TAG, flavor=("devel",)).cells()
 
 

@@ -25,8 +25,8 @@ from torchkiln.model.cell import Cell, Flavor, Source
 __all__ = ["a_workspace"]
 
 
-def cell(torch: str = "2.7.1", flavor: Flavor = "runtime", *components: str) -> Cell:
-    return Cell(torch=torch, cuda="12.1", flavor=flavor, os="debian12", python="3.11", components=components)
+def cell(torch: str = "2.7.1", flavor: Flavor = "runtime", *gpus: str) -> Cell:
+    return Cell(torch=torch, cuda="12.1", flavor=flavor, os="debian12", python="3.11", gpus=gpus)
 
 
 def test_a_cell_is_locked_on_its_base_and_checked(workspace: Workspace) -> None:
@@ -50,13 +50,30 @@ def test_devel_has_the_tools_of_the_base_and_the_archives(workspace: Workspace) 
     assert workspace.folder.check([cell("2.7.1", "devel")], sweeping=False).stale == ()
 
 
-def test_a_component_uses_the_plain_lock_and_its_date(workspace: Workspace) -> None:
-    plain = workspace.session("2026-11-01").lock(cell()).lock
-    found = workspace.session().lock(cell("2.7.1", "runtime", "transformers")).lock
+def test_a_thin_cell_uses_the_lock_for_all_gpus_and_its_date(workspace: Workspace) -> None:
+    thin = cell("2.7.1", "runtime", "9.0")
+    with pytest.raises(Stale, match="not locked yet"):
+        workspace.session().lock(thin)
+    full = workspace.session("2026-11-01").lock(cell()).lock
+    found = workspace.session().lock(thin).lock
 
-    assert set(plain.wheels) < set(found.wheels)
-    assert [component.wheels for component in found.components] == [("transformers",)]
-    assert found.as_of == plain.as_of == "2026-11-01"
+    assert (found.wheels, found.base, found.as_of) == (full.wheels, full.base, "2026-11-01")
+    assert found.device_code is not None
+    assert found.device_code.wheels == ("torch", "torchaudio", "torchvision")
+
+
+def test_thin_locks_follow_their_full_lock_in_one_run(workspace: Workspace) -> None:
+    """As in `lock --all --upgrade`: the full cell first, then those of the matrix's `gpus`."""
+    workspace.session("2026-11-01").lock(cell())
+    thin = [cell("2.7.1", "runtime", gpu) for gpu in ("9.0", "8.0")]
+    for each in thin:
+        workspace.session().lock(each)
+    workspace.session("2026-11-22", ("numpy",)).run((cell(), *thin), sweeping=True)
+    tags = ["2.7.1-cuda12.1-cudnn9-runtime" + suffix for suffix in ("", "-sm90", "-sm80")]
+    assert [result.tag for result in workspace.observer.results] == tags
+    for tag in tags:
+        wheels = load_locked(workspace.folder.path, tag).wheels
+        assert {wheel.name: wheel.version for wheel in wheels}["numpy"] == "2.0"
 
 
 def test_a_second_run_keeps_packages_that_are_not_upgraded(workspace: Workspace) -> None:
@@ -94,8 +111,8 @@ def test_another_matrix_makes_a_lock_stale_for_every_caller(workspace: Workspace
     assert reason.endswith("locked with other requirements")
     with pytest.raises(Stale, match="was made from another matrix"):
         workspace.folder.fresh(cell(), {})
-    with pytest.raises(Stale, match="on which the components go, was made from another matrix"):
-        workspace.session().lock(cell("2.7.1", "runtime", "transformers"))
+    with pytest.raises(Stale, match="which has the wheels of the thin image, was made from another matrix"):
+        workspace.session().lock(cell("2.7.1", "runtime", "9.0"))
 
 
 def test_only_lockable_cells_are_selected(workspace: Workspace) -> None:

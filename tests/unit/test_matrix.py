@@ -13,9 +13,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smoke_tests.expected import DEFAULT_OS as DEFAULT_OF_THE_SUITE
 from tests.planned import FACTS, MATRIX, ROOT
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.matrix import load, read
+from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.util import located_yaml
 from torchkiln.util.schema import KEYWORDS
 
@@ -100,6 +102,8 @@ bounds:
             GOOD + "aliases: {newest_torch: '{best}'}\n",
             "aliases.newest_torch: '{best}' is not a tag in which",
         ),
+        (GOOD + "components:\n", "matrix.yaml:8: components: this key was removed; a project adds packages"),
+        (GOOD + "components: {a: {suffix: sm90}}\n", "matrix.yaml:8: components: this key was removed"),
         (GOOD + "indexes: {mirror: [torch]}\n", "indexes.mirror: unknown key; valid: pytorch"),
         (GOOD + "bounds: [{reason: bad}]\n", "bounds[0]: matches every cell"),
         (GOOD.replace("12.1", "12.3"), "cuda[0]: CUDA 12.3 is not in compat.yaml; nearest: 12.4"),
@@ -157,6 +161,12 @@ def _keywords(schema: Any) -> set[str]:
         elif isinstance(value, dict):
             found |= _keywords(value)
     return found
+
+
+def test_the_schema_and_the_suite_know_each_system():
+    """They cannot import the table: one is JSON, the other runs without torchkiln."""
+    assert set(SCHEMA["properties"]["os"]["properties"]) == set(SYSTEMS)
+    assert DEFAULT_OF_THE_SUITE == DEFAULT_OS
 
 
 def test_the_schema_uses_only_keywords_that_our_check_supports():

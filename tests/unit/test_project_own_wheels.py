@@ -326,6 +326,55 @@ def test_a_wheel_by_url(project: Workspace) -> None:
     assert "checksum mismatch" in messages
 
 
+RELEASED = "flash_attn-2.8.3+cu12torch2.7cxx11abiTRUE-cp311-cp311-linux_x86_64.whl"
+
+
+def test_a_wheel_of_a_release_page_has_the_name_in_its_metadata(project: Workspace) -> None:
+    """By URL and by path: the file name has what it was built for, and METADATA do not; pip refuses that."""
+    own, data = wheel_bytes(
+        "flash-attn", "2.8.3", requires=["torch", "attrs"], tag="cp311-cp311-linux_x86_64"
+    )
+    project.server.files["page", "flash-attn", RELEASED] = data
+    sha256 = hashlib.sha256(data).hexdigest()
+    url = f"{project.server.origin}/files/page/{RELEASED.replace('+', '%2B')}"
+    found = project.locked(f"flash-attn @ {url}#sha256={sha256}\n")
+
+    (wheel,) = [wheel for wheel in found.wheels if wheel.name == "flash-attn"]
+    assert (wheel.version, wheel.filename, wheel.sha256) == ("2.8.3", own, sha256)
+    assert (found.requirements, versions(found)["attrs"]) == (("flash-attn==2.8.3",), "1.0")
+    assert found.origins == (Origin(name="flash-attn", url=url),)
+    assert project.lock("--check")[0] == 0
+    assert project.locked(f"flash-attn @ {url}#sha256={sha256}\n") == found
+    sent = [method for method, path, _ in project.server.requests if "/page/" in path]
+    assert sent.count("GET") == 1
+
+    (project.folder / FILE).unlink()
+    (project.folder / "wheels").mkdir()
+    (project.folder / "wheels" / RELEASED).write_bytes(data)
+    by_path = project.locked(f"./wheels/{RELEASED}\n")
+    assert by_path.wheels == found.wheels
+    assert by_path.origins == (Origin(name="flash-attn", path=f"wheels/{RELEASED}"),)
+
+
+def test_in_a_folder_such_a_name_is_refused(project: Workspace) -> None:
+    """Those for two torch releases would be one version."""
+    (project.folder / "wheels").mkdir()
+    data = wheel_bytes("flash-attn", "2.8.3", tag="cp311-cp311-linux_x86_64")[1]
+    (project.folder / "wheels" / RELEASED).write_bytes(data)
+    settings(project)
+    code, messages = messages_of(project, "flash-attn\n")
+    why = "METADATA are those of flash-attn 2.8.3: rename the file, or require it by its path"
+    assert (code, f"wheels/{RELEASED}: {why}" in messages) == (2, True)
+
+
+def test_a_local_version_that_metadata_have_stays(project: Workspace) -> None:
+    put(project, "ops", "1.0+cu126")
+    found = project.locked("./wheels/ops-1.0+cu126-py3-none-any.whl\n")
+    assert [(wheel.version, wheel.filename) for wheel in found.wheels] == [
+        ("1.0+cu126", "ops-1.0+cu126-py3-none-any.whl")
+    ]
+
+
 def test_a_hash_is_kept_only_once_the_file_has_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

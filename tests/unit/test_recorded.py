@@ -181,6 +181,19 @@ def test_a_build_from_a_recorded_lock(tmp_path: Path) -> None:
     assert known_layers(plain.locked, Store(tmp_path / "two")) is None
 
 
+def test_a_lock_that_has_some_layers_gets_the_others(tmp_path: Path) -> None:
+    """A lock derived from another has those of it, which a build does not replace; one is missing here."""
+    wheels = small_wheels(tmp_path / "wheels")
+    plain = planned_cell(wheels)
+    built = build(plain, tmp_path / "cache", tmp_path / "layout", FakeIndex(wheels))
+    first, *others = recorded_layers(built)
+    of_lock = replace(first, blob=replace(first.blob, diff_id=NOT_ZERO))
+    store = Store(tmp_path / "cache")
+
+    assert known_layers(plain.locked, store) == (first, *others)
+    assert known_layers(replace(plain.locked, layers=(of_lock,)), store) == (of_lock, *others)
+
+
 def test_records_of_a_lock_are_not_used_for_another(tmp_path: Path) -> None:
     """A wrong diff_id affects only the image of its own lock."""
     wheels = small_wheels(tmp_path / "wheels")

@@ -15,10 +15,9 @@ from tests.planned import FACTS, MATRIX
 from tests.thin import FULL, thin_cell, thin_resolution
 from torchkiln.errors import ConfigError, NothingSelected, Unresolvable
 from torchkiln.lock.lock import how_to_lock
-from torchkiln.matrix.components import ComponentOffer
 from torchkiln.matrix.explain import explain
 from torchkiln.matrix.gpu_archs import how_served, is_kept_for, kept_archs, served_classes
-from torchkiln.matrix.kept_gpus import gpus_in, is_taken, kept_gpus, suffix_of
+from torchkiln.matrix.kept_gpus import gpus_in, kept_gpus, suffix_of
 from torchkiln.matrix.matrix import load
 from torchkiln.matrix.named import cell_named, find_cell
 from torchkiln.matrix.pick import parse_driver, parse_gpus, pick
@@ -250,22 +249,10 @@ def test_an_invalid_axis_is_reported_with_its_line(text: str, message: str) -> N
     assert re.search(message, caught.value.message)
 
 
-@pytest.mark.parametrize("suffix", ["sm90", "sm5", "sm1000", "ownuse"])
-def test_no_component_may_have_a_suffix_like_that_of_a_gpu(suffix: str) -> None:
-    with pytest.raises(ConfigError, match=f"{suffix} has another meaning in tags"):
-        load(f"{HEAD}components:\n  a: {{suffix: {suffix}, requires: [b]}}\n", FACTS)
-
-
 # --- tags -----------------------------------------------------------------------------------------
 
 
-_SUFFIX = st.from_regex(r"[a-z][a-z0-9]{0,9}", fullmatch=True).filter(
-    lambda text: text not in ("runtime", "devel", "zstd", *SYSTEMS) and not is_taken(text)
-)
-
-
 @given(
-    suffixes=st.lists(_SUFFIX, max_size=3, unique=True),
     kept=st.one_of(st.just(()), _KEPT),
     own_use=st.booleans(),
     os=st.sampled_from(sorted(SYSTEMS)),
@@ -273,18 +260,12 @@ _SUFFIX = st.from_regex(r"[a-z][a-z0-9]{0,9}", fullmatch=True).filter(
     day=st.sampled_from(["", "20261122", "20261122b"]),
 )
 def test_a_tag_is_parsed_into_its_parts(
-    suffixes: list[str], kept: tuple[str, ...], own_use: bool, os: str, layer_format: str, day: str
+    kept: tuple[str, ...], own_use: bool, os: str, layer_format: str, day: str
 ) -> None:
     """The inverse of `tag_of`, below a layer format and a date."""
-    offers = tuple(
-        ComponentOffer(name=f"c{number}", suffix=suffix, requires=("x",), wheels=(), program=None)
-        for number, suffix in enumerate(suffixes)
-    )
-    matrix = replace(MATRIX, components=offers)
-    names = tuple(offer.name for offer in offers)
-    selection = Selection(torch=("2.8",), cuda=("12.8",), os=(os,), components=names, gpus=kept)
-    (cell,) = select(replace(selection, own_use=own_use and bool(kept)), replace(matrix, cuda=("12.8",)))
-    resolution = resolve(cell, matrix, FACTS)
+    selection = Selection(torch=("2.8",), cuda=("12.8",), os=(os,), gpus=kept, own_use=own_use and bool(kept))
+    (cell,) = select(selection, replace(MATRIX, cuda=("12.8",)))
+    resolution = resolve(cell, MATRIX, FACTS)
     if resolution.build is None:
         return  # the build has no code for one of them
     tag = tag_of(resolution)
@@ -294,21 +275,20 @@ def test_a_tag_is_parsed_into_its_parts(
     assert split_format(base) == (tag, layer_format)
     parsed = parse_name(tag)
     assert parsed is not None
-    assert (parsed.suffixes, parsed.gpus, parsed.own_use, parsed.os) == (
-        tuple(suffixes),
-        kept,
-        cell.own_use,
-        os,
-    )
-    assert misfit(whole, base, matrix) is None
-    assert parse_tag(tag)["os"] == os
+    assert (parsed.torch, parsed.cuda, parsed.flavor, parsed.os) == ("2.8.0", "12.8", "runtime", os)
+    assert (parsed.gpus, parsed.own_use) == (kept, cell.own_use)
+    assert parse_name(dated(tag, "20261122")) is None
+    assert misfit(whole, base, MATRIX) is None
+    # The suite parses tags by itself, independently of the image.
+    of_suite = {"torch": "2.8.0", "cuda": "12.8", "cudnn": "9", "flavor": "runtime", "os": os}
+    assert parse_tag(tag) == of_suite
+    assert parse_tag(f"{tag}-") == dict.fromkeys(of_suite)
 
 
 @given(_KEPT, st.booleans())
 def test_the_suffix_is_read_back(kept: tuple[str, ...], own_use: bool) -> None:
     suffix = suffix_of(thin_cell(kept, own_use=own_use))
     assert gpus_in(suffix) == kept
-    assert all(is_taken(part) for part in suffix.split("-")[1:])
     assert suffix_of(thin_cell(())) == ""
 
 
@@ -316,15 +296,16 @@ def test_examples_of_tags() -> None:
     assert tag_of(thin_resolution()) == f"{FULL}-sm90"
     assert tag_of(thin_resolution(("8.0", "9.0"))) == f"{FULL}-sm80-sm90"
     assert tag_of(thin_resolution(own_use=True)) == f"{FULL}-sm90-ownuse"
-    ubuntu = replace(thin_cell(()), os="ubuntu22.04", python="3.10", components=("transformers",))
+    ubuntu = replace(thin_cell(()), os="ubuntu22.04", python="3.10")
     found = thin_resolution(cell=ubuntu, own_use=True)
-    assert tag_of(found) == f"{FULL}-transformers-sm90-ownuse-ubuntu22.04"
+    assert tag_of(found) == f"{FULL}-sm90-ownuse-ubuntu22.04"
 
 
-@pytest.mark.parametrize("tail", ["-ownuse", "-sm", "-sm9", "-ownuse-sm90", "-sm90-transformers"])
+@pytest.mark.parametrize(
+    "tail", ["-ownuse", "-sm", "-sm9", "-ownuse-sm90", "-sm90-transformers", "-transformers"]
+)
 def test_what_no_image_is_called(tail: str) -> None:
-    parsed = parse_name(f"{FULL}{tail}")
-    assert parsed is None or parsed.suffixes == ("sm",)
+    assert parse_name(f"{FULL}{tail}") is None
     assert find_cell(f"{FULL}{tail}", MATRIX, FACTS) is None
 
 

@@ -82,7 +82,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     play("nightly.yml", "relock")
     play("docs.yml", "build")
     others = scene(tmp_path_factory.mktemp("examples"))  # their builds are not those of the locked images
-    play("examples.yml", "components", where=others)
+    play("examples.yml", "matrix", where=others)
     play("examples.yml", "dockerfile", where=others)
     ran["gate.yml", "gate", ""] = gate(place, keys="our keys/a.pem\nb.pem\n")
     return Played(place, ran)

@@ -16,7 +16,6 @@ from torchkiln.model.apt import LockedApt
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedWheel
 from torchkiln.model.plan import ArtefactLayer, ImagePlan
-from torchkiln.plan.layers import files_of
 from torchkiln.store.store import Store
 
 
@@ -29,7 +28,7 @@ def remember_layout(store: Store, layout: Path) -> None:
 def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Iterable[str]) -> None:
     """Record the files of *image* of *plan*; those of layers that were not *reused* count as used now."""
     locked = plan.locked
-    packs = {wheel_path(wheel): pack_path(wheel, locked.base) for wheel in files_of(locked)}
+    packs = {wheel_path(wheel): pack_path(wheel, locked.base) for wheel in locked.wheels}
     store.put_record(
         "images",
         image.manifest.removeprefix("sha256:"),
@@ -69,7 +68,7 @@ def _debs(plan: ImagePlan) -> list[str]:
 
 
 def source_paths(locked: LockedCell) -> frozenset[str]:
-    wheels = {wheel_path(wheel) for wheel in files_of(locked)}
+    wheels = {wheel_path(wheel) for wheel in locked.wheels}
     packs = {pack_path(wheel, locked.base) for wheel in locked.wheels}
     archives = {kept_path(archive) for archive in locked.archives}
     return frozenset(wheels | packs | archives | {interpreter_path(locked.base)})

@@ -15,7 +15,7 @@ from torchkiln.cuda.tree import RULE
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.plan import MadeLayer, ProgramLayer, ToolkitLayer, WheelLayer
+from torchkiln.model.plan import MadeLayer, ToolkitLayer, WheelLayer
 from torchkiln.model.recipe import PREFIX, RECIPE
 from torchkiln.oci.compression import TARGETS
 from torchkiln.oci.encode import ENCODER
@@ -33,13 +33,6 @@ def key_of(layer: MadeLayer) -> str:
                 components=[archive.component for archive in layer.archives],
                 home=layer.home,
                 rule=RULE,
-            )
-        case ProgramLayer():
-            return _key(
-                program=[layer.program.sha256],
-                files=[(file.path, file.mode, hashlib.sha256(file.data).hexdigest()) for file in layer.files],
-                links=[(link.path, link.target) for link in layer.links],
-                folders=layer.folders,
             )
 
 

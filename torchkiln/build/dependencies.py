@@ -34,12 +34,7 @@ def check_metadata(locked: LockedCell, store: Store, further: Sequence[str] = ()
     :raises BadWheel: METADATA cannot be read.
     """
     present = [wheel for wheel in locked.wheels if store.has_wheel(wheel)]
-    resolution = locked.resolution
-    requested = (
-        *resolution.requirements,
-        *(text for component in resolution.components for text in component.requires),
-        *further,
-    )
+    requested = (*locked.resolution.requirements, *further)
     inputs = {
         "rules": _RULES,
         "wheels": [(wheel.name, wheel.version, wheel.sha256) for wheel in locked.wheels],

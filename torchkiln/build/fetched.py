@@ -1,4 +1,4 @@
-"""Downloads a locked wheel or program to the store and verifies its hash."""
+"""Downloads a locked wheel to the store and verifies its hash."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from torchkiln.model.plan import (
     ImagePlan,
     OverlayLayer,
     PlannedLayer,
-    ProgramLayer,
     RemovalLayer,
     ToolkitLayer,
     WheelLayer,
@@ -59,12 +58,11 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
                 cached = store.has_blob(spec.artefact.digest, spec.artefact.size)
             case OverlayLayer() | RemovalLayer():
                 cached = False
-            case WheelLayer() | ToolkitLayer() | ProgramLayer():
+            case WheelLayer() | ToolkitLayer():
                 cached = known_blob(spec, plan, store) is not None
                 if not cached:
                     missing += [source for source in spec.inputs if not _is_cached(source, store)]
-                if not isinstance(spec, ProgramLayer):
-                    do = "convert"
+                do = "convert"
         layers.append({"what": spec.title, "do": "reuse" if cached else do, "bytes": spec.size})
     unmeasured = sum(not source.size for source in missing)
     return {
@@ -85,7 +83,7 @@ def known_layers(locked: LockedCell, store: Store) -> tuple[ImageLayer, ...] | N
     """The layers of wheels and archives of this lock in *store*, in order; None if one is missing.
 
     Only layers whose wheels were verified count: a lock must not confirm itself. If the lock has some layers,
-    from the plain cell's lock, the others are added.
+    as that of a thin cell from the lock of the cell for all GPUs, the others are added.
     """
     found = []
     specs, recorded = made_layers(locked), {layer.title: layer for layer in locked.layers}

@@ -38,9 +38,9 @@ def demand_reachable(plan: ImagePlan, store: Store, fetcher: Fetcher) -> None:
 
     :raises BuildFailed: an index cannot be reached, or no longer has the file.
     """
-    probes: dict[tuple[Source, str], LockedWheel] = {}
+    probes: dict[Source, LockedWheel] = {}
     for wheel in sorted(_missing(plan, store), key=lambda wheel: wheel.size):
-        probes.setdefault((wheel.index, wheel.name if wheel.index is Source.OWN else ""), wheel)
+        probes.setdefault(wheel.index, wheel)
     for wheel in probes.values():
         if wheel.size:
             fetcher.tail(wheel, 1)

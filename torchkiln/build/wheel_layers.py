@@ -1,4 +1,4 @@
-"""Makes the missing layers of wheels and programs, each by one process at a time.
+"""Makes the missing layers of wheels, each by one process at a time.
 
 It loads slowly and is imported only when a layer has to be made.
 """
@@ -12,16 +12,15 @@ from torchkiln.build.cache_keys import key_of
 from torchkiln.build.confined import interpreter, require_sandbox, sandbox_fault
 from torchkiln.build.environment import Environment
 from torchkiln.build.known import known_blob
-from torchkiln.build.program_layer import make_program
 from torchkiln.build.records import store_layer
 from torchkiln.build.scheduler import Job, Scheduler
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase
-from torchkiln.model.plan import ImagePlan, PlannedLayer, ProgramLayer, WheelLayer
+from torchkiln.model.plan import ImagePlan, PlannedLayer, WheelLayer
 
 
 def make_wheel_layers(
-    missing: Iterable[WheelLayer | ProgramLayer], plan: ImagePlan, environment: Environment, *, foreign: bool
+    missing: Iterable[WheelLayer], plan: ImagePlan, environment: Environment, *, foreign: bool
 ) -> tuple[dict[PlannedLayer, Blob], dict[str, float], list[str]]:
     """Make the layers that are *missing*, or wait for another process that makes them.
 
@@ -41,10 +40,6 @@ def make_wheel_layers(
                 made[spec] = known
                 environment.on_layer(known)
                 waited.append(spec.title)
-            elif isinstance(spec, ProgramLayer):
-                made[spec], path = make_program(spec, environment)
-                store_layer(spec, made[spec], path, store)
-                environment.on_layer(made[spec])
             else:
                 jobs.append(
                     Job(

@@ -26,7 +26,6 @@ from torchkiln.matrix.os_tools import is_tools
 from torchkiln.matrix.tags import preferred_name
 from torchkiln.model.lock import LockedTools, LockedWheel
 from torchkiln.oci.layout import Layout, open_layout
-from torchkiln.plan.layers import files_of
 from torchkiln.store.file_locks import Holder, in_use
 from torchkiln.store.store import Store, age
 from torchkiln.util.files import tree_size
@@ -120,7 +119,7 @@ def _locks(images: Path, unread: list[str]) -> tuple[list[Root], set[str], dict[
                 locked = from_json(path.read_bytes(), where=str(path))
                 blobs = {found.digest for found in (locked.base, locked.tools) if found}
                 sources = source_paths(locked)
-                wheels |= {wheel_path(wheel): wheel for wheel in files_of(locked)}
+                wheels |= {wheel_path(wheel): wheel for wheel in locked.wheels}
             elif path.name == "base.json":
                 base = artefact.from_json(path.read_bytes(), where=str(path))
                 blobs, sources = {base.digest}, frozenset({interpreter_path(base)})

@@ -26,7 +26,6 @@ from torchkiln.model.layer import ImageLayer
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import ArtefactLayer, ImageConfig, ImagePlan
 from torchkiln.oci.layout import write_image
-from torchkiln.plan.layers import files_of
 from torchkiln.plan.plan import GENERATED
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
@@ -99,17 +98,14 @@ def build(
             archives=environment.archives,
             observer=environment.observer,
         )
-        paths = _fetched(files_of(plan.locked), environment)
+        paths = _fetched(plan.locked.wheels, environment)
         check_metadata(plan.locked, store)
         fetched_at = time.monotonic()
         base = options.base or _BASE
-        programs = [path for path in paths if path.suffix != ".whl"]
         contexts = {
-            "wheels": _linked(work / "wheels", [path for path in paths if path not in programs]),
+            "wheels": _linked(work / "wheels", paths),
             "rootfs": _rootfs(work / "rootfs", plan),
         }
-        if programs:
-            contexts["programs"] = _linked(work / "programs", programs)
         if tree:
             contexts["toolkit"] = str(tree)
         if options.base is None:

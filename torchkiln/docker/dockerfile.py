@@ -19,15 +19,13 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import SYSTEMS
-from torchkiln.model.plan import ImagePlan, OverlayFile, OverlayLink, ProgramLayer, WheelLayer
+from torchkiln.model.plan import ImagePlan, OverlayFile, WheelLayer
 from torchkiln.model.recipe import PREFIX, USER, site
 from torchkiln.plan.cuda_toolkit import home
-from torchkiln.plan.micromamba import program_path
 from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
 from torchkiln.util.places import how_to_restore
 
 ENTRY = "Dockerfile.j2"
-_BESIDE = "components"  # the folder of components' files that are neither wheel nor program
 _MOST_MOUNTS = 8  # wheels that a step mounts one by one; more come in a folder, from a stage of their own
 _WIDTH = 110
 
@@ -48,18 +46,6 @@ class _Copy:
     mode: str
     sources: tuple[str, ...]
     folder: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Program:
-    """A program's file, which comes by a build context, and what goes with it."""
-
-    title: str
-    source: str
-    path: str
-    copies: tuple[_Copy, ...]
-    links: tuple[OverlayLink, ...]
-    folders: tuple[tuple[str, int], ...]
 
 
 def load_templates(folder: Path, project: Path | None = None) -> dict[str, str]:
@@ -131,11 +117,9 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             foreign=[wheel.name for wheel in plan.locked.wheels if wheel.index is not Source.DEFAULT],
             wheel_layers=list(_wheel_steps(plan)),
             copies=list(_copies(file for file in plan.overlay.files if file.path not in GENERATED)),
-            beside=_BESIDE,
             toolkit=_tree(plan),
             links=plan.overlay.links,
             link_folders=sorted({str(PurePosixPath(link.path).parent) for link in plan.overlay.links}),
-            programs=[_program(layer) for layer in plan.of(ProgramLayer)],
             constraints=_generated(plan)[CONSTRAINTS].decode(),
             user=USER,
         )
@@ -165,7 +149,6 @@ def render_folder(
     return {
         "Dockerfile": render(plan, templates, os_packages).encode(),
         "image.json": _generated(plan)[IMAGE_JSON],
-        **{f"{_BESIDE}/{file.path}": file.data for layer in plan.of(ProgramLayer) for file in layer.files},
     }
 
 
@@ -231,17 +214,6 @@ def _wheel_steps(plan: ImagePlan) -> Iterator[_WheelStep]:
 def _wrap(words: Iterable[str]) -> list[str]:
     """*words* in lines of a readable length."""
     return textwrap.wrap(" ".join(words), _WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def _program(layer: ProgramLayer) -> _Program:
-    return _Program(
-        title=layer.title,
-        source=layer.program.filename,
-        path=program_path(layer.program),
-        copies=tuple(_copies(layer.files)),
-        links=layer.links,
-        folders=layer.folders,
-    )
 
 
 def _copies(files: Iterable[OverlayFile]) -> Iterator[_Copy]:

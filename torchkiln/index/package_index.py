@@ -11,20 +11,18 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from torchkiln.errors import BadWheel, BuildFailed, Unresolvable
+from torchkiln.errors import BuildFailed, Unresolvable
 from torchkiln.index.choose import choose, newest_of, tags_of
 from torchkiln.index.dates import uploaded_before
-from torchkiln.index.download import Downloads
 from torchkiln.index.listing import ListedFile
 from torchkiln.index.local import excludes_index, merged, of_project
 from torchkiln.index.metadata import Metadata
 from torchkiln.index.pages import Pages
-from torchkiln.index.remote_wheel import metadata_of
 from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
-from torchkiln.model.cell import OwnFile, Source
-from torchkiln.model.index import FileAt, IndexRequest, KnownWheel, LocalWheel, variable_of
+from torchkiln.model.cell import Source
+from torchkiln.model.index import IndexRequest, KnownWheel, LocalWheel
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 
@@ -103,39 +101,6 @@ class PackageIndex:
                 files, _ = uploaded_before(self.pages, name, Source.DEFAULT, wanted.as_of)
         return newest_of(merged(files, local), allowed, wanted.python, tags_of(wanted.python, wanted.glibc))
 
-    def own(self, file: OwnFile) -> LockedWheel:
-        """*file*, which is on no index, downloaded and verified.
-
-        :raises Unresolvable: its variable is not set, it is not found there, or its hash differs.
-        """
-        hint = f"set {variable_of(file.name)} to a folder or URL that has it, with sha256 {file.sha256}"
-        try:
-            at = self.pages.measure(self.pages.find(file.filename, file.sha256, file.name, Source.OWN))
-            version, filename = file.version, file.filename
-            if filename.endswith(".whl"):
-                version, filename = _own_name(file, metadata_of(self.pages.session, at).version)
-            wheel = LockedWheel(
-                name=file.name,
-                version=version,
-                filename=filename,
-                sha256=file.sha256,
-                size=at.size or 0,
-                index=Source.OWN,
-                at=file.filename if file.filename != filename else "",
-            )
-            Downloads(self.pages).fetch_wheel(wheel, self.pages.store)
-        except BadWheel as error:
-            raise Unresolvable(error.message, hint=hint) from error
-        except BuildFailed as error:
-            raise Unresolvable(f"{file.filename}: download failed: {error.message}", hint=hint) from error
-        return wheel
-
-    def requires(self, wheel: LockedWheel) -> tuple[str, ...]:
-        """The requirements in METADATA of a wheel from `own`, with markers."""
-        path = self.pages.store.wheel(wheel)
-        at = FileAt(filename=wheel.filename, url=path.as_uri(), size=wheel.size, sha256=wheel.sha256)
-        return metadata_of(self.pages.session, at).requires
-
     def pins(self, wanted: IndexRequest) -> tuple[Pin, ...]:
         """uv's pins, with torch's dependencies from PyTorch's index bound to that index.
 
@@ -172,18 +137,6 @@ def _of_project(wheel: LocalWheel) -> LockedWheel:
         size=wheel.size,
         index=Source.PROJECT,
     )
-
-
-def _own_name(file: OwnFile, version: str) -> tuple[str, str]:
-    """Version and file name of a wheel according to *version*, that of its METADATA.
-
-    Some projects append the torch version to the file name only, 2.8.3+cu12torch2.7; pip rejects such a wheel
-    because the versions differ.
-    """
-    project, named, rest = file.filename.split("-", 2)
-    if "+" in named and named.partition("+")[0] == version:
-        return version, f"{project}-{version}-{rest}"
-    return file.version, file.filename
 
 
 def open_index(environ: Mapping[str, str], store: Store) -> PackageIndex:

@@ -1,9 +1,4 @@
-"""Project pages of the indexes, cached; locates files on them by name and hash.
-
-A file that is on no index is located by an environment variable named after its package, such as
-TORCHKILN_INDEX_FLASH_ATTN or TORCHKILN_INDEX_MICROMAMBA: the URL of a folder that has the file, or a local
-folder.
-"""
+"""Project pages of the indexes, cached; locates files on them by name and hash."""
 
 from __future__ import annotations
 
@@ -15,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 import requests
 
@@ -26,7 +20,7 @@ from torchkiln.index.remote_wheel import size_mismatch
 from torchkiln.index.session import LARGE, WORKERS, IndexSession, byte_count, get, http_error, request
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, redact
 from torchkiln.model.cell import Source
-from torchkiln.model.index import FileAt, variable_of
+from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.http.failures import status_text
@@ -69,10 +63,7 @@ class Pages:
         """The URL of the file *filename* with *sha256*, cached unless *fresh*.
 
         :raises BuildFailed: the index no longer has this file.
-        :raises Unresolvable: the file is on no index, and its variable is not set.
         """
-        if index is Source.OWN:
-            return own_file(self.settings, name, filename, sha256)
         key = hashlib.sha256(f"{self.settings.url(index)}\n{filename}\n{sha256}".encode()).hexdigest()
         if not fresh and (known := self.store.record("urls", key)):
             return FileAt(filename=filename, url=str(known["url"]), size=known["size"], sha256=sha256)
@@ -106,7 +97,7 @@ class Pages:
         ordered = sorted(wheels, key=lambda wheel: -wheel.size)
         with ThreadPoolExecutor(WORKERS) as pool:
             locations = pool.map(
-                lambda wheel: self.find(wheel.at or wheel.filename, wheel.sha256, wheel.name, wheel.index),
+                lambda wheel: self.find(wheel.filename, wheel.sha256, wheel.name, wheel.index),
                 ordered,
             )
             return dict(zip(ordered, locations, strict=True))
@@ -251,17 +242,3 @@ def _valid(record: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 def _page_of(record: Mapping[str, Any]) -> Page:
     return Page(url=str(record["url"]), json=bool(record["json"]), body=str(record["body"]).encode())
-
-
-def own_file(settings: IndexSettings, name: str, filename: str, sha256: str) -> FileAt:
-    """The location of the file *filename* of package *name*, which is on no index.
-
-    :raises Unresolvable: its variable is not set.
-    """
-    folder = dict(settings.places).get(variable_of(name))
-    if folder is None:
-        raise Unresolvable(
-            f"{filename} is on no index, and {variable_of(name)} is not set",
-            hint=f"set {variable_of(name)} to the URL of a folder that has it, or to a local folder",
-        )
-    return FileAt(filename=filename, url=f"{folder}/{quote(filename)}", size=None, sha256=sha256)

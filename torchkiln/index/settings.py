@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from torchkiln.errors import ConfigError, Unresolvable
@@ -21,8 +21,7 @@ from torchkiln.matrix import mirrors
 from torchkiln.model.cell import Source
 from torchkiln.model.untrusted import declared
 
-_OWN = "TORCHKILN_INDEX_"
-PYTORCH_VARIABLE = f"{_OWN}PYTORCH"
+PYTORCH_VARIABLE = "TORCHKILN_INDEX_PYTORCH"
 PYTORCH_ADDRESS = "https://download.pytorch.org/whl"  # only for messages: it has no default
 _LEFT_OUT_OF_PIP = ("extra-index-url", "find-links")
 _LEFT_OUT_OF_UV = ("UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")
@@ -42,7 +41,6 @@ class IndexSettings:
     proxy: str | None = field(repr=False)
     logins: tuple[tuple[str, str, str], ...] = field(repr=False)  # (host, user, password)
     left_out: tuple[str, ...]  # settings that are set and ignored
-    places: tuple[tuple[str, str], ...] = ()  # (variable, address) of files that are on no index
 
     @property
     def untrusted(self) -> tuple[Source, ...]:
@@ -86,11 +84,6 @@ def index_settings(
     default = _address(configured or of_mirror or default_url, "index-url", faults, logins)
     pytorch, untrusted = declared(environ.get(PYTORCH_VARIABLE, ""))
     pytorch_url = _address(pytorch, PYTORCH_VARIABLE, faults, logins) if pytorch else None
-    places = tuple(
-        (name, _place(value, name, faults, logins))
-        for name, value in sorted(environ.items())
-        if name.startswith(_OWN) and name != PYTORCH_VARIABLE and value
-    )
     if faults:
         raise ConfigError.of(faults, hint="use the URL of a simple index: https://host/path/simple")
     return IndexSettings(
@@ -104,7 +97,6 @@ def index_settings(
         left_out=tuple(name for name in _LEFT_OUT_OF_PIP if pip.get(name))
         + tuple(name for name in _LEFT_OUT_OF_UV if environ.get(name))
         + ((_OTHER_INDEX,) if configured and of_mirror else ()),
-        places=places,
     )
 
 
@@ -193,10 +185,3 @@ def _address(url: str, setting: str, faults: list[str], logins: list[tuple[str, 
     if parts.username is not None:
         logins.append((host_of(url), unquote(parts.username), unquote(parts.password or "")))
     return urlunsplit((parts.scheme, host_of(url.strip()), parts.path.rstrip("/"), "", ""))
-
-
-def _place(value: str, setting: str, faults: list[str], logins: list[tuple[str, str, str]]) -> str:
-    """A URL as `_address` returns it; for a local folder its file: URL."""
-    if Path(value).is_dir():
-        return Path(value).absolute().as_uri()
-    return _address(value, f"{setting}: no such folder", faults, logins)

@@ -25,7 +25,6 @@ from torchkiln.util.versions import numbers
 SCHEMA = 2
 _WHEEL_FILE = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[0-9][A-Za-z0-9_.]*)?(-[A-Za-z0-9_.]+){3}\.whl")
 _PLAIN = re.compile(r"[A-Za-z0-9.]{1,20}")
-_NAME = re.compile(r"[a-z0-9-]{1,60}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +40,7 @@ class _Envelope:
 _ENVELOPE = ("schema", "digest", "indexes", "seal")
 _ORDER = (
     *("schema", "digest", "inputs", "as_of", "epoch", "indexes", "untrusted", "by_record", "resolution"),
-    *("wheels", "components", "device_code", "archives", "base", "tools", "layers", "seal"),
+    *("wheels", "device_code", "archives", "base", "tools", "layers", "seal"),
 )
 
 
@@ -112,9 +111,6 @@ def how_to_restore(document: object, where: str) -> str:
         for name in ("torch", "cuda", "flavor", "os")
         if isinstance(cell, dict) and isinstance(value := cell.get(name), str) and _PLAIN.fullmatch(value)
     ]
-    names = cell.get("components") if isinstance(cell, dict) else None
-    if isinstance(names, list) and all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
-        options.append(f" --with {','.join(names)}")
     gpus = cell.get("gpus") if isinstance(cell, dict) else None
     if isinstance(gpus, list) and all(isinstance(gpu, str) and _PLAIN.fullmatch(gpu) for gpu in gpus):
         options.append(f" --gpus {','.join(gpus)}" + (" --own-use" if cell.get("own_use") is True else ""))
@@ -179,13 +175,11 @@ def _seal(document: Mapping[str, Any]) -> Digest:
 def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
     """The contradictions in *document*, which matches its schema."""
     yield from wheel_faults(document["wheels"])
-    seen = {wheel["name"] for wheel in document["wheels"]}
     without_size = [(wheel["name"], wheel["index"]) for wheel in document["wheels"] if "size" not in wheel]
     if without_size != [(name, Source.PYTORCH.value) for name in document.get("by_record", ())]:
         yield "by_record: must list the wheels of PyTorch's index that have no size"
     if own := [wheel["name"] for wheel in document["wheels"] if wheel["index"] == Source.PROJECT.value]:
         yield f"wheels: {', '.join(own)}: only the lock of a project has wheels that no index has"
-    yield from _component_faults(document, seen)
     yield from _device_code_faults(document)
     if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):
         yield "indexes: must list the indexes of the wheels"
@@ -233,26 +227,6 @@ def _archive_faults(document: Mapping[str, Any]) -> Iterator[str]:
         yield "archives: do not match resolution.toolkit"
 
 
-def _component_faults(document: Mapping[str, Any], wheels: set[str]) -> Iterator[str]:
-    """Differences between the components of the cell, its resolution and the lock."""
-    resolution, locked = document["resolution"], document.get("components", [])
-    resolved, names = resolution.get("components", []), resolution["cell"].get("components", [])
-    if any([item["name"] for item in listed] != names for listed in (resolved, locked)):
-        yield "components: the cell, its resolution and the lock have different components"
-    hashes = [
-        [item["program"]["sha256"] for item in listed if "program" in item] for listed in (resolved, locked)
-    ]
-    if hashes[0] != hashes[1]:
-        yield "components: a program has another sha256 than in the resolution"
-    owned: set[str] = set()
-    for component in locked:
-        if missing := sorted(set(component["wheels"]) - wheels):
-            yield f"components: {component['name']} names {', '.join(missing)}, which is not in this lock"
-        if shared := sorted(set(component["wheels"]) & owned):
-            yield f"components: {', '.join(shared)} belongs to two components"
-        owned |= set(component["wheels"])
-
-
 def _device_code_faults(document: Mapping[str, Any]) -> Iterator[str]:
     """Differences between the cell's GPUs and the device code that the image keeps."""
     cell, found = document["resolution"]["cell"], document.get("device_code", {})
@@ -284,7 +258,7 @@ def _same_version(a: str, b: str) -> bool:
 
 
 def _field(key: str, value: Any) -> str:
-    if key in ("wheels", "components", "archives", "layers"):
+    if key in ("wheels", "archives", "layers"):
         return _block("[", map(json.dumps, value), "]", 2)
     if key in ("resolution", "base", "tools"):
         inner = (
@@ -293,7 +267,7 @@ def _field(key: str, value: Any) -> str:
                 _block("{", (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in field.items()), "}", 4)
                 if name == "packages"
                 else _block("[", map(json.dumps, field), "]", 4)
-                if name in ("limits", "constraints", "components")
+                if name in ("limits", "constraints")
                 else json.dumps(field)
             )
             for name, field in value.items()

@@ -48,13 +48,8 @@ class LockFolder:
         return resolve(cell, self.matrix, self.facts)
 
     def below(self, cell: Cell) -> Resolution:
-        """The present resolution of the cell on whose lock that of *cell* is based.
-
-        A thin cell is based on the same cell for all GPUs, one with components on the same cell without them.
-        """
-        if cell.gpus:
-            return self.resolution(replace(cell, gpus=(), own_use=False))
-        return self.resolution(replace(cell, components=()))
+        """The present resolution of the cell for all GPUs, on whose lock that of the thin *cell* is based."""
+        return self.resolution(replace(cell, gpus=(), own_use=False))
 
     def thin(self, resolution: Resolution, previous: LockedCell | None = None) -> LockedCell:
         """The lock of a thin cell, made from that of the same cell for all GPUs; nothing is written.
@@ -117,8 +112,7 @@ class LockFolder:
             resolution = self.resolution(cell)
             tag = tag_of(resolution) if resolution.build else None
             # Only locks of wheels on the default index must be committed; others are checked if they exist.
-            derived = cell.components or cell.gpus
-            committed = resolution.lockable and cell.os == DEFAULT_OS and not derived
+            committed = resolution.lockable and cell.os == DEFAULT_OS and not cell.gpus
             if tag is None or (sweeping and not committed and not (self.path / tag).is_dir()):
                 continue
             reasons = self._staleness(resolution)
@@ -134,5 +128,5 @@ class LockFolder:
             self.bound,
             artefact.read_lock(self.path, cell.os),
             tools.read_lock(self.path, cell.os, resolution.tools) if resolution.tools else None,
-            self.below(cell) if resolution.components or cell.gpus else None,
+            self.below(cell) if cell.gpus else None,
         )

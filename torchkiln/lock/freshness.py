@@ -1,6 +1,6 @@
 """Decides whether a lock is stale: whether the matrix and the facts that it was made from have changed.
 
-`lock --check`, builds and locks with components all use `outdated`.
+`lock --check`, builds and locks of thin cells all use `outdated`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def staleness(
     """Why the committed lock of *resolution* is stale, as phrases; empty: it is fresh.
 
     :param base: the committed base of its OS; *tools*: the committed tools of its name.
-    :param below: that of the cell on whose lock this one is based: without components, or for all GPUs.
+    :param below: that of the cell for all GPUs, on whose lock that of a thin cell is based.
     """
     try:
         locked = load_locked(images, tag_of(resolution))
@@ -73,16 +73,12 @@ def staleness(
 
 
 def _differing_below(images: Path, locked: LockedCell, below: Resolution) -> tuple[str, ...]:
-    """How the lock of *below* differs from the part of *locked* that is based on it."""
+    """How the lock of *below* differs from *locked*, which is based on it."""
     try:
         lower = load_locked(images, tag_of(below))
     except Stale as error:
         return (error.message,)
-    shared = {component.name for component in lower.components}
-    more = (component for component in locked.components if component.name not in shared)
-    added = {name for component in more for name in component.wheels}
-    plain_part = {wheel.name: wheel for wheel in locked.wheels if wheel.name not in added}
+    was = {wheel.name: wheel for wheel in locked.wheels}
     present = {wheel.name: wheel for wheel in lower.wheels}
-    names = plain_part.keys() | present
-    moved = sorted(name for name in names if plain_part.get(name) != present.get(name))
+    moved = sorted(name for name in was.keys() | present if was.get(name) != present.get(name))
     return (f"{tag_of(below)} has other {some_of(moved)}",) if moved else ()

@@ -183,7 +183,6 @@ def how_to_lock(cell: Cell, *, by_record: bool = False) -> str:
     words = ["torchkiln lock", f"--torch {cell.torch}", f"--cuda {cell.cuda}"]
     words += [f"--flavor {cell.flavor}"] if cell.flavor != "runtime" else []
     words += [f"--os {cell.os}"] if cell.os != DEFAULT_OS else []
-    words += [f"--with {','.join(cell.components)}"] if cell.components else []
     words += [f"--gpus {','.join(cell.gpus)}"] if cell.gpus else []
     words += ["--own-use"] if cell.own_use else []
     words += ["--public-record"] if by_record else []

@@ -13,9 +13,8 @@ from packaging.utils import canonicalize_name
 from torchkiln.errors import ConfigError, KilnError, Stale
 from torchkiln.index.package_index import open_index
 from torchkiln.lock.choice import record_of
-from torchkiln.lock.components import lock_beside
 from torchkiln.lock.folder import LockFolder
-from torchkiln.lock.lock import how_to_lock, load_locked, lock, save
+from torchkiln.lock.lock import load_locked, lock, save
 from torchkiln.lock.request import EVERYTHING, Versions
 from torchkiln.lock.systems import Systems
 from torchkiln.matrix.tags import tag_of
@@ -117,10 +116,7 @@ class LockSession:
         resolution = self._folder.resolution(cell)
         tag = tag_of(resolution)
         previous = self._previous(tag)
-        if cell.gpus:
-            found = self._thin(resolution, previous)
-        else:
-            found = (self._with_components if resolution.components else self._plain)(resolution, previous)
+        found = (self._thin if cell.gpus else self._full)(resolution, previous)
         save(self._folder.path, found)
         self._locked.add(tag)
         versions = [(wheel.name, wheel.version) for wheel in found.wheels]
@@ -145,10 +141,7 @@ class LockSession:
             )
         return previous
 
-    def _versions(self, previous: LockedCell | None, date: str) -> Versions:
-        return Versions(as_of=date, previous=previous, upgrade=self._request.upgrade)
-
-    def _plain(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
+    def _full(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
         settings, facts = self._index.pages.settings, self._folder.facts
         record = record_of(
             resolution, facts, by_record=self._request.by_record, pytorch_url=settings.pytorch_url
@@ -160,25 +153,10 @@ class LockSession:
             resolution,
             self._index,
             self._systems.of(resolution, facts),
-            self._versions(previous, self._date),
+            Versions(as_of=self._date, previous=previous, upgrade=self._request.upgrade),
             bound=self._folder.bound,
             untrusted=settings.untrusted,
             record=record,
-        )
-
-    def _with_components(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
-        """The lock on top of the plain cell's lock, with the newer date of both unless one is requested."""
-        below = self._folder.below(resolution.cell)
-        plain = load_locked(self._folder.path, tag_of(below), how=how_to_lock(below.cell))
-        newest = max(locked.as_of for locked in (plain, previous) if locked)
-        requested = self._request.as_of or self._request.upgrade
-        return lock_beside(
-            resolution,
-            self._index,
-            plain,
-            self._versions(previous, self._date if requested else newest),
-            below=below,
-            bound=self._folder.bound,
         )
 
     def _thin(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:

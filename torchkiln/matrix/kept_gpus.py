@@ -15,7 +15,6 @@ from torchkiln.util.versions import nearest, numbers
 
 OWN_USE = "ownuse"  # in tags, after the capabilities
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
-_SUFFIX = re.compile(rf"sm[0-9]+|{OWN_USE}")
 _OPTION = "--gpus"
 
 
@@ -98,11 +97,6 @@ def suffix_of(cell: Cell) -> str:
     """The part of a tag for the GPUs of *cell*, `-sm80-sm90`; empty if it keeps all device code."""
     names = [f"sm{capability.replace('.', '')}" for capability in cell.gpus]
     return "".join(f"-{name}" for name in (*names, *([OWN_USE] if cell.own_use else [])))
-
-
-def is_taken(suffix: str) -> bool:
-    """Whether the suffix of a component would be read as one of `suffix_of`."""
-    return _SUFFIX.fullmatch(suffix) is not None
 
 
 def gpus_in(suffix: str) -> Gpus:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchkiln.errors import ConfigError
-from torchkiln.matrix import components, kept_gpus
+from torchkiln.matrix import kept_gpus
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.policy import CellPattern, Policy, policy_of
 from torchkiln.model.device_code import Gpus
@@ -28,6 +28,7 @@ _MAX_FAULTS = 50  # of each kind
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PYTHON = re.compile(r"3\.[0-9]{1,4}")
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}")
+_REMOVED = "this key was removed; a project adds packages to an image: see docs/projects.md"
 
 Prefer = Literal["default-index", "native"]
 Pair = tuple[str, str]  # torch, CUDA
@@ -80,7 +81,6 @@ class Matrix:
     flavors: tuple[Flavor, ...]
     os: tuple[OsChoice, ...]
     packages: tuple[str, ...]  # PEP 508
-    components: tuple[components.ComponentOffer, ...]  # by name
     gpus: tuple[Gpus, ...]  # of thin images, in addition to the image of each cell for all GPUs
     repository: str
     prefer: Prefer
@@ -136,7 +136,11 @@ def load(text: str, facts: Facts, *, name: str = "matrix.yaml") -> Matrix:
         file = located_yaml.parse(text, name=name)
     except ConfigError as error:
         raise ConfigError(error.message, hint=f"correct {name}") from None
-    faults = located_yaml.faults(file, shipped("matrix"))
+    faults: list[str] = []
+    if isinstance(file.data, dict) and "components" in file.data:  # of earlier versions
+        faults = [file.fault(("components",), _REMOVED)]
+        file = replace(file, data={key: value for key, value in file.data.items() if key != "components"})
+    faults += located_yaml.faults(file, shipped("matrix"))
     if isinstance(file.data, dict):
         found = islice(_semantic_faults(file.data, facts), _MAX_FAULTS)
         faults += [file.fault(path, text) for path, text in found]
@@ -155,7 +159,6 @@ def _matrix(data: dict[str, Any]) -> Matrix:
         flavors=tuple(data["flavors"]),
         os=tuple(OsChoice(name=name, python=body["python"]) for name, body in data["os"].items()),
         packages=tuple(data["packages"]),
-        components=components.offers_of(data.get("components", {})),
         gpus=kept_gpus.axis_of(data.get("gpus", ())),
         repository=data["repository"],
         prefer=data.get("prefer", "default-index"),
@@ -185,8 +188,6 @@ def _semantic_faults(data: dict[str, Any], facts: Facts) -> Iterator[tuple[Schem
         if package in ("torch", "torchvision", "torchaudio"):
             yield ("packages", index), f"every image has the {package} of its cell; remove it here"
     yield from _python_faults(data.get("os"))
-    always = [text for _, text in _texts(data.get("packages"))]
-    yield from components.faults(data.get("components"), always)
     yield from kept_gpus.faults(data.get("gpus"), facts)
     for index, bound in _mappings(data.get("bounds")):
         yield from _cell_faults(data, ("bounds", index), bound)

@@ -47,11 +47,10 @@ def find_cell(name: str, matrix: Matrix, facts: Facts) -> Cell | None:
 
 
 def _by_tag(tag: str, parsed: ParsedTag, matrix: Matrix, facts: Facts) -> Cell | None:
-    components = tuple(offer.name for offer in matrix.components if offer.suffix in parsed.suffixes)
     named = (parsed.torch, parsed.cuda, parsed.flavor, parsed.os)
     for plain in all_cells(matrix):
         if (plain.torch, plain.cuda, plain.flavor, plain.os) == named:
-            cell = replace(plain, components=components, gpus=parsed.gpus, own_use=parsed.own_use)
+            cell = replace(plain, gpus=parsed.gpus, own_use=parsed.own_use)
             resolution = resolve(cell, matrix, facts)
             return cell if resolution.build and tag_of(resolution) == tag else None
     return None

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from torchkiln.errors import Unresolvable
-from torchkiln.matrix.components import files_of, for_cell
 from torchkiln.matrix.cuda_redist import digest_of
 from torchkiln.matrix.facts import Facts, KnownToolkit, Release, Trap, Variant
 from torchkiln.matrix.gpu_archs import kept_archs, served_classes
@@ -19,7 +18,6 @@ from torchkiln.matrix.matrix import Matrix, Pair
 from torchkiln.matrix.os_tools import missing_compiler, tools_of
 from torchkiln.model.cell import (
     Cell,
-    CellComponent,
     Constraint,
     Limit,
     Resolution,
@@ -34,11 +32,6 @@ from torchkiln.util.versions import major_of, minor_of, newest, numbers
 
 def resolve(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
     """The resolution of *cell*, which each cell of *matrix* has."""
-    plain = _plain(cell, matrix, facts)
-    return _with_components(plain, matrix, facts) if cell.components else plain
-
-
-def _plain(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
     for bound in matrix.bounds:
         if bound.covers(cell):
             return _unavailable(cell, matrix, facts, f"known to fail: {bound.reason}")
@@ -158,28 +151,6 @@ def _toolkit(known: KnownToolkit, build: TorchBuild, facts: Facts) -> Toolkit:
             path.replace("{cudnn}", cudnn).replace("{cuda}", build.cuda) for path in toolkit.libraries
         ),
         archives=digest_of(facts.redist.releases.get(toolkit.release, ())),
-    )
-
-
-def _with_components(plain: Resolution, matrix: Matrix, facts: Facts) -> Resolution:
-    """*plain* with the components of its cell; its own requirements do not change."""
-    cell, build = plain.cell, plain.build
-    if build is None:
-        return plain
-    found: list[CellComponent] = []
-    for offer in matrix.components:
-        if offer.name in cell.components:
-            component = for_cell(offer, cell, build)
-            if isinstance(component, str):
-                return replace(_unavailable(cell, matrix, facts, component), nearest=())
-            found.append(component)
-    own = [file for component in found for file in files_of(component)]
-    limits = [Limit(fact="rules.own-files", values=(file.name, file.filename)) for file in own]
-    return replace(
-        plain,
-        components=tuple(found),
-        limits=(*plain.limits, *limits),
-        lockable=plain.lockable and not own,
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from torchkiln.errors import ConfigError, NothingSelected
-from torchkiln.matrix import components
 from torchkiln.matrix.matrix import Matrix, Pair
 from torchkiln.model.cell import Cell
 from torchkiln.model.device_code import Gpus
@@ -25,7 +24,6 @@ class Selection:
     cuda: tuple[str, ...] = ()
     flavor: tuple[str, ...] = ()
     os: tuple[str, ...] = ()
-    components: tuple[str, ...] = ()
     gpus: Gpus = ()  # of thin images; (): images for all GPUs, and with `every` those of the matrix's `gpus`
     own_use: bool = False
     every: bool = False
@@ -36,8 +34,7 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
 
     A version prefix selects the newest match that has a cell with the other option: ``2.7`` the newest 2.7,
     and ``12`` the newest CUDA 12 of that; torch ``2`` is ambiguous. Defaults: every torch and CUDA, the
-    runtime flavor, debian12; with ``every``: all flavors and systems. Each cell gets the named components
-    and GPUs.
+    runtime flavor, debian12; with ``every``: all flavors and systems. Each cell gets the named GPUs.
 
     :param must_name: refuse a selection with neither torch nor CUDA nor ``every``.
     :raises ConfigError: lists all values that are ambiguous or that the matrix does not have.
@@ -51,7 +48,6 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
             ("cuda", selection.cuda),
             ("flavor", selection.flavor),
             ("os", selection.os),
-            ("with", selection.components),
         )
         if values
     }
@@ -71,11 +67,6 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     cudas = _newest(cuda_matches, {cuda for torch, cuda in matrix.pairs if torch in torches})
     flavors = _words("flavor", named.get("flavor"), matrix.flavors, DEFAULT_FLAVOR, selection.every, faults)
     systems = _words("os", named.get("os"), os_names, DEFAULT_OS, selection.every, faults)
-    added, _, unknown = components.named(named.get("with", ()), matrix.components, matrix.packages)
-    offered = [offer.name for offer in matrix.components]
-    for name in unknown:
-        near = ", ".join(nearest(name[:40], offered) or offered) or "none"
-        faults.append(f"--with {name}: no such component in matrix.yaml; nearest: {near}")
     pairs = [(torch, cuda) for torch, cuda in matrix.pairs if torch in torches and cuda in cudas]
     if "torch" in named and "cuda" in named and not faults:  # an unknown torch has no cell with any CUDA
         faults += _unpaired(torches, cudas, pairs, matrix)
@@ -88,7 +79,6 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
             flavor=flavor,
             os=choice.name,
             python=choice.python,
-            components=added,
             gpus=gpus,
             own_use=selection.own_use,
         )
@@ -107,11 +97,6 @@ def with_thin(cells: Iterable[Cell], matrix: Matrix) -> tuple[Cell, ...]:
         variant for cell in cells for variant in (cell, *(replace(cell, gpus=gpus) for gpus in matrix.gpus))
     )
     return tuple(dict.fromkeys(found))
-
-
-def everywhere(selection: Selection, matrix: Matrix) -> tuple[str, ...]:
-    """The names in `components` of *selection* that are packages of every image, so add nothing."""
-    return components.named(_split(selection.components), matrix.components, matrix.packages)[1]
 
 
 def all_cells(matrix: Matrix) -> tuple[Cell, ...]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from torchkiln.matrix.facts import Facts
 from torchkiln.model.cell import Limit, Resolution, Source
-from torchkiln.model.index import variable_of
 from torchkiln.util.sentences import Listing, Sentence, Texts, Value, said, sentence
 
 # The reasons, and the parts of reasons and limits; the pages of `ls --site` have them in Chinese, too.
@@ -70,9 +69,6 @@ def _values(limit: Limit, facts: Facts) -> dict[str, Value]:
             return {"capabilities": Listing(between="comma", parts=limit.values)}
         case "rules.young-gpu":
             return {"drivers": _drivers(limit.values)}
-        case "rules.own-files":
-            name, filename = limit.values
-            return {"file": filename, "variable": variable_of(name)}
         case _:
             return {}
 

@@ -14,17 +14,14 @@ from torchkiln.matrix.matrix import Matrix, Pair
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell, Resolution, Status
 from torchkiln.model.device_code import Gpus
-from torchkiln.model.layer_format import NAMED_FORMATS, split_format, tag_suffix
+from torchkiln.model.layer_format import split_format, tag_suffix
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.util.versions import major_of, minor_of, numbers
 
 _DAY = re.compile(r"[0-9]{8}[a-z0-9]*")
 _SYSTEMS = "|".join(re.escape(name) for name in SYSTEMS)
-_FORMATS = "|".join(NAMED_FORMATS)
-_GPUS = f"sm[0-9]+|{OWN_USE}"
 _TAG = re.compile(
     r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)"
-    rf"(?P<suffixes>(?:-(?!(?:{_SYSTEMS}|{_FORMATS}|{_GPUS})(?:-|$))[a-z][a-z0-9]*)*)"
     rf"(?P<gpus>(?:-sm[1-9][0-9]{{1,2}})+(?P<own_use>-{OWN_USE})?)?(?:-(?P<os>{_SYSTEMS}))?"
 )
 
@@ -34,16 +31,14 @@ _LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # looks like an image's own tag
 def tag_of(resolution: Resolution) -> str:
     """The image's own tag, ``2.7.1-cuda12.1-cudnn9-runtime``.
 
-    Component suffixes, the GPUs of a thin image and any OS but debian12 follow:
-    ``-runtime-conda-transformers-sm90-ubuntu22.04``.
+    The GPUs of a thin image and any OS but debian12 follow: ``-runtime-sm90-ubuntu22.04``.
 
     :raises ValueError: the cell is unavailable.
     """
     cell, build = resolution.cell, resolution.build
     if build is None or build.cudnn is None:
         raise ValueError(f"no tag for an unavailable cell: torch {cell.torch} with CUDA {cell.cuda}")
-    added = "".join(f"-{component.suffix}" for component in resolution.components)
-    suffix = f"{added}{suffix_of(cell)}{_os_suffix(cell.os)}"
+    suffix = f"{suffix_of(cell)}{_os_suffix(cell.os)}"
     return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{suffix}"
 
 
@@ -55,7 +50,6 @@ class ParsedTag:
     cuda: str
     flavor: str
     os: str
-    suffixes: tuple[str, ...] = ()  # of components, "transformers"
     gpus: Gpus = ()  # of a thin image, ("8.0", "9.0")
     own_use: bool = False
 
@@ -71,7 +65,6 @@ def parse_name(tag: str) -> ParsedTag | None:
         cuda=found["cuda"],
         flavor=found["flavor"],
         os=found["os"] or DEFAULT_OS,
-        suffixes=tuple(found["suffixes"].split("-")[1:]),
         gpus=gpus,
         own_use=found["own_use"] is not None,
     )
@@ -85,17 +78,17 @@ def preferred_name(names: Sequence[str]) -> str | None:
 
 def names_of(named: ParsedTag, matrix: Matrix) -> tuple[str, ...]:
     """Every alias that an image with such a tag has by *matrix*'s rules if it is the newest."""
-    return () if named.suffixes or named.gpus else tuple(_aliases(named, matrix).values())
+    return () if named.gpus else tuple(_aliases(named, matrix).values())
 
 
 def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[str, ...]:
     """The moving tags of *resolution*'s image by *matrix*'s rules; empty for an unavailable cell.
 
-    An image with components and a thin image have none, so that ``latest`` is always a plain image for all
-    GPUs. Unavailable cells do not count for what is newest.
+    A thin image has none, so that ``latest`` is always an image for all GPUs. Unavailable cells do not count
+    for what is newest.
     """
     cell = resolution.cell
-    if resolution.build is None or cell.components or cell.gpus:
+    if resolution.build is None or cell.gpus:
         return ()
     of_minor = [pair for pair in matrix.pairs if minor_of(pair[0]) == minor_of(cell.torch)]
     rivals = {
@@ -108,7 +101,7 @@ def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[st
 
 
 def _aliases(image: Cell | ParsedTag, matrix: Matrix) -> dict[str, str]:
-    """The aliases of a plain *image* by rule, if it is the newest."""
+    """The aliases of an *image* for all GPUs by rule, if it is the newest."""
     templates = {"newest_patch": matrix.aliases.newest_patch}
     if image.flavor == "runtime" and image.os == DEFAULT_OS:
         templates["newest_cuda"] = matrix.aliases.newest_cuda
@@ -185,7 +178,6 @@ def _differing(tag: str, own: str) -> str:
             ("CUDA", a.cuda, b.cuda),
             ("flavor", a.flavor, b.flavor),
             ("OS", a.os, b.os),
-            ("components", "-".join(a.suffixes), "-".join(b.suffixes)),
             ("GPUs", ",".join(a.gpus) or "all", ",".join(b.gpus) or "all"),
             ("libraries cut for own use", _yes(a.own_use), _yes(b.own_use)),
             ("layers", split_format(tag)[1], split_format(own)[1]),

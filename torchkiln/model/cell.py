@@ -13,8 +13,6 @@ from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Flavor
 from torchkiln.util import codec
 
-_UNIQUE = {"uniqueItems": True}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
@@ -25,8 +23,6 @@ class Cell:
     flavor: Flavor
     os: fields.Word  # "debian12"
     python: fields.Version  # the OS's own, "3.11"
-    # names of the components added by --with; sorted
-    components: Annotated[tuple[fields.Name, ...], Meta(max_length=20, extra_json_schema=_UNIQUE)] = ()
     # compute capabilities whose device code the image keeps, ascending; (): all of the wheels'
     gpus: Gpus = ()
     own_use: bool = False  # NVIDIA's libraries are cut, too, which their licence may allow for own use only
@@ -45,7 +41,6 @@ class Source(str, Enum):
 
     DEFAULT = "default-index"
     PYTORCH = "pytorch"
-    OWN = "own"  # no index: the location that the user sets for a component's files
     PROJECT = "project"  # no index: see `ProjectLock.origins`
 
 
@@ -89,7 +84,7 @@ LIMITS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolution:
-    """How a cell is built. The fields after `components` only explain it, and no lock contains them.
+    """How a cell is built. The fields after `tools` only explain it, and no lock contains them.
 
     For an unavailable cell `build`, the drivers and `requirements` are empty.
     """
@@ -104,7 +99,6 @@ class Resolution:
     limits: tuple[Limit, ...] = field(metadata={codec.SCHEMA: LIMITS})
     toolkit: Toolkit | None = None  # of a devel cell
     tools: fields.OsTools | None = None  # of a devel cell: see `os_tools.py`
-    components: fields.Few[CellComponent] = ()  # by name
 
     lockable: bool = field(default=False, compare=False)  # the default index alone is enough
     alternatives: tuple[TorchBuild, ...] = field(default=(), compare=False)  # same major, not chosen
@@ -136,24 +130,3 @@ class Constraint:
 
     requirement: fields.Line  # PEP 508
     fact: fields.FactId
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnFile:
-    """A file that is on no index; an environment variable of its package sets its location."""
-
-    name: fields.Name  # "flash-attn", "micromamba"
-    version: fields.Version
-    filename: fields.FileName
-    sha256: fields.Sha256
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellComponent:
-    """An optional component as one cell gets it."""
-
-    name: fields.Name  # "flash-attn"
-    suffix: fields.Word  # of tags, "flashattn"
-    requires: fields.Some[fields.Line] = ()  # PEP 508
-    wheels: fields.Some[OwnFile] = ()
-    program: OwnFile | None = None

@@ -122,5 +122,4 @@ AptPackage = Annotated[
 ]
 
 T = TypeVar("T")
-Few = Annotated[tuple[T, ...], Meta(max_length=20)]
 Some = Annotated[tuple[T, ...], Meta(max_length=200)]

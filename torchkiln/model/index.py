@@ -55,11 +55,6 @@ class IndexRequest:
     local: tuple[LocalWheel, ...] = ()  # that fit the image, at most one of each version
 
 
-def variable_of(name: str) -> str:
-    """The environment variable with the location of the files of package *name* that no index has."""
-    return f"TORCHKILN_INDEX_{re.sub('[^A-Z0-9]+', '_', name.upper())}"
-
-
 METADATA_LIMIT = 1 << 20  # bytes; torch's has 40,000
 MAX_REQUIREMENTS = 5_000  # of one wheel; the most seen is 1,000
 

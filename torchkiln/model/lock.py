@@ -28,18 +28,6 @@ class LockedWheel:
     sha256: fields.Sha256
     size: fields.Bytes = 0  # 0: not known, as the hash is from public record
     index: Source
-    at: fields.FileName = ""  # its file name on the index, if that differs from `filename`
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LockedComponent:
-    """What a component adds to a cell's lock."""
-
-    name: fields.Name
-    wheels: Annotated[
-        tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema={"uniqueItems": True})
-    ]  # names of wheels in the lock; sorted
-    program: LockedWheel | None = None  # not a wheel, but fetched like one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +140,6 @@ class LockedCell:
     tools: LockedTools | None = None  # of a devel cell
     # of a devel cell's toolkit, sorted by component
     archives: Annotated[tuple[LockedArchive, ...], Meta(max_length=100)] = ()
-    components: fields.Few[LockedComponent] = ()  # by name; their layers are on top
     device_code: DeviceCode | None = None  # None: the libraries are as in their wheels
 
     @property

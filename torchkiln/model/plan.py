@@ -101,28 +101,6 @@ class ToolkitLayer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramLayer:
-    """A program in one file, and the files and links that belong to it."""
-
-    kind: ClassVar = "program"
-    title: str  # "micromamba 2.3.3"
-    program: LockedWheel  # not a wheel, but fetched like one
-    files: tuple[OverlayFile, ...]
-    links: tuple[OverlayLink, ...]
-    folders: tuple[tuple[str, int], ...]  # (path, mode), where that is not 0755
-
-    @property
-    def inputs(self) -> tuple[LockedWheel, ...]:
-        """The file that a build downloads for it."""
-        return (self.program,)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the program and of the files."""
-        return self.program.size + sum(len(file.data) for file in self.files)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OverlayLayer:
     """torchkiln's own files, which every image has."""
 
@@ -162,7 +140,7 @@ class RemovalLayer:
 
 WHITEOUT = ".wh."  # in a layer, an entry of that name and another's removes the other of the layers below
 
-MadeLayer = WheelLayer | ToolkitLayer | ProgramLayer
+MadeLayer = WheelLayer | ToolkitLayer
 """Made from locked files, and cached by a key (`build.cache_keys`)."""
 PlannedLayer = ArtefactLayer | MadeLayer | RemovalLayer | OverlayLayer
 L = TypeVar("L", bound=PlannedLayer)
@@ -226,7 +204,7 @@ class Healthcheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSettings:
-    """The environment that a toolkit or a program needs."""
+    """The environment that a toolkit needs."""
 
     programs: tuple[str, ...] = ()  # folders on PATH
     libraries: tuple[str, ...] = ()  # folders on LD_LIBRARY_PATH, for programs linked without an rpath

@@ -55,21 +55,15 @@ def link(path: str, target: str, *, mtime: int) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
-def archive(
-    files: Iterable[OverlayFile | OverlayLink], *, mtime: int, folders: Iterable[tuple[str, int]] = ()
-) -> bytes:
-    """A tar of *files* sorted by path, each folder before its content.
-
-    :param folders: (path, mode) of the folders that are empty or have another mode than 0755.
-    """
+def archive(files: Iterable[OverlayFile | OverlayLink], *, mtime: int) -> bytes:
+    """A tar of *files* sorted by path, each folder before its content."""
     out: list[bytes] = []
     written: set[str] = set()
-    modes = dict(folders)
     for file in sorted(files, key=lambda file: file.path):
         for folder in parents(file.path):
             if folder not in written:
                 written.add(folder)
-                out.append(header(folder, mode=modes.pop(folder, 0o755), mtime=mtime, directory=True))
+                out.append(header(folder, mode=0o755, mtime=mtime, directory=True))
         if isinstance(file, OverlayLink):
             out.append(link(file.path, file.target, mtime=mtime))
             continue
@@ -78,5 +72,4 @@ def archive(
             file.data,
             padding(len(file.data)),
         )
-    out += (header(folder, mode=mode, mtime=mtime, directory=True) for folder, mode in sorted(modes.items()))
     return b"".join((*out, END))

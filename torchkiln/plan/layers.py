@@ -17,7 +17,6 @@ from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import MadeLayer, ToolkitLayer, WheelLayer
 from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER
 from torchkiln.plan.cuda_toolkit import home
-from torchkiln.plan.micromamba import program_layer
 
 _OWN_VERSIONS = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not versioned with the toolkit
 # Python packages that torch requires from 2.10 on. Among CUDA's libraries, they would change the layers
@@ -65,17 +64,15 @@ _FAMILIES = (
 
 def made_layers(locked: LockedCell) -> tuple[MadeLayer, ...]:
     """Every layer that a build makes from downloads, in order: all but base, tools and overlay."""
-    return (*plain_layers(locked), *archive_layers(locked), *component_layers(locked))
+    return (*cell_layers(locked), *archive_layers(locked))
 
 
-def plain_layers(locked: LockedCell) -> tuple[WheelLayer, ...]:
-    """The wheel layers of the cell without components.
+def cell_layers(locked: LockedCell) -> tuple[WheelLayer, ...]:
+    """The wheel layers of *locked*.
 
     :raises BuildFailed: a wheel is larger than the limit of a layer.
     """
-    added = {name for component in locked.components for name in component.wheels}
-    plain = (wheel for wheel in locked.wheels if wheel.name not in added)
-    layers = wheel_layers(plain, python=locked.base.python)
+    layers = wheel_layers(locked.wheels, python=locked.base.python)
     return tuple(_cut(layer, locked.device_code) for layer in layers)
 
 
@@ -92,20 +89,6 @@ def _cut(layer: WheelLayer, device_code: DeviceCode | None) -> WheelLayer:
     return replace(layer, title=title, device_code=replace(device_code, wheels=names))
 
 
-def component_layers(locked: LockedCell) -> tuple[MadeLayer, ...]:
-    """The layers of the components, by name.
-
-    :raises BuildFailed: a wheel is larger than the limit of a layer.
-    """
-    found: list[MadeLayer] = []
-    for component in locked.components:
-        wheels = [wheel for wheel in locked.wheels if wheel.name in component.wheels]
-        found += _layers(f"with {component.name}", _checked(wheels), locked.base.python)
-        if component.program:
-            found.append(program_layer(component.program))
-    return tuple(found)
-
-
 def project_layers(wheels: Iterable[LockedWheel], *, python: str) -> tuple[WheelLayer, ...]:
     """The layers of a project's wheels: the big ones first, because they change less often.
 
@@ -115,12 +98,6 @@ def project_layers(wheels: Iterable[LockedWheel], *, python: str) -> tuple[Wheel
     small = [wheel for wheel in ordered if wheel.size < BIG_WHEEL]
     big = [wheel for wheel in ordered if wheel.size >= BIG_WHEEL]
     return (*_layers("project", big, python), *_layers("project", small, python))
-
-
-def files_of(locked: LockedCell) -> tuple[LockedWheel, ...]:
-    """The wheels of *locked* and the programs of its components."""
-    programs = (component.program for component in locked.components)
-    return (*locked.wheels, *(program for program in programs if program))
 
 
 def wheel_layers(wheels: Iterable[LockedWheel], *, python: str) -> tuple[WheelLayer, ...]:

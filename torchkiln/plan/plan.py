@@ -24,16 +24,14 @@ from torchkiln.model.plan import (
     OverlayLayer,
     OverlayLink,
     PlannedLayer,
-    ProgramLayer,
     RemovalLayer,
     ToolkitLayer,
     WheelLayer,
 )
 from torchkiln.model.recipe import PREFIX, RECIPE
 from torchkiln.model.untrusted import is_untrusted
-from torchkiln.plan import micromamba
 from torchkiln.plan.cuda_toolkit import compiler_links, settings, toolkit_links
-from torchkiln.plan.layers import archive_layers, component_layers, plain_layers
+from torchkiln.plan.layers import archive_layers, cell_layers
 from torchkiln.util.files import rows_json
 from torchkiln.util.versions import numbers
 
@@ -96,10 +94,9 @@ def plan(
         aliases=tuple(aliases),
         layers=(
             base,
-            *plain_layers(locked),
+            *cell_layers(locked),
             *_tools(locked),
             *archive_layers(locked),
-            *component_layers(locked),
             top,
         ),
         config=_config(locked, build, tag, lock_digest),
@@ -122,10 +119,10 @@ def _count(number: int, what: str) -> str:
 
 
 def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest) -> ImageConfig:
-    toolkit, conda, cell = settings(locked), micromamba.settings(locked), locked.resolution.cell
+    toolkit, cell = settings(locked), locked.resolution.cell
     return ImageConfig(
         env=(
-            ("PATH", ":".join((f"{PREFIX}/bin", *toolkit.programs, _SYSTEM_PATH, *conda.programs))),
+            ("PATH", ":".join((f"{PREFIX}/bin", *toolkit.programs, _SYSTEM_PATH))),
             ("LANG", "C.UTF-8"),
             ("VIRTUAL_ENV", PREFIX),
             ("PYTHONUNBUFFERED", "1"),  # so that `docker logs` and `nohup ... &` show output at once
@@ -140,7 +137,6 @@ def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest
             ("NVIDIA_REQUIRE_CUDA", require_cuda(locked.resolution)),
             *_require_arch(cell.gpus),
             *toolkit.env,
-            *conda.env,
         ),
         entrypoint=("/usr/bin/tini", "--", "/opt/torchkiln/entrypoint"),
         cmd=(),
@@ -192,7 +188,6 @@ def _labels(
         "torchkiln.python": locked.base.python,
         "torchkiln.os": cell.os,
         "torchkiln.flavor": cell.flavor,
-        "torchkiln.components": " ".join(cell.components),
         "torchkiln.limits": " ".join(map(str, resolution.limits)),
         "torchkiln.lock": lock_digest,
         "torchkiln.base": locked.base.digest,
@@ -214,7 +209,6 @@ def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: D
         "wheel_cuda": build.cuda,
         "status": resolution.status.value,
         "flavor": cell.flavor,
-        **({"components": list(cell.components)} if cell.components else {}),
         "os": cell.os,
         "python": locked.base.python,
         "cudnn": build.cudnn,
@@ -318,9 +312,6 @@ def _layer_json(layer: PlannedLayer) -> dict[str, Any]:
             return values | {"wheels": [wheel.filename for wheel in layer.wheels]}
         case ToolkitLayer():
             return values | {"archives": [archive.filename for archive in layer.archives]}
-        case ProgramLayer():
-            folders = {path: f"{mode:04o}" for path, mode in layer.folders}
-            values |= {"wheels": [layer.program.filename], **_links_json(layer.links), "folders": folders}
         case RemovalLayer():
             return values | {"removed": list(layer.paths)}
         case OverlayLayer():

@@ -69,7 +69,8 @@ def _exact(target: str, name: str, extras: str, marker: str) -> str:
         raise ValueError("not the file name of a wheel") from None
     if name and canonicalize_name(name) != project:
         raise ValueError(f"this is a wheel of {project}, not of {name}")
-    return f"{project}{extras}=={version}" + (f" ; {marker}" if marker else "")
+    # Without its local version, which METADATA may lack: see `own_wheels.local_wheel`.
+    return f"{project}{extras}=={version.public}" + (f" ; {marker}" if marker else "")
 
 
 def _inside(target: str) -> str:

@@ -14,7 +14,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from torchkiln.errors import ConfigError
-from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.project.asked import Asked, ProjectNeeds
 
@@ -38,13 +37,8 @@ def fixed_wheels(wheels: Iterable[LockedWheel]) -> dict[str, LockedWheel]:
 
 
 def _is_fixed(wheel: LockedWheel) -> bool:
-    own = wheel.index is Source.OWN  # built for this torch
-    return (
-        own
-        or wheel.name in _FAMILY
-        or wheel.name in _COMPILERS
-        or wheel.name.startswith(("nvidia-", "cuda-"))
-    )
+    fixed = wheel.name in _FAMILY or wheel.name in _COMPILERS
+    return fixed or wheel.name.startswith(("nvidia-", "cuda-"))
 
 
 def constraints_of(wheels: Iterable[LockedWheel]) -> tuple[str, ...]:

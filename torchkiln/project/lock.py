@@ -198,10 +198,9 @@ def _request(
     those that nothing needs any more stay in it.
     """
     resolution, known = parent.lock.resolution, {wheel.name for wheel in parent.known}
-    components = (text for part in resolution.components for text in part.requires)
     names = (wheel.name for wheel in parent.lock.wheels)
     own = (asked.text for asked in requirements)
-    listed = dict.fromkeys((*own, *resolution.requirements, *components, *names))
+    listed = dict.fromkeys((*own, *resolution.requirements, *names))
     bounds = (*(bound.requirement for bound in resolution.constraints), *constraints_of(parent.lock.wheels))
     of_pytorch = resolution.build is not None and resolution.build.source is Source.PYTORCH
     return IndexRequest(

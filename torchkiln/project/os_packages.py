@@ -11,9 +11,8 @@ from torchkiln.errors import BuildFailed
 from torchkiln.lock.request import EVERYTHING
 from torchkiln.model.apt import LockedApt, OsLayers
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.plan import ImagePlan, OverlayLayer, ProgramLayer
+from torchkiln.model.plan import ImagePlan, OverlayLayer
 from torchkiln.model.progress import Reporting
-from torchkiln.plan.micromamba import program_path
 from torchkiln.project.lock import LockedProject
 from torchkiln.store.store import Store
 
@@ -25,11 +24,10 @@ def layers_of(locked: LockedCell) -> OsLayers:
 
 def own_paths(plan: ImagePlan) -> frozenset[str]:
     """The files that torchkiln puts above the OS into the image of *plan*."""
-    programs = plan.of(ProgramLayer)
-    layers: tuple[OverlayLayer | ProgramLayer, ...] = (*plan.of(OverlayLayer), *programs)
+    layers = plan.of(OverlayLayer)
     files = [file.path for layer in layers for file in layer.files]
     links = [link.path for layer in layers for link in layer.links]
-    return frozenset({*files, *links, *(program_path(layer.program) for layer in programs)})
+    return frozenset({*files, *links})
 
 
 def with_packages(

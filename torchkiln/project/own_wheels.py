@@ -194,27 +194,41 @@ def _local(wheel: FolderWheel, folder: Path, asked: Asked | None) -> LocalWheel:
 def local_wheel(wheel: FolderWheel, data: bytes, *, only: bool) -> LocalWheel:
     """*wheel* with its METADATA *data*, for a resolver.
 
+    Release pages append to the file name alone what the wheel was built for, 2.8.3+cu12torch2.7. A wheel with
+    such a name has the version and the file name of METADATA, because pip refuses the other. In a folder
+    several such files could have one version, so it must be required by path or URL.
+
+    :param only: it is required by path or URL.
     :raises ValueError: METADATA are invalid, or those of another name or version than that of the file.
     """
     metadata = read_metadata(data)
+    named = Version(wheel.version)
     try:
-        same = Version(metadata.version) == Version(wheel.version)
+        version = Version(metadata.version)
     except InvalidVersion:
-        same = False
-    if canonicalize_name(metadata.name) != wheel.name or not same:
+        version = None
+    labelled = version != named and version == Version(named.public)
+    if canonicalize_name(metadata.name) != wheel.name or not (version == named or (labelled and only)):
         raise ValueError(
             f"METADATA are those of {metadata.name[:100]} {metadata.version[:100]}: rename the file"
+            + (", or require it by its path" if labelled else "")
         )
     return LocalWheel(
         name=wheel.name,
-        version=wheel.version,
-        filename=wheel.filename,
+        version=named.public if labelled else wheel.version,
+        filename=_without_label(wheel.filename) if labelled else wheel.filename,
         sha256=wheel.sha256,
         size=wheel.size,
         requires_python=metadata.requires_python,
         metadata=lambda: data,
         only=only,
     )
+
+
+def _without_label(filename: str) -> str:
+    """The *filename* of a wheel without the local version, "ops-1.0-py3-none-any.whl"."""
+    project, version, rest = filename.split("-", 2)
+    return f"{project}-{version.partition('+')[0]}-{rest}"
 
 
 def _python_fault(wheel: LocalWheel, python: str) -> str:

@@ -19,8 +19,8 @@ from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.request import kept_versions
 from torchkiln.lock.session import date_of
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.cell import Cell, Resolution
-from torchkiln.model.index import KnownWheel, LocalWheel
+from torchkiln.model.cell import Cell
+from torchkiln.model.index import LocalWheel
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.progress import UNREPORTED, Reporting
@@ -98,7 +98,7 @@ def lock_folder(
             Parent(
                 lock=parent,
                 bound=locks.bound,
-                known=(*record.known, *_own_wheels(resolution, index)),
+                known=record.known,
                 torches=_torches(locks, request.cell),
             ),
             index,
@@ -230,21 +230,6 @@ def _previous(request: ProjectRequest) -> ProjectLock | None:
         return load_project(request.folder)
     except Stale:
         return None
-
-
-def _own_wheels(resolution: Resolution, index: PackageIndex) -> tuple[KnownWheel, ...]:
-    """The wheels of the image's components that are on no index."""
-    wheels = [index.own(file) for component in resolution.components for file in component.wheels]
-    return tuple(
-        KnownWheel(
-            name=wheel.name,
-            version=wheel.version,
-            filename=wheel.filename,
-            sha256=wheel.sha256,
-            requires=index.requires(wheel),
-        )
-        for wheel in wheels
-    )
 
 
 def _torches(locks: LockFolder, cell: Cell) -> tuple[str, ...]:

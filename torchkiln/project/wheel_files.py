@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -94,13 +96,16 @@ def wheel_by_url(asked: Asked, folder: Path, pages: Pages) -> LocalWheel:
         origin = Origin(name=asked.name, url=asked.url)
         path = OwnDownloads(pages, folder, (origin,)).fetch_wheel(wheel, pages.store)
         found = FolderWheel(path=filename, name=wheel.name, version=version, sha256=sha256, size=wheel.size)
-        return local_wheel(found, metadata_in(path, filename), only=True)
+        own = local_wheel(found, metadata_in(path, filename), only=True)
     except (BadWheel, ValueError) as error:
         why = error.reason if isinstance(error, BadWheel) else str(error)
         raise BuildFailed(
             f"{asked.where}: {redact(asked.url)}: {why}",
             hint="compare the URL and the sha256 with what the project publishes",
         ) from error
+    with suppress(FileExistsError):  # under the name in the lock, so that it is downloaded once
+        os.link(path, pages.store.wheel(replace(wheel, filename=own.filename)))
+    return own
 
 
 #: Builds the wheel of an origin again; returns its path in the cache: see `build.rebuilt`.

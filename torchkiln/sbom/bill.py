@@ -26,14 +26,13 @@ from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import BaseFiles, LockedArchive, LockedCell, LockedWheel
 from torchkiln.model.platform import LINUX_AMD64
-from torchkiln.plan.micromamba import program_path
 from torchkiln.sbom.evidence import Distribution, Evidence, InstalledPackage
 from torchkiln.sbom.licences import Licence
 from torchkiln.sbom.listed import TOOLKIT
 
 #: wheel, program, toolkit (NVIDIA's archives): from the lock. os: from dpkg. library: CUDA, cuDNN and NCCL,
 #: which are part of a wheel. vendored: a copy of a Python distribution inside another package. project: code.
-Kind = Literal["wheel", "program", "os", "toolkit", "library", "vendored", "project"]
+Kind = Literal["wheel", "os", "toolkit", "library", "vendored", "project"]
 DebKey = tuple[str, str, str]  # name, version, architecture
 
 _NAMESPACE = uuid5(UUID(int=0), "torchkiln sbom")
@@ -136,9 +135,7 @@ def bill_of(
         os=" ".join(distro).strip(),
         epoch=locked.epoch,
         tool=tool,
-        components=in_order(
-            (*wheels, *_programs(locked), *toolkit, *_libraries(locked, dists), *os, *vendored)
-        ),
+        components=in_order((*wheels, *toolkit, *_libraries(locked, dists), *os, *vendored)),
         notes=tuple(_notes(os, files, locked)),
     )
 
@@ -198,19 +195,6 @@ def _cut(device_code: DeviceCode) -> str:
         f"in its libraries, device code that GPUs of capability {', '.join(device_code.gpus)} do not load is"
         f" replaced by zeros (torchkiln's rule {device_code.rule})"
     )
-
-
-def _programs(locked: LockedCell) -> Iterator[BillComponent]:
-    """Programs that are not part of a package; the image does not contain their licences."""
-    for program in (component.program for component in locked.components if component.program):
-        yield BillComponent(
-            kind="program",
-            name=program.name,
-            version=program.version,
-            purl=PackageURL("generic", None, program.name, program.version).to_string(),
-            sha256=program.sha256,
-            remark=f"/{program_path(program)}, released as {program.filename}",
-        )
 
 
 def _of_archive(archive: LockedArchive) -> BillComponent:

@@ -68,7 +68,6 @@ def _summary(image: ListedImage, english: Texts) -> dict[str, Any]:
         "flavor": cell.flavor,
         "os": cell.os,
         "python": cell.python,
-        "components": list(cell.components),
         "only_for": list(cell.gpus),
         "own_use": cell.own_use,
         "status": resolution.status.value,

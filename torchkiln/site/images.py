@@ -83,7 +83,7 @@ def catalogue(
 def _order(cell: Cell, matrix: Matrix) -> tuple[object, ...]:
     systems = [choice.name for choice in matrix.os]
     newest = [-number for text in (cell.torch, cell.cuda) for number in (*numbers(text), 0, 0)[:3]]
-    return (*newest, systems.index(cell.os), matrix.flavors.index(cell.flavor), cell.components, cell.gpus)
+    return (*newest, systems.index(cell.os), matrix.flavors.index(cell.flavor), cell.gpus)
 
 
 def _gpus(resolution: Resolution, facts: Facts) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -74,8 +74,8 @@ def _locked(locks: LockFolder, say: Callable[[str], None]) -> Iterator[tuple[Res
 
 
 def _plain(cell: Cell) -> Cell:
-    """*cell* without what an option adds to any cell of a matrix."""
-    return replace(cell, components=(), gpus=(), own_use=False)
+    """*cell* for all GPUs."""
+    return replace(cell, gpus=(), own_use=False)
 
 
 def _fault(locked: LockedCell, resolution: Resolution, bound: tuple[str, ...]) -> str:

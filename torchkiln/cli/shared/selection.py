@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from torchkiln.cli.shared.completing import COMPONENTS, CUDA, FLAVOR, GPUS, OS, TORCH
+from torchkiln.cli.shared.completing import CUDA, FLAVOR, GPUS, OS, TORCH
 from torchkiln.cli.shared.options import Decorator, any_matrix_option, matrix_option, options
 from torchkiln.cli.shared.targets import names_argument, tag_named
 from torchkiln.errors import ConfigError, NothingSelected
@@ -21,7 +21,7 @@ from torchkiln.matrix.kept_gpus import kept_gpus
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.named import cell_named
 from torchkiln.matrix.resolve import require_buildable, resolve
-from torchkiln.matrix.select import Selection, everywhere, select
+from torchkiln.matrix.select import Selection, select
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
@@ -37,7 +37,6 @@ class CellOptions:
     cuda: tuple[str, ...]
     flavor: tuple[str, ...]
     os_names: tuple[str, ...]
-    components: tuple[str, ...]
     every: bool
     lockable: bool
     matrix_file: Path
@@ -49,7 +48,7 @@ class CellOptions:
     @property
     def any(self) -> bool:
         """Whether a cell is named or one of these options was used; --matrix alone does not count."""
-        named = (self.names, self.torch, self.cuda, self.flavor, self.os_names, self.components)
+        named = (self.names, self.torch, self.cuda, self.flavor, self.os_names)
         return bool(any(named) or self.kept_gpus or self.own_use or self.every or self.lockable)
 
     def selection(self) -> Selection:
@@ -66,7 +65,6 @@ class CellOptions:
             cuda=self.cuda,
             flavor=self.flavor,
             os=self.os_names,
-            components=self.components,
             gpus=kept_gpus(self.kept_gpus, self.grid()[1]) if self.kept_gpus else (),
             own_use=self.own_use,
             every=self.every,
@@ -100,13 +98,11 @@ class CellOptions:
             found = select(self.selection(), matrix, must_name=must_name and several)
         elif self.torch or self.cuda or self.every:
             found = tuple(dict.fromkeys((*found, *select(self.selection(), matrix))))
-        elif self.flavor or self.os_names or self.components or self.kept_gpus or self.own_use:
+        elif self.flavor or self.os_names or self.kept_gpus or self.own_use:
             raise ConfigError(
-                "--flavor, --os, --with and --gpus go with --torch and --cuda, not with a TAG",
+                "--flavor, --os and --gpus go with --torch and --cuda, not with a TAG",
                 hint=f"leave them out, or name the cell by options instead of {self.names[0]}",
             )
-        for name in everywhere(self.selection(), matrix):
-            click.echo(f"--with {name}: ignored: every image has it already", err=True)
         if not self.lockable:
             return found, matrix, facts
         lockable = tuple(cell for cell in found if resolve(cell, matrix, facts).lockable)
@@ -171,6 +167,16 @@ def selection_anywhere(command: Callable[..., Any]) -> Callable[..., Any]:
     return _with_options(command, any_matrix_option)
 
 
+def _refuse_with(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> None:
+    """:raises ConfigError: --with is used, which scripts of earlier versions have."""
+    if values:
+        raise ConfigError(
+            f"--with {values[0]}: this option was removed; a project adds packages to an image",
+            hint="write the packages into DIR/requirements.txt, and use --project DIR: see docs/projects.md;"
+            " examples/projects has transformers, flash-attn and conda",
+        )
+
+
 _OF_THIN_IMAGES = (
     click.option(
         "--gpus",
@@ -223,14 +229,7 @@ def _with_options(
             "--flavor", multiple=True, metavar="F", shell_complete=FLAVOR, help="runtime (default), devel"
         ),
         click.option("--os", "os_names", multiple=True, metavar="OS", shell_complete=OS, help=_SYSTEMS),
-        click.option(
-            "--with",
-            "components",
-            multiple=True,
-            metavar="C[,C]",
-            shell_complete=COMPONENTS,
-            help="components: conda, transformers",
-        ),
+        click.option("--with", multiple=True, hidden=True, expose_value=False, callback=_refuse_with),
         *(_OF_THIN_IMAGES if gpus else ()),
         click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
         click.option("--lockable", is_flag=True, help="only cells whose wheels are all on the default index"),
