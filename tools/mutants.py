@@ -111,6 +111,8 @@ class NearestTests:
         users = [self._importing(user) for user, text in self.modules.items() if pattern.search(text)]
         helpers = "|".join(name for name, text in self.helpers.items() if pattern.search(text))
         found = self._matching(pattern)
+        if module.parent.name == "model":
+            found.append(self.tree / "tests/unit/test_codec.py")  # compares the types with the schemas
         for user in users:
             found += self._matching(user)
         if helpers:
