@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 420  # for a file of tests; a mutant that hangs is killed
+_FARTHEST = 4  # imports between a module and its tests
 _NO_TESTS = 5  # pytest's exit code if all tests of a file are for `make proof`
 _OPPOSITE = {
     ast.Eq: "!=",
@@ -106,21 +107,29 @@ class NearestTests:
         self.helpers = {path.stem: path.read_text() for path in sorted((tree / "tests").glob("*.py"))}
 
     def of(self, module: Path) -> list[str]:
-        """At most 17 files: those that import *module*, its importers or a helper that imports it."""
-        pattern = self._importing(module)
-        users = [self._importing(user) for user, text in self.modules.items() if pattern.search(text)]
-        helpers = "|".join(name for name, text in self.helpers.items() if pattern.search(text))
-        found = self._matching(pattern)
-        if module.parent.name == "model":
-            found.append(self.tree / "tests/unit/test_codec.py")  # compares the types with the schemas
-        for user in users:
-            found += self._matching(user)
-        if helpers:
-            found += self._matching(re.compile(rf"tests(\.| import )({helpers})\b"))
-        found.append(self.tree / "tests/unit/test_mistakes.py")
-        unique = list(dict.fromkeys(found))
-        unit = [path for path in unique if path.parent.name == "unit"][:14]
-        integration = [path for path in unique if path.parent.name == "integration"][:3]
+        """At most 17 files, the nearest by imports first; helpers of tests count as tests."""
+        found: dict[Path, None] = {}
+        level, seen = [module], {module}
+        for distance in range(_FARTHEST):
+            patterns = [self._importing(one) for one in level]
+            for pattern in patterns:
+                found |= dict.fromkeys(self._matching(pattern))
+            for pattern in patterns:
+                names = "|".join(name for name, text in self.helpers.items() if pattern.search(text))
+                if names:
+                    found |= dict.fromkeys(self._matching(re.compile(rf"tests(\.| import )({names})\b")))
+            if distance == 0 and module.parent.name == "model":
+                found[self.tree / "tests/unit/test_codec.py"] = None  # compares the types with the schemas
+            if distance == 1:
+                found[self.tree / "tests/unit/test_mistakes.py"] = None
+            level = [
+                user
+                for user, text in self.modules.items()
+                if user not in seen and any(pattern.search(text) for pattern in patterns)
+            ]
+            seen.update(level)
+        unit = [path for path in found if path.parent.name == "unit"][:14]
+        integration = [path for path in found if path.parent.name == "integration"][:3]
         return [str(path.relative_to(self.tree)) for path in unit + integration]
 
     def _matching(self, pattern: re.Pattern[str]) -> list[Path]:
