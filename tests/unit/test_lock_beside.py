@@ -222,16 +222,23 @@ def test_a_missing_lock_of_a_named_cell_is_reported(workspace: Workspace) -> Non
     assert messages.endswith("run: torchkiln lock --torch 2.7.1 --cuda 12.1 --with conda,flash-attn")
 
 
+def recorded_layer(title: str) -> ImageLayer:
+    blob = Blob(digest=Digest("sha256:" + "1" * 64), diff_id=Digest("sha256:" + "2" * 64), size=1, unpacked=2)
+    return ImageLayer(title=title, blob=blob)
+
+
 def test_recorded_layers_of_the_plain_image_are_copied(workspace: Workspace) -> None:
-    layer = ImageLayer(
-        title="torch 2.7.1",
-        blob=Blob(
-            digest=Digest("sha256:" + "1" * 64), diff_id=Digest("sha256:" + "2" * 64), size=1, unpacked=2
-        ),
-    )
-    save(workspace.images, replace(workspace.locked(), layers=(layer,)))
+    """Also when the same packages are locked again; layers that were recorded with them are kept."""
+    plain, own = recorded_layer("torch 2.7.1"), recorded_layer("transformers 1.0")
+    workspace.run("--with", "zeta")
+    save(workspace.images, replace(workspace.locked(), layers=(plain,)))
+    for suffix, component in (("tf", "transformers"), ("zeta", "zeta")):
+        workspace.run("--with", component)
+        assert workspace.locked(suffix).layers == (plain,), component
+
+    save(workspace.images, replace(workspace.locked("tf"), layers=(plain, own)))
     workspace.run("--with", "transformers")
-    assert workspace.locked("tf").layers == (layer,)
+    assert workspace.locked("tf").layers == (plain, own)
 
 
 # --- files that no index has --------------------------------------------------------------------------
