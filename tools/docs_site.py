@@ -71,6 +71,7 @@ MENU: Mapping[str, tuple[str, ...]] = {
         "architecture.md",
         "modules.md",
         "campaign.md",
+        "mutants.md",
         "hostile-documents.md",
         "hostile-wheels.md",
         "readers.md",

@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT_S = 420  # for the tests of a mutant; a mutant that hangs is killed
+LIMIT_S = 420  # for a file of tests; a mutant that hangs is killed
+_FARTHEST = 4  # imports between a module and its tests
+_NO_TESTS = 5  # pytest's exit code if all tests of a file are for `make proof`
 _OPPOSITE = {
     ast.Eq: "!=",
     ast.NotEq: "==",
@@ -48,13 +50,17 @@ class Mutant:
     end: int
     text: str
 
-    def apply(self) -> str:
-        """Change the file; returns the former expression."""
+    @property
+    def former(self) -> str:
+        """The expression in the file."""
+        return self.path.read_bytes().split(b"\n")[self.line - 1][self.start : self.end].decode()
+
+    def apply(self) -> None:
+        """Change the file."""
         lines = self.path.read_bytes().split(b"\n")
         line = lines[self.line - 1]
         lines[self.line - 1] = line[: self.start] + self.text.encode() + line[self.end :]
         self.path.write_bytes(b"\n".join(lines))
-        return line[self.start : self.end].decode()
 
 
 def mutants(path: Path) -> Iterator[Mutant]:
@@ -74,7 +80,7 @@ def _changed(node: ast.AST, source: str) -> tuple[ast.expr, str]:
 
     match node:
         case ast.Compare(left=left, ops=[operator], comparators=[right]) if type(operator) in _OPPOSITE:
-            return node, f"{code(left)} {_OPPOSITE[type(operator)]} {code(right)}"
+            return node, f"({code(left)}) {_OPPOSITE[type(operator)]} ({code(right)})"
         case ast.BoolOp(op=operator, values=values):
             other = " or " if isinstance(operator, ast.And) else " and "
             return node, "(" + other.join(f"({code(value)})" for value in values) + ")"
@@ -105,19 +111,29 @@ class NearestTests:
         self.helpers = {path.stem: path.read_text() for path in sorted((tree / "tests").glob("*.py"))}
 
     def of(self, module: Path) -> list[str]:
-        """At most 17 files: those that import *module*, its importers or a helper that imports it."""
-        pattern = self._importing(module)
-        users = [self._importing(user) for user, text in self.modules.items() if pattern.search(text)]
-        helpers = "|".join(name for name, text in self.helpers.items() if pattern.search(text))
-        found = self._matching(pattern)
-        for user in users:
-            found += self._matching(user)
-        if helpers:
-            found += self._matching(re.compile(rf"tests(\.| import )({helpers})\b"))
-        found.append(self.tree / "tests/unit/test_mistakes.py")
-        unique = list(dict.fromkeys(found))
-        unit = [path for path in unique if path.parent.name == "unit"][:14]
-        integration = [path for path in unique if path.parent.name == "integration"][:3]
+        """At most 17 files, the nearest by imports first; helpers of tests count as tests."""
+        found: dict[Path, None] = {}
+        level, seen = [module], {module}
+        for distance in range(_FARTHEST):
+            patterns = [self._importing(one) for one in level]
+            for pattern in patterns:
+                found |= dict.fromkeys(self._matching(pattern))
+            for pattern in patterns:
+                names = "|".join(name for name, text in self.helpers.items() if pattern.search(text))
+                if names:
+                    found |= dict.fromkeys(self._matching(re.compile(rf"tests(\.| import )({names})\b")))
+            if distance == 0 and module.parent.name == "model":
+                found[self.tree / "tests/unit/test_codec.py"] = None  # compares the types with the schemas
+            if distance == 1:
+                found[self.tree / "tests/unit/test_mistakes.py"] = None
+            level = [
+                user
+                for user, text in self.modules.items()
+                if user not in seen and any(pattern.search(text) for pattern in patterns)
+            ]
+            seen.update(level)
+        unit = [path for path in found if path.parent.name == "unit"][:14]
+        integration = [path for path in found if path.parent.name == "integration"][:3]
         return [str(path.relative_to(self.tree)) for path in unit + integration]
 
     def _matching(self, pattern: re.Pattern[str]) -> list[Path]:
@@ -130,18 +146,36 @@ class NearestTests:
         return re.compile(rf"from {full} import|import {full}\b|from {above} import [^\n]*\b{leaf}\b")
 
 
-def outcome(tree: Path, tests: list[str]) -> tuple[str, str]:
-    """killed or SURVIVED, and the test that failed."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+def outcome(tree: Path, mutant: Mutant, tests: list[str]) -> tuple[str, str]:
+    """killed or SURVIVED, and the test that failed.
+
+    A process for each file, nearest first: within a process, tests/conftest.py puts the slowest first.
+    """
+    for test in tests:
+        sound = mutant.path.read_bytes()
+        mutant.apply()
+        fault = _fault(tree, test)
+        mutant.path.write_bytes(sound)
+        if fault and not _fault(tree, test):  # a test that fails anyway kills nothing
+            return "killed", fault
+    return "SURVIVED", ""
+
+
+def _fault(tree: Path, test: str) -> str:
+    """The first failed test of a file; empty: none."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not proof", "-n", "0", test]
+    command += ["-p", "no:cacheprovider"]
     environ = {**os.environ, "PYTHONPATH": str(tree), "TORCHKILN_TEST_PACKAGES": "no"}
     try:
         done = subprocess.run(
             command, cwd=tree, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return "killed", f"no end within {LIMIT_S} s"
+        return f"{test}: no end within {LIMIT_S} s"
+    if done.returncode in (0, _NO_TESTS):
+        return ""
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return ("killed" if done.returncode else "SURVIVED"), "".join(failed[:1])[:110]
+    return failed[0][:110] if failed else test
 
 
 def main() -> int:
@@ -156,19 +190,20 @@ def main() -> int:
         tree = Path(folder, "tree")
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree)], cwd=ROOT, check=True)
         try:
+            (tree / ".venv").symlink_to(sys.prefix)  # for tests that start its programs
             nearest = NearestTests(tree)
             sample = [mutant for module in nearest.modules for mutant in mutants(module)]
             random.Random(options.seed).shuffle(sample)
             for number in range(options.start, min(options.count, len(sample))):
                 mutant, started = sample[number], time.monotonic()
-                sound, tests = mutant.path.read_bytes(), nearest.of(mutant.path)
-                former = mutant.apply()
-                state, test = outcome(tree, tests)
-                mutant.path.write_bytes(sound)
+                tests = nearest.of(mutant.path)
+                state, test = outcome(tree, mutant, tests)
                 survived += state == "SURVIVED"
                 place = f"{mutant.path.relative_to(tree)}:{mutant.line}"
                 seconds = f"{len(tests)} files, {time.monotonic() - started:.0f} s"
-                sys.stdout.write(f"{number}  {state}  {place}  {former} → {mutant.text}  {seconds}  {test}\n")
+                sys.stdout.write(
+                    f"{number}  {state}  {place}  {mutant.former} → {mutant.text}  {seconds}  {test}\n"
+                )
                 sys.stdout.flush()
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)

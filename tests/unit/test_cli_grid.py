@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,8 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from tests.planned import ROOT
+from tests.reports import LOCKED
 from torchkiln.cli.grid import explain, list_command, pick
 from torchkiln.errors import ConfigError, NothingSelected
+from torchkiln.lock.lock import save
+from torchkiln.model.untrusted import USES
 
 GOLDEN = ROOT / "tests" / "golden" / "list.txt"
 MATRIX = ["--matrix", str(ROOT / "matrix.yaml")]
@@ -138,6 +143,16 @@ def test_explain_json_cites_every_note():
     ]
     assert expected["require_cuda"] == "cuda>=12.0"
     assert len(_json(explain, "--torch", "2.2")) == 3
+
+
+@pytest.mark.parametrize("untrusted", [True, False])
+def test_list_and_explain_show_that_the_lock_uses_an_untrusted_source(tmp_path: Path, untrusted: bool):
+    save(tmp_path, replace(LOCKED, untrusted=untrusted))
+    cell = ["--images", str(tmp_path), "--torch", "2.7", "--cuda", "12.1"]
+
+    assert (f"lock       {USES}\n" in _out(explain, *cell)) is untrusted
+    assert ("-runtime  (untrusted)\n" in _out(list_command, *cell)) is untrusted
+    assert _json(explain, *cell).get("untrusted", False) is untrusted
 
 
 def test_pick_as_text():

@@ -8,6 +8,7 @@ import pytest
 
 from tests.needs import without_gpus
 from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.runtimes import driver
 from torchkiln.runtimes.driver import HostDriver, driver_for, find_driver
 
 LIB = "usr/lib/x86_64-linux-gnu"
@@ -61,6 +62,21 @@ def test_files_for_compute_and_utility(host: Path) -> None:
 
 def test_without_a_cache_the_folders_give_the_same_result(host: Path) -> None:
     assert found(host, cache="") == found(host)
+
+
+def test_the_loaders_cache_names_libraries_in_other_folders(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the host, unless one is given."""
+    (host / LIB).rename(host / "opt")
+    cache = CACHE.replace(LIB, "opt")
+    monkeypatch.setattr(driver, "_ldconfig", lambda: cache)
+
+    for given in (cache, None):
+        one = find_driver({}, host=host, cache=given)
+        assert one is not None
+        assert dict(one.libraries)["libcuda.so.1"] == host / "opt/libcuda.so.580.1"
+    assert find_driver({}, host=host, cache="") is None
 
 
 def test_a_driver_in_a_folder_of_the_environment(host: Path, tmp_path: Path) -> None:

@@ -8,10 +8,15 @@ import pytest
 
 from torchkiln.runtimes import enter
 
-PASSWD = "root:x:0:1000:root:/root:/bin/sh\nwork:x:1000:0:work:/home/work:/bin/sh\nshort:x:7\n"
+PASSWD = (
+    "root:x:0:1000:root:/root:/bin/sh\nwork:x:1000:0:work:/home/work:/bin/sh\n"
+    "short:x:7\nhomeless:x:8:0:five fields\nshelless:x:9:0:six fields:/srv\n"
+)
 
 
-@pytest.mark.parametrize(("uid", "home"), [(0, "/root"), (1000, "/home/work"), (7, "/"), (5, "/")])
+@pytest.mark.parametrize(
+    ("uid", "home"), [(0, "/root"), (1000, "/home/work"), (7, "/"), (8, "/"), (9, "/srv"), (5, "/")]
+)
 def test_it_is_found_by_the_uid(monkeypatch: pytest.MonkeyPatch, uid: int, home: str) -> None:
     monkeypatch.setattr("builtins.open", lambda _path: io.StringIO(PASSWD))
     assert enter._home(uid) == home

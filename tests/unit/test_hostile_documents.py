@@ -250,6 +250,13 @@ def test_numbers_in_yaml_have_at_most_80_characters(length: int, kind: type) -> 
     assert isinstance(found["a"], kind)
 
 
+def test_no_yaml_is_parsed_beyond_its_limit() -> None:
+    longest = "a: b" + " " * (located_yaml.MAX_TEXT - 4)
+    assert located_yaml.parse(longest, name="x").data == {"a": "b"}
+    with pytest.raises(ConfigError, match="x: longer than 131072 characters"):
+        located_yaml.parse(longest + " ", name="x")
+
+
 # --- JSON -----------------------------------------------------------------------------------------
 
 

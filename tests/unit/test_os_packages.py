@@ -12,12 +12,13 @@ from tests.planned import locked as locked_cell
 from tests.planned import planned, tools_on
 from tests.projects import bench
 from tests.unit.test_project_file import LOCK
+from torchkiln.base import apt_get
 from torchkiln.base.apt_plan import AptPlan, plan_of, reasons, unknown
 from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import snapshot_of, sources_of
 from torchkiln.cli.shared.project_output import project_json, show_project
-from torchkiln.errors import ConfigError, Stale
+from torchkiln.errors import ConfigError, Stale, Unresolvable
 from torchkiln.lock.file import lock_digest
 from torchkiln.model.apt import LockedApt, OsLayers
 from torchkiln.model.digest import Digest, digest_of_json
@@ -141,6 +142,15 @@ def test_what_the_archive_lacks() -> None:
     assert unknown(PLAN.splitlines(), "debian12") == ()
     assert reasons(UNMET.splitlines()) == ("new : Depends: libssl3 (>= 4) but 3 is to be installed",)
     assert reasons([]) == ("(apt names no packages)",)
+
+
+@pytest.mark.parametrize(("count", "more"), [(8, []), (9, ["  and 1 more"])])
+def test_eight_changes_of_the_image_are_named(tmp_path: Path, count: int, more: list[str]) -> None:
+    plan = tmp_path / "plan"
+    plan.write_text("".join(f"Inst p{number} [1] (2 Debian:12 [amd64])\n" for number in range(1, count + 1)))
+    with pytest.raises(Unresolvable, match="apt: new: would change packages") as caught:
+        apt_get._demanded(("new",), OsLayers(base=locked_cell().base), plan, plan)
+    assert caught.value.message.splitlines()[8:] == ["  p8 1 → 2", *more]
 
 
 def argv(tmp_path: Path, onto: ExistingBase) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import struct
+import tarfile
 from dataclasses import replace
 
 import pytest
@@ -19,10 +21,12 @@ from tests.symbol_scene import CUDART, LIBC, compiled
 from tests.unit.test_project_layers import below
 from torchkiln.elf.sections import BadElf
 from torchkiln.elf.soname import soname_of
+from torchkiln.gate.project import read_layer
 from torchkiln.gate.project.entries import LayerEntry
 from torchkiln.gate.project.os_accounts import account_faults, ids_of
 from torchkiln.gate.project.os_names import SystemNames, library_fault, name_faults
 from torchkiln.gate.project.os_places import place_fault
+from torchkiln.oci.tar_reader import TarReader
 from torchkiln.util.deb822 import paragraphs
 
 LIB = "usr/lib/x86_64-linux-gnu"
@@ -196,6 +200,23 @@ def test_any_bytes_are_read_or_refused(at: int, data: bytes, cut: int) -> None:
     except BadElf as error:
         found = str(error)
     assert isinstance(found, str)
+
+
+@pytest.mark.parametrize("system", [True, False])
+def test_only_elf_files_of_os_packages_have_a_soname(system: bool) -> None:
+    """A linker script has the name of a library, too."""
+    stream = io.BytesIO()
+    files = {f"{LIB}/libx.so": b"INPUT(libx.so.1)", f"{LIB}/libx.so.1": library("libx.so.1")}
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for path, data in files.items():
+            info = tarfile.TarInfo(path)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    kept, reader = read_layer._Kept(system=system), TarReader([stream.getvalue()])
+    assert [kept.read(entry, reader) for entry in reader] == [
+        hashlib.sha256(data).hexdigest() for data in files.values()
+    ]
+    assert kept.sonames == ({f"{LIB}/libx.so.1": "libx.so.1"} if system else {})
 
 
 def test_long_fields_are_read_in_linear_time() -> None:

@@ -15,7 +15,7 @@ from tests.peak import LIMIT, run
 from tests.pushing import Rests
 from torchkiln.errors import KilnError, RegistryError, VerificationFailed, printable
 from torchkiln.model.digest import Digest
-from torchkiln.registry import exchange
+from torchkiln.registry import exchange, session
 from torchkiln.registry.challenge import parse_challenges
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
@@ -238,6 +238,14 @@ def test_lists_of_tags(name: str) -> None:
     with hostile({"tags/list": answer}) as server:
         assert message_part in tags_message(server)
         assert len(server.requests) <= 205
+
+
+def test_all_documents_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_ALL", 1 << 20)
+    page = pages(b'{"tags": ["a"]}' + b" " * (400 << 10), 'Link: </v2/team/app/tags/list?n=#>; rel="next"')
+    with hostile({"tags/list": page}) as server:
+        assert "the registry has sent more than 1 MiB of documents" in tags_message(server)
+        assert len(server.requests) <= 5
 
 
 def test_a_link_header_that_would_be_slow_for_a_regex() -> None:

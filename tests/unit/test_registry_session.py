@@ -235,14 +235,20 @@ def test_basic_without_a_login_has_a_hint() -> None:
     assert error.value.hint == "docker login registry.example"
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_token_server_that_refuses(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        *((code, "access denied for kim: token for repository:") for code in (400, 401, 403)),
+        (404, "no token from the token server"),
+    ],
+)
+def test_a_token_server_that_refuses(status: int, message: str) -> None:
     server = TokenServer(errors=[{"code": "DENIED", "message": "not with correct horse"}])
     server.status = status
     authority = server.authority()
     authority.learn(BEARER, PUSH, None)
 
-    with pytest.raises(RegistryError) as error:
+    with pytest.raises(RegistryError, match=message) as error:
         authority.header(PUSH)
 
     assert "correct horse" not in error.value.message

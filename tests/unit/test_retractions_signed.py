@@ -63,6 +63,16 @@ def test_an_untrusted_retraction_is_shown_and_does_not_count(scene: Scene, by: A
     assert "retraction ignored" in scene.publisher.run("ls", scene.target, *scene.publisher.keys).stdout
 
 
+def test_three_untrusted_retractions_are_shown(scene: Scene) -> None:
+    """Anyone with write access could add any number."""
+    scene.publish()
+    for number in range(4):
+        retracted(scene, None, reason=f"reason {number}")
+
+    shown = listed(scene)["untrusted_retractions"]
+    assert len({*shown} & {f"reason {number}" for number in range(4)}) == len(shown) == 3
+
+
 @pytest.mark.parametrize(
     "kind",
     [None, "https://spdx.dev/Document", "urn:torchkiln:clearance:1", "urn:torchkiln:retraction:2"],

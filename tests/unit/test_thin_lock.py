@@ -243,3 +243,25 @@ def test_the_claims_for_the_checks_in_the_image() -> None:
     full = facts_of(LOCKED, {}, tag=FULL, lock_digest=digest, manifest=digest)
     assert {*claims} - {*full["claims"]} == {"gpus", "device_code", "wheel_archs"}
     assert {*facts} - {*full} == {"device_code"}
+
+
+def test_the_checks_compare_the_settings_of_the_image_s_config() -> None:
+    """A setting that the config lacks is empty."""
+    config = {
+        "Labels": {"a": "b"},
+        "Entrypoint": ["/e"],
+        "Cmd": ["c"],
+        "Healthcheck": {"Test": ["CMD", "h"]},
+        "Env": ["X=1"],
+    }
+    digest, empty = LOCK_DIGEST, {"entrypoint": [], "cmd": [], "healthcheck": [], "env": []}
+    full, none = (
+        facts_of(LOCKED, given, tag=FULL, lock_digest=digest, manifest=digest) for given in (config, {})
+    )
+    assert (full["labels"], none["labels"], none["config"]) == ({"a": "b"}, {}, empty)
+    assert full["config"] == {
+        "entrypoint": ["/e"],
+        "cmd": ["c"],
+        "healthcheck": ["CMD", "h"],
+        "env": ["X=1"],
+    }

@@ -1,8 +1,8 @@
 """Signs and verifies DSSE envelopes.
 
 DSSE 1.0 signs the pre-authentication encoding of type and payload, so that a payload cannot be used as
-another type. A keyid is only shown to people; it does not decide. Keys are PEM files: Ed25519, or ECDSA on
-P-256 with SHA-256 and DER signatures, as OpenSSL and cosign write them. Messages contain neither keys nor
+another type. A keyid appears only in messages; verification ignores it. Keys are PEM files: Ed25519, or ECDSA
+on P-256 with SHA-256 and DER signatures, as OpenSSL and cosign write them. Messages contain neither keys nor
 passphrases.
 """
 

@@ -36,7 +36,7 @@ def publication(tag: str, image: Digest, names: Iterable[str]) -> Statement:
 
 
 def published_names(statement: Statement, *, where: str) -> frozenset[str]:
-    """The inverse of `publication`, of an untrusted statement.
+    """The names in a statement that `publication` made; *statement* is not trusted.
 
     :raises VerificationFailed: it is not a publication.
     """

@@ -32,10 +32,10 @@ sys.exit({call}())
 
 
 def main() -> None:
-    """Do what the arguments say; the answer is what is written to stdout."""
+    """Run the action that the arguments name; write its result to stdout."""
     action, folder, backend, *path = sys.argv[1:]
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a backend prints is no answer
+    os.dup2(2, 1)  # what a backend prints is not part of the result
     here = os.getcwd()
     source = os.path.normpath(f"{_unpacked(f'{here}/source')}/{folder}")
     if action == "read":

@@ -130,7 +130,7 @@ class ItemUsage:
 
 
 def common_reason(usages: Sequence[ItemUsage]) -> str:
-    """The reason of *usages*, all of one `reason`, as text with the users of all."""
+    """The text of the reason that all *usages* have, with the users of each of them."""
     users: dict[Sort, tuple[str, ...]] = {}
     for usage in usages:
         for sort, names in usage.users.items():

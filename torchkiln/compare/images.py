@@ -283,7 +283,7 @@ class _Hashed:
         return data
 
     def digest(self) -> str:
-        """The digest of the whole stream, the rest of which is read."""
+        """Read the rest of the stream; returns the digest of all of it."""
         while self.read(_CHUNK):
             pass
         return f"sha256:{self._hash.hexdigest()}"

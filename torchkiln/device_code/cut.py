@@ -55,7 +55,7 @@ def _needed(container: Container, gpu: Capability) -> Iterator[Entry]:
 
 
 def _best(container: Container, kind: Kind, gpu: Capability) -> Iterator[Entry]:
-    """Those of the highest architecture that serves *gpu*; of each variant, whichever the driver prefers."""
+    """For each variant, the entries of the highest architecture that serves *gpu*, as the driver chooses."""
     serving = [entry for entry in container.entries if entry.kind == kind and _serves(entry, gpu)]
     for variant in _VARIANTS:
         alike = [entry for entry in serving if entry.variant == variant]

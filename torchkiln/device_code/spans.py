@@ -18,7 +18,7 @@ class Span:
 
 
 class UnknownDeviceCode(Exception):
-    """The message says what is not understood, and at which byte; such a file is left as it is."""
+    """A file has device code in an unknown format: what, and at which byte. Callers do not change it."""
 
     def __init__(self, what: str, at: int) -> None:
         self.what = what

@@ -1,6 +1,6 @@
 """Reads what a shared library needs and offers: libraries, symbols and their versions.
 
-By the section table, as `readelf` does. The file is not trusted: the work is linear in its size.
+It uses the section table, as `readelf` does. The file is not trusted: the work is linear in its size.
 """
 
 from __future__ import annotations

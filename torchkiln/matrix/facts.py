@@ -130,7 +130,7 @@ class GpuClass:
 
     @property
     def x86_names(self) -> tuple[str, ...]:
-        """Those that a linux/amd64 image can run on."""
+        """The names of the GPUs on which a linux/amd64 image can run."""
         return tuple(name for name in self.names if name not in self.aarch64)
 
 

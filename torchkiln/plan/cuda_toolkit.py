@@ -101,7 +101,7 @@ def _library_links(toolkit: Toolkit, libraries: tuple[str, ...], packages: str) 
 
 
 def settings(locked: LockedCell) -> EnvironmentSettings:
-    """The variables by which shells, compilers and build systems find it, and cuDNN and NCCL."""
+    """The variables by which shells, compilers and build systems find the toolkit, cuDNN and NCCL."""
     toolkit = locked.resolution.toolkit
     if toolkit is None:
         return EnvironmentSettings()

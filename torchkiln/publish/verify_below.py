@@ -1,4 +1,4 @@
-"""Verifies the parent of a project's image, if the repository has it, too."""
+"""Verifies the parent of a project's image, if the repository also has it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Outcome = Literal["there", "mounted", "sent"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivered:
-    """Outcome a blob got into the repository. `sent`: bytes, those of failed attempts included."""
+    """How a blob got into the repository. `sent`: bytes, including those of failed attempts."""
 
     digest: Digest
     size: int

@@ -44,7 +44,7 @@ class PushObserver(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PushOptions:
-    """Outcome blobs are pushed."""
+    """How blobs are pushed."""
 
     observer: PushObserver
     history: History
@@ -74,7 +74,7 @@ class Pushed:
         return sum(blob.sent for blob in self.blobs)
 
     def count(self, how: Outcome) -> int:
-        """Outcome many blobs have the outcome *how*."""
+        """The number of blobs with the outcome *how*."""
         return sum(blob.how == how for blob in self.blobs)
 
 

@@ -28,7 +28,7 @@ class Command:
 
 
 def commands(image: ListedImage, catalogue: Catalogue) -> tuple[Command, ...]:
-    """The commands for *image*, in the order in which they are run; none for one that was retracted."""
+    """The commands for *image*, in the order in which they are run; none if it was retracted."""
     return tuple(_commands(image, catalogue))
 
 

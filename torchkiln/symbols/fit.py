@@ -207,7 +207,7 @@ class _Check:
         return _PYTHON if of_python(symbol) and _is_module(library) else ""
 
     def _symbols(self, place: str, symbols: set[str], needed: Sequence[str]) -> Lack | None:
-        """Those of *symbols* that nothing has."""
+        """The *symbols* that no library of *place* defines; None if all are defined or *place* is unknown."""
         parent = self._parent
         if place == _PYTHON:
             missing = symbols - parent.python()

@@ -56,7 +56,7 @@ def missing_symbols(symbols: Sequence[str], library: str, release: str, there: I
 def _why(symbol: str, present: Iterable[tuple[str, str]]) -> str:
     """What the symbols of the same function suggest; "" if there is none.
 
-    :param present: the symbols that are there, each without and with its ABI tags.
+    :param present: the symbols that the searched libraries define, each without and with its ABI tags.
     """
     prefix = qualified(symbol)
     if not prefix:

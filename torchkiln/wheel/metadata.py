@@ -13,7 +13,7 @@ from torchkiln.wheel.source import WheelFile
 
 
 def metadata_in(path: Path, filename: str) -> bytes:
-    """METADATA of the wheel *filename*, which is at *path*; longer than METADATA_LIMIT if it is too long.
+    """METADATA of the wheel *filename* at *path*, of which at most METADATA_LIMIT + 1 bytes are read.
 
     :raises BadWheel: it cannot be read, or the wheel is refused.
     """

@@ -100,7 +100,7 @@ class CellOptions:
             found = tuple(dict.fromkeys((*found, *select(self.selection(), matrix))))
         elif self.flavor or self.os_names or self.kept_gpus or self.own_use:
             raise ConfigError(
-                "--flavor, --os and --gpus go with --torch and --cuda, not with a TAG",
+                "--flavor, --os and --gpus cannot be combined with a TAG",
                 hint=f"leave them out, or name the cell by options instead of {self.names[0]}",
             )
         if not self.lockable:

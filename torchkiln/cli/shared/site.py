@@ -64,9 +64,9 @@ def write_site(
     registry: str = "",
     published: Sequence[CatalogEntry] = (),
 ) -> None:
-    """Write the catalogue; prints its folder.
+    """Write the catalogue, and print its folder.
 
-    :param registry: the repository that was named, and its images; empty: none was.
+    :param registry: the named repository, and its images; empty if none was named.
     :raises ConfigError: the folder has files that are not of a catalogue.
     :raises NothingSelected: no lock can be listed.
     :raises VerificationFailed: the signature of a report is invalid.

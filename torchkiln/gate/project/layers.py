@@ -182,7 +182,7 @@ def _form(entry: LayerEntry) -> Iterator[str]:
 
 
 def _outside(paths: Sequence[str], below: Below) -> Iterator[str]:
-    """The fault of each of *paths*; of many, which OS packages have, the rest is counted."""
+    """A fault for each of *paths*; if there are many, as of OS packages, one for the number of the rest."""
     where = f"outside of /{APP} and /{below.prefix}"
     yield from (f"{path}: {where}" for path in paths[:_LISTED])
     if len(paths) > _LISTED:
@@ -190,7 +190,7 @@ def _outside(paths: Sequence[str], below: Below) -> Iterator[str]:
 
 
 def _spread(faults: Sequence[tuple[str, str]]) -> list[str]:
-    """*faults* with one of each package first, so that a cut list names as many packages as it can."""
+    """*faults* with one of each package first, so that a shortened list names as many as possible."""
     firsts: dict[str, str] = {}
     for package, fault in faults:
         firsts.setdefault(package, fault)

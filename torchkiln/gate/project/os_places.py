@@ -1,8 +1,8 @@
 """Decides where the layer of OS packages may have new files. Pure.
 
-An allow list: programs of the parent image can find new files in a folder that it has, so only folders that
-are listed here accept any. A folder that it lacks can be read only by programs that look for that name; those
-that matter are listed as refused.
+It uses an allow list: programs of the parent image may read new files in the folders that the image has, so
+new files are allowed only in folders that are listed here. A folder that the parent image lacks matters only
+if a program searches for its name; such names are listed as refused.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _search(layer: HeldLayer, target: Path, folders: Sequence[Path]) -> list[str
 
 
 def _take(file: BinaryIO, layer: HeldLayer, target: Path) -> None:
-    """Make *target* the content of *file*.
+    """Link or copy *file* to *target*, after a check that it is *layer*.
 
     :raises _Unusable: it is not *layer*.
     :raises BuildFailed: *target* cannot be written.
