@@ -47,7 +47,6 @@ def test_it_pushes_as_push_does(commands: Commands, registry: RunningRegistry) -
     assert registry.tags("both") == ["main", "now"]
     assert f"{registry.host}/both:now moves; it was sha256:" in both[2]
 
-
     to = ("--to", f"{registry.host}/both")
     apart = commands.build(), commands.run("push", "project", *commands.output, *to)
     again = commands.build(*to)

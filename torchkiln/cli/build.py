@@ -141,8 +141,8 @@ def build(
 
     With --project, build the image of the project in DIR, its packages and code, on the image of one cell;
     its name in the layout is the name of the project. A missing DIR/torchkiln.lock.json is made. With --to
-    the image is pushed without the gate, and its reference is printed instead of its digest. With --watch print
-    a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).
+    the image is pushed without the gate, and its reference is printed instead of its digest. With --watch
+    print a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).
     """
     _refuse_other_engine_options(ctx, engine)
     if tier and not smoke:

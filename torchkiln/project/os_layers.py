@@ -1,0 +1,22 @@
+"""Says which layers of an image have OS packages, and which files torchkiln puts above them. Pure."""
+
+from __future__ import annotations
+
+from torchkiln.model.apt import OsLayers
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.plan import ImagePlan, OverlayLayer, ProgramLayer
+from torchkiln.plan.micromamba import program_path
+
+
+def layers_of(locked: LockedCell) -> OsLayers:
+    """The layers of the image of *locked* that have OS packages."""
+    return OsLayers(base=locked.base, tools=locked.tools)
+
+
+def own_paths(plan: ImagePlan) -> frozenset[str]:
+    """The files that torchkiln puts above the OS into the image of *plan*."""
+    programs = plan.of(ProgramLayer)
+    layers: tuple[OverlayLayer | ProgramLayer, ...] = (*plan.of(OverlayLayer), *programs)
+    files = [file.path for layer in layers for file in layer.files]
+    links = [link.path for layer in layers for link in layer.links]
+    return frozenset({*files, *links, *(program_path(layer.program) for layer in programs)})
