@@ -27,7 +27,7 @@ from pathlib import Path
 import click
 from packaging.specifiers import SpecifierSet
 
-from torchkiln.errors import KilnError, Unresolvable
+from torchkiln.errors import ConfigError, KilnError, Unresolvable
 from torchkiln.index.dates import uploaded_before
 from torchkiln.index.download import Downloads
 from torchkiln.index.package_index import PackageIndex, open_index
@@ -85,13 +85,19 @@ class OnTheImage:
         )
 
     def link(self, kept: Store) -> None:
-        """Link what the check reads of the image; a wheel that *kept* lacks is downloaded."""
+        """Link what the check reads of the image; a wheel that *kept* lacks is downloaded.
+
+        :raises ConfigError: *kept* does not have the base.
+        """
+        base = self.cell.base
+        if not kept.has_blob(base.digest, base.size):
+            raise ConfigError(f"the base of {TAG} is not in the cache", hint="run: make image")
         downloads = Downloads(self.index.pages)
         for wheel in filter(has_platform, self.fixed):
             if not kept.has_wheel(wheel):
                 downloads.fetch_wheel(wheel, kept)
             _link(kept.wheel(wheel), self.store.wheel(wheel))
-        _link(kept.blob(self.cell.base.digest), self.store.blob(self.cell.base.digest))
+        _link(kept.blob(base.digest), self.store.blob(base.digest))
 
     def wheel_of(self, text: str) -> LockedWheel | None:
         """The wheel of `NAME==VERSION`, or of the newest release of `NAME`; None: it is for any platform."""
@@ -226,4 +232,8 @@ def _found(image: OnTheImage, name: str) -> LockedWheel | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KilnError as fault:
+        click.echo(f"error: {fault.message}\nhint: {fault.hint}", err=True)
+        sys.exit(fault.exit_code)
