@@ -1,6 +1,6 @@
 """Wheels of the real index on the image of 2.7.1: none that works is refused, those for another are.
 
-The sound ones are those of tools/sound-wheels.csv; each is deleted after it was read. About 6 GB are
+The sound ones are those of tools/sound-wheels.csv; each is deleted after it was read. About 9 GB are
 downloaded in all.
 """
 
