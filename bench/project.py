@@ -75,8 +75,8 @@ def package(subject: Subject, rounds: int, say: Say) -> Outcome:
         title="A small package added to a project: locked, image built and pushed",
         ours="ours, lock --project and build --project --to",
         what="two commands; the package's wheel is downloaded",
-        state="the cell's image in a registry on this machine, the project's other packages in the caches; the"
-        " index has been asked for the new one before",
+        state="the cell's image in a registry on this machine, the project's other packages in the caches;"
+        " the index has been asked for the new one before",
         lock=True,
         target=5.0,
         changes=changes,
