@@ -21,7 +21,7 @@ from bench import growth, machine, report
 from bench.cold import cold
 from bench.meters import Failed
 from bench.ordinary import pip
-from bench.project import project
+from bench.project import package, project
 from bench.published import published, published_cold, published_others
 from bench.results import SCHEMA, Outcome, addresses_in, outcome_json
 from bench.rows_json import rows_json
@@ -50,6 +50,7 @@ OF_SUBJECT: dict[str, Callable[[Subject, int, Say], Outcome]] = {
     "sibling": sibling,
     "thin": thin,
     "project": project,
+    "package": package,
 }
 OF_WORKSHOP: dict[str, Callable[[growth.Workshop, int, Say], Outcome]] = {
     "cells": growth.cells,

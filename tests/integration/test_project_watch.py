@@ -286,10 +286,9 @@ def test_ctrl_c_ends_it_with_130(watch: Watch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--to", "localhost:1/a"), "--to needs --watch"),
-        (("--watch", "--tag", "main"), "--tag needs --watch and --to"),
-        (("--watch", "--licence-confirmed"), "--licence-confirmed needs --watch and --to"),
-        (("--plain-http",), "--plain-http needs --watch and --to"),
+        (("--watch", "--tag", "main"), "--tag needs --to"),
+        (("--watch", "--licence-confirmed"), "--licence-confirmed needs --to"),
+        (("--plain-http",), "--plain-http needs --to"),
         (("--watch", "--to", "localhost:1/a", "--tag", "2.7.1-20260101"), "2.7.1-20260101"),
     ],
 )

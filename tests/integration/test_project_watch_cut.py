@@ -20,7 +20,7 @@ from tests.integration.test_project_watch import Watch, nothing, watch
 from torchkiln.build.project import rebuild_project
 from torchkiln.build.project_source import source_of
 from torchkiln.cli.shared import project_watch
-from torchkiln.cli.shared.repeated_pushes import RepeatedPushes
+from torchkiln.cli.shared.pushes import Pushes
 from torchkiln.oci.image import digest_of
 from torchkiln.oci.validate.validate import validate
 
@@ -111,7 +111,7 @@ def test_ctrl_c_at_any_instant_leaves_nothing_half_written(
     with (
         patch.object(project_watch, "source_of", instants.during(source_of)),
         patch.object(project_watch, "rebuild_project", instants.during(rebuild_project)),
-        patch.object(RepeatedPushes, "push", instants.during(RepeatedPushes.push)),
+        patch.object(Pushes, "push", instants.during(Pushes.push)),
     ):
         to = ("--to", f"{registry.host}/{name}", "--tag", "main")
         lines, _ = watch.run(measure, disturb, arguments=to)

@@ -34,7 +34,7 @@ from torchkiln.project.file import save_project
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.ready import ProjectRequest, needs_of
 from torchkiln.project.sdists import BuiltSdist, SourceCode
-from torchkiln.project.wheel_files import ProjectWheels
+from torchkiln.project.wheel_fetcher import ProjectWheels
 from torchkiln.store.store import Store
 
 PATH = "wheels/own-1-py3-none-any.whl"

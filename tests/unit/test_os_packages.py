@@ -31,7 +31,8 @@ from torchkiln.project.file import from_json, to_json
 from torchkiln.project.freshness import outdated
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.lock import LockedProject
-from torchkiln.project.os_packages import kept_packages, own_paths
+from torchkiln.project.os_layers import own_paths
+from torchkiln.project.os_packages import kept_packages
 from torchkiln.project.plan import Parent, plan_project
 from torchkiln.project.settings import settings_of
 

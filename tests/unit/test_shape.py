@@ -289,10 +289,11 @@ def test_no_function_has_over_seven_parameters(folder: str) -> None:
     assert len(found) > 20
 
 
-def test_a_build_that_changes_nothing_loads_no_http_client() -> None:
-    """An HTTP client and readers of indexes take longer to load than such a build takes."""
+@pytest.mark.parametrize("module", ["torchkiln.build.build", "torchkiln.cli.shared.project_build"])
+def test_a_build_from_the_cache_loads_no_client_of_indexes(module: str) -> None:
+    """One takes longer to load than an image whose packages have not changed takes to build."""
     slow = ("bs4", "pydantic", "pypi_simple", "requests", "urllib3", "multiprocessing", "jinja2")
-    program = f"import sys, torchkiln.build.build; print([one for one in {slow} if one in sys.modules])"
+    program = f"import sys, {module}; print([one for one in {slow} if one in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True) == "[]\n"
 
 

@@ -207,6 +207,10 @@ SOUND: Mapping[str, Mapping[str, Lib]] = {
     "a library of operators, which is no module": {
         "x/libops.so": Lib(name="libops.so", uses=(EMPTY, "_PyNew_Thing"))
     },
+    "operators for torch in a package that works without it": {
+        "x/_C.cpython-311-x86_64-linux-gnu.so": module("PyModule_Create2", needs=(CUDART,)),
+        "x/x_torch_ops.so": Lib(name="x_torch_ops.so", uses=(UNKNOWN,)),
+    },
     "a symbol in another library of cuDNN": {
         "x/_C.so": module("cudnnAddTensor", needs=(CUDNN, Lib(name="libx.so", defines=("cudnnAddTensor",)))),
         "x/libx.so": Lib(name="libx.so"),
@@ -219,6 +223,16 @@ SOUND: Mapping[str, Mapping[str, Lib]] = {
 @pytest.mark.parametrize("kind", SOUND)
 def test_what_may_be_missing_is_not_refused(kind: str, below: Scene) -> None:
     assert below.sentences(below.wheel("x", SOUND[kind])) == []
+
+
+def test_operators_for_torch_are_checked_in_packages_that_need_it(below: Scene) -> None:
+    """`torch.ops` loads them when it is imported: a package without modules, or whose modules use torch."""
+    ops, lack = Lib(name="libops.so", uses=(UNKNOWN,)), "needs at::unknown (_ZN2at7unknownEv)"
+    uses = Lib(name="libuses.so", uses=(EMPTY,))
+    below_a_module = {"x/_C.so": module(needs=(uses,)), "x/libuses.so": uses}
+    for others in ({}, {"x/_C.so": module(EMPTY)}, below_a_module):
+        [found] = below.sentences(below.wheel("x", {"x/libops.so": ops, **others}))
+        assert found.startswith(f"x/libops.so {lack}")
 
 
 def test_a_package_may_have_what_another_needs(below: Scene) -> None:

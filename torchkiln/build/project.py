@@ -34,10 +34,10 @@ from torchkiln.project.fixed import fixed_wheels
 from torchkiln.project.installed import Files, files_in_layer, files_of_wheel
 from torchkiln.project.libraries import require_fitting
 from torchkiln.project.name import demand_own_name
-from torchkiln.project.os_packages import layers_of, own_paths
+from torchkiln.project.os_layers import layers_of, own_paths
 from torchkiln.project.plan import Parent, at_start, plan_project
 from torchkiln.project.settings import NO_SETTINGS, ProjectSettings
-from torchkiln.project.wheel_files import ProjectWheels
+from torchkiln.project.wheel_fetcher import ProjectWheels
 from torchkiln.store.store import Store
 from torchkiln.symbols.known import is_unread
 from torchkiln.wheel.install import Scheme

@@ -22,10 +22,10 @@ from torchkiln.cli.shared.options import (
     refuse,
 )
 from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
+from torchkiln.cli.shared.push_to import PushTo, push_to_options
 from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
 from torchkiln.cli.shared.terminal import print_error
-from torchkiln.cli.shared.watching import WatchOptions, watch_options
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.index.lazy import LazyIndex
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
@@ -102,7 +102,7 @@ _ONLY = {
     help="use the tools layer of this file for devel images (from `base export --tools NAME`)",
 )
 @project_options
-@watch_options
+@push_to_options
 @click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock")
 @click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
 @mirror_option
@@ -128,7 +128,8 @@ def build(
     base: str | None,
     tools: str | None,
     project: ProjectOptions | None,
-    watch: WatchOptions | None,
+    watch: bool,
+    to: PushTo | None,
     locked: bool,
     dry_run: bool,
     as_json: bool,
@@ -139,7 +140,8 @@ def build(
     If one of several cells fails, the others are still built; the exit code is the highest of the failures.
 
     With --project, build the image of the project in DIR, its packages and code, on the image of one cell;
-    its name in the layout is the name of the project. A missing DIR/torchkiln.lock.json is made. With --watch
+    its name in the layout is the name of the project. A missing DIR/torchkiln.lock.json is made. With --to
+    the image is pushed without the gate, and its reference is printed instead of its digest. With --watch
     print a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).
     """
     _refuse_other_engine_options(ctx, engine)
@@ -148,22 +150,22 @@ def build(
     if project is not None:
         refuse(ctx, _NOT_OF_PROJECTS, "cannot be combined with --project")
         if plain_http:
-            raise click.UsageError("--plain-http needs --watch and --to")
+            raise click.UsageError("--plain-http needs --to")
         from torchkiln.build.build import BuildOptions
-        from torchkiln.cli.shared.project_build import build_in, result_of
+        from torchkiln.cli.shared.project_build import build_and_push
         from torchkiln.project.ready import ProjectRequest
 
         cell, locks = project_cell(chosen, project.folder, images)
         context = BuildContext(locks.matrix, locks.facts, images, base, tools, locked, quiet)
         options = BuildOptions(sources=context.sources(), layer_format=layer_format)
         request = ProjectRequest(folder=project.folder, cell=cell, choice=project.choice)
-        if watch is not None:
+        if watch:
             from torchkiln.cli.shared.project_watch import WatchRequest, watch_in
 
-            watch_in(WatchRequest(request, output.absolute(), options, watch, as_json), locks, context)
-        source, built = build_in(request, locks, context, output.absolute(), options)
-        result = result_of(built, source.code, context)
-        click.echo(json.dumps(result) if as_json else result["digest"])
+            watch_in(WatchRequest(request, output.absolute(), options, to, as_json), locks, context)
+        result = build_and_push(request, locks, context, output.absolute(), options, to)
+        printed = result["pushed"]["reference"] if to else result["digest"]
+        click.echo(json.dumps(result) if as_json else printed)
         return
     cells, matrix, facts = chosen.cells(must_name=True)
     context = BuildContext(matrix, facts, images, base, tools, locked, quiet)

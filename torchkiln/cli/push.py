@@ -11,13 +11,20 @@ from typing import TypeVar
 
 import click
 
-from torchkiln.cli.shared import console, pushed_output
+from torchkiln.cli.shared import console
 from torchkiln.cli.shared.image_names import named_images
 from torchkiln.cli.shared.options import layout_option, upload_options
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.targets import names_argument
 from torchkiln.cli.shared.terminal import print_error
-from torchkiln.cli.shared.unproven import default_tags, image_to_push, push_unproven, say_what_moves
+from torchkiln.cli.shared.unproven import (
+    default_tags,
+    image_to_push,
+    push_unproven,
+    pushed_json,
+    say_pushed,
+    say_what_moves,
+)
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.connect import open_registry
@@ -99,10 +106,7 @@ def push(
             pushed = attempt(image.ref, partial(send, image))
             if pushed is None:
                 continue
-            console.say(f"warning: {pushed.reference} is unproven: no gate has cleared it")
-            if not quiet:
-                console.say(pushed_output.summary(image.ref, pushed, pushed.tags))
-            result = pushed_output.to_json(image.ref, pushed, pushed.tags) | {"proven": False}
-            click.echo(json.dumps(result) if as_json else pushed.reference)
+            say_pushed(image.ref, pushed, quiet=quiet)
+            click.echo(json.dumps(pushed_json(image.ref, pushed)) if as_json else pushed.reference)
     if failures:
         raise console.worst(failures, len(images), "images")

@@ -78,12 +78,12 @@ def url_of(base: str, file: ListedFile) -> str:
 
 
 def listing(page: Page, hashes: Collection[str] | None = None) -> PageFiles:
-    """The files of *page*; of an HTML page only those with one of *hashes*, unless that is None.
+    """The files of *page*; only those with one of *hashes*, unless that is None.
 
     :raises BuildFailed: it is not a project page, or has more files than any project.
     """
     try:
-        return _parse_json(page) if page.json else _parse_html(page, hashes)
+        return _parse_json(page, hashes) if page.json else _parse_html(page, hashes)
     except _InvalidPage as error:
         raise not_a_page(page.url, str(error)) from error
     except msgspec.ValidationError as error:
@@ -231,8 +231,6 @@ class _JsonFile(msgspec.Struct, rename="kebab"):
     dist_info_metadata: bool | _JsonHashes | msgspec.UnsetType = msgspec.UNSET
 
     def listed(self) -> ListedFile:
-        if not self.filename or not self.url:
-            raise _InvalidPage("a file without a name or a URL")
         yanked = self.yanked if isinstance(self.yanked, str) else "" if self.yanked else None
         beside = self.dist_info_metadata if self.core_metadata is msgspec.UNSET else self.core_metadata
         metadata = "" if beside is True else None
@@ -259,7 +257,7 @@ class _JsonPage(msgspec.Struct):
     files: list[_JsonFile]
 
 
-def _parse_json(page: Page) -> PageFiles:
+def _parse_json(page: Page, hashes: Collection[str] | None) -> PageFiles:
     if page.body.count(b",") + page.body.count(b"[") + page.body.count(b"{") > _VALUES:
         raise _InvalidPage(f"more than {_VALUES} values")
     if levels(page.body.decode("utf-8")) > DEPTH:
@@ -268,4 +266,9 @@ def _parse_json(page: Page) -> PageFiles:
     _check_version(document.meta.api_version)
     if len(document.files) > MOST_FILES:
         raise _InvalidPage(f"more than {MOST_FILES} files")
-    return PageFiles(base=page.url, files=tuple(file.listed() for file in document.files))
+    if not all(file.filename and file.url for file in document.files):
+        raise _InvalidPage("a file without a name or a URL")
+    files = document.files
+    if hashes is not None:
+        files = [file for file in files if (file.hashes.sha256 or "").lower() in hashes]
+    return PageFiles(base=page.url, files=tuple(file.listed() for file in files))

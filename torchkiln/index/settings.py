@@ -73,15 +73,15 @@ def index_settings(
     :raises ConfigError: an address is not an http(s) URL, or there is no such mirror.
     """
     pip = parse_pip_config(pip_config_list(environ) if pip_config is None else pip_config)
-    if default_url is None:
-        from pypi_simple import PYPI_SIMPLE_ENDPOINT
-
-        default_url = PYPI_SIMPLE_ENDPOINT
     configured = environ.get(mirrors.INDEX) or environ.get("UV_INDEX_URL") or pip.get("index-url")
     of_mirror = mirrors.preset_of(environ).get(mirrors.INDEX)
+    if default_url is None and not (configured or of_mirror):
+        from pypi_simple import PYPI_SIMPLE_ENDPOINT  # loads slowly
+
+        default_url = PYPI_SIMPLE_ENDPOINT
     faults: list[str] = []
     logins: list[tuple[str, str, str]] = []
-    default = _address(configured or of_mirror or default_url, "index-url", faults, logins)
+    default = _address(configured or of_mirror or default_url or "", "index-url", faults, logins)
     pytorch, untrusted = declared(environ.get(PYTORCH_VARIABLE, ""))
     pytorch_url = _address(pytorch, PYTORCH_VARIABLE, faults, logins) if pytorch else None
     if faults:

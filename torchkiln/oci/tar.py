@@ -45,7 +45,11 @@ def padding(size: int) -> bytes:
 
 def parents(path: str) -> list[str]:
     """The folders above *path*, outermost first: `a/b/c` → `["a", "a/b"]`."""
-    return [path[:at] for at, char in enumerate(path) if char == "/"]
+    found, at = [], path.find("/")
+    while at >= 0:
+        found.append(path[:at])
+        at = path.find("/", at + 1)
+    return found
 
 
 def link(path: str, target: str, *, mtime: int) -> bytes:

@@ -82,6 +82,8 @@ def removed_paths(
 
     A folder in which nothing else is left is removed as a whole: no empty namespace package remains.
     """
+    if not replaced:
+        return ()
     owned = {path for files in kept.values() for path in files}
     folders = {
         folder for path in (*owned, f"{scheme.site}/x", f"{scheme.scripts}/x") for folder in parents(path)

@@ -10,24 +10,11 @@ from torchkiln.base.os_packages import lock_apt
 from torchkiln.errors import BuildFailed
 from torchkiln.lock.request import EVERYTHING
 from torchkiln.model.apt import LockedApt, OsLayers
-from torchkiln.model.lock import LockedCell
-from torchkiln.model.plan import ImagePlan, OverlayLayer
+from torchkiln.model.plan import ImagePlan
 from torchkiln.model.progress import Reporting
 from torchkiln.project.lock import LockedProject
+from torchkiln.project.os_layers import layers_of, own_paths
 from torchkiln.store.store import Store
-
-
-def layers_of(locked: LockedCell) -> OsLayers:
-    """The layers of the image of *locked* that have OS packages."""
-    return OsLayers(base=locked.base, tools=locked.tools)
-
-
-def own_paths(plan: ImagePlan) -> frozenset[str]:
-    """The files that torchkiln puts above the OS into the image of *plan*."""
-    layers = plan.of(OverlayLayer)
-    files = [file.path for layer in layers for file in layer.files]
-    links = [link.path for layer in layers for link in layer.links]
-    return frozenset({*files, *links})
 
 
 def with_packages(

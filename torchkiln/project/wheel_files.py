@@ -1,10 +1,9 @@
-"""Fetches the wheels of a project: those that no index has from its folder, by URL, or from sdists."""
+"""Downloads the wheels of a project that no index has, from its folder or by URL."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +14,14 @@ from packaging.utils import parse_wheel_filename
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.download import Downloads
 from torchkiln.index.pages import Pages
-from torchkiln.index.settings import index_settings, redact
+from torchkiln.index.settings import redact
 from torchkiln.model.cell import Source
 from torchkiln.model.index import FileAt, LocalWheel
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.progress import Fetcher
 from torchkiln.model.project import Origin, ProjectLock
 from torchkiln.project.asked import Asked, FolderWheel
 from torchkiln.project.files import target_inside
 from torchkiln.project.own_wheels import digest_of, local_wheel
-from torchkiln.store.store import Store
 from torchkiln.wheel.metadata import metadata_in
 
 
@@ -106,64 +103,3 @@ def wheel_by_url(asked: Asked, folder: Path, pages: Pages) -> LocalWheel:
     with suppress(FileExistsError):  # under the name in the lock, so that it is downloaded once
         os.link(path, pages.store.wheel(replace(wheel, filename=own.filename)))
     return own
-
-
-#: Builds the wheel of an origin again; returns its path in the cache: see `build.rebuilt`.
-Rebuild = Callable[[LockedWheel, Origin], Path]
-
-
-class ProjectWheels:
-    """A Fetcher for the wheels of the project in *folder*; *indexes* fetches those that an index has."""
-
-    def __init__(
-        self,
-        indexes: Fetcher,
-        folder: Path,
-        origins: Iterable[Origin],
-        store: Store,
-        environ: Mapping[str, str],
-        rebuild: Rebuild,
-    ) -> None:
-        self._indexes, self._folder, self._origins = indexes, folder, {one.name: one for one in origins}
-        self._store, self._environ, self._rebuild = store, environ, rebuild
-        self._own: OwnDownloads | None = None  # opened when it is needed: this runs pip
-        self._opening = threading.Lock()
-        self._building = threading.Lock()  # one build at a time: each may use gigabytes
-
-    def size(self, wheel: LockedWheel) -> int:
-        """See Fetcher."""
-        return self._of(wheel).size(wheel)
-
-    def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
-        """See Fetcher; None for a wheel that has to be built."""
-        return None if self._built(wheel) else self._of(wheel).tail(wheel, count)
-
-    def fetch(
-        self,
-        wheel: LockedWheel,
-        path: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
-        """See Fetcher."""
-        if origin := self._built(wheel):
-            with self._building:
-                os.replace(self._rebuild(wheel, origin), path)  # the caller adopts it, as any download
-            on_progress(wheel.size)
-        else:
-            self._of(wheel).fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
-
-    def _built(self, wheel: LockedWheel) -> Origin | None:
-        """The origin of *wheel* if it is built from an sdist."""
-        origin = self._origins.get(wheel.name) if wheel.index is Source.PROJECT else None
-        return origin if origin and origin.built else None
-
-    def _of(self, wheel: LockedWheel) -> Fetcher:
-        if wheel.index is not Source.PROJECT:
-            return self._indexes
-        with self._opening:
-            if self._own is None:
-                pages = Pages(index_settings(self._environ), self._store)
-                self._own = OwnDownloads(pages, self._folder, self._origins.values())
-            return self._own

@@ -2,8 +2,9 @@
 
 Pure. Only what is certain is a fault: a symbol counts as missing if no library that could have it
 does, whatever the order in which they are loaded. Not checked are weak symbols, libraries that are only
-opened by path, those for other accelerators, and needed libraries that the image would not have in any case,
-such as libtbb.so.12. If one of several variants fits (`x_cuda118.so`, `x_cuda126.so`), the others need not.
+opened by path, those that use torch in packages that work without it, those for other accelerators, and
+needed libraries that the image would not have in any case, such as libtbb.so.12. If one of several variants
+fits (`x_cuda118.so`, `x_cuda126.so`), the others need not.
 """
 
 from __future__ import annotations
@@ -109,17 +110,28 @@ def fit(libraries: Sequence[Library], parent: ParentSymbols, python: str) -> Fit
 def _imported(libraries: Sequence[Library]) -> Iterator[Library]:
     """Extension modules, libraries that use torch, which `torch.ops` loads, and what these need.
 
-    Others are opened by their path, often only if they can be: as those of bitsandbytes for each CUDA.
+    Others are opened by their path, often only if they can be: as those of bitsandbytes for each CUDA. So are
+    those that use torch in a package whose modules do not: open3d has operators for one torch.
     """
+    modules = [library for library in libraries if _is_module(library)]
+    loaded = _with_needed(modules, libraries)
+    of_torch = {library.package for library in loaded if _uses_torch(library)}
+    without = {library.package for library in modules} - of_torch
+    opened = [one for one in libraries if _uses_torch(one) and one.package not in without]
+    return iter({id(one): one for one in (*loaded, *_with_needed(opened, libraries))}.values())
+
+
+def _with_needed(waiting: Iterable[Library], libraries: Sequence[Library]) -> list[Library]:
+    """Those *waiting*, and what they need of *libraries*."""
     by_name = {name: library for library in libraries for name in library.names}
-    waiting = [library for library in libraries if _is_module(library) or _uses_torch(library)]
     found = {id(library): library for library in waiting}
-    while waiting:
-        needed = (by_name[name] for name in waiting.pop().dynamic.needed if name in by_name)
+    rest = list(found.values())
+    while rest:
+        needed = (by_name[name] for name in rest.pop().dynamic.needed if name in by_name)
         new = {id(library): library for library in needed if id(library) not in found}
         found |= new
-        waiting += new.values()
-    return iter(found.values())
+        rest += new.values()
+    return list(found.values())
 
 
 def _concerns(library: Library, python: str) -> bool:

@@ -1,8 +1,9 @@
-"""Builds the image of a project, for `build --project`."""
+"""Builds the image of a project and pushes it, for `build --project`."""
 
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from torchkiln.project.ready import ProjectRequest
 from torchkiln.util.sizes import size
 
 if TYPE_CHECKING:
+    from torchkiln.cli.shared.push_to import PushTo
+    from torchkiln.cli.shared.pushes import Pushes
     from torchkiln.project.lock import LockedProject
 
 
@@ -43,6 +46,32 @@ def build_in(
     for line in warnings_of(built, source.code):
         context.say(line)
     return source, built
+
+
+def build_and_push(
+    request: ProjectRequest,
+    locks: LockFolder,
+    context: BuildContext,
+    layout: Path,
+    options: BuildOptions,
+    to: PushTo | None,
+) -> dict[str, Any]:
+    """Build the project into *layout*, push its image *to* a registry, and return what --json prints."""
+    with pushes_to(to, layout, context) as pushes:
+        source, built = build_in(request, locks, context, layout, options)
+        result, ref = result_of(built, source.code, context), built.built.image.ref
+        return result | ({"pushed": pushes.push_as_json(ref)} if pushes else {})
+
+
+def pushes_to(
+    to: PushTo | None, layout: Path, context: BuildContext
+) -> AbstractContextManager[Pushes | None]:
+    """A session with the registry, which is connected before anything is built; None if *to* is."""
+    if to is None:
+        return nullcontext()
+    from torchkiln.cli.shared.pushes import open_pushes  # loads slowly
+
+    return closing(open_pushes(to, layout, quiet=context.quiet))
 
 
 def build_read(

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,19 +18,17 @@ from torchkiln.build.project import BuiltProject, ProjectSource, rebuild_project
 from torchkiln.build.project_source import source_of
 from torchkiln.build.watch import INTERVAL, Rebuilt, WatchedProject, rebuilds
 from torchkiln.cli.shared.context import BuildContext
-from torchkiln.cli.shared.project_build import build_in, build_read, result_of, warnings_of
-from torchkiln.cli.shared.repeated_pushes import RepeatedPushes
+from torchkiln.cli.shared.project_build import build_in, build_read, pushes_to, result_of, warnings_of
+from torchkiln.cli.shared.push_to import PushTo
+from torchkiln.cli.shared.pushes import Pushes
 from torchkiln.cli.shared.terminal import print_error
-from torchkiln.cli.shared.watching import WatchOptions
 from torchkiln.errors import KilnError
 from torchkiln.index.lazy import LazyIndex
 from torchkiln.lock.folder import LockFolder
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.progress import Silent
 from torchkiln.project.ready import ProjectRequest
-from torchkiln.publish.names import ImageTags, demand_movable
 from torchkiln.registry.push import Pushed
-from torchkiln.registry.reference import parse_repository
 from torchkiln.util.sizes import size
 
 _NAMED = 3  # changed files in a line; more are counted
@@ -44,7 +41,7 @@ class WatchRequest:
     project: ProjectRequest
     layout: Path
     build: BuildOptions
-    watch: WatchOptions
+    to: PushTo | None
     as_json: bool
 
 
@@ -53,16 +50,7 @@ def watch_in(request: WatchRequest, locks: LockFolder, context: BuildContext) ->
 
     Errors are printed, and the watch continues; an error in the first build ends it.
     """
-    named = request.watch
-    demand_movable(ImageTags(dated=None, moving=named.tags))
-    opened = (
-        closing(RepeatedPushes(parse_repository(named.target), request.layout, named, quiet=context.quiet))
-        if named.target
-        else nullcontext()
-    )
-    with opened as pushes:
-        if pushes:
-            pushes.connect()  # before the build: fail early
+    with pushes_to(request.to, request.layout, context) as pushes:
         began = time.monotonic()
         source, built = build_in(request.project, locks, context, request.layout, request.build)
         lines = _Lines(request, context, pushes)
@@ -110,7 +98,7 @@ class _Lines:
 
     request: WatchRequest
     context: BuildContext
-    pushes: RepeatedPushes | None
+    pushes: Pushes | None
     _warned: set[str] = field(default_factory=set)
 
     def show(self, event: Rebuilt, *, first: bool = False) -> None:

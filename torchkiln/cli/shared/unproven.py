@@ -1,10 +1,11 @@
-"""Pushes an image without the gate, for `push` and `build --watch`."""
+"""Pushes an image without the gate, for `push` and `build --project`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from torchkiln.cli.shared import console
+from torchkiln.cli.shared import console, pushed_output
 from torchkiln.cli.shared.image_names import NamedImage
 from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import ImageOnDisk, open_layout
@@ -60,3 +61,15 @@ def say_what_moves(
         present = reading.digest(tag)
         if present not in (None, image.manifest):
             console.say(f"{repository}:{tag} moves; it was {present}")
+
+
+def say_pushed(ref: str, pushed: Pushed, *, quiet: bool) -> None:
+    """Print a warning, and unless *quiet* a summary of the push of *ref*."""
+    console.say(f"warning: {pushed.reference} is unproven: no gate has cleared it")
+    if not quiet:
+        console.say(pushed_output.summary(ref, pushed, pushed.tags))
+
+
+def pushed_json(ref: str, pushed: Pushed) -> dict[str, Any]:
+    """What --json prints of the image *ref*."""
+    return pushed_output.to_json(ref, pushed, pushed.tags) | {"proven": False}

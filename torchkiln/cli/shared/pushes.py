@@ -1,4 +1,4 @@
-"""Pushes the images of `build --watch` to one repository."""
+"""Pushes the images that `build --project` makes to one repository."""
 
 from __future__ import annotations
 
@@ -6,24 +6,32 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from torchkiln.cli.shared import console
 from torchkiln.cli.shared.image_names import NamedImage
-from torchkiln.cli.shared.unproven import default_tags, image_to_push, push_unproven, say_what_moves
-from torchkiln.cli.shared.watching import WatchOptions
+from torchkiln.cli.shared.push_to import PushTo
+from torchkiln.cli.shared.unproven import (
+    default_tags,
+    image_to_push,
+    push_unproven,
+    pushed_json,
+    say_pushed,
+    say_what_moves,
+)
 from torchkiln.publish.connect import open_registry
+from torchkiln.publish.names import ImageTags, demand_movable
 from torchkiln.registry.push import JOBS, Pushed
-from torchkiln.registry.reference import Repository
+from torchkiln.registry.reference import Repository, parse_repository
 from torchkiln.registry.session import Registry
 
 
 @dataclass
-class RepeatedPushes:
+class Pushes:
     """One session with the registry, until a push fails: the next one opens another."""
 
     repository: Repository
     layout: Path
-    options: WatchOptions
+    to: PushTo
     quiet: bool
     _session: ExitStack = field(default_factory=ExitStack)
     _registry: Registry | None = None
@@ -36,7 +44,7 @@ class RepeatedPushes:
         """
         if self._registry is None:
             with ExitStack() as stack:
-                opened = open_registry(self.repository, os.environ, plain_http=self.options.plain_http)
+                opened = open_registry(self.repository, os.environ, plain_http=self.to.plain_http)
                 registry = stack.enter_context(opened)
                 registry.check()
                 self._session = stack.pop_all()
@@ -54,9 +62,8 @@ class RepeatedPushes:
         :raises KilnError: the image cannot be pushed; a tag that was not moved still has its image.
         """
         named = NamedImage(layout=self.layout, ref=ref)
-        confirmed = self.options.licence_confirmed
-        image = image_to_push(named, self.options.tags, licence_confirmed=confirmed)
-        tags, quiet = self.options.tags or default_tags(image), self.quiet or not self._is_first
+        image = image_to_push(named, self.to.tags, licence_confirmed=self.to.licence_confirmed)
+        tags, quiet = self.to.tags or default_tags(image), self.quiet or not self._is_first
         with ExitStack() as on_failure:
             on_failure.callback(self.close)  # an error stops the session's requests for good
             registry = self.connect()
@@ -65,6 +72,22 @@ class RepeatedPushes:
             pushed = push_unproven(image, registry, self.repository, tags, jobs=JOBS, quiet=quiet)
             on_failure.pop_all()
         if self._is_first:
-            console.say(f"warning: {self.repository}: {', '.join(tags)}: unproven: no gate has cleared it")
+            say_pushed(ref, pushed, quiet=quiet)
         self._is_first = False
         return pushed
+
+    def push_as_json(self, ref: str) -> dict[str, Any]:
+        """Push the image *ref*, and return what `push --json` prints."""
+        return pushed_json(ref, self.push(ref))
+
+
+def open_pushes(to: PushTo, layout: Path, *, quiet: bool) -> Pushes:
+    """Connect to the registry, before anything is built.
+
+    :raises ConfigError: the repository or a tag is invalid, or reserved for `publish`.
+    :raises RegistryError: it is not a registry, or cannot be reached.
+    """
+    demand_movable(ImageTags(dated=None, moving=to.tags))
+    pushes = Pushes(parse_repository(to.target), layout, to, quiet)
+    pushes.connect()
+    return pushes

@@ -1,4 +1,4 @@
-"""Defines --watch and its options."""
+"""Defines --to of `build --project`, the options that go with it, and --watch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torchkiln.cli.shared.options import options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WatchOptions:
-    """The values of the options: where each image is pushed to, if anywhere."""
+class PushTo:
+    """Where the image of a project is pushed to."""
 
-    target: str | None  # REGISTRY/REPOSITORY
+    target: str  # REGISTRY/REPOSITORY
     tags: tuple[str, ...]
     plain_http: bool
     licence_confirmed: bool
@@ -25,7 +25,6 @@ class WatchOptions:
 _OPTIONS = options(
     click.option(
         "--watch",
-        "watches",
         is_flag=True,
         help="with --project: build again whenever the code changes, until Ctrl-C",
     ),
@@ -33,7 +32,7 @@ _OPTIONS = options(
         "--to",
         "target",
         metavar="REGISTRY/REPOSITORY",
-        help="with --watch: push each image there, as `torchkiln push` does",
+        help="with --project: also push the image there, as `torchkiln push` does",
     ),
     click.option(
         "--tag",
@@ -50,32 +49,29 @@ _OPTIONS = options(
 )
 
 
-def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options; *command* receives them together, as `watch`, which is None without --watch."""
+def push_to_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; *command* receives `watch`, and the others together as `to`, None without --to."""
 
     @functools.wraps(command)
-    def with_watch(
+    def with_push(
         *arguments: Any,
-        watches: bool,
         target: str | None,
         tags: tuple[str, ...],
         plain_http: bool,
         licence_confirmed: bool,
         **values: Any,
     ) -> Any:
-        if watches and values.get("project") is None:
+        if values["watch"] and values["project"] is None:
             raise click.UsageError("--watch needs --project")
-        if target and not watches:
-            raise click.UsageError("--to needs --watch; to push an image once: torchkiln push TAG --to …")
+        if target and values["project"] is None:
+            raise click.UsageError("--to needs --project; for another image: torchkiln push TAG --to …")
         for option, given in (("--tag", tags), ("--licence-confirmed", licence_confirmed)):
             if given and not target:
-                raise click.UsageError(f"{option} needs --watch and --to")
-        watch = WatchOptions(
-            target=target, tags=tags, plain_http=plain_http, licence_confirmed=licence_confirmed
-        )
-        return command(
-            *arguments, watch=watch if watches else None, plain_http=plain_http and not target, **values
-        )
+                raise click.UsageError(f"{option} needs --to")
+        to = None
+        if target:
+            to = PushTo(target=target, tags=tags, plain_http=plain_http, licence_confirmed=licence_confirmed)
+        return command(*arguments, to=to, plain_http=plain_http and not target, **values)
 
-    decorated: Callable[..., Any] = _OPTIONS(with_watch)
+    decorated: Callable[..., Any] = _OPTIONS(with_push)
     return decorated

@@ -1,0 +1,20 @@
+"""Says which layers of an image have OS packages, and which files torchkiln puts above them. Pure."""
+
+from __future__ import annotations
+
+from torchkiln.model.apt import OsLayers
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.plan import ImagePlan, OverlayLayer
+
+
+def layers_of(locked: LockedCell) -> OsLayers:
+    """The layers of the image of *locked* that have OS packages."""
+    return OsLayers(base=locked.base, tools=locked.tools)
+
+
+def own_paths(plan: ImagePlan) -> frozenset[str]:
+    """The files that torchkiln puts above the OS into the image of *plan*."""
+    layers = plan.of(OverlayLayer)
+    files = [file.path for layer in layers for file in layer.files]
+    links = [link.path for layer in layers for link in layer.links]
+    return frozenset({*files, *links})
