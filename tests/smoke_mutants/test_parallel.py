@@ -20,13 +20,13 @@ distributed._sync_module_states = lambda *some, **options: None
 # Rank 1 dies in the backward pass, when the first gradients were sent.
 DIES_IN_BACKWARD = """
 import os, signal, torch, torch.distributed as dist
-real = torch.nn.parallel.DistributedDataParallel.__init__
-def init(self, module, *more, **options):
-    real(self, module, *more, **options)
+real = torch.nn.parallel.DistributedDataParallel
+def dying(module, **options):
     if dist.get_rank() == 1:
         first = next(module.parameters())
         first.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
-torch.nn.parallel.DistributedDataParallel.__init__ = init
+    return real(module, **options)
+torch.nn.parallel.DistributedDataParallel = dying
 """
 # Rank 0 takes the step even if its scaler found an inf.
 ALWAYS_STEPS = """
@@ -46,17 +46,18 @@ def whole(self, module, *more, **options):
     real(self, module, *more, **(options | {"sharding_strategy": fsdp.ShardingStrategy.NO_SHARD}))
 fsdp.FullyShardedDataParallel.__init__ = whole
 """
-# Each rank gets the shards of the first gathering again.
+# Each rank gets the shards of the first gathering again; gloo gathers into a list.
 STALE = """
 import torch.distributed as dist
-real, first = dist.all_gather_into_tensor, {}
-def all_gather(gathered, own, *more, **options):
-    done = real(gathered, own, *more, **options)
-    if done is not None:
-        done.wait()
-    gathered.copy_(first.setdefault(own.data_ptr(), gathered.clone()))
-    return done
-dist.all_gather_into_tensor = all_gather
+first = {}
+def stale(real):
+    def gather(gathered, own, *more, **options):
+        done = real(gathered, own, *more, **options)
+        for number, part in enumerate(gathered if isinstance(gathered, list) else [gathered]):
+            part.copy_(first.setdefault((own.data_ptr(), number), part.clone()))
+        return done
+    return gather
+dist.all_gather, dist.all_gather_into_tensor = stale(dist.all_gather), stale(dist.all_gather_into_tensor)
 """
 EACH_ALONE = """
 import contextlib
