@@ -25,6 +25,7 @@ __all__ = ["crane", "engine", "podman", "registry", "scene", "second_engine", "w
 # after tests/docker/, which builds in the same engine.
 _FIRST = (
     "tests/docker/",
+    "tests/integration/site/",
     "tests/integration/test_campaign.py",
     "tests/integration/test_hostile_index.py",
     "tests/integration/test_registry.py",
@@ -49,6 +50,7 @@ _FIRST = (
 )
 
 
+_TOGETHER = ("tests/docker/", "tests/integration/site/")
 _ENGINES = {"engine", "second_engine", "podman"}
 
 
@@ -72,11 +74,14 @@ def pytest_collection_finish() -> None:
 
 
 class ByEngine(LoadScopeScheduling):
-    """A file's tests in one process, as by `--dist loadfile`; and all of tests/docker, which share names."""
+    """A file's tests in one process, as by `--dist loadfile`; and those of folders that share something.
+
+    tests/docker shares names in an engine, tests/integration/site a browser.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return str(Path(path).parent) if path.startswith("tests/docker/") else path
+        return str(Path(path).parent) if path.startswith(_TOGETHER) else path
 
 
 @pytest.hookimpl(optionalhook=True)
