@@ -92,8 +92,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Two more than the number of cores, because tests of engines wait; `-n logical`: the number of cores."""
-    return len(os.sched_getaffinity(0)) + 2 if config.option.numprocesses == "auto" else None
+    """More than the number of cores (`-n logical`), because tests wait, those of engines most.
+
+    Each process collects all tests, which takes 10 s of CPU time.
+    """
+    waiting = 1 if config.option.markexpr == "not proof" else 2
+    return len(os.sched_getaffinity(0)) + waiting if config.option.numprocesses == "auto" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -54,7 +54,7 @@ def test_every_answer_of_the_picker_is_in_chinese(page: Page, folder: Path) -> N
 def test_every_comparison_is_in_chinese(page: Page, folder: Path) -> None:
     visit(page, folder, "zh/compare.html")
     seen: set[str] = set()
-    for pair in list(itertools.combinations(tags_listed(), 2))[::7]:
+    for pair in list(itertools.combinations(tags_listed(), 2))[::20]:
         page.evaluate(COMPARE, [pair])
         seen.update(page.evaluate(COLLECT))
     assert [text for text in seen if english_in(text)] == []
