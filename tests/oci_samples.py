@@ -71,7 +71,7 @@ def members_of(tar: bytes, count: int = 1) -> bytes:
     """*tar* as a gzip file of *count* members, like a spliced layer."""
     step = max(1, -(-len(tar) // count))
     parts = [tar[at : at + step] for at in range(0, len(tar), step)] or [b""]
-    return b"".join(gzip.compress(part, 1, mtime=0) for part in parts)
+    return b"".join(gzip.compress(part, mtime=0) for part in parts)
 
 
 def digest(data: bytes) -> Digest:
