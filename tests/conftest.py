@@ -35,7 +35,8 @@ _FIRST = (
     "tests/integration/test_os_packages.py",
     "tests/integration/test_two_builds.py",
     "tests/unit/test_registry_limits.py",  # waits for time limits
-    "tests/unit/test_hostile_tars.py",
+    "tests/unit/test_hostile_",
+    "tests/unit/test_terminal.py",
     "tests/integration/test_run_on_docker.py",
     "tests/integration/test_containers.py",
     "tests/integration/test_jupyter.py",
