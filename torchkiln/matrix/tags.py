@@ -219,11 +219,11 @@ def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:
 def _is_newest(cell: Cell, pairs: Collection[Pair], matrix: Matrix, facts: Facts) -> bool:
     """Whether *cell*, which is available, is the newest of *pairs*."""
 
-    def age(pair: Pair) -> tuple[tuple[int, ...], ...]:
+    def order(pair: Pair) -> tuple[tuple[int, ...], ...]:
         return numbers(pair[0]), numbers(pair[1])
 
     own = (cell.torch, cell.cuda)
-    newer = sorted((pair for pair in pairs if age(pair) > age(own)), key=age, reverse=True)
+    newer = sorted((pair for pair in pairs if order(pair) > order(own)), key=order, reverse=True)
     return own in pairs and not any(_is_available(cell, *pair, matrix, facts) for pair in newer)
 
 
