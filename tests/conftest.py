@@ -25,6 +25,7 @@ __all__ = ["crane", "engine", "podman", "registry", "scene", "second_engine", "w
 # after tests/docker/, which builds in the same engine.
 _FIRST = (
     "tests/docker/",
+    "tests/integration/site/",
     "tests/integration/test_campaign.py",
     "tests/integration/test_hostile_index.py",
     "tests/integration/test_registry.py",
@@ -34,7 +35,8 @@ _FIRST = (
     "tests/integration/test_os_packages.py",
     "tests/integration/test_two_builds.py",
     "tests/unit/test_registry_limits.py",  # waits for time limits
-    "tests/unit/test_hostile_tars.py",
+    "tests/unit/test_hostile_",
+    "tests/unit/test_terminal.py",
     "tests/integration/test_run_on_docker.py",
     "tests/integration/test_containers.py",
     "tests/integration/test_jupyter.py",
@@ -49,6 +51,7 @@ _FIRST = (
 )
 
 
+_TOGETHER = ("tests/docker/", "tests/integration/site/")
 _ENGINES = {"engine", "second_engine", "podman"}
 
 
@@ -72,11 +75,14 @@ def pytest_collection_finish() -> None:
 
 
 class ByEngine(LoadScopeScheduling):
-    """A file's tests in one process, as by `--dist loadfile`; and all of tests/docker, which share names."""
+    """A file's tests in one process, as by `--dist loadfile`; and those of folders that share something.
+
+    tests/docker shares names in an engine, tests/integration/site a browser.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return str(Path(path).parent) if path.startswith("tests/docker/") else path
+        return str(Path(path).parent) if path.startswith(_TOGETHER) else path
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -87,8 +93,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Two more than the number of cores, because tests of engines wait; `-n logical`: the number of cores."""
-    return len(os.sched_getaffinity(0)) + 2 if config.option.numprocesses == "auto" else None
+    """More than the number of cores (`-n logical`), because tests wait, those of engines most.
+
+    Each process collects all tests, which takes 10 s of CPU time.
+    """
+    waiting = 1 if config.option.markexpr == "not proof" else 2
+    return len(os.sched_getaffinity(0)) + waiting if config.option.numprocesses == "auto" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
 
 from tests.cells import HostPython
 from tests.planned import FACTS, MATRIX, locked
+from tests.pool_worker import in_this_process
 from tests.roots import entries_of, tar_of, tiny_root
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import make_wheel
@@ -85,7 +87,7 @@ class Bench:
 
     def build(self, lock: ProjectLock, options: BuildOptions | None = None) -> BuiltProject:
         """Build the project."""
-        with patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()):
+        with _small_build():
             return build_project(
                 self._source(lock),
                 MATRIX,
@@ -97,7 +99,7 @@ class Bench:
 
     def rebuild(self, before: BuiltProject, lock: ProjectLock) -> BuiltProject:
         """Build the project with its present code."""
-        with patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()):
+        with _small_build():
             return rebuild_project(
                 before, self._source(lock), self.layout, self._environment(), BuildOptions()
             )
@@ -113,6 +115,14 @@ class Bench:
 
     def _environment(self) -> Environment:
         return Environment(store=self.store, fetcher=self.index, observer=Silent(), say=self.said.append)
+
+
+@contextmanager
+def _small_build() -> Iterator[None]:
+    """Builds compile with this Python meanwhile, and start no workers."""
+    host = patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython())
+    with host, in_this_process():
+        yield
 
 
 def bench(

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 
 from tests.cells import HostPython, planned_cell, put_base, small_wheels
 from tests.keys import ED, P256, pem, public_pem
+from tests.pool_worker import in_this_process
 from tests.reports import TAG, TIERS, report
 from tests.smoke_suites import suite_to_read
 from tests.unpublished import FakeIndex
@@ -85,7 +86,7 @@ class Publisher:
         known = facts.load()
         plan = plan_locked(locked, matrix.read(ROOT / "matrix.yaml", known), known)
         put_base(locked.base, self.store, str(self.folder))
-        with interpreter():
+        with interpreter(), in_this_process():
             return image_build.build(
                 plan,
                 self.layout,

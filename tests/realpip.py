@@ -14,6 +14,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from packaging.version import Version
@@ -28,6 +29,7 @@ from torchkiln.util.places import ROOT
 from torchkiln.wheel.install import parse_name
 
 
+@cache
 def locked_pip() -> LockedWheel:
     """The newest pip of the committed locks."""
     locks = [load_locked(ROOT / "images", path.parent.name) for path in ROOT.glob("images/*/lock.json")]

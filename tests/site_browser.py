@@ -14,7 +14,6 @@ KINDS = ("index.html", "pick.html#driver=535&gpu=H100", "compare.html", f"tags/{
 PAGES = (*KINDS, *(f"zh/{page}" for page in KINDS))
 FACTS = tables()[1]
 NAMES = [name for kind in FACTS.gpus for name in (*kind.names, kind.capability)]
-TAGS = [image.tag for image in listed().images]
 
 FILL = """([driver, gpu, torch]) => {
   for (const [id, value] of Object.entries({driver, gpu, torch})) document.getElementById(id).value = value;
@@ -40,6 +39,11 @@ COMPARE = """(pairs) => pairs.map(([a, b]) => {
     shared: at("ul")[0].children.length,
   };
 })"""
+
+
+def tags_listed() -> list[str]:
+    """The tags of all images, in the order of the list."""
+    return [image.tag for image in listed().images]
 
 
 def visit(page: Page, folder: Path, path: str) -> None:

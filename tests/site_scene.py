@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from html.parser import HTMLParser
 
-from tools.kept import IMAGES, PROOFS, tables
-from torchkiln.gate.kept_reports import kept_reports, reports_in
+from tools.kept import IMAGES, PROOFS, kept_in, tables
 from torchkiln.lock.folder import LockFolder
 from torchkiln.site.catalogue import Catalogue
 from torchkiln.site.images import ImageRecord, catalogue
@@ -26,7 +25,9 @@ HOSTILE = (
 def records() -> tuple[ImageRecord, ...]:
     """Of every lock."""
     left_out: list[str] = []
-    found = read_records(LockFolder(IMAGES, *tables()), reports_in(PROOFS), left_out.append)
+    found = read_records(
+        LockFolder(IMAGES, *tables()), [one.signed for one in kept_in(PROOFS)], left_out.append
+    )
     assert left_out == []
     return found
 
@@ -43,7 +44,7 @@ def files() -> dict[str, bytes]:
 
 
 def rendered(shown: Catalogue) -> dict[str, bytes]:
-    return render(shown, tables()[1], dict(file for kept in kept_reports(PROOFS) for file in kept.files))
+    return render(shown, tables()[1], dict(file for one in kept_in(PROOFS) for file in one.files))
 
 
 @dataclass

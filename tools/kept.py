@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from torchkiln.build.predicted_digest import predicted_digest
-from torchkiln.gate.kept_reports import reports_in
+from torchkiln.gate.kept_reports import KeptReport, kept_reports
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix as matrix_of
@@ -29,9 +29,15 @@ from torchkiln.util.places import ROOT
 IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
 
 
+@cache
+def kept_in(folder: Path) -> tuple[KeptReport, ...]:
+    """The reports in *folder*, signed ones verified with the key beside each; the folder is read once."""
+    return kept_reports(folder)
+
+
 def proofs(folder: Path) -> list[SignedReport]:
-    """The signed reports in *folder*, verified with the key beside each."""
-    return [signed for signed in reports_in(folder) if signed.signed]
+    """The signed reports in *folder*."""
+    return [found.signed for found in kept_in(folder) if found.signed.signed]
 
 
 def on_gpus(signed_reports: Sequence[SignedReport]) -> list[SignedReport]:
@@ -41,7 +47,7 @@ def on_gpus(signed_reports: Sequence[SignedReport]) -> list[SignedReport]:
 
 def without_gpus(folder: Path) -> list[SignedReport]:
     """The reports in *folder* of runs in an image without a GPU; they are not signed."""
-    found = [signed for signed in reports_in(folder) if not signed.signed]
+    found = [one.signed for one in kept_in(folder) if not one.signed.signed]
     return [signed for signed in found if not hosts.gpus(json.loads(signed.report.host))]
 
 

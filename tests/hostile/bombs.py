@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from tests.hostile.making import INFO, LIB, Kind, entries, field, info, points, stream, with_file, with_spec
@@ -38,6 +39,11 @@ def _declared_large(raws: list[Raw]) -> list[Raw]:
 
 def _many(_: Path) -> bytes:
     """200,001 entries of minimal size."""
+    return _many_entries()
+
+
+@cache
+def _many_entries() -> bytes:
     out, directory, count = bytearray(), bytearray(), 200_001
     for number in range(count):
         name = b"%06x" % number

@@ -88,6 +88,11 @@ def test_values_that_plain_never_writes_do_not_fit_the_schema(change: dict[str, 
     assert not jsonschema.Draft202012Validator(codec.schema_of(Outer)).is_valid(document)
 
 
+def test_the_names_of_keys_are_checked() -> None:
+    schema = {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}}
+    assert violations({"a": 1, "B": 2}, schema) == [(("B",), "'B' is not of the form ^[a-z]+$")]
+
+
 @pytest.mark.parametrize("name", schemas.SCHEMAS)
 def test_the_committed_schema_is_that_of_the_types(name: str) -> None:
     assert schemas.path(name).read_text() == schemas.text(schemas.SCHEMAS[name]()), "run: make golden"

@@ -25,13 +25,9 @@ from torchkiln.util.places import ROOT
 from torchkiln.wheel.source import WheelFile
 
 
-@pytest.fixture
-def valid(tmp_path: Path) -> Path:
-    return write_wheel(SPEC, tmp_path / "valid")
-
-
-def made(kind: str, valid: Path) -> Path:
-    return KINDS[kind].write(valid, valid.parent.parent / "bad")
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_wheel(SPEC, tmp_path_factory.mktemp("valid"))
 
 
 def test_the_valid_wheel_is_accepted(valid: Path) -> None:
@@ -67,15 +63,15 @@ TWINS = {
 
 
 @pytest.mark.parametrize("change", TWINS)
-def test_each_change_function_is_harmless_without_a_defect(change: str, valid: Path) -> None:
+def test_each_change_function_is_harmless_without_a_defect(change: str, valid: Path, tmp_path: Path) -> None:
     """With no change, or a legal one, the wheel is accepted: so the refusal is for the defect."""
-    layer_of([Kind(TWINS[change]).write(valid, valid.parent.parent / "twin")])
+    layer_of([Kind(TWINS[change]).write(valid, tmp_path)])
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_refused(kind: str, valid: Path) -> None:
-    """Each with the wheel's name and its own reason."""
-    bad = made(kind, valid)
+def test_refused(kind: str, valid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with the wheel's name and its own reason, also when read as it arrives and by a worker."""
+    bad = KINDS[kind].write(valid, tmp_path / "bad")
     with pytest.raises(BadWheel) as caught:
         layer_of([bad])
 
@@ -83,20 +79,15 @@ def test_refused(kind: str, valid: Path) -> None:
     assert caught.value.exit_code == 6
     assert caught.value.message.startswith(f"{bad.name}: ")
     caught.match(KINDS[kind].reason)
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_refused_with_its_tail_read_beforehand(kind: str, valid: Path) -> None:
-    """Read as it arrives: the same answer."""
-    bad = made(kind, valid)
     with pytest.raises(BadWheel, match=KINDS[kind].reason):
         layer_of([bad], tail=max(1, min(900, bad.stat().st_size)))
+    demand_only_the_partial_layer_is_written(bad, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", TAKEN)
-def test_accepted(kind: str, valid: Path) -> None:
+def test_accepted(kind: str, valid: Path, tmp_path: Path) -> None:
     """Odd, but unambiguous. test_accepted_wheels_install_as_by_pip compares with pip."""
-    assert layer_of([made(kind, valid)])[1].unpacked > 0
+    assert layer_of([TAKEN[kind].write(valid, tmp_path)])[1].unpacked > 0
 
 
 # Internal files of the store: claims, and byte-code by the wheel's hash.
@@ -109,12 +100,10 @@ def tree(root: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in found.items() if not name.startswith(INTERNAL)}
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_only_the_partial_layer_is_written(kind: str, valid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker writes only to the given path, which the caller deletes."""
+def demand_only_the_partial_layer_is_written(bad: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that gets *bad* writes only to the given path, which the caller deletes."""
     monkeypatch.setattr(worker, "_cancelled", multiprocessing.Event(), raising=False)
     monkeypatch.setattr(worker, "_progress", [0], raising=False)
-    bad, root = made(kind, valid), valid.parent.parent
     (root / "cache" / "tmp").mkdir(parents=True)
     (root / "etc").mkdir()
     (root / "etc" / "passwd").write_bytes(b"sentinel")
@@ -211,9 +200,8 @@ def pip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPip]:
 
 @pytest.mark.network
 @pytest.mark.parametrize("kind", TAKEN)
-def test_accepted_wheels_install_as_by_pip(kind: str, pip: RealPip, tmp_path: Path) -> None:
+def test_accepted_wheels_install_as_by_pip(kind: str, valid: Path, pip: RealPip, tmp_path: Path) -> None:
     """Every path, type, mode and byte."""
-    valid = write_wheel(SPEC, tmp_path / "valid")
     agree(TAKEN[kind].write(valid, tmp_path / "wheels"), pip, tmp_path / "root")
 
 

@@ -7,7 +7,10 @@ import json
 import subprocess
 import sys
 import venv
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,74 +23,84 @@ def test_zz_valid(measure):
 """
 
 
-def one(source: str, tmp_path: Path, *options: str) -> tuple[str, str, bool]:
-    """Outcome and message of the check in *source*, and whether the check after it passed."""
-    tmp_path.mkdir(exist_ok=True)
-    suite = suite_with(tmp_path / "suite", {"test_bad.py": source, "test_zz_valid.py": GOOD})
-    found = findings(run_suite(suite, tmp_path, *options))
-    return found["bad"]["outcome"], found["bad"]["message"], found["zz-valid"]["outcome"] == "passed"
+# Marks and body of checks that fail, by name. One suite has them all.
+BAD = {
+    "killed": ("", "import os, signal; measure('x', 1); os.kill(os.getpid(), signal.SIGSEGV)"),
+    "hangs": (
+        "@pytest.mark.limit(2)",
+        "import subprocess, pathlib; child = subprocess.Popen(['sleep', '600'])\n"
+        "    (pathlib.Path(__file__).parent.parent / 'pid').write_text(str(child.pid)); child.wait()",
+    ),
+    "skips": ("", "pytest.skip('no wish')"),
+    "has_skip_mark": ("@pytest.mark.skip(reason='no wish')", "pass"),
+    "xfails": ("@pytest.mark.xfail(reason='no wish')", "assert 0"),
+    "xpasses": ("@pytest.mark.xfail(reason='no wish')", "measure('x', 1)"),
+    "exits": ("", "import os; os._exit(0)"),
+    "asserts": ("", "found = [1]; assert found == [1, 2], 'two were looked for'"),
+    "compares": ("", "assert 1 == 2"),
+    "without_file": ("", "exec(compile('{}[1]', 'mutant', 'exec'))"),
+    "gone": ("", "{}['gone']"),
+}
 
 
-def test_a_check_that_kills_its_process_fails_with_the_signals_name(tmp_path: Path) -> None:
-    outcome, message, next_one = one(
-        "@pytest.mark.tier(0)\ndef test_bad(measure):\n"
-        "    import os, signal\n    measure('x', 1)\n    os.kill(os.getpid(), signal.SIGSEGV)\n",
-        tmp_path,
-    )
-    assert (outcome, next_one) == ("failed", True)
-    assert message.startswith("the process was killed by SIGSEGV")
-    assert "test_bad.py" in message  # where it was, from pytest's faulthandler
+@dataclass(frozen=True)
+class Ran:
+    """The suite's folder, and the finding of each check."""
+
+    folder: Path
+    findings: Mapping[str, Mapping[str, Any]]
+
+    def message(self, name: str) -> str:
+        """Of the check *name*, which failed."""
+        finding = self.findings[name.replace("_", "-")]
+        assert finding["outcome"] == "failed"
+        return str(finding["message"])
 
 
-def test_a_check_that_hangs_ends_at_its_limit_with_its_children(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    outcome, message, next_one = one(
-        "@pytest.mark.tier(0)\n@pytest.mark.limit(2)\ndef test_bad(measure):\n"
-        "    import subprocess, pathlib\n    child = subprocess.Popen(['sleep', '600'])\n"
-        f"    pathlib.Path({str(pid)!r}).write_text(str(child.pid))\n    child.wait()\n",
-        tmp_path,
-    )
-    assert (outcome, next_one) == ("failed", True)
-    assert message.startswith("timed out after 2 s and was killed")
-    status = Path(f"/proc/{pid.read_text()}/status")
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """All checks of BAD and, after them, a good one."""
+    folder = tmp_path_factory.mktemp("bad")
+    checks = {
+        f"test_{name}.py": f"@pytest.mark.tier(0)\n{marks}\ndef test_{name}(measure):\n    {body}\n"
+        for name, (marks, body) in BAD.items()
+    }
+    suite = suite_with(folder / "suite", checks | {"test_zz_valid.py": GOOD})
+    return Ran(folder, findings(run_suite(suite, folder)))
+
+
+def test_the_next_check_runs_after_any_failure(ran: Ran) -> None:
+    assert [name for name, found in ran.findings.items() if found["outcome"] == "passed"] == ["zz-valid"]
+    assert list(ran.findings)[-1] == "zz-valid"
+    assert len(ran.findings) == len(BAD) + 1
+
+
+def test_a_check_that_kills_its_process_fails_with_the_signals_name(ran: Ran) -> None:
+    assert ran.message("killed").startswith("the process was killed by SIGSEGV")
+    assert "test_killed.py" in ran.message("killed")  # where it was, from pytest's faulthandler
+
+
+def test_a_check_that_hangs_ends_at_its_limit_with_its_children(ran: Ran) -> None:
+    assert ran.message("hangs").startswith("timed out after 2 s and was killed")
+    status = Path(f"/proc/{(ran.folder / 'pid').read_text()}/status")
     assert not status.exists() or "State:\tZ" in status.read_text()
 
 
 def test_checks_beyond_the_suites_time_limit_fail(tmp_path: Path) -> None:
-    outcome, message, next_one = one(
-        "@pytest.mark.tier(0)\ndef test_bad(measure):\n    import time\n    time.sleep(600)\n",
-        tmp_path,
-        "--limit",
-        "2",
-    )
-    assert outcome == "failed"
-    assert message.startswith("timed out after")
-    assert not next_one
+    source = "@pytest.mark.tier(0)\ndef test_bad(measure):\n    import time\n    time.sleep(600)\n"
+    suite = suite_with(tmp_path / "suite", {"test_bad.py": source, "test_zz_valid.py": GOOD})
+    found = findings(run_suite(suite, tmp_path, "--limit", "2"))
+    assert {finding["outcome"] for finding in found.values()} == {"failed"}
+    assert found["bad"]["message"].startswith("timed out after")
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "@pytest.mark.tier(0)\ndef test_bad(measure):\n    pytest.skip('no wish')\n",
-        "@pytest.mark.tier(0)\n@pytest.mark.skip(reason='no wish')\ndef test_bad(measure):\n    pass\n",
-        "@pytest.mark.tier(0)\n@pytest.mark.xfail(reason='no wish')\ndef test_bad(measure):\n    assert 0\n",
-        "@pytest.mark.tier(0)\n@pytest.mark.xfail(reason='no wish')\ndef test_bad(measure):\n"
-        "    measure('x', 1)\n",
-    ],
-    ids=["skip", "skip-mark", "xfail", "xpass"],
-)
-def test_a_check_that_skips_itself_fails(source: str, tmp_path: Path) -> None:
-    outcome, message, next_one = one(source, tmp_path)
-    assert (outcome, next_one) == ("failed", True)
-    assert message == "the check skipped itself, which is not allowed: no wish"
+@pytest.mark.parametrize("name", ["skips", "has_skip_mark", "xfails", "xpasses"])
+def test_a_check_that_skips_itself_fails(name: str, ran: Ran) -> None:
+    assert ran.message(name) == "the check skipped itself, which is not allowed: no wish"
 
 
-def test_an_exit_without_a_result_is_a_failure(tmp_path: Path) -> None:
-    outcome, message, _ = one(
-        "@pytest.mark.tier(0)\ndef test_bad(measure):\n    import os\n    os._exit(0)\n", tmp_path
-    )
-    assert outcome == "failed"
-    assert message.startswith("no result: the process ended with exit code 0")
+def test_an_exit_without_a_result_is_a_failure(ran: Ran) -> None:
+    assert ran.message("exits").startswith("no result: the process ended with exit code 0")
 
 
 @pytest.mark.parametrize("phase", ["setup", "call"])
@@ -109,27 +122,17 @@ def test_a_result_of_a_process_that_died_is_a_failure(phase: str, tmp_path: Path
     assert left["outcome"] == "failed"
 
 
-def test_a_failed_assert_has_only_its_message(tmp_path: Path) -> None:
-    outcome, message, _ = one(
-        "@pytest.mark.tier(0)\ndef test_bad(measure):\n"
-        "    found = [1]\n    assert found == [1, 2], 'two were looked for'\n",
-        tmp_path,
-    )
-    assert (outcome, message) == ("failed", "two were looked for")
-    outcome, message, _ = one(
-        "@pytest.mark.tier(0)\ndef test_bad(measure):\n    assert 1 == 2\n", tmp_path / "b"
-    )
-    assert message.startswith("assert 1 == 2")
+def test_a_failed_assert_has_only_its_message(ran: Ran) -> None:
+    assert ran.message("asserts") == "two were looked for"
+    assert ran.message("compares").startswith("assert 1 == 2")
 
 
-def test_an_error_in_code_without_a_file_is_reported(tmp_path: Path) -> None:
-    source = "@pytest.mark.tier(0)\ndef test_bad(measure):\n    exec(compile('{}[1]', 'mutant', 'exec'))\n"
-    assert one(source, tmp_path)[:2] == ("failed", "KeyError: 1\n(at mutant:1)")
+def test_an_error_in_code_without_a_file_is_reported(ran: Ran) -> None:
+    assert ran.message("without_file") == "KeyError: 1\n(at mutant:1)"
 
 
-def test_an_error_is_reported_with_file_and_line(tmp_path: Path) -> None:
-    outcome, message, _ = one("@pytest.mark.tier(0)\ndef test_bad(measure):\n    {}['gone']\n", tmp_path)
-    assert (outcome, message) == ("failed", "KeyError: 'gone'\n(at test_bad.py:7)")
+def test_an_error_is_reported_with_file_and_line(ran: Ran) -> None:
+    assert ran.message("gone") == "KeyError: 'gone'\n(at test_gone.py:8)"
 
 
 def test_all_values_out_of_bounds_are_reported(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import lru_cache
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal
@@ -94,7 +95,7 @@ class Matrix:
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """Every torch with every CUDA, and the pairs of `beyond`; by version, each once."""
-        return tuple(sorted({*product(self.torch, self.cuda), *self.beyond}, key=_ordered))
+        return _pairs(self.torch, self.cuda, self.beyond)
 
     @property
     def releases(self) -> tuple[str, ...]:
@@ -170,6 +171,11 @@ def _matrix(data: dict[str, Any]) -> Matrix:
         bounds=tuple(Bound(**bound) for bound in data.get("bounds", ())),
         policy=policy_of(data.get("policy", {})),
     )
+
+
+@lru_cache(maxsize=16)  # a cell that is unavailable is compared with every pair
+def _pairs(torch: tuple[str, ...], cuda: tuple[str, ...], beyond: tuple[Pair, ...]) -> tuple[Pair, ...]:
+    return tuple(sorted({*product(torch, cuda), *beyond}, key=_ordered))
 
 
 def _ordered(pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from torchkiln.errors import Unresolvable
 from torchkiln.matrix.cuda_redist import digest_of
@@ -275,17 +276,19 @@ def _nearest(cell: Cell, matrix: Matrix, facts: Facts) -> tuple[tuple[str, str],
             return False
         return not _why_unserved(other, build, facts)
 
-    def distance(value: str, other: str, known: Sequence[str]) -> int:
-        order = sorted({*known, value}, key=numbers)
-        return abs(order.index(value) - order.index(other))
+    torches = sorted({*matrix.releases, cell.torch}, key=numbers)
+    cudas = sorted({*matrix.cudas, cell.cuda}, key=numbers)
 
     def distances(pair: Pair) -> tuple[int, int]:
         return (
-            distance(cell.torch, pair[0], matrix.releases),
-            distance(cell.cuda, pair[1], matrix.cudas),
+            abs(torches.index(cell.torch) - torches.index(pair[0])),
+            abs(cudas.index(cell.cuda) - cudas.index(pair[1])),
         )
 
-    working = [pair for pair in sorted(matrix.pairs, key=distances) if works(*pair)]
-    same_torch = next((pair for pair in working if pair[0] == cell.torch), None)
-    same_cuda = next((pair for pair in working if pair[1] == cell.cuda), None)
-    return tuple(pair for pair in (same_torch, same_cuda) if pair) or tuple(working[:1])
+    def first(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+        return tuple(islice((pair for pair in pairs if works(*pair)), 1))
+
+    ordered = sorted(matrix.pairs, key=distances)
+    same_torch = first(pair for pair in ordered if pair[0] == cell.torch)
+    same_cuda = first(pair for pair in ordered if pair[1] == cell.cuda)
+    return same_torch + same_cuda or first(ordered)

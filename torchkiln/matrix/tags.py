@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
@@ -208,9 +208,15 @@ def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:
     ]
 
 
-def _is_newest(cell: Cell, pairs: Iterable[Pair], matrix: Matrix, facts: Facts) -> bool:
-    available = [pair for pair in pairs if _is_available(cell, *pair, matrix, facts)]
-    return (cell.torch, cell.cuda) == max(available, key=lambda pair: (numbers(pair[0]), numbers(pair[1])))
+def _is_newest(cell: Cell, pairs: Collection[Pair], matrix: Matrix, facts: Facts) -> bool:
+    """Whether *cell*, which is available, is the newest of *pairs*."""
+
+    def order(pair: Pair) -> tuple[tuple[int, ...], ...]:
+        return numbers(pair[0]), numbers(pair[1])
+
+    own = (cell.torch, cell.cuda)
+    newer = sorted((pair for pair in pairs if order(pair) > order(own)), key=order, reverse=True)
+    return own in pairs and not any(_is_available(cell, *pair, matrix, facts) for pair in newer)
 
 
 def _is_available(cell: Cell, torch: str, cuda: str, matrix: Matrix, facts: Facts) -> bool:

@@ -79,12 +79,7 @@ def load_suite(folder: Path | None = None) -> Suite:
     folder = folder or SMOKE_TESTS
     try:
         files = _files(folder)
-        with copied(files, "smoke_tests") as copy:
-            entries = _module(files, "catalogue").catalogue(copy)
-            checks = tuple(
-                SuiteCheck(id=entry.id, tier=entry.tier, of_image=entry.of_image, values=entry.values)
-                for entry in entries
-            )
+        checks = _checks(files)
         rule = _module(files, "applicable").not_applicable
         expected = _module(files, "expected").expected
     except Exception as error:  # the suite's own code can raise anything
@@ -137,6 +132,15 @@ def _digest(files: Mapping[str, bytes]) -> Digest:
 
 def _code(path: str, data: bytes) -> bytes:
     return stripped(data) if path.endswith(".py") else data
+
+
+def _checks(files: Mapping[str, bytes]) -> tuple[SuiteCheck, ...]:
+    """The checks that the suite's own catalogue finds."""
+    with copied(files, "smoke_tests") as copy:
+        return tuple(
+            SuiteCheck(id=entry.id, tier=entry.tier, of_image=entry.of_image, values=entry.values)
+            for entry in _module(files, "catalogue").catalogue(copy)
+        )
 
 
 def _module(files: Mapping[str, bytes], name: str) -> ModuleType:

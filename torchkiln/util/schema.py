@@ -117,8 +117,12 @@ class _Check:
         if reference := schema.get("$ref"):
             schema = {**schema, **self._root["$defs"][reference.rpartition("/")[2]]}
         expected = schema.get("type")
-        kinds = [expected] if isinstance(expected, str) else expected or []
-        if kinds and not any(_is(value, kind) for kind in kinds):
+        if isinstance(expected, str):
+            fits = _is(value, expected)
+        else:
+            fits = expected is None or any(_is(value, kind) for kind in expected)
+        if not fits:
+            kinds = [expected] if isinstance(expected, str) else expected
             yield path, self._wrong_type(value, kinds, path)
             return
         if "const" in schema and not _same(value, schema["const"]):
@@ -155,7 +159,8 @@ class _Check:
         others = schema.get("additionalProperties", True)
         names = schema.get("propertyNames", True)
         for key, child in value.items():
-            yield from self.faults(key, names, (*path, key))
+            if names is not True:
+                yield from self.faults(key, names, (*path, key))
             if key in properties:
                 yield from self.faults(child, properties[key], (*path, key))
             elif others is False:

@@ -13,7 +13,7 @@ from tests.clients import browsing
 from torchkiln.site.folder import write_folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[tuple[Page, list[str]]]:
     """A page, and what it complains about; that it asks for nothing but files is checked at the end."""
     with browsing() as (page, _):
@@ -27,7 +27,7 @@ def browser() -> Iterator[tuple[Page, list[str]]]:
         assert asked <= {"file", "data"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("catalogue") / "site"
     write_folder(place, site_scene.files())
