@@ -27,7 +27,7 @@ ALIASES = ("2.7-cuda12.1-runtime", "v2.7")
 
 
 def options(*names: str, **more: tuple[str, ...]) -> CellOptions:
-    empty = dict.fromkeys(("torch", "cuda", "flavor", "os_names"), ())
+    empty = dict.fromkeys(("torch", "cuda", "flavor", "os_names", "python"), ())
     return CellOptions(
         **{**empty, **more},  # type: ignore[arg-type]
         every=False,
@@ -128,7 +128,7 @@ def test_cells_are_named_beside_a_selection() -> None:
         ("2.7.1", "12.1"),
         ("2.7.1", "11.8"),
     ]
-    with pytest.raises(ConfigError, match="--flavor, --os and --gpus cannot be combined with a TAG"):
+    with pytest.raises(ConfigError, match="--python and --gpus cannot be combined with a TAG"):
         options(TAG, flavor=("devel",)).cells()
 
 
@@ -158,7 +158,7 @@ def commands(group: click.Group, path: str = "") -> dict[str, click.Command]:
 @pytest.mark.parametrize("name", sorted(set(commands(torchkiln)) - OTHERS - {"smoke show", "smoke read"}))
 def test_every_command_takes_a_name_and_a_selection(name: str) -> None:
     parameters = {parameter.name for parameter in commands(torchkiln)[name].params}
-    assert parameters >= {"torch", "cuda", "flavor", "os_names", "matrix_file"}
+    assert parameters >= {"torch", "cuda", "flavor", "os_names", "python", "matrix_file"}
     assert parameters & {"name", "names", "target"}
     assert set(COMMANDS) >= {name.split()[0]}
 

@@ -81,6 +81,34 @@ def test_the_python_is_that_of_the_system(system):
     assert cell.python == system.python
 
 
+def test_a_python_selects_the_systems_that_have_it():
+    cells = select(Selection(torch=("2.7",), cuda=("12.1",), python=("3.13,3.11",)), MATRIX)
+    assert {(cell.os, cell.python) for cell in cells} == {("debian12", "3.11"), ("debian13", "3.13")}
+    (cell,) = select(Selection(torch=("2.7",), cuda=("12.1",), python=("3.13",), os=("debian13",)), MATRIX)
+    assert cell.os == "debian13"
+    assert {cell.os for cell in select(Selection(every=True, python=("3.10",)), MATRIX)} == {"ubuntu22.04"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"python": ("3.14",)},
+            "--python 3.14: no operating system that is selected has it: debian12 has 3.11, debian13 has"
+            " 3.13, ubuntu22.04 has 3.10, ubuntu24.04 has 3.12",
+        ),
+        (
+            {"python": ("3.13",), "os": ("debian12",)},
+            "--python 3.13: no operating system that is selected has it: debian12 has 3.11",
+        ),
+    ],
+)
+def test_a_python_that_no_system_has(options: dict[str, tuple[str, ...]], message: str):
+    with pytest.raises(ConfigError) as caught:
+        select(Selection(torch=("2.7",), **options), MATRIX)
+    assert caught.value.message == message
+
+
 def test_an_extra_cell_is_selected_like_others():
     assert _named(torch=("2.15",)) == _named(cuda=("13",)) == [("2.15.0", "13.2")]
     assert _named(torch=("2.8,2.11",), cuda=("12.1,13.0",)) == [("2.8.0", "12.1"), ("2.11.0", "13.0")]

@@ -35,7 +35,7 @@ from torchkiln.smoke.suite import load_suite
 
 _NOT_OF_PROJECTS = frozenset(
     {
-        *("name", "torch", "cuda", "flavor", "os_names", "every", "lockable", "tier"),
+        *("name", "torch", "cuda", "flavor", "os_names", "python", "every", "lockable", "tier"),
         *("force", "suite_folder", "bundle", "part_size", "have"),
     }
 )

@@ -24,6 +24,7 @@ class Selection:
     cuda: tuple[str, ...] = ()
     flavor: tuple[str, ...] = ()
     os: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()  # "3.13": the systems of the matrix that have it
     gpus: Gpus = ()  # of thin images; (): images for all GPUs, and with `every` those of the matrix's `gpus`
     own_use: bool = False
     every: bool = False
@@ -34,7 +35,8 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
 
     A version prefix selects the newest match that has a cell with the other option: ``2.7`` the newest 2.7,
     and ``12`` the newest CUDA 12 of that; torch ``2`` is ambiguous. Defaults: every torch and CUDA, the
-    runtime flavor, debian12; with ``every``: all flavors and systems. Each cell gets the named GPUs.
+    runtime flavor, debian12, or the systems with a named Python; with ``every``: all flavors and systems.
+    Each cell gets the named GPUs.
 
     :param must_name: refuse a selection with neither torch nor CUDA nor ``every``.
     :raises ConfigError: lists all values that are ambiguous or that the matrix does not have.
@@ -48,6 +50,7 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
             ("cuda", selection.cuda),
             ("flavor", selection.flavor),
             ("os", selection.os),
+            ("python", selection.python),
         )
         if values
     }
@@ -66,7 +69,10 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     torches = _newest(torch_matches, paired)
     cudas = _newest(cuda_matches, {cuda for torch, cuda in matrix.pairs if torch in torches})
     flavors = _words("flavor", named.get("flavor"), matrix.flavors, DEFAULT_FLAVOR, selection.every, faults)
-    systems = _words("os", named.get("os"), os_names, DEFAULT_OS, selection.every, faults)
+    # A Python alone selects every system that has it.
+    every_system = selection.every or "python" in named
+    systems = _words("os", named.get("os"), os_names, DEFAULT_OS, every_system, faults)
+    systems = _with_python(named.get("python"), systems, matrix, faults)
     pairs = [(torch, cuda) for torch, cuda in matrix.pairs if torch in torches and cuda in cudas]
     if "torch" in named and "cuda" in named and not faults:  # an unknown torch has no cell with any CUDA
         faults += _unpaired(torches, cudas, pairs, matrix)
@@ -143,6 +149,20 @@ def _unpaired(torches: set[str], cudas: set[str], pairs: list[Pair], matrix: Mat
         known = ", ".join(torch for torch, cuda in matrix.pairs if cuda == version)
         found.append(f"--cuda {version}: not in the matrix with this torch, only with torch {known}")
     return found
+
+
+def _with_python(
+    named: Sequence[str] | None, systems: set[str], matrix: Matrix, faults: list[str]
+) -> set[str]:
+    """Those of *systems* that have one of the Pythons *named*; all of them if it is None."""
+    if named is None:
+        return systems
+    known = {choice.name: choice.python for choice in matrix.os if choice.name in systems}
+    for version in named:
+        if known and version not in known.values():
+            has = ", ".join(f"{name} has {python}" for name, python in known.items())
+            faults.append(f"--python {version}: no operating system that is selected has it: {has}")
+    return {name for name, python in known.items() if python in named}
 
 
 def _words(

@@ -42,6 +42,7 @@ def _container(image: str | None, torch: str | None, cuda: str | None) -> tuple[
         cuda=(cuda,) if cuda else (),
         flavor=(),
         os_names=(),
+        python=(),
         every=False,
         lockable=False,
         matrix_file=nearest_matrix(),

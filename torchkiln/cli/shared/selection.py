@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from torchkiln.cli.shared.completing import CUDA, FLAVOR, GPUS, OS, TORCH
+from torchkiln.cli.shared.completing import CUDA, FLAVOR, GPUS, OS, PYTHON, TORCH
 from torchkiln.cli.shared.options import Decorator, any_matrix_option, matrix_option, options
 from torchkiln.cli.shared.targets import names_argument, tag_named
 from torchkiln.errors import ConfigError, NothingSelected
@@ -37,6 +37,7 @@ class CellOptions:
     cuda: tuple[str, ...]
     flavor: tuple[str, ...]
     os_names: tuple[str, ...]
+    python: tuple[str, ...]
     every: bool
     lockable: bool
     matrix_file: Path
@@ -48,7 +49,7 @@ class CellOptions:
     @property
     def any(self) -> bool:
         """Whether a cell is named or one of these options was used; --matrix alone does not count."""
-        named = (self.names, self.torch, self.cuda, self.flavor, self.os_names)
+        named = (self.names, self.torch, self.cuda, self.flavor, self.os_names, self.python)
         return bool(any(named) or self.kept_gpus or self.own_use or self.every or self.lockable)
 
     def selection(self) -> Selection:
@@ -65,6 +66,7 @@ class CellOptions:
             cuda=self.cuda,
             flavor=self.flavor,
             os=self.os_names,
+            python=self.python,
             gpus=kept_gpus(self.kept_gpus, self.grid()[1]) if self.kept_gpus else (),
             own_use=self.own_use,
             every=self.every,
@@ -98,9 +100,9 @@ class CellOptions:
             found = select(self.selection(), matrix, must_name=must_name and several)
         elif self.torch or self.cuda or self.every:
             found = tuple(dict.fromkeys((*found, *select(self.selection(), matrix))))
-        elif self.flavor or self.os_names or self.kept_gpus or self.own_use:
+        elif self.flavor or self.os_names or self.python or self.kept_gpus or self.own_use:
             raise ConfigError(
-                "--flavor, --os and --gpus cannot be combined with a TAG",
+                "--flavor, --os, --python and --gpus cannot be combined with a TAG",
                 hint=f"leave them out, or name the cell by options instead of {self.names[0]}",
             )
         if not self.lockable:
@@ -229,6 +231,13 @@ def _with_options(
             "--flavor", multiple=True, metavar="F", shell_complete=FLAVOR, help="runtime (default), devel"
         ),
         click.option("--os", "os_names", multiple=True, metavar="OS", shell_complete=OS, help=_SYSTEMS),
+        click.option(
+            "--python",
+            multiple=True,
+            metavar="X.Y",
+            shell_complete=PYTHON,
+            help="the operating systems that have this Python, for example 3.13",
+        ),
         click.option("--with", multiple=True, hidden=True, expose_value=False, callback=_refuse_with),
         *(_OF_THIN_IMAGES if gpus else ()),
         click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
