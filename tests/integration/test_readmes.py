@@ -110,7 +110,8 @@ def test_the_matrix_of_the_readme_is_locked(workspace: Workspace) -> None:
     project = workspace.folder.path.parent
     (project / "matrix.yaml").write_text(blocks(TEXT, "yaml")[0])
     (project / "build.py").symlink_to(ROOT / "build.py")
-    workspace.server.add("default", "jupyterlab", "1.0", date=OLD)
+    for name in ("jupyterlab", "transformers"):
+        workspace.server.add("default", name, "1.0", date=OLD)
     (command,) = those(Needs.PROJECT)
     inherited = {name: value for name, value in os.environ.items() if name != "TORCHKILN_INDEX_PYTORCH"}
     environ = {

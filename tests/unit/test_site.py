@@ -157,11 +157,11 @@ def test_layers_name_the_images_that_share_them() -> None:
 
 def test_only_runs_of_the_present_image_are_its_own() -> None:
     """A run of an earlier image is shown as such."""
-    assert image(PROVED).tested_on == ("2 × NVIDIA H200",)
-    assert [run["current"] for run in document(PROVED)["reports"]] == [True, True]
-    other = "2.8.0-cuda12.1-cudnn9-runtime"
+    assert image(PROVED).tested_on == ("4 × NVIDIA H100 80GB HBM3", "2 × NVIDIA H200")
+    assert [run["current"] for run in document(PROVED)["reports"]] == [True, True, True]
+    other = "2.1.2-cuda12.1-cudnn8-runtime"
     *_, earlier = document(other)["reports"]
-    assert (earlier["current"], earlier["gpus"]) == (False, "2 × NVIDIA H200")
+    assert (earlier["current"], earlier["gpus"]) == (False, "NVIDIA H100 80GB HBM3")
     assert earlier["same_packages"]
     assert "an earlier image with the same packages" in page(f"tags/{other}.html")
     assert image(other).tested_on == ()
