@@ -41,6 +41,14 @@ def upgrade(images: Path) -> None:
     artefact.write_lock(images, cell.base)
 
 
+def release(checkout: Path) -> None:
+    """Change the scene's matrix, facts and locks as `matrix add torch newest --smoke` would."""
+    put(checkout / "images", locked("2.6.0"))
+    for name in ("matrix.yaml", "torchkiln/data/compat.yaml"):
+        with (checkout / name).open("a") as file:
+            file.write("# 2.6.0\n")
+
+
 @dataclass(kw_only=True)
 class Scene:
     """An origin with the locks of two images, one added by the last commit; and the commands run in it."""
@@ -82,7 +90,7 @@ class Scene:
         return [line[len(first) :] for line in lines if tuple(line[: len(first)]) == first]
 
     def remember(self, what: str) -> None:
-        """Set a fact for the stubs: `newer`, `fails`, `tampered`."""
+        """Set a fact for the stubs: `newer`, `released`, `fails`, `tampered`."""
         (self.folder / "state" / what).touch()
 
 
@@ -95,7 +103,9 @@ def scene(folder: Path) -> Scene:
             shutil.copytree(ROOT / name, origin / name)
         else:
             shutil.copy(ROOT / name, origin / name)
-    for name in ("README.md", "README.zh-CN.md", "docs/page.md", "tests/golden/one"):
+    for name in (
+        *("README.md", "README.zh-CN.md", "docs/page.md", "tests/golden/one", "torchkiln/data/compat.yaml"),
+    ):
         (origin / name).parent.mkdir(parents=True, exist_ok=True)
         (origin / name).write_text("generated\n")
     (origin / "tools/system-packages").write_text("#!/bin/sh\n")  # the real one would run apt

@@ -75,6 +75,10 @@ def _kiln(words: list[str]) -> int:
             from tests.workflow_scene import upgrade
 
             upgrade(Path("images"))
+        case ["matrix", "add", "torch", "newest", "--smoke"] if (state() / "released").exists():
+            from tests.workflow_scene import release
+
+            release(Path())
         case ["verify", *_]:
             return int((state() / "tampered").exists())
     return 0

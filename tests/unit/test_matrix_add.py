@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,26 @@ def test_an_existing_release_needs_no_index(workspace: Workspace) -> None:
     workspace.run("torch", "2.8.0")
 
     assert workspace.server.requests == []
+
+
+def test_newest_is_the_newest_release_of_the_index(workspace: Workspace) -> None:
+    add = workspace.server.add
+    add("default", "torch", "3.0.0", requires=CU12, tag=tag("cp310"), files=CODE)
+    add("default", "torch", "3.1.0rc1", requires=CU12, tag=tag("cp310"), files=CODE)
+    _, out, _ = workspace.run("torch", "newest")
+    assert '\n  "3.0.0":\n' in out
+
+
+def test_newest_adds_nothing_if_the_matrix_has_it(workspace: Workspace) -> None:
+    """Also if the index has only older releases, as a mirror that is behind."""
+    for source, project, name in list(workspace.server.files):
+        if name.startswith("torch-2.99."):
+            del workspace.server.files[source, project, name]
+    error, out, err = workspace.run("torch", "newest", "--smoke")
+
+    assert (error, out) == (None, "")
+    assert re.search(r"matrix: .* has torch [0-9.]+, the newest release\n", err)
+    assert workspace.file.read_text() == OURS
 
 
 def test_an_unknown_release_is_proposed_with_its_facts(workspace: Workspace) -> None:

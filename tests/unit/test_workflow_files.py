@@ -125,6 +125,7 @@ def test_write_permissions_have_a_reason() -> None:
         ("docs.yml", "deploy"): {"id-token", "pages"},
         ("publish.yml", "publish"): {"id-token", "packages"},
         ("nightly.yml", "relock"): {"contents", "pull-requests"},
+        ("nightly.yml", "release"): {"contents", "pull-requests"},
     }
     assert all(loaded(file)["permissions"] == {} for file in FILES)
 

@@ -80,6 +80,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     play("nightly.yml", "cells")
     play("nightly.yml", "rebuild")
     play("nightly.yml", "relock")
+    play("nightly.yml", "release")
     play("docs.yml", "build")
     others = scene(tmp_path_factory.mktemp("examples"))  # their builds are not those of the locked images
     play("examples.yml", "matrix", where=others)
@@ -297,6 +298,33 @@ def test_without_newer_packages_nothing_is_proposed(tmp_path: Path) -> None:
 
     assert (ran[-1].code, ran[-1].err) == (0, "every lock is up to date\n")
     assert place.calls("gh") == []
+
+
+def test_a_new_torch_release_is_proposed(tmp_path: Path) -> None:
+    """Matrix, facts and lock on a branch of its own; the next night without a newer one changes nothing."""
+    place = scene(tmp_path)
+    place.remember("released")
+    ran = place.job("nightly.yml", "release", COMMON)
+    assert [ran_line for ran_line in ran if ran_line.code] == []
+
+    changed = git(place.origin, "diff", "--name-only", "main", "release").splitlines()
+    new = "images/2.6.0-cuda12.1-cudnn9-runtime"
+    assert changed == [
+        f"{new}/lock.json",
+        f"{new}/requirements.txt",
+        "matrix.yaml",
+        "torchkiln/data/compat.yaml",
+    ]
+    (created,) = place.calls("gh", "pr", "create")
+    assert created[:4] == ["--head", "release", "--title", "A new torch release"]
+
+
+def test_without_a_new_torch_release_nothing_is_proposed(tmp_path: Path) -> None:
+    place = scene(tmp_path)
+    ran = place.job("nightly.yml", "release", COMMON)
+
+    assert (ran[-1].code, ran[-1].err) == (0, "every lock is up to date\n")
+    assert place.calls("gh", "pr") == []
 
 
 def test_an_unknown_name_in_an_expression_is_an_error() -> None:

@@ -26,10 +26,12 @@ from torchkiln.matrix.matrix import load
 from torchkiln.util.files import write_atomic
 from torchkiln.util.places import INSTALLED, PACKAGE
 from torchkiln.util.strict_json import read_file, text_of
+from torchkiln.util.versions import newest
 
 _FACTS = "torchkiln/data/compat.yaml"
 _FACTS_FILE = PACKAGE / "data/compat.yaml"
 _LIMIT = 1 << 20  # bytes
+NEWEST = "newest"
 
 
 @click.group("matrix", cls=Group)
@@ -48,18 +50,27 @@ def matrix() -> None:
 def add(package: str, version: str, write: bool, build: bool, smoke: bool, matrix_file: Path) -> None:
     """Print the line for matrix.yaml and the block of facts that a new torch release needs.
 
+    VERSION can be `newest`: the newest release on the index, if it is newer than those of the matrix.
+
     Both are read from the wheel on the index, of which only some megabytes are downloaded. Nothing is written
     without --write.
     """
     known = facts.load()
     grid = matrix_of.read(matrix_file, known)
+    offered = None
+    if version == NEWEST:
+        offered = open_offered(os.environ, open_cache())
+        version = newest([*offered.versions(package), *grid.releases])
+        if version in grid.releases:
+            click.echo(f"matrix: {matrix_file} has {package} {version}, the newest release", err=True)
+            return
     if version in grid.releases:
         click.echo(f"matrix: {matrix_file} has {package} {version} already", err=True)
         if build or smoke:
             cuda = next(cuda for torch, cuda in grid.pairs if torch == version)
             _make(version, cuda, matrix_file, smoke=smoke)
         return
-    release = look_up(version, open_offered(os.environ, open_cache()))
+    release = look_up(version, offered or open_offered(os.environ, open_cache()))
     beyond = (
         release.cuda not in grid.cuda
     )  # a single cell: other releases have no wheel for that CUDA version
