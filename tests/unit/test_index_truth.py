@@ -9,7 +9,6 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import urllib3
@@ -26,7 +25,6 @@ from torchkiln.model.index import WheelMetadata, differing, read_metadata
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.http.failures import reason_of, status_text
-from torchkiln.wheel.metadata import metadata_in
 
 
 @pytest.fixture
@@ -228,26 +226,6 @@ def test_requirements_that_do_not_apply_are_ignored(tmp_path: Path) -> None:
     )
     check_metadata(cell, store)
     check_metadata(cell, store)
-
-
-def test_a_wheel_is_read_once(tmp_path: Path) -> None:
-    """A package that is added to a project does not take a look into all wheels of the image."""
-    store, read = Store(tmp_path), list[str]()
-
-    def reading(path: Path, filename: str) -> bytes:
-        read.append(filename)
-        return metadata_in(path, filename)
-
-    both = cell_of(store, *(wheel_bytes(name, "1.0", requires=["demo>=1"]) for name in ("demo", "other")))
-    demo, other = both.wheels
-    with patch("torchkiln.wheel.metadata.metadata_in", reading):
-        check_metadata(replace(both, wheels=(demo,)), store)
-        assert read == [demo.filename]
-        check_metadata(both, store)
-        assert read == [demo.filename, other.filename]
-        with pytest.raises(BuildFailed, match="demo"):  # what is recorded is compared with each lock
-            check_metadata(replace(both, wheels=(other,)), store)
-    assert len(read) == 2
 
 
 def test_missing_metadata_is_reported(tmp_path: Path) -> None:

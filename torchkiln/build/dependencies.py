@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torchkiln.model.index import WheelMetadata
 
 _RECORDS = "agreed"
-_METADATA = "wheel-metadata"  # records by the wheel's sha256
 _RULES = 1  # raise it when the check changes
 _SHOWN = 5
 
@@ -60,16 +59,10 @@ def check_metadata(locked: LockedCell, store: Store, further: Sequence[str] = ()
 
 
 def _metadata(wheel: LockedWheel, store: Store) -> WheelMetadata:
-    """METADATA of *wheel*, whose text is recorded: a wheel's directory may have ten thousand entries."""
     from torchkiln.model.index import read_metadata
     from torchkiln.wheel.metadata import metadata_in
 
     try:
-        if (known := store.record(_METADATA, wheel.sha256)) and isinstance(text := known.get("text"), str):
-            return read_metadata(text.encode())
-        data = metadata_in(store.wheel(wheel), wheel.filename)
-        found = read_metadata(data)
-        store.put_record(_METADATA, wheel.sha256, {"text": data.decode()})
-        return found
+        return read_metadata(metadata_in(store.wheel(wheel), wheel.filename))
     except ValueError as error:
         raise BadWheel(wheel.filename, f"METADATA cannot be read: {error}") from error

@@ -78,7 +78,7 @@ def url_of(base: str, file: ListedFile) -> str:
 
 
 def listing(page: Page, hashes: Collection[str] | None = None) -> PageFiles:
-    """The files of *page*; only those with one of *hashes*, unless that is None.
+    """The files of *page*. With *hashes*, only the files that have one of these SHA-256 hashes.
 
     :raises BuildFailed: it is not a project page, or has more files than any project.
     """

@@ -154,7 +154,7 @@ def _unpaired(torches: set[str], cudas: set[str], pairs: list[Pair], matrix: Mat
 def _with_python(
     named: Sequence[str] | None, systems: set[str], matrix: Matrix, faults: list[str]
 ) -> set[str]:
-    """Those of *systems* that have one of the Pythons *named*; all of them if it is None."""
+    """Filter *systems* by their Python version. Without *named*, return all of them."""
     if named is None:
         return systems
     known = {choice.name: choice.python for choice in matrix.os if choice.name in systems}
