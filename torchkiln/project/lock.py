@@ -46,13 +46,14 @@ class Parent:
     """The image on which a project goes.
 
     `bound`: the packages that the matrix binds to PyTorch's own index; `known`: wheels for which no index is
-    queried; `torches`: the releases of torch that the matrix has with this CUDA.
+    queried; `torches`: the releases of torch that the matrix has with this CUDA; `wheels`: see `Settler`.
     """
 
     lock: LockedCell
     bound: tuple[str, ...] = ()
     known: tuple[KnownWheel, ...] = ()
     torches: tuple[str, ...] = ()
+    wheels: tuple[LocalWheel, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +107,7 @@ def lock_project(
     constraints, more = movable(needs, _applying(needs.constraints, cell), fixed, parent.torches)
     wanted = replace(_request(requirements, constraints, parent, versions.as_of), local=local)
     own = tuple(asked.text for asked in requirements)
-    settler = Settler(index=index, parent=cell, own=own, kept=versions.kept)
+    settler = Settler(index=index, parent=cell, own=own, kept=versions.kept, image=parent.wheels)
     try:
         pins = settler.settled(wanted)
         old: tuple[Behind, ...] = ()

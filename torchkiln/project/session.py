@@ -29,6 +29,7 @@ from torchkiln.plan.load import plan_locked
 from torchkiln.project.asked import Asked, ProjectNeeds
 from torchkiln.project.file import load_project
 from torchkiln.project.fixed import fixed_wheels
+from torchkiln.project.image_wheels import wheels_of_image
 from torchkiln.project.inputs import inputs_digest
 from torchkiln.project.libraries import require_fitting, require_known, still_known
 from torchkiln.project.lock import LockedProject, Parent, ProjectVersions, lock_project
@@ -100,6 +101,7 @@ def lock_folder(
                 bound=locks.bound,
                 known=record.known,
                 torches=_torches(locks, request.cell),
+                wheels=wheels_of_image(parent, store),
             ),
             index,
             ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),

@@ -7,6 +7,7 @@ package that has no bounds yet: datasets 2.14.4, because the image has a newer f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from packaging.version import Version
 
 from torchkiln.errors import Unresolvable
 from torchkiln.index.uv import Pin
-from torchkiln.model.index import IndexRequest, KnownWheel
+from torchkiln.model.index import IndexRequest, KnownWheel, LocalWheel
 from torchkiln.model.lock import LockedCell
 from torchkiln.project.asked import Asked
 from torchkiln.project.fixed import fixed_wheels
@@ -52,13 +53,15 @@ class Behind:
 class Settler:
     """Chooses versions for requests of one project on the image of `parent`.
 
-    `own`: the project's requirements; `kept`: versions of its previous lock.
+    `own`: the project's requirements; `kept`: versions of its previous lock; `image`: the image's wheels,
+    each as the only one of its package, if METADATA of all can be read without an index.
     """
 
     index: Resolver
     parent: LockedCell
     own: tuple[str, ...]
     kept: Mapping[str, str]
+    image: tuple[LocalWheel, ...] = ()
 
     def settled(self, wanted: IndexRequest) -> tuple[Pin, ...]:
         """The versions for *wanted*.
@@ -102,7 +105,20 @@ class Settler:
         before = {wheel.name: wheel.version for wheel in self.parent.wheels}
         new = tuple(f"{pin.name}=={pin.version}" for pin in free if pin.name not in before)
         keep = _pairs({**before, **self.kept})
-        return self.index.pins(replace(wanted, constraints=(*wanted.constraints, *new), keep=keep))
+        request = replace(wanted, constraints=(*wanted.constraints, *new), keep=keep)
+        if offered := self._unmoved(wanted):
+            # Usually nothing of the image has to move: then its 130 pages need not be read.
+            with suppress(Unresolvable):
+                return self.index.pins(replace(request, local=(*request.local, *offered)))
+        return self.index.pins(request)
+
+    def _unmoved(self, wanted: IndexRequest) -> tuple[LocalWheel, ...]:
+        """The image's wheels, if these alone can be offered; none if the last lock replaced one of them."""
+        before = {wheel.name: wheel.version for wheel in self.image}
+        if any(before.get(name, version) != version for name, version in self.kept.items()):
+            return ()
+        given = {wheel.name for wheel in wanted.local} | {wheel.name for wheel in wanted.known}
+        return tuple(wheel for wheel in self.image if wheel.name not in given)
 
 
 def newest_possible(

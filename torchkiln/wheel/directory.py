@@ -176,7 +176,7 @@ def _lines(data: bytes, count: int) -> Iterator[WheelEntry]:
 
 def decoded(raw: bytes, flags: int) -> str:
     """A name as text: UTF-8 if the flag is set, otherwise code page 437."""
-    return raw.decode("utf-8" if flags & UTF8 else "cp437")
+    return raw.decode("utf-8" if flags & UTF8 or raw.isascii() else "cp437")
 
 
 def unusual(flags: int) -> str:
@@ -211,6 +211,8 @@ def widened(values: tuple[int, ...], extra: dict[int, bytes], name: str) -> list
 
     :raises BadZip: the field lacks a value.
     """
+    if 0xFFFFFFFF not in values:
+        return list(values)
     wide = extra.get(_ZIP64)
     found = []
     for value in values:

@@ -116,22 +116,26 @@ def _name_fault(name: str) -> str:
     parts = name.removesuffix("/").split("/")
     if name.startswith("/") or "\\" in name or (len(name) > 1 and name[1] == ":"):
         return "an absolute path, a drive letter or a backslash"
-    if any(part in ("", ".", "..") for part in parts):
+    if not _UNNORMALIZED.isdisjoint(parts):
         return "the path is not normalized (empty component, '.' or '..')"
     plain = name.isascii() and name.isprintable()  # nearly all; checking each character is slow
     if not plain and any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in name):
         return "control characters in the name"
     if not plain and any(unicodedata.bidirectional(char) in _BIDI_CONTROLS for char in name):
         return "bidirectional control characters in the name: it is displayed differently"
-    if any(len(part.encode()) > _MAX_PART for part in parts) or len(name.encode()) > _MAX_NAME:
-        return "file name too long"
-    if name.endswith(".py") and len(parts[-1].encode()) > _MAX_SOURCE_NAME:
-        return "file name too long for its byte-code"
-    if any(part.startswith(".wh.") for part in parts):
+    encoded = name.encode()
+    if len(encoded) > _MAX_SOURCE_NAME:
+        longest = max(map(len, encoded.split(b"/")))
+        if longest > _MAX_PART or len(encoded) > _MAX_NAME:
+            return "file name too long"
+        if name.endswith(".py") and len(parts[-1].encode()) > _MAX_SOURCE_NAME:
+            return "file name too long for its byte-code"
+    if ".wh." in name and any(part.startswith(".wh.") for part in parts):
         return "a whiteout name (.wh.), which deletes files in layers"
     return ""
 
 
+_UNNORMALIZED = frozenset({"", ".", ".."})
 _BIDI_CONTROLS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 
 from torchkiln.errors import BadWheel
 from torchkiln.model.index import METADATA_LIMIT
+from torchkiln.wheel.content import SecondRead, whole
 from torchkiln.wheel.entries import entries
 from torchkiln.wheel.source import WheelFile
 
@@ -20,13 +19,12 @@ def metadata_in(path: Path, filename: str) -> bytes:
     try:
         with WheelFile(path, path.stat().st_size) as file:  # checks the limits of the directory
             named = [
-                entry.name
+                entry
                 for entry in entries(file, filename)
                 if entry.name.endswith(".dist-info/METADATA") and entry.name.count("/") == 1
             ]
-        if len(named) != 1:
-            raise ValueError("no METADATA" if not named else "more than one METADATA")
-        with zipfile.ZipFile(path) as archive, archive.open(named[0]) as inside:
-            return inside.read(METADATA_LIMIT + 1)
-    except (OSError, ValueError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+            if len(named) != 1:
+                raise ValueError("no METADATA" if not named else "more than one METADATA")
+            return whole(SecondRead(file, named[0]), named[0], filename)[: METADATA_LIMIT + 1]
+    except (OSError, ValueError, EOFError) as error:
         raise BadWheel(filename, f"METADATA cannot be read: {error}") from error
