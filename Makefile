@@ -9,7 +9,7 @@ DOCS := .venv-docs
 # Tests start thousands of short processes, which need byte-code.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test-packages image release test proof gpu-mutants check format golden bench docs docs-serve clean
+.PHONY: help setup test-packages image release test proof mutants gpu-mutants check format golden bench docs docs-serve clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -41,6 +41,9 @@ proof: test-packages  ## the other tests: container engines, the real image of 2
 	$(RUN) pytest -m proof -n auto --ignore=tests/proof $(RERUN)
 	$(RUN) pytest -m proof -v tests/proof $(RERUN)
 	$(RUN) pytest -m "hypothesis and not proof" --hypothesis-profile=long -n logical tests/unit
+
+mutants: $(STAMP)  ## each smoke check where it must fail, without GPUs; records for .ci/run that all passed
+	TORCHKILN_MUTANTS=record $(RUN) pytest -m proof -n auto tests/smoke_mutants
 
 # Without .venv: a machine with GPUs has torch and pytest in another Python. BESIDE="-n 8" if it has xdist.
 GPU_MUTANTS = PYTHONPATH=. $(PYTHON) -m pytest --confcutdir=tests/smoke_mutants -p no:cacheprovider -p no:benchmark -rs tests/smoke_mutants

@@ -1,14 +1,77 @@
-"""Mutants that run torch take minutes: they are part of `make proof`, and of `make gpu-mutants`."""
+"""Mutants that run torch take minutes: they are part of `make proof`, and of `make gpu-mutants`.
+
+`make mutants` runs all, and writes proved.json if they pass. TORCHKILN_MUTANTS=SEED, as `.ci/run` sets it,
+runs a random eighth if nothing has changed since then: the suite, the mutants, torch. Without it all run.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-QUICK = {"test_device_code", "test_liars", "test_linkage", "test_lock", "test_shared_objects"}
+from tests.smoke_mutants.mutant import PYTHON
+
+QUICK = {"test_device_code", "test_linkage", "test_lock", "test_shared_objects"}
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+PROVED = HERE / "proved.json"
+SHARE = 8
+_CHOICE = os.environ.get("TORCHKILN_MUTANTS", "")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder."""
-    for item in items:
-        if item.path.parent.name == "smoke_mutants" and item.path.stem not in QUICK:
-            item.add_marker("proof")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the slow tests of this folder; leave most of them out if they passed with the same files."""
+    slow = [item for item in items if item.path.parent == HERE and item.path.stem not in QUICK]
+    for item in slow:
+        item.add_marker("proof")
+    if _CHOICE in ("", "record") or not _proved():
+        return
+    drawn = set(random.Random(_CHOICE).sample(range(len(slow)), len(slow) // SHARE))
+    left_out = {item for number, item in enumerate(slow) if number not in drawn}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_report_header() -> str:
+    """What is drawn, so that it can be drawn again."""
+    part = f"an eighth, TORCHKILN_MUTANTS={_CHOICE}" if _CHOICE not in ("", "record") and _proved() else "all"
+    return f"mutants of the smoke suite: {part}"
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the record of a run in which all passed."""
+    if _CHOICE == "record" and exitstatus == 0 and "PYTEST_XDIST_WORKER" not in os.environ:
+        PROVED.write_text(json.dumps(_state(), indent=2) + "\n")
+
+
+def _proved() -> bool:
+    return PROVED.exists() and json.loads(PROVED.read_bytes()) == _state()
+
+
+def _state() -> dict[str, Any]:
+    """What decides the outcome of the mutants."""
+    digest = hashlib.sha256()
+    for path in _files():
+        digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return {"files": digest.hexdigest(), "torch": _torch()}
+
+
+def _files() -> Iterator[Path]:
+    for name in ("docs/smoke.md", "tests/cut_wheels.py", "tests/needs.py", "tests/smoke_suites.py"):
+        yield ROOT / name
+    for folder in (ROOT / "smoke_tests", ROOT / "torchkiln" / "smoke", HERE):
+        found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+        yield from sorted(path for path in found if path not in (PROVED, Path(__file__)))
+
+
+def _torch() -> str:
+    code = "from importlib.metadata import version; print(version('torch'))"
+    return subprocess.check_output([PYTHON, "-I", "-c", code], text=True).strip() if PYTHON else ""
