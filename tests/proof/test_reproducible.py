@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import torchkiln
+from tests.needs import nightly
 from tests.proof.conftest import TAG, build
 from tools.kept import PROOFS, proofs
 from torchkiln import CellName, Project
@@ -71,15 +72,23 @@ def test_the_recorded_layers_are_reproduced(image: dict[str, Any], locked: Locke
         }
 
 
-def test_other_programs_accept_the_image(image: dict[str, Any], tmp_path: Path) -> None:
-    """skopeo copies it, umoci unpacks it; both check digests and diff_ids."""
+def test_skopeo_copies_the_image(image: dict[str, Any], tmp_path: Path) -> None:
+    """It checks all digests."""
+    source = f"oci:{image['layout']}:{image['ref']}"
+    try:
+        subprocess.run(["skopeo", "copy", "--quiet", source, f"dir:{tmp_path}/copy"], check=True)
+        manifest = (tmp_path / "copy" / "manifest.json").read_bytes()
+    finally:
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+    blob = Path(image["layout"]) / "blobs" / "sha256" / image["digest"].removeprefix("sha256:")
+    assert manifest == blob.read_bytes()
+
+
+@nightly  # two minutes
+def test_umoci_unpacks_the_image(image: dict[str, Any], tmp_path: Path) -> None:
+    """It checks all diff_ids."""
     source = f"{image['layout']}:{image['ref']}"
     try:
-        subprocess.run(["skopeo", "copy", "--quiet", f"oci:{source}", f"dir:{tmp_path}/copy"], check=True)
-        manifest = (tmp_path / "copy" / "manifest.json").read_bytes()
-        blob = Path(image["layout"]) / "blobs" / "sha256" / image["digest"].removeprefix("sha256:")
-        assert manifest == blob.read_bytes()
-        shutil.rmtree(tmp_path / "copy")
         subprocess.run(["umoci", "unpack", "--rootless", "--image", source, f"{tmp_path}/bundle"], check=True)
         root = tmp_path / "bundle" / "rootfs" / "opt/venv/lib/python3.11/site-packages"
         assert (root / "torch" / "version.py").exists()
