@@ -100,7 +100,7 @@ class BadWheel(BuildFailed):
 
 
 class BadArchive(BuildFailed):
-    """An archive of NVIDIA's toolkit is invalid; the message names it and the reason."""
+    """An archive, of NVIDIA's toolkit or of a Python, is invalid; the message names it and the reason."""
 
     def __init__(self, archive: str, reason: str) -> None:
         super().__init__(

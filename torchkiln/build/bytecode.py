@@ -8,6 +8,7 @@ from pathlib import Path
 from torchkiln.build.cache_keys import layer_key
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 from torchkiln.wheel.bytecode import Code, Compiler, read_pack, write_pack
 
@@ -15,11 +16,12 @@ from torchkiln.wheel.bytecode import Code, Compiler, read_pack, write_pack
 class Bytecode:
     """The .pyc files of one wheel; `cached` are those in the cache, None if they must be compiled.
 
-    :param python: the base's full version.
-    :param interpreter: the command that starts the base's Python.
+    :param interpreter: the command that starts *python*.
     """
 
-    def __init__(self, wheel: LockedWheel, store: Store, python: str, interpreter: tuple[str, ...]) -> None:
+    def __init__(
+        self, wheel: LockedWheel, store: Store, python: ImagePython, interpreter: tuple[str, ...]
+    ) -> None:
         self._store, self._interpreter = store, interpreter
         self._pack = store.root / "bytecode" / f"{layer_key((wheel,), python)}.pack"
         self.cached = _intact(self._pack)

@@ -20,7 +20,7 @@ from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.model.plan import ImagePlan, OverlayFile, WheelLayer
-from torchkiln.model.recipe import PREFIX, USER, site
+from torchkiln.model.recipe import PREFIX, USER
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
 from torchkiln.util.places import how_to_restore
@@ -111,7 +111,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             os_packages=sorted(os_packages),
             tools=sorted(packages_of(plan.locked.tools.name)) if plan.locked.tools else (),
             prefix=PREFIX,
-            site=site(cell.python),
+            site=plan.locked.python.site,
             pip=_pip(plan),
             pip_options=" ".join(pip_options(plan.locked)),
             foreign=[wheel.name for wheel in plan.locked.wheels if wheel.index is not Source.DEFAULT],

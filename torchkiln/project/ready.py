@@ -80,7 +80,7 @@ def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO
     def by_uv(name: str, lock: bytes) -> str:
         return _exported(name, lock, store, choice)
 
-    needs = read_project(folder, environment_of(parent.base.python), by_uv, choice)
+    needs = read_project(folder, environment_of(parent.python.version), by_uv, choice)
     settings = read_settings(folder)
     build = tuple(sorted({canonicalize_name(name) for name in settings.build}))
     needs = replace(needs, apt=tuple(sorted(settings.apt)), build=build)

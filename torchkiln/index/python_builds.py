@@ -1,0 +1,59 @@
+"""Downloads the archive of a standalone Python from the URL that the matrix names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchkiln.index.download import Downloader
+from torchkiln.index.pages import Pages
+from torchkiln.index.session import IndexSession
+from torchkiln.index.settings import index_settings, with_address
+from torchkiln.model.cell import PythonArchive
+from torchkiln.model.index import FileAt
+from torchkiln.store.store import Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sized:
+    """An archive and its size on the server, which the matrix does not have."""
+
+    filename: str
+    sha256: str
+    size: int
+
+
+class _AtUrl(Downloader[_Sized]):
+    """The server of one archive."""
+
+    def __init__(self, session: IndexSession, url: str) -> None:
+        super().__init__(session)
+        self._url = url
+
+    def _locate(self, file: _Sized, *, fresh: bool) -> FileAt:
+        return FileAt(filename=file.filename, url=self._url, size=file.size, sha256=file.sha256)
+
+
+def download(
+    archive: PythonArchive,
+    url: str,
+    path: Path,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    began: Callable[[int], None],
+    on_progress: Callable[[int], None],
+) -> None:
+    """Download *archive* from *url* to *path*; the caller verifies its hash.
+
+    :param began: called with the number of bytes.
+    :raises BuildFailed: the server cannot be reached, or does not have the file.
+    """
+    settings, address = with_address(index_settings(environ), url, "archive")
+    pages = Pages(settings, store)
+    at = FileAt(filename=archive.filename, url=address, size=None, sha256=archive.sha256)
+    size = pages.measure(at).size or 0
+    file = _Sized(filename=archive.filename, sha256=archive.sha256, size=size)
+    began(size)
+    _AtUrl(pages.session, address).fetch(file, path, on_progress=on_progress, cancelled=lambda: False)
