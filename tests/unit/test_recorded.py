@@ -24,6 +24,7 @@ from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 from torchkiln.wheel import content, splice
 
@@ -60,7 +61,7 @@ def job(wheel: Path, cache: Path, recorded: Blob | None = None) -> Task:
         slot=0,
         inputs=(WheelInput(wheel=locked_wheel(wheel), path=wheel),),
         cache=cache,
-        python="3.11.2",
+        python=ImagePython.of_base("3.11.2"),
         interpreter=(sys.executable,),
         out=cache.parent / "out",
         recorded=recorded,

@@ -76,5 +76,6 @@ def _check_sandbox(environment: Environment, *, foreign: bool) -> None:
 
 def _interpreter(python: ImagePython, locked: LockedCell, store: Store) -> tuple[str, ...]:
     """The command that starts *python*: the base's, or the standalone one."""
-    own = python.version == locked.base.python
-    return tuple(interpreter(locked.base, store, None if own else locked.standalone).argv())
+    if python.version == locked.base.python:
+        return tuple(interpreter(locked.base, store).argv())
+    return tuple(interpreter(locked.base, store, locked.standalone).argv())

@@ -91,7 +91,9 @@ def make_layer(task: Task) -> Blob:
 def _write(task: Task, recorded: Blob | None) -> Blob:
     scheme = Scheme.of(task.python)
     with io.BufferedWriter(PassingFile(task.out, "wb"), 1 << 20) as out, _cut(task) as cut:
-        layer = LayerWriter(out, mtime=WHEEL_EPOCH, recorded=recorded)
+        # Layers of the base's Python have stored headers, and their digests cannot change.
+        packed = task.python.of_another
+        layer = LayerWriter(out, mtime=WHEEL_EPOCH, recorded=recorded, packed=packed)
         for item in task.inputs:
             _add(item, layer, scheme, task, cut)
         return layer.finish()

@@ -8,7 +8,8 @@ RECIPE = 3  # increase it when the same lock results in other bytes; plan and im
 
 DEVICE_CODE_RULE = 1  # increase it when the same wheel, cut for the same GPUs, results in other bytes
 
-PYTHON_RULE = 1  # increase it when the same archive of a standalone Python results in another layer
+# Increase it when the same archive of a standalone Python, or the same wheel for it, results in other bytes.
+PYTHON_RULE = 1
 
 PREFIX = "/opt/venv"  # the virtual environment, first on PATH
 USER = "user"  # the account, uid 1000, for people who do not work as root
@@ -33,6 +34,11 @@ class ImagePython:
     def of_base(cls, version: str) -> ImagePython:
         """The base's own Python, of *version* "3.11.2"."""
         return cls(version=version, folder=minor(version))
+
+    @property
+    def of_another(self) -> bool:
+        """Whether it is not the base's own, so that its layers are in no image of the base's Python."""
+        return self.folder != self.minor
 
     @property
     def minor(self) -> str:

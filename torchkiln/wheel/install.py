@@ -35,8 +35,7 @@ class Scheme:
     @classmethod
     def of(cls, python: ImagePython) -> Scheme:
         """The folders of an image's environment with *python*."""
-        other = python.folder if python.folder != python.minor else ""
-        return cls(prefix=PREFIX, python=python.minor, folder_of=other)
+        return cls(prefix=PREFIX, python=python.minor, folder_of=python.folder if python.of_another else "")
 
     @property
     def site(self) -> str:
