@@ -26,10 +26,11 @@ from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 _TOP = "python"
 _MAX_READ = 4 << 30  # bytes unpacked; real archives have 100 to 400 million
 _MAX_FILE = 256 << 20  # bytes of a file, as for `extraction`
-# Packages, as the image has those of its lock; byte-code, which is compiled again; tests and manuals.
+# Packages, as the image has those of its lock; byte-code, which is compiled again; tests, manuals; and what
+# Debian's python3 does not have either, Tk and the editor that needs it.
 _LEFT_OUT = re.compile(
-    r"(.+/)?__pycache__(/.*)?|lib/python[0-9.]+/(site-packages|test|idlelib/idle_test)(/.*)?|share/man(/.*)?"
-    r"|bin/(?!python)[^/]*"
+    r"(.+/)?__pycache__(/.*)?|share/man(/.*)?|bin/(?!python)[^/]*|lib/(itcl|tcl|tdbc|thread|tk|libtcl|libtk)[0-9].*"
+    r"|lib/python[0-9.]+/(site-packages|test|idlelib|tkinter|turtledemo|lib-dynload/_tkinter[^/]*)(/.*)?"
 )
 _VERSION = re.compile(rb'^#define PY_VERSION\s+"([^"\n]{1,40})"', re.MULTILINE)
 _PROGRAM = re.compile(r"bin/python(3\.[0-9]+)")

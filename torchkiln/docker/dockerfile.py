@@ -130,12 +130,18 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
 def demand_full(locked: LockedCell) -> None:
     """Check that a Dockerfile can build the image of *locked*.
 
-    :raises ConfigError: it is a thin image.
+    :raises ConfigError: it is a thin image, or has another Python than its system's.
     """
+    how = "build it with the embedded engine; `torchkiln build TAG --load` puts it into Docker"
+    if locked.standalone:
+        raise ConfigError(
+            f"{tag_of(locked.resolution)}: a Dockerfile cannot build an image with a standalone Python",
+            hint=how,
+        )
     if locked.device_code:
         raise ConfigError(
             f"{tag_of(locked.resolution)}: a Dockerfile cannot build a thin image (--gpus)",
-            hint="build it with the embedded engine; `torchkiln build TAG --load` puts it into Docker",
+            hint=how,
         )
 
 
