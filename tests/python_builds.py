@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import shutil
 import tarfile
 from collections.abc import Iterable
@@ -17,7 +18,8 @@ from tests.roots import entries_of, entry, tar_of
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix, load
 from torchkiln.matrix.resolve import resolve
-from torchkiln.model.cell import Cell, PythonArchive
+from torchkiln.matrix.select import Selection, select
+from torchkiln.model.cell import PythonArchive
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell, LockedStandalone
 
@@ -42,10 +44,6 @@ os: {debian12: {python: "3.11"}}
 packages: [numpy]
 repository: pytorch-cuda
 """
-PYTHONS = """
-pythons:
-  - {python: "3.12", os: debian12, archive: "%s", sha256: "%s"}
-"""
 
 
 def archive_in(folder: Path, entries: Entries = SMALL, *, name: str = NAME) -> tuple[Path, PythonArchive]:
@@ -56,15 +54,16 @@ def archive_in(folder: Path, entries: Entries = SMALL, *, name: str = NAME) -> t
     return path, PythonArchive(filename=name, sha256=sha256)
 
 
-def matrix_with(path: str, sha256: str, facts: Facts) -> Matrix:
-    """A matrix whose debian12 also has Python 3.12 from that archive."""
-    return load(MATRIX + PYTHONS % (path, sha256), facts)
+def matrix_with(path: str, sha256: str, facts: Facts, python: str = "3.12") -> Matrix:
+    """A matrix with torch 2.7.1 for CUDA 12.1, whose debian12 also has *python* from that archive."""
+    entry = {"python": python, "os": "debian12", "archive": path, "sha256": sha256}
+    return load(f"{MATRIX}pythons: {json.dumps([entry])}\n", facts)
 
 
 def standalone_lock(facts: Facts) -> LockedCell:
     """An invented lock of 2.7.1 for CUDA 12.1 with Python 3.12.8 on debian12."""
     grid = matrix_with(NAME, "3" * 64, facts)
-    cell = Cell(torch="2.7.1", cuda="12.1", flavor="runtime", os="python312-debian12", python="3.12")
+    (cell,) = select(Selection(os=("python312-debian12",)), grid)
     standalone = LockedStandalone(
         version="3.12.8",
         filename=NAME,
@@ -88,19 +87,17 @@ def another_python(than: str) -> Path:
     return found[-1]
 
 
+def minor_of(python: Path) -> str:
+    """`"3.12"` of that folder."""
+    return ".".join(python.name.split(".")[:2])
+
+
 def real_archive(python: Path, folder: Path) -> tuple[Path, PythonArchive]:
     """An archive of the CPython in *python*, without the modules that a small test does not need."""
-    minor = ".".join(python.name.split(".")[:2])
-    root, library = folder / "tree", f"lib/python{minor}"
-    shutil.copytree(
-        python,
-        root / "python",
-        symlinks=True,
-        ignore=shutil.ignore_patterns(
-            *("test", "tests", "site-packages", "idlelib", "tkinter", "lib2to3", "turtledemo", "pydoc_data"),
-            *("ensurepip", "share", "__pycache__", "*.a", "lib-dynload", "distutils", "unittest", "*-config"),
-        ),
+    left_out = (
+        *("test", "tests", "site-packages", "idlelib", "tkinter", "lib2to3", "turtledemo", "pydoc_data"),
+        *("ensurepip", "share", "__pycache__", "*.a", "distutils", "unittest", "asyncio", "config-*"),
     )
-
-    assert (root / "python" / library / "os.py").is_file()
-    return archive_in(folder, entries_of(root))
+    root = folder / "tree"
+    shutil.copytree(python, root / "python", symlinks=True, ignore=shutil.ignore_patterns(*left_out))
+    return archive_in(folder, entries_of(root), name=f"cpython-{python.name}.tar.gz")

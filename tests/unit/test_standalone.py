@@ -13,7 +13,7 @@ from tests.layers import layer_of, tree_of_layer
 from tests.planned import FACTS, LOCK_DIGEST, MATRIX, wheel
 from tests.planned import locked as planned_lock
 from tests.python_builds import MATRIX as MATRIX_TEXT
-from tests.python_builds import NAME, PYTHONS, matrix_with, standalone_lock
+from tests.python_builds import NAME, matrix_with, standalone_lock
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build.cache_keys import key_of
 from torchkiln.docker.dockerfile import render
@@ -126,7 +126,7 @@ def test_a_wrong_entry_is_reported_with_its_line(name: str) -> None:
 
 
 def test_a_bound_can_name_the_system() -> None:
-    text = MATRIX_TEXT + PYTHONS % (NAME, "3" * 64) + f'bounds: [{{os: {OS}, reason: "fails"}}]\n'
+    text = f"{MATRIX_TEXT}pythons: {json.dumps([ENTRY])}\nbounds: [{{os: {OS}, reason: fails}}]\n"
     assert load(text, FACTS).bounds[0].os == OS
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from torchkiln.base import artefact
 from torchkiln.base.interpreter import HOME, Interpreter, extract_python, extract_standalone
 from torchkiln.base.python_archive import PythonFiles, read_python
 from torchkiln.base.python_layer import content_of, layer_tar, sources
@@ -46,10 +47,11 @@ class StandalonePythons:
     def make(
         self, archive: PythonArchive, python: str, base: LockedBase, report: Reporting = UNREPORTED
     ) -> LockedStandalone:
-        """The layer of *archive*, which must have *python* "3.12", over *base*, whose blob is in the store.
+        """The layer of *archive*, which must have *python* "3.12", over *base*.
 
         :raises ConfigError: the archive is not at its place.
-        :raises BuildFailed: it cannot be downloaded, has another hash, is malformed, or has another Python.
+        :raises BuildFailed: it cannot be downloaded, has another hash, is malformed, or has another Python;
+            or the base cannot be provided.
         """
         key = _key(archive, python, base)
         with self.store.lock(f"standalone-{archive.sha256}", f"makes the layer of {archive.filename}"):
@@ -59,7 +61,7 @@ class StandalonePythons:
                 path = self._archive(archive, folder, report)
                 report.say(f"making the layer of Python {python} from {archive.filename}")
                 with self.store.writable():
-                    made = self._made(path, archive, python, base, folder)
+                    made = self._made(path, archive, python, base, folder, report)
             self.store.put_record(_RECORDS, key, codec.plain(made))
         return made
 
@@ -152,12 +154,22 @@ class StandalonePythons:
         return path
 
     def _made(
-        self, path: Path, archive: PythonArchive, python: str, base: LockedBase, folder: Path
+        self,
+        path: Path,
+        archive: PythonArchive,
+        python: str,
+        base: LockedBase,
+        folder: Path,
+        report: Reporting,
     ) -> LockedStandalone:
         blob = folder / "layer"
         with (folder / "contents").open("w+b") as contents:
             found = read_python(path, archive, python, contents)
             contents.flush()
+            artefact.ensure(
+                base, self.store, os_name=base.os, locked_only=True, environ=self.environ, report=report
+            )
+            extract_python(self.store.blob(base.digest), base, folder / "root")
             try:
                 bytecode = self._bytecode(found, contents, base, folder)
             except (BuildFailed, ValueError) as error:
@@ -180,9 +192,8 @@ class StandalonePythons:
     def _bytecode(
         self, found: PythonFiles, contents: BinaryIO, base: LockedBase, folder: Path
     ) -> dict[str, bytes]:
-        """The .pyc files of the standard library, by path."""
+        """The .pyc files of the standard library, by path; *folder* has a root with the base's libraries."""
         root, output, pack = folder / "root", folder / "output", folder / "pack"
-        extract_python(self.store.blob(base.digest), base, root)
         tar = cast(BinaryIO, IteratorFile(layer_tar(found, contents, base=base.python, bytecode={})))
         extract_standalone(tar, found.version, root)
         python = Interpreter(root=root, version=found.version, home=HOME)

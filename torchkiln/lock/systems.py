@@ -26,7 +26,7 @@ class Pythons(Protocol):
     def make(
         self, archive: PythonArchive, python: str, base: LockedBase, report: Reporting
     ) -> LockedStandalone:
-        """The layer of *archive*, which has *python* "3.12", over *base*, whose blob is in the store."""
+        """The layer of *archive*, which has *python* "3.12", over *base*."""
         ...
 
 
@@ -74,7 +74,6 @@ class Systems:
         if resolution.standalone is None:
             return None
         with self._report() as report:
-            artefact.ensure(base, self._store, os_name=base.os, locked_only=True, report=report)
             return self._pythons.make(resolution.standalone, resolution.cell.python, base, report)
 
     def _base(self, os_name: str) -> LockedBase:
