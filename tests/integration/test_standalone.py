@@ -18,6 +18,8 @@ from tests.needs import needs_namespaces
 from tests.planned import FACTS, LOCK_DIGEST, locked
 from tests.python_builds import another_python, archive_in, matrix_with, minor_of, real_archive
 from tests.roots import entry, tar_of
+from tests.servers.cuda_archives import mirror, serve
+from tests.servers.index_server import IndexServer
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.base.interpreter import LIBRARIES, LOADER
@@ -306,3 +308,31 @@ def test_the_layer_of_a_lock_comes_from_the_cache_a_file_or_the_archive(
     changed = replace(standalone, digest=Digest("sha256:" + "9" * 64))
     with pytest.raises(BuildFailed, match=f"expected {changed.digest}, got {standalone.digest}"):
         pythons(first, build[0]).ensure(changed, base)
+
+
+def test_the_archive_is_downloaded_from_a_url(
+    build: tuple[Path, PythonArchive, str],
+    made: tuple[Store, LockedBase, LockedStandalone],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An interrupted download is resumed; another file and a missing one are refused."""
+    monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda _attempt, _wait: 0.0)
+    path, archive, python = build
+    with IndexServer() as server:
+        serve(server, archive.filename, path.read_bytes())
+        serve(server, "other.tar.gz", b"another file")
+
+        def make(name: str, cache: Path) -> LockedStandalone:
+            store, url = Store(cache), f"{mirror(server)}/{name}"
+            remote = StandalonePythons(
+                store=store, environ={"PIP_CONFIG_FILE": "/dev/null"}, locate=lambda _: url
+            )
+            return remote.make(archive, python, put_base(store))
+
+        server.faults.short = [20_000]
+        assert make(archive.filename, tmp_path / "cache") == made[2]
+        with pytest.raises(BuildFailed, match=r"checksum mismatch: sha256 \w{64}, \w{64} in matrix\.yaml"):
+            make("other.tar.gz", tmp_path / "other")
+        with pytest.raises(BuildFailed, match="404"):
+            make("gone.tar.gz", tmp_path / "gone")
