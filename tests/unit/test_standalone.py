@@ -91,13 +91,13 @@ def test_a_path_is_relative_to_the_matrix_and_a_url_has_a_plus() -> None:
     archive = GRID.standalone(OS)
     assert archive is not None
     assert GRID.standalone("debian12") is None
-    assert replace(GRID, folder=Path("/work")).locate(archive) == f"/work/pythons/{NAME}"
+    assert replace(GRID, folder=Path("grids")).locate(archive) == f"grids/pythons/{NAME}"
     assert GRID.locate(replace(archive, sha256="4" * 64)) == ""
 
     url = "https://example.org/download/20241219/" + NAME.replace("+", "%2B")
     remote = matrix_with(url, "3" * 64, FACTS)
     assert remote.standalone(OS) == archive
-    assert replace(remote, folder=Path("/work")).locate(archive) == url
+    assert replace(remote, folder=Path("grids")).locate(archive) == url
 
 
 ENTRY: Mapping[str, object] = {"python": "3.12", "os": "debian12", "archive": NAME, "sha256": "3" * 64}

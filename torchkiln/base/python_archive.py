@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.base.interpreter import HOME, python_name
-from torchkiln.errors import BadArchive, printable
+from torchkiln.errors import BadPythonArchive, printable
 from torchkiln.model.cell import PythonArchive
 from torchkiln.oci import tar
 from torchkiln.oci.compression import GZIP
@@ -61,7 +61,7 @@ def read_python(path: Path, archive: PythonArchive, python: str, contents: Binar
     """The files of *archive*, at *path*; their contents are written to *contents*.
 
     :param python: the version that it must have, "3.12".
-    :raises BadArchive: it is damaged, has a refused entry, or is not such a Python for this platform.
+    :raises BadPythonArchive: it is damaged, has a refused entry, or is not such a Python for this platform.
     :raises OSError: *contents* cannot be written.
     """
     reading = _Reading(archive, contents)
@@ -73,7 +73,7 @@ def read_python(path: Path, archive: PythonArchive, python: str, contents: Binar
     except DAMAGED as error:
         if isinstance(error, OSError) and error.errno:  # an error of the disk
             raise
-        raise BadArchive(archive.filename, f"not a .tar.gz file, or damaged: {error}") from error
+        raise BadPythonArchive(archive.filename, f"not a .tar.gz file, or damaged: {error}") from error
     return reading.result(python)
 
 
@@ -88,8 +88,8 @@ class _Reading:
         self._at = 0
         self._heads: dict[str, bytes] = {}  # the files that say what the build is
 
-    def too_large(self) -> BadArchive:
-        return BadArchive(self._archive.filename, f"unpacks to more than {_MAX_READ >> 30} GiB")
+    def too_large(self) -> BadPythonArchive:
+        return BadPythonArchive(self._archive.filename, f"unpacks to more than {_MAX_READ >> 30} GiB")
 
     def take(self, entry: TarEntry, entries: TarReader) -> None:
         """Check the next entry, and keep it if the layer has it."""
@@ -116,7 +116,7 @@ class _Reading:
     def result(self, python: str) -> PythonFiles:
         """The kept files; links to others are left out.
 
-        :raises BadArchive: it is not such a Python for this platform.
+        :raises BadPythonArchive: it is not such a Python for this platform.
         """
         version = self._version(python)
         folders = {folder for path in self._files for folder in tar.parents(path)}
@@ -149,11 +149,11 @@ class _Reading:
     def _note(self, path: str, *, folder: bool) -> None:
         for above in tar.parents(path):
             if not self._seen.setdefault(above, True):
-                raise BadArchive(
+                raise BadPythonArchive(
                     self._archive.filename, f"{path!r} is below {above!r}, which is not a directory"
                 )
         if path in self._seen and not (folder and self._seen[path]):
-            raise BadArchive(self._archive.filename, f"{path!r} is a duplicate")
+            raise BadPythonArchive(self._archive.filename, f"{path!r} is a duplicate")
         self._seen[path] = folder
 
     def _target(self, path: str, entry: TarEntry) -> str:
@@ -190,25 +190,27 @@ class _Reading:
     def _version(self, python: str) -> str:
         """The full version, from its headers.
 
-        :raises BadArchive: it is another Python, or for another platform.
+        :raises BadPythonArchive: it is another Python, or for another platform.
         """
         name, archive = python_name(python), self._archive.filename
         program = f"bin/{name}"
         if program not in self._files:
             others = sorted(other[1] for path in self._files if (other := _PROGRAM.fullmatch(path)))
             has = f"has Python {', '.join(others)}, not {python}" if others else f"has no {_TOP}/{program}"
-            raise BadArchive(archive, has)
+            raise BadPythonArchive(archive, has)
         head = self._heads.get(program, b"")
         if not head.startswith(_ELF[0]) or head[18:20] != _ELF[1]:
-            raise BadArchive(archive, f"{_TOP}/{program} is not a program for x86-64 Linux")
+            raise BadPythonArchive(archive, f"{_TOP}/{program} is not a program for x86-64 Linux")
         header = f"include/{name}/patchlevel.h"
         found = _VERSION.search(self._heads.get(header, b""))
         version = found[1].decode("ascii", "replace") if found else ""
         if f"lib/{name}/os.py" not in self._files or not version:
-            raise BadArchive(archive, f"has no {_TOP}/lib/{name}/os.py or no version in {_TOP}/{header}")
+            raise BadPythonArchive(
+                archive, f"has no {_TOP}/lib/{name}/os.py or no version in {_TOP}/{header}"
+            )
         if not _RELEASE.fullmatch(version) or not version.startswith(f"{python}."):
-            raise BadArchive(archive, f"has Python {printable(version)}, not a release of {python}")
+            raise BadPythonArchive(archive, f"has Python {printable(version)}, not a release of {python}")
         return version
 
-    def _refused(self, entry: TarEntry, why: str) -> BadArchive:
-        return BadArchive(self._archive.filename, f"{entry.path[:300]!r} {why}")
+    def _refused(self, entry: TarEntry, why: str) -> BadPythonArchive:
+        return BadPythonArchive(self._archive.filename, f"{entry.path[:300]!r} {why}")

@@ -21,7 +21,7 @@ from torchkiln.base.interpreter import HOME, Interpreter, extract_python, extrac
 from torchkiln.base.python_archive import PythonFiles, read_python
 from torchkiln.base.python_layer import content_of, layer_tar, sources
 from torchkiln.build.confined import ConfinedPython, sandbox_fault
-from torchkiln.errors import BadArchive, BuildFailed, ConfigError
+from torchkiln.errors import BadPythonArchive, BuildFailed, ConfigError
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.lock import LockedBase, LockedStandalone
 from torchkiln.model.progress import UNREPORTED, Reporting
@@ -148,7 +148,7 @@ class StandalonePythons:
                 f"{path}: {error.strerror}", hint="correct the path in matrix.yaml, under pythons"
             ) from error
         if found != archive.sha256:
-            raise BadArchive(
+            raise BadPythonArchive(
                 archive.filename, f"checksum mismatch: sha256 {found}, {archive.sha256} in matrix.yaml"
             )
         return path
@@ -173,7 +173,7 @@ class StandalonePythons:
             try:
                 bytecode = self._bytecode(found, contents, base, folder)
             except (BuildFailed, ValueError) as error:
-                raise BadArchive(
+                raise BadPythonArchive(
                     archive.filename, f"its Python does not run on {base.os}: {error}"
                 ) from error
             encoded = encode(

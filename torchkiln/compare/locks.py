@@ -94,6 +94,11 @@ def _packages(locked: LockedCell | None) -> list[Package]:
         *(package(system="python", name=wheel.name, version=wheel.version) for wheel in locked.wheels),
         *(package(system="os", name=deb.name, version=deb.version) for deb in locked.os_packages),
         *(package(system="toolkit", name=part.component, version=part.version) for part in locked.archives),
+        *(
+            [package(system="os", name="cpython", version=python.version)]
+            if (python := locked.standalone)
+            else ()
+        ),
     ]
 
 

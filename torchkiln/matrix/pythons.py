@@ -71,7 +71,8 @@ def _entries(data: object) -> Iterator[tuple[int, str, str]]:
 def _fault(location: str) -> str:
     """Why *location* is not that of an archive; empty: it may be."""
     if "://" in location and not _URL.fullmatch(location):
-        return f"{shown(location)} is neither a path nor an http(s) URL without a query"
+        # Not shown: a URL may have a password or a token.
+        return "neither a path nor an http(s) URL without a query"
     if not _FILE.fullmatch(_filename(location)):
         return f"{shown(_filename(location))} is not the name of a .tar.gz file"
     return ""
