@@ -54,7 +54,7 @@ def build_on_docker(
         locked,
         lambda cell: plan_locked(cell, matrix, facts),
         environment,
-        replace(sources, locate=matrix.locate) if options.base is None else None,
+        sources if options.base is None else None,
         what=f"builds {tag_of(locked.resolution)} on Docker",
     ) as (plan, moved):
         prepared = time.monotonic() - started
