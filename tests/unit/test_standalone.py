@@ -111,7 +111,7 @@ WRONG: Mapping[str, tuple[list[dict[str, object]], str]] = {
     "a short hash": ([{**ENTRY, "sha256": "12"}], "is not a sha256 of 64 lower-case hex digits"),
     "a folder": ([{**ENTRY, "archive": "builds/"}], "'' is not the name of a .tar.gz file"),
     "a zip file": ([{**ENTRY, "archive": "a.zip"}], "'a.zip' is not the name of a .tar.gz file"),
-    "ftp": ([{**ENTRY, "archive": "ftp://a/b.tar.gz"}], "is neither a path nor an http(s) URL"),
+    "ftp": ([{**ENTRY, "archive": "ftp://a/b.tar.gz"}], "neither a path nor an http(s) URL"),
     "a query": ([{**ENTRY, "archive": "https://a/b.tar.gz?x=1"}], "URL without a query"),
 }
 
