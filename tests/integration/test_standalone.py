@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
+import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,7 +16,7 @@ import pytest
 from tests.cells import HostPython, noise
 from tests.layers import tree_of_layer
 from tests.needs import needs_namespaces
-from tests.planned import FACTS, LOCK_DIGEST, locked
+from tests.planned import FACTS, locked
 from tests.python_builds import another_python, archive_in, matrix_with, minor_of, real_archive
 from tests.roots import entry, tar_of
 from tests.servers.cuda_archives import mirror, serve
@@ -24,10 +25,12 @@ from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.base.interpreter import LIBRARIES, LOADER
 from torchkiln.build import confined, wheel_layers
-from torchkiln.build import image as image_build
+from torchkiln.build.build import BuildOptions
+from torchkiln.build.build import build as build_locked
 from torchkiln.build.environment import Environment
 from torchkiln.build.standalone import StandalonePythons
 from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, select
 from torchkiln.model.cell import PythonArchive
@@ -35,15 +38,23 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.lock import LockedBase, LockedCell, LockedStandalone
 from torchkiln.model.progress import Silent
+from torchkiln.oci.encode import encode_bytes
+from torchkiln.oci.layout import Layout
 from torchkiln.oci.tar import parents
 from torchkiln.oci.unpack import LayerBlob, unpack
 from torchkiln.oci.validate.validate import validate
-from torchkiln.plan.plan import plan
+from torchkiln.publish.rebuild import RebuildContext, rebuild
 from torchkiln.runtimes import sandbox
 from torchkiln.store.store import Store
 
 HOST = ".".join(map(str, sys.version_info[:3]))
 OWN = ".".join(map(str, sys.version_info[:2]))
+STATUS = f"""\
+Package: python{OWN}-minimal
+Status: install ok installed
+Architecture: amd64
+Version: {HOST}-1
+"""
 SITE = f"opt/venv/lib/python{OWN}/site-packages"
 # Of the C library, and those that modules of the standard library need.
 LIBRARIES_OF_BASE = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libz.so.1", "libcrypto.so.3")
@@ -56,7 +67,7 @@ def base_tar() -> bytes:
     found = [name for name in LIBRARIES_OF_BASE if (host / name).exists()]
     name = f"python{OWN}"
     entries = [
-        entry("etc/os-release", b"ID=none\n"),
+        entry("var/lib/dpkg/status", STATUS.encode(), mode=0o644),
         entry(f"usr/bin/{name}", b"#!/bin/sh\n"),
         entry(f"usr/lib/{name}/os.py", b""),
         entry(LOADER, (Path("/") / LOADER).resolve().read_bytes()),
@@ -72,20 +83,11 @@ def base_tar() -> bytes:
 
 def put_base(store: Store) -> LockedBase:
     """The lock of that base, whose blob is in *store*."""
-    tar = base_tar()
-    blob = gzip.compress(tar, 1, mtime=0)
-    digest = Digest(f"sha256:{hashlib.sha256(blob).hexdigest()}")
+    blob, encoded = encode_bytes(base_tar())
     temporary = store.temporary("base")
     temporary.write_bytes(blob)
-    store.adopt(temporary, store.blob(digest))
-    return replace(
-        locked().base,
-        python=HOST,
-        digest=digest,
-        diff_id=Digest(f"sha256:{hashlib.sha256(tar).hexdigest()}"),
-        size=len(blob),
-        unpacked=len(tar),
-    )
+    store.adopt(temporary, store.blob(encoded.digest))
+    return replace(locked().base, python=HOST, **asdict(encoded))
 
 
 def pythons(store: Store, path: Path) -> StandalonePythons:
@@ -129,25 +131,39 @@ def small_wheels(folder: Path) -> list[Path]:
     ]
 
 
-def built(
-    cell: LockedCell, store: Store, wheels: list[Path], layout: Path
-) -> tuple[BuiltImage, list[LayerBlob]]:
-    """The image of *cell* in *layout*; the base's Python is the host's."""
+@contextmanager
+def small_build() -> Iterator[None]:
+    """Small wheels have layers of their own, and the base's Python is the host's."""
 
     def interpreter(
         base: LockedBase, there: Store, standalone: LockedStandalone | None = None
     ) -> HostPython | confined.ConfinedPython:
         return confined.interpreter(base, there, standalone) if standalone else HostPython()
 
-    with patch("torchkiln.plan.layers.BIG_WHEEL", 100_000):
-        planned = plan(cell, (), aliases=(), lock_digest=LOCK_DIGEST)
-    environment = Environment(store=store, fetcher=FakeIndex(wheels), observer=Silent())
-    with patch.object(wheel_layers, "interpreter", interpreter):
-        image = image_build.build(planned, layout, environment).image
-    blobs = [
-        LayerBlob(path=store.blob(layer.blob.digest), diff_id=layer.blob.diff_id) for layer in image.layers
-    ]
-    return image, blobs
+    with (
+        patch("torchkiln.plan.layers.BIG_WHEEL", 100_000),
+        patch.object(wheel_layers, "interpreter", interpreter),
+    ):
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """The images of one cell with the base's Python and with the other, in a layout."""
+
+    own: BuiltImage
+    other: BuiltImage
+    cell: LockedCell  # of the latter
+    grid: Matrix
+    wheels: list[Path]
+    layout: Path
+    store: Store
+
+    @property
+    def layers(self) -> list[LayerBlob]:
+        """Those of the other."""
+        blobs = (layer.blob for layer in self.other.layers)
+        return [LayerBlob(path=self.store.blob(blob.digest), diff_id=blob.diff_id) for blob in blobs]
 
 
 @pytest.fixture(scope="module")
@@ -155,21 +171,25 @@ def images(
     build: tuple[Path, PythonArchive, str],
     made: tuple[Store, LockedBase, LockedStandalone],
     tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[BuiltImage, BuiltImage, list[LayerBlob]]:
-    """The images of the base's Python and of the other, and the layers of the latter."""
+) -> Images:
+    """Built from one set of wheels."""
     _, archive, python = build
     store, base, standalone = made
     folder = tmp_path_factory.mktemp("images")
-    wheels = small_wheels(folder)
+    wheels, layout = small_wheels(folder), folder / "layout"
     named = tuple(sorted((locked_wheel(wheel) for wheel in wheels), key=lambda wheel: wheel.name))
     grid = matrix_with(archive.filename, archive.sha256, FACTS, python)
     (cell,) = select(Selection(python=(python,)), grid)
     own = replace(locked(), wheels=named, base=base)
     other = replace(own, resolution=resolve(cell, grid, FACTS), standalone=standalone)
-    first, _ = built(own, store, wheels, folder / "layout")
-    second, blobs = built(other, store, wheels, folder / "layout")
-    assert validate(folder / "layout") == ()
-    return first, second, blobs
+    environment = Environment(store=store, fetcher=FakeIndex(wheels), observer=Silent())
+    with small_build():
+        first, second = (
+            build_locked(each, grid, FACTS, layout, environment, options=BuildOptions()).image
+            for each in (own, other)
+        )
+    assert validate(layout) == ()
+    return Images(own=first, other=second, cell=other, grid=grid, wheels=wheels, layout=layout, store=store)
 
 
 def test_the_same_archive_gives_the_same_layer(
@@ -203,9 +223,9 @@ def test_the_same_archive_gives_the_same_layer(
 
 
 def test_nvidias_layer_is_the_same_and_the_others_differ(
-    images: tuple[BuiltImage, BuiltImage, list[LayerBlob]],
+    images: Images,
 ) -> None:
-    own, other = ({layer.title: layer.blob for layer in image.layers} for image in images[:2])
+    own, other = ({layer.title: layer.blob for layer in image.layers} for image in (images.own, images.other))
     titles = list(other)
 
     assert titles[1] == "nvidia-cublas-cu12 1.0"
@@ -217,11 +237,11 @@ def test_nvidias_layer_is_the_same_and_the_others_differ(
 
 
 def test_packages_are_in_one_folder_with_byte_code_of_their_python(
-    build: tuple[Path, PythonArchive, str], images: tuple[BuiltImage, BuiltImage, list[LayerBlob]]
+    build: tuple[Path, PythonArchive, str], images: Images
 ) -> None:
     """Of tests none, in the layers of the other Python."""
     own, tag = OWN.replace(".", ""), build[2].replace(".", "")
-    nvidia, torch = (tree_of_layer(images[2][number].path.read_bytes()) for number in (1, 3))
+    nvidia, torch = (tree_of_layer(images.layers[number].path.read_bytes()) for number in (1, 3))
 
     assert f"{SITE}/nvidia/cublas/__pycache__/__init__.cpython-{own}.pyc" in nvidia
     assert f"{SITE}/nvidia/cublas/tests/__pycache__/test_x.cpython-{own}.pyc" in nvidia
@@ -232,12 +252,12 @@ def test_packages_are_in_one_folder_with_byte_code_of_their_python(
 def test_the_python_runs_in_the_image(
     build: tuple[Path, PythonArchive, str],
     made: tuple[Store, LockedBase, LockedStandalone],
-    images: tuple[BuiltImage, BuiltImage, list[LayerBlob]],
+    images: Images,
     tmp_path: Path,
 ) -> None:
     """By its links in /opt/venv; it finds all packages, and the base's link to its own Python is gone."""
     root = tmp_path / "root"
-    unpack(images[2], root)
+    unpack(images.layers, root)
     code = (
         "import sys, sysconfig, torch, nvidia.cublas;"
         "print(sys.version.split()[0], sys.prefix, sys.base_prefix, sysconfig.get_path('purelib'),"
@@ -256,6 +276,39 @@ def test_the_python_runs_in_the_image(
     assert ran.stdout.split() == [made[2].version, "/opt/venv", "/opt/python", site, "84", cached]
     assert not (root / f"opt/venv/bin/python{OWN}").is_symlink()
     assert (root / f"opt/venv/lib/python{python}").readlink() == Path(f"python{OWN}")
+
+
+class Reading:
+    """Replaces the reader of a repository: the blobs of a layout."""
+
+    def __init__(self, layout: Path) -> None:
+        self.blobs = layout / "blobs" / "sha256"
+        self.fetched: list[str] = []
+
+    def fetch(self, digest: str, _size: int, path: Path, _on_progress: object) -> None:
+        self.fetched.append(digest)
+        shutil.copyfile(self.blobs / digest.removeprefix("sha256:"), path)
+
+
+def test_the_image_is_rebuilt_from_its_lock_and_its_own_layers(images: Images, tmp_path: Path) -> None:
+    """Base and Python are those of the image; the archive is not needed."""
+    reading, image = Reading(images.layout), Layout(images.layout).image(images.other.tag)
+    context = RebuildContext(
+        matrix=images.grid,
+        facts=FACTS,
+        store=Store(tmp_path / "cache"),
+        index=lambda _store: FakeIndex(images.wheels),
+        observer=Silent(),
+    )
+    with small_build():
+        point = rebuild(reading, image, images.cell, context)  # type: ignore[arg-type]
+        lacking = replace(image, layers=(image.layers[0], *image.layers[3:]))
+        without = rebuild(reading, lacking, images.cell, context)  # type: ignore[arg-type]
+
+    assert (point.good, point.text) == (True, f"rebuilt from its lock: {images.other.manifest}")
+    assert images.cell.standalone
+    assert reading.fetched[:2] == [images.cell.base.digest, images.cell.standalone.digest]
+    assert without.text == f"no layer is {images.cell.standalone.diff_id[:19]}, the Python in the lock"
 
 
 def test_a_wrong_archive_is_refused_before_the_base_is_needed(tmp_path: Path) -> None:
