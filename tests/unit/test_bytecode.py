@@ -236,8 +236,9 @@ def test_the_key_of_a_layer_contains_all_its_inputs() -> None:
         layer_key([two], ImagePython.of_base("3.11.2")),
         layer_key([one, two], ImagePython.of_base("3.11.2")),
         layer_key([two, one], ImagePython.of_base("3.11.2")),
+        layer_key([one], ImagePython(version="3.11.2", folder="3.10")),
     }
-    assert len(keys) == 5
+    assert len(keys) == 6
     assert layer_key([wheel("1" * 64, "b")], ImagePython.of_base("3.11.2")) == layer_key(
         [one], ImagePython.of_base("3.11.2")
     )

@@ -77,7 +77,9 @@ def test_the_order_owners_and_times_of_the_archive_do_not_matter(tmp_path: Path)
     assert b"".join(layer_tar(found, contents, base="3.11.2", bytecode=code)) == one
 
     with tarfile.open(fileobj=io.BytesIO(one)) as tar:
-        assert {(item.uid, item.gid, item.uname, item.mtime) for item in tar} == {(0, 0, "", WHEEL_EPOCH)}
+        items = tar.getmembers()
+    assert {(item.uid, item.gid, item.uname, item.mtime) for item in items} == {(0, 0, "", WHEEL_EPOCH)}
+    assert [item.name for item in items] == sorted(item.name for item in items)
 
 
 def test_packages_tests_byte_code_and_other_programs_are_left_out(tmp_path: Path) -> None:
@@ -167,6 +169,10 @@ WRONG: dict[str, tuple[Entries, str]] = {
     "for another machine": (
         [entry("python/bin/python3.12", PROGRAM[:18] + b"\xb7\x00"), *SMALL[2:]],
         "python/bin/python3.12 is not a program for x86-64 Linux$",
+    ),
+    "for another system": (
+        [entry("python/bin/python3.12", b"\xcf\xfa\xed\xfe".ljust(18, b"\0") + PROGRAM[18:]), *SMALL[2:]],
+        "is not a program for x86-64 Linux$",
     ),
     "a script": (
         [entry("python/bin/python3.12", b"#!/bin/sh\n"), *SMALL[2:]],
