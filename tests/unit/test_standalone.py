@@ -15,7 +15,9 @@ from tests.planned import locked as planned_lock
 from tests.python_builds import MATRIX as MATRIX_TEXT
 from tests.python_builds import NAME, matrix_with, standalone_lock
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.build.cache_keys import key_of
+from torchkiln.build.cache_claims import build_needs
+from torchkiln.build.cache_keys import key_of, layer_key
+from torchkiln.compare.locks import lock_change
 from torchkiln.docker.dockerfile import render
 from torchkiln.errors import BadWheel, ConfigError, Stale
 from torchkiln.lock.file import from_json, to_json
@@ -190,6 +192,31 @@ def test_a_contradictory_lock_is_refused(name: str) -> None:
 def test_committed_locks_do_not_change(path: Path) -> None:
     """Byte by byte, and with them the digests of the images."""
     assert to_json(from_json(path.read_bytes())) == path.read_bytes()
+
+
+def test_a_change_of_the_lock_names_the_python() -> None:
+    """Another version, or another archive of the same."""
+    assert LOCKED.standalone
+    newer = replace(LOCKED, standalone=replace(LOCKED.standalone, version="3.12.9"))
+    (change,) = lock_change(TAG, LOCKED, newer).packages
+    assert (change.name, change.a, change.b) == ("cpython", "3.12.8", "3.12.9")
+
+    other = replace(LOCKED, standalone=replace(LOCKED.standalone, sha256="4" * 64))
+    (swapped,) = lock_change(TAG, LOCKED, other).swapped
+    assert (swapped.name, swapped.a, swapped.b) == ("cpython 3.12.8", "3" * 64, "4" * 64)
+
+
+def test_the_cache_keeps_what_its_build_needs() -> None:
+    """The layer, the Python that compiles, and the byte-code for each Python."""
+    planned = plan(LOCKED, (), aliases=(), lock_digest=LOCK_DIGEST)
+    found = build_needs(planned)
+    torch = next(one for one in LOCKED.wheels if one.name == "torch")
+    nccl = next(one for one in LOCKED.wheels if one.name == "nvidia-nccl-cu12")
+
+    assert f"blobs/sha256/{'e' * 64}" in found
+    assert {f"interpreters/{'a' * 64}", f"interpreters/{'a' * 64}-{'e' * 64}"} < found
+    assert f"bytecode/{layer_key((torch,), PYTHON)}.pack" in found
+    assert f"bytecode/{layer_key((nccl,), ImagePython.of_base(LOCKED.base.python))}.pack" in found
 
 
 # --- layers and paths ------------------------------------------------------------------------------
