@@ -203,6 +203,9 @@ def test_the_same_archive_gives_the_same_layer(
     other = Store(tmp_path / "cache")
     assert pythons(other, path).make(archive, python, put_base(other)) == standalone
     assert pythons(store, tmp_path / "gone").make(archive, python, base) == standalone
+    renamed = replace(archive, filename="copy.tar.gz")
+    again = pythons(store, tmp_path / "gone").make(renamed, python, base)
+    assert again == replace(standalone, filename="copy.tar.gz")
 
     tree = tree_of_layer(store.blob(standalone.digest).read_bytes())
     tag = python.replace(".", "")
@@ -387,5 +390,8 @@ def test_the_archive_is_downloaded_from_a_url(
         assert make(archive.filename, tmp_path / "cache") == made[2]
         with pytest.raises(BuildFailed, match=r"checksum mismatch: sha256 \w{64}, \w{64} in matrix\.yaml"):
             make("other.tar.gz", tmp_path / "other")
+        monkeypatch.setattr("torchkiln.index.python_builds._MOST", 1 << 20)
+        with pytest.raises(BuildFailed, match="bytes; an archive of a Python has at most 1 MiB"):
+            make(archive.filename, tmp_path / "large")
         with pytest.raises(BuildFailed, match="404"):
             make("gone.tar.gz", tmp_path / "gone")

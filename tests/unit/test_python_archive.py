@@ -231,6 +231,15 @@ def test_an_endless_archive_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         read(tmp_path, entry("python/lib/large", bytes(100_000)))
 
 
+def test_many_hard_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would be a file of its own in the layer."""
+    monkeypatch.setattr("torchkiln.base.python_archive._MAX_READ", 200_000)
+    links = [entry(f"python/lib/{number}", kind=HARD, to="python/lib/large") for number in range(3)]
+    read(tmp_path, entry("python/lib/large", bytes(80_000)), *links[:2])
+    with pytest.raises(BadArchive, match="unpacks to more than"):
+        read(tmp_path, entry("python/lib/large", bytes(80_000)), *links)
+
+
 def test_a_large_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchkiln.base.python_archive._MAX_FILE", 1000)
     with pytest.raises(BadArchive, match=r"'python/lib/large' has 1001 bytes; at most 1000 are allowed"):

@@ -85,7 +85,7 @@ class _Reading:
         self._seen: dict[str, bool] = {}  # path below python/ -> whether it is a folder, explicit or implied
         self._files: dict[str, StoredFile] = {}
         self._links: dict[str, tuple[str, str]] = {}  # path -> target below python/, target as written
-        self._at = 0
+        self._at = self._copied = 0  # bytes of the contents, and of files that hard links became
         self._heads: dict[str, bytes] = {}  # the files that say what the build is
 
     def too_large(self) -> BadPythonArchive:
@@ -175,6 +175,9 @@ class _Reading:
         if target not in self._files:
             raise self._refused(entry, f"is a hard link to {entry.target!r}, which the layer does not have")
         self._files[path] = self._files[target]
+        self._copied += self._files[target].size
+        if self._copied > _MAX_READ:
+            raise self.too_large()
 
     def _write(self, path: str, entry: TarEntry, entries: TarReader) -> None:
         head = b""

@@ -12,7 +12,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -56,7 +56,7 @@ class StandalonePythons:
         key = _key(archive, python, base)
         with self.store.lock(f"standalone-{archive.sha256}", f"makes the layer of {archive.filename}"):
             if known := self._recorded(key):
-                return known
+                return replace(known, filename=archive.filename)  # it may have been copied
             with self._scratch() as folder:
                 path = self._archive(archive, folder, report)
                 report.say(f"making the layer of Python {python} from {archive.filename}")

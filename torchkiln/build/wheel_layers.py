@@ -70,7 +70,7 @@ def _check_sandbox(environment: Environment, *, foreign: bool) -> None:
         require_sandbox()
     elif fault := sandbox_fault():
         environment.say(
-            f"no sandbox is available ({fault}): the image's Python runs with a system call filter only"
+            f"no sandbox is available ({fault}): the base's Python runs with a system call filter only"
         )
 
 

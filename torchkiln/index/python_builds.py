@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchkiln.errors import BuildFailed
 from torchkiln.index.download import Downloader
 from torchkiln.index.pages import Pages
 from torchkiln.index.session import IndexSession
-from torchkiln.index.settings import index_settings, with_address
+from torchkiln.index.settings import index_settings, redact, with_address
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.index import FileAt
 from torchkiln.store.store import Store
+
+_MOST = 1 << 30  # bytes; real archives have 20 to 120 million
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +51,17 @@ def download(
     """Download *archive* from *url* to *path*; the caller verifies its hash.
 
     :param began: called with the number of bytes.
-    :raises BuildFailed: the server cannot be reached, or does not have the file.
+    :raises BuildFailed: the server cannot be reached, does not have the file, or has a much too large one.
     """
     settings, address = with_address(index_settings(environ), url, "archive")
     pages = Pages(settings, store)
     at = FileAt(filename=archive.filename, url=address, size=None, sha256=archive.sha256)
     size = pages.measure(at).size or 0
     file = _Sized(filename=archive.filename, sha256=archive.sha256, size=size)
+    if size > _MOST:
+        raise BuildFailed(
+            f"{redact(address)}: has {size} bytes; an archive of a Python has at most {_MOST >> 20} MiB",
+            hint="correct the URL in matrix.yaml, under pythons",
+        )
     began(size)
     _AtUrl(pages.session, address).fetch(file, path, on_progress=on_progress, cancelled=lambda: False)

@@ -25,7 +25,7 @@ from torchkiln.util.versions import numbers
 
 SCHEMA = 2
 _WHEEL_FILE = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[0-9][A-Za-z0-9_.]*)?(-[A-Za-z0-9_.]+){3}\.whl")
-_PLAIN = re.compile(r"[A-Za-z0-9.-]{1,30}")
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,29}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,9 +73,7 @@ class Toolkit:
 class PythonArchive:
     """The archive of a standalone build of CPython, by hash. The matrix says where it is."""
 
-    filename: (
-        fields.FileName
-    )  # "cpython-3.12.8+20241219-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
+    filename: fields.FileName  # "cpython-3.12.8+20241219-x86_64-unknown-linux-gnu-install_only.tar.gz"
     sha256: fields.Sha256
 
 
