@@ -77,7 +77,7 @@ def main(images: Path, tag: str, store: Store, out: Path) -> None:
     """Write all layers into the folder *out*."""
     locked = load_locked(images, tag)
     specs = sorted(
-        wheel_layers(locked.wheels, python=locked.base.python),
+        wheel_layers(locked.wheels, python=locked.python),
         key=lambda spec: -sum(wheel.size for wheel in spec.wheels),
     )
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:

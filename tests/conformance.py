@@ -129,7 +129,7 @@ def _recorded(spec: WheelLayer, cell: ImagePlan, wheels: list[Path], diff_id: Di
         slot=0,
         inputs=inputs,
         cache=folder / "again",
-        python=cell.locked.base.python,
+        python=cell.locked.python,
         interpreter=tuple(HostPython().argv()),
         out=folder / "again.tar.gz",
     )

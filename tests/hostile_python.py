@@ -16,6 +16,7 @@ from torchkiln.build.confined import ConfinedPython
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 
 VERSION = "3.11.2"
@@ -89,7 +90,7 @@ def compiled(work: Bytecode, sources: dict[str, bytes]) -> list[tuple[str, bytes
 
 def refused(python: ConfinedPython, cache: Path, sources: dict[str, bytes] = SOURCES) -> str:
     """The error of a build for which *python* compiles; nothing of its output is stored."""
-    work = Bytecode(WHEEL, Store(cache), VERSION, tuple(python.argv()))
+    work = Bytecode(WHEEL, Store(cache), ImagePython.of_base(VERSION), tuple(python.argv()))
     try:
         with pytest.raises(BuildFailed) as caught:
             compiled(work, sources)

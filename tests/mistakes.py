@@ -24,6 +24,7 @@ from tests.arranged_documents import locked
 from tests.hostile_documents import Case, Ran, provoke
 from tests.keys import ED, UNKNOWN_KEY, pem, public_pem
 from tests.oci_samples import BlobFolder, Member, build, plan, tar_of
+from tests.python_builds import archive_in
 from tests.scans import by_trivy
 from torchkiln.model.project import PARENT_LABEL, PROJECT_JSON
 from torchkiln.oci.layout import write_image
@@ -153,6 +154,16 @@ def _project(parent: str = "3") -> None:
     write_image(Path.cwd() / "dist", plan("a", labels=labels), [layer], store.path)
 
 
+def _python_build() -> None:
+    """A matrix with Python 3.12 from an archive, which is there, and the lock of its base."""
+    bases = Path("images/base-debian12")
+    bases.mkdir(parents=True)
+    shutil.copy(ROOT / bases / "base.json", bases)
+    _, archive = archive_in(Path.cwd(), name="python.tar.gz")
+    entry = {"python": "3.12", "os": "debian12", "archive": "python.tar.gz", "sha256": archive.sha256}
+    Path("matrix.yaml").write_text(f"{MATRIX}pythons: {json.dumps([entry])}\n")
+
+
 SCENES: Mapping[str, Callable[[], Any]] = {
     "lock": locked,
     "layout": _layout,
@@ -160,6 +171,7 @@ SCENES: Mapping[str, Callable[[], Any]] = {
     "project-image": _project,
     "forged-project": lambda: _project("5"),
     "keys": _keys,
+    "python-build": _python_build,
     "matrix": lambda: Path("matrix.yaml").write_text(MATRIX),
     "report": lambda: shutil.copy(PROOF, "report.json"),
     "scan": lambda: Path("scan.json").write_text(json.dumps(by_trivy())),

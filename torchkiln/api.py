@@ -79,15 +79,17 @@ def lock(
     :raises Unresolvable: the cell is unavailable, or its requirements conflict.
     :raises ConfigError: the matrix, a setting of an index, or *upgrade* is wrong.
     """
+    from torchkiln.build.standalone import StandalonePythons
     from torchkiln.lock.session import LockRequest, LockSession
 
-    folder = _folder(project)
+    folder, store = _folder(project), _store(project)
     session = LockSession(
         folder,
         LockRequest(as_of=as_of, upgrade=upgrade),
-        _store(project),
+        store,
         environ=os.environ,
         observer=_LockObserver(project.say),
+        pythons=StandalonePythons(store=store, environ=os.environ, locate=folder.matrix.locate),
     )
     return session.lock(_cell(cell, folder)).lock
 

@@ -102,13 +102,25 @@ class BadWheel(BuildFailed):
 class BadArchive(BuildFailed):
     """An archive of NVIDIA's toolkit is invalid; the message names it and the reason."""
 
-    def __init__(self, archive: str, reason: str) -> None:
-        super().__init__(
-            f"{archive}: {reason}",
-            hint="the file is not the locked archive, or is malformed; nothing was stored",
-        )
+    def __init__(
+        self,
+        archive: str,
+        reason: str,
+        *,
+        hint: str = "the file is not the locked archive, or is malformed; nothing was stored",
+    ) -> None:
+        super().__init__(f"{archive}: {reason}", hint=hint)
         self.archive = archive
         self.reason = reason
+
+
+class BadPythonArchive(BadArchive):
+    """The archive of a standalone Python is invalid; the message names it and the reason."""
+
+    def __init__(self, archive: str, reason: str) -> None:
+        super().__init__(
+            archive, reason, hint="name another archive in matrix.yaml, under pythons; nothing was stored"
+        )
 
 
 class GateRefused(KilnError):

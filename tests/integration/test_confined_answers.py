@@ -19,6 +19,7 @@ from tests.hostile_python import (
 )
 from tests.needs import needs_gcc, needs_namespaces
 from torchkiln.build.bytecode import Bytecode
+from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 
 pytestmark = [
@@ -65,6 +66,6 @@ def test_a_valid_answer_is_accepted(tmp_path: Path) -> None:
     """With the same program, so that the answers above were refused for their content."""
     data = answer([("/a/one.py", PYC), ("/a/two.py", b"")])
     python = hostile(answering(data), tmp_path)
-    work = Bytecode(WHEEL, Store(tmp_path / "cache"), VERSION, tuple(python.argv()))
+    work = Bytecode(WHEEL, Store(tmp_path / "cache"), ImagePython.of_base(VERSION), tuple(python.argv()))
     assert compiled(work, SOURCES) == [("/a/one.py", PYC)]
     work.close()

@@ -250,5 +250,5 @@ def test_a_base_that_is_too_large(tmp_path: Path, size: int, unpacked: int, expe
     lock = replace(cells.planned_cell([]).locked.base, digest=digest_of(b"other"), unpacked=unpacked)
     own = Store(tmp_path / "own")
     with pytest.raises(ValueError, match=expected):
-        _layer_blob(bomb, layer, lock, own, tmp_path, Silent())  # type: ignore[arg-type]
+        _layer_blob(bomb, layer, ("base", lock), own, tmp_path, Silent())  # type: ignore[arg-type]
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 4 << 20

@@ -11,6 +11,7 @@ import pytest
 
 from tests.planned import FACTS
 from tests.servers.index_server import IndexServer
+from torchkiln.build.standalone import StandalonePythons
 from torchkiln.errors import KilnError
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.session import LockRequest, LockResult, LockSession
@@ -69,7 +70,15 @@ class Workspace:
 
     def session(self, as_of: str | None = None, upgrade: tuple[str, ...] = ()) -> LockSession:
         request = LockRequest(as_of=as_of, upgrade=upgrade)
-        return LockSession(self.folder, request, self.store, environ=self.environ, observer=self.observer)
+        pythons = StandalonePythons(store=self.store, environ=self.environ, locate=self.folder.matrix.locate)
+        return LockSession(
+            self.folder,
+            request,
+            self.store,
+            environ=self.environ,
+            observer=self.observer,
+            pythons=pythons,
+        )
 
 
 @pytest.fixture(name="workspace")

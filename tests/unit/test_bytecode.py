@@ -16,6 +16,7 @@ from torchkiln.build.cache_keys import layer_key
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.recipe import ImagePython
 from torchkiln.wheel.bytecode import Code, Compiler, cached_name, read_pack, write_pack
 
 SOURCES = {
@@ -230,11 +231,14 @@ def test_the_key_of_a_layer_contains_all_its_inputs() -> None:
 
     one, two = wheel("1" * 64), wheel("2" * 64)
     keys = {
-        layer_key([one], "3.11.2"),
-        layer_key([one], "3.11.7"),
-        layer_key([two], "3.11.2"),
-        layer_key([one, two], "3.11.2"),
-        layer_key([two, one], "3.11.2"),
+        layer_key([one], ImagePython.of_base("3.11.2")),
+        layer_key([one], ImagePython.of_base("3.11.7")),
+        layer_key([two], ImagePython.of_base("3.11.2")),
+        layer_key([one, two], ImagePython.of_base("3.11.2")),
+        layer_key([two, one], ImagePython.of_base("3.11.2")),
+        layer_key([one], ImagePython(version="3.11.2", folder="3.10")),
     }
-    assert len(keys) == 5
-    assert layer_key([wheel("1" * 64, "b")], "3.11.2") == layer_key([one], "3.11.2")
+    assert len(keys) == 6
+    assert layer_key([wheel("1" * 64, "b")], ImagePython.of_base("3.11.2")) == layer_key(
+        [one], ImagePython.of_base("3.11.2")
+    )

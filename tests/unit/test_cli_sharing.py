@@ -18,6 +18,7 @@ from torchkiln.cli.sharing import sharing
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale, Unresolvable, VerificationFailed
 from torchkiln.lock.lock import save
 from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.recipe import ImagePython
 from torchkiln.oci.layout import Layout, open_layout, write_image
 from torchkiln.plan.layers import wheel_layers
 from torchkiln.util.places import ROOT
@@ -54,7 +55,7 @@ def locked_to(images: Path, torch: str, *, without: str = "") -> None:
                 unpacked=2 * size,
             ),
         )
-        for spec in wheel_layers(wheels, python="3.11.2")
+        for spec in wheel_layers(wheels, python=ImagePython.of_base("3.11.2"))
         if spec.title != without
     ]
     save(images, replace(cell, wheels=tuple(wheels), layers=tuple(layers)))

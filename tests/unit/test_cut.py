@@ -30,7 +30,7 @@ from torchkiln.device_code.spans import Span
 from torchkiln.errors import BadWheel
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.layer import Blob
-from torchkiln.model.recipe import DEVICE_CODE_RULE
+from torchkiln.model.recipe import DEVICE_CODE_RULE, ImagePython
 from torchkiln.oci import encode
 from torchkiln.oci.encode import MEMBER, members
 from torchkiln.oci.layer import LayerWriter
@@ -73,7 +73,7 @@ def task(wheel: Path, folder: Path, recorded: Blob | None = None, cut: DeviceCod
         slot=0,
         inputs=(WheelInput(wheel=locked_wheel(wheel), path=wheel),),
         cache=folder / "cache",
-        python="3.11.2",
+        python=ImagePython.of_base("3.11.2"),
         interpreter=(sys.executable,),
         out=folder / "out",
         recorded=recorded,

@@ -20,6 +20,7 @@ from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.recipe import ImagePython
 from torchkiln.oci.layer import LayerWriter
 from torchkiln.util.places import ROOT
 from torchkiln.wheel.source import WheelFile
@@ -115,7 +116,7 @@ def demand_only_the_partial_layer_is_written(bad: Path, root: Path, monkeypatch:
         slot=0,
         inputs=(WheelInput(wheel=wheel, path=bad),),
         cache=root / "cache",
-        python="3.11.2",
+        python=ImagePython.of_base("3.11.2"),
         interpreter=(sys.executable,),
         out=out,
     )

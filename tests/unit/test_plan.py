@@ -17,7 +17,7 @@ from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
 from torchkiln.model.cell import Constraint
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import OverlayFile
-from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER
+from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER, ImagePython
 from torchkiln.plan import layers as planned_layers
 from torchkiln.plan.plan import CONSTRAINTS, IMAGE_JSON, constraints, plan, to_json
 from torchkiln.plan.rootfs import load
@@ -34,7 +34,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=10,
 )
-wheel_layers = partial(planned_layers.wheel_layers, python="3.11.2")
+wheel_layers = partial(planned_layers.wheel_layers, python=ImagePython.of_base("3.11.2"))
 
 wheel_sets = st.lists(st.sampled_from(NAMES), unique=True).flatmap(
     lambda names: st.tuples(

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cells import build, planned_cell, small_wheels
+from tests.layers import tree_of_layer
 from tests.pool_worker import pool_worker
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
@@ -24,6 +25,7 @@ from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 from torchkiln.wheel import content, splice
 
@@ -44,6 +46,7 @@ SPEC = WheelSpec(
         File(path="some/lib.so", data=noise(700_000) * 3, mode=0o755),
         File(path="some/stored.bin", data=noise(3_000_001), stored=True),
         File(path="some/empty", data=b""),
+        File(path="some/tests/test_some.py", data=b"assert True\n"),
         File(path="some-1.0.data/scripts/some", data=b"#!python\nprint(1)\n"),
     ),
     console=(("tool", "some:main"),),
@@ -60,7 +63,7 @@ def job(wheel: Path, cache: Path, recorded: Blob | None = None) -> Task:
         slot=0,
         inputs=(WheelInput(wheel=locked_wheel(wheel), path=wheel),),
         cache=cache,
-        python="3.11.2",
+        python=ImagePython.of_base("3.11.2"),
         interpreter=(sys.executable,),
         out=cache.parent / "out",
         recorded=recorded,
@@ -88,13 +91,32 @@ def test_the_same_bytes_without_inflating(wheel: Path, tmp_path: Path, inflated:
     blob = (tmp_path / "out").read_bytes()
     assert "some/lib.so" in inflated
 
-    for cache, looked in (("one", set()), ("two", {"some/__init__.py"})):
+    for cache, looked in (("one", set()), ("two", {"some/__init__.py", "some/tests/test_some.py"})):
         inflated.clear()
         assert make_layer(job(wheel, tmp_path / cache, recorded=first)) == first
         assert (tmp_path / "out").read_bytes() == blob
         assert {name for name in inflated if ".dist-info/" not in name} == looked | {
             "some-1.0.data/scripts/some"
         }
+
+
+def test_a_layer_of_another_python_has_packed_headers(wheel: Path, tmp_path: Path) -> None:
+    """Without tests' byte-code, smaller, and the same with a record; every file has the same content."""
+    own = make_layer(job(wheel, tmp_path / "one"))
+    stored = tree_of_layer((tmp_path / "out").read_bytes())
+    work = replace(job(wheel, tmp_path / "one"), python=ImagePython(version="3.11.9", folder="3.10"))
+    packed = make_layer(work)
+    blob = (tmp_path / "out").read_bytes()
+    tree = {path.replace("python3.10", "python3.11"): item for path, item in tree_of_layer(blob).items()}
+
+    left_out = {path for path in stored if "/tests/__pycache__" in path}
+    assert len(left_out) == 2  # the folder and the .pyc
+    assert stored.keys() - tree.keys() == left_out
+    same = [path for path in tree if not path.endswith((".pyc", "RECORD"))]
+    assert all(tree[path] == stored[path] for path in same)
+    assert packed.size < own.size - 5_000
+    assert make_layer(replace(work, recorded=packed)) == packed
+    assert (tmp_path / "out").read_bytes() == blob
 
 
 @pytest.mark.parametrize("wrong", [{"digest": NOT_ZERO}, {"size": 1}], ids=["another digest", "another size"])

@@ -24,7 +24,7 @@ from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker as build_worker
 from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
-from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH
+from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH, ImagePython
 from torchkiln.oci import gzip as members
 from torchkiln.oci.layer import LayerWriter
 from torchkiln.util.places import ROOT
@@ -113,7 +113,7 @@ def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Pa
             slot=0,
             inputs=(WheelInput(wheel=locked_wheel(wheel), path=wheel),),
             cache=tmp_path / cache,
-            python="3.11.2",
+            python=ImagePython.of_base("3.11.2"),
             interpreter=(interpreter,),
             out=tmp_path / "out",
         )

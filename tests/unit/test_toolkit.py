@@ -23,13 +23,13 @@ from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
-from torchkiln.model.recipe import site
+from torchkiln.model.recipe import ImagePython
 from torchkiln.oci import tar
 from torchkiln.plan.layers import archive_layers
 from torchkiln.plan.plan import plan
 from torchkiln.util.places import ROOT
 
-SITE = site("3.11").lstrip("/")
+SITE = ImagePython.of_base("3.11").site.lstrip("/")
 PARTS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl")
 WIDER = replace(MATRIX, torch=(*MATRIX.torch, "2.11.0"), cuda=(*MATRIX.cuda, "12.9", "13.0"))
 

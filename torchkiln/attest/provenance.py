@@ -124,6 +124,11 @@ def provenance(
                     else []
                 ),
                 *(
+                    [{"name": standalone.filename, "digest": {"sha256": standalone.sha256}}]
+                    if (standalone := locked.standalone)
+                    else []
+                ),
+                *(
                     {
                         "name": wheel.filename,
                         "uri": f"pkg:pypi/{wheel.name}@{wheel.version}",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
 _MAX_FILES = 20_000  # extracted; a Python has two thousand
-_MAX_FILE = 64 << 20  # bytes of a file
+_MAX_FILE = 256 << 20  # bytes of a file; a standalone Python with its symbols has 100 million
 _MAX_TOTAL = 512 << 20  # bytes of all extracted files
 _MAX_READ = 8 << 30  # bytes of the tar, most of which is skipped
 _MAX_TARGET = 4096  # characters of a link target

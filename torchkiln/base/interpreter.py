@@ -12,10 +12,12 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from torchkiln.base.extraction import ExtractionRefused, extract
 from torchkiln.errors import BuildFailed
-from torchkiln.model.lock import LockedBase
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedBase, LockedStandalone
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.read_tar import DAMAGED
@@ -24,6 +26,7 @@ from torchkiln.store.store import Store
 
 LIBRARIES = LINUX_AMD64.libraries
 LOADER = f"{LIBRARIES}/{LINUX_AMD64.loader}"
+HOME = "opt/python"  # of a standalone Python
 
 
 def python_name(version: str) -> str:
@@ -33,10 +36,11 @@ def python_name(version: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interpreter:
-    """A base's Python under *root*, a folder of the cache."""
+    """A base's Python under *root*, a folder of the cache, or a standalone one with the base's C library."""
 
     root: Path
     version: str  # full, "3.11.2"
+    home: str = "usr"  # the folder of its bin/ and lib/, below root
 
     def argv(self, root: Path | None = None) -> list[str]:
         """The command that starts it, without arguments for Python.
@@ -44,9 +48,10 @@ class Interpreter:
         :param root: the path of `root` inside a sandbox, "/"; None: outside.
         """
         name, at = python_name(self.version), self.root if root is None else root
+        own = [] if self.home == "usr" else [str(at / self.home / "lib")]
         return [
-            *(str(at / LOADER), "--inhibit-cache", "--library-path", str(at / LIBRARIES)),
-            *(str(at / "usr/bin" / name), "-s", "-S"),
+            *(str(at / LOADER), "--inhibit-cache", "--library-path", ":".join((str(at / LIBRARIES), *own))),
+            *(str(at / self.home / "bin" / name), "-s", "-S"),
             *(["-P"] if name != "python3.10" else []),
         ]
 
@@ -62,17 +67,27 @@ class Interpreter:
             "PYTHONCOERCECLOCALE": "0",
             "PYTHONHASHSEED": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONHOME": str((self.root if root is None else root) / "usr"),
+            "PYTHONHOME": str((self.root if root is None else root) / self.home),
         }
 
 
-def interpreter(base: LockedBase, store: Store) -> Interpreter:
-    """The Python of *base*, whose blob is in *store*; extracted at the first call (~2 s, 60 MB).
+def folder_name(base: LockedBase, standalone: LockedStandalone | None = None) -> str:
+    """The name of the cache's folder with the Python of *base*, or the *standalone* one on it."""
+    name = base.digest.removeprefix("sha256:")
+    return f"{name}-{standalone.digest.removeprefix('sha256:')}" if standalone else name
 
-    :raises BuildFailed: the base is not in the store, is damaged, or has no such Python.
+
+def interpreter(base: LockedBase, store: Store, standalone: LockedStandalone | None = None) -> Interpreter:
+    """The Python of *base*, or the *standalone* one; extracted at the first call (~2 s, 60 MB).
+
+    :raises BuildFailed: a blob is not in *store*, is damaged, or has no such Python.
     """
-    root = store.root / "interpreters" / base.digest.removeprefix("sha256:")
-    found = Interpreter(root=root, version=base.python)
+    root = store.root / "interpreters" / folder_name(base, standalone)
+    found = (
+        Interpreter(root=root, version=standalone.version, home=HOME)
+        if standalone
+        else Interpreter(root=root, version=base.python)
+    )
     if root.is_dir():
         return found
     with store.lock(f"interpreter-{base.os}", f"extracts the Python of the base of {base.os}"):
@@ -81,6 +96,9 @@ def interpreter(base: LockedBase, store: Store) -> Interpreter:
         temporary = store.temporary("interpreter")
         try:
             extract_python(store.blob(base.digest), base, temporary)
+            if standalone:
+                with GZIP.open(store.blob(standalone.digest)) as stream:
+                    extract_standalone(stream, standalone.version, temporary, diff_id=standalone.diff_id)
             root.parent.mkdir(parents=True, exist_ok=True)
             os.replace(temporary, root)
         except DAMAGED as error:
@@ -92,6 +110,31 @@ def interpreter(base: LockedBase, store: Store) -> Interpreter:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return found
+
+
+def extract_standalone(stream: BinaryIO, version: str, into: Path, *, diff_id: Digest | None = None) -> None:
+    """Add the standalone Python of the tar *stream* to *into*, which has the base's.
+
+    :param diff_id: that of the tar; None: it is not known.
+    :raises BuildFailed: it has another diff_id, no such Python, or a refused entry; the extracted files must
+        not be run.
+    :raises OSError: reading or writing failed; ValueError: the tar is damaged.
+    """
+    name = python_name(version)
+    wanted = re.compile(
+        rf"{HOME}/(bin/{re.escape(name)}|lib/[^/]+\.so[^/]*|lib/{re.escape(name)}/.+)", re.DOTALL
+    )
+    try:
+        found = extract(stream, into, lambda path: wanted.fullmatch(path) is not None)
+    except (ExtractionRefused, DamagedTar) as error:
+        raise BuildFailed(f"the standalone Python cannot be extracted: {error}") from error
+    if diff_id not in (None, found):
+        raise BuildFailed(
+            f"the layer of Python {version} is damaged: diff_id mismatch: expected {diff_id}, got {found}",
+            hint="run: torchkiln cache verify --repair; then build again",
+        )
+    if not (into / HOME / "bin" / name).is_file():
+        raise BuildFailed(f"the standalone Python has no /{HOME}/bin/{name}")
 
 
 def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") -> None:

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
-from torchkiln.model.operating_system import operating_system
+from torchkiln.model.operating_system import base_name, operating_system
 from torchkiln.model.recipe import PREFIX, USER
 
 EPOCH = 1_735_689_600
@@ -109,11 +109,11 @@ class BaseRecipe:
 
 
 def recipe(os_name: str) -> BaseRecipe:
-    """The recipe of *os_name*.
+    """The recipe of the base of *os_name*, which is the same with another Python.
 
     :raises ConfigError: the OS is unknown.
     """
-    system = operating_system(os_name)
+    system = operating_system(base_name(os_name))
     return BaseRecipe(
         os=system.name,
         suite=system.suite,

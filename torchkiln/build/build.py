@@ -69,7 +69,7 @@ def build_planned(
         locked,
         lambda cell: plan_locked(cell, matrix, facts),
         environment,
-        options.sources,
+        replace(options.sources, locate=matrix.locate),
         what=f"builds {tag_of(locked.resolution)}",
     ) as (plan, moved):
         prepared = time.monotonic() - started

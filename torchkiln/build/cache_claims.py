@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from torchkiln.base.debs import deb_path
+from torchkiln.base.interpreter import folder_name
 from torchkiln.build.cache_keys import key_of, layer_key
 from torchkiln.build.cuda_layers import kept_path
 from torchkiln.model.apt import LockedApt
 from torchkiln.model.image import BuiltImage
-from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedWheel
+from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedStandalone, LockedWheel
 from torchkiln.model.plan import ArtefactLayer, ImagePlan
+from torchkiln.plan.layers import cell_layers
 from torchkiln.store.store import Store
 
 
@@ -28,13 +30,14 @@ def remember_layout(store: Store, layout: Path) -> None:
 def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Iterable[str]) -> None:
     """Record the files of *image* of *plan*; those of layers that were not *reused* count as used now."""
     locked = plan.locked
-    packs = {wheel_path(wheel): pack_path(wheel, locked.base) for wheel in locked.wheels}
+    packs = _packs(locked)
     store.put_record(
         "images",
         image.manifest.removeprefix("sha256:"),
         {
             "tag": image.tag,
             "base": locked.base.digest.removeprefix("sha256:"),
+            **({"interpreter": folder_name(locked.base, locked.standalone)} if locked.standalone else {}),
             "layers": {layer.blob.digest.removeprefix("sha256:"): layer.title for layer in image.layers},
             "wheels": packs,
             "archives": [*(kept_path(archive) for archive in locked.archives), *_debs(plan)],
@@ -68,10 +71,19 @@ def _debs(plan: ImagePlan) -> list[str]:
 
 
 def source_paths(locked: LockedCell) -> frozenset[str]:
-    wheels = {wheel_path(wheel) for wheel in locked.wheels}
-    packs = {pack_path(wheel, locked.base) for wheel in locked.wheels}
-    archives = {kept_path(archive) for archive in locked.archives}
-    return frozenset(wheels | packs | archives | {interpreter_path(locked.base)})
+    packs = _packs(locked)
+    archives = map(kept_path, locked.archives)
+    own = [interpreter_path(locked.base, locked.standalone)] if locked.standalone else []
+    return frozenset({*packs, *packs.values(), *archives, interpreter_path(locked.base), *own})
+
+
+def _packs(locked: LockedCell) -> dict[str, str]:
+    """The path of the byte-code of each wheel, by that of the wheel."""
+    return {
+        wheel_path(wheel): f"bytecode/{layer_key((wheel,), layer.python)}.pack"
+        for layer in cell_layers(locked)
+        for wheel in layer.wheels
+    }
 
 
 def source_path(source: LockedWheel | LockedArchive) -> str:
@@ -83,12 +95,8 @@ def wheel_path(wheel: LockedWheel) -> str:
     return f"wheels/{wheel.sha256}/{wheel.filename}"
 
 
-def pack_path(wheel: LockedWheel, base: LockedBase) -> str:
-    return f"bytecode/{layer_key((wheel,), base.python)}.pack"
-
-
-def interpreter_path(base: LockedBase) -> str:
-    return f"interpreters/{base.digest.removeprefix('sha256:')}"
+def interpreter_path(base: LockedBase, standalone: LockedStandalone | None = None) -> str:
+    return f"interpreters/{folder_name(base, standalone)}"
 
 
 def blob_path(digest: str) -> str:

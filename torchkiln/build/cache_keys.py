@@ -16,7 +16,7 @@ from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import MadeLayer, ToolkitLayer, WheelLayer
-from torchkiln.model.recipe import PREFIX, RECIPE
+from torchkiln.model.recipe import PREFIX, PYTHON_RULE, RECIPE, ImagePython
 from torchkiln.oci.compression import TARGETS
 from torchkiln.oci.encode import ENCODER
 from torchkiln.util import codec
@@ -36,10 +36,14 @@ def key_of(layer: MadeLayer) -> str:
             )
 
 
-def layer_key(wheels: Iterable[LockedWheel], python: str, device_code: DeviceCode | None = None) -> str:
-    """The key of a wheel layer, or of the byte-code of one wheel; *python* is a full version."""
-    cut = {"device_code": codec.plain(device_code)} if device_code else {}
-    return _key(wheels=[wheel.sha256 for wheel in wheels], python=python, prefix=PREFIX, **cut)
+def layer_key(
+    wheels: Iterable[LockedWheel], python: ImagePython, device_code: DeviceCode | None = None
+) -> str:
+    """The key of a wheel layer, or of the byte-code of one wheel."""
+    more = {"device_code": codec.plain(device_code)} if device_code else {}
+    if python.of_another:
+        more["another"] = {"folder": python.folder, "rule": PYTHON_RULE}
+    return _key(wheels=[wheel.sha256 for wheel in wheels], python=python.version, prefix=PREFIX, **more)
 
 
 def _key(**inputs: Any) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from torchkiln.base import interpreter as base_python
 from torchkiln.base.interpreter import Interpreter
 from torchkiln.errors import ToolMissing
-from torchkiln.model.lock import LockedBase
+from torchkiln.model.lock import LockedBase, LockedStandalone
 from torchkiln.runtimes import sandbox
 from torchkiln.store.store import Store
 
@@ -32,12 +32,13 @@ class ConfinedPython:
         return [*start, *self.python.argv(root)]
 
 
-def interpreter(base: LockedBase, store: Store) -> ConfinedPython:
-    """The Python of *base*, whose blob is in *store*.
+def interpreter(base: LockedBase, store: Store, standalone: LockedStandalone | None = None) -> ConfinedPython:
+    """The Python of *base*, or the *standalone* one on it; their blobs are in *store*.
 
-    :raises BuildFailed: the base is not in the store, is damaged, or has no such Python.
+    :raises BuildFailed: a blob is not in the store, is damaged, or has no such Python.
     """
-    return ConfinedPython(python=base_python.interpreter(base, store), sandboxed=not sandbox.fault())
+    python = base_python.interpreter(base, store, standalone)
+    return ConfinedPython(python=python, sandboxed=not sandbox.fault())
 
 
 def sandbox_fault() -> str:

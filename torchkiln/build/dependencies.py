@@ -40,7 +40,7 @@ def check_metadata(locked: LockedCell, store: Store, further: Sequence[str] = ()
         "wheels": [(wheel.name, wheel.version, wheel.sha256) for wheel in locked.wheels],
         "there": [wheel.sha256 for wheel in present],
         "asked": requested,
-        "python": locked.base.python,
+        "python": locked.python.version,
     }
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     if store.record(_RECORDS, key):
@@ -48,7 +48,7 @@ def check_metadata(locked: LockedCell, store: Store, further: Sequence[str] = ()
     from torchkiln.wheel.dependencies import faults  # imported here: not needed if nothing changed
 
     metadata = {wheel.sha256: _metadata(wheel, store) for wheel in present}
-    if found := faults(locked.wheels, metadata, requested, locked.base.python):
+    if found := faults(locked.wheels, metadata, requested, locked.python.version):
         more = (f"and {len(found) - _SHOWN} more",) if len(found) > _SHOWN else ()
         raise BuildFailed(
             "\n".join(("the METADATA of the wheels conflict with the lock:", *found[:_SHOWN], *more)),

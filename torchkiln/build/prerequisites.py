@@ -1,4 +1,4 @@
-"""Provides base and tools of a lock, or their rebuilds, and plans the image on them."""
+"""Provides base, tools and standalone Python of a lock, or their rebuilds, and plans the image on them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torchkiln.build.cache_claims import build_needs
 from torchkiln.build.cuda_layers import missing_archives
 from torchkiln.build.environment import Environment
 from torchkiln.build.prefetch import demand_reachable, fetching, measured, missing_wheels
+from torchkiln.build.standalone import StandalonePythons
+from torchkiln.model.cell import PythonArchive
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.progress import Reporting
@@ -23,7 +25,9 @@ class BaseSources:
 
     base_file: Path | None = None
     tools_file: Path | None = None
+    python_file: Path | None = None  # the layer of a standalone Python
     locked_only: bool = False  # refuse rebuilds that differ from the lock
+    locate: Callable[[PythonArchive], str] = lambda _: ""  # of a standalone Python: its path or URL
 
 
 @contextmanager
@@ -86,6 +90,9 @@ def provide(
             report=report,
         )
         found = replace(locked, base=base, layers=()) if changes else locked
+        if locked.standalone is not None:
+            pythons = StandalonePythons(store=store, environ=environment.environ, locate=sources.locate)
+            pythons.ensure(locked.standalone, base, file=sources.python_file, report=report)
         if locked.tools is None:
             return found, changes
         found_tools, tool_changes = tools.ensure(

@@ -26,7 +26,6 @@ from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.progress import Reporting
 from torchkiln.model.project import Origin, ProjectLock
-from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.project.code import ProjectCode
 from torchkiln.project.effect import Effect, effect_of
 from torchkiln.project.file import FILE
@@ -251,14 +250,14 @@ def _effect(
         "rules": _RULES,
         "parent": [wheel.sha256 for wheel in locked.wheels],
         "project": [wheel.sha256 for wheel in project.wheels],
-        "python": locked.base.python,
+        "python": locked.python.version,
     }
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     if record := store.record(_RECORDS, key):
         return Effect(**{name: tuple(record[name]) for name in asdict(Effect())}), frozenset()
     layers, reused, _ = image_build.make_layers(draft, environment, foreign=foreign)
     blobs = {spec: layer.blob for spec, layer in zip(draft.layers, layers, strict=True)}
-    scheme = Scheme(prefix=PREFIX, python=minor(locked.base.python))
+    scheme = Scheme.of(locked.python)
     names = {wheel.name for wheel in project.wheels} | set(project.removed)
     installed: dict[str, Files] = {}
     replaced: dict[str, Files] = {}

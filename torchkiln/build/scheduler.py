@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Work
+from torchkiln.model.recipe import ImagePython
 from torchkiln.util.files import private_folder
 from torchkiln.util.processes import WorkerDied, Workers
 from torchkiln.wheel.source import Cancelled
@@ -46,6 +47,7 @@ class Job:
     key: str
     title: str
     wheels: tuple[LockedWheel, ...]
+    python: ImagePython
     recorded: Blob | None = None
     device_code: DeviceCode | None = None  # that its libraries keep; None: all
 
@@ -58,10 +60,12 @@ class Job:
 class Scheduler:
     """Makes layers. `seconds` has the time of each kind of work afterwards, from first start to last end."""
 
-    def __init__(self, environment: Environment, *, python: str, interpreter: tuple[str, ...]) -> None:
+    def __init__(
+        self, environment: Environment, *, interpreters: Mapping[ImagePython, tuple[str, ...]]
+    ) -> None:
         self._store, self._fetcher = environment.store, environment.fetcher
         self._observer = environment.observer
-        self._python, self._interpreter = python, interpreter
+        self._interpreters = interpreters  # the command that starts each Python of the jobs
         self._context = multiprocessing.get_context("spawn")
         self._cancelled = self._context.Event()
         self._spans: dict[Work, tuple[float, float]] = {}
@@ -207,7 +211,7 @@ class Scheduler:
         largest_first = sorted(job.wheels, key=lambda wheel: -wheel.size)
         fetched = {self._small.submit(self._fetch, wheel): wheel for wheel in largest_first}
         for future in concurrent.futures.as_completed(fetched):
-            task = (future.result(), self._store.root, self._python, self._interpreter)
+            task = (future.result(), self._store.root, job.python, self._interpreters[job.python])
             compiled.append(self._workers.submit(compile_wheel, *task))
         for bytecode in compiled:
             bytecode.result()
@@ -221,8 +225,8 @@ class Scheduler:
             slot=slot,
             inputs=tuple(inputs),
             cache=self._store.root,
-            python=self._python,
-            interpreter=self._interpreter,
+            python=job.python,
+            interpreter=self._interpreters[job.python],
             out=out,
             recorded=job.recorded,
             device_code=job.device_code,

@@ -15,8 +15,10 @@ from torchkiln.build.known import known_blob
 from torchkiln.build.records import store_layer
 from torchkiln.build.scheduler import Job, Scheduler
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import LockedBase
+from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan, PlannedLayer, WheelLayer
+from torchkiln.model.recipe import ImagePython
+from torchkiln.store.store import Store
 
 
 def make_wheel_layers(
@@ -46,12 +48,16 @@ def make_wheel_layers(
                         key=key,
                         title=spec.title,
                         wheels=spec.wheels,
+                        python=spec.python,
                         recorded=recorded.get(spec.title),
                         device_code=spec.device_code,
                     )
                 )
-        argv = _interpreter(plan.locked.base, environment, foreign=foreign) if jobs else ()
-        with Scheduler(environment, python=plan.locked.base.python, interpreter=argv) as scheduler:
+        if jobs:
+            _check_sandbox(environment, foreign=foreign)
+        pythons = {job.python for job in jobs}
+        argv = {python: _interpreter(python, plan.locked, environment.store) for python in pythons}
+        with Scheduler(environment, interpreters=argv) as scheduler:
             for job, blob, path in scheduler.run(jobs):
                 store_layer(keys[job.key], blob, path, store, verified=blob != job.recorded)
                 made[keys[job.key]] = blob
@@ -59,12 +65,17 @@ def make_wheel_layers(
             return made, scheduler.seconds, waited
 
 
-def _interpreter(base: LockedBase, environment: Environment, *, foreign: bool) -> tuple[str, ...]:
-    """The command that starts the base's Python."""
+def _check_sandbox(environment: Environment, *, foreign: bool) -> None:
     if foreign:
         require_sandbox()
     elif fault := sandbox_fault():
         environment.say(
             f"no sandbox is available ({fault}): the base's Python runs with a system call filter only"
         )
-    return tuple(interpreter(base, environment.store).argv())
+
+
+def _interpreter(python: ImagePython, locked: LockedCell, store: Store) -> tuple[str, ...]:
+    """The command that starts *python*: the base's, or the standalone one."""
+    if python.version == locked.base.python:
+        return tuple(interpreter(locked.base, store).argv())
+    return tuple(interpreter(locked.base, store, locked.standalone).argv())

@@ -24,7 +24,7 @@ from torchkiln.build.bytecode import Bytecode
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH, minor
+from torchkiln.model.recipe import WHEEL_EPOCH, ImagePython
 from torchkiln.oci.layer import LayerWriter
 from torchkiln.store.store import Store
 from torchkiln.util.page_cache import PassingFile
@@ -48,7 +48,7 @@ class WheelInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A layer to make. `python` is the base's full version, `interpreter` the command that starts it.
+    """A layer to make. `interpreter` is the command that starts its `python`.
 
     `recorded` is the blob in the lock, `device_code` what the libraries of the wheels that it names keep.
     """
@@ -56,7 +56,7 @@ class Task:
     slot: int
     inputs: tuple[WheelInput, ...]
     cache: Path
-    python: str
+    python: ImagePython
     interpreter: tuple[str, ...]
     out: Path
     recorded: Blob | None = None
@@ -89,9 +89,11 @@ def make_layer(task: Task) -> Blob:
 
 
 def _write(task: Task, recorded: Blob | None) -> Blob:
-    scheme = Scheme(prefix=PREFIX, python=minor(task.python))
+    scheme = Scheme.of(task.python)
     with io.BufferedWriter(PassingFile(task.out, "wb"), 1 << 20) as out, _cut(task) as cut:
-        layer = LayerWriter(out, mtime=WHEEL_EPOCH, recorded=recorded)
+        # Layers of the base's Python have stored headers, and their digests cannot change.
+        packed = task.python.of_another
+        layer = LayerWriter(out, mtime=WHEEL_EPOCH, recorded=recorded, packed=packed)
         for item in task.inputs:
             _add(item, layer, scheme, task, cut)
         return layer.finish()
@@ -129,14 +131,14 @@ def _add(item: WheelInput, layer: LayerWriter, scheme: Scheme, task: Task, cut: 
         bytecode.close()
 
 
-def compile_wheel(item: WheelInput, cache: Path, python: str, interpreter: tuple[str, ...]) -> None:
+def compile_wheel(item: WheelInput, cache: Path, python: ImagePython, interpreter: tuple[str, ...]) -> None:
     """Put the byte-code of one complete wheel into the cache, where `make_layer` finds it.
 
     :raises BadWheel: the wheel is refused.
     :raises Cancelled: the parent cancelled the build.
     """
     bytecode = Bytecode(item.wheel, Store(cache), python, interpreter)
-    wheel, scheme = item.wheel, Scheme(prefix=PREFIX, python=minor(python))
+    wheel, scheme = item.wheel, Scheme.of(python)
     try:
         if bytecode.cached is None:
             with WheelFile(item.path, wheel.size, cancelled=_cancelled.is_set) as file:

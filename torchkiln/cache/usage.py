@@ -98,7 +98,8 @@ def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[
             name=f"{image.ref} in {layout.path}",
             needs=frozenset(needed | {record_path("images", key)}),
             sources=frozenset(
-                {*originals, *wheels, *wheels.values(), *archives, f"interpreters/{made.get('base')}"}
+                {*originals, *wheels, *wheels.values(), *archives}
+                | {f"interpreters/{made[name]}" for name in ("base", "interpreter") if name in made}
             ),
         )
 
@@ -117,7 +118,7 @@ def _locks(images: Path, unread: list[str]) -> tuple[list[Root], set[str], dict[
             sources: frozenset[str] = frozenset()
             if path.name == "lock.json":
                 locked = from_json(path.read_bytes(), where=str(path))
-                blobs = {found.digest for found in (locked.base, locked.tools) if found}
+                blobs = {found.digest for found in locked.artefacts}
                 sources = source_paths(locked)
                 wheels |= {wheel_path(wheel): wheel for wheel in locked.wheels}
             elif path.name == "base.json":

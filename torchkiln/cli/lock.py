@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from torchkiln.build.record import record_layers
+from torchkiln.build.standalone import StandalonePythons
 from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.lock_changes import show_changes
 from torchkiln.cli.shared.lock_output import LockOutput, say
@@ -132,9 +133,9 @@ def lock(
         _record(folder, to_lock, store, sweeping=sweeping)
         return
     request = LockRequest(as_of=as_of, upgrade=upgrade, upgrade_base=upgrade_base, by_record=by_record)
-    LockSession(folder, request, store, environ=os.environ, observer=LockOutput()).run(
-        to_lock, sweeping=sweeping
-    )
+    pythons = StandalonePythons(store=store, environ=os.environ, locate=matrix.locate)
+    session = LockSession(folder, request, store, environ=os.environ, observer=LockOutput(), pythons=pythons)
+    session.run(to_lock, sweeping=sweeping)
 
 
 def _check(folder: LockFolder, cells: Sequence[Cell], *, sweeping: bool) -> None:

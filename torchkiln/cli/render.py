@@ -35,7 +35,7 @@ def render(chosen: CellOptions, images: Path, check: bool, rootfs: Path | None) 
     """Write images/<tag>/{Dockerfile,image.json} from the locks; print the tags.
 
     The default is every cell that has a lock; then images/docker-bake.json, which lists them, is written too.
-    Thin images have no Dockerfile.
+    Thin images, and those with a standalone Python, have no Dockerfile.
     """
     if check and rootfs:
         raise click.UsageError("--check and --rootfs cannot be used together")
@@ -49,7 +49,9 @@ def render(chosen: CellOptions, images: Path, check: bool, rootfs: Path | None) 
         cells = tuple(
             found.cell
             for found in resolutions
-            if found.build and not found.cell.gpus and (images / tag_of(found) / "lock.json").is_file()
+            if found.build
+            and not (found.cell.gpus or found.standalone)
+            and (images / tag_of(found) / "lock.json").is_file()
         )
     if not cells:
         raise NothingSelected(f"no cell has a lock in {images}", hint="run: torchkiln lock --all")

@@ -94,6 +94,7 @@ def _packages(locked: LockedCell | None) -> list[Package]:
         *(package(system="python", name=wheel.name, version=wheel.version) for wheel in locked.wheels),
         *(package(system="os", name=deb.name, version=deb.version) for deb in locked.os_packages),
         *(package(system="toolkit", name=part.component, version=part.version) for part in locked.archives),
+        *(package(system="os", name=name, version=version) for name, version, _ in _python(locked)),
     ]
 
 
@@ -109,4 +110,11 @@ def _swapped(a: LockedCell, b: LockedCell) -> tuple[PackageChange, ...]:
 
 def _files(locked: LockedCell) -> list[tuple[str, str, str]]:
     wheels = [(wheel.name, wheel.version, wheel.sha256) for wheel in locked.wheels]
-    return wheels + [(archive.component, archive.version, archive.sha256) for archive in locked.archives]
+    archives = [(archive.component, archive.version, archive.sha256) for archive in locked.archives]
+    return [*wheels, *archives, *_python(locked)]
+
+
+def _python(locked: LockedCell) -> list[tuple[str, str, str]]:
+    """Name, version and hash of the standalone Python, if the image has one."""
+    found = locked.standalone
+    return [("cpython", found.version, found.sha256)] if found else []

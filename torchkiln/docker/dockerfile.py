@@ -20,7 +20,7 @@ from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.model.plan import ImagePlan, OverlayFile, WheelLayer
-from torchkiln.model.recipe import PREFIX, USER, site
+from torchkiln.model.recipe import PREFIX, USER
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
 from torchkiln.util.places import how_to_restore
@@ -111,7 +111,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             os_packages=sorted(os_packages),
             tools=sorted(packages_of(plan.locked.tools.name)) if plan.locked.tools else (),
             prefix=PREFIX,
-            site=site(cell.python),
+            site=plan.locked.python.site,
             pip=_pip(plan),
             pip_options=" ".join(pip_options(plan.locked)),
             foreign=[wheel.name for wheel in plan.locked.wheels if wheel.index is not Source.DEFAULT],
@@ -130,12 +130,18 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
 def demand_full(locked: LockedCell) -> None:
     """Check that a Dockerfile can build the image of *locked*.
 
-    :raises ConfigError: it is a thin image.
+    :raises ConfigError: it is a thin image, or has another Python than its system's.
     """
+    how = "build it with the embedded engine; `torchkiln build TAG --load` puts it into Docker"
+    if locked.standalone:
+        raise ConfigError(
+            f"{tag_of(locked.resolution)}: a Dockerfile cannot build an image with a standalone Python",
+            hint=how,
+        )
     if locked.device_code:
         raise ConfigError(
             f"{tag_of(locked.resolution)}: a Dockerfile cannot build a thin image (--gpus)",
-            hint="build it with the embedded engine; `torchkiln build TAG --load` puts it into Docker",
+            hint=how,
         )
 
 

@@ -17,6 +17,7 @@ from torchkiln.model.cell import Limit, Resolution, Source
 from torchkiln.model.device_code import cut_wheels
 from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.lock import LockedArchive, LockedCell, artefact_fields, artefact_json
+from torchkiln.model.operating_system import base_name
 from torchkiln.util import codec
 from torchkiln.util.schema import sentences, shipped, shown
 from torchkiln.util.strict_json import json_of
@@ -24,7 +25,7 @@ from torchkiln.util.versions import numbers
 
 SCHEMA = 2
 _WHEEL_FILE = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[0-9][A-Za-z0-9_.]*)?(-[A-Za-z0-9_.]+){3}\.whl")
-_PLAIN = re.compile(r"[A-Za-z0-9.]{1,20}")
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,29}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +41,7 @@ class _Envelope:
 _ENVELOPE = ("schema", "digest", "indexes", "seal")
 _ORDER = (
     *("schema", "digest", "inputs", "as_of", "epoch", "indexes", "untrusted", "by_record", "resolution"),
-    *("wheels", "device_code", "archives", "base", "tools", "layers", "seal"),
+    *("wheels", "device_code", "archives", "base", "standalone", "tools", "layers", "seal"),
 )
 
 
@@ -186,15 +187,28 @@ def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
     if document["resolution"]["build"]["cudnn"] is None:
         yield "resolution.build.cudnn: must be text, not nothing; the tag contains it"
     yield from _archive_faults(document)
-    cell, base = document["resolution"]["cell"], document["base"]
-    if base["os"] != cell["os"] or not base["python"].startswith(cell["python"] + "."):
-        found = f"{base['os']} with Python {base['python']}"
-        yield f"base: {found}, but the cell needs {cell['os']} with Python {cell['python']}"
+    yield from _python_faults(document)
+    base = document["base"]
     tools, needed = document.get("tools"), document["resolution"].get("tools")
     if (name := tools["name"] if tools else None) != needed:
         yield f"tools: {name or 'none'}, but the cell needs {needed or 'none'}"
     elif tools and (tools["os"], tools["base"]) != (base["os"], base["digest"]):
         yield "tools: made for another base"
+
+
+def _python_faults(document: Mapping[str, Any]) -> Iterator[str]:
+    """Differences between the cell's system and Python, and the base and the standalone Python."""
+    cell, base, standalone = document["resolution"]["cell"], document["base"], document.get("standalone")
+    wanted, system = document["resolution"].get("standalone"), base_name(cell["os"])
+    if (wanted is None) != (system == cell["os"]):
+        yield f"resolution.standalone: does not match {cell['os']}"
+    archive = {name: standalone[name] for name in ("filename", "sha256")} if standalone else None
+    if archive != wanted:
+        yield "standalone: not of the archive in resolution.standalone"
+    python = (standalone or base)["version" if standalone else "python"]
+    if base["os"] != system or not python.startswith(cell["python"] + "."):
+        at, found = "standalone" if standalone else "base", f"{base['os']} with Python {python}"
+        yield f"{at}: {found}, but the cell needs {system} with Python {cell['python']}"
 
 
 def wheel_faults(wheels: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -260,7 +274,7 @@ def _same_version(a: str, b: str) -> bool:
 def _field(key: str, value: Any) -> str:
     if key in ("wheels", "archives", "layers"):
         return _block("[", map(json.dumps, value), "]", 2)
-    if key in ("resolution", "base", "tools"):
+    if key in ("resolution", "base", "standalone", "tools"):
         inner = (
             f'"{name}": '
             + (

@@ -18,7 +18,7 @@ from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, Source
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.operating_system import DEFAULT_OS
+from torchkiln.model.operating_system import DEFAULT_OS, base_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,12 @@ class LockFolder:
 
     def _staleness(self, resolution: Resolution) -> tuple[str, ...]:
         cell = resolution.cell
+        base = base_name(cell.os)
         return staleness(
             self.path,
             resolution,
             self.bound,
-            artefact.read_lock(self.path, cell.os),
-            tools.read_lock(self.path, cell.os, resolution.tools) if resolution.tools else None,
+            artefact.read_lock(self.path, base),
+            tools.read_lock(self.path, base, resolution.tools) if resolution.tools else None,
             self.below(cell) if cell.gpus else None,
         )

@@ -36,11 +36,10 @@ from torchkiln.model.lock import (
     LockedArchive,
     LockedCell,
     LockedWheel,
-    OsPackage,
     artefact_json,
 )
 from torchkiln.model.operating_system import DEFAULT_OS, operating_system
-from torchkiln.model.recipe import DEVICE_CODE_RULE, RECIPE
+from torchkiln.model.recipe import DEVICE_CODE_RULE, PYTHON_RULE, RECIPE
 from torchkiln.util.files import write_atomic
 from torchkiln.util.strict_json import json_of, read_file, text_of
 
@@ -128,6 +127,7 @@ def lock(
         by_record=by_record,
         tools=system.tools,
         archives=_archives(resolution, system.archives),
+        standalone=system.standalone,
     )
     if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
         return replace(locked, layers=previous.layers)
@@ -156,9 +156,10 @@ def _archives(resolution: Resolution, known: Collection[LockedArchive]) -> tuple
     return tuple(sorted(known, key=lambda archive: archive.component))
 
 
-def _interpreter(locked: LockedCell) -> tuple[OsPackage, ...]:
-    """The packages of the base's Python, which with the wheels determine the wheel layers and byte-code."""
-    return tuple(package for package in locked.base.packages if re.match(r"(lib)?python3", package.name))
+def _interpreter(locked: LockedCell) -> tuple[object, ...]:
+    """The base's Python and the standalone one, which with the wheels determine the wheel layers."""
+    packages = (package for package in locked.base.packages if re.match(r"(lib)?python3", package.name))
+    return (*packages, locked.standalone)
 
 
 def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
@@ -174,6 +175,7 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
         "bound": bound if build and build.source is Source.PYTORCH else (),
         "glibc": operating_system(resolution.cell.os).glibc,
         **({"device_code": DEVICE_CODE_RULE} if resolution.cell.gpus else {}),
+        **({"standalone": PYTHON_RULE} if resolution.standalone else {}),
     }
     return digest_of_json(inputs)
 

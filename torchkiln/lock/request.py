@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from packaging.utils import canonicalize_name
 
 from torchkiln.model.index import KnownWheel
-from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools
+from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedStandalone, LockedTools
 from torchkiln.model.project import ProjectLock
 
 EVERYTHING = ("*",)
@@ -47,6 +47,7 @@ class System:
     base: LockedBase
     tools: LockedTools | None = None
     archives: tuple[LockedArchive, ...] = ()
+    standalone: LockedStandalone | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from torchkiln.lock.choice import record_of
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.lock import load_locked, lock, save
 from torchkiln.lock.request import EVERYTHING, Versions
-from torchkiln.lock.systems import Systems
+from torchkiln.lock.systems import Pythons, Systems
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, Source
 from torchkiln.model.lock import LockedCell
@@ -78,13 +78,19 @@ class LockSession:
         *,
         environ: Mapping[str, str],
         observer: LockObserver,
+        pythons: Pythons,
     ) -> None:
         self._folder, self._request, self._observer = folder, request, observer
         self._date = date_of(request.as_of)
         self._locked: set[str] = set()  # tags
         self._index = open_index(environ, store)
         self._systems = Systems(
-            folder.path, store, environ=environ, report=observer.reporting, upgrade=request.upgrade_base
+            folder.path,
+            store,
+            environ=environ,
+            report=observer.reporting,
+            pythons=pythons,
+            upgrade=request.upgrade_base,
         )
         if left_out := self._index.pages.settings.left_out:
             observer.say(f"ignored settings: {', '.join(left_out)}")

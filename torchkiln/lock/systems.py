@@ -5,23 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 from torchkiln.base import archive, artefact, tools
 from torchkiln.base.recipe import recipe
 from torchkiln.lock.request import System
 from torchkiln.matrix.facts import Facts
-from torchkiln.model.cell import Resolution
-from torchkiln.model.lock import LockedBase, LockedTools
+from torchkiln.model.cell import PythonArchive, Resolution
+from torchkiln.model.lock import LockedBase, LockedStandalone, LockedTools
+from torchkiln.model.operating_system import base_name
 from torchkiln.model.progress import Reporting
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
 from torchkiln.util.places import IMAGES
 
 
+class Pythons(Protocol):
+    """Makes the layers of standalone Pythons."""
+
+    def make(
+        self, archive: PythonArchive, python: str, base: LockedBase, report: Reporting
+    ) -> LockedStandalone:
+        """The layer of *archive*, which has *python* "3.12", over *base*."""
+        ...
+
+
 class Systems:
     """The locked bases in *images*; with *upgrade* they are rebuilt.
 
     If *images* lacks one, the locks of torchkiln's own images are copied; else it is built.
+
+    :param pythons: makes the layers of other Pythons.
     """
 
     def __init__(
@@ -31,28 +45,36 @@ class Systems:
         *,
         environ: Mapping[str, str],
         report: Callable[[], AbstractContextManager[Reporting]],
+        pythons: Pythons,
         upgrade: bool = False,
     ) -> None:
         self._images, self._store, self._environ, self._report = images, store, environ, report
-        self._upgrade = upgrade
+        self._upgrade, self._pythons = upgrade, pythons
         self._bases: dict[str, LockedBase] = {}
         self._tools: dict[tuple[str, str], LockedTools] = {}
 
     def builds(self, resolution: Resolution) -> bool:
         """Whether `of` builds the base of *resolution*, which takes minutes."""
-        os_name = resolution.cell.os
+        os_name = base_name(resolution.cell.os)
         if os_name in self._bases:
             return False
         return self._upgrade or artefact.read_lock(self._images, os_name) is None
 
     def of(self, resolution: Resolution, facts: Facts) -> System:
-        """The base, tools and archives of *resolution*."""
-        base, toolkit = self._base(resolution.cell.os), resolution.toolkit
+        """The base, tools, archives and standalone Python of *resolution*."""
+        base, toolkit = self._base(base_name(resolution.cell.os)), resolution.toolkit
         return System(
             base=base,
             tools=self._tools_on(base, resolution.tools) if resolution.tools else None,
             archives=facts.redist.releases.get(toolkit.release, ()) if toolkit else (),
+            standalone=self._standalone_on(base, resolution),
         )
+
+    def _standalone_on(self, base: LockedBase, resolution: Resolution) -> LockedStandalone | None:
+        if resolution.standalone is None:
+            return None
+        with self._report() as report:
+            return self._pythons.make(resolution.standalone, resolution.cell.python, base, report)
 
     def _base(self, os_name: str) -> LockedBase:
         if os_name not in self._bases:

@@ -14,7 +14,7 @@ from torchkiln.matrix.resolve import require_cuda, resolve
 from torchkiln.matrix.sentences import limit_text, reason
 from torchkiln.matrix.tags import aliases_of, tag_of
 from torchkiln.model.cell import Cell, Resolution, Source
-from torchkiln.model.operating_system import DEFAULT_OS, operating_system
+from torchkiln.model.operating_system import DEFAULT_OS, base_name, operating_system
 from torchkiln.util.versions import major_of
 
 _PREFERENCES: tuple[Prefer, ...] = ("default-index", "native")
@@ -74,7 +74,8 @@ def needs(resolution: Resolution) -> tuple[str, ...]:
     build, cell = resolution.build, resolution.cell
     found = ["PyTorch's own index"] if build and build.source is Source.PYTORCH else []
     same_archive = operating_system(cell.os).distribution == operating_system(DEFAULT_OS).distribution
-    found += [] if same_archive else [f"the archive of {cell.os}"]
+    found += [] if same_archive else [f"the archive of {base_name(cell.os)}"]
+    found += [resolution.standalone.filename] if resolution.standalone else []
     return tuple(found)
 
 

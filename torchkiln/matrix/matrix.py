@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchkiln.errors import ConfigError
-from torchkiln.matrix import kept_gpus
+from torchkiln.matrix import kept_gpus, pythons
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.policy import CellPattern, Policy, policy_of
+from torchkiln.matrix.pythons import OsChoice
+from torchkiln.model.cell import PythonArchive
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Flavor
 from torchkiln.model.operating_system import SYSTEMS
@@ -33,14 +35,6 @@ _REMOVED = "this key was removed; a project adds packages to an image: see docs/
 
 Prefer = Literal["default-index", "native"]
 Pair = tuple[str, str]  # torch, CUDA
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OsChoice:
-    """An operating system and the Python that it ships."""
-
-    name: str  # "debian12"
-    python: str  # "3.11"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +90,20 @@ class Matrix:
     def pairs(self) -> tuple[Pair, ...]:
         """Every torch with every CUDA, and the pairs of `beyond`; by version, each once."""
         return _pairs(self.torch, self.cuda, self.beyond)
+
+    def standalone(self, os: str) -> PythonArchive | None:
+        """The archive of the Python of the system *os*; None: it is the system's own."""
+        return next((choice.standalone for choice in self.os if choice.name == os), None)
+
+    def locate(self, archive: PythonArchive) -> str:
+        """The path or the URL of *archive*; empty: this matrix does not name it."""
+        found = (
+            choice for choice in self.os if choice.standalone and choice.standalone.sha256 == archive.sha256
+        )
+        location = next((choice.location for choice in found), "")
+        if not location or "://" in location or self.folder is None:
+            return location
+        return str(self.folder / location)
 
     @property
     def releases(self) -> tuple[str, ...]:
@@ -158,7 +166,10 @@ def _matrix(data: dict[str, Any]) -> Matrix:
             sorted(((pair["torch"], pair["cuda"]) for pair in data.get("beyond", ())), key=_ordered)
         ),
         flavors=tuple(data["flavors"]),
-        os=tuple(OsChoice(name=name, python=body["python"]) for name, body in data["os"].items()),
+        os=(
+            *(OsChoice(name=name, python=body["python"]) for name, body in data["os"].items()),
+            *pythons.choices(data.get("pythons", ())),
+        ),
         packages=tuple(data["packages"]),
         gpus=kept_gpus.axis_of(data.get("gpus", ())),
         repository=data["repository"],
@@ -194,6 +205,7 @@ def _semantic_faults(data: dict[str, Any], facts: Facts) -> Iterator[tuple[Schem
         if package in ("torch", "torchvision", "torchaudio"):
             yield ("packages", index), f"every image has the {package} of its cell; remove it here"
     yield from _python_faults(data.get("os"))
+    yield from pythons.faults(data.get("pythons"))
     yield from kept_gpus.faults(data.get("gpus"), facts)
     for index, bound in _mappings(data.get("bounds")):
         yield from _cell_faults(data, ("bounds", index), bound)
@@ -254,7 +266,7 @@ def _cell_faults(
         "torch": [text for _, text in _versions(data, "torch")],
         "cuda": [text for _, text in _versions(data, "cuda")],
         "flavor": data.get("flavors"),
-        "os": data.get("os"),
+        "os": [*_names(data.get("os")), *pythons.names(data.get("pythons"))],
     }
     for key, listed in lists.items():
         value = bound.get(key)
@@ -277,6 +289,10 @@ def _versions(data: dict[str, Any], key: str) -> list[tuple[SchemaPath, str]]:
     return [((key, index), text) for index, text in _texts(data.get(key))] + [
         (("beyond", index, key), text) for index, text in beyond if isinstance(text, str)
     ]
+
+
+def _names(value: Any) -> list[str]:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, dict) else []
 
 
 def _mappings(value: Any) -> list[tuple[int, dict[str, Any]]]:

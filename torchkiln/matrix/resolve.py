@@ -137,6 +137,7 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Tor
         and (cell.flavor == "runtime" or bool(known and known.requires)),
         toolkit=_toolkit(known, build, facts) if known else None,
         tools=tools_of(cell, facts),
+        standalone=matrix.standalone(cell.os),
     )
 
 

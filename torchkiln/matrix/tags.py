@@ -15,14 +15,13 @@ from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell, Resolution, Status
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.layer_format import split_format, tag_suffix
-from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
+from torchkiln.model.operating_system import DEFAULT_OS, NAMES
 from torchkiln.util.versions import major_of, minor_of, numbers
 
 _DAY = re.compile(r"[0-9]{8}[a-z0-9]*")
-_SYSTEMS = "|".join(re.escape(name) for name in SYSTEMS)
 _TAG = re.compile(
     r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)"
-    rf"(?P<gpus>(?:-sm[1-9][0-9]{{1,2}})+(?P<own_use>-{OWN_USE})?)?(?:-(?P<os>{_SYSTEMS}))?"
+    rf"(?P<gpus>(?:-sm[1-9][0-9]{{1,2}})+(?P<own_use>-{OWN_USE})?)?(?:-(?P<os>{NAMES}))?"
 )
 
 _LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # looks like an image's own tag
@@ -31,7 +30,8 @@ _LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # looks like an image's own tag
 def tag_of(resolution: Resolution) -> str:
     """The image's own tag, ``2.7.1-cuda12.1-cudnn9-runtime``.
 
-    The GPUs of a thin image and any OS but debian12 follow: ``-runtime-sm90-ubuntu22.04``.
+    The GPUs of a thin image and any OS but debian12 follow: ``-runtime-sm90-ubuntu22.04``,
+    ``-runtime-python312-debian12``.
 
     :raises ValueError: the cell is unavailable.
     """
@@ -201,7 +201,7 @@ def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:
                 re.escape(text.lower()) + (fields[name] if name else "")
                 for text, name, _, _ in Formatter().parse(rule)
             )
-            + f"(-(?:{_SYSTEMS}))?"
+            + f"(-(?:{NAMES}))?"
         )
         for rule in rules
         if rule

@@ -21,8 +21,8 @@ class Cell:
     torch: fields.Version  # exact release, "2.7.1"
     cuda: fields.Version  # major.minor, "12.1"
     flavor: Flavor
-    os: fields.Word  # "debian12"
-    python: fields.Version  # the OS's own, "3.11"
+    os: fields.OsName  # "debian12"; with another Python than its own "python312-debian12"
+    python: fields.Version  # "3.11"
     # compute capabilities whose device code the image keeps, ascending; (): all of the wheels'
     gpus: Gpus = ()
     own_use: bool = False  # NVIDIA's libraries are cut, too, which their licence may allow for own use only
@@ -69,6 +69,14 @@ class Toolkit:
     archives: fields.Sha256Digest | None = None  # over the facts about that release's archives
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PythonArchive:
+    """The archive of a standalone build of CPython, by hash. The matrix says where it is."""
+
+    filename: fields.FileName  # "cpython-3.12.8+20241219-x86_64-unknown-linux-gnu-install_only.tar.gz"
+    sha256: fields.Sha256
+
+
 #: The schema of limits in a document: the text of each.
 LIMITS = {
     "type": "array",
@@ -84,7 +92,7 @@ LIMITS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolution:
-    """How a cell is built. The fields after `tools` only explain it, and no lock contains them.
+    """How a cell is built. The fields after `standalone` only explain it, and no lock contains them.
 
     For an unavailable cell `build`, the drivers and `requirements` are empty.
     """
@@ -99,6 +107,7 @@ class Resolution:
     limits: tuple[Limit, ...] = field(metadata={codec.SCHEMA: LIMITS})
     toolkit: Toolkit | None = None  # of a devel cell
     tools: fields.OsTools | None = None  # of a devel cell: see `os_tools.py`
+    standalone: PythonArchive | None = None  # of a system with another Python than its own
 
     lockable: bool = field(default=False, compare=False)  # the default index alone is enough
     alternatives: tuple[TorchBuild, ...] = field(default=(), compare=False)  # same major, not chosen

@@ -26,6 +26,13 @@ LibraryVersion = Annotated[
     str, Meta(pattern=r"^[0-9.]{1,40}$", description='a version of cuDNN or NCCL, "9.5.1.17"')
 ]
 Word = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.]{0,39}$", description='a name, "debian12"')]
+OsName = Annotated[
+    str,
+    Meta(
+        pattern=r"^(python3[0-9]{1,2}-)?[a-z0-9][a-z0-9.]{0,39}$",
+        description='a system, "debian12" or "python312-debian12"',
+    ),
+]
 Line = Annotated[
     str,
     Meta(

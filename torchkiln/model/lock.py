@@ -13,6 +13,7 @@ from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import ImageLayer
+from torchkiln.model.recipe import ImagePython, minor
 from torchkiln.util import codec
 
 _SET = Meta(max_length=100, extra_json_schema={"uniqueItems": True})
@@ -102,6 +103,24 @@ class LockedTools:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LockedStandalone:
+    """A CPython from a standalone build: one layer blob over a base, made from the build's archive.
+
+    It depends on the base's Python version only, not on the base's blob.
+    """
+
+    version: fields.Version  # full version, "3.12.8"
+    filename: fields.FileName  # of the archive
+    sha256: fields.Sha256  # of the archive
+    archive_size: fields.Bytes
+    digest: fields.Sha256Digest
+    diff_id: fields.Sha256Digest
+    size: fields.Bytes
+    unpacked: fields.Bytes
+    encoder: fields.Line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DebFile:
     """The file of an OS package, as the archive's signed index describes it."""
 
@@ -141,6 +160,18 @@ class LockedCell:
     # of a devel cell's toolkit, sorted by component
     archives: Annotated[tuple[LockedArchive, ...], Meta(max_length=100)] = ()
     device_code: DeviceCode | None = None  # None: the libraries are as in their wheels
+    standalone: LockedStandalone | None = None  # None: the image runs the base's Python
+
+    @property
+    def python(self) -> ImagePython:
+        """The Python of the image's environment, for which its packages are installed."""
+        version = self.standalone.version if self.standalone else self.base.python
+        return ImagePython(version=version, folder=minor(self.base.python))
+
+    @property
+    def artefacts(self) -> tuple[LockedBase | LockedTools | LockedStandalone, ...]:
+        """The base, and what the image has of the others."""
+        return (self.base, *(found for found in (self.tools, self.standalone) if found))
 
     @property
     def os_packages(self) -> tuple[OsPackage, ...]:

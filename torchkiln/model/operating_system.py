@@ -1,13 +1,15 @@
 """Defines the operating systems that images are based on.
 
 A new system also needs its name in `data/matrix.schema.json`. `smoke_tests/expected.py` repeats the default's
-name, as the suite runs without torchkiln.
+name, as the suite runs without torchkiln. A system with another Python than its own is called
+"python312-debian12": the words of a tag that this suite reads have no dot, and the last is the system.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from torchkiln.errors import ConfigError
@@ -33,7 +35,7 @@ class OperatingSystem:
     @property
     def distribution(self) -> str:
         """The distribution, whose systems have one archive: "debian"."""
-        return self.name.rstrip("0123456789.")
+        return base_name(self.name).rstrip("0123456789.")
 
 
 # What the systems of a distribution have in common.
@@ -114,12 +116,29 @@ DEFAULT_OS = "debian12"
 """The system whose tags have no suffix. Published tags depend on it, so no matrix can change it."""
 
 
+_OTHER_PYTHON = re.compile(r"python3(?P<minor>[0-9]{1,2})-(?P<base>.+)")
+
+NAMES = rf"(?:python3[0-9]{{1,2}}-)?(?:{'|'.join(re.escape(name) for name in SYSTEMS)})"
+"""A pattern of the names of all systems, with their own Python and with another."""
+
+
+def with_python(base: str, python: str) -> str:
+    """The name of the system *base* with another *python*, "3.12": "python312-debian12"."""
+    return f"python{python.replace('.', '')}-{base}"
+
+
+def base_name(name: str) -> str:
+    """The system whose base the system *name* has: "debian12" of "python312-debian12" and of "debian12"."""
+    found = _OTHER_PYTHON.fullmatch(name)
+    return found["base"] if found else name
+
+
 def operating_system(name: str) -> OperatingSystem:
-    """The operating system called *name*.
+    """The operating system called *name*; one with another Python differs from its base's only in that.
 
     :raises ConfigError: it is not supported.
     """
-    try:
-        return SYSTEMS[name]
-    except KeyError:
-        raise ConfigError(f"os {name!r} is not supported", hint=f"use one of {', '.join(SYSTEMS)}") from None
+    base, found = SYSTEMS.get(base_name(name)), _OTHER_PYTHON.fullmatch(name)
+    if base is None:
+        raise ConfigError(f"os {name!r} is not supported", hint=f"use one of {', '.join(SYSTEMS)}")
+    return replace(base, name=name, python=f"3.{int(found['minor'])}") if found else base

@@ -8,7 +8,15 @@ from typing import ClassVar, Literal, TypeVar
 from torchkiln.model.apt import LockedApt
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
+from torchkiln.model.lock import (
+    LockedArchive,
+    LockedBase,
+    LockedCell,
+    LockedStandalone,
+    LockedTools,
+    LockedWheel,
+)
+from torchkiln.model.recipe import ImagePython
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,19 +38,21 @@ class OverlayLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtefactLayer:
-    """The base, the OS's tools or a project's OS packages: the layer is the artefact's blob."""
+    """The base, the OS's tools, a standalone Python or a project's OS packages: it is the artefact's blob."""
 
     title: str  # "debian12 base (210 packages)"
-    artefact: LockedBase | LockedTools | LockedApt
+    artefact: LockedBase | LockedTools | LockedStandalone | LockedApt
 
     @property
-    def kind(self) -> Literal["base", "tools", "apt"]:
+    def kind(self) -> Literal["base", "tools", "standalone", "apt"]:
         """Its name in plan.json."""
         match self.artefact:
             case LockedBase():
                 return "base"
             case LockedTools():
                 return "tools"
+            case LockedStandalone():
+                return "standalone"
             case LockedApt():
                 return "apt"
 
@@ -60,12 +70,12 @@ class ArtefactLayer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelLayer:
-    """Wheels, installed for the Python of one base."""
+    """Wheels, installed for one Python, which compiles the byte-code."""
 
     kind: ClassVar = "wheels"
     title: str  # "torch 2.7.1", "dependencies (98 wheels)"
     wheels: tuple[LockedWheel, ...]
-    python: str  # full version of the base's interpreter, which compiles the byte-code
+    python: ImagePython
     device_code: DeviceCode | None = None  # its `wheels` are those of this layer
 
     @property

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 RECIPE = 3  # increase it when the same lock results in other bytes; plan and image.json contain it
 
 DEVICE_CODE_RULE = 1  # increase it when the same wheel, cut for the same GPUs, results in other bytes
+
+# Increase it when the same archive of a standalone Python, or the same wheel for it, results in other bytes.
+PYTHON_RULE = 1
 
 PREFIX = "/opt/venv"  # the virtual environment, first on PATH
 USER = "user"  # the account, uid 1000, for people who do not work as root
@@ -13,9 +18,37 @@ BIG_WHEEL = 20_000_000  # bytes; from this size on a wheel has its own layer
 MAX_LAYER = 5_000_000_000  # bytes compressed: registries refuse layers of 8 to 10 GB
 
 
-def site(python: str) -> str:
-    """site-packages of *python* "3.11" or "3.11.2": `/opt/venv/lib/python3.11/site-packages`."""
-    return f"{PREFIX}/lib/python{minor(python)}/site-packages"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImagePython:
+    """The Python for which the packages of a layer are installed.
+
+    The folder of packages is that of the base's environment. An image with another Python has a link to it,
+    lib/python3.12 to lib/python3.11, but layers contain the folder's own path: a layer with a path through
+    the link would replace the link by a folder.
+    """
+
+    version: str  # full, "3.12.8"
+    folder: str  # the version in the name of the folder, "3.11"
+
+    @classmethod
+    def of_base(cls, version: str) -> ImagePython:
+        """The base's own Python, of *version* "3.11.2"."""
+        return cls(version=version, folder=minor(version))
+
+    @property
+    def of_another(self) -> bool:
+        """Whether it is not the base's own, so that its layers are in no image of the base's Python."""
+        return self.folder != self.minor
+
+    @property
+    def minor(self) -> str:
+        """`"3.12"` of `"3.12.8"`."""
+        return minor(self.version)
+
+    @property
+    def site(self) -> str:
+        """The folder of packages: `/opt/venv/lib/python3.11/site-packages`."""
+        return f"{PREFIX}/lib/python{self.folder}/site-packages"
 
 
 def minor(python: str) -> str:

@@ -11,7 +11,6 @@ from torchkiln.matrix.os_tools import host_gcc
 from torchkiln.model.cell import Toolkit
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import EnvironmentSettings, OverlayLink
-from torchkiln.model.recipe import site
 from torchkiln.util.versions import DOTTED, numbers
 
 HOME = "/usr/local/cuda"
@@ -64,7 +63,7 @@ def toolkit_links(locked: LockedCell) -> tuple[OverlayLink, ...]:
     toolkit = locked.resolution.toolkit
     if toolkit is None:
         return ()
-    packages = site(locked.base.python)
+    packages = locked.python.site
     links = _archive_links(toolkit) if toolkit.release else _wheel_links(toolkit, packages)
     found = (*links, *_library_links(toolkit, libraries_of(locked), packages))
     return tuple(sorted(found, key=lambda link: link.path))
@@ -105,7 +104,7 @@ def settings(locked: LockedCell) -> EnvironmentSettings:
     toolkit = locked.resolution.toolkit
     if toolkit is None:
         return EnvironmentSettings()
-    packages = site(locked.base.python)
+    packages = locked.python.site
     folders = tuple(dict.fromkeys(map(_folder, libraries_of(locked))))
     # The archives' headers may have other versions than the wheels', which must not be used then.
     headers = [f"{packages}/{path}/include" for path in folders if not toolkit.release or _is_separate(path)]

@@ -15,7 +15,7 @@ from torchkiln.errors import BuildFailed
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import MadeLayer, ToolkitLayer, WheelLayer
-from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER
+from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER, ImagePython
 from torchkiln.plan.cuda_toolkit import home
 
 _OWN_VERSIONS = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not versioned with the toolkit
@@ -27,6 +27,7 @@ _TOOLKIT = frozenset({"cuda-cccl", "cuda-crt", "cuda-nvcc", "cuda-profiler-api",
 # Large archives of which nearly everything is used have a layer each. Of the others, only headers are used.
 _LARGE_ARCHIVES = frozenset({"cuda_gdb", "cuda_nvcc", "cuda_nvdisasm"})
 _PACKAGES = frozenset({"torchvision", "torchaudio", "numpy", "pillow", "tqdm"})
+_ANY_PYTHON = re.compile(r"-(py2\.)?py3-none-[^-]+\.whl$")
 _NAMED_IN_TITLE = 5  # more wheels are counted in a title, not named
 
 
@@ -72,7 +73,8 @@ def cell_layers(locked: LockedCell) -> tuple[WheelLayer, ...]:
 
     :raises BuildFailed: a wheel is larger than the limit of a layer.
     """
-    layers = wheel_layers(locked.wheels, python=locked.base.python)
+    base = ImagePython.of_base(locked.base.python)
+    layers = wheel_layers(locked.wheels, python=locked.python, base=base)
     return tuple(_cut(layer, locked.device_code) for layer in layers)
 
 
@@ -89,7 +91,7 @@ def _cut(layer: WheelLayer, device_code: DeviceCode | None) -> WheelLayer:
     return replace(layer, title=title, device_code=replace(device_code, wheels=names))
 
 
-def project_layers(wheels: Iterable[LockedWheel], *, python: str) -> tuple[WheelLayer, ...]:
+def project_layers(wheels: Iterable[LockedWheel], *, python: ImagePython) -> tuple[WheelLayer, ...]:
     """The layers of a project's wheels: the big ones first, because they change less often.
 
     :raises BuildFailed: a wheel is larger than the limit of a layer.
@@ -100,12 +102,16 @@ def project_layers(wheels: Iterable[LockedWheel], *, python: str) -> tuple[Wheel
     return (*_layers("project", big, python), *_layers("project", small, python))
 
 
-def wheel_layers(wheels: Iterable[LockedWheel], *, python: str) -> tuple[WheelLayer, ...]:
+def wheel_layers(
+    wheels: Iterable[LockedWheel], *, python: ImagePython, base: ImagePython | None = None
+) -> tuple[WheelLayer, ...]:
     """Layers of *wheels*: the small ones of a family share a layer, each big one has its own.
 
     The result does not depend on the order of *wheels*.
 
-    :param python: the full version of the base's Python.
+    :param python: the image's Python.
+    :param base: the base's Python. Layers of NVIDIA's libraries that need no certain Python are made for it,
+        so that the images of all Pythons on one base have the same.
     :raises BuildFailed: a wheel is larger than the limit of a layer.
     """
     families: dict[str, list[LockedWheel]] = {family.title: [] for family in _FAMILIES}
@@ -117,7 +123,13 @@ def wheel_layers(wheels: Iterable[LockedWheel], *, python: str) -> tuple[WheelLa
             family = next(family for family in _FAMILIES if family.includes(wheel.name))
             families[family.title].append(wheel)
     runtime = (layer for title, members in families.items() for layer in _layers(title, members, python))
-    return (*runtime, *_layers("CUDA toolkit", toolkit, python))
+    layers = (*runtime, *_layers("CUDA toolkit", toolkit, python))
+    return tuple(replace(layer, python=base) if base and _is_shared(layer) else layer for layer in layers)
+
+
+def _is_shared(layer: WheelLayer) -> bool:
+    """Whether all wheels are libraries of NVIDIA for any Python 3: byte-code of a few small modules."""
+    return all(_is_nvidia(wheel.name) and _ANY_PYTHON.search(wheel.filename) for wheel in layer.wheels)
 
 
 def archive_layers(locked: LockedCell) -> tuple[ToolkitLayer, ...]:
@@ -154,7 +166,7 @@ def _checked(wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
     return ordered
 
 
-def _layers(family: str, wheels: list[LockedWheel], python: str) -> Iterator[WheelLayer]:
+def _layers(family: str, wheels: list[LockedWheel], python: ImagePython) -> Iterator[WheelLayer]:
     small = [wheel for wheel in wheels if wheel.size < BIG_WHEEL]
     for group in _portions(small):
         yield WheelLayer(title=_title(family, group), wheels=tuple(group), python=python)

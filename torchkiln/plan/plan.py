@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import takewhile
 from typing import Any
 
 from torchkiln.errors import ConfigError
@@ -14,7 +15,7 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import TorchBuild
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedArchive, LockedCell, LockedTools
+from torchkiln.model.lock import LockedArchive, LockedCell, LockedStandalone, LockedTools
 from torchkiln.model.plan import (
     ArtefactLayer,
     Healthcheck,
@@ -94,7 +95,7 @@ def plan(
         aliases=tuple(aliases),
         layers=(
             base,
-            *cell_layers(locked),
+            *_with_standalone(cell_layers(locked), locked),
             *_tools(locked),
             *archive_layers(locked),
             top,
@@ -103,6 +104,18 @@ def plan(
         epoch=locked.epoch,
         recipe=RECIPE,
     )
+
+
+def _with_standalone(layers: Sequence[WheelLayer], locked: LockedCell) -> tuple[PlannedLayer, ...]:
+    """*layers* with that of the standalone Python, above those which the image of the base's Python has too.
+
+    A host shares extracted layers only as prefixes.
+    """
+    if (standalone := locked.standalone) is None:
+        return tuple(layers)
+    shared = tuple(takewhile(lambda layer: layer.python != locked.python, layers))
+    own = ArtefactLayer(title=f"CPython {standalone.version}", artefact=standalone)
+    return (*shared, own, *layers[len(shared) :])
 
 
 def _tools(locked: LockedCell) -> tuple[ArtefactLayer, ...]:
@@ -185,13 +198,14 @@ def _labels(
         "torchkiln.own_use": "true" if cell.own_use else None,
         "torchkiln.cudnn": build.cudnn,
         "torchkiln.nccl": build.nccl,
-        "torchkiln.python": locked.base.python,
-        "torchkiln.os": cell.os,
+        "torchkiln.python": locked.python.version,
+        "torchkiln.os": locked.base.os,
         "torchkiln.flavor": cell.flavor,
         "torchkiln.limits": " ".join(map(str, resolution.limits)),
         "torchkiln.lock": lock_digest,
         "torchkiln.base": locked.base.digest,
         "torchkiln.tools": locked.tools.digest if locked.tools else None,
+        "torchkiln.standalone": locked.standalone.digest if locked.standalone else None,
         "torchkiln.recipe": str(RECIPE),
         "torchkiln.untrusted": "true" if is_untrusted(locked) else None,
     }
@@ -209,8 +223,8 @@ def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: D
         "wheel_cuda": build.cuda,
         "status": resolution.status.value,
         "flavor": cell.flavor,
-        "os": cell.os,
-        "python": locked.base.python,
+        "os": locked.base.os,
+        "python": locked.python.version,
         "cudnn": build.cudnn,
         "nccl": build.nccl,
         "min_driver": resolution.min_driver,
@@ -221,6 +235,7 @@ def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: D
         "lock": lock_digest,
         "base": locked.base.digest,
         **({"tools": _tools_facts(locked.tools)} if locked.tools else {}),
+        **({"standalone": _standalone_facts(locked.standalone)} if locked.standalone else {}),
         "recipe": RECIPE,
         **({"untrusted": True} if is_untrusted(locked) else {}),
         "wheels": [
@@ -253,6 +268,15 @@ def _tools_facts(tools: LockedTools) -> dict[str, Any]:
         "name": tools.name,
         "digest": tools.digest,
         "packages": {package.name: package.version for package in tools.packages},
+    }
+
+
+def _standalone_facts(standalone: LockedStandalone) -> dict[str, Any]:
+    return {
+        "python": standalone.version,
+        "digest": standalone.digest,
+        "archive": standalone.filename,
+        "sha256": standalone.sha256,
     }
 
 

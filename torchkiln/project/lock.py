@@ -176,7 +176,7 @@ def _origins(wheels: Iterable[LockedWheel], needs: ProjectNeeds) -> tuple[Origin
 
 def _require_python(needs: ProjectNeeds, cell: LockedCell) -> None:
     """:raises ConfigError: the project excludes the image's Python."""
-    python = cell.base.python
+    python = cell.python.version
     if not SpecifierSet(needs.requires_python).contains(python, prereleases=True):
         raise ConfigError(
             f"{needs.name}: requires Python {needs.requires_python}, but the image"
@@ -186,7 +186,7 @@ def _require_python(needs: ProjectNeeds, cell: LockedCell) -> None:
 
 
 def _applying(asked: Iterable[Asked], cell: LockedCell) -> tuple[Asked, ...]:
-    environment = environment_of(cell.base.python)
+    environment = environment_of(cell.python.version)
     return tuple(one for one in asked if applies(one.requirement, environment))
 
 

@@ -65,7 +65,7 @@ def plan_project(
         layers += (ArtefactLayer(title=_packages_title(project.apt), artefact=project.apt),)
     if effect.removed:
         layers += (RemovalLayer(title=_removal_title(below.locked, project), paths=effect.removed),)
-    layers += project_layers(project.wheels, python=below.locked.base.python)
+    layers += project_layers(project.wheels, python=below.locked.python)
     facts = pretty_json(_facts(parent, project, at_start(code, effect)))
     count = len(code.files) + len(code.links)
     top = OverlayLayer(

@@ -169,7 +169,7 @@ def _local(
     needs: ProjectNeeds, folder: Path, parent: LockedCell, index: PackageIndex
 ) -> tuple[tuple[LocalWheel, ...], tuple[str, ...]]:
     """The wheels of *needs* that no index has and that fit the image, and sentences about the others."""
-    python, fixed = parent.base.python, fixed_wheels(parent.wheels).keys()
+    python, fixed = parent.python.version, fixed_wheels(parent.wheels).keys()
     found, left_out = local_wheels(needs, folder, fixed, python, _tags(parent))
     by_url = (
         wheel_by_url(one, folder, index.pages)
@@ -184,7 +184,7 @@ def _repositories(needs: ProjectNeeds, parent: LockedCell) -> tuple[Asked, ...]:
 
     :raises ConfigError: the setting build does not name the package, or two name different repositories.
     """
-    environment, fixed = environment_of(parent.base.python), fixed_wheels(parent.wheels)
+    environment, fixed = environment_of(parent.python.version), fixed_wheels(parent.wheels)
     found = [one for one in needs.requirements if one.repository and one.name not in fixed]
     found = [one for one in found if applies(one.requirement, environment)]
     demand_allowed(found, needs.build)

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torchkiln.build import build
 from torchkiln.build.confined import require_sandbox
@@ -23,7 +24,7 @@ from torchkiln.build.prerequisites import BaseSources
 from torchkiln.errors import KilnError, ToolMissing
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.model.lock import LockedBase, LockedCell, LockedTools
+from torchkiln.model.lock import LockedBase, LockedCell, LockedStandalone, LockedTools
 from torchkiln.model.progress import Fetcher, Observer
 from torchkiln.oci.compression import format_of
 from torchkiln.oci.encode import encode
@@ -33,6 +34,9 @@ from torchkiln.publish.verify import Point
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
+
+Artefact = LockedBase | LockedTools | LockedStandalone
+Kind = Literal["base", "tools", "Python"]
 
 _LAYER_LIMIT = 8 << 30  # bytes of a base or of tools, packed or not; usual ones have half a gigabyte
 
@@ -55,7 +59,7 @@ def rebuild(
     locked: LockedCell,
     context: RebuildContext,
 ) -> Point:
-    """Build *locked* on the image's own base and tools layers, and compare the digests.
+    """Build *locked* on the image's own layers of base, tools and Python, and compare the digests.
 
     A layer in another format than the lock's is compressed again by the lock's encoder.
 
@@ -66,24 +70,28 @@ def rebuild(
     base = image.layers[0]
     if base.diff_id != locked.base.diff_id:
         return _bad(f"its base layer is {base.diff_id[:19]}, but {locked.base.diff_id[:19]} in the lock")
-    tools = next(
-        (layer for layer in image.layers if locked.tools and layer.diff_id == locked.tools.diff_id), None
-    )
-    if locked.tools and tools is None:
-        return _bad(f"no layer is {locked.tools.diff_id[:19]}, the tools in the lock")
+    found: dict[Kind, LayerOnDisk] = {"base": base}
+    for kind, artefact in _artefacts(locked).items():
+        layer = next((each for each in image.layers if each.diff_id == artefact.diff_id), None)
+        if layer is None:
+            return _bad(f"no layer is {artefact.diff_id[:19]}, the {kind} in the lock")
+        found.setdefault(kind, layer)
     with _empty_cache(context.store) as (own, folder):
         _link_files(locked, context.store, own)
         try:
-            blobs = [
-                _layer_blob(reading, layer, artefact, own, folder, context.observer)
-                if layer and artefact
-                else None
-                for layer, artefact in ((base, locked.base), (tools, locked.tools))
-            ]
+            blobs = {
+                kind: _layer_blob(reading, found[kind], (kind, artefact), own, folder, context.observer)
+                for kind, artefact in _artefacts(locked).items()
+            }
         except (OSError, EOFError, ValueError) as error:
             return _bad(f"cannot read a layer: {error}")
         options = build.BuildOptions(
-            sources=BaseSources(base_file=blobs[0], tools_file=blobs[1], locked_only=True),
+            sources=BaseSources(
+                base_file=blobs["base"],
+                tools_file=blobs.get("tools"),
+                python_file=blobs.get("Python"),
+                locked_only=True,
+            ),
             layer_format=format_of([base.media_type]),
             foreign=True,
         )
@@ -111,6 +119,16 @@ def rebuild(
     return _bad(f"rebuilt from its lock: digest mismatch: {built.manifest}")
 
 
+def _artefacts(locked: LockedCell) -> dict[Kind, Artefact]:
+    """The layers of *locked* that are not made from wheels or archives of the index."""
+    found: dict[Kind, Artefact] = {"base": locked.base}
+    if locked.tools:
+        found["tools"] = locked.tools
+    if locked.standalone:
+        found["Python"] = locked.standalone
+    return found
+
+
 def _bad(text: str) -> Point:
     return Point(what="rebuild", good=False, text=text)
 
@@ -128,12 +146,12 @@ def _empty_cache(store: Store) -> Iterator[tuple[Store, Path]]:
 
 
 def _link_files(locked: LockedCell, store: Store, own: Store) -> None:
-    """Link the wheels, archives, base and tools of *locked* from *store* into *own*; readers verify them."""
+    """Link the wheels, archives and artefacts of *locked* from *store* into *own*; readers verify them."""
     paths = [store.wheel(wheel) for wheel in locked.wheels if store.has_wheel(wheel)]
     paths += [
         store.blob(artefact.digest)
-        for artefact in (locked.base, locked.tools)
-        if artefact and store.has_blob(artefact.digest, artefact.size)
+        for artefact in locked.artefacts
+        if store.has_blob(artefact.digest, artefact.size)
     ]
     paths += [store.root / kept_path(archive) for archive in locked.archives]
     for path in paths:
@@ -156,20 +174,20 @@ def _link(path: Path, link: Path) -> None:
 def _layer_blob(
     reading: RepositoryReader,
     layer: LayerOnDisk,
-    artefact: LockedBase | LockedTools,
+    named: tuple[Kind, Artefact],
     own: Store,
     folder: Path,
     observer: Observer,
 ) -> Path | None:
-    """The blob of *artefact* from the image's *layer*; None: *own* has it.
+    """The blob of the *named* artefact from the image's *layer*; None: *own* has it.
 
     :raises ValueError: it is too large or damaged; also OSError and EOFError.
     """
+    name, artefact = named
     if own.has_blob(artefact.digest, artefact.size):
         return None
     if max(layer.size, artefact.unpacked) > _LAYER_LIMIT:
         raise ValueError(f"{layer.digest[:19]} is larger than {_LAYER_LIMIT >> 30} GiB")
-    name = "tools" if isinstance(artefact, LockedTools) else "base"
     fetched = folder / f"{name}.fetched"
     observer.begin("download", name, layer.size)
     reading.fetch(layer.digest, layer.size, fetched, lambda n: observer.advance("download", name, n))

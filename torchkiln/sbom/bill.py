@@ -24,7 +24,7 @@ from torchkiln.errors import VerificationFailed
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import BaseFiles, LockedArchive, LockedCell, LockedWheel
+from torchkiln.model.lock import BaseFiles, LockedArchive, LockedCell, LockedStandalone, LockedWheel
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.sbom.evidence import Distribution, Evidence, InstalledPackage
 from torchkiln.sbom.licences import Licence
@@ -32,7 +32,8 @@ from torchkiln.sbom.listed import TOOLKIT
 
 #: wheel, program, toolkit (NVIDIA's archives): from the lock. os: from dpkg. library: CUDA, cuDNN and NCCL,
 #: which are part of a wheel. vendored: a copy of a Python distribution inside another package. project: code.
-Kind = Literal["wheel", "os", "toolkit", "library", "vendored", "project"]
+#: interpreter: a standalone Python.
+Kind = Literal["wheel", "os", "toolkit", "library", "vendored", "project", "interpreter"]
 DebKey = tuple[str, str, str]  # name, version, architecture
 
 _NAMESPACE = uuid5(UUID(int=0), "torchkiln sbom")
@@ -127,6 +128,7 @@ def bill_of(
     dists = {dist.name: dist for dist in evidence.distributions if dist.of_a_wheel}
     wheels = [_of_wheel(wheel, dists[wheel.name], locked.device_code) for wheel in locked.wheels]
     toolkit = [_of_archive(archive) for archive in locked.archives]
+    pythons = [_of_standalone(locked.standalone)] if locked.standalone else []
     vendored = [_vendored(dist, dists) for dist in evidence.distributions if not dist.of_a_wheel]
     return Bill(
         name=name,
@@ -135,7 +137,7 @@ def bill_of(
         os=" ".join(distro).strip(),
         epoch=locked.epoch,
         tool=tool,
-        components=in_order((*wheels, *toolkit, *_libraries(locked, dists), *os, *vendored)),
+        components=in_order((*wheels, *toolkit, *_libraries(locked, dists), *pythons, *os, *vendored)),
         notes=tuple(_notes(os, files, locked)),
     )
 
@@ -206,6 +208,18 @@ def _of_archive(archive: LockedArchive) -> BillComponent:
         purl=PackageURL("generic", TOOLKIT, archive.component, archive.version).to_string(),
         sha256=archive.sha256,
         remark="part of NVIDIA's CUDA toolkit; its headers, programs and stubs are in the image",
+    )
+
+
+def _of_standalone(standalone: LockedStandalone) -> BillComponent:
+    """Without a licence: that of the build also covers the libraries that it is linked with."""
+    return BillComponent(
+        kind="interpreter",
+        name="python",
+        version=standalone.version,
+        purl=PackageURL("generic", None, "python", standalone.version).to_string(),
+        sha256=standalone.sha256,
+        remark=f"CPython from {standalone.filename}; the libraries in this build are not listed",
     )
 
 

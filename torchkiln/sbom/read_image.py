@@ -23,7 +23,6 @@ from torchkiln.model.contents import LayerContents
 from torchkiln.model.digest import Digest
 from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.progress import Observer, Silent
-from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.sbom.evidence import Evidence, evidence_of, is_evidence, shortened
 from torchkiln.store.store import Store
@@ -63,13 +62,12 @@ class MadeOf:
 
 def made_of(plan: ImagePlan, store: Store) -> dict[Digest, MadeOf]:
     """The layers of *plan* with a record in *store*, whose wheels are still in the store."""
-    scheme = Scheme(prefix=PREFIX, python=minor(plan.locked.base.python))
     found = {}
     for spec in plan.of(WheelLayer):
         record = record_of(spec, store)
         if record and all(map(store.has_wheel, spec.wheels)):
             wheels = tuple(map(store.wheel, spec.wheels))
-            found[record.blob.diff_id] = MadeOf(wheels=wheels, scheme=scheme)
+            found[record.blob.diff_id] = MadeOf(wheels=wheels, scheme=Scheme.of(spec.python))
     return found
 
 

@@ -101,9 +101,9 @@ class ListedImage:
     @property
     def locked_size(self) -> int | None:
         """Bytes of the locked files from which it is built; None: the lock does not have all sizes."""
-        tools = self.locked.tools.size if self.locked.tools else 0
+        artefacts = (artefact.size for artefact in self.locked.artefacts)
         files = (package.size or None for package in self.packages if package.system != "os")
-        return _sum((self.locked.base.size, tools, *files))
+        return _sum((*artefacts, *files))
 
     @property
     def shared(self) -> int:

@@ -37,8 +37,8 @@ def facts_of(
             "wheel_cuda": build.cuda,
             "status": resolution.status.value,
             "flavor": cell.flavor,
-            "os": cell.os,
-            "python": locked.base.python,
+            "os": locked.base.os,  # with another Python it is still that system
+            "python": locked.python.version,
             "cudnn": build.cudnn,
             "nccl": build.nccl,
             "min_driver": resolution.min_driver,

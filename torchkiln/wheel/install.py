@@ -19,6 +19,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from torchkiln.errors import BadWheel
+from torchkiln.model.recipe import PREFIX, ImagePython
 
 INSTALLER = b"torchkiln\n"
 
@@ -29,10 +30,16 @@ class Scheme:
 
     prefix: str  # "/opt/venv"
     python: str
+    folder_of: str = ""  # the version in the name of lib/python3.11, if it is another: see `ImagePython`
+
+    @classmethod
+    def of(cls, python: ImagePython) -> Scheme:
+        """The folders of an image's environment with *python*."""
+        return cls(prefix=PREFIX, python=python.minor, folder_of=python.folder if python.of_another else "")
 
     @property
     def site(self) -> str:
-        return f"{self.prefix[1:]}/lib/python{self.python}/site-packages"
+        return f"{self.prefix[1:]}/lib/python{self.folder_of or self.python}/site-packages"
 
     @property
     def scripts(self) -> str:
@@ -114,8 +121,10 @@ _OWN = re.compile(r"bin/(python[\d.]*|[Aa]ctivate([.].*)?)(/.*)?|pyvenv[.]cfg(/.
 
 
 def _is_environment(path: str, scheme: Scheme) -> bool:
-    """Whether *path* is part of the virtual environment: its Python, its settings or its link lib64."""
-    return _OWN.fullmatch(path.removeprefix(f"{scheme.prefix[1:]}/")) is not None
+    """Whether *path* is part of the virtual environment: its Python, its settings or its links."""
+    place = path.removeprefix(f"{scheme.prefix[1:]}/")
+    linked = bool(scheme.folder_of) and f"{place}/".startswith(f"lib/python{scheme.python}/")
+    return linked or _OWN.fullmatch(place) is not None
 
 
 def is_script(name: str) -> bool:

@@ -17,6 +17,7 @@ from torchkiln.index.lazy import LazyIndex
 from torchkiln.matrix.tags import aliases_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.image import BuiltImage
+from torchkiln.model.operating_system import base_name
 from torchkiln.model.progress import Observer
 from torchkiln.oci.layout import open_layout
 
@@ -34,7 +35,7 @@ class DockerBuilder:
         """Build, print the result, and return what --json prints."""
         context, store = self.context, self.context.store()
         reference = context.base if context.base and not Path(context.base).is_file() else None
-        if cell.gpus:
+        if cell.gpus or base_name(cell.os) != cell.os:
             demand_full(context.locked(cell))  # before the engine is needed
         engine = find_engine()
         locked = context.locked(cell)

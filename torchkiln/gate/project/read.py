@@ -25,7 +25,6 @@ from torchkiln.gate.project.read_layer import UpperLayer, files_below, read_laye
 from torchkiln.gate.project.reports import Reported
 from torchkiln.lock.lock import load_locked
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.oci.labels import tag_in
 from torchkiln.oci.layer_index import TreeItem
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, open_layout
@@ -85,7 +84,7 @@ def read_evidence(project: ProjectImage, store: Store) -> ProjectEvidence:
     """
     image, below, account = project.image, project.below, project.account
     count = len(below.layers)
-    scheme = Scheme(prefix=PREFIX, python=minor(project.locked.base.python))
+    scheme = Scheme.of(project.locked.python)
     with_packages = bool(account.packages)
     uppers = [
         read_layer(layer, system=with_packages and number == 0)

@@ -17,7 +17,6 @@ from torchkiln import __version__
 from torchkiln.errors import ConfigError, Stale, VerificationFailed, printable
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import ProjectLock
-from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.model.report import Finding, ProjectRun, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.project.asked import ProjectNeeds
@@ -207,8 +206,8 @@ def subject_of(
     suite: Path | None = None,
 ) -> ProjectSubject:
     """The subject of the checks for an image with these *records*, path -> text of RECORD."""
-    python = project.cell.base.python
-    scheme, environment = Scheme(prefix=PREFIX, python=minor(python)), environment_of(python)
+    python = project.cell.python
+    scheme, environment = Scheme.of(python), environment_of(python.version)
     asked = (one for one in project.needs.requirements if one.by_name)
     return ProjectSubject(
         named=tuple(sorted({one.name for one in asked if applies(one.requirement, environment)})),

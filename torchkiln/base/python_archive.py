@@ -1,0 +1,219 @@
+"""Reads the archive of a standalone build of CPython, and returns the files of its layer.
+
+The format is that of python-build-standalone's `install_only` archives: a gzip tar with one folder, python/.
+Its hash was checked before, but a user may have copied it from anywhere: every entry is checked, and one that
+could lead out of the folder or give rights refuses the archive. Owner, modes and times are normalized.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from torchkiln.base.interpreter import HOME, python_name
+from torchkiln.errors import BadPythonArchive, printable
+from torchkiln.model.cell import PythonArchive
+from torchkiln.oci import tar
+from torchkiln.oci.compression import GZIP
+from torchkiln.oci.opening import bounded
+from torchkiln.oci.read_tar import DAMAGED
+from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
+
+_TOP = "python"
+_MAX_READ = 4 << 30  # bytes unpacked; real archives have 100 to 400 million
+_MAX_FILE = 256 << 20  # bytes of a file, as for `extraction`
+# Packages, as the image has those of its lock; byte-code, which is compiled again; tests, manuals; and what
+# Debian's python3 does not have either, Tk and the editor that needs it.
+_LEFT_OUT = re.compile(
+    r"(.+/)?__pycache__(/.*)?|share/man(/.*)?|bin/(?!python)[^/]*|lib/(itcl|tcl|tdbc|thread|tk|libtcl|libtk)[0-9].*"
+    r"|lib/python[0-9.]+/(site-packages|test|idlelib|tkinter|turtledemo|lib-dynload/_tkinter[^/]*)(/.*)?"
+)
+_VERSION = re.compile(rb'^#define PY_VERSION\s+"([^"\n]{1,40})"', re.MULTILINE)
+_PROGRAM = re.compile(r"bin/python(3\.[0-9]+)")
+_RELEASE = re.compile(r"3\.[0-9]{1,2}\.[0-9]{1,3}")
+_ELF = (b"\x7fELF\x02\x01", b"\x3e\x00")  # 64 bits, little-endian; at byte 18: x86-64
+_SPECIAL = 0o7000  # set-user-id, set-group-id, sticky
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredFile:
+    """A file, and where its content is in the file of all contents."""
+
+    mode: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PythonFiles:
+    """The files and links of a standalone Python, by path relative to the image's root, "opt/python/..."."""
+
+    version: str  # "3.12.8"
+    files: Mapping[str, StoredFile] = field(hash=False)
+    links: Mapping[str, str] = field(hash=False)  # path -> target, as written in the link
+
+
+def read_python(path: Path, archive: PythonArchive, python: str, contents: BinaryIO) -> PythonFiles:
+    """The files of *archive*, at *path*; their contents are written to *contents*.
+
+    :param python: the version that it must have, "3.12".
+    :raises BadPythonArchive: it is damaged, has a refused entry, or is not such a Python for this platform.
+    :raises OSError: *contents* cannot be written.
+    """
+    reading = _Reading(archive, contents)
+    try:
+        with GZIP.open(path) as stream:
+            entries = TarReader(pieces_of(bounded(stream, _MAX_READ, reading.too_large)))
+            for entry in entries:
+                reading.take(entry, entries)
+    except DAMAGED as error:
+        if isinstance(error, OSError) and error.errno:  # an error of the disk
+            raise
+        raise BadPythonArchive(archive.filename, f"not a .tar.gz file, or damaged: {error}") from error
+    return reading.result(python)
+
+
+class _Reading:
+    """Checks every entry, and keeps those of the layer."""
+
+    def __init__(self, archive: PythonArchive, contents: BinaryIO) -> None:
+        self._archive, self._contents = archive, contents
+        self._seen: dict[str, bool] = {}  # path below python/ -> whether it is a folder, explicit or implied
+        self._files: dict[str, StoredFile] = {}
+        self._links: dict[str, tuple[str, str]] = {}  # path -> target below python/, target as written
+        self._at = self._copied = 0  # bytes of the contents, and of files that hard links became
+        self._heads: dict[str, bytes] = {}  # the files that say what the build is
+
+    def too_large(self) -> BadPythonArchive:
+        return BadPythonArchive(self._archive.filename, f"unpacks to more than {_MAX_READ >> 30} GiB")
+
+    def take(self, entry: TarEntry, entries: TarReader) -> None:
+        """Check the next entry, and keep it if the layer has it."""
+        path = self._path(entry)
+        if not path:
+            return
+        self._note(path, folder=entry.kind == "folder")
+        if entry.kind == "folder":
+            return
+        left_out = _LEFT_OUT.fullmatch(path) is not None
+        if entry.kind == "link":
+            target = self._target(path, entry)
+            if not left_out:
+                self._links[path] = (target, entry.target)
+        elif entry.kind == "hard link":
+            self._hard_link(path, entry, left_out=left_out)
+        elif entry.kind != "file":
+            raise self._refused(entry, "is a device or a pipe")
+        elif entry.size > _MAX_FILE:
+            raise self._refused(entry, f"has {entry.size} bytes; at most {_MAX_FILE} are allowed")
+        elif not left_out:
+            self._write(path, entry, entries)
+
+    def result(self, python: str) -> PythonFiles:
+        """The kept files; links to others are left out.
+
+        :raises BadPythonArchive: it is not such a Python for this platform.
+        """
+        version = self._version(python)
+        folders = {folder for path in self._files for folder in tar.parents(path)}
+        places = self._files.keys() | self._links.keys() | folders
+        return PythonFiles(
+            version=version,
+            files={f"{HOME}/{path}": file for path, file in self._files.items()},
+            links={
+                f"{HOME}/{path}": written
+                for path, (target, written) in self._links.items()
+                if target in places
+            },
+        )
+
+    def _path(self, entry: TarEntry) -> str:
+        """Its path below python/; empty for that folder, and for the root."""
+        top, _, below = entry.path.partition("/")
+        if printable(entry.path) != entry.path:
+            raise self._refused(entry, "has non-printable characters in its name")
+        if any(part.startswith(".wh.") for part in entry.path.split("/")):
+            raise self._refused(entry, "is a whiteout: it would delete files in a layer")
+        if entry.path and (top != _TOP or (not below and entry.kind != "folder")):
+            raise self._refused(entry, f"is outside of the folder {_TOP}/")
+        if entry.mode & _SPECIAL and entry.kind != "link":
+            raise self._refused(entry, "has a set-user-id, set-group-id or sticky bit")
+        if entry.xattrs:
+            raise self._refused(entry, "has extended attributes")
+        return below
+
+    def _note(self, path: str, *, folder: bool) -> None:
+        for above in tar.parents(path):
+            if not self._seen.setdefault(above, True):
+                raise BadPythonArchive(
+                    self._archive.filename, f"{path!r} is below {above!r}, which is not a directory"
+                )
+        if path in self._seen and not (folder and self._seen[path]):
+            raise BadPythonArchive(self._archive.filename, f"{path!r} is a duplicate")
+        self._seen[path] = folder
+
+    def _target(self, path: str, entry: TarEntry) -> str:
+        """The path below python/ to which a link leads; `..` only at its start, where no link precedes it."""
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), entry.target))
+        inner = entry.target.lstrip("./").split("/")
+        outside = entry.target.startswith("/") or target.split("/")[0] == ".." or ".." in inner
+        if outside or printable(entry.target) != entry.target:
+            raise self._refused(entry, f"is a link to {entry.target!r}, outside of the folder {_TOP}/")
+        return target
+
+    def _hard_link(self, path: str, entry: TarEntry, *, left_out: bool) -> None:
+        """A second name of an earlier file becomes a file of its own."""
+        top, _, target = entry.target.partition("/")
+        if top != _TOP or self._seen.get(target, True):
+            raise self._refused(entry, f"is a hard link to {entry.target!r}, which is not an earlier file")
+        if left_out:
+            return
+        if target not in self._files:
+            raise self._refused(entry, f"is a hard link to {entry.target!r}, which the layer does not have")
+        self._files[path] = self._files[target]
+        self._copied += self._files[target].size
+        if self._copied > _MAX_READ:
+            raise self.too_large()
+
+    def _write(self, path: str, entry: TarEntry, entries: TarReader) -> None:
+        head = b""
+        for piece in entries.content():
+            head = head or bytes(piece[: 1 << 16])
+            self._contents.write(piece)
+        mode = 0o755 if entry.mode & 0o100 else 0o644
+        self._files[path] = StoredFile(mode=mode, start=self._at, size=entry.size)
+        self._at += entry.size
+        if path.startswith("bin/") or path.endswith("/patchlevel.h"):
+            self._heads[path] = head
+
+    def _version(self, python: str) -> str:
+        """The full version, from its headers.
+
+        :raises BadPythonArchive: it is another Python, or for another platform.
+        """
+        name, archive = python_name(python), self._archive.filename
+        program = f"bin/{name}"
+        if program not in self._files:
+            others = sorted(other[1] for path in self._files if (other := _PROGRAM.fullmatch(path)))
+            has = f"has Python {', '.join(others)}, not {python}" if others else f"has no {_TOP}/{program}"
+            raise BadPythonArchive(archive, has)
+        head = self._heads.get(program, b"")
+        if not head.startswith(_ELF[0]) or head[18:20] != _ELF[1]:
+            raise BadPythonArchive(archive, f"{_TOP}/{program} is not a program for x86-64 Linux")
+        header = f"include/{name}/patchlevel.h"
+        found = _VERSION.search(self._heads.get(header, b""))
+        version = found[1].decode("ascii", "replace") if found else ""
+        if f"lib/{name}/os.py" not in self._files or not version:
+            raise BadPythonArchive(
+                archive, f"has no {_TOP}/lib/{name}/os.py or no version in {_TOP}/{header}"
+            )
+        if not _RELEASE.fullmatch(version) or not version.startswith(f"{python}."):
+            raise BadPythonArchive(archive, f"has Python {printable(version)}, not a release of {python}")
+        return version
+
+    def _refused(self, entry: TarEntry, why: str) -> BadPythonArchive:
+        return BadPythonArchive(self._archive.filename, f"{entry.path[:300]!r} {why}")

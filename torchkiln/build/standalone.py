@@ -1,0 +1,222 @@
+"""Makes the layer of a standalone Python from its archive, or provides the locked one.
+
+The archive is at the path or URL that the matrix names, and has the matrix's hash. The same archive gives the
+same layer on every machine: so a lock needs no copy of the layer. The byte-code of the standard library is
+compiled by the archive's own Python, with the base's C library, in the sandbox of a base's Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from torchkiln.base import artefact
+from torchkiln.base.interpreter import HOME, Interpreter, extract_python, extract_standalone
+from torchkiln.base.python_archive import PythonFiles, read_python
+from torchkiln.base.python_layer import content_of, layer_tar, sources
+from torchkiln.build.confined import ConfinedPython, sandbox_fault
+from torchkiln.errors import BadPythonArchive, BuildFailed, ConfigError
+from torchkiln.model.cell import PythonArchive
+from torchkiln.model.lock import LockedBase, LockedStandalone
+from torchkiln.model.progress import UNREPORTED, Reporting
+from torchkiln.model.recipe import PYTHON_RULE, minor
+from torchkiln.oci.encode import ENCODER, encode
+from torchkiln.oci.tar_reader import IteratorFile, pieces_of
+from torchkiln.store.store import Store
+from torchkiln.util import codec
+from torchkiln.util.files import remove_tree
+from torchkiln.wheel.bytecode import Compiler, cached_name, read_pack, write_pack
+
+_RECORDS = "bases"  # as those of rebuilt bases: their blobs are kept as long
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StandalonePythons:
+    """Makes layers of standalone Pythons, with their blobs in *store*."""
+
+    store: Store
+    environ: Mapping[str, str]
+    locate: Callable[[PythonArchive], str]  # the path or URL of an archive; empty: not in the matrix
+
+    def make(
+        self, archive: PythonArchive, python: str, base: LockedBase, report: Reporting = UNREPORTED
+    ) -> LockedStandalone:
+        """The layer of *archive*, which must have *python* "3.12", over *base*.
+
+        :raises ConfigError: the archive is not at its place.
+        :raises BuildFailed: it cannot be downloaded, has another hash, is malformed, or has another Python;
+            or the base cannot be provided.
+        """
+        key = _key(archive, python, base)
+        with self.store.lock(f"standalone-{archive.sha256}", f"makes the layer of {archive.filename}"):
+            if known := self._recorded(key):
+                return replace(known, filename=archive.filename)  # it may have been copied
+            with self._scratch() as folder:
+                path = self._archive(archive, folder, report)
+                report.say(f"making the layer of Python {python} from {archive.filename}")
+                with self.store.writable():
+                    made = self._made(path, archive, python, base, folder, report)
+            self.store.put_record(_RECORDS, key, codec.plain(made))
+        return made
+
+    def ensure(
+        self,
+        locked: LockedStandalone,
+        base: LockedBase,
+        *,
+        file: Path | None = None,
+        report: Reporting = UNREPORTED,
+    ) -> None:
+        """Put the blob of *locked* into the store, if it is not there.
+
+        :param file: the blob.
+        :raises BuildFailed: as `make`; or *file* or the layer of the archive is another one.
+        """
+        if self.store.has_blob(locked.digest, locked.size):
+            return
+        if file is not None:
+            found = f"sha256:{_sha256(file)}"
+            if found == locked.digest:
+                self.store.adopt(file, self.store.blob(locked.digest))
+                return
+        else:
+            archive = PythonArchive(filename=locked.filename, sha256=locked.sha256)
+            found = self.make(archive, minor(locked.version), base, report).digest
+            if found == locked.digest:
+                return
+        raise BuildFailed(
+            f"the layer of {locked.filename} differs from the lock: expected {locked.digest}, got {found}",
+            hint="another torchkiln made the lock: lock the cell again",
+        )
+
+    def _recorded(self, key: str) -> LockedStandalone | None:
+        record = self.store.record(_RECORDS, key)
+        if record is None:
+            return None
+        try:
+            found = codec.typed(LockedStandalone, record)
+        except ValueError:  # of another version of torchkiln
+            return None
+        return found if self.store.has_blob(found.digest, found.size) else None
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        folder = self.store.temporary("standalone")
+        try:
+            with self.store.writable():
+                folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            remove_tree(folder)
+
+    def _archive(self, archive: PythonArchive, folder: Path, report: Reporting) -> Path:
+        """The verified file: the user's, or downloaded to *folder*."""
+        location = self.locate(archive)
+        if not location:
+            raise BuildFailed(
+                f"the layer of {archive.filename} (sha256 {archive.sha256}) is not in the cache, and"
+                " matrix.yaml names no such archive",
+                hint="name the archive in matrix.yaml, under pythons",
+            )
+        path = Path(location)
+        if "://" in location:
+            from torchkiln.index.python_builds import download  # slow to import, and most builds need none
+
+            path, observer, name = folder / "archive", report.observer, archive.filename
+            download(
+                archive,
+                location,
+                path,
+                self.store,
+                environ=self.environ,
+                began=lambda size: observer.begin("download", name, size),
+                on_progress=lambda count: observer.advance("download", name, count),
+            )
+            observer.end("download", name)
+        try:
+            if not path.is_file():  # a pipe would hang
+                raise FileNotFoundError(errno.ENOENT, "no such file")
+            found = _sha256(path)
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: {error.strerror}", hint="correct the path in matrix.yaml, under pythons"
+            ) from error
+        if found != archive.sha256:
+            raise BadPythonArchive(
+                archive.filename, f"checksum mismatch: sha256 {found}, {archive.sha256} in matrix.yaml"
+            )
+        return path
+
+    def _made(
+        self,
+        path: Path,
+        archive: PythonArchive,
+        python: str,
+        base: LockedBase,
+        folder: Path,
+        report: Reporting,
+    ) -> LockedStandalone:
+        blob = folder / "layer"
+        with (folder / "contents").open("w+b") as contents:
+            found = read_python(path, archive, python, contents)
+            contents.flush()
+            artefact.ensure(
+                base, self.store, os_name=base.os, locked_only=True, environ=self.environ, report=report
+            )
+            extract_python(self.store.blob(base.digest), base, folder / "root")
+            try:
+                bytecode = self._bytecode(found, contents, base, folder)
+            except (BuildFailed, ValueError) as error:
+                raise BadPythonArchive(
+                    archive.filename, f"its Python does not run on {base.os}: {error}"
+                ) from error
+            encoded = encode(
+                IteratorFile(layer_tar(found, contents, base=base.python, bytecode=bytecode)), blob
+            )
+        self.store.adopt(blob, self.store.blob(encoded.digest))
+        return LockedStandalone(
+            version=found.version,
+            filename=archive.filename,
+            sha256=archive.sha256,
+            archive_size=path.stat().st_size,
+            **asdict(encoded),
+            encoder=ENCODER,
+        )
+
+    def _bytecode(
+        self, found: PythonFiles, contents: BinaryIO, base: LockedBase, folder: Path
+    ) -> dict[str, bytes]:
+        """The .pyc files of the standard library, by path; *folder* has a root with the base's libraries."""
+        root, output, pack = folder / "root", folder / "output", folder / "pack"
+        tar = cast(BinaryIO, IteratorFile(layer_tar(found, contents, base=base.python, bytecode={})))
+        extract_standalone(tar, found.version, root)
+        python = Interpreter(root=root, version=found.version, home=HOME)
+        compiler = Compiler(ConfinedPython(python=python, sandboxed=not sandbox_fault()).argv(), output)
+        try:
+            for path in sources(found):
+                compiler.add(f"/{path}", content_of(found.files[path], contents))
+            compiler.finish()
+            write_pack(output, pack, compiler.requested)
+            with pack.open("rb") as stream:
+                return {cached_name(code.source, found.version): code.content() for code in read_pack(stream)}
+        finally:
+            compiler.kill()
+
+
+def _key(archive: PythonArchive, python: str, base: LockedBase) -> str:
+    parts = [archive.sha256, python, minor(base.python), PYTHON_RULE, ENCODER]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for piece in pieces_of(file):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,67 @@
+"""Downloads the archive of a standalone Python from the URL that the matrix names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchkiln.errors import BuildFailed
+from torchkiln.index.download import Downloader
+from torchkiln.index.pages import Pages
+from torchkiln.index.session import IndexSession
+from torchkiln.index.settings import index_settings, redact, with_address
+from torchkiln.model.cell import PythonArchive
+from torchkiln.model.index import FileAt
+from torchkiln.store.store import Store
+
+_MOST = 1 << 30  # bytes; real archives have 20 to 120 million
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sized:
+    """An archive and its size on the server, which the matrix does not have."""
+
+    filename: str
+    sha256: str
+    size: int
+
+
+class _AtUrl(Downloader[_Sized]):
+    """The server of one archive."""
+
+    def __init__(self, session: IndexSession, url: str) -> None:
+        super().__init__(session)
+        self._url = url
+
+    def _locate(self, file: _Sized, *, fresh: bool) -> FileAt:
+        return FileAt(filename=file.filename, url=self._url, size=file.size, sha256=file.sha256)
+
+
+def download(
+    archive: PythonArchive,
+    url: str,
+    path: Path,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    began: Callable[[int], None],
+    on_progress: Callable[[int], None],
+) -> None:
+    """Download *archive* from *url* to *path*; the caller verifies its hash.
+
+    :param began: called with the number of bytes.
+    :raises BuildFailed: the server cannot be reached, does not have the file, or has a much too large one.
+    """
+    settings, address = with_address(index_settings(environ), url, "archive")
+    pages = Pages(settings, store)
+    at = FileAt(filename=archive.filename, url=address, size=None, sha256=archive.sha256)
+    size = pages.measure(at).size or 0
+    file = _Sized(filename=archive.filename, sha256=archive.sha256, size=size)
+    if size > _MOST:
+        raise BuildFailed(
+            f"{redact(address)}: has {size} bytes; an archive of a Python has at most {_MOST >> 20} MiB",
+            hint="correct the URL in matrix.yaml, under pythons",
+        )
+    began(size)
+    _AtUrl(pages.session, address).fetch(file, path, on_progress=on_progress, cancelled=lambda: False)
