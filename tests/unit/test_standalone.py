@@ -17,9 +17,10 @@ from tests.python_builds import NAME, matrix_with, standalone_lock
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build.cache_claims import build_needs
 from torchkiln.build.cache_keys import key_of, layer_key
+from torchkiln.build.standalone import StandalonePythons
 from torchkiln.compare.locks import lock_change
 from torchkiln.docker.dockerfile import render
-from torchkiln.errors import BadWheel, ConfigError, Stale
+from torchkiln.errors import BadWheel, ConfigError, Stale, ToolMissing
 from torchkiln.lock.file import from_json, to_json
 from torchkiln.lock.lock import inputs_digest
 from torchkiln.matrix.explain import needs
@@ -28,10 +29,13 @@ from torchkiln.matrix.named import cell_named
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, select
 from torchkiln.matrix.tags import aliases_of, parse_name, tag_of
+from torchkiln.model.cell import PythonArchive
 from torchkiln.model.operating_system import base_name, operating_system
 from torchkiln.model.plan import ArtefactLayer, WheelLayer
 from torchkiln.model.recipe import ImagePython
 from torchkiln.plan.plan import plan
+from torchkiln.runtimes import sandbox
+from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 from torchkiln.wheel.install import Scheme
 
@@ -305,3 +309,19 @@ def test_no_dockerfile_is_rendered() -> None:
         render(planned, {}, ())
     assert caught.value.message == f"{TAG}: a Dockerfile cannot build an image with a standalone Python"
     assert "embedded engine" in caught.value.hint
+
+
+def test_without_a_sandbox_the_archives_python_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's matrix may name the archive."""
+    monkeypatch.setattr(sandbox, "fault", lambda: "no user namespaces")
+    located: list[PythonArchive] = []
+    pythons = StandalonePythons(
+        store=Store(tmp_path), environ={}, locate=lambda archive: located.append(archive) or ""
+    )
+    archive = PythonArchive(filename="cpython.tar.gz", sha256="0" * 64)
+
+    with pytest.raises(ToolMissing, match=r"no sandbox is available .*: no user namespaces"):
+        pythons.make(archive, "3.12", LOCKED.base)
+    assert located == []

@@ -20,7 +20,7 @@ from torchkiln.base import artefact
 from torchkiln.base.interpreter import HOME, Interpreter, extract_python, extract_standalone
 from torchkiln.base.python_archive import PythonFiles, read_python
 from torchkiln.base.python_layer import content_of, layer_tar, sources
-from torchkiln.build.confined import ConfinedPython, sandbox_fault
+from torchkiln.build.confined import ConfinedPython, require_sandbox
 from torchkiln.errors import BadPythonArchive, BuildFailed, ConfigError
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.lock import LockedBase, LockedStandalone
@@ -50,6 +50,7 @@ class StandalonePythons:
         """The layer of *archive*, which must have *python* "3.12", over *base*.
 
         :raises ConfigError: the archive is not at its place.
+        :raises ToolMissing: this host has no sandbox for its Python, which a stranger's matrix may name.
         :raises BuildFailed: it cannot be downloaded, has another hash, is malformed, or has another Python;
             or the base cannot be provided.
         """
@@ -57,6 +58,7 @@ class StandalonePythons:
         with self.store.lock(f"standalone-{archive.sha256}", f"makes the layer of {archive.filename}"):
             if known := self._recorded(key):
                 return replace(known, filename=archive.filename)  # it may have been copied
+            require_sandbox()
             with self._scratch() as folder:
                 path = self._archive(archive, folder, report)
                 report.say(f"making the layer of Python {python} from {archive.filename}")
@@ -197,7 +199,7 @@ class StandalonePythons:
         tar = cast(BinaryIO, IteratorFile(layer_tar(found, contents, base=base.python, bytecode={})))
         extract_standalone(tar, found.version, root)
         python = Interpreter(root=root, version=found.version, home=HOME)
-        compiler = Compiler(ConfinedPython(python=python, sandboxed=not sandbox_fault()).argv(), output)
+        compiler = Compiler(ConfinedPython(python=python, sandboxed=True).argv(), output)
         try:
             for path in sources(found):
                 compiler.add(f"/{path}", content_of(found.files[path], contents))
