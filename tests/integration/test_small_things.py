@@ -162,7 +162,7 @@ def _public() -> set[str]:
 
 def traces() -> list[bytes]:
     """Texts that would identify this machine: hosts of its settings, its paths, a line of its CA."""
-    words = {str(Path(__file__).parents[2]), str(cache_root())}
+    words = {f"{Path(__file__).parents[2]}/", f"{cache_root()}/"}  # /tmp/f is also a part of /tmp/foo
     settings = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
     values = (value for name, value in os.environ.items() if re.search("(?i)proxy|mirror|index", name))
     for text in (settings, *values):
