@@ -40,12 +40,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
-def pytest_report_header() -> str:
-    """What is drawn, so that it can be drawn again."""
-    part = f"an eighth, TORCHKILN_MUTANTS={_CHOICE}" if _CHOICE not in ("", "record") and _proved() else "all"
-    return f"mutants of the smoke suite: {part}"
-
-
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write the record of a run in which all passed."""
     if _CHOICE == "record" and exitstatus == 0 and "PYTEST_XDIST_WORKER" not in os.environ:
