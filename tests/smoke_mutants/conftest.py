@@ -41,8 +41,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the record of a run in which all passed."""
-    if _CHOICE == "record" and exitstatus == 0 and "PYTEST_XDIST_WORKER" not in os.environ:
+    """Write the record of a run in which all passed; not of a part, nor of one where all are skipped."""
+    if _CHOICE != "record" or exitstatus or not PYTHON or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    options, named = session.config.option, {Path(name).resolve() for name in session.config.args}
+    whole = not options.keyword and options.markexpr == "proof"
+    if whole and not named.isdisjoint((HERE, *HERE.parents)):
         PROVED.write_text(json.dumps(_state(), indent=2) + "\n")
 
 
