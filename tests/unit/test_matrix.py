@@ -85,7 +85,7 @@ bounds:
         "matrix.yaml:5: os.debian12.pyton: unknown key; nearest valid: python",
         "matrix.yaml:5: os.debian12: the key 'python' is missing",
         "matrix.yaml:6: packages[0]: every image has the torch of its cell; remove it here",
-        "matrix.yaml:7: repository: 'A B' is not a repository name in lower case, \"pytorch-cuda\"",
+        "matrix.yaml:7: repository: 'A B' is not a repository name in lower case; example: \"pytorch-cuda\"",
         "matrix.yaml:8: prefer: 'nativ' is not valid; nearest valid: native",
         "matrix.yaml:10: bounds[0]: the key 'reason' is missing",
         "matrix.yaml:10: bounds[0].torch: '2.6.0' is not in this matrix; nearest: 2.7.1, 2.9.9",

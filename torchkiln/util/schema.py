@@ -142,7 +142,8 @@ class _Check:
     def _text(self, value: str, schema: Mapping[str, Any], path: Path) -> Iterator[Violation]:
         if "pattern" in schema and not _pattern(schema["pattern"]).search(value):
             expected = schema.get("description", f"of the form {schema['pattern']}")
-            yield path, f"{shown(value)} is not {expected}"
+            what, comma, example = expected.partition(', "')
+            yield path, f"{shown(value)} is not {what}" + (f'; example: "{example}' if comma else "")
         low, high = schema.get("minLength", 0), schema.get("maxLength", math.inf)
         if not low <= len(value) <= high:
             limit = f"at least {low}" if len(value) < low else f"at most {high}"
