@@ -135,10 +135,10 @@ def test_a_plan_has_what_is_added_and_changed() -> None:
 
 def test_what_the_archive_lacks() -> None:
     assert unknown(ERRORS.splitlines(), "debian12") == (
-        "editor: not a package, but provided by others: vim, nano",
-        "ffmpegg: debian12 has no package of this name",
-        "git=9: the archive of debian12 does not have this version",
-        "old: the archive of debian12 has no version of this package",
+        "editor is a virtual package; name one that provides it: vim, nano",
+        "unable to locate package ffmpegg in debian12",
+        "version '9' for 'git' was not found in debian12",
+        "package 'old' has no installation candidate in debian12",
     )
     assert unknown(PLAN.splitlines(), "debian12") == ()
     assert reasons(UNMET.splitlines()) == ("new : Depends: libssl3 (>= 4) but 3 is to be installed",)

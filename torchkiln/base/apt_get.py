@@ -31,7 +31,7 @@ _OLD = (
     "lock the image with today's packages: torchkiln lock TAG --upgrade-base; or require older versions:"
     " NAME=VERSION"
 )
-_CONFLICT = "remove what conflicts with them from apt in the project's settings"
+_CONFLICT = "remove the packages that conflict with the image from apt in the project's settings"
 
 # Writes the plan and downloads; without a plan, writes that of an apt which may change installed packages.
 _RESOLVE = f"""
@@ -163,8 +163,7 @@ def _demanded(names: tuple[str, ...], layers: OsLayers, plan: Path, freely: Path
         raise Unresolvable(
             "\n".join(
                 (
-                    f"apt: {', '.join(names)}: would change packages of the image, which was tested with its"
-                    " own:",
+                    f"apt: {', '.join(names)}: would change packages that the image was tested with:",
                     *(f"  {change}" for change in found.changes[:_SHOWN]),
                     *([f"  and {len(found.changes) - _SHOWN} more"] if len(found.changes) > _SHOWN else []),
                 )
@@ -178,7 +177,7 @@ def _demanded(names: tuple[str, ...], layers: OsLayers, plan: Path, freely: Path
     there = {package.name for package in (*found.added, *layers.packages)}
     if others := [name for name in names if name.partition("=")[0] not in there]:
         raise Unresolvable(
-            "\n".join(f"apt: {name}: {os_name} has no package of this name" for name in others), hint=hint
+            "\n".join(f"apt: unable to locate package {name} in {os_name}" for name in others), hint=hint
         )
     return found
 

@@ -59,16 +59,16 @@ def unknown(lines: Iterable[str], os_name: str) -> tuple[str, ...]:
 def _unknown(lines: list[str], os_name: str) -> Iterator[str]:
     for number, line in enumerate(lines):
         if found := _UNKNOWN.fullmatch(line):
-            yield f"{found[1]}: {os_name} has no package of this name"
+            yield f"unable to locate package {found[1]} in {os_name}"
         elif found := _NO_VERSION.fullmatch(line):
-            yield f"{found['name']}={found['version']}: the archive of {os_name} does not have this version"
+            yield f"version {found['version']!r} for {found['name']!r} was not found in {os_name}"
         elif found := _PROVIDED.fullmatch(line):
             others = ", ".join(_providers(lines[number + 1 :]))
-            yield f"{found[1]}: not a package, but provided by others: {others}"
+            yield f"{found[1]} is a virtual package; name one that provides it: {others}"
         elif (found := _VIRTUAL.fullmatch(line)) and not any(
             provided[1] == found[1] for provided in map(_PROVIDED.fullmatch, lines) if provided
         ):
-            yield f"{found[1]}: the archive of {os_name} has no version of this package"
+            yield f"package {found[1]!r} has no installation candidate in {os_name}"
 
 
 def _providers(lines: Iterable[str]) -> Iterator[str]:

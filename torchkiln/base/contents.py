@@ -92,7 +92,7 @@ def _python(packages: tuple[OsPackage, ...]) -> str:
     for package in packages:
         if re.fullmatch(r"python3\.\d+-minimal", package.name):
             return re.split(r"[-+~]", package.version)[0]
-    raise BuildFailed("the base has no Python", hint="its packages must include python3")
+    raise BuildFailed("the base has no Python", hint="build a base: torchkiln base build")
 
 
 def _walk(stream: BinaryIO) -> Iterator[tuple[TarEntry, bytes | None]]:

@@ -29,7 +29,7 @@ def deb_path(deb: DebFile) -> str:
 
 
 def missing(debs: Iterable[DebFile], store: Store) -> tuple[DebFile, ...]:
-    """Those of *debs* that *store* does not have."""
+    """The *debs* that *store* does not have."""
     return tuple(deb for deb in debs if _size(store.root / deb_path(deb)) != deb.size)
 
 
@@ -78,7 +78,8 @@ def _control(path: Path) -> str:
     done = subprocess.run(["dpkg-deb", "--field", path], capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildFailed(
-            f"{path.name} cannot be read: {done.stderr.strip()[:400]}", hint="the archive's file is malformed"
+            f"{path.name} cannot be read: {done.stderr.strip()[:400]}",
+            hint="the file in the archive is malformed; require another version of the package: NAME=VERSION",
         )
     return done.stdout.rstrip("\n")
 

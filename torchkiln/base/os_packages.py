@@ -101,10 +101,10 @@ def ensure_apt(
     locked = Blob(digest=apt.digest, diff_id=apt.diff_id, size=apt.size, unpacked=apt.unpacked)
     if layers.fits(apt) and made.blob != locked:
         raise BuildFailed(
-            f"{_WHAT} is not the locked one: expected {locked.digest}, got {made.blob.digest}; a script of a"
-            " package writes something else each time, or with other versions of mmdebstrap, apt and dpkg",
+            f"{_WHAT} is not the locked one: expected {locked.digest}, got {made.blob.digest}; the output of"
+            " a package's script differs on each run, or with other versions of mmdebstrap, apt or dpkg",
             hint="lock the project again on this machine: torchkiln lock --project DIR --upgrade; or build it"
-            " on the one that locked it",
+            " on the machine that locked it",
         )
     return replace(apt, base=layers.base.digest, tools=layers.tools_digest, **asdict(made.blob))
 
@@ -166,8 +166,8 @@ def _make(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayer
         packages=requested,
         lower=layers.artefacts,
         misfit="the locked OS packages do not fit",
-        hint="the base is not the one that the project was locked on: provide that with --base FILE, or lock"
-        " the project again",
+        hint="the project was locked on another base: provide that base with --base FILE, or lock the project"
+        " again",
         debs=folder,
         hard_links=True,
     )

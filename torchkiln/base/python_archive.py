@@ -73,7 +73,7 @@ def read_python(path: Path, archive: PythonArchive, python: str, contents: Binar
     except DAMAGED as error:
         if isinstance(error, OSError) and error.errno:  # an error of the disk
             raise
-        raise BadPythonArchive(archive.filename, f"not a .tar.gz file, or damaged: {error}") from error
+        raise BadPythonArchive(archive.filename, f"cannot be read as a .tar.gz file: {error}") from error
     return reading.result(python)
 
 
