@@ -252,9 +252,12 @@ def test_submodules_are_fetched_by_the_same_rules(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("modules", "why"),
     [
-        ("", "ext/lib: no URL of this submodule"),
+        ("", "no url found for submodule path 'ext/lib' in .gitmodules"),
         ("[submodule", "git: "),
-        ('[submodule "x"]\npath = other\nurl = ../lib.git\n', "ext/lib: no URL of this submodule"),
+        (
+            '[submodule "x"]\npath = other\nurl = ../lib.git\n',
+            "no url found for submodule path 'ext/lib' in .gitmodules",
+        ),
         (
             '[submodule "x"]\npath = ext/lib\nurl = ext::sh -c touch\n',
             "ext/lib: ext::sh -c touch: the URL of a repository must",
@@ -355,8 +358,11 @@ def _commands_with(word: str) -> list[bytes]:
 def test_where_the_package_is(scene: Scene) -> None:
     commit = scene.server.commit("tool", {"pkg/pyproject.toml": "", "README": ""})
     assert scene.tar(commit, folder="pkg").getnames() == ["tool/README", "tool/pkg/pyproject.toml"]
-    assert "has neither pyproject.toml nor setup.py: not a Python package" in scene.refused(commit).message
-    assert "has neither no/pyproject.toml nor" in scene.refused(commit, folder="no").message
+    assert (
+        "not appear to be a Python project: neither pyproject.toml nor setup.py found"
+        in scene.refused(commit).message
+    )
+    assert "neither no/pyproject.toml nor no/setup.py found" in scene.refused(commit, folder="no").message
 
 
 def test_pointers_of_git_lfs_are_counted(scene: Scene) -> None:

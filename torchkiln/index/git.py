@@ -99,7 +99,7 @@ class Git:
         found = self.run("rev-parse", "--verify", "FETCH_HEAD^{commit}", url=url).decode().strip()
         if found != commit:
             raise BuildFailed(
-                f"{redact(url)}: {commit} is not a commit", hint=f"it is a tag of the commit {found[:40]}"
+                f"{redact(url)}: {commit} is not a commit", hint=f"it is a tag; use its commit: {found[:40]}"
             )
 
     def references(self, url: str, *names: str) -> Mapping[str, str]:

@@ -61,7 +61,7 @@ class _Tree:
                 continue
             other = urls.get(entry.path)
             if other is None:
-                raise ValueError(f"{printable(path[:200])}: no URL of this submodule in {_MODULES}")
+                raise ValueError(f"no url found for submodule path '{printable(path[:200])}' in {_MODULES}")
             if other and (why := url_fault(other)):
                 raise ValueError(f"submodule {printable(path[:200])}: {redact_text(other[:200])}: {why}")
             self.submodules += 1
@@ -93,7 +93,10 @@ def write_archive(git: Git, url: str, commit: str, folders: tuple[str, str], pat
     try:
         found = list(_Tree(git).entries(url, commit))
         if not {f"{prefix}{name}" for name in _BUILDS} & {entry.path for entry in found}:
-            raise ValueError(f"has neither {prefix}pyproject.toml nor {prefix}setup.py: not a Python package")
+            raise ValueError(
+                "does not appear to be a Python project:"
+                f" neither {prefix}pyproject.toml nor {prefix}setup.py found"
+            )
         with _blobs(git) as blob, tarfile.open(path, "w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
             pointers = 0
             for entry in sorted(found, key=lambda entry: entry.path):
