@@ -69,7 +69,7 @@ def test_other_requirements(text: str) -> None:
         ("tool @ git+ext::sh", "must begin with https://"),
         ("tool @ git+https://höst.invalid/x@v1", "not the URL of a repository"),
         ("tool @ git+https://me:secret@host.invalid/x@v1", "it contains credentials"),
-        (f"tool @ git+{URL}@", "there is no revision after the @"),
+        (f"tool @ git+{URL}@", "no revision after the @"),
         (f"tool @ git+{URL}@-x", "'-x' is not the name"),
         (f"tool @ git+{URL}@a..b", "'a..b' is not the name"),
         (f"tool @ git+{URL}@v*", "'v\\*' is not the name"),

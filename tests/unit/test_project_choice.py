@@ -307,7 +307,7 @@ def test_extras_and_groups_of_pylock(tmp_path: Path) -> None:
 def test_requirements_txt_has_neither(tmp_path: Path) -> None:
     found = refused(tmp_path, {"requirements.txt": "idna"}, choice_of(["a"], ["b"]))
 
-    assert "--extra a --group b: requirements.txt, which is used, has no extras and groups" in found
+    assert "--extra a --group b: requirements.txt has no extras or groups" in found
     assert "[project] dependencies" in found
 
 

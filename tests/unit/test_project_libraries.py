@@ -25,8 +25,8 @@ NEWER = Lib(name="_C.so", defines=("PyInit__C",), uses=(f"{EMPTY}b",), needs=(TO
 CUDA11 = Lib(name="_C.so", defines=("PyInit__C",), needs=(of_cuda("libcudart.so.11.0", "cudaMalloc"),))
 LACKS = (
     f"ext 1.0 is not built for {TAG}:\n"
-    f"  ext/_C.so needs at::_ops::empty::call ({EMPTY}b), which torch 2.7.1 does not have: there it has other"
-    " parameters, so this was built for another torch\n"
+    f"  ext/_C.so needs at::_ops::empty::call ({EMPTY}b), which torch 2.7.1 does not have: it has this"
+    " function with other parameters, so this was built for another torch\n"
 )
 
 

@@ -254,7 +254,7 @@ def test_a_wheel_in_pyproject(project: Workspace) -> None:
         ("./wheels/missing-1.0-py3-none-any.whl", "No such file or directory"),
         ("./wheels/link-1.0-py3-none-any.whl", "not a file in the project's folder"),
         ("./wheels/folder-1.0-py3-none-any.whl", "a folder, not a file"),
-        ("./wheels/tool-1.0.tar.gz", "of local files only wheels can be locked"),
+        ("./wheels/tool-1.0.tar.gz", "a local file must be a wheel"),
         ("https://x.invalid/tool-1.0-py3-none-any.whl", "a direct URL of a wheel needs one sha256"),
         (f"https://me:pw@x.invalid/t-1-py3-none-any.whl#sha256={'0' * 64}", "it contains credentials"),
         (f"tool @ https://x.invalid/tool-1.0.tar.gz#sha256={'0' * 64}", "source code at a direct URL"),
@@ -281,7 +281,7 @@ def test_invalid_wheels_are_all_named(project: Workspace) -> None:
     settings(project)
     code, messages = messages_of(project, "fine\n")
     assert code == 2
-    assert "wheels/fine-2.0-py3-none-any.whl: METADATA are those of fine 1.0: rename the file" in messages
+    assert "wheels/fine-2.0-py3-none-any.whl: METADATA is that of fine 1.0: rename the file" in messages
     assert "wheels/zip-1.0-py3-none-any.whl: " in messages
 
     (folder / "a b.whl").write_bytes(b"x")
@@ -330,7 +330,7 @@ RELEASED = "flash_attn-2.8.3+cu12torch2.7cxx11abiTRUE-cp311-cp311-linux_x86_64.w
 
 
 def test_a_wheel_of_a_release_page_has_the_name_in_its_metadata(project: Workspace) -> None:
-    """By URL and by path: the file name has what it was built for, and METADATA do not; pip refuses that."""
+    """By URL and by path: the file name says what it was built for, METADATA does not; pip refuses that."""
     own, data = wheel_bytes(
         "flash-attn", "2.8.3", requires=["torch", "attrs"], tag="cp311-cp311-linux_x86_64"
     )
@@ -363,7 +363,7 @@ def test_in_a_folder_such_a_name_is_refused(project: Workspace) -> None:
     (project.folder / "wheels" / RELEASED).write_bytes(data)
     settings(project)
     code, messages = messages_of(project, "flash-attn\n")
-    why = "METADATA are those of flash-attn 2.8.3: rename the file, or require it by its path"
+    why = "METADATA is that of flash-attn 2.8.3: rename the file, or require it by its path"
     assert (code, f"wheels/{RELEASED}: {why}" in messages) == (2, True)
 
 

@@ -79,7 +79,7 @@ def test_a_requirements_file_with_everything_that_pip_knows_and_a_lock_can_hold(
     [
         ("-e .", "editable packages cannot be locked"),
         ("--editable=./x", "editable packages cannot be locked"),
-        ("./local/thing", "of local files only wheels can be locked"),
+        ("./local/thing", "a local file must be a wheel"),
         ("../x-1-py3-none-any.whl", "not a file in the project's folder"),
         ("git+https://user:secret@host.invalid/x.git@1", "name the package: NAME @ git+https://…"),
         ("git+https://user:secret@host.invalid/x.git@1#egg=x", "it contains credentials"),
@@ -298,7 +298,7 @@ def test_a_uv_lock_of_other_dependencies_is_stale(tmp_path: Path) -> None:
                 'source = { registry = "https://index.invalid/simple" }\nwheels',
                 'source = { directory = "./idna" }\nx',
             ),
-            "uv.lock: ./idna: of local files only wheels can be locked",
+            "uv.lock: ./idna: a local file must be a wheel",
         ),
     ],
 )

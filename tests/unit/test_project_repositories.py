@@ -248,8 +248,8 @@ def test_a_pylock(scene: Forge) -> None:
     assert found.origins[0].git is not None
     assert found.origins[0].git.text == f"{scene.url()}@{commit}#subdirectory=pkg"
     for old, new, why in (
-        ('"git"', '"hg"', "of repositories only those of git with a URL are supported"),
-        ("url = ", "path = ", "of repositories only those of git with a URL are supported"),
+        ('"git"', '"hg"', "only git repositories with a URL are supported"),
+        ("url = ", "path = ", "only git repositories with a URL are supported"),
         (commit, "main", "commit-id 'main' does not have 40 hex digits"),
         ("http://", "http://me:secret@", "it contains credentials"),
     ):

@@ -83,7 +83,7 @@ def _repository(place: str, subdirectory: str) -> Repository:
     """The repository at *place*, `git+https://host/path@revision`."""
     kind, _, url = place.partition("+")
     if kind.lower() != "git":
-        raise ValueError(f"of repositories only git+https:// is supported, not {kind}+")
+        raise ValueError(f"only git+https:// is supported, not {kind}+")
     # A branch may have slashes: the revision begins after the last @ of the path, as in pip.
     scheme, _, rest = url.partition("://")
     host, _, path = rest.partition("/")
@@ -91,7 +91,7 @@ def _repository(place: str, subdirectory: str) -> Repository:
     if at:
         url = f"{scheme}://{host}/{before}"
     if at and not revision:
-        raise ValueError("there is no revision after the @")
+        raise ValueError("no revision after the @")
     return repository_at(url, revision if at else "HEAD", subdirectory)
 
 

@@ -68,7 +68,7 @@ def read_code(folder: Path, without: Collection[str] = ()) -> ProjectCode:
     if not found:
         why = "; git ignores all of them" if by_git else ""
         raise ConfigError(
-            f"{folder}: there are no files to copy{why}", hint="--project names the folder of code"
+            f"{folder}: there are no files to copy{why}", hint="name the folder with the code: --project DIR"
         )
     _demand_small(folder, found, by_git=by_git)
     return _read(folder, found, paths, by_git=by_git)
@@ -123,7 +123,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _status(folder: Path, path: str, plain: set[str]) -> os.stat_result | None:
-    """Of the file itself, not of a link's target; None: it does not exist.
+    """The status of the file itself, not of a link's target; None: it does not exist.
 
     :param plain: the folders that are no links, so far.
     :raises ConfigError: it is behind a link: git still tracks a file whose folder was replaced by one.
@@ -133,7 +133,7 @@ def _status(folder: Path, path: str, plain: set[str]) -> os.stat_result | None:
         if (folder / parent).is_symlink():
             raise ConfigError(
                 f"{folder / path}: its folder {parent} is a symbolic link",
-                hint="commit the change of that folder",
+                hint="git still tracks files in it: commit their removal, or restore the folder",
             )
         plain.add(parent)
         parent = posixpath.dirname(parent)

@@ -222,7 +222,7 @@ def _require_hashes(asked: Iterable[Asked], wheels: Mapping[str, LockedWheel]) -
     for name, wheel in sorted(wheels.items()):
         if name in allowed and wheel.sha256 not in allowed[name]:
             raise BuildFailed(
-                f"{wheel.filename}: checksum mismatch: its sha256 {wheel.sha256} is none of those that the"
+                f"{wheel.filename}: checksum mismatch: its sha256 {wheel.sha256} is not one of those that the"
                 " project allows",
                 hint="the index, or the image, has another file than the one that the project was locked"
                 " with: compare both, or make the project's lock again",

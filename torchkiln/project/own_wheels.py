@@ -114,7 +114,7 @@ def local_wheels(
 
 
 def _best(wheels: Iterable[LocalWheel], tags: Sequence[Tag]) -> tuple[LocalWheel, ...]:
-    """Of each version in *wheels* the one with the best of *tags*, or the one that is required by path."""
+    """For each version in *wheels*, the one with the best of *tags*, or the one that is required by path."""
     versions: dict[tuple[str, str], list[LocalWheel]] = {}
     for wheel in wheels:
         versions.setdefault((wheel.name, wheel.version), []).append(wheel)
@@ -199,7 +199,7 @@ def local_wheel(wheel: FolderWheel, data: bytes, *, only: bool) -> LocalWheel:
     several such files could have one version, so it must be required by path or URL.
 
     :param only: it is required by path or URL.
-    :raises ValueError: METADATA are invalid, or those of another name or version than that of the file.
+    :raises ValueError: METADATA is invalid, or has another name or version than the file name.
     """
     metadata = read_metadata(data)
     named = Version(wheel.version)
@@ -210,7 +210,7 @@ def local_wheel(wheel: FolderWheel, data: bytes, *, only: bool) -> LocalWheel:
     labelled = version != named and version == Version(named.public)
     if canonicalize_name(metadata.name) != wheel.name or not (version == named or (labelled and only)):
         raise ValueError(
-            f"METADATA are those of {metadata.name[:100]} {metadata.version[:100]}: rename the file"
+            f"METADATA is that of {metadata.name[:100]} {metadata.version[:100]}: rename the file"
             + (", or require it by its path" if labelled else "")
         )
     return LocalWheel(

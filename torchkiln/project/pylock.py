@@ -110,7 +110,7 @@ def _normal(names: Iterable[str] | None) -> frozenset[str]:
 def _repository(vcs: PackageVcs) -> Repository:
     """:raises ValueError: it cannot be locked; the message says why."""
     if vcs.type != "git" or not vcs.url:
-        raise ValueError("of repositories only those of git with a URL are supported")
+        raise ValueError("only git repositories with a URL are supported")
     found = repository_at(vcs.url, vcs.commit_id, vcs.subdirectory or "")
     if not found.commit:
         raise ValueError(f"commit-id {vcs.commit_id[:100]!r} does not have 40 hex digits")

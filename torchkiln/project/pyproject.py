@@ -137,7 +137,8 @@ def _require_current(project: ProjectNeeds, document: Mapping[str, Any]) -> None
         asked = {_form(one) for one in project.requirements}
         if missing := sorted(name for name, _, _ in asked - locked):
             raise Stale(
-                f"{LOCK}: made from other dependencies than {FILE} has: {', '.join(missing)}",
+                f"{LOCK}: the lockfile needs to be updated: made from other dependencies than {FILE} has:"
+                f" {', '.join(missing)}",
                 hint="run: uv lock",
             )
         return

@@ -55,7 +55,7 @@ def read_project(
     if _has(folder, REQUIREMENTS):
         if choice.any:
             raise ConfigError(
-                f"{choice.options}: {REQUIREMENTS}, which is used, has no extras and groups",
+                f"{choice.options}: {REQUIREMENTS} has no extras or groups",
                 hint=f"write [project] dependencies into {FILE}, with the extras and groups; or choose none:"
                 " --extra ''",
             )

@@ -197,7 +197,7 @@ def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, 
     if _VARIABLE.search(text):
         raise _Unsupported(f"{shown}: environment variables are not replaced")
     if re.search(r"\s--?[A-Za-z]", text):
-        raise _Unsupported(f"{shown}: of the options of a requirement only --hash is supported")
+        raise _Unsupported(f"{shown}: only --hash is supported as an option of a requirement")
     try:
         wheel, repository = wheel_required(text), repository_required(text)
     except ValueError as error:
@@ -235,7 +235,7 @@ def _requirement(text: str, *, constraint: bool) -> Requirement:
         requirement = Requirement(text)
     except InvalidRequirement as error:
         if _PATH.match(text):
-            raise _Unsupported(f"{shown}: of local files only wheels can be locked", _BUILD) from None
+            raise _Unsupported(f"{shown}: a local file must be a wheel", _BUILD) from None
         raise _Unsupported(f"{shown}: not a requirement: {str(error).splitlines()[0][:200]}") from None
     if requirement.url:
         raise _Unsupported(f"{shown}: {_SOURCE}", _BUILD)
