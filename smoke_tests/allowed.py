@@ -30,7 +30,7 @@ def allowed_unresolved(
 def optional(
     pairs: Iterable[Sequence[str]], wheels: Iterable[Mapping[str, Any]], python: str, listed: Path = LIST
 ) -> list[list[str]]:
-    """Those of *pairs* that may be unresolved or not, in any version of the distribution that has the file.
+    """The *pairs* that may be unresolved or not, in any version of the distribution that has the file.
 
     Files and sonames of these entries are patterns of fnmatch.
     """

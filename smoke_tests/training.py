@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 def tower(dropout: float = 0.0) -> tuple[nn.Sequential, torch.Tensor]:
-    """Blocks with little memory but for activations, and rows for them; with the same numbers each time."""
+    """A model whose activations take most of its memory, and its input; the same numbers each time."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(dropout) for _ in range(DEPTH))).cuda()
     return model, torch.randn(_TOWER_ROWS, _TOWER_WIDTH, device="cuda")

@@ -19,9 +19,9 @@ STEPS = 2
 
 
 def joint_steps(rank: int, world: int) -> dict[str, Any]:
-    """After each step every rank's weights, and on rank 0 how far they are from one process's.
+    """Every rank's weights after each step, and on rank 0 their distance from those of one process.
 
-    In FP64 a difference is rounding alone, and the bound leaves no room for an error such as TF32's.
+    In FP64 a difference is only rounding, and the bound leaves no room for an error such as TF32's.
     """
     torch.manual_seed(rank)  # other weights on each rank: DDP must distribute those of rank 0
     model = _model().double().cuda()

@@ -19,9 +19,9 @@ STEPS = 2
 
 
 def steps(rank: int, world: int) -> dict[str, Any]:
-    """Two steps, first unsharded with the joint batch and then sharded, with the bytes that each way held.
+    """Two steps, first unsharded with the joint batch, then sharded, with the bytes that each run held.
 
-    In FP64, as for ddp; besides, AdamW's quotient would make much of FP32's rounding.
+    In FP64, as for ddp; also because AdamW's quotient would amplify FP32's rounding errors.
     """
     square = torch.ones(8, 8, dtype=torch.float64, device="cuda")
     square @ square  # cuBLAS allocates memory at its first call

@@ -82,8 +82,8 @@ def _is_cached(source: LockedWheel | LockedArchive, store: Store) -> bool:
 def known_layers(locked: LockedCell, store: Store) -> tuple[ImageLayer, ...] | None:
     """The layers of wheels and archives of this lock in *store*, in order; None if one is missing.
 
-    Only layers whose wheels were verified count: a lock must not confirm itself. If the lock has some layers,
-    as that of a thin cell from the lock of the cell for all GPUs, the others are added.
+    Only layers whose wheels were verified count: a lock must not confirm itself. If the lock records some
+    layers already, as that of a thin cell records layers of the full cell, these are taken from the lock.
     """
     found = []
     specs, recorded = made_layers(locked), {layer.title: layer for layer in locked.layers}

@@ -50,9 +50,9 @@ class WatchedProject:
 
 
 def rebuilds(project: WatchedProject) -> Iterator[Rebuilt | KilnError]:
-    """Each image that changed files of *project* give, or why they give none; endless.
+    """Build an image after each change of *project*; yield it, or the error. Never ends.
 
-    After an error an image is also built if the files are those of the last image again.
+    After an error, an image is built even if the files are again those of the last image.
     """
     source, tried = project.source, project.source  # of the last image, and of the last attempt
     reported, files = "", _Files(project, _wheels_of(project.source))

@@ -96,7 +96,7 @@ def stacks_in(
 
 
 def _layers_and_titles(image: ImageOnDisk) -> tuple[tuple[LayerOnDisk, ...], list[str]]:
-    """Only these stay in memory: a layout can have many images, each with a long config."""
+    """The layers and their titles, without the config: a layout can have many images with long configs."""
     return image.layers, [title[:_MAX_TITLE] for title in titles_of(image.config, len(image.layers))]
 
 

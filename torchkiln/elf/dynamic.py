@@ -174,7 +174,7 @@ def _symbols(
 def _needs(
     tables: _Tables, section: Section | None
 ) -> tuple[dict[int, tuple[str, str]], dict[str, set[str]]]:
-    """Of each number of a version: its name and library; and the versions that each library must have."""
+    """The name and library of each version, by its number; and the versions that each library must have."""
     numbers: dict[int, tuple[str, str]] = {}
     required: dict[str, set[str]] = {}
     if section is None:

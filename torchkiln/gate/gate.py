@@ -288,7 +288,7 @@ def _is_of_the_future(when: str | None, at: datetime) -> bool:
 
 
 def _of_gpus(gpus: Iterable[str], required: Sequence[CheckStatus]) -> Iterator[tuple[str, str]]:
-    """Those of *gpus* on which a check is not proved that is proved on others."""
+    """The *gpus* on which a check is not proved that is proved on others."""
     for capability in gpus:
         if lacking := _unproved(required, capability):
             yield f"{_GPU}{capability}", f"no run on these GPUs passed {', '.join(lacking)}"

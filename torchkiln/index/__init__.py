@@ -1,4 +1,4 @@
-"""Package indexes: resolve requirements with uv, find files and download them.
+"""Resolves requirements with uv, and finds and downloads files of package indexes.
 
 uv connects to nothing but a relay on this machine, which checks each page. Every download is checked against
 the hash in the lock.

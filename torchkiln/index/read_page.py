@@ -49,7 +49,7 @@ def wheels_on(page: Page, name: str) -> tuple[FileAt, ...]:
 def _safe(
     listed: PageFiles, files: Iterable[ListedFile], page: Page, name: str
 ) -> tuple[tuple[FileAt, ...], Mapping[str, str]]:
-    """Those of *files* with a safe name and link; of the others, sha256 → the reason."""
+    """The *files* with a safe name and link; for the others, sha256 → the reason."""
     found, refused = [], {}
     for file in files:
         url = listed.url(file)
@@ -74,7 +74,7 @@ def hash_of(page: Page, filename: str) -> str:
 def release_files(
     files: Collection[ListedFile], name: str
 ) -> tuple[tuple[ListedFile, ...], Mapping[str, str]]:
-    """Those of *files* that a resolver may choose from: of project *name*, with a sha256, each name once.
+    """The *files* that a resolver may choose from: of project *name*, with a sha256, each name once.
 
     Of the others, file name → the reason.
 

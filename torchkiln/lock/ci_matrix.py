@@ -34,7 +34,7 @@ def digest_in(lock: bytes) -> str | None:
 
 
 def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iterator[CiJob]:
-    """Those of *locks* whose digest differs from *then*, the digests of a revision by tag.
+    """The *locks* whose digest differs from *then*, the digests of a revision by tag.
 
     A new `RECIPE` changes the digest of every lock, so that every image is built again.
     """

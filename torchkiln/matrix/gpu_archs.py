@@ -31,7 +31,7 @@ def how_served(archs: Iterable[str], capability: str) -> Served | None:
 def served_classes(
     archs: Iterable[str], gpus: Iterable[GpuClass], kept: Sequence[str] = ()
 ) -> tuple[GpuClass, ...]:
-    """Those of *gpus* on which code of *archs* runs with some driver.
+    """The *gpus* on which code of *archs* runs with some driver.
 
     :param kept: the capabilities whose device code an image keeps; empty: it keeps all.
     """
@@ -54,7 +54,7 @@ def is_kept_for(capability: str, kept: Sequence[str]) -> bool:
 
 
 def kept_archs(archs: Sequence[str], kept: Sequence[str]) -> tuple[str, ...]:
-    """Those of *archs* that GPUs of the capabilities *kept* load; empty: all of them.
+    """The *archs* that GPUs of the capabilities *kept* load; empty: all of them.
 
     A capability loads the machine code of the highest minor that runs on it, else the newest PTX.
     """

@@ -71,7 +71,7 @@ def parse_name(tag: str) -> ParsedTag | None:
 
 
 def preferred_name(names: Sequence[str]) -> str | None:
-    """Of the *names* of one image the shortest that is an own tag, else the shortest; None: there is none."""
+    """The shortest of the *names* of one image that is an own tag, else the shortest; None: no names."""
     tags = [name for name in names if parse_name(split_format(name)[0])]
     return min(tags or names, key=len, default=None)
 

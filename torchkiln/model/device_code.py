@@ -43,5 +43,5 @@ class DeviceCode:
 
 
 def cut_wheels(names: Iterable[str], *, own_use: bool) -> tuple[str, ...]:
-    """Those of the wheels *names* whose libraries are cut, sorted; *own_use*: NVIDIA's, too."""
+    """The wheels among *names* whose libraries are cut, sorted; *own_use*: NVIDIA's, too."""
     return tuple(sorted(name for name in names if name in OPEN or (own_use and name.startswith(NVIDIA))))

@@ -28,7 +28,7 @@ class KnownWheel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalWheel:
-    """A wheel that no index has, among those that may be chosen. Of its version it is preferred to theirs."""
+    """A wheel that may be chosen though no index has it; it is preferred to one of the same version there."""
 
     name: str  # normalized
     version: str

@@ -170,7 +170,7 @@ class LockedCell:
 
     @property
     def artefacts(self) -> tuple[LockedBase | LockedTools | LockedStandalone, ...]:
-        """The base, and what the image has of the others."""
+        """The base; and the tools and the standalone Python, if the image has them."""
         return (self.base, *(found for found in (self.tools, self.standalone) if found))
 
     @property

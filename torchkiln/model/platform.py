@@ -48,7 +48,7 @@ class Platform:
         }
 
     def wheel_tag(self, kind: str) -> str:
-        """Of *kind* "manylinux_2_28": ``manylinux_2_28_x86_64``."""
+        """The tag for *kind*: ``manylinux_2_28_x86_64`` for "manylinux_2_28"."""
         return f"{kind}_{self.machine}"
 
 

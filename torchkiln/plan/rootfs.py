@@ -75,6 +75,6 @@ def _fault(path: str) -> str:
 
 
 def _files_and_folders(paths: Iterable[str]) -> list[str]:
-    """Those of *paths* that are also the folder of another."""
+    """The *paths* that are also the folder of another."""
     folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
     return sorted(folders.intersection(paths))

@@ -1,1 +1,1 @@
-"""Projects: locks the packages that a folder requires for the image of a cell, and plans their image."""
+"""Locks the packages that a project requires for the image of a cell, and plans the image of both."""

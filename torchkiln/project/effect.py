@@ -99,7 +99,7 @@ def removed_paths(
 def shadowing(
     files: Iterable[OverlayFile | OverlayLink], roots: Iterable[str], modules: Iterable[str]
 ) -> tuple[str, ...]:
-    """Those of *files* that Python would import in place of *modules*.
+    """The *files* that Python would import in place of *modules*.
 
     :param roots: folders on PYTHONPATH, "" or "src/".
     """

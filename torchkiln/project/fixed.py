@@ -32,7 +32,7 @@ class Ignored:
 
 
 def fixed_wheels(wheels: Iterable[LockedWheel]) -> dict[str, LockedWheel]:
-    """Those of an image's *wheels* that a project cannot replace, by name."""
+    """The *wheels* of an image that a project cannot replace, by name."""
     return {wheel.name: wheel for wheel in wheels if _is_fixed(wheel)}
 
 

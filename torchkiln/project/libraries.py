@@ -59,7 +59,7 @@ def require_known(may_lack: Sequence[str], lock: ProjectLock) -> None:
 
 
 def still_known(may_lack: Sequence[str], lock: ProjectLock) -> tuple[str, ...]:
-    """Those of *may_lack* that are libraries or packages of *lock*, sorted."""
+    """The *may_lack* that are libraries or packages of *lock*, sorted."""
     return tuple(sorted({name for name in may_lack if _is_known(name, lock)}))
 
 

@@ -1,4 +1,4 @@
-"""Client for container registries: references, logins, tokens, uploads, downloads and referrers.
+"""Accesses container registries: references, logins, tokens, uploads, downloads and referrers.
 
 Its HTTP session limits sizes, times and redirects.
 """

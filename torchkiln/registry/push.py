@@ -70,7 +70,7 @@ class Pushed:
 
     @property
     def bytes_sent(self) -> int:
-        """Of all blobs, failed attempts included."""
+        """The bytes sent for all blobs, including failed attempts."""
         return sum(blob.sent for blob in self.blobs)
 
     def count(self, how: Outcome) -> int:

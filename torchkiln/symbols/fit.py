@@ -1,7 +1,7 @@
 """Decides whether the libraries of packages find what they need in an image: its torch, CUDA, Python, base.
 
 Pure. Only what is certain is a fault: a symbol counts as missing if no library that could have it
-does, whatever the order in which they are loaded. Not checked are weak symbols, libraries that are only
+does, whatever the order in which they are loaded. It does not check weak symbols, libraries that are only
 opened by path, those that use torch in packages that work without it, those for other accelerators, and
 needed libraries that the image would not have in any case, such as libtbb.so.12. If one of several variants
 fits (`x_cuda118.so`, `x_cuda126.so`), the others need not.

@@ -76,7 +76,7 @@ def _headers(data: bytes) -> Message | str:
 
 
 def _field(message: Message, key: str) -> str:
-    """The value; several values are joined, so that they match nothing."""
+    """The value of the header *key*; several values are joined, so that no comparison accepts them."""
     return ", ".join(str(value).strip() for value in message.get_all(key, []))
 
 

@@ -24,7 +24,7 @@ class Entry(Protocol):
     def gid(self) -> int: ...
     @property
     def sha256(self) -> str:
-        """Of a file, hex."""
+        """The SHA-256 of a file, in hex."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,7 +49,7 @@ class SystemNames:
 
     @classmethod
     def of(cls, below: Below) -> SystemNames:
-        """Those of the parent image *below*."""
+        """The names in the parent image *below*."""
         paths = [path for path in below.tree if not path.startswith(f"{below.prefix}/")]
         inside = (path[len(_MODULES) :] for path in paths if path.startswith(_MODULES))
         folders = {*below.folders, below.scripts}

@@ -54,7 +54,7 @@ def _is_bundle(folder: Path) -> bool:
 
 
 def missing_layers(bundle: Path, held: Sequence[HeldLayer]) -> list[HeldLayer]:
-    """Those of *held*, which *bundle* left out, that an earlier run has not put into it yet."""
+    """The layers in *held*, which *bundle* omits, that no earlier run has put into it."""
     layout = Layout(bundle / LAYOUT)
     return [layer for layer in held if not os.path.lexists(layout.blob(layer.digest))]
 

@@ -26,7 +26,7 @@ DIRECT = Network()
 
 
 class LimitedSession(requests.Session):
-    """Follows only redirects that `redirects.unsafe` accepts, without reading their bodies.
+    """Follows only redirects in which `redirects.unsafe` finds no fault, without reading their bodies.
 
     The CA bundle of *network* takes precedence over REQUESTS_CA_BUNDLE, unlike in requests.
 
