@@ -331,7 +331,7 @@ def test_user_errors(registry: RunningRegistry, publisher: Publisher, name: str)
     for words, bundle_json in (
         ((f"{repository}:v9", "--reason", "x"), "v9: manifest unknown"),
         ((repository, "--reason", "x"), "no tag and no digest"),
-        ((f"{repository}:v2.7", "--reason", " "), "retract requires a reason"),
+        ((f"{repository}:v2.7", "--reason", " "), "withdraw requires a reason"),
     ):
         done = publisher.run("withdraw", *words)
         assert getattr(done.exception, "exit_code", None) == 2, done.exception

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.proof, nightly]
 _AT_ONCE = 20
 PARTS = [listed()[start : start + _AT_ONCE] for start in range(0, len(listed()), _AT_ONCE)]
 OLD_ABI = "built with the pre-C++11 ABI, torch has the C++11 ABI"
-OTHER = "there it has other parameters, so this was built for another torch"
+OTHER = "it has this function with other parameters, so this was built for another torch"
 # Wheels that were compiled for torch 2.3, 2.5, 2.6 and 2.8, with the other C++ ABI, or for another CUDA.
 FOR_OTHERS = {
     "torchtext==0.18.0": OLD_ABI,

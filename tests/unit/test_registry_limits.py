@@ -345,7 +345,7 @@ TOKENS: dict[str, bytes] = {
 def test_invalid_responses_of_token_services(name: str) -> None:
     answers = {"GET /token": document(TOKENS[name]), "tags/list": document(b"", "401 No", BEARER)}
     with hostile(answers) as server:
-        with pytest.raises(RegistryError, match="no token from the token server") as error:
+        with pytest.raises(RegistryError, match="returned no token") as error:
             reading(server).tags()
         sentence(error.value)
         assert len(server.requests) <= 4

@@ -94,12 +94,12 @@ def test_a_python_selects_the_systems_that_have_it():
     [
         (
             {"python": ("3.14",)},
-            "--python 3.14: no operating system that is selected has it: debian12 has 3.11, debian13 has"
+            "--python 3.14: no selected operating system has it: debian12 has 3.11, debian13 has"
             " 3.13, ubuntu22.04 has 3.10, ubuntu24.04 has 3.12",
         ),
         (
             {"python": ("3.13",), "os": ("debian12",)},
-            "--python 3.13: no operating system that is selected has it: debian12 has 3.11",
+            "--python 3.13: no selected operating system has it: debian12 has 3.11",
         ),
     ],
 )

@@ -77,7 +77,7 @@ PAIRS: Mapping[str, tuple[Lib, str, Lib]] = {
     "other parameters": (
         module("_ZN2at4_ops5empty4callEN3c108ArrayRefIlEEb", needs=(TORCH_CPU,)),
         "needs at::_ops::empty::call (_ZN2at4_ops5empty4callEN3c108ArrayRefIlEEb), which torch 2.7.1 does not"
-        " have: there it has other parameters, so this was built for another torch",
+        " have: it has this function with other parameters, so this was built for another torch",
         module(EMPTY, needs=(TORCH_CPU,)),
     ),
     "an older torch": (

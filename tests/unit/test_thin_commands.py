@@ -124,7 +124,7 @@ def test_a_lock_of_another_rule_is_not_built(tmp_path: Path) -> None:
     assert found.device_code is not None
     other = replace(found, device_code=replace(found.device_code, rule=DEVICE_CODE_RULE + 1))
     environment = Environment(store=Store(tmp_path), fetcher=FakeIndex([]), observer=Silent())
-    with pytest.raises(BuildFailed, match=f"the lock of {THIN} cuts device code by rule 2"):
+    with pytest.raises(BuildFailed, match=f"the lock of {THIN} was made with rule 2 for cutting device code"):
         build(other, MATRIX, FACTS, tmp_path / "dist", environment, options=BuildOptions())
 
 

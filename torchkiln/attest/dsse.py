@@ -135,7 +135,8 @@ def verify(envelope: Envelope, trusted: Sequence[PublicKey], *, where: str) -> t
         )
     signers = f" (key IDs: {', '.join(names)})" if names else ""
     raise VerificationFailed(
-        f"{where}: no signature by a trusted key{signers}", hint=f"trusted: {', '.join(known) or 'none'}"
+        f"{where}: no signature by a trusted key{signers}",
+        hint=f"pass the signer's public key if you trust it; trusted: {', '.join(known) or 'none'}",
     )
 
 

@@ -179,7 +179,8 @@ def _translated_errors() -> Iterator[None]:
         from sigstore.oidc import IdentityError
     except ImportError:
         raise ToolMissing(
-            "keyless signing requires the package sigstore", hint="pip install 'torchkiln[keyless]'"
+            "keyless signing requires the package sigstore",
+            hint="install it: pip install 'torchkiln[keyless]'",
         ) from None
     try:
         yield
@@ -195,7 +196,9 @@ def _translated_errors() -> Iterator[None]:
         ) from None
     except VerificationError as error:
         raise VerificationFailed(
-            f"Sigstore: {_text(error)}", hint=f"the service is not the trusted one; see {TRUST}"
+            f"Sigstore: {_text(error)}",
+            hint=f"the service is not the trusted one; for a private Sigstore, set {TRUST} to its"
+            " ClientTrustConfig",
         ) from None
     except Exception as error:  # errors of Fulcio, Rekor and the network have no common class
         raise ToolMissing(

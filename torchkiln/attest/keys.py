@@ -30,7 +30,7 @@ class NamedKey:
 def private_key(path: Path) -> PrivateKey:
     """The key in *path*; removes its passphrase from the environment, so that child processes do not get it.
 
-    Mode and content are those of the same open file, even if it is replaced meanwhile.
+    Mode and content are those of the same open file, even if it is replaced in between.
 
     :raises ConfigError: it is not a private key, or other users may read it.
     """
@@ -71,4 +71,4 @@ def _pem(path: Path) -> tuple[bytes, int]:
     try:
         return read_with_mode(path, _PEM)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="a key is a file in PEM format") from None
+        raise ConfigError(f"{path}: {error.strerror}", hint="name a key file in PEM format") from None

@@ -39,7 +39,9 @@ def demand_reason(reason: str) -> None:
     :raises ConfigError: it is empty.
     """
     if not reason.strip():
-        raise ConfigError("retract requires a reason", hint='--reason "cuDNN 9.5 crashes on H200"')
+        raise ConfigError(
+            "withdraw requires a reason", hint='write for example --reason "cuDNN 9.5 crashes on H200"'
+        )
 
 
 def reason_of(statement: Statement, *, where: str) -> tuple[str, str]:

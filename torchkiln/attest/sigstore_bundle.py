@@ -15,7 +15,7 @@ from torchkiln.util.schema import sentences
 from torchkiln.util.strict_json import json_of
 
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-_HINT = "it is damaged, or was made by another tool"
+_HINT = "it is damaged, or another tool made it; get it again from its source"
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["mediaType", "verificationMaterial", "dsseEnvelope"],

@@ -106,7 +106,7 @@ def _check_rule(locked: LockedCell) -> None:
     """Refuse a thin image of another rule: its bytes would not be those that its lock stands for."""
     if locked.device_code and locked.device_code.rule != DEVICE_CODE_RULE:
         raise BuildFailed(
-            f"the lock of {tag_of(locked.resolution)} cuts device code by rule {locked.device_code.rule}, and"
-            f" this torchkiln by rule {DEVICE_CODE_RULE}",
+            f"the lock of {tag_of(locked.resolution)} was made with rule {locked.device_code.rule} for"
+            f" cutting device code, but this torchkiln uses rule {DEVICE_CODE_RULE}",
             hint="lock the cell again, or build it with the torchkiln that made the lock",
         )

@@ -1,4 +1,4 @@
-"""Checks that the METADATA of the wheels in the store agree with the lock.
+"""Checks that the METADATA of the wheels in the store agrees with the lock.
 
 A lock is resolved from the metadata of an index, without the wheels. If the index had served other metadata
 than those in the wheels, packages of the image would be missing or too old.
@@ -51,9 +51,9 @@ def check_metadata(locked: LockedCell, store: Store, further: Sequence[str] = ()
     if found := faults(locked.wheels, metadata, requested, locked.python.version):
         more = (f"and {len(found) - _SHOWN} more",) if len(found) > _SHOWN else ()
         raise BuildFailed(
-            "\n".join(("the METADATA of the wheels conflict with the lock:", *found[:_SHOWN], *more)),
-            hint="the index served other metadata than those in its wheels; lock again with an index that you"
-            " trust",
+            "\n".join(("the METADATA of the wheels conflicts with the lock:", *found[:_SHOWN], *more)),
+            hint="the metadata that the index served differs from that in its wheels; lock again with an"
+            " index that you trust",
         )
     store.put_record(_RECORDS, key, {"wheels": len(present)})
 

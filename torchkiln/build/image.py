@@ -131,5 +131,6 @@ def _compare_with_lock(layers: Sequence[ImageLayer], plan: ImagePlan) -> None:
     if faults:
         raise BuildFailed(
             "\n".join(faults),
-            hint="RECIPE was not raised after a change, or the cache is damaged: try an empty one",
+            hint="the cache is damaged, or RECIPE was not raised after a change of torchkiln: set"
+            " TORCHKILN_CACHE to an empty folder, and build again",
         )

@@ -45,8 +45,8 @@ def rebuilt(wheel: LockedWheel, origin: Origin, cell: LockedCell, environment: E
         raise BuildFailed(
             f"{built.sdist}: the wheel that was built has sha256 {found.sha256}, the lock has"
             f" {wheel.sha256}{why}",
-            hint="put the wheel of the machine that locked it into the folder of the setting wheels, and lock"
-            " again",
+            hint="copy the wheel from the machine that locked it into the folder of the setting `wheels`, and"
+            " lock again",
         )
     return environment.store.wheel(wheel)
 

@@ -226,7 +226,7 @@ class SandboxedBuilder:
 def _fault(wheel: LockedWheel, metadata: bytes, cell: LockedCell) -> str:
     """Why *wheel* is not what was to be built; "" if it is.
 
-    :raises ValueError: METADATA are invalid.
+    :raises ValueError: METADATA is invalid.
     """
     found, (name, version, _, tags) = read_metadata(metadata), parse_wheel_filename(wheel.filename)
     if name != wheel.name or canonicalize_name(found.name) != wheel.name:

@@ -94,7 +94,7 @@ class StandalonePythons:
                 return
         raise BuildFailed(
             f"the layer of {locked.filename} differs from the lock: expected {locked.digest}, got {found}",
-            hint="another torchkiln made the lock: lock the cell again",
+            hint="another version of torchkiln made the lock: lock the cell again",
         )
 
     def _recorded(self, key: str) -> LockedStandalone | None:

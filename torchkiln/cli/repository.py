@@ -172,5 +172,6 @@ def withdraw(
     if stuck := [move.tag for move in result.moved if not (move.to or move.gone)]:
         raise RegistryError(
             f"{reference.repository}: still tagged, although retracted: {', '.join(stuck)}",
-            hint="no good image is left, and this registry has no API to delete tags: delete them there",
+            hint="delete these tags with the registry's own tools: no good image is left to move them to,"
+            " and this registry has no API to delete tags",
         )

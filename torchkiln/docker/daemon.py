@@ -91,7 +91,7 @@ def _address(environ: Mapping[str, str]) -> tuple[str, Any]:
         return _DEFAULT_HOST, None
     if result.returncode:
         raise ToolMissing(
-            f"cannot read the Docker context: {result.stderr.strip()}", hint="docker context ls"
+            f"cannot read the Docker context: {result.stderr.strip()}", hint="see `docker context ls`"
         )
     (context,) = json.loads(result.stdout)
     pem = Path(context["Storage"]["TLSPath"], "docker")
@@ -144,7 +144,7 @@ def _buildx_version(environ: Mapping[str, str]) -> tuple[int, ...]:
             ["docker", "buildx", "version"], env=dict(environ), capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
-        raise ToolMissing("the Docker client, `docker`, is not installed", hint=hint) from error
+        raise ToolMissing("docker: command not found", hint=hint) from error
     version = re.search(r"v?(\d+)\.(\d+)", result.stdout)
     if result.returncode or not version:
         raise ToolMissing("the Docker client has no buildx plugin, which is required to build", hint=hint)

@@ -164,7 +164,9 @@ def quote(value: str) -> str:
     :raises ConfigError: it contains a line break.
     """
     if "\n" in value or "\r" in value:
-        raise ConfigError(f"a label or variable holds a line break: {value!r}", hint="write it in one line")
+        raise ConfigError(
+            f"a label or variable contains a line break: {value!r}", hint="write it in one line"
+        )
     return '"' + re.sub(r'(["\\$])', r"\\\1", value) + '"'
 
 

@@ -172,7 +172,7 @@ class LockSession:
         if full not in self._locked and (request.upgrade or request.upgrade_base or request.as_of):
             raise ConfigError(
                 f"{tag_of(resolution)}: it has the packages of {full}, and cannot be upgraded alone",
-                hint=f"run: torchkiln lock {full} with the same options, then this without them",
+                hint=f"run: torchkiln lock {full} with the same options, then this command without them",
             )
         return self._folder.thin(resolution, previous)
 

@@ -161,7 +161,7 @@ def _with_python(
     for version in named:
         if known and version not in known.values():
             has = ", ".join(f"{name} has {python}" for name, python in known.items())
-            faults.append(f"--python {version}: no operating system that is selected has it: {has}")
+            faults.append(f"--python {version}: no selected operating system has it: {has}")
     return {name for name, python in known.items() if python in named}
 
 

@@ -142,8 +142,8 @@ class Authenticator:
         token, life = _token(response)
         if not token:
             raise RegistryError(
-                f"{self._host}: no token from the token server {urlsplit(realm).netloc.rpartition('@')[2]} "
-                f"(HTTP {response.status})",
+                f"{self._host}: the token server {urlsplit(realm).netloc.rpartition('@')[2]} returned no"
+                f" token (HTTP {response.status})",
                 hint="the registry is at fault; try again later",
             )
         return _Token(f"Bearer {token}", began + life * _USED_LIFE)

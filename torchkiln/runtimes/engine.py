@@ -129,7 +129,7 @@ class ImageInEngine:
             argv = tuple(self.config.get("Cmd") or ())  # engines drop Cmd if the entrypoint is replaced
             if not argv:
                 raise ConfigError(
-                    "no command specified", hint="add one: without its entrypoint the image has none"
+                    "no command specified", hint="add a command: without its entrypoint the image has none"
                 )
         return replace(
             self._container(command),

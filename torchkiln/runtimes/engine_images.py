@@ -21,7 +21,9 @@ def image_on(engine: Engine, source: ImageSource, listener: RuntimeListener) -> 
         name = source.ref.removeprefix(DOCKER)
         present = image_in(engine, name)
         if present is None:
-            raise ConfigError(f"{name}: no such image in the engine at {engine.host}", hint="docker image ls")
+            raise ConfigError(
+                f"{name}: no such image in the engine at {engine.host}", hint="see `docker image ls`"
+            )
         return name, present.get("Config") or {}
     repository = source.repository()
     try:

@@ -93,7 +93,7 @@ def _sha256(path: Path, expected: os.stat_result) -> str:
     with open(os.open(path, _FLAGS), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         if (status.st_dev, status.st_ino) != (expected.st_dev, expected.st_ino):
-            raise OSError(0, "it was replaced meanwhile")
+            raise OSError(0, "it was replaced while it was read")
         while piece := file.read(_PIECE):
             digest.update(piece)
     return digest.hexdigest()

@@ -25,6 +25,7 @@ from torchkiln.util.scratch import scratch
 
 SUITE_LIMIT = 1800.0  # seconds for all checks together
 _WHEELS = "/opt/torchkiln/wheels"  # in the image
+_SUITE = "name the suite that ran: --suite FOLDER"
 _EXTRA_S = 60.0  # seconds beyond that, because the runner enforces the limit itself
 
 
@@ -221,10 +222,10 @@ def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str =
     known = {check.id for check in suite.checks}
     if unknown := sorted(set(output.started) - known):
         names = ", ".join(check[:80] for check in unknown[:5])
-        raise ConfigError(f"{name}: another suite ran: unknown checks: {names}", hint="see --suite")
+        raise ConfigError(f"{name}: another suite ran: unknown checks: {names}", hint=_SUITE)
     ran = output.host.get("suite")
     if ran not in (None, suite.digest):
-        raise ConfigError(f"{name}: another suite ran: {ran}, not {suite.digest}", hint="see --suite")
+        raise ConfigError(f"{name}: another suite ran: {ran}, not {suite.digest}", hint=_SUITE)
     tier = max(check.tier for check in suite.checks if check.id in output.started)
     findings = tuple(
         output.findings.get(check.id) or _no_result(check, output, "wrote no more output")

@@ -65,7 +65,9 @@ class Suite:
         try:
             return self.files[REQUIREMENTS]
         except KeyError:
-            raise ConfigError(f"{self.folder}: {REQUIREMENTS} not found", hint="see --suite") from None
+            raise ConfigError(
+                f"{self.folder}: {REQUIREMENTS} not found", hint="name a suite that has it: --suite FOLDER"
+            ) from None
 
 
 def load_suite(folder: Path | None = None) -> Suite:

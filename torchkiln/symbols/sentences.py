@@ -11,7 +11,7 @@ from torchkiln.symbols.names import ABI_TAG, is_cuda_library, qualified, readabl
 _LONGEST = 160  # characters of a mangled name
 _MOST = 20  # symbols that are compared with those of the image
 
-_OTHER = ": there it has other parameters, so this was built for another torch"
+_OTHER = ": it has this function with other parameters, so this was built for another torch"
 _NEW_ABI = ": built with the C++11 ABI, torch has the pre-C++11 ABI"
 _OLD_ABI = ": built with the pre-C++11 ABI, torch has the C++11 ABI"
 _RANK = ("", _OTHER, _NEW_ABI, _OLD_ABI)  # the most specific one last

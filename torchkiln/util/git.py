@@ -36,7 +36,9 @@ def open_revision(name: str, folder: Path) -> Revision:
     :raises ToolMissing: git is not installed.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder", hint="--images names the folder of generated files")
+        raise ConfigError(
+            f"{folder}: no such folder", hint="name the folder of generated files: --images DIR"
+        )
     found = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if found.returncode == 0:
         return Revision(name=name, commit=found.stdout.decode().strip(), folder=folder)

@@ -191,7 +191,7 @@ _OF_THIN_IMAGES = (
     click.option(
         "--own-use",
         is_flag=True,
-        help="with --gpus: cut NVIDIA's libraries, too; their licence may not allow to distribute the image",
+        help="with --gpus: also cut NVIDIA's libraries; their licence may not let you distribute the image",
     ),
 )
 
