@@ -204,7 +204,7 @@ def test_without_the_sigstore_library(scene: Job) -> None:
 
     assert (error.message, error.hint) == (
         "keyless signing requires the package sigstore",
-        "pip install 'torchkiln[keyless]'",
+        "install it: pip install 'torchkiln[keyless]'",
     )
 
 

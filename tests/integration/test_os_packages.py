@@ -239,9 +239,9 @@ def test_a_damaged_file_in_the_cache_is_deleted(scene: Scene, locked: LockedApt)
         ("tool=9", ["apt: version '9' for 'tool' was not found in debian12"]),
         ("editor", ["apt: editor is a virtual package; name one that provides it: other-editor, one-editor"]),
         ("unmet", ["apt: unmet dependencies:", "  unmet : Depends: nowhere but it is not installable"]),
-        ("newer", ["apt: newer: would change packages of the image", "  libmd0 "]),
-        ("libmd0=99", ["apt: libmd0=99: would change packages of the image", "  libmd0 "]),
-        ("rival", ["apt: rival: would change packages of the image", "  diffutils "]),
+        ("newer", ["apt: newer: would change packages that the image was tested with:", "  libmd0 "]),
+        ("libmd0=99", ["apt: libmd0=99: would change packages that the image was tested with:", "  libmd0 "]),
+        ("rival", ["apt: rival: would change packages that the image was tested with:", "  diffutils "]),
     ],
 )
 def test_packages_that_do_not_fit_are_refused(scene: Scene, name: str, lines: list[str]) -> None:
