@@ -106,7 +106,7 @@ def test_a_client_without_buildx(tmp_path: Path) -> None:
 
 
 def test_no_client(tmp_path: Path) -> None:
-    with engine_of("27.3.1") as host, pytest.raises(ToolMissing, match="`docker`, is not installed"):
+    with engine_of("27.3.1") as host, pytest.raises(ToolMissing, match="docker: command not found"):
         find_engine({"DOCKER_HOST": host, "PATH": str(tmp_path)})
 
 
