@@ -69,10 +69,12 @@ class ReportSummary:
 
     def _some(self) -> str:
         """The text for a run that does not prove the image."""
-        if self.on_gpus:
-            return f"some of the required checks ran and passed {self._where()}"
-        count = sum(finding.outcome == "passed" for finding in self._best().report.findings)
-        return f"{count} checks passed {self._where()}"
+        findings = self._best().report.findings
+        passed = sum(finding.outcome == "passed" for finding in findings)
+        skipped = [finding for finding in findings if finding.outcome == "skipped"]
+        tiers = " and ".join(map(str, sorted({finding.tier for finding in skipped})))
+        rest = f" (skipped: {len(skipped)} of tier {tiers})" if skipped else ""
+        return f"{passed} checks passed{rest} {self._where()}"
 
     def _failed(self) -> str:
         return ", ".join(f"`{name}`" for name in _failed(self._best()))

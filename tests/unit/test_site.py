@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from tests import site_scene
 from tests.site_scene import HOSTILE, Page, files, listed, pages, records
 from tools.kept import tables
+from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.site import images
 from torchkiln.site.catalogue import Catalogue, ListedImage, Published
@@ -156,15 +157,29 @@ def test_layers_name_the_images_that_share_them() -> None:
 
 
 def test_only_runs_of_the_present_image_are_its_own() -> None:
-    """A run of an earlier image is shown as such."""
+    """Runs of an earlier image are shown as such: here, those of an image whose lock gives another now."""
     assert image(PROVED).tested_on == ("4 × NVIDIA H100 80GB HBM3", "2 × NVIDIA H200")
     assert [run["current"] for run in document(PROVED)["reports"]] == [True, True, True]
-    other = "2.1.2-cuda12.1-cudnn8-runtime"
-    *_, earlier = document(other)["reports"]
-    assert (earlier["current"], earlier["gpus"]) == (False, "NVIDIA H100 80GB HBM3")
-    assert earlier["same_packages"]
-    assert "an earlier image with the same packages" in page(f"tags/{other}.html")
-    assert image(other).tested_on == ()
+
+    changed = [_with_another_digest(record) if _tag(record) == PROVED else record for record in records()]
+    shown = images.catalogue(changed, *tables(), load_suite())
+    found = site_scene.rendered(shown)
+    runs = json.loads(found[f"tags/{PROVED}.json"])["reports"]
+    assert [(run["current"], run["gpus"], run["same_packages"]) for run in runs] == [
+        (False, "4 × NVIDIA H100 80GB HBM3", True),
+        (False, "2 × NVIDIA H200", True),
+        (False, None, True),
+    ]
+    assert "an earlier image with the same packages" in found[f"tags/{PROVED}.html"].decode()
+    assert next(image for image in shown.images if image.tag == PROVED).tested_on == ()
+
+
+def _tag(record: images.ImageRecord) -> str:
+    return tag_of(record.resolution)
+
+
+def _with_another_digest(record: images.ImageRecord) -> images.ImageRecord:
+    return replace(record, kept=replace(record.kept, image=OTHER))
 
 
 def test_a_run_with_a_failed_check_has_not_passed() -> None:
