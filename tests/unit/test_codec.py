@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
@@ -15,6 +17,7 @@ from msgspec import Meta
 
 from tools import schemas
 from torchkiln.util import codec
+from torchkiln.util.places import ROOT
 from torchkiln.util.schema import KEYWORDS, violations
 
 
@@ -86,6 +89,65 @@ def test_values_that_plain_never_writes_do_not_fit_the_schema(change: dict[str, 
 
     assert violations(document, codec.schema_of(Outer))
     assert not jsonschema.Draft202012Validator(codec.schema_of(Outer)).is_valid(document)
+
+
+# A crash ends the process, so another one runs this.
+MANY_THREADS = """
+import sys, threading
+from dataclasses import make_dataclass
+
+{imports}
+sys.setswitchinterval(1e-6)
+for number in range(50):
+    use = {use}
+    barrier, found = threading.Barrier(6), []
+
+    def read():
+        barrier.wait()
+        found.append(use())
+
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(found) == 6
+"""
+CLASSES = """
+def new(number):
+    inner = make_dataclass("Inner", [("a", int), ("b", list[str])], frozen=True)
+    outer = make_dataclass("Outer", [("inner", inner), ("others", tuple[inner, ...])], frozen=True)
+    part = {"a": number, "b": ["x"]}
+    return lambda: CONVERT(outer, {"inner": part, "others": [part]})
+"""
+
+
+def threads_use(convert: str) -> int:
+    """The exit code of a process in which six threads at a time *convert* to a new data class.
+
+    By `lambda kind, value: msgspec.convert(value, kind)` of msgspec 0.22 it is -11.
+    """
+    code = MANY_THREADS.format(imports=CLASSES.replace("CONVERT", convert), use="new(number)")
+    head = "import msgspec\nfrom torchkiln.util.codec import typed\n"
+    return subprocess.run([sys.executable, "-c", head + code], cwd=ROOT, check=False).returncode
+
+
+def test_threads_may_use_a_class_for_the_first_time_together() -> None:
+    assert threads_use("typed") == 0
+
+
+def test_a_page_of_an_index_is_read_by_several_threads_first() -> None:
+    body = {
+        "meta": {"api-version": "1.0"},
+        "name": "x",
+        "files": [{"filename": "a.whl", "url": "a.whl", "hashes": {"sha256": "ab" * 32}}],
+    }
+    code = f"""
+from torchkiln.index.listing import Page, listing
+page = Page(url="http://127.0.0.1/x/", body={json.dumps(body).encode()!r}, json=True)
+"""
+    program = MANY_THREADS.format(imports=code, use="lambda: listing(page)")
+    assert [
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode for _ in range(3)
+    ] == [0] * 3
 
 
 def test_the_names_of_keys_are_checked() -> None:

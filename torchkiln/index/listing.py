@@ -257,12 +257,16 @@ class _JsonPage(msgspec.Struct):
     files: list[_JsonFile]
 
 
+# Made once, before threads read pages: msgspec 0.22 crashes if several use a class for the first time.
+_JSON_PAGE = msgspec.json.Decoder(_JsonPage)
+
+
 def _parse_json(page: Page, hashes: Collection[str] | None) -> PageFiles:
     if page.body.count(b",") + page.body.count(b"[") + page.body.count(b"{") > _VALUES:
         raise _InvalidPage(f"more than {_VALUES} values")
     if levels(page.body.decode("utf-8")) > DEPTH:
         raise _InvalidPage(f"nested deeper than {DEPTH} levels")
-    document = msgspec.json.decode(page.body, type=_JsonPage)
+    document = _JSON_PAGE.decode(page.body)
     _check_version(document.meta.api_version)
     if len(document.files) > MOST_FILES:
         raise _InvalidPage(f"more than {MOST_FILES} files")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from threading import Lock
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +22,9 @@ SCHEMA = "json-schema"  # keys of a field's metadata
 INLINE = "inline"
 
 T = TypeVar("T")
+
+_ONE_THREAD = Lock()
+_INSPECTED: set[type] = set()
 
 
 def plain(value: Any) -> Any:
@@ -44,7 +48,20 @@ def typed(kind: type[T], document: Any) -> T:
 
     :raises ValueError: it does not match.
     """
+    _inspect(kind)
     return msgspec.convert(document, kind, strict=True)
+
+
+def _inspect(kind: type) -> None:
+    """Let msgspec inspect *kind* and what is nested in it, in one thread.
+
+    msgspec 0.22 crashes if several threads use a class for the first time: it shares what it knows of a class
+    before that is complete.
+    """
+    with _ONE_THREAD:
+        if kind not in _INSPECTED:
+            msgspec.json.Decoder(kind)
+            _INSPECTED.add(kind)
 
 
 def schema_of(kind: type) -> dict[str, Any]:
