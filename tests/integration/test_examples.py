@@ -78,6 +78,7 @@ def index() -> Iterator[IndexServer]:
 
 
 @pytest.mark.network  # the base, if it is not cached
+@pytest.mark.proof  # a minute
 def test_the_matrix_is_locked_and_built(index: IndexServer, tmp_path: Path) -> None:
     """By the README's commands; the last one runs in the image."""
     shutil.copytree(EXAMPLES / "matrix", tmp_path / "examples/matrix")

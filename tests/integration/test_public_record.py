@@ -171,6 +171,7 @@ def both(workspace: IndexWorkspace) -> tuple[LockedCell, LockedCell]:
     return first, then
 
 
+@pytest.mark.proof
 def test_an_image_by_record_has_the_layers_of_one_from_the_index(
     workspace: IndexWorkspace, both: tuple[LockedCell, LockedCell], tmp_path: Path
 ) -> None:

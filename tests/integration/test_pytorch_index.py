@@ -88,6 +88,7 @@ def test_list_and_explain_show_that_it_is_untrusted(locked: IndexWorkspace) -> N
     assert f"lock       {UNTRUSTED}\n" in output
 
 
+@pytest.mark.proof
 def test_a_command_runs_in_the_image_with_a_warning(image: IndexWorkspace) -> None:
     code = (
         "import json, torch; print(torch.__file__, json.load(open('/etc/torchkiln/image.json'))['untrusted'])"

@@ -100,6 +100,7 @@ def tags(registry: RunningRegistry, name: str) -> set[str]:
         return {name for name in json.loads(answer.read())["tags"] if not name.startswith("sha256-")}
 
 
+@pytest.mark.proof
 def test_an_image_tested_elsewhere_is_released_and_verified(
     registry: RunningRegistry, publisher: Publisher
 ) -> None:

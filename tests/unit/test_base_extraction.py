@@ -254,6 +254,7 @@ def test_sizes_are_bounded(
         extracted(tmp_path, tar=bomb(count, size))
 
 
+@pytest.mark.proof
 def test_a_file_that_is_too_large_uses_no_memory(tmp_path: Path) -> None:
     """With the default limits: peak memory of a separate process."""
     blob = tmp_path / "base.tar.gz"

@@ -309,6 +309,7 @@ print(peak)
 """
 
 
+@pytest.mark.proof
 def test_a_large_library_is_not_read_into_memory(tmp_path: Path) -> None:
     """A few members at a time."""
     peaks = []

@@ -227,6 +227,7 @@ def a_scene(built: Publisher, tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("what", PREDICATES)
+@pytest.mark.proof
 def test_large_statements(scene: Scene, what: str) -> None:
     """Without a key all of them count, and stay in memory."""
     scene.publish()
