@@ -5,8 +5,6 @@ VENV := .venv
 STAMP := $(VENV)/.ready
 RUN := $(VENV)/bin/python -m
 DOCS := .venv-docs
-# One more than processors: tests also wait for servers, limits and disks.
-WORKERS = $$(($$(nproc) + 1))
 
 # Tests start thousands of short processes, which need byte-code.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,7 +33,7 @@ release: $(STAMP)  ## build, test, publish, verify: TO=REGISTRY/REPOSITORY KEY=K
 	  $(if $(REPORTS),--reports "$(REPORTS)") $(if $(TRUST),--trust "$(TRUST)") $(if $(TIER),--tier "$(TIER)")
 
 test: test-packages  ## all tests that need no container engine and no package index (some minutes)
-	$(RUN) pytest -m "not proof" --ignore=tests/proof -n $(WORKERS) --no-loadscope-reorder
+	$(RUN) pytest -m "not proof" --ignore=tests/proof -n auto --no-loadscope-reorder
 
 # A failure of runc, not of the image: once in thousands of starts on a busy machine.
 RERUN = --reruns 2 --only-rerun "read init-p: connection reset by peer"
