@@ -23,12 +23,13 @@ from bench.lines import figure, size  # noqa: E402
 from bench.markdown import table  # noqa: E402
 from bench.plot import number  # noqa: E402
 from tools.gpu_mutants import OUTCOMES  # noqa: E402
-from tools.gpu_pictures import BUSBW, GIB, all_reduces, pictures  # noqa: E402
+from tools.gpu_pictures import BUSBW, GIB, all_reduces, pictured, pictures  # noqa: E402
 from tools.gpu_runs import (  # noqa: E402
-    EARLIER,
     PRECISIONS,
+    Benchmark,
     Mutants,
     Run,
+    benchmarks,
     footnote,
     joined,
     lengths,
@@ -122,44 +123,72 @@ def _mutants(record: Mutants) -> Iterator[str]:
 
 
 def benchmark_part(known: Sequence[Run]) -> str:
-    """Tables and pictures of each report that has the benchmark."""
+    """Tables of all reports that have the benchmark, and the pictures of some of them."""
+    measured = benchmarks(known)
+    if not measured:
+        return ""
+    timed = sorted({length for _, values in measured for length in lengths(values)})
+    pictures = (
+        f"![{title}, {run.name}](gpu-{what}-{run.name}.svg)\n"
+        for run, _ in pictured(measured)
+        for what, title in _PICTURES.items()
+    )
     return "\n".join(
-        part for run in known if (values := run.measured("benchmark")) for part in _benchmark(run, values)
+        (
+            "".join(f"- {run.title}: {_conditions(run, values)}\n" for run, values in measured)
+            + footnote(run for run, _ in measured),
+            _speeds(measured, timed),
+            _gates_table(measured, timed),
+            *pictures,
+        )
     )
 
 
-def _benchmark(run: Run, values: Mapping[str, Any]) -> Iterator[str]:
+def _conditions(run: Run, values: Mapping[str, Any]) -> str:
     timed = lengths(values)
+    batches = joined(timed_batches(values).values())
+    memory = "" if batches == str(values["batch"]) else f" Peak memory: batch {values['batch']}."
+    return f"{run.summary()}. Batch {batches}, medians of {_counts(values, timed)} steps.{memory}"
+
+
+def _speeds(measured: Sequence[Benchmark], timed: Sequence[int]) -> str:
+    """A table with a row for each report and precision."""
+    budget = joined(values["budget"] // GIB for _, values in measured)
     kinds = (
         ("samples_per_s", "samples/s", number),
         ("peak_bytes", "peak memory, GiB", lambda count: number(count / GIB)),
-        ("largest_batch", f"largest batch in {values['budget'] / GIB:g} GiB", str),
+        ("largest_batch", f"largest batch in {budget} GiB", str),
     )
     columns = [
         (f"{key}_{length}", f"{what}, {length} words", format_value)
         for key, what, format_value in kinds
         for length in timed
     ]
-    yield f"### {run.title}\n"
-    batches = joined(timed_batches(values).values())
-    memory = "" if batches == str(values["batch"]) else f" Peak memory: batch {values['batch']}."
-    yield f"{run.summary()}. Batch {batches}, medians of {_counts(values, timed)} steps.{memory}\n"
-    if run.earlier:
-        yield EARLIER
-    yield table(
-        ("precision", *(title for _, title, _ in columns)),
+    rows = (
         (
-            (name, *(format_value(values[key][precision]) for key, _, format_value in columns))
-            for precision, name in PRECISIONS.items()
-        ),
+            run.title,
+            name,
+            *(form(values[key][precision]) if key in values else "" for key, _, form in columns),
+        )
+        for run, values in measured
+        for precision, name in PRECISIONS.items()
     )
-    bounds = run.bounds("benchmark")
-    yield table(
-        ("AMP FP16", "measured", "gate"),
-        ((what, figure(values[name]), _bound(bounds.get(name, {}))) for name, what in _gates(timed)),
+    return table(("report", "precision", *(title for _, title, _ in columns)), rows)
+
+
+def _gates_table(measured: Sequence[Benchmark], timed: Sequence[int]) -> str:
+    """A table with a row for each report: what the gate compares for AMP FP16, with its bounds."""
+    gates = dict(_gates(timed))
+    bounds = {
+        name: " or ".join(dict.fromkeys(_bound(run.bounds("benchmark").get(name, {})) for run, _ in measured))
+        for name in gates
+    }
+    rows = (
+        (run.title, *(figure(values[name]) if name in values else "" for name in gates))
+        for run, values in measured
     )
-    for what, title in _PICTURES.items():
-        yield f"![{title}, {run.name}](gpu-{what}-{run.name}.svg)\n"
+    head = ("AMP FP16", *gates.values())
+    return table(head, [("**bound**", *bounds.values()), *rows])
 
 
 def _counts(values: Mapping[str, Any], timed: Iterable[int]) -> str:

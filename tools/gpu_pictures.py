@@ -5,25 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from packaging.version import Version
+
 from bench.lines import Series, decades, linear, lines, sizes
 from bench.plot import Bar, bars
-from tools.gpu_runs import PRECISIONS, Run, joined, lengths, slowest_rank, timed_batches
+from tools.gpu_runs import (
+    PRECISIONS,
+    Benchmark,
+    Run,
+    benchmarks,
+    joined,
+    lengths,
+    slowest_rank,
+    timed_batches,
+)
 
 BUSBW = "gpu-busbw.svg"
 GIB = 1 << 30
 
 
 def pictures(known: Sequence[Run]) -> dict[str, str]:
-    """The plots by file name: three of each run with a benchmark, and one of all all-reduces."""
+    """The plots by file name: three for each model of GPU, and one of all all-reduces."""
     found = {}
-    for run in known:
-        if values := run.measured("benchmark"):
-            found[f"gpu-speed-{run.name}.svg"] = speed(run, values)
-            found[f"gpu-memory-{run.name}.svg"] = memory(run, values)
-            found[f"gpu-losses-{run.name}.svg"] = losses(run, values)
+    for run, values in pictured(benchmarks(known)):
+        found[f"gpu-speed-{run.name}.svg"] = speed(run, values)
+        found[f"gpu-memory-{run.name}.svg"] = memory(run, values)
+        found[f"gpu-losses-{run.name}.svg"] = losses(run, values)
     if series := all_reduces(known):
         found[BUSBW] = busbw(series)
     return found
+
+
+def pictured(measured: Sequence[Benchmark]) -> list[Benchmark]:
+    """The benchmark of the newest torch on each model of GPU; the newest report of it."""
+    found = {}
+    for run, values in sorted(measured, key=lambda one: (Version(one[1]["torch"]), one[0].report.when or "")):
+        found[values["device"]] = (run, values)
+    return [found[device] for device in sorted(found)]
 
 
 def speed(run: Run, values: Mapping[str, Any]) -> str:

@@ -86,8 +86,23 @@ def runs(folder: Path) -> list[Run]:
             found[path.name] = from_json(data, where=path.name)
     return [
         Run(name=name, report=found[file], file=file, earlier=is_earlier(found[file]))
-        for name, file in sorted((re.sub(r"(\.dsse)?\.json$", "", file), file) for file in found)
+        for name, file in sorted(
+            ((re.sub(r"(\.dsse)?\.json$", "", file), file) for file in found), key=_in_order
+        )
     ]
+
+
+def _in_order(named: tuple[str, str]) -> list[tuple[int, str]]:
+    """A key that sorts 2.9.1 before 2.10.0."""
+    return [(int(number or 0), text) for number, text in re.findall(r"(\d*)(\D*)", named[0])]
+
+
+Benchmark = tuple[Run, Mapping[str, Any]]
+
+
+def benchmarks(known: Iterable[Run]) -> list[Benchmark]:
+    """Those of *known* in which the check `benchmark` passed, each with its values."""
+    return [(run, values) for run in known if (values := run.measured("benchmark"))]
 
 
 def footnote(shown: Iterable[Run]) -> str:

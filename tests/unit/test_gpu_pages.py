@@ -153,10 +153,14 @@ def test_the_page_has_device_driver_torch_and_all_figures(docs: Path) -> None:
     assert "| 1 | `cuda` | passed, 12 s |" in page
     assert "| 1 | `fp8` | not-applicable: fp8-needs-8.9 |" in page
     assert "| 2 | `hang` | failed, 12 s |" in page
-    assert "| AMP FP16 | 2,200 | 550 | 4.00 | 4.00 | 300 | 300 |" in page
-    assert "| samples a second / FP32's, 128 words | 4.40 | ≥ 1.5 |" in page
-    assert "| samples a second / TF32's, 512 words | 1.70 | none |" in page
-    assert "| widest distance of the smoothed loss curve from FP32's | 0.00011 | ≤ 0.1 |" in page
+    assert "| two | AMP FP16 | 2,200 | 550 | 4.00 | 4.00 | 300 | 300 |" in page
+    columns, _, bounds, row = (
+        line.split(" | ") for line in page[page.index("| AMP FP16 | samples") :].splitlines()[:4]
+    )
+    gates = {name: (value, bound) for name, value, bound in zip(columns, row, bounds, strict=True)}
+    assert gates["samples a second / FP32's, 128 words"] == ("4.40", "≥ 1.5")
+    assert gates["samples a second / TF32's, 512 words"] == ("1.70", "none")
+    assert gates["widest distance of the smoothed loss curve from FP32's |"] == ("0.00011 |", "≤ 0.1 |")
     assert (
         "| 2.11.0+cu130 | NVIDIA H200 | FP16 | 4.40 | 4.40 | 0.67 | 0.67 | 64 | [two](proofs/two.json) |"
         in page
@@ -179,7 +183,8 @@ def test_a_run_of_an_earlier_image_is_marked_wherever_a_figure_of_it_stands() ->
     assert ["†" in part([now, WHOLE]) for part in parts] == [False] * 4
     assert f"| {tag}, an earlier image, `abababababab` † |" in gpu_pages.runs_part([before, now])
     assert "| one † | two |" in gpu_pages.checks_part([before, now])
-    assert f"### one †\n\n{WHOLE.summary()}" in gpu_pages.benchmark_part([before, now])
+    assert f"- one †: {WHOLE.summary()}" in gpu_pages.benchmark_part([before, now])
+    assert "| one † | AMP FP16 |" in gpu_pages.benchmark_part([before, now])
     assert "| one †: 2 × H200, NVLink, GB/s | two: 2 ×" in gpu_pages.busbw_part([before, now])
 
 
@@ -293,6 +298,21 @@ def test_a_check_that_failed_gives_no_picture_and_no_figure() -> None:
     assert pictures([failed]) == {}
     assert gpu_pages.benchmark_part([failed]) == gpu_pages.busbw_part([failed]) == ""
     assert "| 3 | `benchmark` | failed, 12 s |" in gpu_pages.checks_part([failed])
+
+
+def test_plots_are_of_the_newest_torch_on_each_model_of_gpu() -> None:
+    names = [
+        run_of(finding("benchmark", 3, {**BENCHMARK, "torch": torch, "device": device}, BOUNDS), name=name)
+        for name, torch, device in (
+            ("newest", "2.11.0+cu130", "NVIDIA H200"),
+            ("older", "2.9.1+cu128", "NVIDIA H200"),
+            ("other", "2.9.1+cu128", "NVIDIA H100"),
+        )
+    ]
+
+    assert sorted(pictures(names)) == sorted(
+        f"gpu-{what}-{name}.svg" for what in ("speed", "memory", "losses") for name in ("newest", "other")
+    )
 
 
 def test_the_slowest_rank_counts() -> None:

@@ -170,6 +170,14 @@ def test_each_such_file_is_one() -> None:
     assert {run.name for run in WITHOUT_GPUS} == {path.name for path in PROOFS.glob("*-tier0.json")}
 
 
+def test_only_the_report_that_tests_read_is_kept_beside_a_signed_one() -> None:
+    signed = tier0.signed_here()
+    assert "2.8.0-cuda12.1-cudnn9-runtime" in signed
+    assert [one.name for one in WITHOUT_GPUS if one.report.tag in signed] == [
+        "2.7.1-cuda12.1-debian12-tier0.json"
+    ]
+
+
 def test_tier_0_is_run_in_no_image_but_the_one_that_the_lock_gives() -> None:
     lock, other = Digest("sha256:" + "1" * 64), Digest("sha256:" + "2" * 64)
     assert tier0.why_not(lock, lock) == ""
