@@ -3,8 +3,9 @@
 
     python build.py --all && .venv/bin/python tools/tier0.py [TAG ...] && .venv/bin/python tools/readme.py
 
-Only images that match their committed locks are run; for others the reason is printed. Without TAG, images with a
-signed report of tier 0 are skipped, too. A run that passed here within the policy's `age` is not repeated. Exits with the highest exit code of the runs.
+Only images that match their committed locks are run; for others the reason is printed. Without TAG, images
+with a signed report of tier 0 are skipped, too. A run that passed here within the policy's `age` is not
+repeated. Exits with the highest exit code of the runs.
 """
 
 from __future__ import annotations
