@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page
 
 from tests.chinese import COLLECT, english_in
 from tests.site_browser import COMPARE, FACTS, FILL, english_shown, shown, tags_listed, visit
+
+pytestmark = pytest.mark.proof
 
 
 def test_the_search_shows_no_english(page: Page, folder: Path) -> None:

@@ -14,6 +14,7 @@ from tests.site_browser import KINDS, PAGES, english_shown, is_dark, shown, tags
 from tests.unit.test_site import PROVED, hostile_site
 from torchkiln.site.folder import write_folder
 
+pytestmark = pytest.mark.proof
 _COLOURS = '{runOnly: {type: "rule", values: ["color-contrast", "link-in-text-block"]}}'
 
 
