@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from tests.cells import build, planned_cell, small_wheels
 from tests.hostile import KINDS, SPEC
 from tests.layers import tree_of_layer
+from tests.pool_worker import in_this_process
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import write_wheel
 from torchkiln.build.known import forecast
@@ -25,6 +27,13 @@ from torchkiln.store.store import Store
 from torchkiln.wheel.source import Cancelled
 
 SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+
+
+@pytest.fixture(autouse=True)
+def _no_workers() -> Iterator[None]:
+    """Workers take longer to start than these builds; those of `TOGETHER` have them."""
+    with in_this_process():
+        yield
 
 
 @pytest.fixture
@@ -100,6 +109,7 @@ TOGETHER = """
 import json, sys
 from pathlib import Path
 from tests.cells import build, planned_cell
+from tests.pool_worker import in_this_process
 from tests.unpublished import FakeIndex
 if __name__ == "__main__":
     folder, layout = Path(sys.argv[1]), Path(sys.argv[2])
@@ -158,7 +168,7 @@ def test_a_failed_download_cancels_the_others_and_the_next_run_resumes(
     )
 
 
-@pytest.mark.parametrize("name", ["torch", "triton", "jinja2", "sympy"])
+@pytest.mark.parametrize("name", ["torch", "sympy"])
 def test_any_download_can_fail(name: str, wheels: list[Path], tmp_path: Path) -> None:
     """Big or small, first or last: its own error is shown."""
     broken = {wheel.name: f"no {name}" for wheel in wheels if wheel.name.startswith(name)}
@@ -195,8 +205,9 @@ def test_the_cause_is_reported_even_if_it_fails_last(
     assert len(cancelled) == 2
 
 
-@pytest.mark.parametrize("name", ["torch", "jinja2"])
-@pytest.mark.parametrize("part", ["", ".part"], ids=["in the cache", "arrived before"])
+@pytest.mark.parametrize(
+    ("name", "part"), [("torch", ""), ("jinja2", ".part")], ids=["in the cache", "arrived before"]
+)
 def test_a_damaged_cached_wheel_is_downloaded_again(
     name: str, part: str, wheels: list[Path], tmp_path: Path
 ) -> None:
@@ -231,14 +242,11 @@ def test_a_server_with_wrong_bytes_gets_only_one_more_request(wheels: list[Path]
 @pytest.mark.parametrize(
     "kind",
     [
-        *("smuggled member", "traversal", "bomb", "record with a wrong hash", "truncated in a stream"),
-        *(
-            "stream extends beyond the end of the file",
-            "bomb by ratio",
-            "WHEEL: Windows",
-            "data replaces python",
-            "two central directories",
-        ),
+        "smuggled member",
+        "bomb",
+        "record with a wrong hash",
+        "truncated in a stream",
+        "two central directories",
     ],
 )
 @pytest.mark.parametrize("ranges", [True, False], ids=["arriving", "complete"])
