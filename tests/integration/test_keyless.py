@@ -37,11 +37,11 @@ def once(prepared: Prepared) -> Iterator[Job]:
 @pytest.fixture
 def published(once: Job, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     """The same for each test: what it changes is undone."""
-    there, claims = once.there, once.sigstore.behaviour.claims
-    before = [dict(kept) for kept in (there.blobs, there.manifests, there.tags, claims)]
+    state = (once.there.blobs, once.there.manifests, once.sigstore.behaviour.claims)
+    before = [dict(kept) for kept in state]
     once.patch = monkeypatch
     yield once
-    for kept, was in zip((there.blobs, there.manifests, there.tags, claims), before, strict=True):
+    for kept, was in zip(state, before, strict=True):
         kept.clear()
         kept.update(was)
     once.trust(once.sigstore)
