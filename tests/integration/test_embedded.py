@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from tests.cells import build, planned_cell, small_wheels
 from tests.hostile import KINDS, SPEC
 from tests.layers import tree_of_layer
-from tests.pool_worker import in_this_process
+from tests.pool_worker import no_workers
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import write_wheel
 from torchkiln.build.known import forecast
@@ -26,14 +25,9 @@ from torchkiln.oci.validate.validate import validate
 from torchkiln.store.store import Store
 from torchkiln.wheel.source import Cancelled
 
+__all__ = ["no_workers"]  # those of `TOGETHER` are real
+
 SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-
-
-@pytest.fixture(autouse=True)
-def _no_workers() -> Iterator[None]:
-    """Workers take longer to start than these builds; those of `TOGETHER` have them."""
-    with in_this_process():
-        yield
 
 
 @pytest.fixture
@@ -109,7 +103,6 @@ TOGETHER = """
 import json, sys
 from pathlib import Path
 from tests.cells import build, planned_cell
-from tests.pool_worker import in_this_process
 from tests.unpublished import FakeIndex
 if __name__ == "__main__":
     folder, layout = Path(sys.argv[1]), Path(sys.argv[2])

@@ -107,7 +107,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     """A published image with a hostile base; it was built with another Python."""
     body = {"harm": HARM, "obeys": obeying()}[request.param]
     with (
-        patch("tests.cells.base_of", Base(program(body, tmp_path))),
+        patch("tests.cells.base_of", Base(program(body))),
         patch("tests.cells.locked", locked),
         RegistryServer() as server,
     ):
