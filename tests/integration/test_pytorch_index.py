@@ -77,13 +77,15 @@ def test_plan_and_dockerfile_are_made_from_the_lock(locked: IndexWorkspace) -> N
     assert 'torchkiln.untrusted="true"' in dockerfile
 
 
-def test_list_and_explain_show_that_it_is_untrusted(locked: IndexWorkspace) -> None:
+def test_list_explain_and_locked_builds_name_the_untrusted_source(locked: IndexWorkspace) -> None:
     listed = json.loads(locked.kiln("list", *CELL, "--json").stdout)
     assert (listed[0]["untrusted"], listed[0]["needs"]) == (True, ["PyTorch's own index"])
     assert f"{TAG}  (untrusted)" in locked.kiln("list", *CELL).stdout
     output = locked.kiln("explain", *CELL).stdout
     assert "needs      PyTorch's own index\n" in output
     assert f"lock       {UNTRUSTED}\n" in output
+    ran = locked.kiln("build", *CELL, "--locked")
+    assert (ran.returncode, UNTRUSTED in ran.stderr) == (6, True)
 
 
 @pytest.mark.proof
@@ -97,11 +99,8 @@ def test_a_command_runs_in_the_image_with_a_warning(image: IndexWorkspace) -> No
     assert ran.stdout == ("/opt/venv/lib/python3.11/site-packages/torch/__init__.py True\n")
 
 
+@pytest.mark.proof
 def test_an_untrusted_image_is_not_published_without_an_option(image: IndexWorkspace) -> None:
-    """Neither `build --locked` nor the gate nor `publish` take it."""
-    ran = image.kiln("build", *CELL, "--locked")
-    assert (ran.returncode, UNTRUSTED in ran.stderr) == (6, True)
-
     ran = image.kiln("gate", TAG)
     assert (ran.returncode, UNTRUSTED in ran.stdout + ran.stderr) == (7, True)
 
