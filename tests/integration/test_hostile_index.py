@@ -91,10 +91,10 @@ def of_wheel(make: Callable[[], tuple[str, bytes]]) -> Answer:
 
 
 def fanned(request: str) -> Pieces | None:
-    """demo requires 300 projects, each with a page."""
+    """demo requires 110 projects, each with a page."""
     path, _, byte_range = request.partition(" ")
     last = path.strip("/").rpartition("/")[2]
-    wheel = wide(300) if last.startswith("demo") else wheel_bytes(last.partition("-")[0], "1.0")
+    wheel = wide(110) if last.startswith("demo") else wheel_bytes(last.partition("-")[0], "1.0")
     return ranged(wheel[1], byte_range) if path.startswith("/files/") else response(page(wheel))
 
 
@@ -183,7 +183,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
     ),
     "100,000 dependencies in the wheel": (of_wheel(lambda: wide(100_000)), "METADATA has more than"),
     "a dependency of 2 MB": (of_wheel(lambda: wide(1, 1_000_000)), "METADATA has more than"),
-    "300 dependencies": (fanned, "more than 100 projects"),
+    "110 dependencies": (fanned, "more than 100 projects"),
     "endless chain": (chain, "more than 100 projects"),
     "zip directory of 19 MB": (of_wheel(lambda: directory_bomb(400_000)), "directory and the file take"),
     "zip directory of 5 MB": (of_wheel(lambda: directory_bomb(110_000)), "no METADATA"),

