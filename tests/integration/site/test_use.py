@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
@@ -21,6 +22,8 @@ from torchkiln.matrix.pick import parse_driver, parse_gpus, pick
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Resolution
+
+pytestmark = pytest.mark.proof
 
 # --- search ---------------------------------------------------------------------------------------
 
