@@ -6,8 +6,8 @@ import contextlib
 import sys
 import tarfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -189,17 +189,3 @@ def of_the_wheels() -> Tree:
         for own in spec.files
         if not own.scheme
     }
-
-
-_FILE, _LINK, _FOLDER = f"{SITE}/torch/lib/big.so", "usr/bin/alias", f"{SITE}/torch"
-_Change = Callable[[Tree], Tree]
-WRONGS: Mapping[str, tuple[str, _Change]] = {
-    "mode": (_FILE, lambda tree: {_FILE: replace(tree[_FILE], mode=0o644)}),
-    "sha256": (_FILE, lambda tree: {_FILE: replace(tree[_FILE], sha256="0" * 64)}),
-    "size": (_FILE, lambda tree: {_FILE: replace(tree[_FILE], size=1)}),
-    "mtime": (_FOLDER, lambda tree: {_FOLDER: replace(tree[_FOLDER], mtime=0)}),
-    "link": (_LINK, lambda tree: {_LINK: replace(tree[_LINK], link="other")}),
-    "kind": (_LINK, lambda tree: {_LINK: replace(tree[_LINK], kind="file")}),
-    "should not be there": ("etc/more", lambda tree: {"etc/more": tree[_FILE]}),
-}
-"""Possible faults of a tree: the message, the path, and the change that causes it."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,12 +45,14 @@ int main(int argc, char **argv, char **envp) {
 """
 
 
-def program(body: str, folder: Path) -> bytes:
+@cache
+def program(body: str) -> bytes:
     """A static program whose main is *body*; it has `read_all` and `report`, and exits with 9."""
-    source, made = folder / "hostile.c", folder / "hostile"
-    source.write_text(_HEAD + body + "\nreturn 9; }\n")
-    subprocess.run(["gcc", "-static", "-O1", "-w", "-o", made, source], check=True)
-    return made.read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder, "hostile.c"), Path(folder, "hostile")
+        source.write_text(_HEAD + body + "\nreturn 9; }\n")
+        subprocess.run(["gcc", "-static", "-O1", "-w", "-o", made, source], check=True)
+        return made.read_bytes()
 
 
 def hostile(body: str, folder: Path, *, inside: bool = True) -> ConfinedPython:
@@ -56,7 +60,7 @@ def hostile(body: str, folder: Path, *, inside: bool = True) -> ConfinedPython:
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / "python" / LOADER
     place.parent.mkdir(parents=True)
-    place.write_bytes(program(body, folder))
+    place.write_bytes(program(body))
     place.chmod(0o755)
     return ConfinedPython(python=Interpreter(root=folder / "python", version=VERSION), sandboxed=inside)
 
@@ -69,12 +73,15 @@ def answer(frames: Iterable[tuple[str, bytes]], end: bytes | None = None) -> byt
     return body + struct.pack("<I", 0xFFFFFFFF) + (hashlib.sha256(body).digest() if end is None else end)
 
 
-def answering(data: bytes) -> str:
-    """The body of a program that reads all input, writes *data* and exits with 0."""
-    array = ",".join(str(byte) for byte in data)
-    return (
-        f"read_all(); static const unsigned char out[] = {{{array}}}; write(1, out, {len(data)}); _exit(0);"
+def answering(data: bytes, folder: Path) -> ConfinedPython:
+    """A base's Python that reads all input, writes *data* and exits with 0."""
+    python = hostile(
+        'read_all(); static char out[1 << 16]; int file = open("/answer", O_RDONLY);'
+        " write(1, out, read(file, out, sizeof out)); _exit(0);",
+        folder,
     )
+    (folder / "python/answer").write_bytes(data)
+    return python
 
 
 WHEEL = LockedWheel(name="a", version="1", filename="a.whl", sha256="1" * 64, size=1, index=Source.DEFAULT)

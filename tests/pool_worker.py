@@ -47,3 +47,10 @@ def in_this_process() -> Iterator[None]:
         patch.multiple(build_worker, create=True, **dict.fromkeys(names)),
     ):
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_workers() -> Iterator[None]:
+    """For each test of a module that imports it: builds start no workers."""
+    with in_this_process():
+        yield

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -97,7 +98,12 @@ def real_archive(python: Path, folder: Path) -> tuple[Path, PythonArchive]:
     left_out = (
         *("test", "tests", "site-packages", "idlelib", "tkinter", "lib2to3", "turtledemo", "pydoc_data"),
         *("ensurepip", "share", "__pycache__", "*.a", "distutils", "unittest", "asyncio", "config-*"),
+        *("multiprocessing", "concurrent", "email", "xml*", "http", "urllib", "sqlite3", "curses", "ctypes"),
+        *("turtle.py", "_py*.py", "_test*", "_decimal*", "_ctypes*", "_codecs_*", "_sqlite3*", "_tkinter*"),
+        *("pyexpat*", "_elementtree*", "_ssl*", "_curses*", "internal", "dbm", "wsgiref", "venv", "logging"),
     )
     root = folder / "tree"
     shutil.copytree(python, root / "python", symlinks=True, ignore=shutil.ignore_patterns(*left_out))
+    if strip := shutil.which("strip"):
+        subprocess.run([strip, "--strip-unneeded", *root.rglob("*.so"), *root.rglob("libpython3*.so.1.0")])
     return archive_in(folder, entries_of(root), name=f"cpython-{python.name}.tar.gz")

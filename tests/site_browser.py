@@ -6,6 +6,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
+from tests.chinese import COLLECT, english_in
 from tests.site_scene import listed
 from tests.unit.test_site import PROVED
 from tools.kept import tables
@@ -58,6 +59,11 @@ def shown(page: Page) -> list[str]:
         "tr[data-tag]:not([hidden])", "rows => rows.map(row => row.dataset.tag)"
     )
     return tags
+
+
+def english_shown(page: Page) -> list[str]:
+    """The English texts and attributes of a page, also those that its script made."""
+    return [text for text in page.evaluate(COLLECT) if english_in(text)]
 
 
 def is_dark(page: Page) -> bool:

@@ -70,9 +70,13 @@ def crane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCrane]:
     yield from available(crane_registry(tmp_path_factory.mktemp("crane") / "its"))
 
 
-@pytest.fixture(name="registry", params=["docker-registry", "crane"])
+@pytest.fixture(name="registry", params=["docker-registry", pytest.param("crane", marks=pytest.mark.proof)])
 def each_registry(
     request: pytest.FixtureRequest, registry: RunningRegistry, crane: RunningCrane
 ) -> RunningRegistry:
-    """In a module that imports it: `registry` is each of the two."""
+    """In a module that imports it: `registry` is each of the two, crane in `make proof` only."""
     return crane if request.param == "crane" else registry
+
+
+#: For a test in which the two behave differently: crane in `make test`, too.
+both_registries = pytest.mark.parametrize("registry", ["docker-registry", "crane"], indirect=True)

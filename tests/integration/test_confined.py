@@ -140,18 +140,6 @@ def test_system_calls_of_other_architectures_kill_it(tmp_path: Path, call: str) 
     assert f"exit status {128 + signal.SIGSYS}" in refused(hostile(call, tmp_path), tmp_path / "cache")
 
 
-def test_a_fork_bomb_stays_one_process(tmp_path: Path) -> None:
-    body = """
-        int made = 0;
-        for (int one = 0; one < 1000; one++) {
-            pid_t child = fork();
-            if (child > 0) made++;
-            if (!child) _exit(0);
-        }
-        report("made", made);"""
-    assert "made=0/0" in refused(hostile(body, tmp_path), tmp_path / "cache")
-
-
 def test_memory_is_bounded(tmp_path: Path) -> None:
     body = """
         long got = 0;
@@ -200,7 +188,9 @@ def test_running_time_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
 ) -> None:
     """Also when its input exceeds a pipe's buffer."""
-    monkeypatch.setattr(bytecode, "_TIMEOUT", 3.0)
+    if message == "timed out":
+        monkeypatch.setattr(bytecode, "_TIMEOUT", 0.5)
+        monkeypatch.setattr(bytecode, "_RATE", 1 << 30)
     python = hostile(body, tmp_path)
     much = {f"/a/{number}.py": b"x = 1\n" * 3000 for number in range(12)}
 

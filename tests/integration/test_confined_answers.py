@@ -14,7 +14,6 @@ from tests.hostile_python import (
     answer,
     answering,
     compiled,
-    hostile,
     refused,
 )
 from tests.needs import needs_gcc, needs_namespaces
@@ -59,13 +58,13 @@ WRONG_ANSWERS = {
 @pytest.mark.parametrize("answer", WRONG_ANSWERS)
 def test_an_unexpected_answer_is_refused(tmp_path: Path, answer: str) -> None:
     data, message = WRONG_ANSWERS[answer]
-    assert message in refused(hostile(answering(data), tmp_path), tmp_path / "cache")
+    assert message in refused(answering(data, tmp_path), tmp_path / "cache")
 
 
 def test_a_valid_answer_is_accepted(tmp_path: Path) -> None:
     """With the same program, so that the answers above were refused for their content."""
     data = answer([("/a/one.py", PYC), ("/a/two.py", b"")])
-    python = hostile(answering(data), tmp_path)
+    python = answering(data, tmp_path)
     work = Bytecode(WHEEL, Store(tmp_path / "cache"), ImagePython.of_base(VERSION), tuple(python.argv()))
     assert compiled(work, SOURCES) == [("/a/one.py", PYC)]
     work.close()

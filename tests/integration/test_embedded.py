@@ -13,6 +13,7 @@ import pytest
 from tests.cells import build, planned_cell, small_wheels
 from tests.hostile import KINDS, SPEC
 from tests.layers import tree_of_layer
+from tests.pool_worker import no_workers
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import write_wheel
 from torchkiln.build.known import forecast
@@ -23,6 +24,8 @@ from torchkiln.model.layer import Blob
 from torchkiln.oci.validate.validate import validate
 from torchkiln.store.store import Store
 from torchkiln.wheel.source import Cancelled
+
+__all__ = ["no_workers"]  # those of `TOGETHER` are real
 
 SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 
@@ -158,7 +161,7 @@ def test_a_failed_download_cancels_the_others_and_the_next_run_resumes(
     )
 
 
-@pytest.mark.parametrize("name", ["torch", "triton", "jinja2", "sympy"])
+@pytest.mark.parametrize("name", ["torch", "sympy"])
 def test_any_download_can_fail(name: str, wheels: list[Path], tmp_path: Path) -> None:
     """Big or small, first or last: its own error is shown."""
     broken = {wheel.name: f"no {name}" for wheel in wheels if wheel.name.startswith(name)}
@@ -195,8 +198,9 @@ def test_the_cause_is_reported_even_if_it_fails_last(
     assert len(cancelled) == 2
 
 
-@pytest.mark.parametrize("name", ["torch", "jinja2"])
-@pytest.mark.parametrize("part", ["", ".part"], ids=["in the cache", "arrived before"])
+@pytest.mark.parametrize(
+    ("name", "part"), [("torch", ""), ("jinja2", ".part")], ids=["in the cache", "arrived before"]
+)
 def test_a_damaged_cached_wheel_is_downloaded_again(
     name: str, part: str, wheels: list[Path], tmp_path: Path
 ) -> None:
@@ -231,14 +235,11 @@ def test_a_server_with_wrong_bytes_gets_only_one_more_request(wheels: list[Path]
 @pytest.mark.parametrize(
     "kind",
     [
-        *("smuggled member", "traversal", "bomb", "record with a wrong hash", "truncated in a stream"),
-        *(
-            "stream extends beyond the end of the file",
-            "bomb by ratio",
-            "WHEEL: Windows",
-            "data replaces python",
-            "two central directories",
-        ),
+        "smuggled member",
+        "bomb",
+        "record with a wrong hash",
+        "truncated in a stream",
+        "two central directories",
     ],
 )
 @pytest.mark.parametrize("ranges", [True, False], ids=["arriving", "complete"])

@@ -22,6 +22,7 @@ from torchkiln.project.settings import read_settings
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
+pytestmark = pytest.mark.proof  # the code that it runs has its own tests
 EXAMPLES = ROOT / "examples" / "projects"
 PROGRAM = b"\x7fELF" + bytes(range(256)) * 40
 FLASH = "flash_attn-2.8.3+cu12torch2.7cxx11abiTRUE-cp311-cp311-linux_x86_64.whl"

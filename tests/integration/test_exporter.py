@@ -214,6 +214,7 @@ def programs() -> Path:
 
 
 @pytest.mark.network  # Prometheus, if it is not there
+@pytest.mark.proof
 @needs_gcc
 @pytest.mark.parametrize("env", [{}, {"FAKE_GPUS": "2"}], ids=["none", "two"])
 def test_promtool_accepts_the_page(programs: Path, env: dict[str, str]) -> None:
@@ -227,6 +228,7 @@ def test_promtool_accepts_the_page(programs: Path, env: dict[str, str]) -> None:
 
 
 @pytest.mark.network  # as above
+@pytest.mark.proof
 def test_the_pages_commands(programs: Path) -> None:
     """And each metric that the page names, no other."""
     script, _ = blocks("Prometheus")
@@ -243,6 +245,7 @@ def test_the_pages_commands(programs: Path) -> None:
 
 
 @pytest.mark.network  # as above
+@pytest.mark.proof
 @needs_gcc
 def test_prometheus_scrapes_it(programs: Path, tmp_path: Path) -> None:
     """With the configuration of the kit but its port and pause; also all queries of the dashboard."""

@@ -91,17 +91,16 @@ def of_wheel(make: Callable[[], tuple[str, bytes]]) -> Answer:
 
 
 def fanned(request: str) -> Pieces | None:
-    """demo requires 3,000 projects, each with a page."""
+    """demo requires 110 projects, each with a page."""
     path, _, byte_range = request.partition(" ")
     last = path.strip("/").rpartition("/")[2]
-    wheel = wide(3_000) if last.startswith("demo") else wheel_bytes(last.partition("-")[0], "1.0")
+    wheel = wide(110) if last.startswith("demo") else wheel_bytes(last.partition("-")[0], "1.0")
     return ranged(wheel[1], byte_range) if path.startswith("/files/") else response(page(wheel))
 
 
 KINDS: dict[str, tuple[Answer, str]] = {
     "endless page": (lambda _: for_ever(head() + OPEN, LINK), "longer than 16 MiB"),
     "endless line": (lambda _: for_ever(head() + OPEN + b'<a href="', b"x"), "longer than 16 MiB"),
-    "endless JSON": (lambda _: for_ever(head(JSON) + b'{"files":[', b"[],"), "longer than 16 MiB"),
     "endless header": (lambda _: for_ever(b"HTTP/1.1 200 OK\r\nX: ", b"x"), "not a valid HTTP response"),
     "endless error page": (lambda _: for_ever(head(status="418 I'm a teapot"), b"x"), "longer than 16 MiB"),
     "endless chunks": (
@@ -111,11 +110,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
         "longer than 16 MiB",
     ),
     "gzip bomb": (
-        lambda _: response(bomb(200), "text/html", "Content-Encoding: gzip"),
-        "longer than 16 MiB",
-    ),
-    "gzip bomb in JSON": (
-        lambda _: response(bomb(200), JSON, "Content-Encoding: gzip"),
+        lambda _: response(bomb(64), "text/html", "Content-Encoding: gzip"),
         "longer than 16 MiB",
     ),
     "600 headers": (
@@ -128,15 +123,12 @@ KINDS: dict[str, tuple[Answer, str]] = {
     ),
     "tags alone": (paged(lambda: OPEN + b"<a " * (5 << 20)), "more than 50000 links"),
     "comments alone": (paged(lambda: OPEN + b"<!--" * (3 << 20)), "comments"),
-    "a million files": (paged(lambda: many_files(1_000_000)[: 15 << 20] + b"]}", JSON), "not a project page"),
     "60,000 files": (paged(lambda: many_files(60_000), JSON), "more than 50000 files"),
     "100,000 links": (paged(lambda: many_links(100_000)), "more than 50000 links"),
     "empty lists": (paged(lambda: b"[" + b"[]," * (5 << 20) + b"[]]", JSON), "more than 1000000 values"),
     "deep lists": (paged(lambda: b"[" * 900_000, JSON), "nested deeper"),
     "empty texts": (paged(lambda: b'["' + b'","' * (5 << 20) + b'"]', JSON), "more than 1000000 values"),
     "huge number": (paged(b'{"files": ' + b"9" * 1_000_000 + b"}", JSON), "Number out of range"),
-    "garbage JSON": (paged(b'{"meta": {', JSON), "invalid JSON"),
-    "JSON that is a text": (paged(b'"page"', JSON), "Expected `object`"),
     "garbage": (paged(b"\0\xff\xfe<<a href"), "not HTML"),
     "wrong content type": (paged(b"%PDF-1.7", "application/pdf"), "its Content-Type is 'application/pdf'"),
     "redirect circle": (
@@ -151,33 +143,29 @@ KINDS: dict[str, tuple[Answer, str]] = {
         lambda _: for_ever(head("text/html", "Transfer-Encoding: chunked"), b"1"),
         "not a valid HTTP response|connection closed before",
     ),
-    "endless extension of a chunk": (
-        lambda _: for_ever(head("text/html", "Transfer-Encoding: chunked") + b"1;", b"x"),
-        "not a valid HTTP response|connection closed before",
-    ),
     "redirect to a file": (
         lambda _: response(b"", "text/html", "Location: file:///etc/passwd", status="302 Found"),
         "unsafe redirect: file:",
     ),
     "no HTTP": (lambda _: iter([b"SSH-2.0-OpenSSH_9.2\r\n"]), "not a valid HTTP response"),
     "nothing": (lambda _: iter([b""]), "closed the connection without a response"),
-    "slow body": (lambda _: slowly(head() + OPEN, b"x"), "no complete response within 4 seconds"),
+    "slow body": (lambda _: slowly(head() + OPEN, b"x"), "no complete response within 2 seconds"),
     "slow headers": (
         lambda _: slowly(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
-        "no complete response within 4 seconds",
+        "no complete response within 2 seconds",
     ),
     "slow header": (
         lambda _: slowly(b"HTTP/1.1 200 OK\r\nX: ", b"y"),
-        "no complete response within 4 seconds",
+        "no complete response within 2 seconds",
     ),
     "waits for ever": (
         lambda _: response(b"", "text/html", "Retry-After: 3600", status="503 Busy"),
         "HTTP 503 Service Unavailable",
     ),
     "endless METADATA": (beside(lambda: for_ever(head(), b"Requires-Dist: x\n")), "longer than 1 MiB"),
-    "slow METADATA": (beside(lambda: slowly(head(), b"X: y\n")), "no complete response within 4 seconds"),
+    "slow METADATA": (beside(lambda: slowly(head(), b"X: y\n")), "no complete response within 2 seconds"),
     "gzip bomb for METADATA": (
-        beside(lambda: response(bomb(200), "text/plain", "Content-Encoding: gzip")),
+        beside(lambda: response(bomb(64), "text/plain", "Content-Encoding: gzip")),
         "longer than 1 MiB",
     ),
     "METADATA that is not UTF-8": (
@@ -195,8 +183,8 @@ KINDS: dict[str, tuple[Answer, str]] = {
     ),
     "100,000 dependencies in the wheel": (of_wheel(lambda: wide(100_000)), "METADATA has more than"),
     "a dependency of 2 MB": (of_wheel(lambda: wide(1, 1_000_000)), "METADATA has more than"),
-    "3,000 dependencies": (fanned, "more than 1000 projects"),
-    "endless chain": (chain, "more than 1000 projects"),
+    "110 dependencies": (fanned, "more than 100 projects"),
+    "endless chain": (chain, "more than 100 projects"),
     "zip directory of 19 MB": (of_wheel(lambda: directory_bomb(400_000)), "directory and the file take"),
     "zip directory of 5 MB": (of_wheel(lambda: directory_bomb(110_000)), "no METADATA"),
     "no wheel": (paged(page((NAME, b"no zip")), then=files((NAME, b"no zip"))), "invalid wheel"),
@@ -204,11 +192,6 @@ KINDS: dict[str, tuple[Answer, str]] = {
         paged(page(DEMO), then=lambda request: for_ever(head("application/octet-stream"), b"x")),
         "the server does not send the file size",
     ),
-    "file as data": (
-        paged(page(DEMO).replace(b"/files/", b"data:application/zip,")),
-        "data: is neither http",
-    ),
-    "file of this machine": (paged(page(DEMO).replace(b"/files/", b"file:///etc/")), "file: is neither http"),
     "file with credentials": (
         paged(page(DEMO).replace(b"/files/", b"http://me:secret@127.0.0.1/")),
         "it contains credentials",
@@ -217,17 +200,11 @@ KINDS: dict[str, tuple[Answer, str]] = {
         paged(page(DEMO, (NAME, DATA + b"x"))),
         "lists it twice, with different sha256",
     ),
-    "no hash": (paged(page(DEMO).replace(b"#sha256=", b"#md5=")), "the index has no sha256 for it"),
     "half a hash": (paged(page(DEMO).replace(b"#sha256=", b"#sha256=0")), "the index has no sha256 for it"),
     "page of another project": (
         paged(page(wheel_bytes("evil", "1.0"))),
         "evil-1.0-py3-none-any.whl is not a file of demo",
     ),
-    "path for a name": (
-        paged(page((f"../../{NAME}", DATA))),
-        "invalid file name",
-    ),
-    "invalid version": (paged(page(("demo-one-py3-none-any.whl", DATA))), "invalid wheel filename"),
     "a wrong size": (
         paged(
             json.dumps(
@@ -252,16 +229,12 @@ KINDS: dict[str, tuple[Answer, str]] = {
 }
 
 
-# uv resolves a thousand projects there, in 12 s of CPU time.
-_LONG = {"endless chain": [pytest.mark.proof]}
-
-
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=_LONG.get(kind, [])) for kind in KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_hostile_index_ends_with_a_message(kind: str, tmp_path: Path) -> None:
     """The sentence names page or file, never credentials; exit code 4 or 6, under 400 MiB."""
     answer, why = KINDS[kind]
     with HostileIndex(answer) as index:
-        found = lock_from(index.url, tmp_path / "cache", timeout=4 if kind.startswith("slow") else 300)
+        found = lock_from(index.url, tmp_path / "cache", timeout=2 if kind.startswith("slow") else 300)
 
     assert re.search(why, found.message), found
     assert (found.kind, found.code) in (("BuildFailed", 6), ("Unresolvable", 4))

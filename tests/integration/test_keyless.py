@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,11 +25,26 @@ PROVENANCE = "https://slsa.dev/provenance/v1"
 FORK = "mallory/app/.github/workflows/publish.yml@refs/heads/main"
 
 
+@pytest.fixture(scope="module")
+def once(prepared: Prepared) -> Iterator[Job]:
+    """A job that has published."""
+    with pytest.MonkeyPatch.context() as patch, job(prepared, patch) as scene:
+        done = scene.publish()
+        assert done.exit_code == 0, done.exception
+        yield scene
+
+
 @pytest.fixture
-def published(scene: Job) -> Job:
-    done = scene.publish()
-    assert done.exit_code == 0, done.exception
-    return scene
+def published(once: Job, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """The same for each test: what it changes is undone."""
+    state = (once.there.blobs, once.there.manifests, once.sigstore.behaviour.claims)
+    before = [dict(kept) for kept in state]
+    once.patch = monkeypatch
+    yield once
+    for kept, was in zip(state, before, strict=True):
+        kept.clear()
+        kept.update(was)
+    once.trust(once.sigstore)
 
 
 def refused(done: Result) -> str:
@@ -58,11 +73,12 @@ def test_signatures_of_a_job_are_verified_elsewhere(
         assert TAG in scene.there.tags
 
 
-def test_each_signature_has_its_own_token(published: Job) -> None:
+def test_each_signature_has_its_own_token(scene: Job) -> None:
     """GitHub's expire after five minutes, and a push may take an hour."""
-    tokens = published.sigstore.tokens
+    assert scene.publish().exit_code == 0
+    tokens = scene.sigstore.tokens
 
-    assert len(tokens) == len(set(tokens)) == 1 + len(published.bundles())
+    assert len(tokens) == len(set(tokens)) == 1 + len(scene.bundles())
 
 
 @pytest.mark.parametrize("rekor", [1, 2])

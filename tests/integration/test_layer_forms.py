@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.cells import build, planned_cell, small_wheels
+from tests.pool_worker import no_workers
 from tests.unpublished import FakeIndex
 from torchkiln.build.cache_keys import format_key
 from torchkiln.build.layer_formats import convert
@@ -23,6 +24,8 @@ from torchkiln.model.progress import Silent, Work
 from torchkiln.oci.compression import TARGETS, TargetCompression
 from torchkiln.oci.validate.validate import validate
 from torchkiln.store.store import Store
+
+__all__ = ["no_workers"]
 
 
 class RecordingObserver(Silent):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.fake_driver import fake_driver
 from tests.needs import namespaces_fault, needs_gcc, needs_ldconfig, tool
 from tests.roots import tiny_layout, tiny_root
@@ -195,20 +196,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(dist: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a separate process, with a cache beside *dist*."""
-    code = (
-        "import sys; from torchkiln.cli.run import run; from torchkiln.errors import KilnError\n"
-        "from click import UsageError\n"
-        "try: run.main(sys.argv[1:], standalone_mode=False)\n"
-        "except UsageError as error: sys.stderr.write(error.message); sys.exit(2)\n"
-        "except KilnError as error: sys.stderr.write(error.message); sys.exit(error.exit_code)"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code, "--output", str(dist), *args],
-        env={"PATH": "/usr/bin:/bin", "TORCHKILN_CACHE": str(dist.parent / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {"PATH": "/usr/bin:/bin", "TORCHKILN_CACHE": str(dist.parent / "cache")}
+    return forked.run(("run", "--output", str(dist), *args), env=env)
 
 
 @pytest.mark.parametrize(

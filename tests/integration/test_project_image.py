@@ -18,6 +18,7 @@ from tests.cells import HostPython
 from tests.engine.registry import RunningRegistry, registry
 from tests.needs import needs_namespaces
 from tests.planned import FACTS, MATRIX
+from tests.pool_worker import in_this_process
 from tests.projects import SITE, TAG, Bench, bench
 from torchkiln import Project, build_project
 from torchkiln.build import wheel_layers
@@ -61,6 +62,7 @@ class Commands:
         with (
             patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()),
             patch.object(project_build, "LazyIndex", lambda _store: self.small.index),
+            in_this_process(),
         ):
             result = CliRunner(env=environ).invoke(torchkiln, list(arguments))
         error = result.exception

@@ -85,6 +85,7 @@ def test_builds_that_are_refused(scene: Scene, forge: GitServer, files: dict[str
     assert why.format(commit=commit[:12]) in f"{caught.value.message}\n{caught.value.hint}"
 
 
+@pytest.mark.proof
 def test_a_wheel_is_built_again_on_another_machine(
     tmp_path: Path, forge: GitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import json
 import urllib.request
 from typing import Any
 
-from tests.engine.crane import RunningCrane, each_registry
+from tests.engine.crane import RunningCrane, both_registries, each_registry
 from tests.engine.registry import RunningRegistry
 from tests.publisher import Publisher, a_publisher, a_repository
 from tests.pushing import has_all
@@ -53,16 +53,16 @@ def attachments(registry: RunningRegistry, name: str, digest: str) -> dict[str, 
     return found
 
 
-def test_a_tested_image_is_published_with_all_attachments(
+def test_a_tested_image_is_published_and_verified_from_the_registry_alone(
     registry: RunningRegistry, publisher: Publisher, name: str
 ) -> None:
-    image = publisher.build()
-    done = publisher.publish(
-        f"{registry.host}/{name}", "--report", publisher.signed(publisher.report(image)), "--dated", DAY
-    )
+    """With all attachments; a dated tag never moves."""
+    image, to = publisher.build(), f"{registry.host}/{name}"
+    report = publisher.signed(publisher.report(image))
+    done = publisher.publish(to, "--report", report, "--dated", DAY)
     assert done.exit_code == 0, done.exception or done.stderr
 
-    assert done.stdout == f"{registry.host}/{name}@{image.manifest}\n"
+    assert done.stdout == f"{to}@{image.manifest}\n"
     assert registry.tags(name) == sorted(NAMES)
     assert has_all(registry, name, image)
     there = attachments(registry, name, image.manifest)
@@ -72,37 +72,26 @@ def test_a_tested_image_is_published_with_all_attachments(
     assert clearance["content"]["override"] is None
     assert clearance["content"]["missing"] == []
     assert [tag["gpus"] for tag in clearance["content"]["reports"]] == ["2 × NVIDIA H200"]
-    [report] = there["urn:torchkiln:smoke-report:2"]
-    assert report["content"]["verdict"] == "pass"
+    [smoke] = there["urn:torchkiln:smoke-report:2"]
+    assert smoke["content"]["verdict"] == "pass"
 
-
-def verified(publisher: Publisher, registry: RunningRegistry, name: str, *more: str) -> Any:
-    """`verify` of the tag, from an empty cache."""
-    return publisher.run(
-        "verify", f"{registry.host}/{name}:{TAG}", *publisher.keys, "--suite", str(publisher.suite), *more
-    )
-
-
-def test_an_image_is_verified_from_the_registry_alone(
-    registry: RunningRegistry, publisher: Publisher, name: str
-) -> None:
-    image = publisher.build()
-    report = publisher.signed(publisher.report(image))
-    assert publisher.publish(f"{registry.host}/{name}", "--report", report).exit_code == 0
-
-    done = verified(publisher, registry, name)
+    verify = ("verify", f"{to}:{TAG}", *publisher.keys, "--suite", str(publisher.suite))
+    done = publisher.run(*verify)
     assert done.exit_code == 0, done.exception
-    assert done.stdout == f"{image.manifest} {registry.host}/{name}:{TAG}\n"
-    full = verified(publisher, registry, name, "--full", "--json")
+    assert done.stdout == f"{image.manifest} {to}:{TAG}\n"
+    full = publisher.run(*verify, "--full", "--json")
     assert full.exit_code == 0, full.exception
-    bundle_json = json.loads(full.stdout)
-    assert (bundle_json["digest"], bundle_json["verified"]) == (image.manifest, True)
-    assert [point["what"] for point in bundle_json["points"]][:4] == [
-        "signatures",
-        "provenance",
-        "lock",
-        "smoke",
-    ]
+    result = json.loads(full.stdout)
+    assert (result["digest"], result["verified"]) == (image.manifest, True)
+    first = ["signatures", "provenance", "lock", "smoke"]
+    assert [point["what"] for point in result["points"]][:4] == first
+
+    second = publisher.build("2")
+    refused = publisher.publish(to, "--report", publisher.signed(publisher.report(second)), "--dated", DAY)
+    assert isinstance(refused.exception, RegistryError)
+    fault = f"{TAG}-{DAY} already exists as {image.manifest}; a dated tag never moves"
+    assert fault in refused.exception.message
+    assert get(registry, f"{name}/manifests/{TAG}")["config"]["digest"] == image.config_digest
 
 
 def test_zstd_has_its_own_tags(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
@@ -123,24 +112,6 @@ def test_zstd_has_its_own_tags(registry: RunningRegistry, publisher: Publisher, 
     assert registry.tags(name) == sorted([dated, *(f"{tag}-zstd" for tag in NAMES if tag != f"{TAG}-{DAY}")])
     where = ("verify", f"{to}:v2.7-zstd", *publisher.keys, "--suite", str(publisher.suite), "--full")
     assert publisher.run(*where).exit_code == 0
-
-
-def test_a_dated_tag_never_moves(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
-    to = f"{registry.host}/{name}"
-    first = publisher.build("1")
-    assert (
-        publisher.publish(to, "--report", publisher.signed(publisher.report(first)), "--dated", DAY).exit_code
-        == 0
-    )
-    second = publisher.build("2")
-    refused = publisher.publish(to, "--report", publisher.signed(publisher.report(second)), "--dated", DAY)
-
-    assert isinstance(refused.exception, RegistryError)
-    assert (
-        f"{TAG}-{DAY} already exists as {first.manifest}; a dated tag never moves"
-        in refused.exception.message
-    )
-    assert get(registry, f"{name}/manifests/{TAG}")["config"]["digest"] == first.config_digest
 
 
 def test_an_invalid_date(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
@@ -205,13 +176,6 @@ def released(publisher: Publisher, repository: str, version: str, day: str, *mor
     return image
 
 
-def digest_at(publisher: Publisher, repository: str, tag: str) -> str:
-    """The digest of *tag*, from `verify`."""
-    done = publisher.run("verify", f"{repository}:{tag}", *publisher.keys, "--suite", str(publisher.suite))
-    assert done.exit_code == 0, done.exception
-    return done.stdout.split()[0]
-
-
 def listed(publisher: Publisher, repository: str) -> dict[str, dict[str, Any]]:
     """The catalog, by digest."""
     done = publisher.run("ls", repository, *publisher.keys, "--json")
@@ -219,53 +183,38 @@ def listed(publisher: Publisher, repository: str) -> dict[str, dict[str, Any]]:
     return {image["digest"]: image for image in json.loads(done.stdout)["images"]}
 
 
-def test_tags_move_back_to_the_last_good_image(
+def signing(publisher: Publisher) -> tuple[str, ...]:
+    """The options of a `withdraw` that signs."""
+    trusted = (word.replace("--key", "--trust") for word in publisher.keys)
+    return "--key", str(publisher.folder / "publisher.pem"), *trusted
+
+
+def test_tags_move_back_to_the_newest_good_image(
     registry: RunningRegistry, publisher: Publisher, name: str
 ) -> None:
     repository = f"{registry.host}/{name}"
-    first = released(publisher, repository, "1", "20261120")
-    second = released(publisher, repository, "2", "20261121")
-    assert digest_at(publisher, repository, TAG) == second.manifest
-
-    key = (
-        "--key",
-        str(publisher.folder / "publisher.pem"),
-        *(word.replace("--key", "--trust") for word in publisher.keys),
-    )
-    done = publisher.run("withdraw", f"{repository}:v2.7", "--reason", "crashes on H200", *key)
+    _, good, bad = (released(publisher, repository, str(day), f"2026111{day}") for day in (1, 2, 3))
+    done = publisher.run("withdraw", f"{repository}:v2.7", "--reason", "crashes on H200", *signing(publisher))
     assert done.exit_code == 0, done.exception
-    assert done.stdout == f"{second.manifest}\n"
+    assert done.stdout == f"{bad.manifest}\n"
 
-    for tag in (TAG, f"{TAG}-20261120", *ALIASES):
-        assert digest_at(publisher, repository, tag) == first.manifest
-    refused = publisher.run(
-        "verify", f"{repository}:{TAG}-20261121", *publisher.keys, "--suite", str(publisher.suite)
-    )
+    for tag in (TAG, f"{TAG}-20261112", *ALIASES):
+        assert get(registry, f"{name}/manifests/{tag}")["config"]["digest"] == good.config_digest, tag
+    suite = ("--suite", str(publisher.suite))
+    assert publisher.run("verify", f"{repository}:v2.7", *publisher.keys, *suite).exit_code == 0
+    refused = publisher.run("verify", f"{repository}:{TAG}-20261113", *publisher.keys, *suite)
     assert isinstance(refused.exception, VerificationFailed)
     assert "crashes on H200" in refused.exception.message
     there = listed(publisher, repository)
-    assert there[second.manifest]["tags"] == [f"{TAG}-20261121"]
-    assert there[second.manifest]["retracted"] == "crashes on H200"
-    assert (there[first.manifest]["good"], there[first.manifest]["retracted"]) == (True, "")
-    assert there[first.manifest]["gpus"] == ["2 × NVIDIA H200"]
-    again = publisher.publish(
-        repository, "--report", str(publisher.folder / "report.dsse.json"), "--dated", "20261122"
-    )
+    assert there[bad.manifest]["tags"] == [f"{TAG}-20261113"]
+    assert there[bad.manifest]["retracted"] == "crashes on H200"
+    assert (there[good.manifest]["good"], there[good.manifest]["retracted"]) == (True, "")
+    assert there[good.manifest]["gpus"] == ["2 × NVIDIA H200"]
+    report = str(publisher.folder / "report.dsse.json")
+    again = publisher.publish(repository, "--report", report, "--dated", "20261122")
     assert isinstance(again.exception, GateRefused)
     assert "was retracted" in again.exception.message
-    bundle_json = publisher.run("ls", repository, *publisher.keys).stdout
-    assert "retracted: crashes on H200" in bundle_json
-
-
-def test_tags_move_to_the_newest_good_image(
-    registry: RunningRegistry, publisher: Publisher, name: str
-) -> None:
-    repository = f"{registry.host}/{name}"
-    images = [released(publisher, repository, str(day), f"2026111{day}") for day in (1, 2, 3)]
-    done = publisher.run("withdraw", f"{repository}:v2.7", "--reason", "too new")
-
-    assert done.exit_code == 0, done.exception
-    assert digest_at(publisher, repository, "v2.7") == images[1].manifest
+    assert "retracted: crashes on H200" in publisher.run("ls", repository, *publisher.keys).stdout
 
 
 def test_an_unsigned_retraction_does_not_replace_ours(
@@ -275,8 +224,6 @@ def test_an_unsigned_retraction_does_not_replace_ours(
     repository = f"{registry.host}/{name}"
     image = released(publisher, repository, "1", "20261120")
     words = ["withdraw", f"{repository}@{image.manifest}", "--reason"]
-    trusted = [word.replace("--key", "--trust") for word in publisher.keys]
-    key = ["--key", str(publisher.folder / "publisher.pem")]
 
     def retracted(*more: str) -> Any:
         done = publisher.run(*words, *more, "--json")
@@ -284,8 +231,8 @@ def test_an_unsigned_retraction_does_not_replace_ours(
         return json.loads(done.stdout)["statement"]
 
     assert retracted("a forged reason")
-    assert retracted("ours", *key)
-    assert not retracted("ours once more", *key, *trusted)
+    assert retracted("ours", "--key", str(publisher.folder / "publisher.pem"))
+    assert not retracted("ours once more", *signing(publisher))
     refused = publisher.run(
         "verify", f"{repository}:{TAG}-20261120", *publisher.keys, "--suite", str(publisher.suite)
     )
@@ -295,6 +242,7 @@ def test_an_unsigned_retraction_does_not_replace_ours(
     assert "once more" not in refused.exception.message
 
 
+@both_registries
 def test_without_a_good_image(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
     """An image published with an override is not good."""
     repository = f"{registry.host}/{name}"
@@ -308,12 +256,8 @@ def test_without_a_good_image(registry: RunningRegistry, publisher: Publisher, n
     assert "only for CPUs" in listed(publisher, repository)[image.manifest]["override"]
     second = released(publisher, repository, "2", "20261121")
 
-    key = (
-        "--key",
-        str(publisher.folder / "publisher.pem"),
-        *(word.replace("--key", "--trust") for word in publisher.keys),
-    )
-    done = publisher.run("withdraw", f"{repository}@{second.manifest}", "--reason", "a secret in it", *key)
+    words = ("withdraw", f"{repository}@{second.manifest}", "--reason", "a secret in it")
+    done = publisher.run(*words, *signing(publisher))
     if isinstance(registry, RunningCrane):
         assert done.exit_code == 0, done.exception
         assert registry.tags(name) == [f"{TAG}-20261119", f"{TAG}-20261121"]

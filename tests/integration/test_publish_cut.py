@@ -127,7 +127,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_interrupted_publication_is_completed(registry: RunningRegistry, tmp_path: Path) -> None:
     campaign(
-        registry, new_publisher(tmp_path / "publisher"), f"cut/{tmp_path.name.lower().replace('_', '-')}", 2
+        registry, new_publisher(tmp_path / "publisher"), f"cut/{tmp_path.name.lower().replace('_', '-')}", 1
     )
 
 

@@ -5,7 +5,6 @@ The hard image and its truth are in tests/conformance.py, the readers in tests/r
 
 import gzip
 import json
-import os
 import subprocess
 import zlib
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from tests.conformance import Conformance
 from tests.needs import tool as needed
 from tests.oci_samples import BlobFolder, Member, digest, files, members_of, plan, tar_of
 from tests.readers import READERS, CannotRead, Reader
-from tests.trees import Tree, differences, tree_of_folder
+from tests.trees import differences
 from torchkiln.model.image import BuiltImage
 from torchkiln.oci.archive import write_archive
 from torchkiln.oci.layout import open_layout, write_image
@@ -119,50 +118,6 @@ def test_layers_have_many_members(images: Conformance) -> None:
     """The image is as difficult as the test needs, and valid."""
     assert max(members(layer) for layer in images.image.layers) > 400
     assert validate(images.image.layout) == ()
-
-
-@pytest.mark.parametrize("wrong", conformance.WRONGS)
-def test_every_difference_is_found(wrong: str, images: Conformance) -> None:
-    """A comparison that finds nothing proves nothing."""
-    path, change = conformance.WRONGS[wrong]
-
-    (message,) = differences(images.tree, images.tree | change(images.tree))
-
-    assert message.startswith(f"{path}: {wrong}")
-
-
-def test_differences_on_disk_are_found(tmp_path: Path) -> None:
-    """One of each kind, in a correct folder."""
-
-    def fresh() -> Tree:
-        return tree_of_folder(tmp_path)
-
-    (tmp_path / "folder").mkdir()
-    path, link = tmp_path / "folder/file", tmp_path / "link"
-    path.write_bytes(b"content")
-    path.chmod(0o755)
-    link.symlink_to("folder/file")
-    for place in (path, tmp_path / "folder", link):
-        os.utime(place, (1000, 1000), follow_symlinks=False)
-    right = fresh()
-
-    path.chmod(0o644)
-    assert differences(right, fresh()) == [f"folder/file: mode is {0o644}, should be {0o755}"]
-    path.chmod(0o755)
-    path.write_bytes(b"CONTENT")
-    os.utime(path, (1000, 1000))
-    assert [line.split(" is ")[0] for line in differences(right, fresh())] == ["folder/file: sha256"]
-    path.write_bytes(b"content")
-    assert [line.split(" is ")[0] for line in differences(right, fresh())] == ["folder/file: mtime"]
-    os.utime(path, (1000, 1000))
-    assert differences(right, fresh()) == []
-    link.unlink()
-    assert differences(right, fresh()) == ["link: missing"]
-    link.symlink_to("elsewhere")
-    os.utime(link, (1000, 1000), follow_symlinks=False)
-    assert differences(right, fresh()) == ["link: link is 'elsewhere', should be 'folder/file'"]
-    (tmp_path / "more").touch()
-    assert "more: should not be there" in differences(right, fresh())
 
 
 # --- the image's own documents ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.engine.crane import RunningCrane, each_registry
+from tests.engine.crane import RunningCrane, both_registries, each_registry
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
 from tests.needs import tool
@@ -19,7 +19,7 @@ from tests.publisher import Publisher, new_publisher
 from tests.pushing import SIZES, digests, has_all, image, push_to
 from tests.reports import TAG
 from tests.roots import tiny_root
-from torchkiln.errors import GateRefused, KilnError
+from torchkiln.errors import KilnError
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.store.store import Store
 
@@ -94,18 +94,6 @@ def test_publish_prints_json(registry: RunningRegistry, publisher: Publisher, na
     assert registry.tags(name) == ["a", "b"]
 
 
-def test_an_untested_image_is_not_published(
-    registry: RunningRegistry, publisher: Publisher, name: str
-) -> None:
-    publisher.build()
-    done = publisher.publish(f"{registry.host}/{name}")
-
-    assert isinstance(done.exception, GateRefused)
-    assert ("import", "not run: no report contains it") in done.exception.missing
-    assert done.stdout == ""
-    assert registry.tags(name) == []
-
-
 def test_a_sibling_sends_no_byte_of_a_layer(
     registry: RunningRegistry, proxy: FaultProxy, built: ImageOnDisk, name: str, tmp_path: Path
 ) -> None:
@@ -125,6 +113,7 @@ def test_a_sibling_sends_no_byte_of_a_layer(
     assert registry.tags(name) == ["v1", "v2"]
 
 
+@both_registries
 @pytest.mark.parametrize("known", ["remembered", "named"])
 def test_blobs_of_another_repository_are_mounted(
     registry: RunningRegistry, proxy: FaultProxy, built: ImageOnDisk, name: str, tmp_path: Path, known: str
@@ -224,14 +213,8 @@ def _runnable(tmp_path: Path, registry: RunningRegistry, name: str) -> str:
     return push_to(registry.host, name, open_layout(tmp_path / "tiny").image("tiny")).reference
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_a_push_to_a_silent_registry(
-    registry: RunningRegistry,
-    proxy: FaultProxy,
-    publisher: Publisher,
-    name: str,
-    number: signal.Signals,
-    code: int,
+    registry: RunningRegistry, proxy: FaultProxy, publisher: Publisher, name: str
 ) -> None:
     """While all threads send to a server that reads nothing, with a timeout of two minutes."""
     proxy.faults = [Fault("stall", "PATCH|PUT", times=100)]
@@ -242,18 +225,14 @@ def test_a_signal_stops_a_push_to_a_silent_registry(
     ) as process:
         try:
             assert proxy.stalled.wait(300)
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             out, err = process.communicate(timeout=300)
         finally:
             process.kill()
 
-    assert (process.returncode, out) == (code, "")
+    assert (process.returncode, out) == (143, "")
     assert "Traceback" not in err
     assert registry.tags(name) == []
-
-    proxy.faults = []
-    assert published(publisher, proxy.host, name).returncode == 0
-    assert registry.tags(name) == ["v1"]
 
 
 def test_a_killed_push_leaves_no_tag_and_is_resumed(
@@ -278,23 +257,18 @@ def test_a_killed_push_leaves_no_tag_and_is_resumed(
     assert has_all(registry, name, built)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
+def test_user_errors_are_reported(publisher: Publisher) -> None:
+    publisher.build()
+    for arguments, code, message in (
         ((TAG, "--to", "team/app"), 2, "invalid reference: it has no registry host"),
         ((TAG, "--to", "127.0.0.1:9/team/app:v2"), 2, "neither tag nor digest"),
         ((TAG, "--to", "127.0.0.1:9/team/app", "--tag", "a b"), 2, "invalid tag 'a b'"),
         (("v9", "--to", "127.0.0.1:9/team/app"), 2, "no such image: 'v9'"),
         (("--to", "127.0.0.1:9/team/app"), 2, "no image given"),
         ((TAG, "--to", "127.0.0.1:9/team/app"), 9, "connection refused (3 attempts)"),
-    ],
-)
-def test_user_errors_are_reported(
-    publisher: Publisher, arguments: tuple[str, ...], code: int, message: str
-) -> None:
-    publisher.build()
-    ran = publisher.run("publish", *arguments, *publisher.here, *OVERRIDE)
-    error = ran.exception
-
-    assert (error.exit_code if isinstance(error, KilnError) else ran.exit_code, ran.stdout) == (code, "")
-    assert message in (error.message if isinstance(error, KilnError) else ran.stderr)
+    ):
+        ran = publisher.run("publish", *arguments, *publisher.here, *OVERRIDE)
+        error = ran.exception
+        ours = isinstance(error, KilnError)
+        assert (error.exit_code if ours else ran.exit_code, ran.stdout) == (code, ""), arguments
+        assert message in (error.message if ours else ran.stderr)

@@ -73,8 +73,7 @@ def test_a_connection_cut_in_a_blob(
     assert any(request.method == "PATCH" and request.status == 0 for request in proxy.requests)
 
 
-@pytest.mark.parametrize("method", ["HEAD", "POST", "PATCH", "PUT"])
-@pytest.mark.parametrize("status", [500, 502, 503])
+@pytest.mark.parametrize(("method", "status"), [("HEAD", 500), ("POST", 502), ("PATCH", 503), ("PUT", 500)])
 def test_temporary_errors_of_a_server(
     registry: RunningRegistry,
     proxy: FaultProxy,

@@ -344,7 +344,7 @@ def test_a_link_to_a_descriptor_does_not_lead_to_a_bound_folder(image: Path, bes
     (outside / "there").write_text("untouched")
     real = fake_driver() / "libcuda.so.1"
     driver = HostDriver(nodes=(), libraries=(("libcuda.so.1", real),), tools=())
-    for number in range(3, 40):
+    for number in range(3, 20):
         root = beside / f"root{number}"
         shutil.copytree(image, root, symlinks=True)
         if (root / name).is_dir():
@@ -366,18 +366,17 @@ def test_a_link_to_a_descriptor_does_not_lead_to_a_bound_folder(image: Path, bes
         assert names(root) == before
 
 
-@pytest.mark.parametrize("number", range(3, 24))
-def test_a_working_folder_does_not_lead_to_open_descriptors(image: Path, beside: Path, number: int) -> None:
+def test_a_working_folder_does_not_lead_to_open_descriptors(image: Path, beside: Path) -> None:
     """An image's config may name any (runc: CVE-2024-21626)."""
     (beside / "secret").write_text("of the host")
     script = "cat secret ../secret ../../secret ../../../etc/shadow 2>/dev/null; pwd"
+    binds = [Bind(source=beside, target="/mnt")]
 
-    with contextlib.suppress(ToolMissing, FileNotFoundError):
-        ended = sh(
-            image, script, workdir=f"/proc/self/fd/{number}", binds=[Bind(source=beside, target="/mnt")]
-        )
-        assert b"of the host" not in ended.stdout
-        assert b"root:" not in ended.stdout
+    for number in range(3, 20):
+        with contextlib.suppress(ToolMissing, FileNotFoundError):
+            ended = sh(image, script, workdir=f"/proc/self/fd/{number}", binds=binds)
+            assert b"of the host" not in ended.stdout
+            assert b"root:" not in ended.stdout
 
 
 @needs_gcc

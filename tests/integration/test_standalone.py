@@ -17,6 +17,7 @@ from tests.cells import HostPython, noise
 from tests.layers import tree_of_layer
 from tests.needs import needs_namespaces
 from tests.planned import FACTS, locked
+from tests.pool_worker import in_this_process
 from tests.python_builds import another_python, archive_in, matrix_with, minor_of, real_archive
 from tests.roots import entry, tar_of
 from tests.servers.cuda_archives import mirror, serve
@@ -143,6 +144,7 @@ def small_build() -> Iterator[None]:
     with (
         patch("torchkiln.plan.layers.BIG_WHEEL", 100_000),
         patch.object(wheel_layers, "interpreter", interpreter),
+        in_this_process(),
     ):
         yield
 

@@ -62,6 +62,7 @@ def test_the_archive_is_used_and_verified_by_its_keyring(environ: dict[str, str]
     assert [deb.name for deb in ask_archive(UBUNTU, LOCKED, environ=environ).debs] == ["gcc", "tini"]
 
 
+@pytest.mark.proof
 def test_each_system_has_its_own_suites(tmp_path: Path) -> None:
     """An archive with those of 24.04 only: mmdebstrap asks for no other."""
     noble = ubuntu_archive.make(tmp_path / "noble", ubuntu_archive.NOBLE, empty=True)

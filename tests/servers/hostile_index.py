@@ -22,7 +22,7 @@ from tests import forked
 from tests.servers.background import InBackground
 from tests.servers.index_server import metadata_of, wheel_bytes
 from torchkiln.errors import KilnError
-from torchkiln.index import session, uv
+from torchkiln.index import relay, session, uv
 from torchkiln.index.package_index import PackageIndex
 from torchkiln.index.pages import Pages
 from torchkiln.index.settings import index_settings
@@ -166,6 +166,7 @@ def lock_here() -> None:
     _, url, cache, seconds = sys.argv
     retry.pause = lambda *_: 0.0
     session.TOTAL = session.HEADERS = float(seconds)
+    relay.PROJECTS = 100
     highest, resident = 0, uv._resident
 
     def watched(pid: int) -> int:
@@ -189,7 +190,7 @@ def lock_here() -> None:
 def lock_from(url: str, cache: Path, *, timeout: float = 300) -> Outcome:
     """Lock the project `demo` in a separate process.
 
-    :param patience: seconds for a page.
+    :param timeout: seconds for a response.
     """
     ran = forked.run(
         (url, str(cache), str(timeout)),

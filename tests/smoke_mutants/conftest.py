@@ -1,4 +1,4 @@
-"""Mutants that run torch take minutes: they are part of `make proof`, and of `make gpu-mutants`.
+"""Most mutants are part of `make proof`, and of `make gpu-mutants`: those that run torch take minutes.
 
 `make mutants` runs all, and writes proved.json if they pass. TORCHKILN_MUTANTS=SEED, as `.ci/run` sets it,
 runs a random eighth if nothing has changed since then: the suite, the mutants, torch. Without it all run.
@@ -19,7 +19,11 @@ import pytest
 
 from tests.smoke_mutants.mutant import PYTHON
 
-QUICK = {"test_device_code", "test_linkage", "test_lock", "test_shared_objects"}
+#: Files and tests that are part of `make test`. The other tests of device-code protect the suite alone.
+QUICK = {
+    *("test_linkage", "test_lock", "test_shared_objects"),
+    *("test_an_image_that_was_cut_correctly_passes", "test_on_another_gpu_the_host_is_to_blame"),
+}
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PROVED = HERE / "proved.json"
@@ -29,7 +33,8 @@ _CHOICE = os.environ.get("TORCHKILN_MUTANTS", "")
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the slow tests of this folder; leave most of them out if they passed with the same files."""
-    slow = [item for item in items if item.path.parent == HERE and item.path.stem not in QUICK]
+    here = (item for item in items if item.path.parent == HERE)
+    slow = [item for item in here if QUICK.isdisjoint((item.path.stem, item.name.partition("[")[0]))]
     for item in slow:
         item.add_marker("proof")
     if _CHOICE in ("", "record") or not _proved():

@@ -9,19 +9,9 @@ import pytest
 from playwright.sync_api import Page
 
 from tests.chinese import COLLECT, english_in
-from tests.site_browser import COMPARE, FACTS, FILL, PAGES, shown, tags_listed, visit
+from tests.site_browser import COMPARE, FACTS, FILL, english_shown, shown, tags_listed, visit
 
-
-def english_shown(page: Page) -> list[str]:
-    return [text for text in page.evaluate(COLLECT) if english_in(text)]
-
-
-@pytest.mark.parametrize("path", [page for page in PAGES if page.startswith("zh/")])
-def test_a_chinese_page_shows_no_english(page: Page, folder: Path, path: str) -> None:
-    """Texts and attributes, also those that the script made."""
-    visit(page, folder, path)
-    assert len(page.evaluate(COLLECT)) > 30
-    assert english_shown(page) == []
+pytestmark = pytest.mark.proof
 
 
 def test_the_search_shows_no_english(page: Page, folder: Path) -> None:
@@ -41,20 +31,20 @@ def test_the_search_shows_no_english(page: Page, folder: Path) -> None:
 def test_every_answer_of_the_picker_is_in_chinese(page: Page, folder: Path) -> None:
     visit(page, folder, "zh/pick.html")
     seen: set[str] = set()
-    gpus = ["", *(kind.names[0] for kind in FACTS.gpus)]
+    gpus = ["", *(kind.names[0] for kind in FACTS.gpus[::3])]
     for driver, gpu in itertools.product(("450.80.02", "470", "535", "580.65.06", "600"), gpus):
         page.evaluate(FILL, [driver, gpu, ""])
         seen.update(page.evaluate(COLLECT))
     page.locator("#driver").fill("53x")
     seen.update(page.evaluate(COLLECT))
     assert [text for text in seen if english_in(text)] == []
-    assert len(seen) > 300
+    assert len(seen) > 150
 
 
 def test_every_comparison_is_in_chinese(page: Page, folder: Path) -> None:
     visit(page, folder, "zh/compare.html")
     seen: set[str] = set()
-    for pair in list(itertools.combinations(tags_listed(), 2))[::20]:
+    for pair in list(itertools.combinations(tags_listed(), 2))[::60]:
         page.evaluate(COMPARE, [pair])
         seen.update(page.evaluate(COLLECT))
     assert [text for text in seen if english_in(text)] == []

@@ -8,22 +8,41 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests import site_scene
+from tests.chinese import COLLECT
 from tests.node_tools import axe
-from tests.site_browser import KINDS, PAGES, is_dark, shown, tags_listed, visit
+from tests.site_browser import KINDS, PAGES, english_shown, is_dark, shown, tags_listed, visit
 from tests.unit.test_site import PROVED, hostile_site
 from torchkiln.site.folder import write_folder
 
+pytestmark = pytest.mark.proof
+_COLOURS = '{runOnly: {type: "rule", values: ["color-contrast", "link-in-text-block"]}}'
+
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_loads_without_a_complaint_and_reads_in_one_language(
-    page: Page, folder: Path, path: str
-) -> None:
-    visit(page, folder, path)
+def test_a_page_is_for_everybody(page: Page, folder: Path, path: str) -> None:
+    """With everything opened: one language, no fault by axe in both themes, and no scrolling on a phone.
 
+    axe has the rules of WCAG AA and of good practice; a Chinese page has the structure of the English one.
+    """
+    chinese = path.startswith("zh/")
+    visit(page, folder, path)
     expect(page.locator("h1")).to_be_visible()
-    assert page.locator("html").get_attribute("lang") == ("zh-Hans" if path.startswith("zh/") else "en")
+    page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
+    assert page.locator("html").get_attribute("lang") == ("zh-Hans" if chinese else "en")
+    if chinese:
+        assert len(page.evaluate(COLLECT)) > 30
+        assert english_shown(page) == []
+    else:
+        page.evaluate(axe())
+        for theme, rules in (("light", ""), ("dark", _COLOURS)):
+            page.locator("#theme").select_option(theme)
+            assert is_dark(page) == (theme == "dark")
+            found = page.evaluate(f"axe.run({rules}).then((result) => result.violations)")
+            assert [(fault["id"], fault["nodes"][0]["html"][:300]) for fault in found] == [], theme
+    page.set_viewport_size({"width": 320, "height": 640})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
     page.locator(".language").click()
-    assert page.locator("html").get_attribute("lang") == ("en" if path.startswith("zh/") else "zh-Hans")
+    assert page.locator("html").get_attribute("lang") == ("en" if chinese else "zh-Hans")
     assert page.locator("h1").count() == 1
 
 
@@ -94,7 +113,7 @@ def test_the_first_picture_has_the_chosen_colours(page: Page, folder: Path) -> N
         " window.first = document.documentElement.dataset.theme ?? ''; })"
         ".observe(document, {childList: true, subtree: true});"
     )
-    for stored, first in (("dark", "dark"), ("light", "light"), ("<b>", "")):
+    for stored, first in (("dark", "dark"), ("<b>", "")):
         visit(other, folder, "index.html")
         other.evaluate("(value) => localStorage.setItem('torchkiln-theme', value)", stored)
         for _ in range(20):
@@ -120,29 +139,7 @@ def test_the_colours_can_be_chosen_where_storage_is_forbidden(page: Page, folder
     other.close()
 
 
-# --- phone, axe, hostile records, no script --------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", PAGES)
-def test_a_phone_never_scrolls_sideways(page: Page, folder: Path, path: str) -> None:
-    page.set_viewport_size({"width": 320, "height": 640})
-    visit(page, folder, path)
-    page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 320
-
-
-@pytest.mark.parametrize("path", PAGES)
-def test_axe_finds_no_fault(page: Page, folder: Path, path: str) -> None:
-    """WCAG AA and the rules of good practice, with everything opened; those about colours in both themes."""
-    visit(page, folder, path)
-    page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
-    page.evaluate(axe())
-    colours = '{runOnly: {type: "rule", values: ["color-contrast", "link-in-text-block"]}}'
-    for theme, rules in (("light", ""), ("dark", colours)):
-        page.locator("#theme").select_option(theme)
-        assert is_dark(page) == (theme == "dark")
-        found = page.evaluate(f"axe.run({rules}).then((result) => result.violations)")
-        assert [(fault["id"], fault["nodes"][0]["html"][:300]) for fault in found] == [], theme
+# --- hostile records, no script --------------------------------------------------------------------
 
 
 def test_hostile_records_run_nothing(page: Page, tmp_path: Path) -> None:
