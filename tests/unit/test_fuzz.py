@@ -27,7 +27,7 @@ from tests.hostile import SPEC
 from tests.layers import Item
 from tests.wheels import write_wheel
 
-RUNS_IN_PROOF = {"zip": 500, "layer": 500, "tar": 400, "pages": 500, "fatbin": 500}
+RUNS = {"documents": 200, "zip": 500, "layer": 500, "tar": 400, "pages": 500, "fatbin": 500}
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +85,10 @@ def test_a_json_reader_that_disagrees_is_detected(monkeypatch: pytest.MonkeyPatc
             documents_target.judge(data)
 
 
-# A run costs two seconds of CPU time, most of it to instrument the modules; `make proof` runs all of them.
-# Above, `make test` gives each target its initial corpus and changed inputs.
-@pytest.mark.parametrize(
-    ("target", "runs"),
-    [
-        ("documents", 200),
-        *(pytest.param(name, runs, marks=pytest.mark.proof) for name, runs in RUNS_IN_PROOF.items()),
-    ],
-)
+# A run costs two seconds of CPU time, most of it to instrument the modules. Above, `make test` gives each
+# target its initial corpus and changed inputs.
+@pytest.mark.proof
+@pytest.mark.parametrize(("target", "runs"), RUNS.items())
 def test_some_seconds_of_atheris(target: str, runs: int) -> None:
     """Guided by coverage. The seed is fixed."""
     if importlib.util.find_spec("atheris") is None:

@@ -358,26 +358,52 @@ def _drawn(outcomes: dict[str, str]) -> SmokeReport:
 
 # --- through the real runner ------------------------------------------------------------------------
 
-BODIES = {
-    "a check that skips itself": "def test_import(measure):\n    pytest.skip('no GPU')\n",
-    "a check with the mark skip": "@pytest.mark.skip\ndef test_import(measure):\n    assert False\n",
-    "a check that fails as expected": "@pytest.mark.xfail\ndef test_import(measure):\n    assert False\n",
-    "a check that passes with the mark xfail": "@pytest.mark.xfail\ndef test_import(measure):\n    pass\n",
-    "a check that measures nothing": "def test_import(measure):\n    pass\n",
-    "a check that does not measure a declared value": (
-        "VALUES = {'import': {'x': {'equals': 1}, 'two': {'type': 'number'}}}\n"
-        "def test_import(measure):\n    measure('x', 1)\n"
-    ),
+# Each is a check without a result; one run takes them all.
+BODIES = """
+VALUES = {
+    "skips": {"x": {"equals": 1}},
+    "marked": {"x": {"equals": 1}},
+    "fails": {"x": {"equals": 1}},
+    "passes": {"x": {"equals": 1}},
+    "nothing": {"x": {"equals": 1}},
+    "half": {"x": {"equals": 1}, "two": {"type": "number"}},
 }
 
+@pytest.mark.tier(0)
+def test_skips(measure):
+    pytest.skip("no GPU")
 
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
-def test_a_check_without_a_result_is_refused_end_to_end(body: str, tmp_path: Path) -> None:
+@pytest.mark.tier(0)
+@pytest.mark.skip
+def test_marked(measure):
+    assert False
+
+@pytest.mark.tier(0)
+@pytest.mark.xfail
+def test_fails(measure):
+    assert False
+
+@pytest.mark.tier(0)
+@pytest.mark.xfail
+def test_passes(measure):
+    pass
+
+@pytest.mark.tier(0)
+def test_nothing(measure):
+    pass
+
+@pytest.mark.tier(0)
+def test_half(measure):
+    measure("x", 1)
+"""
+
+
+def test_checks_without_a_result_are_refused_end_to_end(tmp_path: Path) -> None:
     """From pytest in the runner's process to the gate, without a fake in between."""
-    marked = body.replace("def test_import", "@pytest.mark.tier(0)\ndef test_import")
-    folder = suite_with(tmp_path / "suite", {"test_import.py": marked})
+    folder = suite_with(tmp_path / "suite", {"test_bodies.py": BODIES})
     events = run_suite(folder, tmp_path)
-    assert findings(events)["import"]["outcome"] == "failed"
+    ids = ["skips", "marked", "fails", "passes", "nothing", "half"]
+    assert {name: item["outcome"] for name, item in findings(events).items()} == dict.fromkeys(ids, "failed")
     suite = load_suite(folder)
     smoke_report = smoke(
         BUILT,
@@ -389,4 +415,4 @@ def test_a_check_without_a_result_is_refused_end_to_end(body: str, tmp_path: Pat
 
     named = [name for name, _ in missing(smoke_report, suite=suite, policy=Policy(checks=()))]
 
-    assert "import" in named
+    assert {*named} >= {*ids}

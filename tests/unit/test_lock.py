@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -259,8 +261,9 @@ class Workspace:
         return 0, result.stdout, result.stderr
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Iterator[Workspace]:
+@contextmanager
+def a_server() -> Iterator[IndexServer]:
+    """Both indexes; the last numpy is uploaded later than the date of the lock."""
     with IndexServer() as server:
         old = "2024-06-01T00:00:00Z"
         companions = (
@@ -276,6 +279,7 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
         )
         for name in companions:
             server.add("default", name, "1.0", date=old)
+        server.add("default", "numpy", "1.5", date="2026-11-21T00:00:00Z")
         for name, version in CU118.items():
             server.add("default", name, version, date=old, tag="py3-none-manylinux1_x86_64")
         server.add("default", "torch", "2.3.1", requires=["from-the-wrong-index"], date=old)
@@ -291,7 +295,30 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
         server.add("whl", "torchaudio", "2.3.1+cu118", requires=["torch==2.3.1+cu118"], **local)
         for index in ("default", "whl"):
             server.add(index, "triton", "2.3.1", requires=["filelock"], payload=index.encode(), date=old)
+        yield server
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda *_: 0.0)
+    with a_server() as server:
         yield Workspace(server, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `images` after the first lock."""
+    with a_server() as server:
+        workspace = Workspace(server, tmp_path_factory.mktemp("first"))
+        assert workspace.run("--torch", "2.3.1", "--cuda", "11.8")[:2] == (0, f"{TAG}\n")
+    return workspace.images
+
+
+@pytest.fixture
+def locked_before(workspace: Workspace, first: Path) -> Workspace:
+    """With the first lock."""
+    shutil.copytree(first / TAG, workspace.images / TAG)
+    return workspace
 
 
 # The pins of the real wheel's METADATA, by the facts.
@@ -304,9 +331,9 @@ CU118 = {
 TAG = "2.3.1-cuda11.8-cudnn8-runtime"
 
 
-def test_a_cell_of_pytorchs_index_is_locked_from_it(workspace: Workspace) -> None:
-    assert workspace.run("--torch", "2.3.1", "--cuda", "11.8")[:2] == (0, f"{TAG}\n")
-    found = load_locked(workspace.images, TAG)
+def test_a_cell_of_pytorchs_index_is_locked_from_it(first: Path) -> None:
+    """Files that were uploaded later are ignored."""
+    found = load_locked(first, TAG)
     bound = {item.name: item.version for item in found.wheels if item.index is Source.PYTORCH}
 
     assert bound == {
@@ -317,13 +344,13 @@ def test_a_cell_of_pytorchs_index_is_locked_from_it(workspace: Workspace) -> Non
     }
     assert CU118.items() <= {item.name: item.version for item in found.wheels}.items()
     assert {item.version for item in found.wheels if item.name == "numpy"} == {"1.0"}
-    data = (workspace.images / TAG / "lock.json").read_bytes()
+    data = (first / TAG / "lock.json").read_bytes()
     assert json.loads(data)["indexes"] == ["default-index", "pytorch"]
     assert b"127.0.0.1" not in data
 
 
-def test_locked_twice_gives_the_same_bytes(workspace: Workspace) -> None:
-    workspace.run("--torch", "2.3.1", "--cuda", "11.8")
+def test_locked_twice_gives_the_same_bytes(locked_before: Workspace) -> None:
+    workspace = locked_before
     first = (workspace.images / TAG / "lock.json").read_bytes()
     workspace.server.add("default", "numpy", "1.1", date="2024-07-01T00:00:00Z")
     assert "unchanged" in workspace.run("--torch", "2.3.1", "--cuda", "11.8")[2]
@@ -355,17 +382,11 @@ def test_conflicts_are_reported_with_the_resolvers_message(workspace: Workspace)
     assert (code, "jupyterlab" in messages) == (4, True)
 
 
-def test_files_uploaded_later_are_ignored(workspace: Workspace) -> None:
-    workspace.server.add("default", "numpy", "1.5", date="2026-11-21T00:00:00Z")
-    workspace.run("--torch", "2.3.1", "--cuda", "11.8")
-    assert "numpy==1.0 " in (workspace.images / TAG / "requirements.txt").read_text()
-
-
 def test_upload_dates_that_are_sometimes_missing_change_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen on a real index: the same page with and without the dates of its newest files."""
-    workspace.server.add("default", "numpy", "1.5", date="2026-11-20T00:00:00Z")
+    workspace.server.add("default", "numpy", "1.4", date="2026-11-20T00:00:00Z")
     workspace.server.add("default", "numpy", "1.6", date="2026-11-21T12:00:00Z")
     page, answers = IndexServer.page, iter([False, False, True] * 50)
 
@@ -377,11 +398,11 @@ def test_upload_dates_that_are_sometimes_missing_change_nothing(
 
     monkeypatch.setattr(IndexServer, "page", unreliable_page)
     workspace.run("--torch", "2.3.1", "--cuda", "11.8")
-    assert "numpy==1.5 " in (workspace.images / TAG / "requirements.txt").read_text()
+    assert "numpy==1.4 " in (workspace.images / TAG / "requirements.txt").read_text()
 
 
-def test_check_needs_no_index(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    workspace.run("--torch", "2.3.1", "--cuda", "11.8")
+def test_check_needs_no_index(locked_before: Workspace) -> None:
+    workspace = locked_before
     workspace.environ |= {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/", "TORCHKILN_INDEX_PYTORCH": ""}
     assert workspace.run("--check", "--torch", "2.3.1", "--cuda", "11.8")[0] == 0
 
