@@ -156,24 +156,6 @@ def test_several_signatures(scene: Scene, order: int) -> None:
     assert "not signed by a trusted key" in scene.refused()
 
 
-def test_seventeen_signatures(scene: Scene) -> None:
-    scene.publish()
-    bundle = json.loads(resealed(json.dumps(document(scene, SIGNATURE)).encode()))
-    bundle["dsseEnvelope"]["signatures"] *= 17
-    scene.replace(SIGNATURE, json.dumps(bundle).encode())
-
-    assert "not signed by a trusted key" in scene.refused()
-
-
-def test_no_signature(scene: Scene) -> None:
-    scene.publish()
-    bundle = scene.bundle(SIGNATURE)
-    bundle["dsseEnvelope"]["signatures"] = []
-    scene.replace(SIGNATURE, json.dumps(bundle).encode())
-
-    assert "not signed by a trusted key" in scene.refused()
-
-
 def other_lock(scene: Scene) -> Any:
     """The lock of another image of the same cell."""
     from torchkiln.lock.lock import load_locked

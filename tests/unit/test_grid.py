@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -202,30 +201,6 @@ def test_the_grid_with_the_same_reports_of_other_images(
     assert report_text.count("earlier image with the same packages was proved on ") == proved > 0
     assert f" {LOCKS} locked, " in report_text
     assert f"; {proved} proved in an earlier image." in report_text
-
-
-def test_the_grid_with_failed_reports_of_other_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [
-        replace(
-            proof,
-            report=replace(
-                proof.report,
-                image=BEFORE,
-                findings=tuple(
-                    replace(finding, outcome="failed") if finding.id == "linkage" else finding
-                    for finding in proof.report.findings
-                ),
-            ),
-        )
-        for proof in proofs(PROOFS)
-    ]
-    monkeypatch.setattr(grid, "proofs", lambda folder: before)
-    report_text = grid.grid()
-
-    words = r"<br>locked; in an earlier image( with the same packages)? `linkage` failed on NVIDIA H100"
-    assert re.search(words, report_text)
-    assert f" {LOCKS} locked, " in report_text
-    assert "; 0 proved in an earlier image." in report_text
 
 
 def test_an_earlier_image_that_the_gate_would_refuse_does_not_count(

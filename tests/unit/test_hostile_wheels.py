@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile import KINDS, REFUSED, SPEC, TAKEN, Kind, making, table
+from tests.hostile import KINDS, REFUSED, SPEC, TAKEN, table
 from tests.layers import add, layer_of, sha256
 from tests.realpip import RealPip, agree, pip_folder
 from tests.unpublished import locked_wheel
-from tests.wheels import File, write_wheel
+from tests.wheels import write_wheel
 from torchkiln.build import worker
 from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
@@ -61,39 +61,6 @@ def read_kind(valid: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def test_the_valid_wheel_is_accepted(valid: Path) -> None:
     """The base of all others."""
     assert layer_of([valid])[1].unpacked > 0
-
-
-def same(lines: list[str]) -> list[str]:
-    return lines
-
-
-TWINS = {
-    "with_file": making.with_file(File(path="bad/more", data=b"x")),
-    "with_spec": making.with_spec(name="bad"),
-    "named": making.named("bad/plain.txt").make,
-    "raw_named": making.raw_named(b"bad/plain.txt").make,
-    "field": making.field(flags=0x800),
-    "central": making.central(disk=0),
-    "local": making.local(version=20),
-    "mode": making.mode(0o100755).make,
-    "whole": making.rewritten(),
-    "whole, zip64": making.rewritten(end64={}),
-    "entries": making.entries(lambda raws: raws),
-    "info": making.info("LICENSE", b"x"),
-    "metadata": making.metadata("METADATA", b"Name: bad", b"Name: bad"),
-    "record": making.record(same),
-    "record_line": making.record_line(str),
-    "points": making.points("run = bad:main").make,
-    "cut": making.cut(len).make,
-    "stream": making.stream(bytes),
-    "another file name": KINDS["file name: Windows"].make,
-}
-
-
-@pytest.mark.parametrize("change", TWINS)
-def test_each_change_function_is_harmless_without_a_defect(change: str, valid: Path, tmp_path: Path) -> None:
-    """With no change, or a legal one, the wheel is accepted: so the refusal is for the defect."""
-    layer_of([Kind(TWINS[change]).write(valid, tmp_path)])
 
 
 @pytest.mark.parametrize("kind", REFUSED)
