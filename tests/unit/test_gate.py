@@ -102,12 +102,7 @@ def test_a_check_that_the_policy_does_not_require_may_be_absent_or_fail() -> Non
             found("cuda", "not-applicable", "cuda-needs-luck"),
             "reported as not applicable: 'cuda-needs-luck', but it applies",
         ),
-        (
-            found("bf16", "not-applicable", "bf16-needs-8.0"),
-            "reported as not applicable: 'bf16-needs-8.0', but it applies",
-        ),
         (found("cuda", "xfailed"), "unknown outcome 'xfailed'"),
-        (found("cuda", ""), "unknown outcome ''"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -145,9 +140,7 @@ def test_a_gpu_check_needs_enough_gpus_on_the_host(gpus: int, named: list[str]) 
 
 
 def test_a_report_without_host_facts_is_refused() -> None:
-    names = [name for name, _ in missing(report(host="{}"))]
-
-    assert names == ["0.json", "cuda", "bf16", "nccl-all-reduce"]
+    assert [name for name, _ in missing(report(host="{}"))] == ["0.json", "cuda", "bf16", "nccl-all-reduce"]
 
 
 # --- not applicable ---------------------------------------------------------------------------------
@@ -213,7 +206,6 @@ def test_the_wrong_reason_for_not_applicable_is_refused() -> None:
         ),
         ({"suite": OTHER}, f"was made by another suite: {OTHER[:19]}, not {SUITE.digest[:19]}"),
         ({"verdict": "fail"}, "states 'fail', but its values give 'pass'"),
-        ({"verdict": "inconclusive"}, "states 'inconclusive', but its values give 'pass'"),
         (
             {"host": json.dumps(host(gpu(), gpu()) | {"image_json_sha256": "0" * 64})},
             "the image.json in the image differs from that of the lock",

@@ -21,7 +21,6 @@ from tests.planned import FACTS, MATRIX, answer
 from tests.servers.index_server import IndexServer
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError, Stale, Unresolvable
-from torchkiln.index.package_index import open_index
 from torchkiln.lock.freshness import staleness
 from torchkiln.lock.lock import (
     from_json,
@@ -40,7 +39,6 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.index import IndexRequest
 from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.lock import LockedBase, LockedCell, LockedWheel, OsPackage
-from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
 IMAGES = ROOT / "images"
@@ -362,24 +360,10 @@ def test_locked_twice_gives_the_same_bytes(locked_before: Workspace) -> None:
     assert "warning: numpy 1.1 was yanked: data loss" in messages
 
 
-def test_without_the_index_the_error_names_the_setting(workspace: Workspace) -> None:
-    del workspace.environ["TORCHKILN_INDEX_PYTORCH"]
-    code, _, messages = workspace.run("--torch", "2.3.1", "--cuda", "11.8")
-    assert (code, "TORCHKILN_INDEX_PYTORCH" in messages) == (4, True)
-
-
 def test_an_unreachable_index_is_named_by_its_setting(workspace: Workspace) -> None:
     workspace.environ["TORCHKILN_INDEX_PYTORCH"] = "http://me:secret@127.0.0.1:9/whl"
     code, _, messages = workspace.run("--torch", "2.3.1", "--cuda", "11.8")
     assert (code, "TORCHKILN_INDEX_PYTORCH" in messages, "secret" in messages) == (6, True, False)
-
-
-def test_conflicts_are_reported_with_the_resolvers_message(workspace: Workspace) -> None:
-    workspace.server.files = {
-        key: data for key, data in workspace.server.files.items() if key[1] != "jupyterlab"
-    }
-    code, _, messages = workspace.run("--torch", "2.3.1", "--cuda", "11.8")
-    assert (code, "jupyterlab" in messages) == (4, True)
 
 
 def test_upload_dates_that_are_sometimes_missing_change_nothing(
@@ -409,8 +393,3 @@ def test_check_needs_no_index(locked_before: Workspace) -> None:
     code, _, messages = workspace.run("--check")
     assert code == 5
     assert messages.count("not locked yet") == 9 + len(MATRIX.beyond)
-
-
-def test_an_index_is_opened_with_its_settings(workspace: Workspace) -> None:
-    index = open_index(workspace.environ, Store(workspace.images / "store"))
-    assert index.pages.settings.pytorch_url == workspace.server.url("whl")
