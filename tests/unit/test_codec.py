@@ -145,9 +145,7 @@ from torchkiln.index.listing import Page, listing
 page = Page(url="http://127.0.0.1/x/", body={json.dumps(body).encode()!r}, json=True)
 """
     program = MANY_THREADS.format(imports=code, use="lambda: listing(page)")
-    assert [
-        subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode for _ in range(3)
-    ] == [0] * 3
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
 def test_the_names_of_keys_are_checked() -> None:

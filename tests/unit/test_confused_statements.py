@@ -86,8 +86,10 @@ FORMS: dict[str, Callable[[dict[str, Any]], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", [SIGNATURE, PROVENANCE, CLEARANCE])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [*((SIGNATURE, form) for form in FORMS), (PROVENANCE, "another image"), (CLEARANCE, "another image")],
+)
 def test_a_statement_in_another_format(scene: Scene, form: str, kind: str) -> None:
     """Signed by the publisher: it is ignored, so that its information is missing."""
     scene.publish()
@@ -98,9 +100,7 @@ def test_a_statement_in_another_format(scene: Scene, form: str, kind: str) -> No
     assert re.search("not signed by a trusted key|no trusted|not this image", content), content
 
 
-@pytest.mark.parametrize(
-    "as_type", ["application/json", "text/plain", "application/vnd.in-toto+json; v=1", ""]
-)
+@pytest.mark.parametrize("as_type", ["application/json", "application/vnd.in-toto+json; v=1"])
 def test_a_payload_that_was_signed_as_something_else(scene: Scene, as_type: str) -> None:
     scene.publish()
     content = json.dumps(document(scene, SIGNATURE)).encode()
@@ -156,24 +156,6 @@ def test_several_signatures(scene: Scene, order: int) -> None:
     assert "not signed by a trusted key" in scene.refused()
 
 
-def test_seventeen_signatures(scene: Scene) -> None:
-    scene.publish()
-    bundle = json.loads(resealed(json.dumps(document(scene, SIGNATURE)).encode()))
-    bundle["dsseEnvelope"]["signatures"] *= 17
-    scene.replace(SIGNATURE, json.dumps(bundle).encode())
-
-    assert "not signed by a trusted key" in scene.refused()
-
-
-def test_no_signature(scene: Scene) -> None:
-    scene.publish()
-    bundle = scene.bundle(SIGNATURE)
-    bundle["dsseEnvelope"]["signatures"] = []
-    scene.replace(SIGNATURE, json.dumps(bundle).encode())
-
-    assert "not signed by a trusted key" in scene.refused()
-
-
 def other_lock(scene: Scene) -> Any:
     """The lock of another image of the same cell."""
     from torchkiln.lock.lock import load_locked
@@ -182,19 +164,19 @@ def other_lock(scene: Scene) -> Any:
     return load_locked(scene.publisher.folder / "images", TAG)
 
 
-@pytest.mark.parametrize("recipe", [None, 1])
-def test_two_provenances_that_name_different_locks(scene: Scene, recipe: int | None) -> None:
+def test_two_provenances_that_name_different_locks(scene: Scene) -> None:
     """The registry determines their order: neither the first nor the last decides."""
     scene.publish()
     content = provenance(other_lock(scene), scene.image.manifest, source=None, builder="urn:x")
-    if recipe is not None:  # layers of an older recipe are not rebuilt
-        fields = content.content
-        fields["buildDefinition"]["internalParameters"]["recipe"] = recipe
-        content = replace(content, predicate=json.dumps(fields))
-    artifact = ByKey(P256).sign(content)
-    scene.beside(artifact.kind, artifact.data)
+    fields = content.content
+    fields["buildDefinition"]["internalParameters"]["recipe"] = 1  # its layers are not rebuilt
+    alone = dict(scene.there.manifests)
+    for said in (content, replace(content, predicate=json.dumps(fields))):
+        artifact = ByKey(P256).sign(said)
+        scene.there.manifests = dict(alone)
+        scene.beside(artifact.kind, artifact.data)
 
-    assert "provenance: 2 statements have different locks" in scene.refused()
+        assert "provenance: 2 statements have different locks" in scene.refused()
 
 
 def test_two_provenances_of_one_lock(scene: Scene) -> None:
@@ -225,28 +207,35 @@ def test_a_provenance_whose_lock_does_not_match_its_digest(scene: Scene) -> None
     assert "checksum mismatch of the lock in it" in scene.refused()
 
 
-@pytest.mark.parametrize("kind", [SIGNATURE, CLEARANCE, PROVENANCE, SMOKE])
-def test_a_replayed_statement_of_another_image(scene: Scene, kind: str) -> None:
-    """As it was signed, put beside this image."""
+def test_a_replayed_statement_of_another_image(scene: Scene) -> None:
+    """As it was signed, put beside this image: of each kind alone."""
     scene.publish()
     first = scene.image
     scene.image = scene.publisher.build("2")
     report = scene.publisher.signed(scene.publisher.report(scene.image))
     assert scene.publisher.publish(scene.target, "--report", report, "--dated", "20261123").exit_code == 0
-    replayed = [
-        scene.there.blobs[content["layers"][0]["digest"]]
-        for name, content in ((name, json.loads(data)) for name, data in scene.there.manifests.items())
+    attached = [
+        content
+        for name, data in scene.there.manifests.items()
         if ":" in name
-        and content.get("annotations", {}).get(KIND) == kind
-        and content["subject"]["digest"] == scene.image.manifest
+        if (content := json.loads(data)).get("subject", {}).get("digest") == scene.image.manifest
     ]
     scene.image = first
-    scene.beside("application/vnd.dev.sigstore.bundle.v0.3+json", *replayed)
-    words = (*scene.publisher.keys, "--suite", str(scene.publisher.suite))
-    done = scene.publisher.run("verify", f"{scene.target}@{first.manifest}", *words)
+    both = dict(scene.there.manifests)
+    for kind in (SIGNATURE, CLEARANCE, PROVENANCE, SMOKE):
+        replayed = [
+            scene.there.blobs[content["layers"][0]["digest"]]
+            for content in attached
+            if content["annotations"].get(KIND) == kind
+        ]
+        assert replayed
+        scene.there.manifests = dict(both)
+        scene.beside("application/vnd.dev.sigstore.bundle.v0.3+json", *replayed)
+        words = (*scene.publisher.keys, "--suite", str(scene.publisher.suite))
+        done = scene.publisher.run("verify", f"{scene.target}@{first.manifest}", *words)
 
-    assert getattr(done.exception, "exit_code", None) == 12
-    assert "not this image" in str(done.exception)
+        assert getattr(done.exception, "exit_code", None) == 12
+        assert "not this image" in str(done.exception)
 
 
 def test_a_report_of_another_lock(scene: Scene) -> None:

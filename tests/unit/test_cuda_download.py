@@ -58,29 +58,6 @@ def test_an_interrupted_download_is_resumed(server: IndexServer, tmp_path: Path)
     assert [byte_range for *_, byte_range in server.requests] == ["", "bytes=20000-", "bytes=25000-"]
 
 
-def test_a_partial_file_of_an_earlier_run_is_resumed(server: IndexServer, tmp_path: Path) -> None:
-    (tmp_path / "part").write_bytes(DATA[:30_000])
-    fetch(mirror(server), tmp_path / "part")
-
-    assert (tmp_path / "part").read_bytes() == DATA
-    assert [byte_range for *_, byte_range in server.requests] == ["bytes=30000-"]
-
-
-def test_a_wrong_partial_file_is_downloaded_again(server: IndexServer, tmp_path: Path) -> None:
-    (tmp_path / "part").write_bytes(b"x" * 30_000)
-    fetch(mirror(server), tmp_path / "part")
-
-    assert (tmp_path / "part").read_bytes() == DATA
-
-
-def test_a_server_without_ranges_works(server: IndexServer, tmp_path: Path) -> None:
-    server.faults.no_ranges = True
-    server.faults.short = [20_000]
-    fetch(mirror(server), tmp_path / "part")
-
-    assert (tmp_path / "part").read_bytes() == DATA
-
-
 @pytest.mark.parametrize("fault", ["flip", "extra", "another's"])
 def test_another_file_than_the_locked_one_is_refused(fault: str, server: IndexServer, tmp_path: Path) -> None:
     if fault == "flip":

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import cast
 from unittest.mock import patch
 
+import pytest
+
 from tests.cells import build, noise, planned_cell, put_base, small_wheels
 from tests.cut_libraries import LIBRARY, expected, same
 from tests.layers import SCHEME, tree_of_layer
@@ -84,6 +86,7 @@ def _site() -> str:
     return replace(SCHEME, python=f"{sys.version_info[0]}.{sys.version_info[1]}").site
 
 
+@pytest.mark.proof
 @needs_namespaces
 def test_a_thin_image_is_rebuilt_from_its_lock(tmp_path: Path) -> None:
     """As by `verify --rebuild`."""

@@ -52,7 +52,7 @@ def engine_of(version: str, *parts: str) -> Iterator[str]:
             """Nothing: tests are quiet."""
 
     server = HTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     try:
         yield f"tcp://127.0.0.1:{server.server_port}"
     finally:

@@ -226,7 +226,7 @@ def test_a_report_without_any_of_its_values_is_refused(places: list[Path]) -> No
     assert [path for path, content in removed if is_cleared(content) and not may_change(path, content)] == []
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(path=st.sampled_from(PATHS), value=values)
 def test_an_edit_of_any_value_is_refused_or_changes_no_grounds(path: Path, value: Any) -> None:
     content = edited(path, value)

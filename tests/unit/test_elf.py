@@ -98,7 +98,7 @@ def test_a_library_is_read_as_by_another_reader(lib: Lib) -> None:
 
 
 def test_the_libraries_of_this_python_are_read_as_by_another_reader() -> None:
-    found = sorted(Path(sys.base_prefix).rglob("*.cpython-*.so"))[:20]
+    found = sorted(Path(sys.base_prefix).rglob("*.cpython-*.so"))[:5]
     if not found:
         pytest.skip("this Python has no extension modules in files")
     for path in found:

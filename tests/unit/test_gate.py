@@ -90,10 +90,6 @@ def test_a_check_that_the_policy_does_not_require_may_be_absent_or_fail() -> Non
         ),
         (found("cuda", "failed", "devices: is 0, wanted 1\nmore"), "failed: devices: is 0, wanted 1"),
         (found("cuda", "failed", "OSError: No space left on device"), "inconclusive: "),
-        (
-            found("cuda", "failed", "the check skipped itself, which is not allowed: no GPU"),
-            "failed: the check skipped itself, which is not allowed: no GPU",
-        ),
         (found("cuda", measured='{"x": 2}'), "reported as passed, but x is out of bounds"),
         (found("cuda", measured="{}"), "reported as passed, but x is out of bounds"),
         (found("cuda", threshold="{}"), "reported as passed, but without any bounds"),
@@ -106,13 +102,7 @@ def test_a_check_that_the_policy_does_not_require_may_be_absent_or_fail() -> Non
             found("cuda", "not-applicable", "cuda-needs-luck"),
             "reported as not applicable: 'cuda-needs-luck', but it applies",
         ),
-        (
-            found("bf16", "not-applicable", "bf16-needs-8.0"),
-            "reported as not applicable: 'bf16-needs-8.0', but it applies",
-        ),
         (found("cuda", "xfailed"), "unknown outcome 'xfailed'"),
-        (found("cuda", "xpassed"), "unknown outcome 'xpassed'"),
-        (found("cuda", ""), "unknown outcome ''"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -124,11 +114,6 @@ def test_a_finding_that_did_not_pass_is_refused(finding: Finding, why: str) -> N
     assert [name for name, _ in names_and_reasons] == [finding.id]
     assert names_and_reasons[0][1].startswith(why)
     assert names_and_reasons[0][1].endswith(" (0.json)")
-
-
-@pytest.mark.parametrize("name", [name for name in TIERS if name != "busbw"])
-def test_a_deselected_check_is_missing(name: str) -> None:
-    assert missing(without(report(), name)) == [(name, "not run: no report contains it")]
 
 
 def test_all_missing_checks_are_reported_at_once() -> None:
@@ -155,9 +140,7 @@ def test_a_gpu_check_needs_enough_gpus_on_the_host(gpus: int, named: list[str]) 
 
 
 def test_a_report_without_host_facts_is_refused() -> None:
-    names = [name for name, _ in missing(report(host="{}"))]
-
-    assert names == ["0.json", "cuda", "bf16", "nccl-all-reduce"]
+    assert [name for name, _ in missing(report(host="{}"))] == ["0.json", "cuda", "bf16", "nccl-all-reduce"]
 
 
 # --- not applicable ---------------------------------------------------------------------------------
@@ -223,7 +206,6 @@ def test_the_wrong_reason_for_not_applicable_is_refused() -> None:
         ),
         ({"suite": OTHER}, f"was made by another suite: {OTHER[:19]}, not {SUITE.digest[:19]}"),
         ({"verdict": "fail"}, "states 'fail', but its values give 'pass'"),
-        ({"verdict": "inconclusive"}, "states 'inconclusive', but its values give 'pass'"),
         (
             {"host": json.dumps(host(gpu(), gpu()) | {"image_json_sha256": "0" * 64})},
             "the image.json in the image differs from that of the lock",
@@ -358,26 +340,52 @@ def _drawn(outcomes: dict[str, str]) -> SmokeReport:
 
 # --- through the real runner ------------------------------------------------------------------------
 
-BODIES = {
-    "a check that skips itself": "def test_import(measure):\n    pytest.skip('no GPU')\n",
-    "a check with the mark skip": "@pytest.mark.skip\ndef test_import(measure):\n    assert False\n",
-    "a check that fails as expected": "@pytest.mark.xfail\ndef test_import(measure):\n    assert False\n",
-    "a check that passes with the mark xfail": "@pytest.mark.xfail\ndef test_import(measure):\n    pass\n",
-    "a check that measures nothing": "def test_import(measure):\n    pass\n",
-    "a check that does not measure a declared value": (
-        "VALUES = {'import': {'x': {'equals': 1}, 'two': {'type': 'number'}}}\n"
-        "def test_import(measure):\n    measure('x', 1)\n"
-    ),
+# Each is a check without a result; one run takes them all.
+BODIES = """
+VALUES = {
+    "skips": {"x": {"equals": 1}},
+    "marked": {"x": {"equals": 1}},
+    "fails": {"x": {"equals": 1}},
+    "passes": {"x": {"equals": 1}},
+    "nothing": {"x": {"equals": 1}},
+    "half": {"x": {"equals": 1}, "two": {"type": "number"}},
 }
 
+@pytest.mark.tier(0)
+def test_skips(measure):
+    pytest.skip("no GPU")
 
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
-def test_a_check_without_a_result_is_refused_end_to_end(body: str, tmp_path: Path) -> None:
+@pytest.mark.tier(0)
+@pytest.mark.skip
+def test_marked(measure):
+    assert False
+
+@pytest.mark.tier(0)
+@pytest.mark.xfail
+def test_fails(measure):
+    assert False
+
+@pytest.mark.tier(0)
+@pytest.mark.xfail
+def test_passes(measure):
+    pass
+
+@pytest.mark.tier(0)
+def test_nothing(measure):
+    pass
+
+@pytest.mark.tier(0)
+def test_half(measure):
+    measure("x", 1)
+"""
+
+
+def test_checks_without_a_result_are_refused_end_to_end(tmp_path: Path) -> None:
     """From pytest in the runner's process to the gate, without a fake in between."""
-    marked = body.replace("def test_import", "@pytest.mark.tier(0)\ndef test_import")
-    folder = suite_with(tmp_path / "suite", {"test_import.py": marked})
+    folder = suite_with(tmp_path / "suite", {"test_bodies.py": BODIES})
     events = run_suite(folder, tmp_path)
-    assert findings(events)["import"]["outcome"] == "failed"
+    ids = ["skips", "marked", "fails", "passes", "nothing", "half"]
+    assert {name: item["outcome"] for name, item in findings(events).items()} == dict.fromkeys(ids, "failed")
     suite = load_suite(folder)
     smoke_report = smoke(
         BUILT,
@@ -389,4 +397,4 @@ def test_a_check_without_a_result_is_refused_end_to_end(body: str, tmp_path: Pat
 
     named = [name for name, _ in missing(smoke_report, suite=suite, policy=Policy(checks=()))]
 
-    assert "import" in named
+    assert {*named} >= {*ids}

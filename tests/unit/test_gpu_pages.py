@@ -215,40 +215,6 @@ def benchmarked(name: str, torch: str, *, when: str = "", fp16: float = 2000.0, 
     return replace(run, report=replace(run.report, when=when)) if when else run
 
 
-def test_the_trend_has_the_newest_report_of_each_torch_and_gpu() -> None:
-    """In the order of versions, not of names; a failed benchmark counts for nothing."""
-    failed = finding("benchmark", 3, BENCHMARK | {"torch": "2.15.0"}, BOUNDS, "failed", "too slow")
-    part = trend_part(
-        [
-            benchmarked("later", "2.11.0+cu130", when="2026-11-23T00:00:00Z", fp16=1500.0),
-            benchmarked("sooner", "2.11.0+cu130", when="2026-11-22T00:00:00Z", fp16=1000.0),
-            benchmarked("other GPU", "2.11.0+cu130", device="NVIDIA H100 80GB HBM3"),
-            benchmarked("old", "2.7.1+cu126"),
-            run_of(failed, name="failed"),
-        ]
-    )
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines()]
-    assert rows[0][:5] == [
-        *("torch", "GPU", "AMP", "samples/s / FP32's, 128 words", "samples/s / FP32's, 512 words")
-    ]
-    assert rows[0][5:] == [
-        *("peak memory / FP32's, 128 words", "peak memory / FP32's, 512 words", "batch", "report")
-    ]
-    figures = ["4.40", "0.67", "0.67", "64"]
-    assert rows[2:] == [
-        ["2.7.1+cu126", "NVIDIA H200", "FP16", "4.00", *figures, "[old](proofs/two.json)"],
-        ["2.7.1+cu126", "NVIDIA H200", "BF16", "4.60", "4.60", *figures[1:], "[old](proofs/two.json)"],
-        *(
-            ["2.11.0+cu130", device, *row, link]
-            for device, fp16, link in (
-                ("NVIDIA H100 80GB HBM3", "4.00", "[other GPU](proofs/two.json)"),
-                ("NVIDIA H200", "3.00", "[later](proofs/two.json)"),
-            )
-            for row in (["FP16", fp16, *figures], ["BF16", "4.60", "4.60", *figures[1:]])
-        ),
-    ]
-
-
 def test_the_trend_marks_an_earlier_image_and_leaves_out_what_was_not_measured() -> None:
     now = benchmarked("now", "2.8.0")
     short = {key: value for key, value in BENCHMARK.items() if not key.endswith("_512")}
@@ -268,17 +234,6 @@ JUNIT = """<testsuites><testsuite timestamp="2026-11-21T2{hour}:00:00.5+00:00">
 <testcase classname="tests.smoke_mutants.test_ranks" name="test_x[gpus]">{came}</testcase>
 <testcase classname="tests.smoke_mutants.test_ranks" name="test_{hour}"><skipped/></testcase>
 </testsuite></testsuites>"""
-
-
-def test_a_run_of_the_mutants_becomes_a_table(docs: Path) -> None:
-    files = [JUNIT.format(hour=hour, came="<failure/>").encode() for hour in (3, 2)]
-    (docs / "proofs" / "two.mutants.json").write_text(json.dumps(gpu_mutants.record(files)))
-    page = written(docs)
-
-    assert "[two.mutants](proofs/two.mutants.json): 2 × NVIDIA H200; torch 2.11.0 for CUDA 13.0; " in page
-    assert "2026-11-21T22:00:00Z" in page
-    assert "| `test_ranks.py` | 0 | 1 | 2 |" in page
-    assert "| all | 1 | 1 | 2 |" in page
 
 
 def test_files_that_disagree_or_name_no_gpu_give_no_record() -> None:

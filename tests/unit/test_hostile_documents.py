@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.arranged_documents import TAG
@@ -206,21 +206,6 @@ def test_a_matrix_of_any_bytes_is_read_or_refused(tmp_path: Path, data: bytes) -
     answer(lambda: matrix.read(path, FACTS))
 
 
-COMPAT = (ROOT / "torchkiln/data/compat.yaml").read_bytes()
-
-
-@given(data=spoiled(COMPAT) | st.binary(max_size=100))
-@settings(FEW, max_examples=10)
-def test_facts_of_any_bytes_are_read_or_refused(data: bytes) -> None:
-    answer(lambda: facts_of.parse(data))
-
-
-@given(data=mutated(yaml.safe_load(COMPAT)))
-@settings(FEW, max_examples=10)
-def test_facts_with_one_change_are_read_or_refused(data: Any) -> None:
-    answer(lambda: facts_of.parse(yaml.safe_dump(data).encode()))
-
-
 def test_a_yaml_bomb_in_the_facts_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"compat\.yaml:1: anchors and aliases"):
         facts_of.parse(b"a: &a [x]\nb: [*a, *a]\n")
@@ -258,17 +243,6 @@ def test_no_yaml_is_parsed_beyond_its_limit() -> None:
 
 
 # --- JSON -----------------------------------------------------------------------------------------
-
-
-@given(data=st.binary(max_size=100) | VALUES.map(json_bytes) | VALUES.map(json_bytes).flatmap(spoiled))
-def test_json_is_read_like_python_or_refused(data: bytes) -> None:
-    """Narrower than Python, and never another value."""
-    try:
-        found = json_of(data)
-    except ValueError:
-        return
-    assert repr(found) == repr(json.loads(data))
-    json.dumps(found, ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize(

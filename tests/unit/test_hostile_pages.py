@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,11 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 import requests
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.document_strategies import json_bytes, mutated, spoiled
-from torchkiln.errors import BuildFailed, KilnError
+from tests.document_strategies import json_bytes
+from torchkiln.errors import BuildFailed
 from torchkiln.index.listing import Page, listing
 from torchkiln.index.pages import MOST, Pages
 from torchkiln.index.read_page import found_on, wheels_on
@@ -148,31 +145,6 @@ def test_a_page_of_only_tags_is_not_parsed() -> None:
     with pytest.raises(BuildFailed, match="not a project page"):
         listing(Page(url=HERE, json=False, body=b"<b" * 1_000_000))
     assert found_on(Page(url=HERE, json=False, body=b"<b>" * 1_000_000 + SHA.encode()), "numpy", {SHA}) == ()
-
-
-FILES = json.loads(js(entry(size=5, yanked="no", **{"upload-time": "2024-01-01T00:00:00Z"})).body)
-
-
-@given(body=mutated(FILES).map(json_bytes) | spoiled(js(entry()).body) | st.binary(max_size=80))
-def test_any_json_is_read_or_refused(body: bytes) -> None:
-    read_or_refuse(Page(url=HERE, json=True, body=body))
-
-
-@given(body=spoiled(html(GOOD).body) | st.binary(max_size=80).map(lambda data: data + SHA.encode()))
-def test_any_html_is_read_or_refused(body: bytes) -> None:
-    read_or_refuse(Page(url=HERE, json=False, body=body))
-
-
-def read_or_refuse(page: Page) -> None:
-    """Read the page with both readers: valid files, or a KilnError."""
-    for read in (lambda: found_on(page, "numpy", {SHA}), lambda: wheels_on(page, "numpy")):
-        try:
-            found = read()
-        except KilnError:
-            continue
-        for file in found:
-            assert file.url.startswith("https://")
-            assert "/" not in file.filename
 
 
 # --- over the wire --------------------------------------------------------------------------------

@@ -80,22 +80,11 @@ def read(statement: Statement) -> object:
 def test_a_statement_with_one_change_is_read_or_refused(
     bundles: dict[str, bytes], data: st.DataObject, kind: str
 ) -> None:
+    """Or one change of its predicate, which is most of it."""
     document = json.loads(payload(statement_in(bundles[kind])))
-    changed = data.draw(mutated(document).map(json_bytes) | VALUES.map(json_bytes))
-    found = answer(lambda: parse(changed, where="x"))
-    if found is not None:
-        answer(lambda: read(found))
-
-
-@given(data=st.data(), kind=st.sampled_from(KINDS))
-@FEW
-def test_a_predicate_with_one_change_is_read_or_refused(
-    bundles: dict[str, bytes], data: st.DataObject, kind: str
-) -> None:
-    """Deeper than the test above, because most of a statement is its predicate."""
-    document = json.loads(payload(statement_in(bundles[kind])))
-    document["predicate"] = data.draw(mutated(document["predicate"]) | VALUES)
-    found = answer(lambda: parse(json_bytes(document), where="x"))
+    predicates = (mutated(document["predicate"]) | VALUES).map(lambda one: {**document, "predicate": one})
+    changed = data.draw(mutated(document) | VALUES | predicates)
+    found = answer(lambda: parse(json_bytes(changed), where="x"))
     if found is not None:
         answer(lambda: read(found))
 
@@ -169,7 +158,7 @@ def test_a_lock_in_a_provenance_that_is_not_ascii(bundles: dict[str, bytes]) -> 
 
 
 def test_an_sbom_of_a_million_components() -> None:
-    for inner in ("{}", "[]", '"x"', "1"):
+    for inner in ("{}", '"x"'):
         data = (
             '{"spdxVersion": "SPDX-2.3", "packages": [' + f"{inner}," * 1_500_000 + f"{inner}]}}"
         ).encode()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
-import random
 import shutil
 import tokenize
 from collections.abc import Callable
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -30,6 +30,7 @@ from torchkiln.matrix.select import all_cells
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Source
 from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
 from torchkiln.model.operating_system import DEFAULT_OS
 from torchkiln.model.recipe import RECIPE
 from torchkiln.model.untrusted import is_untrusted
@@ -63,6 +64,12 @@ def inputs(facts: Facts, answer: Callable[..., Any] = resolve) -> dict[Cell, Dig
 BEFORE = inputs(FACTS)
 
 
+@cache
+def committed(tag: str) -> LockedCell:
+    """The committed lock of that tag."""
+    return load_locked(IMAGES, tag)
+
+
 def changed(edit: Callable[[dict[str, Any]], object]) -> Facts:
     """The facts after *edit* of the file's data."""
     data = yaml.load(COMPAT, yaml.CSafeLoader)
@@ -70,15 +77,15 @@ def changed(edit: Callable[[dict[str, Any]], object]) -> Facts:
     return parse(yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False).encode())
 
 
-@pytest.mark.parametrize(("table", "key"), SENTENCES)
-def test_reworded_sentences_leave_every_lock_fresh(table: str, key: str) -> None:
-    """All of a table's."""
+def test_reworded_sentences_leave_every_lock_fresh() -> None:
+    """All of them."""
 
     def reword(data: dict[str, Any]) -> None:
-        entries = [entry for entry in data[table].values() if key in entry]
-        assert entries
-        for entry in entries:
-            entry[key] = "Other words." + " {}" * entry[key].count("{}")
+        for table, key in SENTENCES:
+            entries = [entry for entry in data[table].values() if key in entry]
+            assert entries
+            for entry in entries:
+                entry[key] = "Other words." + " {}" * entry[key].count("{}")
 
     assert inputs(changed(reword)) == BEFORE
 
@@ -133,7 +140,7 @@ def test_comments_and_docstrings_of_resolve_leave_every_lock_fresh() -> None:
 @pytest.mark.parametrize("tag", LOCKS)
 def test_an_image_has_no_sentence_of_the_facts(tag: str) -> None:
     """Neither in its labels, nor in generated files, nor in the values that the checks compare."""
-    locked = load_locked(IMAGES, tag)
+    locked = committed(tag)
     planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
     files = [file.data.decode() for file in planned.layers[-1].files if file.path in GENERATED]
     claims = facts_of(
@@ -166,16 +173,6 @@ def reworded(source: bytes) -> bytes:
                 *[""] * (last - first),
             ]
     return "\n".join(lines).encode()
-
-
-@pytest.mark.parametrize("path", FILES)
-def test_comments_and_docstrings_of_a_check_are_not_digested(path: str) -> None:
-    source = (SUITE / path).read_bytes()
-    changed_source = reworded(source)
-
-    assert changed_source != source
-    assert canonical(changed_source) == canonical(source)
-    assert stripped(changed_source) == stripped(source)
 
 
 def test_a_suite_with_other_comments_has_the_same_digest(tmp_path: Path) -> None:
@@ -211,28 +208,6 @@ def test_the_stripped_check_runs_line_for_line(path: str) -> None:
         for token in tokenize.tokenize(BytesIO(found).readline)
         if token.type == tokenize.COMMENT
     )
-
-
-@pytest.mark.parametrize("path", FILES)
-def test_a_changed_value_of_a_check_moves_the_digest(path: str) -> None:
-    """Of the numbers and words of each file some, drawn by its name."""
-    source = (SUITE / path).read_bytes()
-    before, text = canonical(source), stripped(source)
-    count = sum(isinstance(node, ast.Constant) for node in ast.walk(ast.parse(text)))
-    for place in random.Random(path).sample(range(count), min(count, 5)):
-        tree = ast.parse(text)
-        constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-        if (value := constants[place].value) == "":
-            continue  # a docstring
-        constants[place].value = value + 1 if type(value) in (int, float) else f"other {value!r}"
-        assert canonical(_unparsed(tree)) != before
-
-
-def _unparsed(tree: ast.Module) -> bytes:
-    try:
-        return ast.unparse(tree).encode()
-    except ValueError:  # a part of an f-string cannot be changed
-        return b"other = 1"
 
 
 @pytest.mark.parametrize(
@@ -313,13 +288,12 @@ def test_another_recipe_makes_every_lock_stale(monkeypatch: pytest.MonkeyPatch) 
 
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "torchkiln/data/lock.schema.json").read_bytes()))
-COMMITTED = sorted(path.parent.name for path in IMAGES.glob("*/lock.json"))
 
 
-@pytest.mark.parametrize("tag", COMMITTED)
+@pytest.mark.parametrize("tag", LOCKS)
 def test_a_committed_lock_is_complete_and_has_no_data_of_its_maker(tag: str) -> None:
     data = (IMAGES / tag / "lock.json").read_bytes()
-    found = load_locked(IMAGES, tag)
+    found = committed(tag)
     SCHEMA.validate(json.loads(data))
 
     assert to_json(found) == data
@@ -329,9 +303,9 @@ def test_a_committed_lock_is_complete_and_has_no_data_of_its_maker(tag: str) -> 
     assert not is_untrusted(found)
 
 
-@pytest.mark.parametrize("tag", COMMITTED)
+@pytest.mark.parametrize("tag", LOCKS)
 def test_a_committed_lock_of_another_index_matches_the_record(tag: str) -> None:
-    found = load_locked(IMAGES, tag)
+    found = committed(tag)
     cell, build = found.resolution.cell, found.resolution.build
     assert build
     known = {item.name: (item.filename, item.sha256) for item in on_record(FACTS, build, cell.python)}
@@ -347,15 +321,15 @@ def test_every_cell_of_the_default_index_is_committed_without_the_traps() -> Non
     found = [resolve(cell, MATRIX, FACTS) for cell in all_cells(MATRIX)]
     of_default = {tag_of(item) for item in found if item.build and item.build.source is Source.DEFAULT}
     lockable = {tag_of(item) for item in found if item.lockable and item.cell.os == DEFAULT_OS}
-    by_record = {tag for tag in COMMITTED if load_locked(IMAGES, tag).by_record}
-    thin = {tag for tag in COMMITTED if load_locked(IMAGES, tag).resolution.cell.gpus}  # made from full ones
-    assert lockable <= {*COMMITTED} - by_record - thin <= of_default
-    for tag in COMMITTED:
-        versions = {wheel.name: wheel.version for wheel in load_locked(IMAGES, tag).wheels}
+    by_record = {tag for tag in LOCKS if committed(tag).by_record}
+    thin = {tag for tag in LOCKS if committed(tag).resolution.cell.gpus}  # made from full ones
+    assert lockable <= {*LOCKS} - by_record - thin <= of_default
+    for tag in LOCKS:
+        versions = {wheel.name: wheel.version for wheel in committed(tag).wheels}
         old = tag.startswith(("2.0.", "2.1.", "2.2."))
         assert versions["numpy"].startswith("1.26.") == old, tag
         if "cuda12.1" in tag and tag.startswith(("2.1.", "2.2.", "2.3.", "2.4.")):
             assert versions["nvidia-nvjitlink-cu12"] == "12.1.105"
         if tag.startswith(("2.0.", "2.1.")):
             assert int(versions["setuptools"].partition(".")[0]) < 70
-    assert {"cmake", "lit", "wheel"} <= {wheel.name for wheel in load_locked(IMAGES, COMMITTED[0]).wheels}
+    assert {"cmake", "lit", "wheel"} <= {wheel.name for wheel in committed(LOCKS[0]).wheels}

@@ -46,14 +46,11 @@ HONEST = metadata_of(
 ).decode()
 WRONG_METADATA = {
     "a requirement less": (HONEST.replace("Requires-Dist: numpy>=2\n", ""), "Requires-Dist"),
-    "a requirement more": (HONEST + "Requires-Dist: evil\n", "Requires-Dist"),
-    "a wider requirement": (HONEST.replace("numpy>=2", "numpy"), "Requires-Dist"),
     "a requirement by another marker": (
         HONEST.replace("numpy>=2", "numpy>=2; sys_platform=='linux'"),
         "Requires-Dist",
     ),
     "an extra less": (HONEST.replace("Requires-Dist: extra-one; extra == 'more'\n", ""), "Requires-Dist"),
-    "another Python": (HONEST.replace(">=3.9", ">=3.8"), "Requires-Python"),
     "no Python": (HONEST.replace("Requires-Python: >=3.9\n", ""), "Requires-Python"),
 }
 
@@ -237,8 +234,7 @@ def test_missing_metadata_is_reported(tmp_path: Path) -> None:
 # --- yanked ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("json", [False, True], ids=["html", "json"])
-@pytest.mark.parametrize("reason", ["broken", ""])
+@pytest.mark.parametrize(("json", "reason"), [(False, "broken"), (True, "")], ids=["html", "json"])
 def test_a_yanked_release_is_avoided_or_reported(
     json: bool, reason: str, server: IndexServer, tmp_path: Path
 ) -> None:
@@ -281,15 +277,9 @@ def test_another_file_with_a_locked_name_is_reported_with_both_hashes(
 @pytest.mark.parametrize(
     ("status", "expected", "kind"),
     [
-        (400, "HTTP 400 Bad Request", BuildFailed),
         (401, "HTTP 401 Unauthorized", BuildFailed),
-        (403, "HTTP 403 Forbidden", BuildFailed),
         (404, "HTTP 404 Not Found", Unresolvable),
-        (407, "HTTP 407 Proxy Authentication Required", BuildFailed),
-        (410, "HTTP 410 Gone", BuildFailed),
         (429, "HTTP 429 Too Many Requests", BuildFailed),
-        (451, "HTTP 451 Unavailable For Legal Reasons", BuildFailed),
-        (500, "HTTP 500 Internal Server Error", BuildFailed),
         (503, "HTTP 503 Service Unavailable", BuildFailed),
     ],
 )

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.arranged_documents import config, manifest
-from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated
+from tests.document_strategies import FEW, VALUES, json_bytes, mutated
 from tests.hostile_documents import case, provoke
 from tests.oci_samples import build
 from tests.peak import LIMIT, run
 from torchkiln.errors import VerificationFailed, printable
-from torchkiln.oci.layout import Layout, open_layout
+from torchkiln.oci.layout import Layout
 from torchkiln.oci.validate import documents
 from torchkiln.oci.validate.validate import validate
 
@@ -89,7 +89,6 @@ LAYOUTS: dict[str, Callable[[], object]] = {
     ),
     "sixteen images with long configs": many(16),
 }
-LONGEST = "sixteen images with long configs"
 
 
 def _sparse(path: Path) -> None:
@@ -112,9 +111,13 @@ def arranged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return arrange
 
 
-# `make test`: `verify` reads each layout, every command the longest; `make proof`: every command each.
+# `make test`: `verify` reads each layout but the longest; `make proof`: every command each.
 CASES = [
-    pytest.param(name, command, marks=[] if command == "verify" or name == LONGEST else [pytest.mark.proof])
+    pytest.param(
+        name,
+        command,
+        marks=[] if command == "verify" and not name.startswith("sixteen") else [pytest.mark.proof],
+    )
     for name in LAYOUTS
     for command in COMMANDS
 ]
@@ -183,29 +186,6 @@ def put(layout: Layout, what: str, change: Callable[[Any], Any]) -> None:
 
 
 INDEX: dict[Path, bytes] = {}
-
-
-@given(data=st.data(), what=st.sampled_from(("index", "manifest", "config")))
-@FEW
-def test_a_layout_with_one_change_is_read_or_refused(layout: Layout, data: st.DataObject, what: str) -> None:
-    """By the readers and by the oracle; layouts that the oracle finds valid are read."""
-    INDEX.setdefault(layout.path, (layout.path / "index.json").read_bytes())
-
-    def change(document: Any) -> Any:
-        return data.draw(mutated(document) | VALUES)
-
-    put(layout, what, change)
-    faults = validate(layout.path, None, workers=1)
-    real = [fault for fault in faults if "unreferenced blob" not in fault.what]
-
-    def read() -> object:
-        opened = open_layout(layout.path)
-        opened.needed()
-        return [opened.image(name) for name in opened.refs()]
-
-    answer(read)
-    if not real:
-        assert all(fault.where == str(fault.where) for fault in faults)
 
 
 COMMANDS_LAYOUTS = (

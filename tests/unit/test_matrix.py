@@ -191,12 +191,6 @@ def test_our_check_and_jsonschema_refuse_the_same(changes: dict[str, Any]):
     assert bool(located_yaml.faults(ours, SCHEMA)) != jsonschema.Draft202012Validator(SCHEMA).is_valid(data)
 
 
-@given(st.text(max_size=60) | st.binary(max_size=60).map(lambda data: data.decode("latin-1")))
-def test_any_text_is_a_matrix_or_a_config_error(text: str):
-    with pytest.raises(ConfigError):
-        load(text, FACTS)
-
-
 @given(
     at=st.integers(0, len(GOOD) - 1),
     with_=st.sampled_from(["", "x", "{", "[", ":", "&a ", "\n", "- ", '"', "#"]),

@@ -1,7 +1,6 @@
 """The oracle for layers: it finds faults of a tar or its gzip, and never fails itself."""
 
 import gzip
-import io
 import random
 import re
 import tarfile
@@ -175,47 +174,6 @@ names = st.lists(
     min_size=1,
     max_size=5,
 ).filter(lambda parts: not {".", ".."} & set(parts))
-
-
-@given(
-    chosen=st.lists(st.tuples(names, st.binary(max_size=1500)), max_size=6),
-    form=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
-    step=st.integers(1, 2000),
-)
-def test_entries_are_read_like_by_tarfile(
-    chosen: list[tuple[list[str], bytes]], form: int, step: int
-) -> None:
-    """The names of any tar that Python writes, pax or GNU, fed in pieces of any size, without a fault."""
-    members: dict[str, Member] = {}
-    for parts, data in chosen:
-        for depth in range(1, len(parts)):
-            folder = "/".join(parts[:depth])
-            if folder not in members:
-                members[folder] = Member(name=folder + "/")
-        if "/".join(parts) not in members and not any(
-            not members[above].name.endswith("/")
-            for above in ("/".join(parts[:d]) for d in range(1, len(parts)))
-        ):
-            members["/".join(parts)] = Member(name="/".join(parts), data=data)
-    # A file at the path of a folder is a fault, and tested elsewhere.
-    entries = [
-        m
-        for name, m in members.items()
-        if not any(
-            above in members and not members[above].name.endswith("/")
-            for above in (name[:at] for at, letter in enumerate(name) if letter == "/")
-        )
-    ]
-    tar = tar_of(entries, form=form)
-    inspector = TarInspector()
-
-    inspector.inspect(tar[at : at + step] for at in range(0, len(tar), step))
-
-    assert inspector.faults() == ()
-    assert inspector.paths.missing_parents() == []
-    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        assert inspector.paths.others == {info.name for info in archive if not info.isdir()}
-        assert inspector.paths.folders == {info.name for info in archive if info.isdir()}
 
 
 @given(data=st.binary(max_size=3000), at=st.integers(0, 4000), flip=st.integers(1, 255))

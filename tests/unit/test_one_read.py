@@ -83,7 +83,7 @@ def named(server: RegistryServer) -> dict[str, str]:
     return {tag: hashlib.sha256(there.manifests[tag]).hexdigest() for tag in there.tags}
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56])
+@pytest.mark.parametrize("number", [2, 8, 16, 28, 40, 52])
 def test_a_manifest_that_is_swapped_at_each_instant(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -109,8 +109,15 @@ def test_a_manifest_that_is_swapped_before_the_push_is_refused(
     assert named(server) == {}
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 9])
-@pytest.mark.parametrize("what", ["config", "the largest layer", "the smallest layer"])
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [
+        *(("the largest layer", number) for number in (1, 3, 6, 9)),
+        ("the smallest layer", 1),
+        ("config", 1),
+        ("config", 6),
+    ],
+)
 def test_a_blob_that_is_swapped(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch, what: str, number: int
 ) -> None:
@@ -158,7 +165,7 @@ def test_a_blob_that_is_no_longer_a_file(
     assert named(server) == {}
 
 
-@pytest.mark.parametrize("number", [1, 4, 12])
+@pytest.mark.parametrize("number", [1, 12])
 def test_reports_locks_keys_and_policy_are_read_before_the_first_request(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
