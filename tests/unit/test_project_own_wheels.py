@@ -189,7 +189,6 @@ def test_a_wheel_by_path(project: Workspace) -> None:
     assert not [path for _, path, _ in project.server.requests if "/tool/" in path]
     (project.folder / FILE).unlink()
     for form in (
-        "tool @ file:vendor/tool-1.0-py3-none-any.whl",
         "tool @ ./vendor/tool-1.0-py3-none-any.whl",
         f"vendor/tool-1.0-py3-none-any.whl --hash=sha256:{sha256}",
     ):

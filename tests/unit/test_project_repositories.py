@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -304,14 +302,6 @@ def test_a_damaged_lock_is_refused(scene: Forge) -> None:
             from_json(data)
     with pytest.raises(Stale, match="git only with built"):
         from_json(to_json(replace(lock, origins=(replace(origin, built=None),))))
-
-
-def test_locks_without_repositories_are_unchanged(scene: Forge) -> None:
-    found = scene.locked("tool<1\n")
-    text = json.loads((scene.folder / FILE).read_text())
-    assert "origins" not in text
-    assert not re.search("git", json.dumps(text))
-    assert found.origins == ()
 
 
 def test_a_package_that_requires_another_by_url(scene: Forge) -> None:
