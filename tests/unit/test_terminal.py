@@ -1,4 +1,4 @@
-"""Renderings on real terminals of 60, 80 and 120 columns: tags and numbers are whole; NO_COLOR, TERM=dumb."""
+"""Renderings on real terminals of 60 and 120 columns: tags and numbers are whole; NO_COLOR, TERM=dumb."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from torchkiln.cli.shared.tables import beside, laid_out, shortened
 from torchkiln.util.places import ROOT
 from torchkiln.util.sizes import size
 
-WIDTHS = (60, 80, 120)
+WIDTHS = (60, 120)
 PROOF = "docs/proofs/2.0.1-cuda11.7-debian12-tier0.json"
 CELL = ("--torch", "2.7", "--cuda", "12.1")
 COMMANDS: Mapping[str, Sequence[str]] = {
-    "list": ("list",),
     "list of all": ("list", "--all"),
     "pick": ("pick", "--driver", "535", "--gpu", "H100"),
     "plan": ("plan", *CELL),
@@ -123,11 +122,16 @@ def test_text_is_shortened_at_a_space() -> None:
     assert shortened("short", 24) == "short"
 
 
-@pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "dumb"])
 @pytest.mark.parametrize(
-    "arguments",
-    [("list",), ("doctor",), ("smoke", "--shw"), ("explain", "--torch", "9"), ("cache", "show")],
-    ids=" ".join,
+    ("arguments", "setting"),
+    [
+        (("list",), {"NO_COLOR": "1"}),
+        (("list",), {"TERM": "dumb"}),
+        (("doctor",), {"NO_COLOR": "1"}),
+        (("smoke", "--shw"), {"TERM": "dumb"}),
+        (("cache", "show"), {"NO_COLOR": "1"}),
+    ],
+    ids=str,
 )
 def test_no_escape_sequences(arguments: Sequence[str], setting: Mapping[str, str], tmp_path: Path) -> None:
     """On a terminal that has them, if NO_COLOR is set, and on one that has not."""
