@@ -57,6 +57,8 @@ PROJECTS: dict[tuple[str, str], tuple[str, ...]] = {
 class Workspace:
     """An index, the folder of images with the cell's lock, and a project."""
 
+    messages = ""  # of the last `locked`
+
     def __init__(self, server: IndexServer, root: Path) -> None:
         self.server, self.images, self.folder = server, root / "images", root / "trial"
         self.environ: dict[str, str | None] = {
@@ -89,8 +91,8 @@ class Workspace:
     def locked(self, requirements: str, *arguments: str) -> ProjectLock:
         """The lock of a project with *requirements*."""
         (self.folder / "requirements.txt").write_text(requirements)
-        code, out, messages = self.lock(*arguments)
-        assert (code, out) == (0, "trial\n"), messages
+        code, out, self.messages = self.lock(*arguments)
+        assert (code, out) == (0, "trial\n"), self.messages
         found = load_project(self.folder)
         assert found is not None
         return found
@@ -143,7 +145,7 @@ def test_a_package_of_the_image_moves_so_that_a_new_one_is_new(workspace: Worksp
     assert versions(found) == {"datasets": "4.0", "fsspec": "2026.2"}
     assert found.removed == ("fsspec",)
     assert (found.name, found.parent, found.requirements) == ("trial", TAG, ("datasets",))
-    _, _, messages = workspace.lock()
+    messages = workspace.messages
     rows = [line.split() for line in messages.splitlines() if line.startswith(("fsspec", "datasets"))]
     assert rows == [
         ["fsspec", "2026.9", "2026.2", "datasets,", "notebook,", "torch"],
@@ -237,7 +239,7 @@ def test_requirements_that_the_fixed_packages_meet(workspace: Workspace) -> None
     text = "torch==2.7.1+cu118\ntorch>=2 ; sys_platform == 'linux'\ntorch==2.2 ; sys_platform == 'darwin'\n"
     found = workspace.locked(text)
     assert found.wheels == ()
-    row = next(line for line in workspace.lock()[2].splitlines() if line.startswith("torch "))
+    row = next(line for line in workspace.messages.splitlines() if line.startswith("torch "))
     assert " ".join(row.split()) == "torch 2.7.1 2.7.1 (fixed) requirements.txt:1 has 2.7.1+cu118, ignored"
 
 

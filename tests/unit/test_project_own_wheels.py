@@ -71,7 +71,7 @@ def test_a_wheel_that_no_index_has(project: Workspace) -> None:
     path = "wheels/own_ops-1.2-cp311-cp311-linux_x86_64.whl"
     assert found.origins == (Origin(name="own-ops", path=path),)
     assert Store(Path(str(project.environ["TORCHKILN_CACHE"]))).has_wheel(wheel)
-    assert f"own-ops is {path}" in project.lock()[2]
+    assert f"own-ops is {path}" in project.messages
     assert project.lock("--check")[0] == 0
 
 

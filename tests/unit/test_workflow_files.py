@@ -62,11 +62,13 @@ def test_findings_that_zizmor_ignores() -> None:
     ]
 
 
+@pytest.mark.proof
 @pytest.mark.network  # once
 def test_actionlint_finds_nothing() -> None:
     assert actionlint({file.name: file.read_text() for file in FILES}) == []
 
 
+@pytest.mark.proof  # the library loads slowly
 def test_the_schemas_find_nothing() -> None:
     assert schema("github-workflows", *FILES) == ""
     assert schema("github-actions", ACTION) == ""
