@@ -23,7 +23,7 @@ __all__ = ["locked_once", "workspace"]
 
 def test_a_lock_without_a_choice_is_as_before() -> None:
     """Locks from before there was a choice are read, and are fresh."""
-    assert not {"extras", "groups"} & json.loads(to_json(LOCK)).keys()
+    assert not {"extras", "groups", "origins"} & json.loads(to_json(LOCK)).keys()
     assert from_json(to_json(LOCK)) == LOCK
     chosen = replace(LOCK, extras=("gpu",), groups=("dev",))
     assert from_json(to_json(chosen)) == chosen

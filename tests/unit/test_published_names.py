@@ -258,7 +258,7 @@ def named(scene: Scene, *names: str) -> tuple[str, ...]:
 def test_tags_that_publish_refuses(scene: Scene) -> None:
     """Nothing is sent."""
     for case, tag in REFUSED.items():
-        why = "reserved for" if case in ("a list of referrers", "cosign's signature") else ""
+        why = "reserved for" if case in ("a list of referrers", "cosign's signature") else "."
         with pytest.raises(ConfigError, match=why):
             named(scene, tag)
     report = scene.publisher.signed(scene.publisher.report(scene.image))

@@ -351,7 +351,7 @@ def test_invalid_responses_of_token_services(name: str) -> None:
         assert len(server.requests) <= 4
 
 
-@pytest.mark.parametrize("lives", ["true", "-1", "0", "1e308", "1e-308", '"60"', "[]", "null", "9" * 19])
+@pytest.mark.parametrize("lives", ["true", "-1", "1e308", "1e-308", '"60"', "null", "9" * 19])
 def test_lifetimes_of_tokens(lives: str) -> None:
     """With any lifetime, a token is requested at most once per request and refusal."""
     token = b'{"token": "x", "expires_in": ' + lives.encode() + b"}"

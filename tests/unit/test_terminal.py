@@ -164,8 +164,8 @@ def test_one_style_of_errors(arguments: Sequence[str], error: str, hint: str) ->
     assert any(line.startswith("hint: ") and line.endswith(hint) for line in others)
 
 
-@pytest.mark.parametrize("width", range(16, 60, 3))
-def test_a_number_stays_with_its_unit(width: int) -> None:
-    lines = beside("", "174.8 MB with 21, 967.6 MB with 7, 1.2 GB with 1", width).split("\n")
-    for number in ("174.8 MB", "967.6 MB", "1.2 GB"):
-        assert any(number in line for line in lines)
+def test_a_number_stays_with_its_unit() -> None:
+    for width in range(16, 60, 3):
+        lines = beside("", "174.8 MB with 21, 967.6 MB with 7, 1.2 GB with 1", width).split("\n")
+        for number in ("174.8 MB", "967.6 MB", "1.2 GB"):
+            assert any(number in line for line in lines), width
