@@ -149,12 +149,16 @@ def sha256(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+_built: list[Publisher] = []
+
+
 @pytest.fixture(name="built", scope="module")
 def a_built_publisher(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
-    """Tests with separate registries share this image."""
-    publisher = new_publisher(tmp_path_factory.mktemp("built"))
-    publisher.build()
-    return publisher
+    """Tests with separate registries share this image, also those of other files in this process."""
+    if not _built:
+        _built.append(new_publisher(tmp_path_factory.mktemp("built")))
+        _built[0].build()
+    return _built[0]
 
 
 @pytest.fixture(name="registry_server", scope="module")
@@ -170,6 +174,14 @@ def a_scene(
     request: pytest.FixtureRequest, built: Publisher, registry_server: RegistryServer, tmp_path: Path
 ) -> Scene:
     """A scene in a registry with the referrers API, and in one without."""
+    return _scene(built, registry_server, tmp_path, lists_referrers=request.param)
+
+
+@pytest.fixture(name="each_scene", params=[True, False], ids=["referrers", "by a tag"])
+def each_scene(
+    request: pytest.FixtureRequest, built: Publisher, registry_server: RegistryServer, tmp_path: Path
+) -> Scene:
+    """Both kinds, in a file whose other tests have `a_scene_with_referrers`."""
     return _scene(built, registry_server, tmp_path, lists_referrers=request.param)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +26,18 @@ class Lib:
     needs: tuple[Lib, ...] = ()
 
 
+@functools.cache
+def compiled(lib: Lib) -> bytes:
+    """The bytes of *lib*."""
+    with tempfile.TemporaryDirectory() as folder:
+        return built(lib, Path(folder))
+
+
 def built(lib: Lib, folder: Path) -> bytes:
-    """The bytes of *lib*; *folder* is for its source and for those that it needs."""
+    """The bytes of *lib*; *folder* is for its source and the libraries that it needs."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, other in enumerate(lib.needs):
-        (folder / f"{number}-{other.name}").write_bytes(built(other, folder / f"{number}"))
+        (folder / f"{number}-{other.name}").write_bytes(compiled(other))
     (folder / "lib.c").write_text(_source(lib))
     (folder / "lib.map").write_text(_script(lib.versions))
     out = folder / lib.name

@@ -84,6 +84,7 @@ class Page(HTMLParser):
             self.inside[self._open].append(data)
 
 
+@cache
 def pages() -> dict[str, Page]:
     """Every page, by path."""
     return {path: Page(data.decode()) for path, data in files().items() if path.endswith(".html")}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.planned import locked
 from tests.roots import entries_of, tar_of
-from tests.shared_libraries import Lib, built
+from tests.shared_libraries import Lib, compiled
 from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
 from torchkiln.model.lock import LockedBase, LockedWheel
@@ -18,6 +16,8 @@ from torchkiln.oci.encode import encode_bytes
 from torchkiln.store.store import Store
 from torchkiln.symbols.check import check_wheels
 from torchkiln.symbols.fit import Fit
+
+__all__ = ["compiled"]
 
 PLATFORM = "manylinux_2_28_x86_64"
 CP311 = f"cp311-cp311-{PLATFORM}"
@@ -62,13 +62,6 @@ BELOW: Mapping[tuple[str, str], Mapping[str, Lib]] = {
     ("nvidia-cudnn-cu12", "9.5.1.17"): {f"nvidia/cudnn/lib/{lib.name}": lib for lib in (CUDNN, CUDNN_OPS)},
     ("nvidia-nccl-cu12", "2.26.2"): {f"nvidia/nccl/lib/{NCCL.name}": NCCL},
 }
-
-
-@functools.cache
-def compiled(lib: Lib) -> bytes:
-    """The bytes of *lib*."""
-    with tempfile.TemporaryDirectory() as folder:
-        return built(lib, Path(folder))
 
 
 @dataclass(kw_only=True)

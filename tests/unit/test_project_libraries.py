@@ -99,8 +99,8 @@ def test_a_package_for_this_torch_is_locked_and_its_wheel_downloaded_once(librar
     assert path not in {sent.path for sent in libraries.server.sent[before:]}
 
 
-@pytest.mark.parametrize("name", ["ext", "libcudart.so.11.0"])
-def test_what_is_allowed_is_recorded_until_it_is_replaced(name: str, libraries: Libraries) -> None:
+def test_what_is_allowed_is_recorded_until_it_is_replaced(libraries: Libraries) -> None:
+    name = "libcudart.so.11.0"
     libraries.ext(CUDA11)
     assert libraries.lock()[0] == 4
     code, out, messages = libraries.lock("--allow-missing", name, "--json")
@@ -118,6 +118,7 @@ def test_what_is_allowed_is_recorded_until_it_is_replaced(name: str, libraries: 
 
 
 def test_a_package_that_left_the_project_is_no_longer_allowed(libraries: Libraries) -> None:
+    """Named here, and not its library."""
     libraries.ext(CUDA11)
     assert libraries.lock("--allow-missing", "ext")[0] == 0
     libraries.server.add("default", "plain", "1.0", date=OLD)

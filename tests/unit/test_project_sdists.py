@@ -137,6 +137,8 @@ def test_an_sdist_of_a_dependency_is_built(scene: Scene) -> None:
     assert scene.builder.store.has_wheel(wheel)
     assert from_json(to_json(found)) == found
     assert scene.lock("--check")[0] == 0
+    scene.settings('build = ["Runtime", "more"]\n')
+    assert scene.lock("--check")[0] == 5
 
 
 def test_only_what_is_named_is_built(scene: Scene) -> None:
@@ -255,14 +257,6 @@ def test_a_wheel_that_is_not_reproducible_is_reported(scene: Scene) -> None:
     assert "random is built from random-1.0.tar.gz; warning: not reproducible" in messages
     text = json.loads((scene.folder / FILE).read_text())
     assert "reproducible" not in text["origins"][0]["built"]
-
-
-def test_the_setting_makes_the_lock_stale(scene: Scene) -> None:
-    scene.put("late", "1.0")
-    scene.settings('build = ["late"]\n')
-    scene.locked("late\n")
-    scene.settings('build = ["late", "more"]\n')
-    assert scene.lock("--check")[0] == 5
 
 
 @pytest.mark.parametrize(

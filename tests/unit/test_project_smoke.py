@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pip
 import pytest
 
 from tests.needs import needs_gcc
@@ -84,9 +85,11 @@ class Says(Host):
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Host:
     folder = tmp_path_factory.mktemp("host")
-    venv.create(folder / "venv", with_pip=True, symlinks=True)
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
     (folder / "app").mkdir()
-    return Host(folder / "venv", folder / "app")
+    found = Host(folder / "venv", folder / "app")
+    (found.prefix / SITE.removeprefix("opt/venv/") / "pip").symlink_to(Path(pip.__file__).parent)
+    return found
 
 
 @pytest.fixture

@@ -4,53 +4,25 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.published import Scene, a_built_publisher, a_scene, a_server
-from tests.publisher import Publisher, new_publisher
+from tests.published import Scene, a_built_publisher, a_scene_with_referrers, a_server, each_scene
 from tests.reports import TAG
-from tests.servers.registry_server import RegistryServer
 from torchkiln.model.digest import Digest
 from torchkiln.publish import session as module
 from torchkiln.publish.publish import PreparedImage, PublishedImage, publish
 
-__all__ = ["a_built_publisher", "a_scene", "a_server"]
-
-NAME = "team/app"
+__all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server", "each_scene"]
 
 
-@pytest.fixture
-def publisher(tmp_path: Path) -> Publisher:
-    return new_publisher(tmp_path / "publisher")
-
-
-@pytest.fixture(params=[True, False], ids=["referrers", "by a tag"])
-def server(request: pytest.FixtureRequest) -> Iterator[RegistryServer]:
-    with RegistryServer() as found:
-        found.behaviour.lists_referrers = request.param
-        yield found
-
-
-def published(publisher: Publisher, server: RegistryServer) -> list[str]:
-    """The names under which manifests were put, in that order."""
-    image = publisher.build()
-    report = publisher.signed(publisher.report(image))
-    done = publisher.publish(f"{server.host}/{NAME}", "--report", report, "--dated", "20261122")
-    assert done.exit_code == 0, done.exception
-    return list(server.repository(NAME).manifests)
-
-
-def test_first_the_image_then_its_attachments_then_its_names(
-    publisher: Publisher, server: RegistryServer
-) -> None:
+def test_first_the_image_then_its_attachments_then_its_names(each_scene: Scene) -> None:
     """So that every name is complete when it appears; and the immutable name precedes the moving ones."""
-    put = published(publisher, server)
-    image = json.loads(server.repository(NAME).manifests[put[0]])
+    each_scene.publish()
+    put = list(each_scene.there.manifests)
+    image = json.loads(each_scene.there.manifests[put[0]])
     there = next(number for number, name in enumerate(put) if not name.startswith("sha256"))
 
     assert image["config"]["mediaType"] == "application/vnd.oci.image.config.v1+json"
@@ -61,7 +33,7 @@ def test_first_the_image_then_its_attachments_then_its_names(
 
 
 def test_another_image_than_the_cleared_one_is_not_published(
-    publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A build replaces the layout's image before the upload."""
 
@@ -70,12 +42,12 @@ def test_another_image_than_the_cleared_one_is_not_published(
         return publish(replace(ready, image=replaced), *more)
 
     monkeypatch.setattr(module, "publish", late)
-    report = publisher.signed(publisher.report(publisher.build()))
-    done = publisher.publish(f"{server.host}/{NAME}", "--report", report)
+    report = scene.publisher.signed(scene.publisher.report(scene.image))
+    done = scene.publisher.publish(scene.target, "--report", report)
 
     assert getattr(done.exception, "exit_code", None) == 2, done.exception
     assert "was cleared" in str(done.exception)
-    assert server.repository(NAME).manifests == {}
+    assert scene.there.manifests == {}
 
 
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -121,25 +93,27 @@ def test_attachments_of_other_tools_are_ignored(scene: Scene, other: str) -> Non
     assert scene.verify("--full").exit_code == 0
 
 
-def test_attachments_of_other_tools_are_kept(scene: Scene) -> None:
+def test_attachments_of_other_tools_are_kept(each_scene: Scene) -> None:
     """Also in the list that we write without the referrers API; and in addition to existing ones."""
-    before = scene.beside("application/vnd.cncf.notary.signature", b"{}")
-    scene.publish()
-    after = scene.beside("application/spdx+json", b"{}")
-    scene.publish(
-        report=scene.publisher.signed(scene.publisher.report(scene.image, when="2026-11-22T18:00:00Z"))
+    before = each_scene.beside("application/vnd.cncf.notary.signature", b"{}")
+    each_scene.publish()
+    after = each_scene.beside("application/spdx+json", b"{}")
+    each_scene.publish(
+        report=each_scene.publisher.signed(
+            each_scene.publisher.report(each_scene.image, when="2026-11-22T18:00:00Z")
+        )
     )
 
-    assert {before, after} <= set(scene.there.manifests)
-    assert scene.counted().endswith("; 2 by others ignored")
+    assert {before, after} <= set(each_scene.there.manifests)
+    assert each_scene.counted().endswith("; 2 by others ignored")
 
 
-def test_an_attachment_of_another_image_in_the_list(scene: Scene) -> None:
+def test_an_attachment_of_another_image_in_the_list(each_scene: Scene) -> None:
     """Of a kind that is read, because others are not downloaded."""
-    scene.publish()
-    scene.beside(IN_TOTO, b"{}", subject="sha256:" + "5" * 64)
+    each_scene.publish()
+    each_scene.beside(IN_TOTO, b"{}", subject="sha256:" + "5" * 64)
 
-    if scene.server.behaviour.lists_referrers:
-        assert "others" not in scene.counted()  # it is not in the registry's list
+    if each_scene.server.behaviour.lists_referrers:
+        assert "others" not in each_scene.counted()  # it is not in the registry's list
     else:
-        assert f"its subject is sha256:{'5' * 64}, not {scene.image.manifest}" in scene.refused()
+        assert f"its subject is sha256:{'5' * 64}, not {each_scene.image.manifest}" in each_scene.refused()

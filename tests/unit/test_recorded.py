@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cells import build, planned_cell, small_wheels
@@ -143,6 +143,7 @@ def test_a_changed_wheel_is_refused_with_a_record(wheel: Path, tmp_path: Path) -
         make_layer(replace(work, inputs=(replace(work.inputs[0], path=bad),)))
 
 
+@settings(max_examples=settings.default.max_examples // 3)
 @given(pieces=st.lists(st.integers(1, 900_000), min_size=1, max_size=12))
 def test_the_layer_does_not_depend_on_download_chunks(
     arriving: Callable[[list[int]], bytes], complete_layer: bytes, pieces: list[int]

@@ -8,14 +8,23 @@ from typing import Any
 import pytest
 
 from tests.peak import LIMIT, run
-from tests.published import INDEX, MANIFEST, Scene, a_built_publisher, a_scene, a_server, sha256
+from tests.published import (
+    INDEX,
+    MANIFEST,
+    Scene,
+    a_built_publisher,
+    a_scene_with_referrers,
+    a_server,
+    each_scene,
+    sha256,
+)
 from tests.reports import TAG
 from torchkiln.publish import fetched
 from torchkiln.registry import exchange, referrers
 from torchkiln.registry.request import HttpRequest
 from torchkiln.registry.response import HttpResponse
 
-__all__ = ["a_built_publisher", "a_scene", "a_server"]
+__all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server", "each_scene"]
 
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 FOREIGN = "application/vnd.example.flood"
@@ -65,29 +74,35 @@ def listing(scene: Scene, entries: list[Any]) -> None:
         scene.there.manifests[scene.image.manifest.replace(":", "-")] = data
 
 
-def test_3000_foreign_referrers_cost_nothing(scene: Scene, requests: list[str]) -> None:
+def test_3000_foreign_referrers_cost_nothing(each_scene: Scene, requests: list[str]) -> None:
     """They are counted, and none is downloaded; ours are found after them."""
-    scene.publish()
+    each_scene.publish()
     requests.clear()
-    before = scene.counted()
+    before = each_scene.counted()
     alone = len(requests)
-    flood(scene, 3000, FOREIGN)
+    flood(each_scene, 3000, FOREIGN)
     requests.clear()
 
-    assert scene.counted() == f"{before}; 3000 by others ignored"
+    assert each_scene.counted() == f"{before}; 3000 by others ignored"
     assert len(requests) == alone
 
 
-def test_100000_foreign_referrers_in_the_registrys_list(scene: Scene, requests: list[str]) -> None:
+def test_100000_foreign_referrers_in_the_registrys_list(each_scene: Scene, requests: list[str]) -> None:
     """In a separate process: the list has 30 MB. A tag has a manifest of at most 4 MiB."""
-    scene.publish()
-    if not scene.server.behaviour.lists_referrers:
-        flood(scene, 100_000, FOREIGN)
-        assert "longer than 4194304 bytes" in str(scene.verify().exception)
+    each_scene.publish()
+    if not each_scene.server.behaviour.lists_referrers:
+        flood(each_scene, 100_000, FOREIGN)
+        assert "longer than 4194304 bytes" in str(each_scene.verify().exception)
         return
-    flood(scene, 100_000, FOREIGN, annotations={"org.example": "x" * 20})
-    argv = ("verify", f"{scene.target}:{TAG}", *scene.publisher.keys, "--suite", str(scene.publisher.suite))
-    done = run(*argv, folder=scene.publisher.folder)
+    flood(each_scene, 100_000, FOREIGN, annotations={"org.example": "x" * 20})
+    argv = (
+        "verify",
+        f"{each_scene.target}:{TAG}",
+        *each_scene.publisher.keys,
+        "--suite",
+        str(each_scene.publisher.suite),
+    )
+    done = run(*argv, folder=each_scene.publisher.folder)
 
     assert (done.code, done.err.count("100000 by others")) == (0, 1), done.err
     assert done.peak < LIMIT
@@ -157,14 +172,14 @@ ODD = (
 )
 
 
-@pytest.mark.parametrize("odd", ODD, ids=str)
-def test_entries_of_wrong_types(scene: Scene, odd: dict[str, Any]) -> None:
+def test_entries_of_wrong_types(each_scene: Scene) -> None:
     """An invalid entry counts as foreign: it hides nothing, and stops nothing."""
-    scene.publish()
-    entry = {"mediaType": MANIFEST, "artifactType": FOREIGN, "digest": sha256(b"x"), "size": 7, **odd}
-    listing(scene, [entry, 7, None, [entry], *known(scene)])
+    each_scene.publish()
+    entry = {"mediaType": MANIFEST, "artifactType": FOREIGN, "size": 7}
+    odd = [entry | {"digest": sha256(b"%d" % number)} | fields for number, fields in enumerate(ODD)]
+    listing(each_scene, [*odd, 7, None, odd, *known(each_scene)])
 
-    assert scene.counted().endswith("; 1 by others ignored")
+    assert each_scene.counted().endswith(f"; {len(ODD)} by others ignored")
 
 
 def test_catalog_of_too_many_tags(scene: Scene) -> None:

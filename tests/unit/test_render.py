@@ -52,6 +52,7 @@ def test_a_system_changes_only_base_and_python_of_a_dockerfile(system: Operating
         assert not any("python3.11" in line or "debian12" in line for line in lines)
 
 
+@pytest.mark.proof
 def test_hadolint_finds_nothing(tmp_path: Path) -> None:
     """In the first and the last Dockerfile of each kind; others differ in versions and hashes alone."""
     made = []

@@ -163,7 +163,8 @@ def test_only_runs_of_the_present_image_are_its_own() -> None:
 
     changed = [_with_another_digest(record) if _tag(record) == PROVED else record for record in records()]
     shown = images.catalogue(changed, *tables(), load_suite())
-    found = site_scene.rendered(shown)
+    present = next(image for image in shown.images if image.tag == PROVED)
+    found = site_scene.rendered(replace(shown, images=(present,)))
     runs = json.loads(found[f"tags/{PROVED}.json"])["reports"]
     assert [(run["current"], run["gpus"], run["same_packages"]) for run in runs] == [
         (False, "4 × NVIDIA H100 80GB HBM3", True),
@@ -171,7 +172,7 @@ def test_only_runs_of_the_present_image_are_its_own() -> None:
         (False, None, True),
     ]
     assert "an earlier image with the same packages" in found[f"tags/{PROVED}.html"].decode()
-    assert next(image for image in shown.images if image.tag == PROVED).tested_on == ()
+    assert present.tested_on == ()
 
 
 def _tag(record: images.ImageRecord) -> str:

@@ -169,14 +169,14 @@ def test_a_missing_libcuda_is_reported() -> None:
 @needs_gcc
 @pytest.mark.parametrize(
     ("init", "how"),
-    [("crash", "probe driver was killed by SIGSEGV"), ("hang", "probe driver timed out after 2 s")],
+    [("crash", "probe driver was killed by SIGSEGV"), ("hang", "probe driver timed out after 0.5 s")],
 )
 def test_a_driver_that_crashes_or_hangs_its_caller_is_reported(
     init: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.setenv("FAKE_INIT", init)
-    monkeypatch.setattr(host_module, "DRIVER_LIMIT", 2.0)
+    monkeypatch.setattr(host_module, "DRIVER_LIMIT", 0.5 if init == "hang" else 20.0)
     found = host_module.host_facts()
     assert capability(found) is None
     message = fault("cuda", 1, found, {"claims": CLAIMS})

@@ -43,12 +43,44 @@ BAD = {
 }
 
 
+# Others of that suite. `order` and `probe` look for modules and paths of the host, and pass.
+MORE = {
+    "test_compile_cpu.py": "@pytest.mark.tier(0)\ndef test_compile_cpu(measure):\n    raise SystemExit(3)\n",
+    "test_bounds.py": "VALUES = {'bounds': {'a': {'equals': 2}, 'b': {'at_most': 2}}}\n"
+    "@pytest.mark.tier(0)\ndef test_bounds(measure):\n    measure('a', 1)\n    measure('b', 3)\n",
+    "test_order.py": """
+import json, sys
+import packaging
+
+VALUES = {'order': {'shadowed': {'equals': []}, 'paths': {'equals': []}, 'last': {'equals': 'wheels'}}}
+
+@pytest.mark.tier(0)
+def test_order(measure):
+    measure('shadowed', [m.__name__ for m in (json, packaging) if hasattr(m, 'WRONG')])
+    measure('last', sys.path[-1].rpartition('/')[2])
+    measure('paths', [p for p in sys.path if 'suite' in p or p == ''])
+""",
+    "test_probe.py": """
+from smoke_tests.probe import probe
+
+VALUES = {'probe': {'path': {'equals': []}}}
+
+@pytest.mark.tier(0)
+def test_probe(measure):
+    measure('path', probe('path'))
+""",
+    "test_zz_valid.py": GOOD,
+}
+PATHS = "import json, sys\nprint(json.dumps([p for p in sys.path if '/wheels' in p or 'suite' in p]))\n"
+
+
 @dataclass(frozen=True)
 class Ran:
-    """The suite's folder, and the finding of each check."""
+    """The suite's folder, the finding of each check, and the files that the run wrote into the suite."""
 
     folder: Path
     findings: Mapping[str, Mapping[str, Any]]
+    written: set[Path]
 
     def message(self, name: str) -> str:
         """Of the check *name*, which failed."""
@@ -59,20 +91,46 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """All checks of BAD and, after them, a good one."""
+    """All checks of BAD and of MORE: of an old torch, with a `json` in pytest's folder."""
     folder = tmp_path_factory.mktemp("bad")
     checks = {
         f"test_{name}.py": f"@pytest.mark.tier(0)\n{marks}\ndef test_{name}(measure):\n    {body}\n"
         for name, (marks, body) in BAD.items()
     }
-    suite = suite_with(folder / "suite", checks | {"test_zz_valid.py": GOOD})
-    return Ran(folder, findings(run_suite(suite, folder)))
+    suite = suite_with(folder / "suite", checks | MORE)
+    (suite / "probes" / "path.py").write_text(PATHS)
+    for name in ("json", "packaging", "yaml"):
+        (folder / "wheels" / name).mkdir(parents=True)
+        (folder / "wheels" / name / "__init__.py").write_text("WRONG = True\n")
+    old = FACTS | {"claims": FACTS["claims"] | {"torch": "2.0.1+cu117"}}
+    env = {"PATH": "/usr/bin:/bin", "PYTEST_ADDOPTS": "--collect-only", "PYTHONPATH": str(folder)}
+    before = {*suite.rglob("*")}
+    found = findings(run_suite(suite, folder, facts=old, env=env, wheels=folder / "wheels"))
+    return Ran(folder, found, {*suite.rglob("*")} - before)
 
 
 def test_the_next_check_runs_after_any_failure(ran: Ran) -> None:
-    assert [name for name, found in ran.findings.items() if found["outcome"] == "passed"] == ["zz-valid"]
+    """Whatever PYTEST_ADDOPTS has. The image's modules are imported, not those of pytest's folder."""
+    passed = {name for name, found in ran.findings.items() if found["outcome"] == "passed"}
+    assert passed == {"order", "probe", "zz-valid"}
     assert list(ran.findings)[-1] == "zz-valid"
-    assert len(ran.findings) == len(BAD) + 1
+    assert len(ran.findings) == len(BAD) + len(MORE)
+
+
+def test_the_suite_is_not_written_to(ran: Ran) -> None:
+    assert ran.written == set()
+
+
+def test_all_values_out_of_bounds_are_reported(ran: Ran) -> None:
+    found = ran.findings["bounds"]
+    assert found["message"] == "a: is 1, expected 2\nb: 3 is not at most 2"
+    assert found["measured"] == {"a": 1, "b": 3}
+    assert found["threshold"] == {"a": {"equals": 2}, "b": {"at_most": 2}}
+
+
+def test_a_check_that_does_not_apply_is_not_started(ran: Ran) -> None:
+    found = ran.findings["compile-cpu"]
+    assert (found["outcome"], found["message"]) == ("not-applicable", "no-compile-on-3.11")
 
 
 def test_a_check_that_kills_its_process_fails_with_the_signals_name(ran: Ran) -> None:
@@ -133,81 +191,6 @@ def test_an_error_in_code_without_a_file_is_reported(ran: Ran) -> None:
 
 def test_an_error_is_reported_with_file_and_line(ran: Ran) -> None:
     assert ran.message("gone") == "KeyError: 'gone'\n(at test_gone.py:8)"
-
-
-def test_all_values_out_of_bounds_are_reported(tmp_path: Path) -> None:
-    suite = suite_with(
-        tmp_path / "suite",
-        {
-            "test_bad.py": "VALUES = {'bad': {'a': {'equals': 2}, 'b': {'at_most': 2}}}\n"
-            "@pytest.mark.tier(0)\ndef test_bad(measure):\n    measure('a', 1)\n    measure('b', 3)\n"
-        },
-    )
-    found = findings(run_suite(suite, tmp_path))["bad"]
-    assert found["message"] == "a: is 1, expected 2\nb: 3 is not at most 2"
-    assert found["measured"] == {"a": 1, "b": 3}
-    assert found["threshold"] == {"a": {"equals": 2}, "b": {"at_most": 2}}
-
-
-def test_a_check_that_does_not_apply_is_not_started(tmp_path: Path) -> None:
-    source = "@pytest.mark.tier(0)\ndef test_compile_cpu(measure):\n    raise SystemExit(3)\n"
-    suite = suite_with(tmp_path / "suite", {"test_compile_cpu.py": source})
-    old = FACTS | {"claims": FACTS["claims"] | {"torch": "2.0.1+cu117"}}
-    found = findings(run_suite(suite, tmp_path, facts=old))["compile-cpu"]
-    assert (found["outcome"], found["message"]) == ("not-applicable", "no-compile-on-3.11")
-
-
-def test_pytests_folder_shadows_no_module_of_the_image(tmp_path: Path) -> None:
-    """With a `json` and a `packaging` in that folder, the image's are imported."""
-    wheels = tmp_path / "wheels"
-    for name in ("json", "packaging", "yaml"):
-        (wheels / name).mkdir(parents=True)
-        (wheels / name / "__init__.py").write_text("WRONG = True\n")
-    suite = suite_with(
-        tmp_path / "suite",
-        {
-            "test_order.py": "import json, sys\nimport packaging\n\n"
-            "VALUES = {'order': {'shadowed': {'equals': []}, 'suite_on_path': {'equals': []},"
-            f" 'last': {{'equals': {str(wheels)!r}}}}}}}\n\n"
-            "@pytest.mark.tier(0)\ndef test_order(measure):\n"
-            "    wrong = [m.__name__ for m in (json, packaging) if hasattr(m, 'WRONG')]\n"
-            "    measure('shadowed', wrong)\n"
-            "    measure('last', sys.path[-1])\n"
-            "    suite = [p for p in sys.path if 'suite' in p or p == '']\n"
-            "    measure('suite_on_path', suite)\n"
-        },
-    )
-    found = findings(run_suite(suite, tmp_path, wheels=wheels))["order"]
-    assert (found["outcome"], found["message"]) == ("passed", "")
-
-
-def test_probes_run_without_the_folder_of_pytest(tmp_path: Path) -> None:
-    suite = suite_with(
-        tmp_path / "suite",
-        {
-            "test_probe.py": "from smoke_tests.probe import probe\n\n"
-            "VALUES = {'probe': {'path': {'equals': []}}}\n\n@pytest.mark.tier(0)\n"
-            "def test_probe(measure):\n    measure('path', probe('path'))\n"
-        },
-    )
-    (suite / "probes" / "path.py").write_text(
-        "import json, sys\n"
-        f"print(json.dumps([p for p in sys.path if p == {str(tmp_path)!r} or 'suite' in p]))\n"
-    )
-    assert findings(run_suite(suite, tmp_path))["probe"]["outcome"] == "passed"
-
-
-def test_the_suite_is_not_written_to(tmp_path: Path) -> None:
-    suite = suite_with(tmp_path / "suite", {"test_zz_valid.py": GOOD})
-    before = sorted(path.relative_to(suite) for path in suite.rglob("*"))
-    run_suite(suite, tmp_path)
-    assert sorted(path.relative_to(suite) for path in suite.rglob("*")) == before
-
-
-def test_pytest_options_of_the_environment_are_ignored(tmp_path: Path) -> None:
-    suite = suite_with(tmp_path / "suite", {"test_zz_valid.py": GOOD})
-    env = {"PATH": "/usr/bin:/bin", "PYTEST_ADDOPTS": "--collect-only", "PYTHONPATH": str(tmp_path)}
-    assert findings(run_suite(suite, tmp_path, env=env))["zz-valid"]["outcome"] == "passed"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -125,12 +126,19 @@ def event(name: str, outcome: str = "passed") -> Mapping[str, object]:
     return content | {"measured": {"x": 1}, "threshold": {"x": {"equals": 1}}}
 
 
-@pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmokeScene:
-    publisher = new_publisher(tmp_path / "publisher", suite_with)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
+    """Tests change copies."""
+    publisher = new_publisher(tmp_path_factory.mktemp("built") / "publisher", suite_with)
     found = publisher.build()
+    assert image_and_lock(TAG, publisher.layout, publisher.folder / "images")[0] == found
+    return publisher
+
+
+@pytest.fixture
+def scene(built: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmokeScene:
+    publisher = Publisher(folder=shutil.copytree(built.folder, tmp_path / "publisher", symlinks=True))
     image, _, locked = image_and_lock(TAG, publisher.layout, publisher.folder / "images")
-    assert image == found
     host_event = host() | {"event": "host", "image_json_sha256": account_of(image)}
     runtime, recorder = Scripted(json_lines(host_event, *map(event, BELOW), {"event": "end"})), Recorder()
     monkeypatch.setitem(RUNTIMES, "scripted", runtime)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Renderings on real terminals of 60, 80 and 120 columns: tags and numbers are whole; NO_COLOR, TERM=dumb."""
+"""Renderings on real terminals of 60 and 120 columns: tags and numbers are whole; NO_COLOR, TERM=dumb."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from torchkiln.cli.shared.tables import beside, laid_out, shortened
 from torchkiln.util.places import ROOT
 from torchkiln.util.sizes import size
 
-WIDTHS = (60, 80, 120)
+WIDTHS = (60, 120)
 PROOF = "docs/proofs/2.0.1-cuda11.7-debian12-tier0.json"
 CELL = ("--torch", "2.7", "--cuda", "12.1")
 COMMANDS: Mapping[str, Sequence[str]] = {
-    "list": ("list",),
     "list of all": ("list", "--all"),
     "pick": ("pick", "--driver", "535", "--gpu", "H100"),
     "plan": ("plan", *CELL),
@@ -123,11 +122,16 @@ def test_text_is_shortened_at_a_space() -> None:
     assert shortened("short", 24) == "short"
 
 
-@pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "dumb"])
 @pytest.mark.parametrize(
-    "arguments",
-    [("list",), ("doctor",), ("smoke", "--shw"), ("explain", "--torch", "9"), ("cache", "show")],
-    ids=" ".join,
+    ("arguments", "setting"),
+    [
+        (("list",), {"NO_COLOR": "1"}),
+        (("list",), {"TERM": "dumb"}),
+        (("doctor",), {"NO_COLOR": "1"}),
+        (("smoke", "--shw"), {"TERM": "dumb"}),
+        (("cache", "show"), {"NO_COLOR": "1"}),
+    ],
+    ids=str,
 )
 def test_no_escape_sequences(arguments: Sequence[str], setting: Mapping[str, str], tmp_path: Path) -> None:
     """On a terminal that has them, if NO_COLOR is set, and on one that has not."""
@@ -160,8 +164,8 @@ def test_one_style_of_errors(arguments: Sequence[str], error: str, hint: str) ->
     assert any(line.startswith("hint: ") and line.endswith(hint) for line in others)
 
 
-@pytest.mark.parametrize("width", range(16, 60, 3))
-def test_a_number_stays_with_its_unit(width: int) -> None:
-    lines = beside("", "174.8 MB with 21, 967.6 MB with 7, 1.2 GB with 1", width).split("\n")
-    for number in ("174.8 MB", "967.6 MB", "1.2 GB"):
-        assert any(number in line for line in lines)
+def test_a_number_stays_with_its_unit() -> None:
+    for width in range(16, 60, 3):
+        lines = beside("", "174.8 MB with 21, 967.6 MB with 7, 1.2 GB with 1", width).split("\n")
+        for number in ("174.8 MB", "967.6 MB", "1.2 GB"):
+            assert any(number in line for line in lines), width

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.keys import ED, P256, UNKNOWN_KEY, public_pem
-from tests.published import Scene, a_built_publisher, a_scene, a_server
+from tests.published import Scene, a_built_publisher, a_scene_with_referrers, a_server, each_scene
 from tests.publisher import interpreter
 from tests.reports import TAG, found
 from torchkiln.attest.signers import ByKey
@@ -18,19 +18,19 @@ from torchkiln.attest.statement import statement
 from torchkiln.errors import VerificationFailed
 from torchkiln.smoke.attestation import attest
 
-__all__ = ["a_built_publisher", "a_scene", "a_server"]
+__all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server", "each_scene"]
 
 SMOKE, PROVENANCE = "urn:torchkiln:smoke-report:2", "https://slsa.dev/provenance/v1"
 SPDX = "https://spdx.dev/Document"
 
 
-def test_an_unchanged_image_passes(scene: Scene) -> None:
-    scene.publish()
-    done = scene.verify("--full", "--json")
+def test_an_unchanged_image_passes(each_scene: Scene) -> None:
+    each_scene.publish()
+    done = each_scene.verify("--full", "--json")
     assert done.exit_code == 0, done.exception
     result = json.loads(done.stdout)
 
-    assert (result["digest"], result["verified"]) == (scene.image.manifest, True)
+    assert (result["digest"], result["verified"]) == (each_scene.image.manifest, True)
     assert {point["what"] for point in result["points"]} >= {
         "signatures",
         "provenance",
@@ -38,18 +38,18 @@ def test_an_unchanged_image_passes(scene: Scene) -> None:
         "smoke",
         "layers",
     }
-    assert (scene.image.manifest.replace(":", "-") in scene.there.manifests) is not (
-        scene.server.behaviour.lists_referrers
+    assert (each_scene.image.manifest.replace(":", "-") in each_scene.there.manifests) is not (
+        each_scene.server.behaviour.lists_referrers
     )
 
 
-def test_publishing_again_adds_nothing(scene: Scene) -> None:
+def test_publishing_again_adds_nothing(each_scene: Scene) -> None:
     """Although ECDSA signatures of the same bytes differ each time."""
-    scene.publish()
-    before = (set(scene.there.blobs), set(scene.there.manifests))
-    scene.publish()
+    each_scene.publish()
+    before = (set(each_scene.there.blobs), set(each_scene.there.manifests))
+    each_scene.publish()
 
-    assert (set(scene.there.blobs), set(scene.there.manifests)) == before
+    assert (set(each_scene.there.blobs), set(each_scene.there.manifests)) == before
 
 
 def test_a_flipped_byte_in_a_layer(scene: Scene) -> None:
@@ -165,17 +165,17 @@ def test_a_wrong_sbom(scene: Scene) -> None:
     assert "2.7.9" in result
 
 
-def test_a_stale_referrer(scene: Scene) -> None:
+def test_a_stale_referrer(each_scene: Scene) -> None:
     """Listed but deleted; or of another image."""
-    scene.publish()
-    name, result = scene.attached(SMOKE)
-    if not scene.server.behaviour.lists_referrers:
-        deleted = scene.there.manifests.pop(name)
-        assert "is listed, but not found" in scene.refused()
-        scene.there.manifests[name] = deleted
+    each_scene.publish()
+    name, result = each_scene.attached(SMOKE)
+    if not each_scene.server.behaviour.lists_referrers:
+        deleted = each_scene.there.manifests.pop(name)
+        assert "is listed, but not found" in each_scene.refused()
+        each_scene.there.manifests[name] = deleted
     blob = result["layers"][0]["digest"]
-    scene.there.blobs[blob] = scene.there.blobs[blob][:-1]
-    assert "checksum mismatch" in scene.refused()
+    each_scene.there.blobs[blob] = each_scene.there.blobs[blob][:-1]
+    assert "checksum mismatch" in each_scene.refused()
 
 
 def test_unsigned_attachments(scene: Scene) -> None:

@@ -264,6 +264,7 @@ def test_gnu_tar_unpacks_the_same_tree(tmp_path: Path) -> None:
         assert tree_of_folder(root) == tree_of_layer(blob)
 
 
+@pytest.mark.proof
 def test_the_dockerfiles_command_in_a_real_venv(tmp_path: Path, pip: RealPip) -> None:
     """In a real /opt/venv, with the Dockerfile's command, pip writes the same files as above with --root."""
     wheels = [write_wheel(spec, tmp_path / "wheels") for kind, spec in FIXED.items() if kind != "pip"]
