@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from smoke_tests.allowed import LIST, allowed_unresolved, optional
+from smoke_tests import test_linkage as suite
+from smoke_tests.allowed import LIST, allowed_unresolved, optional, packages_folder
 from smoke_tests.elf import read_elf
 from smoke_tests.linkage import read_linkage, sonames
+from smoke_tests.measure import Measure
 from tests.needs import needs_gcc
 
 pytestmark = needs_gcc
@@ -105,11 +110,11 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
 
 def test_the_list_of_exceptions_is_only_for_the_installed_version() -> None:
     audio = {"name": "torchaudio", "version": "2.7.1+cu118"}
-    pairs = allowed_unresolved([audio], "3.10.12", LIST)
+    pairs = allowed_unresolved([audio], "lib/python3.10/site-packages", LIST)
     assert ["lib/python3.10/site-packages/torchaudio/lib/libtorchaudio_sox.so", "libsox.so"] in pairs
     assert len(pairs) == len({tuple(pair) for pair in pairs})
     assert not any("cufile" in file for file, _ in pairs)
-    assert allowed_unresolved([audio | {"version": "9.9"}], "3.11.2", LIST) == []
+    assert allowed_unresolved([audio | {"version": "9.9"}], "lib/python3.10/site-packages", LIST) == []
 
 
 @pytest.mark.parametrize(
@@ -127,7 +132,92 @@ def test_the_list_of_exceptions_is_only_for_the_installed_version() -> None:
 def test_plugins_may_be_unresolved_in_any_version(file: str, soname: str, expected: bool) -> None:
     """A new release of the library has others, and must not need another list."""
     wheels = [{"name": "nvidia-nvshmem-cu13", "version": "9.9"}, {"name": "triton", "version": "4.0"}]
-    pair = [f"lib/python3.11/site-packages/{file}", soname]
+    site = "lib/python3.11/site-packages"
+    pair = [f"{site}/{file}", soname]
 
-    assert (optional([pair], wheels, "3.11.2") == [pair]) is expected
-    assert allowed_unresolved(wheels, "3.11.2") == []
+    assert (optional([pair], wheels, site) == [pair]) is expected
+    assert allowed_unresolved(wheels, site) == []
+
+
+# --- an image of another Python than the base's: lib/python3.12 is a link to lib/python3.11 ---------
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """/opt/venv of such an image, with two libraries of torchaudio, of which one needs the other."""
+    torchaudio = tmp_path / "lib/python3.11/site-packages/torchaudio/lib"
+    torchaudio.mkdir(parents=True)
+    (tmp_path / "lib/python3.12").symlink_to("python3.11")
+    library(torchaudio, "a")
+    library(torchaudio, "good", "a", rpath="$ORIGIN")
+    return tmp_path
+
+
+LISTED = "lib/python3.11/site-packages/torchaudio/lib/libgood.so.1"
+ENTRY = {
+    "distribution": "torchaudio",
+    "versions": ["2.7.1"],
+    "files": {"torchaudio/lib/libgood.so.1": ["liba.so.1"]},
+}
+
+
+def faults(prefix: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of the check in that environment, whose list has one entry; `import torch` loads no library there."""
+    listed = prefix / "list.json"
+    listed.write_text(json.dumps({"entries": [ENTRY], "optional": []}))
+    facts = {
+        "wheels": [{"name": "torchaudio", "version": "2.7.1"}],
+        "claims": {"python": python},
+    }
+    measure = Measure(suite.VALUES["linkage"], lambda name: None)
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setattr(suite, "probe", lambda name: [])
+    for function in (allowed_unresolved, optional):
+        monkeypatch.setattr(suite, function.__name__, partial(function, listed=listed))
+    suite.test_linkage(facts, measure)
+    return measure.faults()
+
+
+def test_a_listed_library_may_be_missing_below_the_target_of_the_link(
+    linked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (linked / LISTED).with_name("liba.so.1").unlink()
+    assert faults(linked, "3.12.1", monkeypatch) == []
+    assert packages_folder(linked, "3.12.1") == packages_folder(linked, "3.11.2")
+
+
+def test_a_library_that_is_missing_below_the_target_is_reported(
+    linked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = (linked / LISTED).parent
+    library(folder, "another", "a")  # without a path: the library beside it is not found
+    (folder / "liba.so.1").unlink()
+    pair = json.dumps([LISTED.replace("libgood", "libanother"), "liba.so.1"])
+    (fault,) = faults(linked, "3.12.1", monkeypatch)
+    assert fault.startswith("unresolved_not_listed: ")
+    assert pair in fault
+
+
+def test_an_entry_that_does_not_occur_below_the_target_is_reported(
+    linked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fault,) = faults(linked, "3.12.1", monkeypatch)
+    assert fault.startswith("listed_but_resolved: ")
+
+
+def test_the_folder_of_a_third_python_is_not_in_the_list(
+    linked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lib/python3.13 is no link to the packages."""
+    (linked / LISTED).with_name("liba.so.1").unlink()
+    found = faults(linked, "3.13.0", monkeypatch)
+    assert [fault.split(":")[0] for fault in found] == ["unresolved_not_listed", "listed_but_resolved"]
+
+
+def test_packages_outside_of_the_environment_are_an_error(
+    linked: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (linked / "lib/python3.12").unlink()
+    (linked / "lib/python3.12").symlink_to(tmp_path_factory.mktemp("elsewhere"))
+    with pytest.raises(ValueError, match="is not in the subpath"):
+        faults(linked, "3.12.1", monkeypatch)
