@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SITE = Path(sysconfig.get_path("purelib"))
-UNCHECKED = b"\1\0\0\0"  # in a .pyc's header: its hash is that of its source, and Python does not compare them
+UNCHECKED = (
+    b"\1\0\0\0"  # in a .pyc's header: its hash is that of its source, and Python does not compare them
+)
 UNHASHED = re.compile(r"\.pyc$|\.dist-info/RECORD(\.jws|\.p7s)?$")  # the specification lets these go without
 
 
@@ -65,7 +67,7 @@ OTHER_PYTHON = other_python()
 def stale(path):
     """Whether a .pyc is for another Python, or is hash-based and was made from another source.
 
-    Python does not compare unchecked ones. Byte-code for `OTHER_PYTHON` must be unchecked, as torchkiln makes it.
+    Python does not compare unchecked ones. Those for `OTHER_PYTHON` must be unchecked, as torchkiln's are.
     """
     if path.suffix != ".pyc":
         return False
@@ -86,7 +88,9 @@ def is_for(tag, path):
 
 def made_from(source, magic):
     """The hash of *source* in byte-code of the Python with this magic number; None: there is no source."""
-    return _imp.source_hash(int.from_bytes(magic, "little"), source.read_bytes()) if source.is_file() else None
+    if not source.is_file():
+        return None
+    return _imp.source_hash(int.from_bytes(magic, "little"), source.read_bytes())
 
 
 def source_of(path):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import partial
+import venv
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from smoke_tests import test_linkage as suite
-from smoke_tests.allowed import LIST, allowed_unresolved, optional, packages_folder
+from smoke_tests.allowed import LIST, allowed_unresolved, optional
 from smoke_tests.elf import read_elf
 from smoke_tests.linkage import read_linkage, sonames
-from smoke_tests.measure import Measure
 from tests.needs import needs_gcc
+from tests.smoke_mutants.mutant import broken, pytest_folder
+from tests.smoke_suites import CLAIMS, SUITE, findings, run_suite, suite_with
 
 pytestmark = needs_gcc
 
@@ -141,83 +143,75 @@ def test_plugins_may_be_unresolved_in_any_version(file: str, soname: str, expect
 
 # --- an image of another Python than the base's: lib/python3.12 is a link to lib/python3.11 ---------
 
+OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
+BASE = "3.11" if OWN != "3.11" else "3.12"  # the base's Python, whose folder has the packages
+LIBRARIES = f"lib/python{BASE}/site-packages/torchaudio/lib"
+LIST_OF_ONE = {
+    "entries": [
+        {
+            "distribution": "torchaudio",
+            "versions": ["2.7.1"],
+            "files": {"torchaudio/lib/libgood.so.1": ["liba.so.1"]},
+        }
+    ],
+    "optional": [],
+}
+
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
     """/opt/venv of such an image, with two libraries of torchaudio, of which one needs the other."""
-    torchaudio = tmp_path / "lib/python3.11/site-packages/torchaudio/lib"
-    torchaudio.mkdir(parents=True)
-    (tmp_path / "lib/python3.12").symlink_to("python3.11")
-    library(torchaudio, "a")
-    library(torchaudio, "good", "a", rpath="$ORIGIN")
-    return tmp_path
+    prefix = tmp_path / "venv"
+    venv.create(prefix, with_pip=False, symlinks=True)
+    (prefix / f"lib/python{OWN}").rename(prefix / f"lib/python{BASE}")
+    (prefix / f"lib/python{OWN}").symlink_to(f"python{BASE}")
+    folder = prefix / LIBRARIES
+    folder.mkdir(parents=True)
+    library(folder, "a")
+    library(folder, "good", "a", rpath="$ORIGIN")
+    (folder.parents[1] / "torch.py").write_text("")
+    return prefix
 
 
-LISTED = "lib/python3.11/site-packages/torchaudio/lib/libgood.so.1"
-ENTRY = {
-    "distribution": "torchaudio",
-    "versions": ["2.7.1"],
-    "files": {"torchaudio/lib/libgood.so.1": ["liba.so.1"]},
-}
+def run(prefix: Path, python: str = f"{OWN}.0") -> Mapping[str, Any]:
+    """The finding of the check in that environment, with a list of one entry."""
+    folder = prefix.parent
+    suite = suite_with(folder / "suite", {"test_linkage.py": (SUITE / "test_linkage.py").read_text()})
+    (suite / LIST.name).write_text(json.dumps(LIST_OF_ONE))
+    wheels = [{"name": "torchaudio", "version": "2.7.1"}]
+    facts = {"schema": 1, "claims": {**CLAIMS, "python": python}, "labels": {}, "wheels": wheels}
+    interpreter, harness = str(prefix / "bin/python"), Path(pytest_folder())
+    return findings(run_suite(suite, folder, python=interpreter, facts=facts, wheels=harness))["linkage"]
 
 
-def faults(prefix: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Of the check in that environment, whose list has one entry; `import torch` loads no library there."""
-    listed = prefix / "list.json"
-    listed.write_text(json.dumps({"entries": [ENTRY], "optional": []}))
-    facts = {
-        "wheels": [{"name": "torchaudio", "version": "2.7.1"}],
-        "claims": {"python": python},
-    }
-    measure = Measure(suite.VALUES["linkage"], lambda name: None)
-    monkeypatch.setattr(sys, "prefix", str(prefix))
-    monkeypatch.setattr(suite, "probe", lambda name: [])
-    for function in (allowed_unresolved, optional):
-        monkeypatch.setattr(suite, function.__name__, partial(function, listed=listed))
-    suite.test_linkage(facts, measure)
-    return measure.faults()
+def test_a_listed_library_may_be_missing_below_the_target_of_the_link(linked: Path) -> None:
+    (linked / LIBRARIES / "liba.so.1").unlink()
+    found = run(linked)
+    assert (found["outcome"], found["message"]) == ("passed", "")
+    assert found["measured"]["unresolved"] == [[f"{LIBRARIES}/libgood.so.1", "liba.so.1"]]
 
 
-def test_a_listed_library_may_be_missing_below_the_target_of_the_link(
-    linked: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (linked / LISTED).with_name("liba.so.1").unlink()
-    assert faults(linked, "3.12.1", monkeypatch) == []
-    assert packages_folder(linked, "3.12.1") == packages_folder(linked, "3.11.2")
+def test_a_library_that_is_missing_below_the_target_is_reported(linked: Path) -> None:
+    library(linked / LIBRARIES, "another", "a")  # without a path: the library beside it is not found
+    (linked / LIBRARIES / "liba.so.1").unlink()
+    found = run(linked)
+    assert broken(found) == ["unresolved_not_listed"]
+    assert str([f"{LIBRARIES}/libanother.so.1", "liba.so.1"]) in found["message"]
 
 
-def test_a_library_that_is_missing_below_the_target_is_reported(
-    linked: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = (linked / LISTED).parent
-    library(folder, "another", "a")  # without a path: the library beside it is not found
-    (folder / "liba.so.1").unlink()
-    pair = json.dumps([LISTED.replace("libgood", "libanother"), "liba.so.1"])
-    (fault,) = faults(linked, "3.12.1", monkeypatch)
-    assert fault.startswith("unresolved_not_listed: ")
-    assert pair in fault
+def test_an_entry_that_does_not_occur_below_the_target_is_reported(linked: Path) -> None:
+    assert broken(run(linked)) == ["listed_but_resolved"]
 
 
-def test_an_entry_that_does_not_occur_below_the_target_is_reported(
-    linked: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (fault,) = faults(linked, "3.12.1", monkeypatch)
-    assert fault.startswith("listed_but_resolved: ")
+def test_the_packages_must_be_those_of_the_locked_python(linked: Path) -> None:
+    """The folder of a third one is no link to them."""
+    (linked / LIBRARIES / "liba.so.1").unlink()
+    assert broken(run(linked, python="3.10.1")) == ["unresolved_not_listed", "listed_but_resolved"]
 
 
-def test_the_folder_of_a_third_python_is_not_in_the_list(
-    linked: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """lib/python3.13 is no link to the packages."""
-    (linked / LISTED).with_name("liba.so.1").unlink()
-    found = faults(linked, "3.13.0", monkeypatch)
-    assert [fault.split(":")[0] for fault in found] == ["unresolved_not_listed", "listed_but_resolved"]
-
-
-def test_packages_outside_of_the_environment_are_an_error(
-    linked: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (linked / "lib/python3.12").unlink()
-    (linked / "lib/python3.12").symlink_to(tmp_path_factory.mktemp("elsewhere"))
-    with pytest.raises(ValueError, match="is not in the subpath"):
-        faults(linked, "3.12.1", monkeypatch)
+def test_packages_outside_of_the_environment_are_refused(linked: Path) -> None:
+    (linked / f"lib/python{BASE}").rename(linked.parent / "elsewhere")
+    (linked / f"lib/python{OWN}").unlink()
+    (linked / f"lib/python{OWN}").symlink_to("../../elsewhere")
+    library(linked / "lib", "c")
+    assert "is not in the subpath of" in run(linked)["message"]

@@ -149,8 +149,8 @@ OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 ALPHA = b"NAME = 'alpha'\n"
 # Headers of byte-code for alpha/__init__.py that these Pythons made, with UNCHECKED_HASH.
 HEADERS = {
-    "3.11": bytes.fromhex("@311@"),
-    "3.12": bytes.fromhex("@312@"),
+    "3.11": bytes.fromhex("a70d0d0a0100000073d64148fbcd2efe"),
+    "3.12": bytes.fromhex("cb0d0d0a0100000007f0d6c16de046da"),
 }
 BASE = "3.11" if OWN != "3.11" else "3.12"  # the base's Python, whose folder has the packages
 TAG = f"cpython-{BASE.replace('.', '')}"
