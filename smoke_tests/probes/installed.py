@@ -74,16 +74,11 @@ def stale(path):
     head = path.open("rb").read(16)
     if head[:4] == importlib.util.MAGIC_NUMBER:
         hash_based = bool(head[4] & 1)
-    elif OTHER_PYTHON and is_for(OTHER_PYTHON, path) and head[4:8] == UNCHECKED:
+    elif OTHER_PYTHON and path.stem.endswith(f".{OTHER_PYTHON}") and head[4:8] == UNCHECKED:
         hash_based = True
     else:
         return True
     return hash_based and made_from(source_of(path), head[:4]) != head[8:]
-
-
-def is_for(tag, path):
-    """Whether the name of a .pyc says that it is for the Python of *tag*, without a level of optimization."""
-    return path.parent.name == "__pycache__" and path.stem.endswith(f".{tag}")
 
 
 def made_from(source, magic):

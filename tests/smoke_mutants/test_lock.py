@@ -196,6 +196,8 @@ def test_byte_code_for_another_python_is_stale_in_an_ordinary_image(linked: Path
     assert seen(linked)["stale"] == [FOREIGN]
     (lib / f"python{BASE}").mkdir()
     assert seen(linked)["stale"] == [FOREIGN]
+    named = _under_this_pythons_name(linked)
+    assert seen(linked)["stale"] == [named]
 
 
 @pytest.mark.parametrize("target", ["python3", "python", f"../python{BASE}", "python2.7"])
