@@ -1,4 +1,4 @@
-"""Builds wheels from sdists by their own backends, in a sandbox of the image's base and Python without network.
+"""Builds wheels from sdists by their own backends, in a sandbox of the image without network.
 
 Sdists and backends are not trusted. An sdist is unpacked in the sandbox only, and what it prints is a wheel
 only if the readers of wheels accept it.
