@@ -11,10 +11,21 @@ from typing import Any
 LIST = Path(__file__).with_name("allowed_unresolved.json")
 
 
+def packages_folder(prefix: Path, python: str) -> str:
+    """The folder of the packages for Python *python*, "3.11.2", relative to *prefix*, without links.
+
+    In an image of another Python than the base's, lib/python3.12 is a link to lib/python3.11.
+
+    :raises ValueError: it is not below *prefix*.
+    """
+    folder = prefix / f"lib/python{'.'.join(python.split('.')[:2])}/site-packages"
+    return folder.resolve().relative_to(prefix.resolve()).as_posix()
+
+
 def allowed_unresolved(
-    wheels: Iterable[Mapping[str, Any]], python: str, listed: Path = LIST
+    wheels: Iterable[Mapping[str, Any]], site: str, listed: Path = LIST
 ) -> list[list[str]]:
-    """Sorted pairs that are unresolved in an image with *wheels*.
+    """Sorted pairs that are unresolved in an image with *wheels*, whose packages are in the folder *site*.
 
     An entry applies if one of its versions of its distribution is installed.
     """
@@ -24,11 +35,11 @@ def allowed_unresolved(
         for entry in json.loads(listed.read_bytes())["entries"]
         if installed.get(entry["distribution"]) in entry["versions"]
     ]
-    return sorted([file, soname] for file, soname in _pairs(entries, python))
+    return sorted([file, soname] for file, soname in _pairs(entries, site))
 
 
 def optional(
-    pairs: Iterable[Sequence[str]], wheels: Iterable[Mapping[str, Any]], python: str, listed: Path = LIST
+    pairs: Iterable[Sequence[str]], wheels: Iterable[Mapping[str, Any]], site: str, listed: Path = LIST
 ) -> list[list[str]]:
     """The *pairs* that may be unresolved or not, in any version of the distribution that has the file.
 
@@ -38,12 +49,11 @@ def optional(
     entries = [
         entry for entry in json.loads(listed.read_bytes())["optional"] if entry["distribution"] in installed
     ]
-    patterns = list(_pairs(entries, python))
+    patterns = list(_pairs(entries, site))
     return [list(pair) for pair in pairs if any(_matches(pair, pattern) for pattern in patterns)]
 
 
-def _pairs(entries: Iterable[Mapping[str, Any]], python: str) -> Iterator[tuple[str, str]]:
-    site = f"lib/python{'.'.join(python.split('.')[:2])}/site-packages"
+def _pairs(entries: Iterable[Mapping[str, Any]], site: str) -> Iterator[tuple[str, str]]:
     for entry in entries:
         for file, needed in entry["files"].items():
             yield from ((f"{site}/{file}", soname) for soname in needed)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smoke_tests.allowed import allowed_unresolved, optional
+from smoke_tests.allowed import allowed_unresolved, optional, packages_folder
 from smoke_tests.linkage import read_linkage, sonames
 from smoke_tests.probe import probe
 
@@ -45,8 +45,8 @@ def test_linkage(facts, measure):
     measure("found_by_torch_only", [pair for pair in linkage.unfound if pair[1] in loaded])
     measure("import_torch", error)
     measure("unresolved", unresolved)
-    wheels, python = facts["wheels"], facts["claims"]["python"]
-    listed, may = allowed_unresolved(wheels, python), optional(unresolved, wheels, python)
+    wheels, site = facts["wheels"], packages_folder(prefix, facts["claims"]["python"])
+    listed, may = allowed_unresolved(wheels, site), optional(unresolved, wheels, site)
     measure("unresolved_not_listed", [pair for pair in unresolved if pair not in listed + may])
     measure("listed_but_resolved", [pair for pair in listed if pair not in unresolved])
     measure("unversioned", list(linkage.unversioned))

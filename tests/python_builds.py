@@ -98,9 +98,9 @@ def real_archive(python: Path, folder: Path) -> tuple[Path, PythonArchive]:
     left_out = (
         *("test", "tests", "site-packages", "idlelib", "tkinter", "lib2to3", "turtledemo", "pydoc_data"),
         *("ensurepip", "share", "__pycache__", "*.a", "distutils", "unittest", "asyncio", "config-*"),
-        *("multiprocessing", "concurrent", "email", "xml*", "http", "urllib", "sqlite3", "curses", "ctypes"),
+        *("multiprocessing", "xml*", "http", "sqlite3", "curses", "ctypes"),
         *("turtle.py", "_py*.py", "_test*", "_decimal*", "_ctypes*", "_codecs_*", "_sqlite3*", "_tkinter*"),
-        *("pyexpat*", "_elementtree*", "_ssl*", "_curses*", "internal", "dbm", "wsgiref", "venv", "logging"),
+        *("pyexpat*", "_elementtree*", "_ssl*", "_curses*", "internal", "dbm", "wsgiref", "venv"),
     )
     root = folder / "tree"
     shutil.copytree(python, root / "python", symlinks=True, ignore=shutil.ignore_patterns(*left_out))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tests.planned import locked
@@ -11,7 +11,8 @@ from tests.roots import entries_of, tar_of
 from tests.shared_libraries import Lib, compiled
 from tests.unpublished import locked_wheel
 from tests.wheels import make_wheel
-from torchkiln.model.lock import LockedBase, LockedWheel
+from torchkiln.model.layer import Blob
+from torchkiln.model.lock import LockedBase, LockedStandalone, LockedWheel
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.store.store import Store
 from torchkiln.symbols.check import check_wheels
@@ -72,6 +73,7 @@ class Scene:
     store: Store
     fixed: tuple[LockedWheel, ...]
     base: LockedBase
+    standalone: LockedStandalone | None = None
 
     def wheel(self, name: str, libraries: Mapping[str, Lib | bytes], tag: str = CP311) -> LockedWheel:
         """A wheel with *libraries* by path, in the cache."""
@@ -79,7 +81,7 @@ class Scene:
 
     def check(self, *wheels: LockedWheel) -> Fit:
         """Check *wheels* as those that a project adds."""
-        return check_wheels(wheels, self.fixed, self.base, self.store)
+        return check_wheels(wheels, self.fixed, self.base, self.store, self.standalone)
 
     def sentences(self, *wheels: LockedWheel) -> list[str]:
         """The faults of *wheels*; everything could be read."""
@@ -105,6 +107,32 @@ def stored(
     return wheel
 
 
+def put_layer(root: Path, store: Store) -> Blob:
+    """A layer with the files in *root*, in *store*."""
+    blob, encoded = encode_bytes(tar_of(entries_of(root)))
+    temporary = store.temporary("layer")
+    temporary.write_bytes(blob)
+    store.adopt(temporary, store.blob(encoded.digest))
+    return encoded
+
+
+def with_python(below: Scene, folder: Path, files: Mapping[str, Lib | bytes]) -> Scene:
+    """*below* with a standalone Python 3.12.8 that has *files*, by path below /opt/python."""
+    for path, lib in files.items():
+        place = folder / "opt/python" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(compiled(lib) if isinstance(lib, Lib) else lib)
+    standalone = LockedStandalone(
+        version="3.12.8",
+        filename="cpython.tar.gz",
+        sha256="3" * 64,
+        archive_size=1,
+        **asdict(put_layer(folder, below.store)),
+        encoder="",
+    )
+    return replace(below, standalone=standalone)
+
+
 def scene(folder: Path) -> Scene:
     """The image below, in a new cache."""
     store = Store(folder / "cache")
@@ -117,17 +145,7 @@ def scene(folder: Path) -> Scene:
     (libraries / "libstdc++.so.6").symlink_to("libstdc++.so.6.0.30")
     (root / "usr/bin").mkdir()
     (root / "usr/bin/python3.11").write_bytes(compiled(PYTHON))
-    blob, encoded = encode_bytes(tar_of(entries_of(root)))
-    temporary = store.temporary("base")
-    temporary.write_bytes(blob)
-    store.adopt(temporary, store.blob(encoded.digest))
-    base = replace(
-        locked().base,
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
-    )
+    base = replace(locked().base, **asdict(put_layer(root, store)))
     fixed = tuple(
         stored(store, folder / name, name, version, paths) for (name, version), paths in BELOW.items()
     )

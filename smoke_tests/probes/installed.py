@@ -1,5 +1,6 @@
 """List the distributions of this environment, and compare every file, .pyc too, with its RECORD."""
 
+import _imp
 import base64
 import csv
 import hashlib
@@ -13,6 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SITE = Path(sysconfig.get_path("purelib"))
+UNCHECKED = (
+    b"\1\0\0\0"  # in a .pyc's header: its hash is that of its source, and Python does not compare them
+)
 UNHASHED = re.compile(r"\.pyc$|\.dist-info/RECORD(\.jws|\.p7s)?$")  # the specification lets these go without
 
 
@@ -44,18 +48,44 @@ def judge(row):
     return ("changed", name) if digest(path, expected.partition("=")[0]) != expected.rstrip("=") else None
 
 
+def other_python():
+    """The tag of the Python whose folder the packages are in, `cpython-311`; None: that of this Python.
+
+    In an image of another Python than the base's, lib/python3.12 is a link to lib/python3.11, and layers that
+    both images have contain byte-code for the base's Python.
+    """
+    folder = SITE.parent
+    target = folder.resolve()
+    version = re.fullmatch(r"python(\d+)\.(\d+)", target.name)
+    linked = folder.is_symlink() and target.parent == folder.parent.resolve()
+    return f"cpython-{version[1]}{version[2]}" if linked and version else None
+
+
+OTHER_PYTHON = other_python()
+
+
 def stale(path):
-    """Whether a hash-based .pyc was made from another source; Python does not check unchecked ones."""
+    """Whether a .pyc is for another Python, or is hash-based and was made from another source.
+
+    Python does not compare unchecked ones. Those for `OTHER_PYTHON` must be unchecked, as torchkiln's are.
+    """
     if path.suffix != ".pyc":
         return False
     head = path.open("rb").read(16)
-    if head[:4] != importlib.util.MAGIC_NUMBER:
+    if head[:4] == importlib.util.MAGIC_NUMBER:
+        hash_based = bool(head[4] & 1)
+    elif OTHER_PYTHON and path.stem.endswith(f".{OTHER_PYTHON}") and head[4:8] == UNCHECKED:
+        hash_based = True
+    else:
         return True
-    source = source_of(path)
-    hash_based = head[4] & 1
-    return bool(hash_based) and (
-        not source.is_file() or importlib.util.source_hash(source.read_bytes()) != head[8:]
-    )
+    return hash_based and made_from(source_of(path), head[:4]) != head[8:]
+
+
+def made_from(source, magic):
+    """The hash of *source* in byte-code of the Python with this magic number; None: there is no source."""
+    if not source.is_file():
+        return None
+    return _imp.source_hash(int.from_bytes(magic, "little"), source.read_bytes())
 
 
 def source_of(path):

@@ -2,201 +2,69 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
-from tests.cells import HostPython, noise
 from tests.layers import tree_of_layer
 from tests.needs import needs_namespaces
 from tests.planned import FACTS, locked
-from tests.pool_worker import in_this_process
-from tests.python_builds import another_python, archive_in, matrix_with, minor_of, real_archive
-from tests.roots import entry, tar_of
+from tests.python_builds import another_python, archive_in
 from tests.servers.cuda_archives import mirror, serve
 from tests.servers.index_server import IndexServer
-from tests.unpublished import FakeIndex, locked_wheel
-from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.base.interpreter import LIBRARIES, LOADER
-from torchkiln.build import confined, wheel_layers
-from torchkiln.build.build import BuildOptions
-from torchkiln.build.build import build as build_locked
-from torchkiln.build.environment import Environment
+from tests.smoke_suites import SUITE
+from tests.standalone_scene import (
+    OWN,
+    SITE,
+    Build,
+    Images,
+    Made,
+    images_in,
+    made_of,
+    put_base,
+    python_of_environment,
+    pythons,
+    real_build,
+    small_build,
+    started,
+)
+from tests.unpublished import FakeIndex
 from torchkiln.build.standalone import StandalonePythons
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.resolve import resolve
-from torchkiln.matrix.select import Selection, select
-from torchkiln.model.cell import PythonArchive
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltImage
-from torchkiln.model.lock import LockedBase, LockedCell, LockedStandalone
+from torchkiln.model.lock import LockedStandalone
 from torchkiln.model.progress import Silent
-from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layout import Layout
-from torchkiln.oci.tar import parents
-from torchkiln.oci.unpack import LayerBlob, unpack
-from torchkiln.oci.validate.validate import validate
+from torchkiln.oci.unpack import unpack
 from torchkiln.publish.rebuild import RebuildContext, rebuild
-from torchkiln.runtimes import sandbox
+from torchkiln.runtimes.workshop import Job, run_enclosed
 from torchkiln.store.store import Store
 
-HOST = ".".join(map(str, sys.version_info[:3]))
-OWN = ".".join(map(str, sys.version_info[:2]))
-STATUS = f"""\
-Package: python{OWN}-minimal
-Status: install ok installed
-Architecture: amd64
-Version: {HOST}-1
-"""
-SITE = f"opt/venv/lib/python{OWN}/site-packages"
-# Of the C library, and those that modules of the standard library need.
-LIBRARIES_OF_BASE = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libz.so.1", "libcrypto.so.3")
 pytestmark = needs_namespaces
 
 
-def base_tar() -> bytes:
-    """A base: the host's C library, a venv as Debian's base has it, and a Python that does not run."""
-    host = Path("/") / LIBRARIES
-    found = [name for name in LIBRARIES_OF_BASE if (host / name).exists()]
-    name = f"python{OWN}"
-    entries = [
-        entry("var/lib/dpkg/status", STATUS.encode(), mode=0o644),
-        entry(f"usr/bin/{name}", b"#!/bin/sh\n"),
-        entry(f"usr/lib/{name}/os.py", b""),
-        entry(LOADER, (Path("/") / LOADER).resolve().read_bytes()),
-        *(entry(f"{LIBRARIES}/{library}", (host / library).resolve().read_bytes()) for library in found),
-        entry("opt/venv/bin/python3", kind=b"2", to=f"/usr/bin/{name}"),
-        entry(f"opt/venv/bin/{name}", kind=b"2", to="python3"),
-        entry("opt/venv/pyvenv.cfg", b"home = /usr/bin\n", mode=0o644),
-        entry(f"{SITE}/x", b""),
-    ]
-    folders = {folder for info, _ in entries for folder in parents(info.name)}
-    return tar_of([*(entry(f"{folder}/", kind=b"5") for folder in sorted(folders)), *entries])
-
-
-def put_base(store: Store) -> LockedBase:
-    """The lock of that base, whose blob is in *store*."""
-    blob, encoded = encode_bytes(base_tar())
-    temporary = store.temporary("base")
-    temporary.write_bytes(blob)
-    store.adopt(temporary, store.blob(encoded.digest))
-    return replace(locked().base, python=HOST, **asdict(encoded))
-
-
-def pythons(store: Store, path: Path) -> StandalonePythons:
-    return StandalonePythons(store=store, environ={}, locate=lambda _: str(path))
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    return real_build(tmp_path_factory.mktemp("python"))
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PythonArchive, str]:
-    """The archive of another CPython, and its version, "3.12"."""
-    python = another_python(OWN)
-    return *real_archive(python, tmp_path_factory.mktemp("python")), minor_of(python)
+def made(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return made_of(build, tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
-def made(
-    build: tuple[Path, PythonArchive, str], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Store, LockedBase, LockedStandalone]:
-    """A store with the base and the layer of that Python."""
-    store = Store(tmp_path_factory.mktemp("cache"))
-    base = put_base(store)
-    path, archive, python = build
-    return store, base, pythons(store, path).make(archive, python, base)
-
-
-def small_wheels(folder: Path) -> list[Path]:
-    """torch, and a library of NVIDIA, each with a layer of its own."""
-    code = b"def answer():\n    return 42\n"
-    return [
-        write_wheel(
-            WheelSpec(
-                name=name,
-                files=(
-                    File(path=f"{module}/__init__.py", data=code),
-                    File(path=f"{module}/tests/test_x.py", data=code),
-                    File(path=f"{module}/lib.so", data=noise(name, 200_000), mode=0o755),
-                ),
-            ),
-            folder,
-        )
-        for name, module in (("torch", "torch"), ("nvidia_cublas_cu12", "nvidia/cublas"))
-    ]
-
-
-@contextmanager
-def small_build() -> Iterator[None]:
-    """Small wheels have layers of their own, and the base's Python is the host's."""
-
-    def interpreter(
-        base: LockedBase, there: Store, standalone: LockedStandalone | None = None
-    ) -> HostPython | confined.ConfinedPython:
-        return confined.interpreter(base, there, standalone) if standalone else HostPython()
-
-    with (
-        patch("torchkiln.plan.layers.BIG_WHEEL", 100_000),
-        patch.object(wheel_layers, "interpreter", interpreter),
-        in_this_process(),
-    ):
-        yield
-
-
-@dataclass(frozen=True, kw_only=True)
-class Images:
-    """The images of one cell with the base's Python and with the other, in a layout."""
-
-    own: BuiltImage
-    other: BuiltImage
-    cell: LockedCell  # of the latter
-    grid: Matrix
-    wheels: list[Path]
-    layout: Path
-    store: Store
-
-    @property
-    def layers(self) -> list[LayerBlob]:
-        """Those of the other."""
-        blobs = (layer.blob for layer in self.other.layers)
-        return [LayerBlob(path=self.store.blob(blob.digest), diff_id=blob.diff_id) for blob in blobs]
-
-
-@pytest.fixture(scope="module")
-def images(
-    build: tuple[Path, PythonArchive, str],
-    made: tuple[Store, LockedBase, LockedStandalone],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Images:
-    """Built from one set of wheels."""
-    _, archive, python = build
-    store, base, standalone = made
-    folder = tmp_path_factory.mktemp("images")
-    wheels, layout = small_wheels(folder), folder / "layout"
-    named = tuple(sorted((locked_wheel(wheel) for wheel in wheels), key=lambda wheel: wheel.name))
-    grid = matrix_with(archive.filename, archive.sha256, FACTS, python)
-    (cell,) = select(Selection(python=(python,)), grid)
-    own = replace(locked(), wheels=named, base=base)
-    other = replace(own, resolution=resolve(cell, grid, FACTS), standalone=standalone)
-    environment = Environment(store=store, fetcher=FakeIndex(wheels), observer=Silent())
-    with small_build():
-        first, second = (
-            build_locked(each, grid, FACTS, layout, environment, options=BuildOptions()).image
-            for each in (own, other)
-        )
-    assert validate(layout) == ()
-    return Images(own=first, other=second, cell=other, grid=grid, wheels=wheels, layout=layout, store=store)
+def images(build: Build, made: Made, tmp_path_factory: pytest.TempPathFactory) -> Images:
+    return images_in(tmp_path_factory.mktemp("images"), build, made)
 
 
 def test_the_same_archive_gives_the_same_layer(
-    build: tuple[Path, PythonArchive, str],
-    made: tuple[Store, LockedBase, LockedStandalone],
+    build: Build,
+    made: Made,
     tmp_path: Path,
 ) -> None:
     """In another cache; in the same one without the archive. Byte-code is for its Python, by its Python."""
@@ -241,9 +109,7 @@ def test_nvidias_layer_is_the_same_and_the_others_differ(
     assert own["torch 1.0"].size > other["torch 1.0"].size
 
 
-def test_packages_are_in_one_folder_with_byte_code_of_their_python(
-    build: tuple[Path, PythonArchive, str], images: Images
-) -> None:
+def test_packages_are_in_one_folder_with_byte_code_of_their_python(build: Build, images: Images) -> None:
     """Of tests none, in the layers of the other Python."""
     own, tag = OWN.replace(".", ""), build[2].replace(".", "")
     nvidia, torch = (tree_of_layer(images.layers[number].path.read_bytes()) for number in (1, 3))
@@ -255,8 +121,8 @@ def test_packages_are_in_one_folder_with_byte_code_of_their_python(
 
 
 def test_the_python_runs_in_the_image(
-    build: tuple[Path, PythonArchive, str],
-    made: tuple[Store, LockedBase, LockedStandalone],
+    build: Build,
+    made: Made,
     images: Images,
     tmp_path: Path,
 ) -> None:
@@ -269,11 +135,7 @@ def test_the_python_runs_in_the_image(
         " torch.answer() + nvidia.cublas.answer(), torch.__cached__)"
     )
     python, tag = build[2], build[2].replace(".", "")
-    libraries = f"/{LIBRARIES}:/opt/python/lib"
-    argv = [f"/{LOADER}", "--library-path", libraries, "/opt/venv/bin/python3", "-B", "-c", code]
-    ran = subprocess.run(
-        [*sandbox.command(root, {"LC_ALL": "C"}), *argv], capture_output=True, text=True, check=False
-    )
+    ran = subprocess.run(started(root, code), capture_output=True, text=True, check=False)
 
     site = f"/opt/venv/lib/python{python}/site-packages"
     cached = f"{site}/torch/__pycache__/__init__.cpython-{tag}.pyc"
@@ -281,6 +143,32 @@ def test_the_python_runs_in_the_image(
     assert ran.stdout.split() == [made[2].version, "/opt/venv", "/opt/python", site, "84", cached]
     assert not (root / f"opt/venv/bin/python{OWN}").is_symlink()
     assert (root / f"opt/venv/lib/python{python}").readlink() == Path(f"python{OWN}")
+
+
+def test_the_smoke_check_of_files_accepts_byte_code_for_the_bases_python_alone(
+    images: Images, tmp_path: Path
+) -> None:
+    """In NVIDIA's layer, as the base's Python made it; not after a change of its header or its source."""
+    root, probe = tmp_path / "root", (SUITE / "probes/installed.py").read_text()
+    unpack(images.layers, root)
+    (root / "tmp").mkdir()
+    kinds = ("absent", "changed", "unhashed", "stale")
+
+    def seen() -> dict[str, list[str]]:
+        ran = run_enclosed(Job(root=root, argv=python_of_environment("-I", "-c", probe), env={"LC_ALL": "C"}))
+        assert ran.log == ""
+        found = json.loads(ran.output)
+        return {kind: found[kind] for kind in kinds if found[kind]}
+
+    assert seen() == {}
+    package = root / SITE / "nvidia/cublas"
+    code = package / f"__pycache__/__init__.cpython-{OWN.replace('.', '')}.pyc"
+    named, data = str(code.relative_to(root / SITE)), code.read_bytes()
+    code.write_bytes(data[:8] + bytes((data[8] ^ 1,)) + data[9:])
+    assert seen() == {"stale": [named]}
+    code.write_bytes(data)
+    (package / "__init__.py").write_text("x = 1\n")
+    assert seen() == {"changed": ["nvidia/cublas/__init__.py"], "stale": [named]}
 
 
 class Reading:
@@ -345,8 +233,8 @@ def test_a_python_that_does_not_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_layer_of_a_lock_comes_from_the_cache_a_file_or_the_archive(
-    build: tuple[Path, PythonArchive, str],
-    made: tuple[Store, LockedBase, LockedStandalone],
+    build: Build,
+    made: Made,
     tmp_path: Path,
 ) -> None:
     """Another file or another layer of the archive is refused."""
@@ -369,8 +257,8 @@ def test_the_layer_of_a_lock_comes_from_the_cache_a_file_or_the_archive(
 
 
 def test_the_archive_is_downloaded_from_a_url(
-    build: tuple[Path, PythonArchive, str],
-    made: tuple[Store, LockedBase, LockedStandalone],
+    build: Build,
+    made: Made,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
+import venv
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +16,8 @@ from smoke_tests.allowed import LIST, allowed_unresolved, optional
 from smoke_tests.elf import read_elf
 from smoke_tests.linkage import read_linkage, sonames
 from tests.needs import needs_gcc
+from tests.smoke_mutants.mutant import broken, pytest_folder
+from tests.smoke_suites import CLAIMS, SUITE, findings, run_suite, suite_with
 
 pytestmark = needs_gcc
 
@@ -105,11 +112,11 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
 
 def test_the_list_of_exceptions_is_only_for_the_installed_version() -> None:
     audio = {"name": "torchaudio", "version": "2.7.1+cu118"}
-    pairs = allowed_unresolved([audio], "3.10.12", LIST)
+    pairs = allowed_unresolved([audio], "lib/python3.10/site-packages", LIST)
     assert ["lib/python3.10/site-packages/torchaudio/lib/libtorchaudio_sox.so", "libsox.so"] in pairs
     assert len(pairs) == len({tuple(pair) for pair in pairs})
     assert not any("cufile" in file for file, _ in pairs)
-    assert allowed_unresolved([audio | {"version": "9.9"}], "3.11.2", LIST) == []
+    assert allowed_unresolved([audio | {"version": "9.9"}], "lib/python3.10/site-packages", LIST) == []
 
 
 @pytest.mark.parametrize(
@@ -127,7 +134,84 @@ def test_the_list_of_exceptions_is_only_for_the_installed_version() -> None:
 def test_plugins_may_be_unresolved_in_any_version(file: str, soname: str, expected: bool) -> None:
     """A new release of the library has others, and must not need another list."""
     wheels = [{"name": "nvidia-nvshmem-cu13", "version": "9.9"}, {"name": "triton", "version": "4.0"}]
-    pair = [f"lib/python3.11/site-packages/{file}", soname]
+    site = "lib/python3.11/site-packages"
+    pair = [f"{site}/{file}", soname]
 
-    assert (optional([pair], wheels, "3.11.2") == [pair]) is expected
-    assert allowed_unresolved(wheels, "3.11.2") == []
+    assert (optional([pair], wheels, site) == [pair]) is expected
+    assert allowed_unresolved(wheels, site) == []
+
+
+# --- an image of another Python than the base's: lib/python3.12 is a link to lib/python3.11 ---------
+
+OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
+BASE = "3.11" if OWN != "3.11" else "3.12"  # the base's Python, whose folder has the packages
+LIBRARIES = f"lib/python{BASE}/site-packages/torchaudio/lib"
+LIST_OF_ONE = {
+    "entries": [
+        {
+            "distribution": "torchaudio",
+            "versions": ["2.7.1"],
+            "files": {"torchaudio/lib/libgood.so.1": ["liba.so.1"]},
+        }
+    ],
+    "optional": [],
+}
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """/opt/venv of such an image, with two libraries of torchaudio, of which one needs the other."""
+    prefix = tmp_path / "venv"
+    venv.create(prefix, with_pip=False, symlinks=True)
+    (prefix / f"lib/python{OWN}").rename(prefix / f"lib/python{BASE}")
+    (prefix / f"lib/python{OWN}").symlink_to(f"python{BASE}")
+    folder = prefix / LIBRARIES
+    folder.mkdir(parents=True)
+    library(folder, "a")
+    library(folder, "good", "a", rpath="$ORIGIN")
+    (folder.parents[1] / "torch.py").write_text("")
+    return prefix
+
+
+def run(prefix: Path, python: str = f"{OWN}.0") -> Mapping[str, Any]:
+    """The finding of the check in that environment, with a list of one entry."""
+    folder = prefix.parent
+    suite = suite_with(folder / "suite", {"test_linkage.py": (SUITE / "test_linkage.py").read_text()})
+    (suite / LIST.name).write_text(json.dumps(LIST_OF_ONE))
+    wheels = [{"name": "torchaudio", "version": "2.7.1"}]
+    facts = {"schema": 1, "claims": {**CLAIMS, "python": python}, "labels": {}, "wheels": wheels}
+    interpreter, harness = str(prefix / "bin/python"), Path(pytest_folder())
+    return findings(run_suite(suite, folder, python=interpreter, facts=facts, wheels=harness))["linkage"]
+
+
+def test_a_listed_library_may_be_missing_below_the_target_of_the_link(linked: Path) -> None:
+    (linked / LIBRARIES / "liba.so.1").unlink()
+    found = run(linked)
+    assert (found["outcome"], found["message"]) == ("passed", "")
+    assert found["measured"]["unresolved"] == [[f"{LIBRARIES}/libgood.so.1", "liba.so.1"]]
+
+
+def test_a_library_that_is_missing_below_the_target_is_reported(linked: Path) -> None:
+    library(linked / LIBRARIES, "another", "a")  # without a path: the library beside it is not found
+    (linked / LIBRARIES / "liba.so.1").unlink()
+    found = run(linked)
+    assert broken(found) == ["unresolved_not_listed"]
+    assert str([f"{LIBRARIES}/libanother.so.1", "liba.so.1"]) in found["message"]
+
+
+def test_an_entry_that_does_not_occur_below_the_target_is_reported(linked: Path) -> None:
+    assert broken(run(linked)) == ["listed_but_resolved"]
+
+
+def test_the_packages_must_be_those_of_the_locked_python(linked: Path) -> None:
+    """The folder of a third one is no link to them."""
+    (linked / LIBRARIES / "liba.so.1").unlink()
+    assert broken(run(linked, python="3.10.1")) == ["unresolved_not_listed", "listed_but_resolved"]
+
+
+def test_packages_outside_of_the_environment_are_refused(linked: Path) -> None:
+    (linked / f"lib/python{BASE}").rename(linked.parent / "elsewhere")
+    (linked / f"lib/python{OWN}").unlink()
+    (linked / f"lib/python{OWN}").symlink_to("../../elsewhere")
+    library(linked / "lib", "c")
+    assert "is not in the subpath of" in run(linked)["message"]

@@ -141,3 +141,180 @@ def test_each_fault_is_named(site: Path, mutate: Callable[[Path], None], kind: s
 def test_an_extra_distribution_is_reported(site: Path) -> None:
     install(site, "gamma", {"gamma.py": b""})
     assert seen(site)["installed"]["gamma"] == "1.0"
+
+
+# --- an image of another Python than the base's: lib/python3.12 is a link to lib/python3.11 ---------
+
+OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
+ALPHA = b"NAME = 'alpha'\n"
+# Headers of byte-code for alpha/__init__.py that these Pythons made, with UNCHECKED_HASH.
+HEADERS = {
+    "3.11": bytes.fromhex("a70d0d0a0100000073d64148fbcd2efe"),
+    "3.12": bytes.fromhex("cb0d0d0a0100000007f0d6c16de046da"),
+}
+BASE = "3.11" if OWN != "3.11" else "3.12"  # the base's Python, whose folder has the packages
+TAG = f"cpython-{BASE.replace('.', '')}"
+FOREIGN = f"alpha/__pycache__/__init__.{TAG}.pyc"
+FAULTS = ("broken", "absent", "changed", "unhashed", "stale", "unowned")
+
+
+@pytest.fixture
+def linked(site: Path) -> Path:
+    """site-packages of such an image, with byte-code of alpha for the base's Python only."""
+    lib = site.parents[1]
+    (lib / f"python{OWN}").rename(lib / f"python{BASE}")
+    (lib / f"python{OWN}").symlink_to(f"python{BASE}")
+    own = f"alpha/__pycache__/__init__.{sys.implementation.cache_tag}.pyc"
+    (site / own).unlink()
+    (site / FOREIGN).write_bytes(HEADERS[BASE] + b"code")
+    _rename_in_record(site, own, FOREIGN)
+    return site
+
+
+def _rename_in_record(site: Path, old: str, new: str) -> None:
+    record = site / "alpha-1.0.dist-info" / "RECORD"
+    record.write_text(record.read_text().replace(f"{old},,", f"{new},,"))
+
+
+def _move(site: Path, to: str) -> None:
+    """Give the byte-code for the base's Python another path."""
+    (site / FOREIGN).rename(site / to)
+    _rename_in_record(site, FOREIGN, to)
+
+
+def test_byte_code_for_the_bases_python_is_accepted_below_the_link(linked: Path) -> None:
+    found = seen(linked)
+    assert found["installed"] == {"alpha": "1.0", "beta": "1.0"}
+    assert {kind: found[kind] for kind in FAULTS if found[kind]} == {}
+
+
+def test_byte_code_for_another_python_is_stale_in_an_ordinary_image(linked: Path) -> None:
+    """Without the link; a folder of the other Python beside it changes nothing."""
+    lib = linked.parents[1]
+    (lib / f"python{OWN}").unlink()
+    (lib / f"python{BASE}").rename(lib / f"python{OWN}")
+    assert seen(linked)["stale"] == [FOREIGN]
+    (lib / f"python{BASE}").mkdir()
+    assert seen(linked)["stale"] == [FOREIGN]
+    named = _under_this_pythons_name(linked)
+    assert seen(linked)["stale"] == [named]
+
+
+@pytest.mark.parametrize("target", ["python3", "python", f"../python{BASE}", "python2.7"])
+def test_another_link_accepts_no_byte_code_for_the_bases_python(linked: Path, target: str) -> None:
+    """Neither to a folder without the version of a Python, nor out of lib, nor to that of a third Python."""
+    lib = linked.parents[1]
+    (lib / f"python{OWN}").unlink()
+    (lib / f"python{BASE}").rename(lib / target)
+    (lib / f"python{OWN}").symlink_to(target)
+    assert seen(linked)["stale"] == [FOREIGN]
+
+
+def _another_source(site: Path) -> str:
+    """The RECORD agrees."""
+    source = b"NAME = 'another'\n"
+    digest = base64.urlsafe_b64encode(hashlib.sha256(source).digest()).rstrip(b"=").decode()
+    record = site / "alpha-1.0.dist-info" / "RECORD"
+    row = f"alpha/__init__.py,sha256={digest},{len(source)}"
+    record.write_text(re.sub(r"(?m)^alpha/__init__\.py,.*$", row, record.read_text()))
+    (site / "alpha" / "__init__.py").write_bytes(source)
+    return FOREIGN
+
+
+def _no_source(site: Path) -> str:
+    record = site / "alpha-1.0.dist-info" / "RECORD"
+    record.write_text(re.sub(r"(?m)^alpha/__init__\.py,.*\n", "", record.read_text()))
+    (site / "alpha" / "__init__.py").unlink()
+    return FOREIGN
+
+
+def _by_time(site: Path) -> str:
+    """Python compares time and size of its source; a third one can be meant."""
+    stat = (site / "alpha" / "__init__.py").stat()
+    times = b"".join(number.to_bytes(4, "little") for number in (0, int(stat.st_mtime), stat.st_size))
+    (site / FOREIGN).write_bytes(HEADERS[BASE][:4] + times + b"code")
+    return FOREIGN
+
+
+def _checked_hash(site: Path) -> str:
+    """Not what torchkiln makes."""
+    head = HEADERS[BASE]
+    (site / FOREIGN).write_bytes(head[:4] + b"\3\0\0\0" + head[8:] + b"code")
+    return FOREIGN
+
+
+def _short(site: Path) -> str:
+    (site / FOREIGN).write_bytes(HEADERS[BASE][:15])
+    return FOREIGN
+
+
+def _third_python(site: Path) -> str:
+    to = FOREIGN.replace(TAG, "cpython-39")
+    _move(site, to)
+    return to
+
+
+def _longer_tag(site: Path) -> str:
+    """Of a Python of the same version that is not CPython."""
+    to = FOREIGN.replace(TAG, f"not{TAG}")
+    _move(site, to)
+    return to
+
+
+def _optimized(site: Path) -> str:
+    to = FOREIGN.replace(TAG, f"{TAG}.opt-1")
+    _move(site, to)
+    return to
+
+
+def _beside_its_source(site: Path) -> str:
+    """Which Python would load without the source, were it its own."""
+    to = "alpha/__init__.pyc"
+    _move(site, to)
+    return to
+
+
+def _under_this_pythons_name(site: Path) -> str:
+    """This Python compiles the source again."""
+    to = FOREIGN.replace(TAG, str(sys.implementation.cache_tag))
+    _move(site, to)
+    return to
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        _another_source,
+        _no_source,
+        _by_time,
+        _checked_hash,
+        _short,
+        _third_python,
+        _longer_tag,
+        _optimized,
+        _beside_its_source,
+        _under_this_pythons_name,
+    ],
+)
+def test_other_byte_code_is_stale_below_the_link(linked: Path, mutate: Callable[[Path], str]) -> None:
+    named = mutate(linked)
+    found = seen(linked)
+    assert {kind: found[kind] for kind in FAULTS if found[kind]} == {"stale": [named]}
+
+
+def test_each_byte_of_its_header_counts(linked: Path) -> None:
+    for at in range(16):
+        head = bytearray(HEADERS[BASE])
+        head[at] ^= 1
+        (linked / FOREIGN).write_bytes(bytes(head) + b"code")
+        assert seen(linked)["stale"] == [FOREIGN], at
+
+
+def test_byte_code_of_this_python_is_compared_as_everywhere(linked: Path) -> None:
+    (linked / "beta" / "__init__.py").write_bytes(b"NAME = 'bete'\n")
+    found = seen(linked)
+    own = f"beta/__pycache__/__init__.{sys.implementation.cache_tag}.pyc"
+    assert {kind: found[kind] for kind in FAULTS if found[kind]} == {
+        "changed": ["beta/__init__.py"],
+        "stale": [own],
+    }

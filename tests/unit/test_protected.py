@@ -60,6 +60,7 @@ def test_files_of_the_base_stay() -> None:
     [
         ("opt/venv/bin/python", "is in a folder of the image"),
         ("opt/torchkiln/entrypoint", "is in a folder of the image"),
+        ("opt/python/bin/python3.12", "is in a folder of the image"),
         ("etc/torchkiln/image.json", "is in a folder of the image"),
         ("usr/local/cuda-12.1/lib64/x", "is in a folder of the image"),
         ("usr/local/nvidia/lib/libc.so.6", "is in a folder of the image"),

@@ -27,6 +27,7 @@ from tests.symbol_scene import (
     compiled,
     of_cuda,
     scene,
+    with_python,
 )
 from torchkiln.errors import BadWheel
 from torchkiln.symbols.fit import Fit
@@ -164,6 +165,63 @@ def test_modules_for_another_python_alone(below: Scene) -> None:
     assert below.sentences(below.wheel("both", {old: module(), own: module()})) == []
     assert below.sentences(below.wheel("pure", {old: module()}, tag=f"py3-none-{PLATFORM}")) == []
     assert below.sentences(below.wheel("limited", {old: module(), "x/_D.abi3.so": module()})) == []
+
+
+CP312 = f"cp312-cp312-{PLATFORM}"
+PYTHON_312 = Lib(name="libpython3.12.so.1.0", defines=("PyModule_Create2", "PyNewer_Thing"))
+
+
+@pytest.mark.parametrize("program", [False, True])
+def test_modules_are_checked_against_the_standalone_python(
+    program: bool, below: Scene, tmp_path: Path
+) -> None:
+    """Whose symbols are in its program or in the library of that; the base's Python has others."""
+    path = "bin/python3.12" if program else "lib/libpython3.12.so.1.0"
+    files: dict[str, Lib | bytes] = {path: PYTHON_312}
+    if not program:
+        files |= {"bin/python3.12": b"no symbols", "lib/libpython3.so": Lib(name="x", defines=("PyLong_No",))}
+    image = with_python(below, tmp_path, files)
+    new = below.wheel("new", {"new/_C.so": module("PyNewer_Thing")}, tag=CP312)
+    old = below.wheel("old", {"old/_C.so": module("PyLong_FromLong")}, tag=CP312)
+    stub = below.wheel("stub", {"stub/_C.so": module("PyLong_No")}, tag=CP312)
+
+    assert image.sentences(new) == []
+    assert [fault.library for fault in (*image.check(old).faults, *image.check(stub).faults)] == [
+        "Python"
+    ] * 2
+    older = replace(image, standalone=None)
+    assert [fault.library for fault in older.check(new).faults] == ["Python"]
+    assert older.check(old).faults == ()
+
+
+def test_modules_for_the_bases_python_are_refused_in_the_image_of_another(
+    below: Scene, tmp_path: Path
+) -> None:
+    image = with_python(below, tmp_path, {"bin/python3.12": PYTHON_312})
+    base, own = "x/_C.cpython-311-x86_64-linux-gnu.so", "x/_C.cpython-312-x86_64-linux-gnu.so"
+
+    assert image.sentences(below.wheel("bad", {base: module()}, tag=CP312)) == [
+        f"{base} is a module for CPython 3.11, which Python 3.12 does not import"
+    ]
+    assert image.sentences(below.wheel("sound", {own: module()}, tag=CP312)) == []
+
+
+def test_without_the_layer_of_the_standalone_python_the_rest_is_checked(below: Scene, tmp_path: Path) -> None:
+    image = with_python(below, tmp_path, {"bin/python3.12": PYTHON_312})
+    assert image.standalone
+    image = replace(image, standalone=replace(image.standalone, digest="sha256:" + "0" * 64))
+    found = image.check(
+        below.wheel(
+            "bad",
+            {
+                "bad/_C.so": module("cudaMalloc", needs=(OLD_CUDA,)),
+                "bad/_D.so": replace(module("PyLong_FromLong"), defines=("PyInit__D",)),
+            },
+            tag=CP312,
+        )
+    )
+    assert [fault.library for fault in found.faults] == ["libcudart.so.11.0"]
+    assert found.unread == ("Python 3.12.8",)
 
 
 # What must not be refused: path -> library; none of them is loaded, or all of them find everything.

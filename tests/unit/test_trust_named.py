@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,18 @@ def test_verify_trusts_no_key_of_the_current_folder(scene: Scene, hostile: Path)
     assert (result["verified"], result["trusted"]) == (False, False)
     assert "matrix.yaml: its keys not used; to use this file, add --policy matrix.yaml" in looked.stderr
     assert "not signed by a trusted key" in scene.refused()
+
+
+@pytest.mark.parametrize(("suites", "noted"), [("[]", False), (f'["sha256:{"5" * 64}"]', True)])
+def test_a_matrix_without_torchkilns_earlier_suites_has_no_other_policy(
+    suites: str, noted: bool, scene: Scene, hostile: Path
+) -> None:
+    """Only one that names other suites has."""
+    text, count = re.subn(r"(?m)^  suites:\n(    .*\n)+", f"  suites: {suites}\n", OURS)
+    (hostile / "matrix.yaml").write_text(text)
+
+    assert count == 1
+    assert ("matrix.yaml: its policy not used" in scene.verify("--json").stderr) is noted
 
 
 def test_a_policy_file_that_is_named_counts(scene: Scene, hostile: Path) -> None:

@@ -32,7 +32,7 @@ from torchkiln.oci.encode import ENCODER, encode
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.store.store import Store
 
-_RULES = 2  # raise it when `protected` refuses more, or warns of more
+_RULES = 3  # raise it when `protected` refuses more, or warns of more
 _WHAT = "the layer of OS packages"
 
 

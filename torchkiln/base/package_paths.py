@@ -12,7 +12,7 @@ LIST = re.compile(r"var/lib/dpkg/info/([a-z0-9][a-z0-9+.-]*)(?::[a-z0-9]+)?\.lis
 LIST_LIMIT = 16 << 20  # bytes; the largest lists have two million
 
 _FORBIDDEN = re.compile(
-    rf"({re.escape(PREFIX.lstrip('/'))}|opt/torchkiln|etc/torchkiln|usr/local/cuda[^/]*"
+    rf"({re.escape(PREFIX.lstrip('/'))}|opt/python|opt/torchkiln|etc/torchkiln|usr/local/cuda[^/]*"
     r"|usr/local/nvidia|app)(/.*)?|etc/ld\.so\.preload"
 )
 # The driver's libraries are those of the host: an engine mounts them into the container.

@@ -251,6 +251,8 @@ def _effect(
         "parent": [wheel.sha256 for wheel in locked.wheels],
         "project": [wheel.sha256 for wheel in project.wheels],
         "python": locked.python.version,
+        # The effect has paths, and two systems may have one Python in different folders.
+        **({"folder": locked.python.folder} if locked.python.of_another else {}),
     }
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     if record := store.record(_RECORDS, key):

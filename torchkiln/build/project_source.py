@@ -58,7 +58,7 @@ def source_of(
 
         needs = needs_of(request.folder, parent, store, request.chosen(None))
         code(one.path for one in needs.requirements)  # its faults are reported before a lock is made
-        builder = SandboxedBuilder(store=store, environ=environ, report=report)
+        builder = SandboxedBuilder(store=store, environ=environ, report=report, locate=locks.matrix.locate)
         found = lock_folder(request, locks, store, environ=environ, builder=builder, report=report)
         made(found, save_project(request.folder, found.lock))
         return found.lock

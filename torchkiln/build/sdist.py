@@ -1,4 +1,4 @@
-"""Builds wheels from sdists by their own backends, in a sandbox of the image's base without network.
+"""Builds wheels from sdists by their own backends, in a sandbox of the image without network.
 
 Sdists and backends are not trusted. An sdist is unpacked in the sandbox only, and what it prints is a wheel
 only if the readers of wheels accept it.
@@ -19,10 +19,11 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from torchkiln.base import artefact, tools
-from torchkiln.base.interpreter import python_name
+from torchkiln.base.interpreter import HOME, python_name
+from torchkiln.build.standalone import StandalonePythons
 from torchkiln.errors import BadWheel, BuildFailed, printable
 from torchkiln.index.choose import tags_of
-from torchkiln.model.cell import Source
+from torchkiln.model.cell import PythonArchive, Source
 from torchkiln.model.digest import Digest
 from torchkiln.model.index import read_metadata
 from torchkiln.model.lock import LockedCell, LockedWheel
@@ -75,7 +76,9 @@ class SandboxedBuilder:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     report: Reporting = UNREPORTED
     limits: Limits = field(default_factory=Limits)
-    root: Callable[[LockedCell], Path] | None = None  # the image's file system; None: base and tools
+    # The image's file system; None: base, tools and standalone Python.
+    root: Callable[[LockedCell], Path] | None = None
+    locate: Callable[[PythonArchive], str] = lambda _: ""  # of a standalone Python: its path or URL
 
     def build(self, code: SourceCode, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
         """See SdistBuilder."""
@@ -112,7 +115,7 @@ class SandboxedBuilder:
         return self._wheel(code, root, cell, requires, system)
 
     def _root(self, cell: LockedCell) -> Path:
-        """The unpacked base of *cell*, with its tools if it has some."""
+        """The unpacked base of *cell*, with its tools and standalone Python if it has them."""
         if self.root:
             return self.root(cell)
         base, _ = artefact.ensure(
@@ -126,6 +129,10 @@ class SandboxedBuilder:
         if cell.tools:
             found, _ = tools.ensure(cell.tools, base, self.store, environ=self.environ, report=self.report)
             layers.append(LayerBlob(path=self.store.blob(found.digest), diff_id=found.diff_id))
+        if own := cell.standalone:
+            pythons = StandalonePythons(store=self.store, environ=self.environ, locate=self.locate)
+            pythons.ensure(own, base, report=self.report)
+            layers.append(LayerBlob(path=self.store.blob(own.digest), diff_id=own.diff_id))
         key = hashlib.sha256("\n".join(layer.diff_id for layer in layers).encode()).hexdigest()
         return unpacked_root(Digest(f"sha256:{key}"), layers, self.store)
 
@@ -181,12 +188,13 @@ class SandboxedBuilder:
 
         :raises BuildFailed: it failed, or was stopped.
         """
+        programs, python = _python_of(cell)
         with self._staged(sdist, requires) as folder:
             ended = run_enclosed(
                 Job(
                     root=root,
-                    argv=(f"/usr/bin/{python_name(cell.base.python)}", "-B", "/in/driver.py", *words),
-                    env=_ENV,
+                    argv=(f"{programs}/{python}", "-B", "/in/driver.py", *words),
+                    env={**_ENV, "PATH": ":".join(dict.fromkeys((programs, *_ENV["PATH"].split(":"))))},
                     binds=((folder, "/in"),),
                     limits=limits,
                 )
@@ -221,6 +229,13 @@ class SandboxedBuilder:
             yield folder
         finally:
             remove_tree(folder)
+
+
+def _python_of(cell: LockedCell) -> tuple[str, str]:
+    """The folder and the name of the image's Python, by which it can be started without its packages."""
+    if cell.standalone:
+        return f"/{HOME}/bin", python_name(cell.standalone.version)
+    return "/usr/bin", python_name(cell.base.python)
 
 
 def _fault(wheel: LockedWheel, metadata: bytes, cell: LockedCell) -> str:

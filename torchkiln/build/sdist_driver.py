@@ -1,4 +1,4 @@
-"""Builds a wheel from an sdist by its own backend. A program of its own, in a sandbox, under a base's Python.
+"""Builds a wheel from an sdist by its backend. A program of its own, in a sandbox, with an image's Python.
 
     python sdist_driver.py ACTION FOLDER BACKEND BACKEND_PATH...
 

@@ -151,7 +151,7 @@ def _lock_project(request: ProjectRequest, locks: LockFolder, *, as_json: bool) 
 
     store = open_cache()
     with LockOutput().reporting() as report:
-        builder = SandboxedBuilder(store=store, report=report)
+        builder = SandboxedBuilder(store=store, report=report, locate=locks.matrix.locate)
         found = lock_folder(request, locks, store, environ=os.environ, builder=builder, report=report)
     show_project(found)
     path = save_project(request.folder, found.lock)

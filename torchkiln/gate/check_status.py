@@ -123,10 +123,7 @@ def _contradictions(
     if finding.tier != check.tier:
         yield f"reported as a check of tier {finding.tier}; it is of tier {check.tier}"
     if finding.outcome == "passed":
-        wrong = faults(finding)
-        if not wrong and report.suite == suite.digest:  # another, accepted suite has other values
-            wrong = list(declared_faults(check, finding, suite, facts, host))
-        yield from wrong
+        yield from faults(finding) or declared_faults(check, finding, suite, facts, host)
         if fact:
             yield f"passed, although it does not apply: {fact!r}"
         if here < needed:

@@ -26,7 +26,7 @@ def require_fitting(lock: ProjectLock, cell: LockedCell, store: Store) -> tuple[
     :raises BadWheel: a wheel is malformed.
     """
     fixed = fixed_wheels(cell.wheels)
-    found = check_wheels(lock.wheels, tuple(fixed.values()), cell.base, store)
+    found = check_wheels(lock.wheels, tuple(fixed.values()), cell.base, store, cell.standalone)
     faults = [fault for fault in found.faults if not _allowed(fault, lock.may_lack)]
     if faults:
         packages: dict[str, list[Fault]] = {fault.package: [] for fault in faults}

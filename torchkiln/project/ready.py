@@ -9,7 +9,6 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from torchkiln.errors import ConfigError
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.freshness import require_fresh
 from torchkiln.model.cell import Cell
@@ -98,16 +97,9 @@ def _exported(name: str, lock: bytes, store: Store, choice: Choice) -> str:
 def fresh_parent(locks: LockFolder, cell: Cell, environ: Mapping[str, str]) -> LockedCell:
     """The lock of *cell*, made from the present matrix and facts.
 
-    :raises ConfigError: its image has a standalone Python.
     :raises Unresolvable: the cell is unavailable, or *environ* does not set the index that it needs.
     :raises Stale: the lock is missing, invalid, or made from another matrix or other facts.
     """
-    # Symbols of libraries are compared with those of the base's Python, and sdists are built with it.
-    if locks.resolution(cell).standalone:
-        raise ConfigError(
-            f"{cell.os}: a project cannot be built on an image with a standalone Python",
-            hint="choose the image of a system that has this Python itself: `torchkiln list --python 3.13`",
-        )
     locked = locks.load(cell)
     if not locked.by_record:
         return locks.fresh(cell, environ)

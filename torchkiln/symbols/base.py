@@ -1,11 +1,13 @@
-"""Reads the dynamic symbols of Python and of the libraries in a base."""
+"""Reads the dynamic symbols of the libraries in a base, and of its Python or a standalone one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchkiln.base.interpreter import HOME, python_name
 from torchkiln.elf.dynamic import LIBRARY, Dynamic, read_dynamic
 from torchkiln.elf.sections import BadElf
 from torchkiln.errors import VerificationFailed
@@ -16,6 +18,7 @@ from torchkiln.oci.tar_reader import TarReader, pieces_of
 from torchkiln.symbols.names import is_c_library, of_python
 
 _MOST = 64 << 20  # bytes of one file; Python has seven million
+_MOST_STANDALONE = 256 << 20  # as for files of the archive; with debugging symbols it has a hundred million
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,22 +37,51 @@ def read_base(blob: Path, python: str) -> BaseSymbols:
     program = f"usr/bin/python{python}"
     libraries: dict[str, Dynamic] = {}
     symbols: frozenset[str] = frozenset()
+
+    def is_read(path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        return path == program or (folder == LINUX_AMD64.libraries and LIBRARY.fullmatch(name) is not None)
+
+    for path, data in _files(blob, is_read, _MOST):
+        found = _dynamic(data, program=path == program)
+        if found and path == program:
+            symbols = _defined(found)
+        elif found and is_c_library(name := found.soname or path.rpartition("/")[2]):
+            libraries[name] = found
+    return BaseSymbols(libraries=libraries, python=symbols)
+
+
+def read_standalone(blob: Path, version: str) -> frozenset[str]:
+    """The symbols of the C API in the layer *blob* of the standalone Python *version*, "3.12.8".
+
+    Its program has them, or the library of that.
+
+    :raises VerificationFailed: it is damaged.
+    """
+    name = python_name(version)
+    program, library = f"{HOME}/bin/{name}", re.compile(rf"{HOME}/lib/lib{re.escape(name)}\.so[0-9.]*")
+
+    def is_read(path: str) -> bool:
+        return path == program or library.fullmatch(path) is not None
+
+    read = (_dynamic(data, program=path == program) for path, data in _files(blob, is_read, _MOST_STANDALONE))
+    return frozenset().union(*(_defined(found) for found in read if found))
+
+
+def _files(blob: Path, is_read: Callable[[str], bool], most: int) -> Iterator[tuple[str, bytes]]:
+    """Path and content of the files of *blob* of at most *most* bytes for which *is_read* is true."""
     try:
         with open_layer(blob) as stream:
             tar = TarReader(pieces_of(stream))
             for entry in tar:
-                folder, _, name = entry.path.rpartition("/")
-                is_library = folder == LINUX_AMD64.libraries and LIBRARY.fullmatch(name)
-                if entry.kind != "file" or entry.size > _MOST or not (is_library or entry.path == program):
-                    continue
-                found = _dynamic(b"".join(tar.content()), program=entry.path == program)
-                if found and entry.path == program:
-                    symbols = frozenset(name for names in found.defined.values() for name in names)
-                elif found and is_c_library(found.soname or name):
-                    libraries[found.soname or name] = found
+                if entry.kind == "file" and entry.size <= most and is_read(entry.path):
+                    yield entry.path, b"".join(tar.content())
     except DAMAGED as error:
         raise VerificationFailed(f"{blob.name}: {error}", hint="the cache is damaged: build again") from error
-    return BaseSymbols(libraries=libraries, python=symbols)
+
+
+def _defined(found: Dynamic) -> frozenset[str]:
+    return frozenset(name for names in found.defined.values() for name in names)
 
 
 def _dynamic(data: bytes, *, program: bool) -> Dynamic | None:

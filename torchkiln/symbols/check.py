@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from torchkiln.model.lock import LockedBase, LockedWheel
+from torchkiln.model.lock import LockedBase, LockedStandalone, LockedWheel
 from torchkiln.model.recipe import minor
 from torchkiln.store.store import Store
 from torchkiln.symbols.fit import Fault, Fit, Unreadable, fit
@@ -19,20 +19,26 @@ _RULES = 2  # raise it when `fit` decides otherwise
 
 
 def check_wheels(
-    added: Sequence[LockedWheel], fixed: Sequence[LockedWheel], base: LockedBase, store: Store
+    added: Sequence[LockedWheel],
+    fixed: Sequence[LockedWheel],
+    base: LockedBase,
+    store: Store,
+    standalone: LockedStandalone | None = None,
 ) -> Fit:
     """The faults of the libraries of *added* on an image with *fixed* packages, and what is not in *store*.
 
     Without all of the wheels *added* nothing is a fault: one could have what another needs.
 
+    :param standalone: the image's Python; None: that of the base.
     :raises BadWheel: a wheel is malformed.
     """
     wheels = [wheel for wheel in added if has_platform(wheel)]
     inputs = [_RULES, base.digest, *(sorted(one.sha256 for one in each) for each in (wheels, fixed))]
+    inputs += [standalone.digest] if standalone else []
     key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
     if (record := store.record(RECORDS, key)) is not None:
         return Fit(faults=tuple(Fault(**values) for values in record["faults"]))
-    python = minor(base.python)
+    python = minor(standalone.version if standalone else base.python)
     libraries: list[Library] = []
     faults: list[Fault] = []
     missing: list[str] = []
@@ -48,7 +54,7 @@ def check_wheels(
         libraries += found
     if missing:
         return Fit(unread=tuple(missing))
-    result = fit(libraries, CachedParent(fixed, base, store), python)
+    result = fit(libraries, CachedParent(fixed, base, store, standalone), python)
     result = Fit(faults=(*faults, *result.faults), unread=result.unread)
     if not result.unread:
         store.put_record(RECORDS, key, {"faults": [asdict(fault) for fault in result.faults]})

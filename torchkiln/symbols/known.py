@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.elf.dynamic import Dynamic
-from torchkiln.model.lock import LockedBase, LockedWheel
+from torchkiln.model.lock import LockedBase, LockedStandalone, LockedWheel
 from torchkiln.model.recipe import minor
 from torchkiln.store.store import Store
-from torchkiln.symbols.base import read_base
+from torchkiln.symbols.base import read_base, read_standalone
 from torchkiln.symbols.fit import Unreadable
 from torchkiln.symbols.library import Library, from_json, is_claimed, to_json
 from torchkiln.symbols.names import of_torch
@@ -76,11 +76,17 @@ def _is_of_torch_or_c(symbol: str) -> bool:
 
 
 class CachedParent:
-    """The parent image of a project, by the wheels and the base in the cache."""
+    """The parent image of a project, by the wheels, the base and the standalone Python in the cache."""
 
-    def __init__(self, fixed: Iterable[LockedWheel], base: LockedBase, store: Store) -> None:
+    def __init__(
+        self,
+        fixed: Iterable[LockedWheel],
+        base: LockedBase,
+        store: Store,
+        standalone: LockedStandalone | None = None,
+    ) -> None:
         self._wheels = {wheel.name: wheel for wheel in fixed}
-        self._base, self._store = base, store
+        self._base, self._store, self._standalone = base, store, standalone
         self._libraries: dict[str, Dynamic] = {}
 
     @cached_property
@@ -123,7 +129,17 @@ class CachedParent:
         return {name: from_json(values) for name, values in self._of_base["libraries"].items()}
 
     def python(self) -> frozenset[str]:
-        return frozenset(self._of_base["python"])
+        standalone, store = self._standalone, self._store
+        if standalone is None:
+            return frozenset(self._of_base["python"])
+        blob, size, version = standalone.digest, standalone.size, standalone.version
+
+        def read() -> dict[str, Any]:
+            if not store.has_blob(blob, size):
+                raise Unreadable(f"Python {version}")
+            return {"python": sorted(read_standalone(store.blob(blob), version))}
+
+        return frozenset(_recorded(store, ("standalone", blob), read)["python"])
 
     def release(self, package: str) -> str:
         return f"{package} {self._wheels[package].version}" if package in self._wheels else package

@@ -115,8 +115,12 @@ def _keys(policy: Policy, file: Path) -> tuple[KeyInRole, ...]:
 
 
 def _note_ignored(file: Path, there: Policy, used: Policy) -> None:
-    """Print a line if the policy or the keys of *file* differ from those that are used."""
-    parts = ["its policy"] if replace(there, keys=()) != replace(used, keys=()) else []
+    """Print a line if the policy or the keys of *file* differ from those that are used.
+
+    Earlier suites of torchkiln, which only its own policy names, are no difference.
+    """
+    same = replace(there, keys=(), suites=()) == replace(used, keys=(), suites=())
+    parts = [] if same and {*there.suites} <= {*used.suites} else ["its policy"]
     parts += ["its keys"] if there.keys else []
     if parts:
         console.say(f"{file}: {' and '.join(parts)} not used; to use this file, add --policy {file}")

@@ -1,0 +1,185 @@
+"""A project on the image of another Python: its layers, what runs in it, and the gate's evidence about it."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.needs import needs_namespaces
+from tests.planned import FACTS
+from tests.sdists import files_of, sdist
+from tests.standalone_scene import (
+    OWN,
+    SITE,
+    Images,
+    images_in,
+    made_of,
+    real_build,
+    small_build,
+    started,
+)
+from tests.unpublished import FakeIndex, locked_wheel
+from tests.wheels import make_wheel
+from torchkiln.build import sdist as building
+from torchkiln.build.build import BuildOptions
+from torchkiln.build.environment import Environment
+from torchkiln.build.project import BuiltProject, ProjectSource, build_project
+from torchkiln.build.sdist import SandboxedBuilder
+from torchkiln.errors import BuildFailed
+from torchkiln.gate.project.read import ProjectImage, read_evidence
+from torchkiln.lock.lock import lock_digest
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Source
+from torchkiln.model.digest import Digest
+from torchkiln.model.layer import Blob
+from torchkiln.model.lock import LockedWheel
+from torchkiln.model.progress import Silent
+from torchkiln.model.project import ProjectLock
+from torchkiln.oci.layout import open_layout
+from torchkiln.oci.unpack import LayerBlob, unpack
+from torchkiln.project.code import read_code
+from torchkiln.project.sdists import SourceCode
+from torchkiln.runtimes.workshop import Ended, Job
+from torchkiln.smoke.project.account import account_of
+
+pytestmark = [needs_namespaces, pytest.mark.proof]
+NAME = "my-project"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """The images of both Pythons, and that of a project which adds `einops` and replaces `six`."""
+
+    images: Images
+    python: str  # "3.12"
+    built: BuiltProject
+
+    @property
+    def layers(self) -> list[Blob]:
+        """Those above the parent image."""
+        own = self.built.built.image.layers
+        return [layer.blob for layer in own[len(self.images.other.layers) :]]
+
+    def paths(self, blob: Blob) -> set[str]:
+        with tarfile.open(self.images.store.blob(blob.digest)) as tar:
+            return set(tar.getnames())
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    folder = tmp_path_factory.mktemp("scene")
+    for name in ("python", "images", "project"):
+        (folder / name).mkdir()
+    build = real_build(folder / "python")
+    images = images_in(folder / "images", build, made_of(build, folder / "cache"))
+    (folder / "project/train.py").write_text("import einops, six\nprint(einops.VALUE + six.VALUE)\n")
+    wheels = [
+        make_wheel(folder / "wheels", name, "2.0", {f"{name}/__init__.py": b"VALUE = 21\n"})
+        for name in ("einops", "six")
+    ]
+    lock = ProjectLock(
+        name=NAME,
+        parent=tag_of(images.cell.resolution),
+        parent_lock=lock_digest(images.cell),
+        as_of="2026-11-25",
+        inputs=Digest("sha256:" + "3" * 64),
+        requirements=("einops", "six"),
+        wheels=tuple(map(locked_wheel, wheels)),
+        removed=("six",),
+    )
+    source = ProjectSource(
+        cell=images.cell,
+        lock=lock,
+        code=read_code(folder / "project"),
+        folder=folder / "project",
+    )
+    index = FakeIndex([*images.wheels, *wheels])
+    environment = Environment(store=images.store, fetcher=index, observer=Silent())
+    with small_build():
+        built = build_project(source, images.grid, FACTS, images.layout, environment, BuildOptions())
+    return Scene(images=images, python=build[2], built=built)
+
+
+def test_its_packages_are_in_the_folder_of_the_bases_python_with_byte_code_of_the_other(scene: Scene) -> None:
+    """The image below is unchanged; files of a replaced package are removed with that byte-code."""
+    below, tag = scene.images.other, scene.python.replace(".", "")
+    own = scene.built.built.image.layers
+    removal, packages, code = map(scene.paths, scene.layers)
+
+    assert scene.built.parent.image.manifest == below.manifest
+    assert [layer.blob for layer in own[: len(below.layers)]] == [layer.blob for layer in below.layers]
+    assert f"{SITE}/einops/__pycache__/__init__.cpython-{tag}.pyc" in packages
+    assert f"{SITE}/.wh.six" in removal or f"{SITE}/six/__pycache__/.wh.__init__.cpython-{tag}.pyc" in removal
+    assert "app/train.py" in code
+    base = OWN.replace(".", "")
+    paths = removal | packages | code
+    assert not [path for path in paths if f"lib/python{scene.python}" in path or f"cpython-{base}" in path]
+
+
+def test_it_runs(scene: Scene, tmp_path: Path) -> None:
+    store, root = scene.images.store, tmp_path / "root"
+    blobs = [layer.blob for layer in scene.built.built.image.layers]
+    unpack([LayerBlob(path=store.blob(blob.digest), diff_id=blob.diff_id) for blob in blobs], root)
+    code = (
+        "import sys; sys.path.insert(0, '/app'); import train, einops, six, torch;"
+        "print(sys.version_info[:2], torch.answer(), einops.__cached__, six.__file__)"
+    )
+    ran = subprocess.run(started(root, code), capture_output=True, text=True, check=False)
+    site, tag = f"/opt/venv/lib/python{scene.python}/site-packages", scene.python.replace(".", "")
+
+    assert ran.stderr == ""
+    assert ran.stdout.splitlines() == [
+        "42",
+        f"({scene.python.replace('.', ', ')}) 42 {site}/einops/__pycache__/__init__.cpython-{tag}.pyc"
+        f" {site}/six/__init__.py",
+    ]
+
+
+def test_the_gate_has_nothing_against_it(scene: Scene) -> None:
+    images, layout = scene.images, open_layout(scene.images.layout)
+    image, below = layout.image(NAME), layout.image(images.other.manifest)
+    project = ProjectImage(image=image, account=account_of(image), below=below, locked=images.cell)
+    found = read_evidence(project, images.store)
+
+    assert found.layer_faults == ()
+    assert found.changes.faults == ()
+    assert found.changes.added == ("einops 2.0", "six 2.0")
+    assert found.changes.replaced == ("six",)
+
+
+def test_sdists_are_built_by_the_other_python_on_base_and_its_layer(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is the first of PATH; the archive is not needed."""
+    jobs: list[Job] = []
+
+    def run(job: Job) -> Ended:
+        jobs.append(job)
+        return Ended(code=1, output=b"", log="stopped here")
+
+    monkeypatch.setattr(building, "run_enclosed", run)
+    store, (filename, data) = scene.images.store, sdist(files_of())
+    temporary = store.temporary("sdist")
+    temporary.write_bytes(data)
+    archive = LockedWheel(
+        name="tool",
+        version="1.0",
+        filename=filename,
+        sha256=hashlib.sha256(data).hexdigest(),
+        size=len(data),
+        index=Source.DEFAULT,
+    )
+    store.adopt(temporary, store.wheel(archive))
+    with pytest.raises(BuildFailed, match="stopped here"):
+        SandboxedBuilder(store=store).build(SourceCode(archive=archive), scene.images.cell, lambda _: ())
+
+    (job,) = jobs
+    assert job.argv[0] == f"/opt/python/bin/python{scene.python}"
+    assert job.env["PATH"].split(":")[:2] == ["/opt/python/bin", "/usr/local/bin"]
+    assert (job.root / job.argv[0].lstrip("/")).is_file()
+    assert (job.root / f"usr/bin/python{OWN}").is_file()
