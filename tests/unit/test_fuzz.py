@@ -25,6 +25,7 @@ from tests.fuzz.oracle import Refused, installed
 from tests.fuzz.source import Decisions
 from tests.hostile import SPEC
 from tests.layers import Item
+from tests.needs import nightly
 from tests.wheels import write_wheel
 
 RUNS_IN_PROOF = {"zip": 500, "layer": 500, "tar": 400, "pages": 500, "fatbin": 500}
@@ -85,13 +86,16 @@ def test_a_json_reader_that_disagrees_is_detected(monkeypatch: pytest.MonkeyPatc
             documents_target.judge(data)
 
 
-# A run costs two seconds of CPU time, most of it to instrument the modules; `make proof` runs all of them.
+_NIGHTLY = [pytest.mark.proof, nightly]
+
+
+# A run costs two seconds of CPU time, most of it to instrument the modules; NIGHTLY=yes runs all of them.
 # Above, `make test` gives each target its initial corpus and changed inputs.
 @pytest.mark.parametrize(
     ("target", "runs"),
     [
         ("documents", 200),
-        *(pytest.param(name, runs, marks=pytest.mark.proof) for name, runs in RUNS_IN_PROOF.items()),
+        *(pytest.param(name, runs, marks=_NIGHTLY) for name, runs in RUNS_IN_PROOF.items()),
     ],
 )
 def test_some_seconds_of_atheris(target: str, runs: int) -> None:

@@ -22,6 +22,7 @@ from tests import forked, needs
 from tests.fuzz import tar_target
 from tests.fuzz.source import Decisions
 from tests.hostile.tars import END, GOOD, GROUPS, TARS, Tar, file, head, octal, pax, record
+from tests.needs import nightly
 from tests.readers import TAR_READERS, CannotRead, comparable, run
 from tests.roots import minimal_layout
 from tests.trees import Tree, differences, tree_of_folder
@@ -235,11 +236,11 @@ BOMBS: dict[str, tuple[Callable[[], Iterator[bytes]], str]] = {
 DIFF_ID = f"sha256:{hashlib.sha256(file(b'f') + END).hexdigest()}"  # of the only one that is accepted
 
 
-# One reader serves all commands. `make test`: each bomb by `inspect`, one by all; `make proof`: the rest.
+# One reader serves all commands. `make test`: each bomb by `inspect`, one by all; NIGHTLY=yes: the rest.
 # `unpack` of 200,000 files would take minutes on a slow disk.
 IN_TEST = ("inspect", "a file of zeros")
 CASES = [
-    pytest.param(name, how, marks=[] if {name, how} & {*IN_TEST} else [pytest.mark.proof])
+    pytest.param(name, how, marks=[] if {name, how} & {*IN_TEST} else [pytest.mark.proof, nightly])
     for name in BOMBS
     for how in ("unpack", "inspect", "diff")
     if (name, how) != ("entries", "unpack")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.arranged_documents import config, manifest
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated
 from tests.hostile_documents import case, provoke
+from tests.needs import nightly
 from tests.oci_samples import build
 from tests.peak import LIMIT, run
 from torchkiln.errors import VerificationFailed, printable
@@ -112,9 +113,10 @@ def arranged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return arrange
 
 
-# `make test`: `verify` reads each layout, every command the longest; `make proof`: every command each.
+_NIGHTLY = [pytest.mark.proof, nightly]
+# `make test`: `verify` reads each layout, every command the longest; NIGHTLY=yes: every command each.
 CASES = [
-    pytest.param(name, command, marks=[] if command == "verify" or name == LONGEST else [pytest.mark.proof])
+    pytest.param(name, command, marks=[] if command == "verify" or name == LONGEST else _NIGHTLY)
     for name in LAYOUTS
     for command in COMMANDS
 ]
