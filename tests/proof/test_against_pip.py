@@ -8,21 +8,18 @@ import hashlib
 import io
 import json
 import marshal
-import os
-import shutil
-import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
-from tests.proof.conftest import NAME, SITE
-from torchkiln.store.root import cache_root
+from tests.needs import nightly
+from tests.proof.headline import NAME, SITE
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
@@ -38,8 +35,8 @@ MOST_PYC_THAT_DIFFER = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerMember:
-    """A member of our layers; `data` only for files that are compared in parts."""
+class Member:
+    """A file or folder; `data` only of files that are compared in parts."""
 
     mode: int
     is_folder: bool
@@ -47,25 +44,50 @@ class LayerMember:
     data: bytes = field(repr=False)
 
 
+Members = dict[str, Member]
+
+
+def members(stream: IO[bytes]) -> Iterator[tuple[str, Member]]:
+    """What is below opt/venv in a tar archive, read by the standard library alone."""
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20) as tar:
+        for member in tar:
+            if member.name.startswith("opt/venv/"):
+                file = tar.extractfile(member) if member.isfile() else None
+                data = file.read() if file else b""
+                kept = data if member.name.endswith((".pyc", "/RECORD")) else b""
+                sha256 = hashlib.sha256(data).digest()
+                yield (
+                    member.name,
+                    Member(mode=member.mode, is_folder=member.isdir(), sha256=sha256, data=kept),
+                )
+
+
 @pytest.fixture(scope="module")
-def ours(image: dict[str, Any]) -> dict[str, LayerMember]:
-    """Every file and folder in the wheel layers of the image, read by the standard library alone."""
+def ours(image: dict[str, Any]) -> Members:
+    """Every file and folder in the wheel layers of the image."""
     found = {}
     blobs = Path(image["layout"]) / "blobs" / "sha256"
     for layer in image["layers"][1:-1]:
-        with (
-            gzip.open(blobs / layer["digest"].removeprefix("sha256:")) as stream,
-            tarfile.open(fileobj=stream, mode="r|") as tar,
-        ):
-            for member in tar:
-                file = tar.extractfile(member)
-                data = file.read() if file else b""
-                found[member.name] = LayerMember(
-                    mode=member.mode,
-                    is_folder=member.isdir(),
-                    sha256=hashlib.sha256(data).digest(),
-                    data=data if member.name.endswith((".pyc", "/RECORD")) else b"",
-                )
+        with gzip.open(blobs / layer["digest"].removeprefix("sha256:")) as stream:
+            found |= dict(members(stream))
+    return found
+
+
+@pytest.fixture(scope="module")
+def theirs(by_docker: Mapping[str, str]) -> Members:
+    """The environment in the image that pip made there, as `docker export` sends it."""
+
+    def docker(*words: str) -> str:
+        argv = ["docker", *words]
+        return subprocess.run(argv, env=dict(by_docker), capture_output=True, text=True, check=True).stdout
+
+    made = docker("create", NAME).strip()
+    with subprocess.Popen(["docker", "export", made], env=dict(by_docker), stdout=subprocess.PIPE) as sent:
+        assert sent.stdout
+        found = dict(members(sent.stdout))
+        sent.stdout.read()
+    assert sent.returncode == 0
+    docker("rm", "--volumes", made)
     return found
 
 
@@ -73,6 +95,7 @@ def in_metadata(path: str) -> bool:
     return ".dist-info/" in path and path.rpartition("/")[2] in METADATA_THAT_DIFFERS
 
 
+@nightly  # tests/docker/test_parity.py has a small image
 def test_both_engines_images_are_the_same(image: dict[str, Any], by_docker: Mapping[str, str]) -> None:
     """Every path and setting by `diff --files`, except for its list and those .pyc files."""
     argv = ["diff", "--files", "--json", "--allow", str(ROOT / "torchkiln/data/parity.yaml")]
@@ -86,6 +109,8 @@ def test_both_engines_images_are_the_same(image: dict[str, Any], by_docker: Mapp
     assert (result["idle"], result["b"]["paths"] > 50_000) == ([], True)
 
 
+@nightly  # the same
+@pytest.mark.usefixtures("free_rootfs")
 def test_pip_does_the_same_in_both(image: dict[str, Any], by_docker: Mapping[str, str]) -> None:
     listed = "pip list --format=freeze"
     script = f"{listed}; pip check; pip uninstall --yes tqdm; {listed}; pip check; ls /opt/venv/bin"
@@ -93,54 +118,44 @@ def test_pip_does_the_same_in_both(image: dict[str, Any], by_docker: Mapping[str
     docker = ["docker", "run", "--rm", "--entrypoint", "", NAME, *command]
     theirs = subprocess.run(docker, env=dict(by_docker), capture_output=True, text=True, check=True).stdout
     words = ["run", "--no-entrypoint", "--output", image["layout"], image["ref"], "--", *command]
-    try:
-        ours = kiln(words, by_docker)
-    finally:  # 6 GB, before the files of pip's image need as much
-        shutil.rmtree(cache_root() / "rootfs" / image["digest"].removeprefix("sha256:"), ignore_errors=True)
+    ours = kiln(words, by_docker)
 
     assert "Successfully uninstalled tqdm" in ours
     assert ours.count("torch==2.7.1") == 2
     assert ours == theirs
 
 
-def test_our_layers_unpack_to_what_pip_installs(ours: dict[str, LayerMember], installed_by_pip: Path) -> None:
+def test_our_layers_have_what_pip_installs(ours: Members, theirs: Members) -> None:
     """Paths, types, modes and contents; no file of pip's is missing."""
     faults: list[str] = []
     different_pyc: list[str] = []
     for path, member in ours.items():
-        theirs = installed_by_pip / path
-        if not os.path.lexists(theirs):
+        other = theirs.get(path)
+        if other is None:
             faults.append(f"{path}: pip has none")
             continue
-        mode = theirs.lstat().st_mode
-        if (stat.S_ISDIR(mode), stat.S_IMODE(mode)) != (member.is_folder, member.mode):
-            faults.append(f"{path}: {stat.filemode(mode)} by pip, ours {member.mode:o}")
-        if member.is_folder or in_metadata(path):
-            continue
-        data = theirs.read_bytes()
-        if hashlib.sha256(data).digest() == member.sha256:
+        if (other.is_folder, other.mode) != (member.is_folder, member.mode):
+            faults.append(f"{path}: {other.mode:o} by pip, ours {member.mode:o}")
+        if in_metadata(path) or other.sha256 == member.sha256:
             continue
         if not path.endswith(".pyc"):
             faults.append(f"{path}: another content")
-        elif same_code(marshal.loads(data[16:]), marshal.loads(member.data[16:])):
+        elif same_code(marshal.loads(other.data[16:]), marshal.loads(member.data[16:])):
             different_pyc.append(path)
         else:
             faults.append(f"{path}: loads to other code")
-    for folder, _, names in os.walk(installed_by_pip / SITE):
-        for name in names:
-            path = str(Path(folder, name).relative_to(installed_by_pip))
-            if path not in ours and not in_metadata(path):
-                faults.append(f"{path}: only pip has it")
-    for script in os.listdir(installed_by_pip / "opt/venv/bin"):
-        of_venv = script.lower().startswith(("activate", "python"))
-        if not of_venv and f"opt/venv/bin/{script}" not in ours:
-            faults.append(f"bin/{script}: only pip has it")
+    for path, other in theirs.items():
+        folder, _, name = path.rpartition("/")
+        of_venv = folder == "opt/venv/bin" and name.lower().startswith(("activate", "python"))
+        compared = path.startswith(f"{SITE}/") or folder == "opt/venv/bin"
+        if compared and path not in ours and not (other.is_folder or of_venv or in_metadata(path)):
+            faults.append(f"{path}: only pip has it")
     assert faults == []
     assert len(different_pyc) <= MOST_PYC_THAT_DIFFER, different_pyc
     assert len(ours) > 20_000
 
 
-def test_records_differ_only_in_our_own_files(ours: dict[str, LayerMember], installed_by_pip: Path) -> None:
+def test_records_differ_only_in_our_own_files(ours: Members, theirs: Members) -> None:
     """RECORD, line by line: the same except for INSTALLER, REQUESTED and .pyc files."""
 
     def lines(text: bytes) -> set[tuple[str, ...]]:
@@ -151,7 +166,7 @@ def test_records_differ_only_in_our_own_files(ours: dict[str, LayerMember], inst
     records = [path for path in ours if path.endswith(".dist-info/RECORD")]
     assert len(records) > 100
     for path in records:
-        assert lines(ours[path].data) == lines((installed_by_pip / path).read_bytes()), path
+        assert lines(ours[path].data) == lines(theirs[path].data), path
 
 
 def kiln(arguments: list[str], environ: Mapping[str, str]) -> str:

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.installed import Installed, installed
+from tests.needs import nightly
 from tests.readmes import ENGLISH, blocks
 from torchkiln.index.settings import index_settings
 from torchkiln.util.places import ROOT
 
 __all__ = ["installed"]
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, pytest.mark.usefixtures("free_rootfs")]
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 CODE = "import torch; print(torch.__version__, (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item())"
@@ -42,6 +43,7 @@ def test_from_an_empty_folder_to_torch(installed: Installed, tmp_path: Path) -> 
     assert {path.name for path in (tmp_path / "images").iterdir()} == {TAG, "base-debian12"}
 
 
+@nightly
 def test_the_commands_of_the_readme(tmp_path: Path) -> None:
     """As printed: `uv tool install .` in the checkout, the others in an empty folder."""
     [block] = [block for block in blocks(ENGLISH.read_text(), "sh") if block.startswith("uv tool install")]
