@@ -52,11 +52,11 @@ _FIRST = (
 
 
 _TOGETHER = ("tests/docker/", "tests/integration/site/")
-# Of tests/proof: names and 13 GB in an engine; the root file system of the image.
+# Of tests/proof: the image in an engine; its root file system.
 _PROOF = {
     f"tests/proof/test_{name}.py": shared
     for shared, names in {
-        "engine": ("against_pip", "at_work", "published"),
+        "engine": ("at_work", "published"),
         "rootfs": ("broken_images", "edited_image", "exporter_image", "installed", "reproducible", "sbom"),
     }.items()
     for name in names
