@@ -110,7 +110,7 @@ def theirs(locked: LockedCell, room: None, tmp_path_factory: pytest.TempPathFact
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {}
-    for folder, _, names in os.walk(root / "opt/venv"):
+    for folder, _, names in os.walk(root / "opt"):
         for path in (Path(folder), *(Path(folder, name) for name in names)):
             data = None if path.is_dir() and not path.is_symlink() else path.read_bytes()
             name, mode = str(path.relative_to(root)), stat.S_IMODE(path.lstat().st_mode)

@@ -26,7 +26,10 @@ CODE = "import torch; print(torch.__version__, (torch.ones(2, 2) @ torch.ones(2,
 
 
 def test_from_an_empty_folder_to_torch(installed: Installed, tmp_path: Path) -> None:
-    """`init`, `lock`, `build`, `run`, `smoke`; the wheels come from the user's index or cache."""
+    """`init`, `lock`, `build`, `run`, `smoke`; the wheels come from the user's index or cache.
+
+    test_reproducible.py runs all checks of the suite in the committed image.
+    """
 
     def kiln(*words: str) -> str:
         done = installed.kiln(*words, folder=tmp_path)
@@ -37,7 +40,7 @@ def test_from_an_empty_folder_to_torch(installed: Installed, tmp_path: Path) -> 
     assert kiln("lock") == f"{TAG}\n"
     image = json.loads(kiln("build", "--json"))
     assert kiln("run", TAG, "--", "python", "-c", CODE) == "2.7.1+cu126 8.0\n"
-    kiln("smoke", TAG)
+    kiln("smoke", TAG, "--only", "import", "--only", "lock")
 
     assert image["tag"] == TAG
     assert {path.name for path in (tmp_path / "images").iterdir()} == {TAG, "base-debian12"}
