@@ -57,7 +57,15 @@ _PROOF = {
     f"tests/proof/test_{name}.py": shared
     for shared, names in {
         "engine": ("at_work", "published"),
-        "rootfs": ("broken_images", "edited_image", "exporter_image", "installed", "reproducible", "sbom"),
+        "rootfs": (
+            "broken_images",
+            "edited_image",
+            "exporter_image",
+            "installed",
+            "reproducible",
+            "sbom",
+            "thin",
+        ),
     }.items()
     for name in names
 }
