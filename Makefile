@@ -9,7 +9,7 @@ DOCS := .venv-docs
 # Tests start thousands of short processes, which need byte-code.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test-packages image release test proof mutants gpu-mutants check format golden bench docs docs-serve clean
+.PHONY: help setup test-packages image release test proof nightly mutants gpu-mutants check format golden bench docs docs-serve clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -37,10 +37,12 @@ test: test-packages  ## all tests that need no container engine and no package i
 
 # A failure of runc, not of the image: once in thousands of starts on a busy machine.
 RERUN = --reruns 2 --only-rerun "read init-p: connection reset by peer"
-proof: test-packages  ## the other tests: container engines, the real image of 2.7.1 against pip, smoke checks where they must fail (about an hour)
-	$(RUN) pytest -m proof -n auto --ignore=tests/proof $(RERUN)
-	$(RUN) pytest -m proof -v tests/proof $(RERUN)
-	$(RUN) pytest -m "hypothesis and not proof" --hypothesis-profile=long -n logical tests/unit
+proof: test-packages  ## the other tests: container engines, the real image of 2.7.1 against pip, smoke checks where they must fail (20 minutes)
+	$(RUN) pytest -m "proof or hypothesis" --hypothesis-profile=long -n auto --ignore=tests/proof $(RERUN)
+	$(RUN) pytest -m proof -v -n auto --no-loadscope-reorder tests/proof $(RERUN)
+
+nightly: export NIGHTLY = yes
+nightly: proof  ## make proof, and what repeats a claim at a higher cost: more engines, instants, examples (hours, 45 GB)
 
 mutants: $(STAMP)  ## each smoke check where it must fail, without GPUs; records for .ci/run that all passed
 	TORCHKILN_MUTANTS=record $(RUN) pytest -m proof -n auto tests/smoke_mutants

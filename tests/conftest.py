@@ -52,6 +52,23 @@ _FIRST = (
 
 
 _TOGETHER = ("tests/docker/", "tests/integration/site/")
+# Of tests/proof: the image in an engine; its root file system.
+_PROOF = {
+    f"tests/proof/test_{name}.py": shared
+    for shared, names in {
+        "engine": ("at_work", "published"),
+        "rootfs": (
+            "broken_images",
+            "edited_image",
+            "exporter_image",
+            "installed",
+            "reproducible",
+            "sbom",
+            "thin",
+        ),
+    }.items()
+    for name in names
+}
 _ENGINES = {"engine", "second_engine", "podman"}
 
 
@@ -77,12 +94,12 @@ def pytest_collection_finish() -> None:
 class ByEngine(LoadScopeScheduling):
     """A file's tests in one process, as by `--dist loadfile`; and those of folders that share something.
 
-    tests/docker shares names in an engine, tests/integration/site a browser.
+    tests/docker shares names in an engine, tests/integration/site a browser; for tests/proof see _PROOF.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return str(Path(path).parent) if path.startswith(_TOGETHER) else path
+        return str(Path(path).parent) if path.startswith(_TOGETHER) else _PROOF.get(path, path)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -123,10 +140,12 @@ def _pip_is_asked_once() -> Iterator[None]:
 
 
 # No test has a time limit: machines are slow, busy and shared. `make test` draws few examples, the same
-# each time; `make proof` draws more, different each time (--hypothesis-profile=long).
+# each time; `make proof` draws others (--hypothesis-profile=long), and many with NIGHTLY=yes.
 _CALM = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
 settings.register_profile("short", max_examples=25, derandomize=True, **_CALM)
-settings.register_profile("long", max_examples=100, print_blob=True, **_CALM)
+settings.register_profile(
+    "long", max_examples=400 if os.environ.get("NIGHTLY") == "yes" else 50, print_blob=True, **_CALM
+)
 settings.load_profile("short")
 
 remember()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.docker.scene import NAME, TAG, Scene
+from tests.needs import nightly
 from tests.realpip import locked_pip
 from tests.servers.index_server import IndexServer
 from tests.unpublished import locked_wheel
@@ -188,7 +189,9 @@ def pip_version(program: str) -> str:
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize(
+    "version", ["3.11", *(pytest.param(version, marks=nightly) for version in ("3.10", "3.12", "3.13"))]
+)
 def test_the_printed_download_fetches_the_locked_wheels(
     checkout: Checkout, tmp_path: Path, version: str
 ) -> None:
@@ -242,6 +245,7 @@ def test_another_image_repeats_the_steps_from_the_first_different_wheel(
     assert sorted(ran) == sorted(step for step in built if step not in cached)
 
 
+@nightly
 @pytest.mark.network
 def test_a_changed_small_wheel_repeats_the_steps_of_the_small_wheels(
     checkout: Checkout, built: list[str]
@@ -252,9 +256,10 @@ def test_a_changed_small_wheel_repeats_the_steps_of_the_small_wheels(
     assert sorted(ran) == sorted(step for step in built if step not in cached)
 
 
+@nightly
 @pytest.mark.network
 def test_a_stage_of_many_wheels_matches_the_embedded_engine(checkout: Checkout, scene: Scene) -> None:
-    """By `build --engine docker`; test_parity.py tests a cell with few wheels."""
+    """By `build --engine docker`; test_parity.py has few wheels, test_against_pip.py the real ones."""
     cell = ("--torch", "2.7", "--cuda", "12.1", "--images", str(checkout.folder / "images"))
     for arguments, name in (
         (("--engine", "docker"), "many:theirs"),

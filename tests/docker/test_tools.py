@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.docker.scene import CELL, DEVEL, TELL_TALE, Fresh, Scene, devel, fresh
-from tests.needs import needs_mmdebstrap
+from tests.needs import needs_mmdebstrap, nightly
 from tests.planned import FACTS, MATRIX
 from tests.roots import entry, tar_of
 from torchkiln.base import tools
@@ -32,7 +32,7 @@ from torchkiln.util.places import ROOT, TEMPLATES
 
 __all__ = ["devel", "fresh"]
 
-pytestmark = [pytest.mark.proof, pytest.mark.network, needs_mmdebstrap]
+pytestmark = [pytest.mark.proof, pytest.mark.network, needs_mmdebstrap, nightly]
 
 THEIRS, OURS, REDUCED = "tools:theirs", "tools:ours", "tools:reduced"
 NAME = f"pytorch-cuda:{DEVEL}"

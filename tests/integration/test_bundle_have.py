@@ -13,6 +13,7 @@ import pytest
 
 from tests.bundles import made, started
 from tests.docker.scene import TAG, Scene
+from tests.needs import nightly
 from torchkiln.lock.lock import load_locked, save
 
 pytestmark = pytest.mark.network  # pip's wheel, the bundle's packages, and where the cache has none, the base
@@ -109,6 +110,7 @@ def test_it_takes_the_layers_of_the_bundle_beside_it(whole: Path, copy: Path) ->
     assert (ran.returncode, ran.stdout, "takes" in ran.stderr) == (0, "/opt/venv\n", False)
 
 
+@nightly
 def test_only_the_layers_of_the_list_are_left_out(
     scene: Scene, whole: Path, have: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +127,7 @@ def test_only_the_layers_of_the_list_are_left_out(
     assert names(tmp_path / "host/some") == names(whole)
 
 
+@nightly
 def test_another_image_takes_the_layers_that_it_shares(
     scene: Scene, whole: Path, have: Path, tmp_path: Path
 ) -> None:
@@ -147,7 +150,7 @@ def test_another_image_takes_the_layers_that_it_shares(
     assert shared <= names(place)
 
 
-@pytest.mark.proof
+@nightly
 def test_its_report_is_that_of_the_whole_bundle(whole: Path, copy: Path) -> None:
     reports = []
     for bundle, own in ((whole, ()), (copy, ("--from", str(whole)))):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients import READY, Client
 from tests.engine.place import shared
-from tests.needs import outward
+from tests.needs import nightly, outward
 from tests.workplace import HEALTHCHECK, TAG, Workplace, key
 from torchkiln.util.places import ROOTFS
 
@@ -195,6 +195,7 @@ def test_tested_packages_are_not_replaced(workplace: Workplace, options: list[st
     assert "2.3.0" in free.stdout + free.stderr
 
 
+@nightly
 def test_the_advice_does_not_change_the_image(workplace: Workplace, options: list[str]) -> None:
     """A separate environment has the other version; the image's has not changed."""
     advice = "python -m venv ~/other && PIP_CONSTRAINT= ~/other/bin/pip install"
@@ -248,7 +249,11 @@ SEALED = (*RESTRICTED, "--read-only", "--tmpfs", "/tmp")
 IDS = ["unknown", "restricted", "sealed", "known"]
 
 
-@pytest.mark.parametrize("options", [UNKNOWN_USER, RESTRICTED, SEALED], ids=IDS[:3])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(UNKNOWN_USER, marks=nightly), pytest.param(RESTRICTED, marks=nightly), SEALED],
+    ids=IDS[:3],
+)
 def test_jupyter_runs_as_any_user(workplace: Workplace, options: tuple[str, ...]) -> None:
     with workplace.started(*options) as container:
         container.serves()
@@ -281,7 +286,7 @@ def test_every_user_has_a_name_and_a_home(workplace: Workplace, options: tuple[s
     assert (ran.returncode, ran.stdout) == (0, "user\nuser True user\n"), ran.stderr
 
 
-@pytest.mark.parametrize("inside", [2222, 22])
+@pytest.mark.parametrize("inside", [pytest.param(2222, marks=nightly), 22])
 def test_ssh_without_root(workplace: Workplace, tmp_path: Path, inside: int) -> None:
     """On a high port; and on 22, if the engine allows all users: `-p 2222:22` as for root."""
     private, public = key(tmp_path)

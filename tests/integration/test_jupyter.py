@@ -19,7 +19,7 @@ from websockets.sync.client import connect
 from tests.clients import TIMEOUT, browsing, output
 from tests.engine.place import shared
 from tests.engine.registry import free_port
-from tests.needs import give_up
+from tests.needs import give_up, nightly
 from tests.workplace import Container, Workplace
 
 __all__ = ["shared"]
@@ -91,7 +91,7 @@ def test_a_token_that_can_be_guessed_is_refused(workplace: Workplace, token: str
     assert "is running at" not in ran.stderr
 
 
-@pytest.mark.parametrize("token", ["", "short"])
+@pytest.mark.parametrize("token", ["", pytest.param("short", marks=nightly)])
 def test_a_weak_token_can_be_permitted(workplace: Workplace, token: str) -> None:
     """An empty one disables authentication, and the log says so."""
     options = ("-e", f"JUPYTER_TOKEN={token}", "-e", "JUPYTER_ALLOW_WEAK_TOKEN=yes")
@@ -112,7 +112,7 @@ def test_a_token_in_a_file(workplace: Workplace, shared: Path) -> None:
         assert get(found, "/api/contents", token).status_code == 200
 
 
-@pytest.mark.parametrize("passes_host", [True, False])
+@pytest.mark.parametrize("passes_host", [True, pytest.param(False, marks=nightly)])
 def test_behind_a_reverse_proxy(workplace: Workplace, tmp_path: Path, passes_host: bool) -> None:
     """nginx, as its users set it up: a path, WebSockets, the browser's Host or the proxy's own."""
     allowed = () if passes_host else ("-e", "JUPYTER_ALLOW_ORIGIN=http://gpu.example")

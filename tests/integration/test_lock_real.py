@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.needs import nightly
 from tests.planned import FACTS
 from tests.servers.index_server import IndexServer
 from torchkiln.index.offered import open_offered
@@ -77,7 +78,9 @@ RAW = yaml.safe_load((ROOT / "torchkiln" / "data" / "compat.yaml").read_text())[
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("version", ["2.8.0", "2.9.1", "2.10.0", "2.11.0"])
+@pytest.mark.parametrize(
+    "version", ["2.8.0", *(pytest.param(name, marks=nightly) for name in ("2.9.1", "2.10.0", "2.11.0"))]
+)
 def test_the_proposal_equals_the_block_of_the_facts_except_for_gpu_code(tmp_path: Path, version: str) -> None:
     proposal = look_up(version, open_offered(os.environ, Store(tmp_path)))
     (proposed,) = yaml.safe_load(block(proposal)).values()

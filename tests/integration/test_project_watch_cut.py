@@ -17,6 +17,7 @@ import pytest
 
 from tests.engine.registry import RunningRegistry, registry
 from tests.integration.test_project_watch import Watch, nothing, watch
+from tests.needs import nightly
 from torchkiln.build.project import rebuild_project
 from torchkiln.build.project_source import source_of
 from torchkiln.cli.shared import project_watch
@@ -27,6 +28,7 @@ from torchkiln.oci.validate.validate import validate
 __all__ = ["registry", "watch"]
 
 pytestmark = pytest.mark.proof  # a minute of builds
+NUMBERS = [pytest.param(number, marks=[nightly] if number >= 4 else []) for number in range(8)]
 
 SEED = int(os.environ.get("TORCHKILN_TEST_SEED") or random.randrange(1 << 30))
 
@@ -58,7 +60,7 @@ class Instants:
         return called
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_change_at_any_instant_is_not_lost(watch: Watch, number: int) -> None:
     """While the files are read, or the image is planned and written: at a call that a seed draws."""
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
@@ -88,7 +90,7 @@ def test_a_change_at_any_instant_is_not_lost(watch: Watch, number: int) -> None:
 
 # Ctrl-C may come between the opening of a file and its `with`: the end of the process closes it.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", NUMBERS)
 def test_ctrl_c_at_any_instant_leaves_nothing_half_written(
     watch: Watch, registry: RunningRegistry, number: int
 ) -> None:

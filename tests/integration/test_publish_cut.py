@@ -1,6 +1,6 @@
 """Publications that are cut at a request that a seed draws: nothing wrong is seen, and the next completes.
 
-`make test` draws some cuts; `make proof` fifty (`-m proof`).
+`make test` draws some cuts; `NIGHTLY=yes make proof` fifty.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pytest
 from tests.engine.crane import RunningCrane, each_registry
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
+from tests.needs import nightly
 from tests.publisher import Publisher, new_publisher
 from tests.pushing import digests
 from tests.reports import TAG
@@ -132,6 +133,7 @@ def test_an_interrupted_publication_is_completed(registry: RunningRegistry, tmp_
 
 
 @pytest.mark.proof
+@nightly
 def test_fifty_interrupted_publications_are_completed(registry: RunningRegistry, tmp_path: Path) -> None:
     campaign(
         registry,

@@ -19,6 +19,7 @@ import pytest
 
 from tests import forked
 from tests.engine.place import NAME, TAG, Place, line_of, place, shared
+from tests.needs import nightly
 
 __all__ = ["place", "shared"]
 
@@ -30,14 +31,26 @@ PODMANS_OWN = {
     "test_an_image_is_loaded_once_and_again_if_its_name_was_reused": "no BuildKit",
     "test_on_a_terminal_the_command_has_one": "`docker run` ends with 0 whatever the command's code",
 }
+# Read from the image and the command line before an engine is asked, or the same request to both.
+WITH_PODMAN_NIGHTLY = {
+    "test_commands_run_with_the_settings_of_image_and_caller",
+    "test_a_command_that_cannot_be_executed",
+    "test_ports_are_published_if_the_image_starts_services",
+    "test_a_command_that_does_not_end_is_killed_by_the_second_signal",
+    "test_bad_usage_is_named",
+}
 LOOP = "echo ready; while :; do sleep 0.1; done"
 
 
 @pytest.fixture(autouse=True)
 def as_docker_does(request: pytest.FixtureRequest, place: Place) -> None:
     """Mark what Podman does differently; strict, so that the list stays correct."""
-    why = PODMANS_OWN.get(request.function.__name__)
-    if why and place.kind == "podman":
+    if place.kind != "podman":
+        return
+    name = request.function.__name__
+    if name in WITH_PODMAN_NIGHTLY and nightly.args[0]:
+        pytest.skip(nightly.kwargs["reason"])
+    if why := PODMANS_OWN.get(name):
         request.applymarker(pytest.mark.xfail(reason=why, strict=True))
 
 

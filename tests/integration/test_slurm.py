@@ -15,11 +15,11 @@ import pytest
 from tests.deploy_page import blocks
 from tests.engine.root import NoEngine
 from tests.engine.slurm import Cluster, slurm_cluster
-from tests.needs import give_up, needs_namespaces
+from tests.needs import give_up, needs_namespaces, nightly
 from tests.roots import entries_of, layer, minimal_layout, tiny_root
 from torchkiln.util.places import ROOT
 
-pytestmark = [pytest.mark.proof, pytest.mark.network]  # Debian's packages, where the root is missing
+pytestmark = [pytest.mark.proof, pytest.mark.network, nightly]  # Debian's packages, where the root is missing
 
 KIT = ROOT / "deploy/slurm"
 # Prints its arguments and what torchrun would need as one line, without Slurm's many variables, because srun

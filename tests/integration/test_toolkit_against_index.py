@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import nightly
 from tests.planned import FACTS, MATRIX
 from torchkiln.index.download import open_downloads
 from torchkiln.index.package_index import open_index
@@ -28,6 +29,7 @@ TAIL = 1 << 20  # bytes at a wheel's end that contain its directory
 
 
 @pytest.mark.proof
+@nightly
 @pytest.mark.parametrize(("cuda", "torch"), [("13.0", "2.11.0")])
 def test_every_link_leads_to_a_file_of_a_wheel(cuda: str, torch: str, tmp_path: Path) -> None:
     toolkit, store = FACTS.toolkits[cuda], Store(tmp_path)
@@ -92,6 +94,7 @@ def devel(tag: str) -> Resolution:
 
 
 @pytest.mark.proof
+@nightly
 @pytest.mark.parametrize("tag", [tag for tag in LOCKED if (kit := devel(tag).toolkit) and kit.release])
 def test_the_wheels_have_the_libraries_that_replace_those_of_the_archives(tag: str, tmp_path: Path) -> None:
     """Of each locked torch: each link leads to a file, and no library of the toolkit is forgotten."""
@@ -179,6 +182,7 @@ def assembled(ptxas: Path, folder: Path, isa: str, target: str) -> subprocess.Co
 
 
 @pytest.mark.proof
+@nightly
 def test_the_version_is_12_1(ptxas: Path) -> None:
     output = subprocess.run([str(ptxas), "--version"], capture_output=True, text=True, check=True).stdout
 
@@ -186,6 +190,7 @@ def test_the_version_is_12_1(ptxas: Path) -> None:
 
 
 @pytest.mark.proof
+@nightly
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_ptxas_assembles_our_kernel(target: str, ptxas: Path, tmp_path: Path) -> None:
     """Into an ELF file for that GPU; and refuses the PTX of a newer CUDA."""

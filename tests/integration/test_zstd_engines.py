@@ -19,7 +19,7 @@ from tests.engine.apart import SeparateEngine, new_engines, old_engines
 from tests.engine.registry import RunningRegistry
 from tests.engine.root import NoEngine, ensure, home
 from tests.faultproxy import FaultProxy
-from tests.needs import give_up
+from tests.needs import give_up, nightly
 from tests.pushing import push_to
 from tests.roots import LayerBlob, entry, layer, minimal_layout, tiny_layers
 from torchkiln.model.platform import LINUX_AMD64
@@ -62,7 +62,7 @@ def _entry(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
     return entry
 
 
-# Ten engines from three Debian roots, which are downloaded if they are missing: too long for `make test`.
+# `make proof` tests two engines of the root that other tests use, too; NIGHTLY=yes all, from two more roots.
 pytestmark = [pytest.mark.network, pytest.mark.proof]
 
 _NAME = "team/both"
@@ -111,6 +111,8 @@ ENGINES: Mapping[str, tuple[_Bring, tuple[frozenset[str], ...]]] = {
     "ctr 1.6": (_ctr(old_engines), (_ZSTD, _BOTH, _BOTH)),
     "ctr 1.7": (_ctr(_own), (_ZSTD, _BOTH, _BOTH)),
 }
+
+_DAILY = ("Docker 26.1", "Docker 26.1, containerd's store")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +183,9 @@ def _all_pulled(bring: _Bring, offer: Offer, folder: Path) -> tuple[frozenset[st
         give_up(str(error))
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in _DAILY else [nightly]) for name in ENGINES]
+)
 def test_format_chosen_by_an_engine(name: str, offer: Offer, tmp_path: Path) -> None:
     """And its container works with either."""
     bring, takes = ENGINES[name]
@@ -189,6 +193,7 @@ def test_format_chosen_by_an_engine(name: str, offer: Offer, tmp_path: Path) -> 
     assert _all_pulled(bring, offer, tmp_path) == takes
 
 
+@nightly
 def test_ctr_of_debian_testing_reads_both(offer: Offer, tmp_path: Path) -> None:
     """Probably the manifest that comes first; the container runs in both cases."""
     alone, *of_index = _all_pulled(_ctr(new_engines), offer, tmp_path)

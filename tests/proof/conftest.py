@@ -1,7 +1,11 @@
-"""The real 2.7.1 set, built once for all proofs, and the builds of Docker and pip with the same wheels."""
+"""The real 2.7.1 set, built once for all proofs, and the builds of Docker and pip with the same wheels.
+
+tests/conftest.py says which modules share a process.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -13,14 +17,14 @@ from typing import Any
 
 import pytest
 
+from tests.proof.headline import NAME, TAG
+from tests.proof.publication import publication, pulled
 from torchkiln.lock.lock import load_locked
 from torchkiln.model.lock import LockedCell
 from torchkiln.store.root import cache_root
 from torchkiln.util.places import ROOT
 
-TAG = "2.7.1-cuda12.1-cudnn9-runtime"
-NAME = f"pytorch-cuda:{TAG}"
-SITE = "opt/venv/lib/python3.11/site-packages"
+__all__ = ["publication", "pulled"]
 
 
 def build(output: Path, *arguments: str, cache: Path | None = None) -> dict[str, Any]:
@@ -46,8 +50,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return build(tmp_path_factory.mktemp("proof") / "dist")
 
 
-@pytest.fixture(scope="session")  # some minutes; used by the first two modules, then deleted
-def by_docker(image: dict[str, Any], engine: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+@pytest.fixture(scope="module")  # some minutes, and 13 GB until the module ends
+def by_docker(image: dict[str, Any], engine: Mapping[str, str], room: None) -> Iterator[Mapping[str, str]]:
     """The environment of an engine in which BuildKit ran the cell's Dockerfile: pip over the same wheels."""
     command = [
         sys.executable,
@@ -80,32 +84,32 @@ def free_images(engine: Mapping[str, str]) -> None:
     docker("builder", "prune", "--all", "--force")
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For modules that need many GB of disk: one at a time has it."""
+    base = tmp_path_factory.getbasetemp()
+    place = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with (place / "room").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def unpacked(image: dict[str, Any]) -> Iterator[Path]:
+    """The headline image's root file system in the cache, 6 GB: for the modules of one process."""
+    argv = [sys.executable, str(ROOT / "build.py"), "run", "--no-entrypoint", "--output", image["layout"]]
+    done = subprocess.run([*argv, image["ref"], "--", "true"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = cache_root() / "rootfs" / image["digest"].removeprefix("sha256:")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
 def free_rootfs() -> Iterator[None]:
-    """Free the 6 GB of each image that the module's tests unpacked."""
+    """Free the 6 GB of each other image that the module's tests unpacked."""
     rootfs = cache_root() / "rootfs"
     before = {*rootfs.glob("*")}
     yield
     for folder in {*rootfs.glob("*")} - before:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def installed_by_pip(
-    by_docker: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
-    """The files of the image that pip made there."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root: owners are kept")
-    root = tmp_path_factory.mktemp("pip") / "root"
-    root.mkdir()
-    client = ["docker", "create", NAME]
-    made = subprocess.run(
-        client, env=dict(by_docker), capture_output=True, text=True, check=True
-    ).stdout.strip()
-    with subprocess.Popen(["docker", "export", made], env=dict(by_docker), stdout=subprocess.PIPE) as sent:
-        subprocess.run(["tar", "-x", "-C", root], stdin=sent.stdout, check=True)
-    assert sent.returncode == 0
-    subprocess.run(["docker", "rm", "--volumes", made], env=dict(by_docker), capture_output=True, check=True)
-    yield root
-    shutil.rmtree(root)

@@ -6,18 +6,16 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.clients import READY, Client, browsing, output, sessions
 from tests.engine.place import shared
 from tests.fake_driver import fake_driver
-from tests.needs import needs_gcc, outward, without_gpus
-from tests.proof.conftest import NAME, TAG, free_images
+from tests.needs import needs_gcc, nightly, outward, without_gpus
+from tests.proof.headline import NAME, TAG
 from tests.troubles import Example, demand_output, for_image
 from tests.workplace import Container, Workplace, key
 from torchkiln.util.places import ROOT
@@ -35,22 +33,11 @@ print(getpass.getuser(), os.path.isdir(os.path.join('/tmp', 'torchinductor_user'
 """
 
 
-@pytest.fixture(scope="module", params=["docker", "embedded"])
-def real(
-    request: pytest.FixtureRequest, image: dict[str, Any], engine: Mapping[str, str]
-) -> Iterator[Workplace]:
+@pytest.fixture(scope="module", params=["embedded", pytest.param("docker", marks=nightly)])
+def real(request: pytest.FixtureRequest, engine: Mapping[str, str]) -> Workplace:
     """The headline image as the engine that is named built it, in a Docker engine."""
-    if request.param == "docker":
-        request.getfixturevalue("by_docker")
-        yield Workplace(environ=engine, image=NAME)
-        return
-    free_images(engine)
-    argv = [sys.executable, str(ROOT / "build.py"), "--torch", "2.7", "--cuda", "12.1"]
-    argv += ["--output", image["layout"], "--load"]
-    done = subprocess.run(argv, env=dict(engine), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    yield Workplace(environ=engine, image=NAME)
-    free_images(engine)
+    request.getfixturevalue("pulled" if request.param == "embedded" else "by_docker")
+    return Workplace(environ=engine, image=NAME)
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 
-from tests.proof.conftest import SITE, TAG
+from tests.needs import nightly
+from tests.proof.headline import SITE, TAG
 from torchkiln.util.places import ROOT
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, nightly, pytest.mark.usefixtures("free_rootfs")]
 
 MODULE = f"{SITE}/tqdm/utils.py"
 BYTE_CODE = f"{SITE}/tqdm/__pycache__/utils.cpython-311.pyc"

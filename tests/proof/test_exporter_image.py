@@ -12,10 +12,16 @@ from typing import Any
 import pytest
 
 from tests.deploy_page import blocks
-from tests.needs import needs_namespaces
+from tests.needs import needs_namespaces, nightly
 from torchkiln.util.places import ROOT
 
-pytestmark = [pytest.mark.network, needs_namespaces]
+pytestmark = [
+    pytest.mark.proof,
+    nightly,
+    pytest.mark.network,
+    pytest.mark.usefixtures("free_rootfs"),
+    needs_namespaces,
+]
 
 
 def test_the_exporter_runs_in_the_image(image: dict[str, Any], tmp_path: Path) -> None:

@@ -12,20 +12,24 @@ from pathlib import Path
 import pytest
 
 from tests.installed import Installed, installed
+from tests.needs import nightly
 from tests.readmes import ENGLISH, blocks
 from torchkiln.index.settings import index_settings
 from torchkiln.util.places import ROOT
 
 __all__ = ["installed"]
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, pytest.mark.usefixtures("free_rootfs")]
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 CODE = "import torch; print(torch.__version__, (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item())"
 
 
 def test_from_an_empty_folder_to_torch(installed: Installed, tmp_path: Path) -> None:
-    """`init`, `lock`, `build`, `run`, `smoke`; the wheels come from the user's index or cache."""
+    """`init`, `lock`, `build`, `run`, `smoke`; the wheels come from the user's index or cache.
+
+    test_reproducible.py runs all checks of the suite in the committed image.
+    """
 
     def kiln(*words: str) -> str:
         done = installed.kiln(*words, folder=tmp_path)
@@ -36,12 +40,13 @@ def test_from_an_empty_folder_to_torch(installed: Installed, tmp_path: Path) -> 
     assert kiln("lock") == f"{TAG}\n"
     image = json.loads(kiln("build", "--json"))
     assert kiln("run", TAG, "--", "python", "-c", CODE) == "2.7.1+cu126 8.0\n"
-    kiln("smoke", TAG)
+    kiln("smoke", TAG, "--only", "import", "--only", "lock")
 
     assert image["tag"] == TAG
     assert {path.name for path in (tmp_path / "images").iterdir()} == {TAG, "base-debian12"}
 
 
+@nightly
 def test_the_commands_of_the_readme(tmp_path: Path) -> None:
     """As printed: `uv tool install .` in the checkout, the others in an empty folder."""
     [block] = [block for block in blocks(ENGLISH.read_text(), "sh") if block.startswith("uv tool install")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import needs_mmdebstrap
+from tests.needs import needs_mmdebstrap, nightly
 from torchkiln.base import artefact
 from torchkiln.base.os_packages import ensure_apt, lock_apt
 from torchkiln.errors import BuildFailed
@@ -52,6 +52,7 @@ def test_the_real_archives_packages_give_the_same_layer_twice(tmp_path: Path) ->
     assert ensure_apt(apt, layers, frozenset(), second, environ=os.environ) == apt
 
 
+@nightly
 def test_a_real_package_with_a_private_key_is_refused(tmp_path: Path) -> None:
     mine = Store(cache_root())
     base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), mine, os_name="debian12")

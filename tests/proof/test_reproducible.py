@@ -1,4 +1,4 @@
-"""The same lock twice gives the same image; tier 0 passes in it; reports are of it or an earlier one."""
+"""The image of the lock: the recorded layers; tier 0 passes in it; reports are of it or an earlier one."""
 
 from __future__ import annotations
 
@@ -14,38 +14,16 @@ import pytest
 
 import torchkiln
 from tests.needs import nightly
-from tests.proof.conftest import TAG, build
-from tools.kept import PROOFS, proofs
+from tests.proof.conftest import build
+from tests.proof.headline import TAG
+from tests.proof.reports import committed_reports
+from tools.kept import PROOFS
 from torchkiln import CellName, Project
-from torchkiln.matrix import facts, matrix
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport
-from torchkiln.smoke.suite import load_suite
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
-
-
-def test_a_cold_cache_gives_the_same_image(image: dict[str, Any], tmp_path: Path) -> None:
-    """Only the base is reused: every wheel is downloaded, converted and compiled again."""
-    base = Store(cache_root()).blob(image["layers"][0]["digest"])
-    again = build(tmp_path / "elsewhere", *_base_of(image, base), cache=tmp_path / "cold")
-    try:
-        assert again["reused"] == [layer["what"] for layer in again["layers"] if "base" in layer["what"]] + [
-            again["layers"][-1]["what"]
-        ]
-        assert again["layers"] == image["layers"]
-        assert again["digest"] == image["digest"]
-    finally:
-        shutil.rmtree(tmp_path / "cold")
-        shutil.rmtree(tmp_path / "elsewhere")
-
-
-def _base_of(image: dict[str, Any], base: Path) -> tuple[str, ...]:
-    """`--base` accepts only the locked base; a newer one is built again, on the same day."""
-    return () if image["base_newer_than_lock"] else ("--base", str(base))
 
 
 def test_a_second_build_without_changes_makes_no_layer(image: dict[str, Any], tmp_path: Path) -> None:
@@ -105,37 +83,18 @@ def test_the_validator_finds_no_fault(image: dict[str, Any]) -> None:
 TIER_0 = {"import", "claims", "linkage", "lock", "archs", "cpu-train", "compile-cpu", "services", "user"}
 
 
-def test_tier_0_passes_inside(image: dict[str, Any], tmp_path: Path) -> None:
+def test_tier_0_passes_inside(image: dict[str, Any], unpacked: Path, tmp_path: Path) -> None:
     """Every check runs and passes, on this digest; `device-code` is for images for some GPUs."""
     report = tmp_path / "report.json"
     command = [sys.executable, str(ROOT / "build.py"), "smoke", "--force", "--output", image["layout"]]
     done = subprocess.run(
         [*command, "--report", str(report), image["ref"]], cwd=ROOT, capture_output=True, text=True
     )
-    shutil.rmtree(cache_root() / "rootfs" / image["digest"].removeprefix("sha256:"), ignore_errors=True)
     assert done.returncode == 0, done.stdout + done.stderr
     smoke_report = json.loads(report.read_bytes())
     assert smoke_report["image"] == image["digest"]
     outcomes = {check["id"]: check["outcome"] for check in smoke_report["checks"]}
     assert outcomes == {**dict.fromkeys(TIER_0, "passed"), "device-code": "not-applicable"}
-
-
-def committed_reports(image: dict[str, Any], *, current: bool) -> list[SignedReport]:
-    """The reports of its tag: of this image, if they have every check of the policy, or of earlier ones."""
-    found = [
-        proof
-        for proof in proofs(PROOFS)
-        if proof.report.tag == TAG and (proof.report.image == image["digest"]) is current
-    ]
-    ran = {finding.id for proof in found for finding in proof.report.findings}
-    return found if not current or required_checks() <= ran else []
-
-
-def required_checks() -> set[str]:
-    """The checks that the matrix's policy requires."""
-    policy = matrix.read(ROOT / "matrix.yaml", facts.load()).policy
-    checks = load_suite(ROOT / "smoke_tests").checks
-    return {check.id for check in checks if check.tier in policy.tiers} | set(policy.checks)
 
 
 def gate(image: dict[str, Any], reports: Sequence[SignedReport]) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from tests.proof.conftest import SITE, TAG
+from tests.proof.headline import SITE, TAG
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
@@ -42,19 +42,6 @@ def cyclonedx(image: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def lock() -> dict[str, Any]:
     return json.loads((ROOT / "images" / TAG / "lock.json").read_text())  # type: ignore[no-any-return]
-
-
-@pytest.fixture(scope="module")
-def root(image: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package metadata in the layers, unpacked by tar."""
-    folder = tmp_path_factory.mktemp("root")
-    for layer in image["layers"]:
-        blob = Path(image["layout"]) / "blobs/sha256" / layer["digest"].removeprefix("sha256:")
-        patterns = ["*.dist-info/METADATA", "*var/lib/dpkg/*", "*usr/share/doc/*"]
-        command = ["tar", "-xzf", str(blob), "-C", str(folder), "--wildcards", *patterns]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0 or "Not found in archive" in done.stderr, done.stderr
-    return folder
 
 
 def components(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -91,10 +78,12 @@ def test_every_wheel_of_the_lock(
     assert in_cyclonedx == in_spdx
 
 
-def test_every_package_that_dpkg_lists(spdx: dict[str, Any], cyclonedx: dict[str, Any], root: Path) -> None:
+def test_every_package_that_dpkg_lists(
+    spdx: dict[str, Any], cyclonedx: dict[str, Any], unpacked: Path
+) -> None:
     """With the hash of its .deb file."""
     form = "${Package}\t${Version}\t${Architecture}\t${source:Package} ${source:Version}\n"
-    command = ["dpkg-query", f"--admindir={root}/var/lib/dpkg", "-W", "-f", form]
+    command = ["dpkg-query", f"--admindir={unpacked}/var/lib/dpkg", "-W", "-f", form]
     document = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     debs = {
         (package["name"], package["versionInfo"]): package
@@ -119,7 +108,7 @@ def test_every_package_that_dpkg_lists(spdx: dict[str, Any], cyclonedx: dict[str
     assert also == debs.keys()
 
 
-def test_licences_are_those_of_the_files(spdx: dict[str, Any], root: Path) -> None:
+def test_licences_are_those_of_the_files(spdx: dict[str, Any], unpacked: Path) -> None:
     """The expression in METADATA; the named licences in a copyright file."""
     wheels = {
         package["name"]: package
@@ -127,7 +116,7 @@ def test_licences_are_those_of_the_files(spdx: dict[str, Any], root: Path) -> No
         if package["SPDXID"].startswith("SPDXRef-wheel-")
     }
     checked = 0
-    for path in (root / SITE).glob("*.dist-info/METADATA"):
+    for path in (unpacked / SITE).glob("*.dist-info/METADATA"):
         head = path.read_text().partition("\n\n")[0]
         name = re.sub(r"[-_.]+", "-", re.findall(r"^Name: (.*)", head, re.M)[0]).lower()
         if expression := re.findall(r"^License-Expression: (.*)", head, re.M):
@@ -144,7 +133,7 @@ def test_licences_are_those_of_the_files(spdx: dict[str, Any], root: Path) -> No
     declared = [deb for deb in debs.values() if deb["licenseDeclared"] != "NOASSERTION"]
     assert len(declared) > 140
     for name, one in debs.items():
-        text = (root / f"usr/share/doc/{name}/copyright").read_text(errors="replace")
+        text = (unpacked / f"usr/share/doc/{name}/copyright").read_text(errors="replace")
         if text.startswith("Format"):
             short = set(re.findall(r"^License: *GPL-(\d)\+ *$", text, re.M))
             assert all(f"GPL-{version}.0-or-later" in one["licenseDeclared"] for version in short), name

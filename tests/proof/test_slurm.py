@@ -14,7 +14,7 @@ import pytest
 from tests.engine.root import NoEngine
 from tests.engine.slurm import Cluster, slurm_cluster
 from tests.needs import give_up, nightly
-from tests.proof.conftest import TAG
+from tests.proof.headline import TAG
 from torchkiln.util.places import ROOT
 
 pytestmark = [pytest.mark.proof, nightly]

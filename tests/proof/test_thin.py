@@ -19,7 +19,9 @@ from typing import IO, Any
 import pytest
 
 from tests.engine.registry import RunningRegistry
-from tests.proof.conftest import SITE, build
+from tests.needs import nightly
+from tests.proof.conftest import build
+from tests.proof.headline import SITE
 from torchkiln.lock.lock import save
 from torchkiln.model.lock import LockedCell
 from torchkiln.oci.validate.validate import validate
@@ -65,7 +67,7 @@ def options(images: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def thin(locked: LockedCell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThinImage]:
+def thin(locked: LockedCell, tmp_path_factory: pytest.TempPathFactory, room: None) -> Iterator[ThinImage]:
     """For capability 9.0, with NVIDIA's libraries cut as well."""
     folder = tmp_path_factory.mktemp("thin")
     save(folder / "images", locked)
@@ -181,6 +183,7 @@ def unchanged(path: str, whole: mmap.mmap, cut: mmap.mmap, start: int, stop: int
         assert same, f"{path} differs within 1 MiB from byte {at:#x} on"
 
 
+@nightly
 def test_a_second_cache_gives_the_same_image(thin: ThinImage, locked: LockedCell, tmp_path: Path) -> None:
     """Wheels and base are taken from the first one, layers and byte-code are not."""
     store, own = Store(cache_root()), Store(tmp_path / "cache")
@@ -209,6 +212,7 @@ def test_only_layers_of_cut_libraries_differ_from_the_full_image(
     assert thin.built["unpacked_bytes"] - image["unpacked_bytes"] in range(-100_000, 100_000)
 
 
+@nightly
 def test_it_is_valid_and_has_the_files_of_its_records(thin: ThinImage) -> None:
     """By the validator, and by the check `lock` in the image."""
     assert validate(Path(thin.built["layout"]), thin.built["tag"]) == ()
@@ -229,6 +233,7 @@ def test_it_is_valid_and_has_the_files_of_its_records(thin: ThinImage) -> None:
         shutil.rmtree(root, ignore_errors=True)
 
 
+@nightly
 def test_docker_pulls_and_runs_it(
     thin: ThinImage, registry: RunningRegistry, engine: Mapping[str, str]
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import nightly
 from tests.recipes.test_amp_mistakes import CODE, _global
 from tests.recipes.torch_python import ENVIRON, PYTHON, needs_torch, result_of
 from torchkiln.util.places import ROOT
@@ -68,7 +69,11 @@ def compared(parallel: str, *words: str, before: str = "") -> tuple[list[list[fl
     return two, one
 
 
-@pytest.mark.parametrize("words", [(), ("--accumulate", "2"), ("--precision", "fp16")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [(), *(pytest.param(words, marks=nightly) for words in (("--accumulate", "2"), ("--precision", "fp16")))],
+    ids=" ".join,
+)
 def test_ddp_learns_what_one_process_does_with_the_double_batch(words: tuple[str, ...]) -> None:
     two, one = compared("ddp", *words)
     assert two[0] == two[1]
@@ -120,7 +125,7 @@ def test_no_sync_reduces_once_for_each_step() -> None:
     assert gradient == pytest.approx(same, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=nightly)])
 def test_a_resumed_run_of_two_processes_has_the_same_curve(kind: str, tmp_path: Path) -> None:
     file = str(tmp_path / "run.pt")
     words = ["--parallel", kind, "--batch", "4", "--optimizer", "adamw"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import nightly
 from tests.recipes.scenes import scene, train
 from tests.recipes.torch_python import needs_torch
 
@@ -14,7 +15,13 @@ pytestmark = needs_torch
 
 
 @pytest.mark.parametrize(
-    "words", [["--precision", "fp32"], ["--precision", "fp16"], ["--model", "resnet"]], ids=" ".join
+    "words",
+    [
+        pytest.param(["--precision", "fp32"], marks=nightly),
+        ["--precision", "fp16"],
+        pytest.param(["--model", "resnet"], marks=nightly),
+    ],
+    ids=" ".join,
 )
 def test_a_resumed_run_has_the_same_curve(words: Sequence[str], tmp_path: Path) -> None:
     """Bit for bit; over the end of an epoch, which has seven batches here."""
@@ -26,7 +33,9 @@ def test_a_resumed_run_has_the_same_curve(words: Sequence[str], tmp_path: Path) 
     assert first + rest == whole
 
 
-@pytest.mark.parametrize("forgotten", ["optimizer", "step", "scaler"])
+@pytest.mark.parametrize(
+    "forgotten", ["step", *(pytest.param(name, marks=nightly) for name in ("optimizer", "scaler"))]
+)
 def test_without_a_part_of_the_checkpoint_the_curve_is_another(forgotten: str, tmp_path: Path) -> None:
     """Mutants of the one above: the optimizer's state, the place in the data, the scaler's factor."""
     words = ["--precision", "fp16", "--init-scale", str(2.0**30)]

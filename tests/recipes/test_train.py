@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import nightly
 from tests.recipes.scenes import scene, train
 from tests.recipes.torch_python import ENVIRON, PYTHON, needs_torch
 from torchkiln.util.places import ROOT
@@ -49,7 +50,12 @@ SWITCHES = [
 ]
 
 
-@pytest.mark.parametrize("words", SWITCHES, ids=" ".join)
+# Each runs alone by NIGHTLY=yes; `make proof` runs those with many at once.
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(words, marks=[nightly] if len(words) in (1, 2) else []) for words in SWITCHES],
+    ids=" ".join,
+)
 def test_a_switch_runs_two_steps(words: Sequence[str]) -> None:
     values = train("--steps", "2", *words)
     assert len(values["losses"]) == 2
@@ -71,6 +77,7 @@ def test_the_exporter_reads_what_a_run_prints(tmp_path: Path) -> None:
     assert float(values["samples_per_second"]) > 0
 
 
+@nightly
 def test_torch_compile_runs_and_the_weights_keep_their_names() -> None:
     names = "list(train.Training(parse(['--compile']), cpu, alone).model.state_dict())"
     assert "_orig_mod" not in " ".join(scene(f"result = {names}"))

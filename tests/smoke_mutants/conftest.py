@@ -1,7 +1,7 @@
 """Most mutants are part of `make proof`, and of `make gpu-mutants`: those that run torch take minutes.
 
 `make mutants` runs all, and writes proved.json if they pass. TORCHKILN_MUTANTS=SEED, as `.ci/run` sets it,
-runs a random eighth if nothing has changed since then: the suite, the mutants, torch. Without it all run.
+runs a random sixteenth if nothing has changed since then: the suite, the mutants, torch. Without it all run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUICK = {
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PROVED = HERE / "proved.json"
-SHARE = 8
+SHARE = 16
 _CHOICE = os.environ.get("TORCHKILN_MUTANTS", "")
 
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from smoke_tests.expected import expected
+from tests.needs import nightly
 from tests.reports import IMAGE, LOCKED, TAG, gpu, host, report
 from torchkiln.errors import ConfigError, GateRefused
 from torchkiln.gate import gate
@@ -135,12 +136,12 @@ def kind_of(path: Path) -> object:
     return path
 
 
-# The same code judges all places of a kind: `make test` takes the first of each, `make proof` all.
+# The same code judges all places of a kind: `make test` takes the first of each, NIGHTLY=yes all.
 PLACES = pytest.mark.parametrize(
     "places",
     [
         pytest.param([*{kind_of(path): path for path in reversed(PATHS)}.values()], id="one of each kind"),
-        pytest.param(PATHS, id="all", marks=pytest.mark.proof),
+        pytest.param(PATHS, id="all", marks=[pytest.mark.proof, nightly]),
     ],
 )
 GONE = object()

@@ -22,6 +22,7 @@ from tests.fuzz.oracle import installed
 from tests.fuzz.source import Decisions
 from tests.hostile import SPEC
 from tests.layers import Item
+from tests.needs import nightly
 from tests.wheels import write_wheel
 
 RUNS = {"documents": 200, "zip": 500, "layer": 500, "tar": 400, "pages": 500, "fatbin": 500}
@@ -74,10 +75,13 @@ def test_any_page_of_an_index(scratch: Path, data: bytes) -> None:
     pages_target.check(data, scratch)
 
 
-# A run costs two seconds of CPU time, most of it to instrument the modules. Above, `make test` gives each
-# target its initial corpus and changed inputs.
+# A run costs two seconds of CPU time, most of it to instrument the modules; NIGHTLY=yes runs all of them.
+# Above, `make test` gives each target its initial corpus and changed inputs.
 @pytest.mark.proof
-@pytest.mark.parametrize(("target", "runs"), RUNS.items())
+@pytest.mark.parametrize(
+    ("target", "runs"),
+    [pytest.param(name, runs, marks=[] if name == "documents" else [nightly]) for name, runs in RUNS.items()],
+)
 def test_some_seconds_of_atheris(target: str, runs: int) -> None:
     """Guided by coverage. The seed is fixed."""
     if importlib.util.find_spec("atheris") is None:

@@ -24,6 +24,7 @@ from tests.fuzz import tar_target
 from tests.fuzz.source import Decisions
 from tests.hostile.reading import refusal
 from tests.hostile.tars import END, GOOD, GROUPS, TARS, Tar, file, head, octal, pax, record
+from tests.needs import nightly
 from tests.readers import TAR_READERS, CannotRead, comparable, run
 from tests.roots import minimal_layout
 from tests.trees import Tree, differences, tree_of_folder
@@ -265,13 +266,20 @@ DIFF_ID = f"sha256:{hashlib.sha256(file(b'f') + END).hexdigest()}"  # of the onl
 
 
 IN_TEST = {("attributes", "inspect"), ("members without content", "inspect")}
-# `make test`: two by `inspect`; `make proof`: the rest.
+# `make test`: two by `inspect`; `make proof`: all by `inspect`; NIGHTLY=yes: the rest.
 # `unpack` of 200,000 files would take minutes on a slow disk.
 CASES = [
-    pytest.param(name, how, marks=[] if case in IN_TEST else [pytest.mark.proof])
-    for case in itertools.product(BOMBS, WAYS)
-    for name, how in [case]
-    if case != ("entries", "unpack")
+    pytest.param(
+        name,
+        how,
+        marks=[]
+        if (name, how) in IN_TEST
+        else [pytest.mark.proof]
+        if how == "inspect"
+        else [pytest.mark.proof, nightly],
+    )
+    for name, how in itertools.product(BOMBS, WAYS)
+    if (name, how) != ("entries", "unpack")
 ]
 
 

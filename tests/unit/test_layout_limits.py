@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.arranged_documents import config, manifest
 from tests.document_strategies import FEW, VALUES, json_bytes, mutated
 from tests.hostile_documents import case, provoke
+from tests.needs import nightly
 from tests.oci_samples import build
 from tests.peak import LIMIT, run
 from torchkiln.errors import VerificationFailed, printable
@@ -111,12 +112,17 @@ def arranged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return arrange
 
 
-# `make test`: `verify` reads each layout but the longest; `make proof`: every command each.
+# `make test`: `verify` reads each layout but the longest; `make proof`: this one, too; NIGHTLY=yes: every
+# command each.
 CASES = [
     pytest.param(
         name,
         command,
-        marks=[] if command == "verify" and not name.startswith("sixteen") else [pytest.mark.proof],
+        marks=[pytest.mark.proof, nightly]
+        if command != "verify"
+        else [pytest.mark.proof]
+        if name.startswith("sixteen")
+        else [],
     )
     for name in LAYOUTS
     for command in COMMANDS
