@@ -102,7 +102,7 @@ def cores(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 
 def count(workshop: Workshop, rounds: int, say: Say) -> Outcome:
-    """1 to 1000 small wheels, with .pyc files cached and made."""
+    """Measure builds of 1 to 1000 small wheels, with cached .pyc files and with compilation."""
     counts = (1, 10, 100) if workshop.quick else (1, 10, 100, 1000)
     store = Store(workshop.scratch / "count")
     wheels = [write_wheel(named(f"w{number:04}"), _SMALL, store) for number in range(max(counts))]

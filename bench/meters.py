@@ -110,7 +110,7 @@ def stage_seconds(watch: Watch, total: float) -> tuple[tuple[str, float], ...]:
 
 
 def parse_stat(text: str) -> tuple[int, float, float]:
-    """Parent, own and reaped core-seconds in a /proc/PID/stat."""
+    """The parent's PID, the core-seconds of the process, and those of its reaped children: /proc/PID/stat."""
     fields = text.rpartition(")")[2].split()
     user, system, child_user, child_system = (int(value) for value in fields[11:15])
     return int(fields[1]), (user + system) / _TICK, (child_user + child_system) / _TICK

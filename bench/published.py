@@ -58,7 +58,7 @@ def published(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 
 def published_others(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """As `published`, against torch alone and with `--engine docker`."""
+    """Measure as `published` does: an image with torch alone, and one built with `--engine docker`."""
     at = engine_pair(subject)
     (torch,) = (wheel.version for wheel in subject.locked.wheels if wheel.name == "torch")
     contenders: tuple[Contender, ...] = (

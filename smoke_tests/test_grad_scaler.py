@@ -81,7 +81,7 @@ def test_clip(measure):
 
 
 def _first_step(measure, task, scaler):
-    """The effect of each call of the scaler in one step."""
+    """Do one training step, and measure what each call of the scaler changes."""
     from smoke_tests.closeness import relative_error
     from smoke_tests.training import gradient, weights
 

@@ -30,7 +30,7 @@ VALUES = {
 @pytest.mark.tier(0)
 @pytest.mark.limit(600)
 def test_linkage(facts, measure):
-    """Found by the loader, loaded by `import torch`, or the driver's; others are listed with a reason."""
+    """The loader or `import torch` finds each needed library, or it is the driver's; others need a reason."""
     prefix = Path(sys.prefix)
     linkage = read_linkage(prefix)
     try:

@@ -111,7 +111,7 @@ class NearestTests:
         self.helpers = {path.stem: path.read_text() for path in sorted((tree / "tests").glob("*.py"))}
 
     def of(self, module: Path) -> list[str]:
-        """At most 17 files, the nearest by imports first; helpers of tests count as tests."""
+        """The test files for *module*: at most 17, the nearest by imports first, also through helpers."""
         found: dict[Path, None] = {}
         level, seen = [module], {module}
         for distance in range(_FARTHEST):

@@ -1,6 +1,6 @@
 """Load every library of the cuDNN that torch uses; print their paths, and the errors of those that fail.
 
-In a process of its own: a library that is loaded once satisfies every later search for its name, so that
+It runs in a process of its own: a library that is loaded once satisfies every later search for its name, so
 cuDNN's own search would not be tested afterwards.
 """
 

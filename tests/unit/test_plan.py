@@ -271,7 +271,7 @@ def test_all_links_are_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_missing_rootfs_is_reported() -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="no such directory"):
         load(Path("/nonexistent/rootfs"))
 
 

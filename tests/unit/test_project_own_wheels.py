@@ -288,7 +288,7 @@ def test_a_missing_folder_is_refused_when_it_is_locked(project: Workspace) -> No
     settings(project)
     code, messages = messages_of(project, "datasets\n")
     assert code == 2
-    assert f"wheels: no such folder: {project.folder}/wheels" in messages
+    assert f"wheels: no such directory: {project.folder}/wheels" in messages
 
 
 def test_a_wheel_by_url(project: Workspace) -> None:

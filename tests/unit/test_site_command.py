@@ -185,7 +185,7 @@ def test_reports_are_verified_by_the_key_beside_them(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="no such directory"):
         reports_in(tmp_path / "nowhere")
 
 

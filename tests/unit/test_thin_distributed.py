@@ -153,7 +153,7 @@ INVALID: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", MARKED)
 def test_an_image_for_own_use_needs_the_confirmation(tmp_path: Path, case: str) -> None:
     image = image_of(tmp_path, **MARKED[case])
-    with pytest.raises(GateRefused, match="NVIDIA's libraries in it are changed") as refused:
+    with pytest.raises(GateRefused, match="contains NVIDIA's libraries with changes") as refused:
         demand_licence(image, confirmed=False)
     assert (refused.value.exit_code, "--licence-confirmed" in refused.value.hint) == (7, True)
     demand_licence(image, confirmed=True)

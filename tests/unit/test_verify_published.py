@@ -240,7 +240,7 @@ def test_the_image_is_rebuilt(scene: Scene) -> None:
         ("{host}/team/app:v9", 2, "v9: manifest unknown"),
         ("{host}/team/none", 2, "latest: manifest unknown"),
         ("127.0.0.1:9/team/app:v1", 9, "connection refused"),
-        ("no-such-folder", 2, "no such folder, and not a registry reference"),
+        ("no-such-folder", 2, "no such directory, and not a registry reference"),
     ],
 )
 def test_user_errors(

@@ -17,7 +17,7 @@ _CLOSE = 1e-3  # of sums of absolute values; results of float16 with atomic addi
 
 
 def verdict(full: Mapping[str, Any], thin: Mapping[str, Any]) -> str:
-    """One of KINDS, of two results of one call."""
+    """The verdict on two results of one call: one of KINDS."""
     if "error" in full or "error" in thin:
         return "identical" if full == thin else "different"
     if full["shapes"] != thin["shapes"]:

@@ -39,7 +39,7 @@ class Signer(Protocol):
     """Signs statements, or passes them on unsigned."""
 
     def sign(self, statement: Statement) -> Artifact:
-        """The artifact of a statement."""
+        """Sign *statement*; return the artifact to attach to the image."""
 
     def matches(self, statement: Statement, artifact: bytes, kind: str) -> bool:
         """Whether *artifact*, of the media type *kind*, is *statement* by the same signer."""

@@ -65,9 +65,9 @@ def ensure(
     """The artefact, with its blob in *store*, and its package differences from *locked*.
 
     Tried in this order: the cache, *file*, an earlier rebuild for this lock, the archive. A rebuild from the
-    archive may differ from the lock; it is recorded for the lock, so that the next build is fast and gives
-    the same, until the lock changes or `rebuild` is called. Without *locked* it is always built from the
-    archive.
+    archive may differ from the lock; it is recorded for the lock, so that the next build is fast and uses
+    the same artefact, until the lock changes or `rebuild` is called. Without *locked* it is always built from
+    the archive.
 
     :param fits: whether the locked one may be used; false if it was built on another base.
     :raises BuildFailed: *file* is not the locked one; or the archive gives another one and *locked_only* is

@@ -116,8 +116,10 @@ def build(
     finally:
         temporary.unlink(missing_ok=True)
     if not contents.python.startswith(f"{recipe.python}."):
+        mirror, suite = variables(recipe)[0], recipe.suite
         raise BuildFailed(
-            f"wrong Python in the base of {recipe.os}: expected {recipe.python}, got {contents.python}"
+            f"wrong Python in the base of {recipe.os}: expected {recipe.python}, got {contents.python}",
+            hint=f"check that the archive in {mirror} has the release {suite}, or set another archive",
         )
     untrusted = sources_of(recipe, environ).untrusted
     return replace(locked_base(recipe.os, encoded, contents), untrusted=untrusted)

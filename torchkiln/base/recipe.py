@@ -109,7 +109,7 @@ class BaseRecipe:
 
 
 def recipe(os_name: str) -> BaseRecipe:
-    """The recipe of the base of *os_name*, which is the same with another Python.
+    """The recipe of the base of *os_name*; a standalone Python in the name does not change it.
 
     :raises ConfigError: the OS is unknown.
     """

@@ -204,7 +204,7 @@ def _fetched(wheel: LockedWheel, environment: Environment) -> None:
 
 
 def _with_packages(project: ProjectLock, parent: ImagePlan, environment: Environment) -> ProjectLock:
-    """*project* with its OS packages on the base and the tools of *parent*, which may not be the locked ones.
+    """*project*, its OS packages resolved on the base and tools of *parent*, which may differ from the lock.
 
     :raises KilnError: as `ensure_apt` does.
     """

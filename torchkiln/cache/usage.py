@@ -209,7 +209,7 @@ class _Scan:
                 )
 
     def _unclaimable(self, made: float) -> str:
-        """Why a blob is kept that a running build may need but cannot have claimed in advance."""
+        """The reason to keep a blob that a running build may need but could not claim before; empty: none."""
         if self._building:
             return "a running build may need it"
         return "just created" if time.time() - made < _TEN_MINUTES else ""

@@ -126,7 +126,7 @@ def main(args: list[str] | None = None) -> None:
 class _SignalHandler:
     """SIGINT and SIGTERM: the first raises KeyboardInterrupt, the second exits at once.
 
-    That loses nothing: files in the store are complete once they have their name, and the next run removes
+    No data is lost: files in the store are complete once they have their name, and the next run removes
     the temporary ones.
     """
 

@@ -99,7 +99,7 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> 
             ("kind", "count", "size", "last use", "deleted by", "kept because"), rows, right=(1, 2), text=(5,)
         )
     shared = [usage for usage in usages if usage.item.shared]
-    click.echo(f"{_size(usages)} in {store.root}; {_size(shared)} of it are hard links into layouts")
+    click.echo(f"{_size(usages)} in {store.root}; {_size(shared)} of it is shared with layouts by hard links")
     for command, paths in (("prune", pruned), ("prune --all", all_pruned)):
         freed = [usage for usage in usages if usage.item.path in paths and not usage.item.shared]
         click.echo(f"`cache {command}` would free {_size(freed)}")
@@ -107,7 +107,9 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> 
 
 @cache.command("prune")
 @_common
-@click.option("--all", "everything", is_flag=True, help="delete all that no tag needs, wheels too")
+@click.option(
+    "--all", "everything", is_flag=True, help="delete everything that no tag needs, including wheels"
+)
 @click.option("--older-than", metavar="AGE", help="only what was not used for this long: 12h, 30d or 2w")
 @click.option(
     "--max-size",
@@ -124,7 +126,7 @@ def prune(
     max_size: str | None,
     dry_run: bool,
 ) -> None:
-    """Delete what neither a tag of a known layout nor a lock needs.
+    """Delete the files that no tag of a known layout and no lock needs.
 
     That is: layers and overlays of no tag, wheels and byte-code of no lock, unpacked images not used for 7
     days, index pages and package lists of layers not used for 30 days, and leftovers of interrupted runs.
@@ -216,7 +218,7 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
     if as_json:
         document = {
             "cache": str(store.root),
-            "things": len(found.items),
+            "checked_items": len(found.items),
             "bytes": sum(read),
             "faults": listed,
         }

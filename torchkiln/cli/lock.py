@@ -94,7 +94,7 @@ def lock(
     A lock that exists keeps its versions unless --upgrade is used. Prints the tags of the locked cells.
 
     With --project, lock the packages of a project on the image of one cell, into DIR/torchkiln.lock.json.
-    Prints what moves, and the project's name.
+    Prints the changed packages, and the project's name.
     """
     if allow_missing and project is None:
         raise click.UsageError("--allow-missing needs --project")

@@ -1,4 +1,4 @@
-"""`torchkiln ls` and `withdraw`: lists the images of a repository, and withdraws one."""
+"""`torchkiln ls` and `withdraw`: lists the images of a repository, and retracts one."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _row(image: CatalogEntry) -> list[str]:
 
 @click.command("withdraw")
 @click.argument("target", metavar="REGISTRY/REPOSITORY:TAG|@DIGEST")
-@click.option("--reason", required=True, help="why it is withdrawn; stored with the image")
+@click.option("--reason", required=True, help="why the image is retracted; stored with it")
 @signing_options
 @trust_options()
 @policy_option
@@ -136,7 +136,7 @@ def withdraw(
     plain_http: bool,
     as_json: bool,
 ) -> None:
-    """Withdraw a published image, and move its tags back to the last good image.
+    """Retract a published image, and move its tags back to the last good image.
 
     The digest and the dated tag stay; `verify` then refuses the image, and `ls` shows the reason. A tag
     without a good image is deleted; if the registry cannot delete tags, the command fails (exit 9).

@@ -85,7 +85,7 @@ def run(
     name: str | None,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND in the image TAG, or in that of the selected cell, of the layout.
+    """Run COMMAND in an image of the layout: TAG, or the image of the selected cell.
 
     The words after -- are COMMAND; the default is the image's own command. Changes to files are lost at the
     end, except in mounts. Exits with the exit code of the command.

@@ -72,7 +72,7 @@ def _of_locks(chosen: CellOptions, images: Path) -> tuple[Stack, ...]:
 def _of_layout(chosen: CellOptions, output: Path) -> tuple[Stack, ...]:
     """The images of the layout *output*; if cells are selected, only theirs.
 
-    :raises ConfigError: there is no such folder.
+    :raises ConfigError: there is no such directory.
     :raises NothingSelected: the layout has no such image.
     :raises VerificationFailed: the folder is not a layout, or damaged.
     """

@@ -89,7 +89,7 @@ def smoke() -> None:
     "--have",
     type=EXISTING_FILE,
     metavar="FILE",
-    help="with --bundle: leave out the layers that the GPU host has; FILE is the list of its run.py --have",
+    help="with --bundle: leave out the layers that the GPU host has; FILE is the output of its run.py --have",
 )
 @click.option("--nonce", metavar="WORD", help="a word to store in the report, for `gate --nonce`")
 @click.option(
@@ -132,14 +132,14 @@ def run(
     markdown: Path | None,
     as_json: bool,
 ) -> None:
-    """Run the checks in the image TAG, or in that of the selected cell; print the verdict.
+    """Run the checks in the image TAG, or in the image of the selected cell; print the verdict.
 
     TAG can be an alias; DIR:REF is an image of another layout.
 
     Exits with 10 if the image fails a check, with 11 if the host cannot run them.
 
     With --project, check the image of the project in DIR instead, by default without a GPU: its packages are
-    imported, `pip check`, its shared libraries find those that they need, and its own test passes, if
+    imported, `pip check`, the loader finds the libraries that its libraries need, and its own test passes, if
     torchkiln.toml names one. --only takes import, pip-check, linkage, test; --limit is that of each check.
     """
     files = ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json)

@@ -175,6 +175,6 @@ def published_reference(target: str) -> ImageReference:
     except ConfigError as error:
         reason = error.message.removeprefix(f"{target}: ").removeprefix("invalid reference: ")
         raise ConfigError(
-            f"{target}: no such folder, and not a registry reference ({reason})",
+            f"{target}: no such directory, and not a registry reference ({reason})",
             hint="name a layout, DIR or DIR:TAG, or an image in a registry, REGISTRY/REPOSITORY:TAG",
         ) from None

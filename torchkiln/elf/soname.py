@@ -1,6 +1,6 @@
 """Reads the name that a shared library gives itself, SONAME.
 
-By the program headers, as the loader and ldconfig do: a section table may be missing or say something else.
+It uses the program headers, as the loader and ldconfig do: a section table may be missing or differ.
 The file is not trusted.
 """
 

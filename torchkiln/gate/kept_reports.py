@@ -37,7 +37,7 @@ def kept_reports(folder: Path) -> tuple[KeptReport, ...]:
     :raises VerificationFailed: a signature is invalid.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder", hint="name a folder of smoke reports")
+        raise ConfigError(f"{folder}: no such directory", hint="name a folder of smoke reports")
     keys = {path.name.removesuffix(_KEY): _pem(path) for path in sorted(folder.glob(f"*{_KEY}"))}
     trusted = {name: dsse.public_key(pem, where=f"{name}{_KEY}") for name, pem in keys.items()}
     found = []

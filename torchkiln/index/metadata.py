@@ -131,7 +131,7 @@ def located(file: ListedFile, base: str) -> FileAt:
     url = url_of(base, file)
     if why := unsafe(url, base):
         raise BuildFailed(
-            f"unsafe link of {file.filename}: {why}",
+            f"unsafe link to {file.filename}: {why}",
             hint="the index, or a proxy in front of it, is at fault; use another index",
         )
     return FileAt(filename=file.filename, url=url, size=file.size, sha256=file.sha256)

@@ -60,7 +60,7 @@ def download(
     file = _Sized(filename=archive.filename, sha256=archive.sha256, size=size)
     if size > _MOST:
         raise BuildFailed(
-            f"{redact(address)}: has {size} bytes; an archive of a Python has at most {_MOST >> 20} MiB",
+            f"{redact(address)}: too large for an archive of a Python: {size} bytes, limit {_MOST >> 20} MiB",
             hint="correct the URL in matrix.yaml, under pythons",
         )
     began(size)

@@ -56,7 +56,7 @@ def _safe(
         if why := unfit(file.filename, name):
             refused[file.sha256] = why
         elif why := unsafe(url, page.url):
-            refused[file.sha256] = f"unsafe link of {file.filename}: {why}"
+            refused[file.sha256] = f"unsafe link to {file.filename}: {why}"
         else:
             found.append(
                 FileAt(

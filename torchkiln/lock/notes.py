@@ -1,4 +1,4 @@
-"""Reads marks of a cell's lock for commands that work without locks."""
+"""Reads marks in a cell's lock, such as `untrusted`, for commands that also work without a lock."""
 
 from __future__ import annotations
 

@@ -143,7 +143,8 @@ class LockSession:
         unknown = [name for name in self._request.upgrade if canonicalize_name(name) not in names]
         if unknown and not set(EVERYTHING) & set(self._request.upgrade):
             raise ConfigError(
-                f"--upgrade {', '.join(unknown)}: not in the lock of {tag}", hint="see its requirements.txt"
+                f"--upgrade {', '.join(unknown)}: not in the lock of {tag}",
+                hint="its requirements.txt lists its packages",
             )
         return previous
 

@@ -107,9 +107,10 @@ def plan(
 
 
 def _with_standalone(layers: Sequence[WheelLayer], locked: LockedCell) -> tuple[PlannedLayer, ...]:
-    """*layers* with that of the standalone Python, above those which the image of the base's Python has too.
+    """*layers* and the layer of the standalone Python.
 
-    A host shares extracted layers only as prefixes.
+    It is above the layers that the image with the base's own Python also has: a host shares unpacked layers
+    of two images only up to the first layer that differs.
     """
     if (standalone := locked.standalone) is None:
         return tuple(layers)

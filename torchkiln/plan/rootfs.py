@@ -27,7 +27,7 @@ def load(rootfs: Path, project: Path | None = None) -> tuple[OverlayFile, ...]:
         files or names that are not allowed; lists all of them.
     """
     if not rootfs.is_dir():
-        raise ConfigError(f"{rootfs}: no such folder", hint=how_to_restore("rootfs"))
+        raise ConfigError(f"{rootfs}: no such directory", hint=how_to_restore("rootfs"))
     faults: list[str] = []
     files = _read(rootfs, faults)
     if project is not None and project.is_symlink():

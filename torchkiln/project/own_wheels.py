@@ -67,7 +67,7 @@ def demand_wheels_folder(folder: Path, wheels: str) -> None:
     """:raises ConfigError: the setting *wheels* names a folder that does not exist."""
     if wheels and not (folder / wheels).is_dir():
         raise ConfigError(
-            f"wheels: no such folder: {folder / wheels}",
+            f"wheels: no such directory: {folder / wheels}",
             hint="put the wheels into it, or remove the setting",
         )
 

@@ -124,7 +124,7 @@ class Settler:
 def newest_possible(
     asked: Iterable[Asked], pins: tuple[Pin, ...], wanted: IndexRequest, settler: Settler
 ) -> tuple[tuple[Pin, ...], tuple[Behind, ...]]:
-    """*pins*, the versions for *wanted*, with the newest releases of named new packages that are far behind.
+    """Try the newest release of each new package that the project names and *pins* has in an old version.
 
     :return: the versions, and the packages that stay far behind.
     """

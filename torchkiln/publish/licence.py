@@ -27,7 +27,7 @@ def demand_licence(image: ImageOnDisk, *, confirmed: bool) -> None:
     """
     if is_for_own_use(image) and not confirmed:
         raise GateRefused(
-            f"{image.ref}: NVIDIA's libraries in it are changed (--own-use), and NVIDIA's licence may not"
+            f"{image.ref} contains NVIDIA's libraries with changes (--own-use), and NVIDIA's licence may not"
             " allow the distribution of changed copies",
             hint="build the image without --own-use; or, if you have the right to distribute it, add"
             " --licence-confirmed",

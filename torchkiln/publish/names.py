@@ -85,7 +85,7 @@ def names_of_project(
 def demand_movable(tags: ImageTags) -> None:
     """Check that all *tags* are valid, and that the moving ones may move.
 
-    :raises ConfigError: one is invalid; a moving one is dated, or the tag of a referrer list.
+    :raises ConfigError: a tag is invalid; a moving tag ends in a date, or is reserved for a referrer list.
     """
     for tag in tags.all:
         parse_tag(tag)

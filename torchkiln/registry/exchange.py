@@ -12,7 +12,7 @@ import requests
 from torchkiln import __version__
 from torchkiln.errors import RegistryError
 from torchkiln.registry.request import Body, HttpRequest
-from torchkiln.registry.response import HttpResponse
+from torchkiln.registry.response import REGISTRY_AT_FAULT, HttpResponse
 from torchkiln.util.http import redirects
 from torchkiln.util.http.redirects import UnsafeRedirect
 from torchkiln.util.http.session import LimitedSession, Network
@@ -74,7 +74,7 @@ class Exchange:
         except requests.TooManyRedirects as error:
             raise RegistryError(
                 f"{self._host}: {request.what}: redirect loop: more than {redirects.MAX_REDIRECTS} redirects",
-                hint="the registry is at fault",
+                hint=REGISTRY_AT_FAULT,
             ) from error
         except UnsafeRedirect as error:
             raise _unsafe_redirect(self._host, request.what, str(error)) from error
@@ -109,7 +109,7 @@ class Exchange:
     def _invalid(self, what: str, why: str) -> RegistryError:
         return RegistryError(
             f"{self._host}: {what}: the response is {why}",
-            hint="the registry, or a proxy in front of it, is at fault",
+            hint=REGISTRY_AT_FAULT,
         )
 
 
@@ -139,7 +139,7 @@ def location(host: str, answer: HttpResponse, what: str) -> str:
         url = urljoin(answer.url, answer.headers["Location"].encode("latin-1").decode())
     except (KeyError, ValueError):
         raise RegistryError(
-            f"{host}: {what}: HTTP {answer.status} without a valid Location", hint="the registry is at fault"
+            f"{host}: {what}: HTTP {answer.status} without a valid Location", hint=REGISTRY_AT_FAULT
         ) from None
     if why := redirects.unsafe(url, answer.url):
         raise _unsafe_redirect(host, what, why)

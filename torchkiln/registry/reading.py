@@ -21,7 +21,7 @@ from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.reference import Repository, is_tag
 from torchkiln.registry.request import LIMIT, HttpRequest
-from torchkiln.registry.response import HttpResponse
+from torchkiln.registry.response import REGISTRY_AT_FAULT, HttpResponse
 from torchkiln.registry.session import READS, Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.util.files import replacing
@@ -197,11 +197,11 @@ class RepositoryReader:
             if path in seen or number == _MOST_PAGES or not path.startswith(origin):
                 raise RegistryError(
                     f"{self.repository}: {what}: its pages form a loop, are too many or lead to another host",
-                    hint="the registry is at fault",
+                    hint=REGISTRY_AT_FAULT,
                 )
 
     def _invalid_list(self, what: str) -> RegistryError:
-        return RegistryError(f"{self.repository}: {what}: not valid", hint="the registry is at fault")
+        return RegistryError(f"{self.repository}: {what}: not valid", hint=REGISTRY_AT_FAULT)
 
     def small(self, digest: Digest, limit: int) -> bytes:
         """The blob *digest*, of at most *limit* bytes.

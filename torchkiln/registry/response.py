@@ -9,6 +9,11 @@ from torchkiln.util.strict_json import json_of
 
 _LONGEST = 300  # characters of a registry's error message
 
+#: The hint for an invalid response.
+REGISTRY_AT_FAULT = (
+    "the registry, or a proxy in front of it, is at fault: check its address, or report it to its operator"
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpResponse:

@@ -16,7 +16,7 @@ from torchkiln.registry.credentials import Login
 from torchkiln.registry.exchange import Exchange, RegistrySession, location
 from torchkiln.registry.reference import api_host, is_local
 from torchkiln.registry.request import HttpRequest
-from torchkiln.registry.response import HttpResponse
+from torchkiln.registry.response import REGISTRY_AT_FAULT, HttpResponse
 from torchkiln.registry.tokens import Authenticator
 from torchkiln.util.http.failures import certificate_fault, reason_of
 from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry, retry_after
@@ -203,7 +203,7 @@ class Registry:
             self._check()
             raise RegistryError(
                 f"{self.host}: {what}: invalid response: {type(error).__name__}",
-                hint="the registry is at fault",
+                hint=REGISTRY_AT_FAULT,
             ) from error
         except (requests.RequestException, HTTPError, OSError) as error:
             self._check()

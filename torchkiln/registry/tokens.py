@@ -14,7 +14,7 @@ from torchkiln.errors import RegistryError
 from torchkiln.registry.challenge import Challenge, parse_challenges
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.reference import is_local
-from torchkiln.registry.response import HttpResponse
+from torchkiln.registry.response import REGISTRY_AT_FAULT, HttpResponse
 from torchkiln.util.strict_json import json_of
 
 Scopes = tuple[str, ...]  # ("repository:team/app:pull,push",)
@@ -158,12 +158,12 @@ class Authenticator:
         if not host or parts.scheme not in ("http", "https"):
             raise RegistryError(
                 f"{self._host}: HTTP 401 without a valid realm to get a token from",
-                hint="the registry is at fault",
+                hint=REGISTRY_AT_FAULT,
             )
         if parts.scheme == "http" and self._secure and not is_local(host):
             raise RegistryError(
                 f"{self._host}: refusing to send the login to {host} without https",
-                hint="the registry is at fault",
+                hint=REGISTRY_AT_FAULT,
             )
 
 

@@ -69,7 +69,7 @@ def _carried(bill: Bill, wheel: str) -> list[Component]:
 
 
 def _component(part: BillComponent, inside: Iterable[Component]) -> Component:
-    properties = {"kind": part.kind, "source": part.source, "told-by": part.evidence, "remark": part.remark}
+    properties = {"kind": part.kind, "source": part.source, "evidence": part.evidence, "remark": part.remark}
     return Component(
         name=part.name,
         version=part.version,

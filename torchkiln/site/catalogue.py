@@ -127,7 +127,7 @@ class Catalogue:
 
     @property
     def repository(self) -> str:
-        """The name that readers know the images by."""
+        """The repository that the pages show for the images."""
         return self.registry or self.local
 
 

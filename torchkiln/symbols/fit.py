@@ -110,8 +110,9 @@ def fit(libraries: Sequence[Library], parent: ParentSymbols, python: str) -> Fit
 def _imported(libraries: Sequence[Library]) -> Iterator[Library]:
     """Extension modules, libraries that use torch, which `torch.ops` loads, and what these need.
 
-    Others are opened by their path, often only if they can be: as those of bitsandbytes for each CUDA. So are
-    those that use torch in a package whose modules do not: open3d has operators for one torch.
+    Packages open other libraries by path, and often continue without them: bitsandbytes has one for each
+    CUDA. The same holds for libraries that use torch in a package whose modules do not use it: open3d has
+    operators for one torch.
     """
     modules = [library for library in libraries if _is_module(library)]
     loaded = _with_needed(modules, libraries)

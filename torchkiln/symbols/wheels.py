@@ -110,7 +110,7 @@ class _Parts:
 
 
 def _likely_parts(pieces: Iterable[bytes], size: int) -> _Parts | None:
-    """The parts of a library that are read as a rule; None: it is no ELF file, or too large a one."""
+    """The parts of a library that usually contain its symbols; None: not ELF, or a part is too large."""
     stream, head = iter(pieces), b""
     for piece in stream:
         head += piece

@@ -37,7 +37,7 @@ def open_revision(name: str, folder: Path) -> Revision:
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder}: no such folder", hint="name the folder of generated files: --images DIR"
+            f"{folder}: no such directory", hint="name the folder of generated files: --images DIR"
         )
     found = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if found.returncode == 0:

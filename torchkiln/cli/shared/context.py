@@ -62,7 +62,7 @@ class BuildContext:
         return self._folder.fresh(cell, os.environ)
 
     def keep(self, locked: LockedCell) -> None:
-        """Write the lock of a thin cell if it is missing, and say so."""
+        """Write the lock of a thin cell if it is missing, and print that."""
         if self._folder.keep(locked):
             cell = locked.resolution.cell
             full = tag_of(self._folder.below(cell))

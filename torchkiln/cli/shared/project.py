@@ -90,7 +90,7 @@ def project_cell(chosen: CellOptions, folder: Path, images: Path) -> tuple[Cell,
     if not chosen.any and len(matrix.pairs) > 1:
         raise NothingSelected(
             f"--project {folder}: no image is selected, and the project has no lock",
-            hint="name its torch and CUDA: --torch X --cuda Y; `torchkiln list` shows the cells",
+            hint="select its image: --torch X --cuda Y; `torchkiln list` shows the cells",
         )
     cells, _, _ = chosen.cells(must_name=True)
     if len(cells) != 1:

@@ -34,7 +34,7 @@ def smoke_project(
 
     :param places: the folder of locks, and the layout.
     :param key: signs the report.
-    :raises ConfigError: there is no such folder or image, or the project's files are wrong.
+    :raises ConfigError: there is no such directory or image, or the project's files are wrong.
     :raises Stale: the project is not locked, or its lock or its image is outdated.
     :raises SmokeFailed: a check failed.
     :raises SmokeInconclusive: a check failed because of the host.

@@ -40,7 +40,7 @@ def starts(path: str, kind: str = "file") -> bool:
 
 
 def distribution_of(path: str) -> str:
-    """The normalized name of the package whose metadata *path* is, or is in; empty if it is not metadata."""
+    """The normalized name of the package if *path* is its metadata folder or in it; otherwise empty."""
     found = _METADATA.fullmatch(path)
     return canonicalize_name(found[1]) if found else ""
 

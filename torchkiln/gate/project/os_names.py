@@ -66,7 +66,7 @@ class SystemNames:
 
 
 def name_faults(path: str, kind: str, entry_points: str, below: Below, names: SystemNames) -> Iterator[str]:
-    """What a new file or link at *path* would be found in place of.
+    """Why no package may have a file or link at *path*: a program would use it in place of an existing one.
 
     :param entry_points: its text, if it is an entry_points.txt.
     """
@@ -88,7 +88,7 @@ def name_faults(path: str, kind: str, entry_points: str, below: Below, names: Sy
 
 
 def library_fault(name: str, below: Below, names: SystemNames) -> str:
-    """Why no package may have a library *name*, or one with that SONAME; empty if one may."""
+    """Why a package must not have a library with the file name or SONAME *name*; empty if it may have one."""
     name, written = name_key(name), name
     if path_fault(name):
         return path_fault(name)

@@ -149,7 +149,7 @@ def _check(file: BinaryIO, digest: Digest, use: Callable[[bytes], object]) -> No
 
 
 def _linked(file: BinaryIO, target: Path) -> bool:
-    """Whether *target* is now a hard link to the very file that is open: its name may have another by now."""
+    """Make *target* a hard link to the open file, whatever has its name now; return whether it is one."""
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.link(f"/proc/self/fd/{file.fileno()}", target.name, dst_dir_fd=folder)  # follows the link in /proc
