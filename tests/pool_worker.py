@@ -40,7 +40,7 @@ class _Threads(ThreadPoolExecutor):
 
 @contextmanager
 def in_this_process() -> Iterator[None]:
-    """Builds, one at a time, start no workers meanwhile."""
+    """Within this context, builds run one at a time and start no worker processes."""
     names = ("_cancelled", "_progress")
     with (
         patch.object(scheduler, "Workers", _Threads),

@@ -151,7 +151,7 @@ class Fresh:
     store: Store
 
     def again(self, folder: Path) -> LockedTools:
-        """The same once more, elsewhere."""
+        """Build the same tools again, with a cache in *folder*."""
         return tools.build(
             "devel", packages_of("devel"), self.base, cached_base(self.base, folder), environ=os.environ
         )

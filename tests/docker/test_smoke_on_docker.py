@@ -52,7 +52,7 @@ def test_output_and_exit_code_of_a_command(loaded: Engine, tmp_path: Path) -> No
 
 
 def test_a_line_arrives_while_the_command_runs(loaded: Engine) -> None:
-    """Seconds before the next one, which may be without a line break."""
+    """A line arrives seconds before the next one, which may lack a line break."""
     arrived: dict[bytes, float] = {}
     container = in_shell("echo first; sleep 5; printf last")
     captured(container, loaded, timeout_s=60, on_line=lambda it: arrived.update({it: time.monotonic()}))

@@ -98,7 +98,7 @@ def test_the_bases_packages_are_unchanged(fresh: Fresh) -> None:
 def test_tools_are_refused_if_the_archive_would_change_the_bases_packages(
     fresh: Fresh, tmp_path: Path
 ) -> None:
-    """On a base with an old git: git-email requires that of its own release."""
+    """git-email requires the git of its own release; the base has an older one."""
     store, old = Store(tmp_path), OsPackage(name="git", version="1:1.9-1")
     packages = tuple(old if package.name == "git" else package for package in fresh.base.packages)
     status = "\n\n".join(

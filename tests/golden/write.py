@@ -38,7 +38,7 @@ def files(os_name: str = "debian12") -> dict[str, bytes]:
 
 
 def layer_facts(wheel: Path) -> dict[str, object]:
-    """The wheel's hash, and its layer with pretended byte-code."""
+    """The wheel's hash, and its layer with made-up byte-code."""
     _, written = layer_of([wheel], code=pretended_code)
     return {"wheel": sha256(wheel), **asdict(written)}
 

@@ -1,4 +1,4 @@
-"""Publications that are cut at a request that a seed draws: nothing wrong is seen, and the next completes.
+"""Interrupts publications at a request that a seed draws: readers see nothing wrong, the next one completes.
 
 `make test` draws some cuts; `NIGHTLY=yes make proof` fifty.
 """
@@ -78,7 +78,7 @@ def tags_of(registry: RunningRegistry, name: str, images: dict[str, dict[str, by
 
 
 def campaign(registry: RunningRegistry, publisher: Publisher, name: str, cuts: int) -> None:
-    """Publish an image over another, *cuts* times, cut each time; then once more."""
+    """Publish an image over another, *cuts* times, interrupted each time; then once more."""
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
     draw = random.Random(f"{SEED} {name}")
     old = publisher.build("old")

@@ -24,7 +24,7 @@ pytestmark = needs_torch
     ids=" ".join,
 )
 def test_a_resumed_run_has_the_same_curve(words: Sequence[str], tmp_path: Path) -> None:
-    """Bit for bit; over the end of an epoch, which has seven batches here."""
+    """The losses are equal bit for bit, also across the end of an epoch (seven batches)."""
     small = "data.COUNT = 60"
     whole = train("--steps", "12", *words, before=small)["losses"]
     file = str(tmp_path / "run.pt")

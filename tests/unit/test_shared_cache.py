@@ -99,7 +99,7 @@ def test_a_wheel_with_a_wrong_digest_is_not_used(
 
 
 def test_a_valid_file_is_copied_and_stays_valid(tmp_path: Path, shared: Path) -> None:
-    """A change in the shared folder behind the look has no effect."""
+    """A change in the shared folder after the check has no effect."""
     store, there = store_of(tmp_path, shared), shared / "blobs" / "sha256" / SHA
     there.write_bytes(CONTENT)
     assert store.has_blob(DIGEST, len(CONTENT))

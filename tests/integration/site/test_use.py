@@ -88,7 +88,7 @@ def expected_of(driver: str, gpu: str, torch: str) -> dict[str, Any]:
 
 
 def drivers() -> st.SearchStrategy[str]:
-    """Any version or branch, and those at the limits of the images and the GPUs."""
+    """Draws any version or branch, and those at the limits of the images and the GPUs."""
     limits = {
         version
         for image in listed().images
@@ -110,7 +110,7 @@ def drivers() -> st.SearchStrategy[str]:
 
 
 def test_the_picker_agrees_with_pick(page: Page, folder: Path) -> None:
-    """In order, with every reason: for drivers around all limits, GPUs, and each torch."""
+    """Same images, order and reasons, for each torch, and drivers around all limits."""
     visit(page, folder, "pick.html")
     torches = [*dict.fromkeys(image.resolution.cell.torch for image in listed().images)]
 
