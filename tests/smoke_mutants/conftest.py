@@ -50,7 +50,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if _CHOICE != "record" or exitstatus or not PYTHON or "PYTEST_XDIST_WORKER" in os.environ:
         return
     options, named = session.config.option, {Path(name).resolve() for name in session.config.args}
-    whole = not options.keyword and options.markexpr == "proof"
+    whole = not options.keyword and options.markexpr in ("proof", "proof or hypothesis")
     if whole and not named.isdisjoint((HERE, *HERE.parents)):
         PROVED.write_text(json.dumps(_state(), indent=2) + "\n")
 
