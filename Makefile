@@ -37,7 +37,7 @@ test: test-packages  ## all tests that need no container engine and no package i
 
 # A failure of runc, not of the image: once in thousands of starts on a busy machine.
 RERUN = --reruns 2 --only-rerun "read init-p: connection reset by peer"
-proof: test-packages  ## the other tests: container engines, the real image of 2.7.1 against pip, smoke checks where they must fail (20 minutes)
+proof: test-packages  ## the other tests: container engines, the real image of 2.7.1 against pip, smoke checks where they must fail (about 25 minutes)
 	$(RUN) pytest -m "proof or hypothesis" --hypothesis-profile=long -n auto --ignore=tests/proof $(RERUN)
 	$(RUN) pytest -m proof -v -n auto --no-loadscope-reorder tests/proof $(RERUN)
 
