@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -66,14 +67,28 @@ def test_a_line_arrives_while_the_command_runs(runtime: OciRuntime, root: Path, 
     assert lines == [b"ready", b"went"]
 
 
+NAMES: list[str] = []  # of the containers of this process
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the containers' names: another process of tests on this machine has containers, too."""
+    token = secrets.token_hex
+
+    def recorded(count: int) -> str:
+        NAMES.append(token(count))
+        return NAMES[-1]
+
+    monkeypatch.setattr(secrets, "token_hex", recorded)
+
+
 def left() -> tuple[list[str], list[str]]:
-    """Cgroups and mounts of containers; the tests' engine has a similar name."""
-    ours = re.compile(r"torchkiln-[0-9a-f]{12}\b")
+    """Cgroups and mounts of this process's containers."""
+    assert NAMES
+    ours = re.compile("|".join(f"torchkiln-{name}\\b" for name in NAMES))
     cgroups = glob.glob("/sys/fs/cgroup/torchkiln-*") + glob.glob("/sys/fs/cgroup/*/torchkiln-*")
     mounts = Path("/proc/mounts").read_text().splitlines()
-    return [cgroup_path for cgroup_path in cgroups if ours.search(cgroup_path)], [
-        mount for mount in mounts if ours.search(mount)
-    ]
+    return [path for path in cgroups if ours.search(path)], [mount for mount in mounts if ours.search(mount)]
 
 
 def test_output_and_view_of_a_command(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
