@@ -62,6 +62,7 @@ _PROOF = {
             "edited_image",
             "exporter_image",
             "installed",
+            "project_sdist",  # the base in the same folder of the cache
             "reproducible",
             "sbom",
             "thin",

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import needs_namespaces, nightly
+from tests.needs import needs_namespaces
 from tests.servers.git_server import GitServer, needs_git_server
 from torchkiln.project.file import load_project
 from torchkiln.util.places import ROOT
 
-pytestmark = [pytest.mark.proof, nightly, pytest.mark.network, needs_namespaces]
+pytestmark = [pytest.mark.proof, pytest.mark.network, needs_namespaces]
 LINES = "hydra-core==1.3.2\n"  # requires antlr4-python3-runtime 4.9, of which there is no wheel
 
 
