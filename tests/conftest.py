@@ -65,7 +65,6 @@ _PROOF = {
             "project_sdist",  # the base in the same folder of the cache
             "reproducible",
             "sbom",
-            "thin",
         ),
     }.items()
     for name in names
