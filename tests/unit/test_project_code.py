@@ -124,9 +124,11 @@ def test_variables_of_a_hook_do_not_name_another_repository(
 ) -> None:
     (tmp_path / "other").mkdir()
     git(tmp_path / "other", "init", "--quiet")
+    put(checkout, "kept.log")
+    git(checkout, "add", "--force", "kept.log")  # ignored, unless the index of its own repository is read
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
 
-    assert "train.py" in paths(read_code(checkout))
+    assert "kept.log" in paths(read_code(checkout))
 
 
 def test_links_inside_are_kept(folder: Path) -> None:
