@@ -28,8 +28,8 @@ _TAIL = """
     .venv/bin/python -m bench cold warm  only these; the results of the others stay
     .venv/bin/python -m bench --quick    small generated wheels, a local index: tests the benchmarks
 
-Use an idle machine; the sections above show the load average before each start. Nothing is written to the user's
-cache: scratch folders are beside it, take up to 10 GB, and are deleted.
+Use an idle machine; the sections above show the load average before each start. Nothing is written to the
+user's cache: scratch folders are beside it, take up to 10 GB, and are deleted.
 """
 
 
