@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,19 +102,35 @@ def provoke(case: Case, folder: Path) -> Ran:
 
 
 def page_of(results: Mapping[str, Ran]) -> str:
-    """docs/hostile-documents.md: the message of each case, by its name."""
+    """docs/hostile-documents.md: the messages of all cases, by kind of document and command."""
     lines = [
         "# Messages for malformed and malicious documents",
         "",
-        "Written by `make golden`, which runs each case of `tests/hostile_documents.py` on the command line. Hashes are left",
-        "out. Exit code 2: invalid configuration; 5: a generated file is stale; 6: the build failed; 12: verification failed.",
+        "`make golden` writes this page: it runs each case of `tests/hostile_documents.py` on the command line.",
+        "Hashes are shortened to `…`. A hint is shown once for each command, and again where a case has another.",
+        "The numbers are [exit codes](reference.md#exit-codes).",
     ]
+    kinds: dict[str, dict[tuple[tuple[str, ...], int], list[tuple[str, str, str]]]] = {}
     for case in CASES:
         found = results[case.name]
-        command = f"`torchkiln {' '.join(case.argv)}` exits with code {found.code}:"
-        lines += ["", f"## {case.name}", "", command, ""]
-        lines += ["    " + line for line in re.sub(r"[0-9a-f]{64}", "…", found.err).splitlines()]
+        kind, _, name = case.name.partition(": ")
+        message, _, hint = re.sub(r"[0-9a-f]{64}", "…", found.err).rstrip("\n").rpartition("\nhint: ")
+        kinds.setdefault(kind, {}).setdefault((case.argv, found.code), []).append((name, message, hint))
+    for kind, commands in kinds.items():
+        lines += ["", f"## {kind}"]
+        for (argv, code), cases in commands.items():
+            lines += ["", f"`torchkiln {' '.join(argv)}` exits with {code}:", *_messages(cases)]
     return "\n".join(lines) + "\n"
+
+
+def _messages(cases: list[tuple[str, str, str]]) -> list[str]:
+    """The lines for name, message and hint of each of *cases*; the most frequent hint is shown once."""
+    usual = Counter(hint for _, _, hint in cases).most_common(1)[0][0]
+    lines = ["", f"    hint: {usual}"]
+    for name, message, hint in cases:
+        text = message if hint == usual else f"{message}\nhint: {hint}"
+        lines += ["", f"{name}:", "", *("    " + line for line in text.splitlines())]
+    return lines
 
 
 def _twice(text: str) -> str:

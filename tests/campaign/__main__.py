@@ -37,14 +37,14 @@ This page and its log (`docs/campaign.json`, not committed) are written by this 
 
     .venv/bin/python -m tests.campaign --seed {seed} --instants {instants} --log docs/campaign.json
 
-It runs `build.py`, as a user does, on a small cell of its own (wheels, base, lock and index are generated),
-and disturbs it. A library preloaded into the build counts its writes, socket reads, renames, links, deletions
-and flushes, and sends a signal at a random one: before it, after it, or with half of a write done. Other
-signals are sent by the clock. Then a checker that shares no code with torchkiln hashes every blob, compares
-every wheel and `.part` file with the true file, follows every record and tag, inflates every layer, and looks
-for processes that outlived the build. Then the build is run again: it must succeed, give the digest of an
-undisturbed build, leave nothing behind, and download no byte of a wheel that was in the cache. `make proof`
-runs a short form.
+It runs `build.py`, as a user does, on a small generated cell (wheels, base, lock and index are
+generated), and interrupts it. A library that is preloaded into the build counts its writes, socket
+reads, renames, links, deletions and flushes, and sends a signal at a random one: before it, after it, or
+with half of a write done. Other signals are sent at random times. Then a checker that shares no code
+with torchkiln hashes every blob, compares every wheel and `.part` file with the true file, follows every
+record and tag, inflates every layer, and looks for processes that outlived the build. Then the build is
+run again: it must succeed, give the digest of an uninterrupted build, leave nothing behind, and download
+no byte of a wheel that was in the cache. `make proof` runs a short form.
 
 Seed {seed}, {instants} instants, {seconds} s, Python {python}{mounts}. **{verdict}**
 
@@ -72,8 +72,8 @@ def page(log: Mapping[str, Any]) -> str:
         ("signal", "cache before", "runs", "exit codes", "left work in progress"), _signals(hits)
     )
     text += (
-        "\nA negative code is the signal's own: the process could not handle it, or did not handle it yet.\n"
-        "A shell shows -2 as 130 and -15 as 143. The messages:\n\n"
+        "\nA negative code means that the signal killed the process: it cannot be handled, or its handler\n"
+        "was not yet set. A shell shows -2 as 130 and -15 as 143. The messages:\n\n"
     )
     text += "".join(f"    {line}\n" for line in _sentences(hits))
     for group, title in (("network", "Network and index"), ("host", "The machine")):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -20,20 +21,25 @@ from torchkiln.util.places import ROOT
 PAGE = ROOT / "docs" / "hostile-wheels.md"
 FUZZ = ROOT / "docs" / "fuzz.json"
 ACCEPTED = "accepted"
+SEPARATOR = "; "  # between the kinds of a row
 
 HEAD = """# Hostile wheels
 
-Wheels are untrusted input. Below are {all} kinds of malformed or malicious wheels, each made from a valid
-wheel by one change. {refused} are refused: the build fails with exit code 6, the message names the wheel and
-the reason, and no layer, wheel or image is left. {accepted} are unusual but unambiguous: they are accepted,
-and a test compares the layer with the files that pip installs.
+Wheels are untrusted input. This page lists {all} kinds of malformed or malicious wheels, each made from a
+valid wheel by one change.
 
-The third column is the result of the locks' pip on the same file. pip accepts {stricter} of the {refused}
-refused kinds: it reads zips with the lenient `zipfile`, and does not compare files with RECORD. They are
-refused on purpose: their content differs from their metadata, or other tools read them differently.
+- {refused} kinds are refused: the build exits with 6, the message names the wheel and the reason, and no
+  layer, wheel or image is left.
+- {accepted} kinds are unusual but unambiguous: they are accepted, and a test compares the layer with the
+  files that pip installs.
+
+The third column is the result of pip, in the version that the locks have, with the same file. pip accepts
+{stricter} of the {refused} refused kinds, because it reads zips with the lenient `zipfile` and does not
+compare files with RECORD. torchkiln refuses them, because their content differs from their metadata, or
+because other tools read them differently.
 
 `tests/hostile/` makes the wheels. `tests/unit/test_hostile_wheels.py` compares torchkiln and pip with this
-page. It also reads all of them in one process whose address space is limited to 128 MiB more than a valid
+page. It also reads all wheels in one process whose address space is limited to 128 MiB more than a valid
 wheel needs.
 
 ## Bounds
@@ -47,10 +53,10 @@ wheel needs.
 | unpacked, if more than 1 GB, for each byte of the wheel | 100 | 7.5 |
 | METADATA; WHEEL, entry_points.txt; RECORD | 4; 1; 16 MiB | 57 kB; 2.4 kB; 1.2 MB |
 | a Python source | 16 MiB | 1.2 MB |
-| scripts of up to 1 MiB, together | 64 MiB | - |
+| all scripts of up to 1 MiB | 64 MiB | - |
 
-Decompression stops at the size in the zip's directory. The ratio of a single entry is not limited: a library
-in Pillow's wheel has 224.
+Decompression stops at the size in the zip's directory. The compression ratio of a single entry is not
+limited: a library in Pillow's wheel has a ratio of 224.
 """
 
 
@@ -91,7 +97,10 @@ def page(of_torchkiln: dict[str, str], of_pip: dict[str, str]) -> str:
     text = [HEAD.format(all=len(KINDS), refused=len(REFUSED), accepted=accepted, stricter=stricter)]
     for group, kinds in GROUPS.items():
         text += [f"## {group}\n", "| kind | torchkiln | pip |", "| --- | --- | --- |"]
-        text += [f"| {_cell(name)} | {_cell(of_torchkiln[name])} | {of_pip[name]} |" for name in kinds]
+        same: dict[tuple[str, str], list[str]] = {}
+        for name in kinds:
+            same.setdefault((_cell(of_torchkiln[name]), of_pip[name]), []).append(_cell(name))
+        text += [f"| {SEPARATOR.join(names)} | {ours} | {pips} |" for (ours, pips), names in same.items()]
         text.append("")
     return "\n".join([*text, *_fuzzing()])
 
@@ -99,12 +108,14 @@ def page(of_torchkiln: dict[str, str], of_pip: dict[str, str]) -> str:
 def rows(text: str) -> dict[str, tuple[str, str]]:
     """Kind → (torchkiln's result, pip's) in the document *text*."""
     cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return {row[0]: (row[1], row[2]) for row in cells if len(row) == 3}
+    return {name: (row[1], row[2]) for row in cells if len(row) == 3 for name in row[0].split(SEPARATOR)}
 
 
 def _cell(text: str) -> str:
-    """*text*, shortened and escaped for a table."""
-    short = text if len(text) <= 150 else text[:147] + "..."
+    """*text*, shortened in the middle and escaped for a table."""
+    short = re.sub(r"(.)\1{9,}", r"\1\1\1…", text)
+    if len(short) > 180:
+        short = f"{short[:90]}…{short[-60:]}"
     return (
         short.replace("\\", "\\\\")
         .replace("|", "\\|")

@@ -55,8 +55,12 @@ ACTORS = (
 def threats() -> list[list[str]]:
     """The rows of the threat model: actor, attack, result, test or reason."""
     section = (ROOT / "SECURITY.md").read_text().split("## Threat model\n")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+    rows = []
+    for part in section.split("\n### ")[1:]:
+        actor, *lines = part.splitlines()
+        table = [line for line in lines if line.startswith("| ")][2:]
+        rows += [[actor.lower(), *(cell.strip() for cell in line.strip("|").split(" | "))] for line in table]
+    return rows
 
 
 def test_each_attack_of_the_threat_model_has_a_test_or_is_not_defended() -> None:
