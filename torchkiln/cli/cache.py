@@ -33,7 +33,7 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
-_FEW = 3  # items with the same fault that are named; more are counted
+_FEW = 3  # most items with the same fault that are named; of more, only the number is printed
 
 
 @click.group("cache", cls=Group)
@@ -249,7 +249,7 @@ def _store() -> Store:
 def _read_cache(store: Store, layouts: Iterable[Path], images: Path) -> CacheUsage:
     found = cache_usage(store, layouts, images)
     for reason in found.unread:
-        console.say(f"warning: cannot be read, what it may need is kept: {reason}")
+        console.say(f"warning: cannot be read, so everything that it may need is kept: {reason}")
     return found
 
 

@@ -86,7 +86,8 @@ def _bill(named: NamedImage, images: Path, store: Store, name: str) -> Bill:
 def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
     """Print the image's digest if *document* lists exactly what is in the image.
 
-    :raises VerificationFailed: it does not; every difference is listed. Or it cannot be read.
+    :raises VerificationFailed: *document* is invalid or differs; the message lists every difference.
+    :raises ConfigError: *document* cannot be read.
     """
     try:
         data = read_file(document, LIMIT)

@@ -60,7 +60,7 @@ def layout_option(
     *,
     owned: bool = True,
 ) -> Decorator:
-    """The option --output: an OCI layout that `build` writes; *owned*: that other users cannot change."""
+    """The option --output, an OCI layout that `build` writes; *owned*: refuse one that others can change."""
     callback = _demand_own if owned else None
     return click.option(
         "--output", type=FOLDER, default=default, show_default=True, callback=callback, help=text

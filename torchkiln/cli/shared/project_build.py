@@ -66,7 +66,7 @@ def build_and_push(
 def pushes_to(
     to: PushTo | None, layout: Path, context: BuildContext
 ) -> AbstractContextManager[Pushes | None]:
-    """A session with the registry, which is connected before anything is built; None if *to* is."""
+    """A session with the registry, connected before anything is built; None if *to* is None."""
     if to is None:
         return nullcontext()
     from torchkiln.cli.shared.pushes import open_pushes  # loads slowly
