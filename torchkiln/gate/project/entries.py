@@ -53,8 +53,8 @@ class Below:
     modules: frozenset[str]  # names by which the fixed packages are imported
     standard: frozenset[str]  # modules of the standard library
     libraries: Mapping[str, str]  # name of a shared library -> the fixed package that has it
-    programs: Mapping[str, str]  # name -> path: the other programs on PATH
-    folders: tuple[str, ...]  # of PATH, in its order, without that of launchers
+    programs: Mapping[str, str]  # name -> path: programs in `folders`
+    folders: tuple[str, ...]  # of PATH, in its order, without the folder of launchers
     site: str  # site-packages, relative to /
     scripts: str  # folder of launchers, relative to /
 
