@@ -105,7 +105,7 @@ def get(
     on_large: Callable[[], None] = lambda: None,
     **kwargs: Any,
 ) -> tuple[requests.Response, bytes]:
-    """The response to a GET with retries, and its body, at *most* so many bytes unpacked.
+    """The response to a GET with retries, and its unpacked body of at most *most* bytes.
 
     Attempts and pauses together take at most `TOTAL` seconds.
 
