@@ -43,7 +43,7 @@ def test_a_project_on_a_proved_image_is_cleared(there: Scene) -> None:
         in messages
     )
     assert f"the project: {NAME}  {there.image.manifest}\nreport 1: project.dsse.json: no GPU" in messages
-    assert "not proved: with packages that replace those of the parent image: fsspec\n" in messages
+    assert "not proved: packages that replace those of the parent image: fsspec\n" in messages
     assert f"gate: {NAME}: 3 checks passed; on {TAG}: 5 checks passed" in messages
 
 

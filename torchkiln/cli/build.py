@@ -94,12 +94,12 @@ _ONLY = {
 @click.option(
     "--base",
     metavar="FILE|IMAGE",
-    help="use the base of this file (from `base export`); docker: or this image",
+    help="use the base in this file, written by `base export`; docker: or this image",
 )
 @click.option(
     "--tools",
     metavar="FILE",
-    help="use the tools layer of this file for devel images (from `base export --tools NAME`)",
+    help="for devel images: use the tools layer in this file, written by `base export --tools NAME`",
 )
 @project_options
 @push_to_options

@@ -227,7 +227,7 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
         click.echo(f"{len(found.items)} items in {store.root}: no faults")
     if damaged_tags:
         raise VerificationFailed(
-            "these tags use the same files, so they are damaged too: " + "; ".join(damaged_tags),
+            "these tags use damaged files: " + "; ".join(damaged_tags),
             hint=f"{'' if repair else 'run: torchkiln cache verify --repair; then '}build these tags again",
         )
     if remaining:

@@ -46,7 +46,7 @@ class GateResult:
     statuses: tuple[CheckStatus, ...]
     missing: tuple[tuple[str, str], ...]  # (what, why)
     signed_reports: tuple[SignedReport, ...]
-    project: ProjectProof | None = None  # of the image of a project; None: of a cell
+    project: ProjectProof | None = None  # for the image of a project; None: the image of a cell
 
     @property
     def passed(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class GateInputs:
     suite: Suite
     runs: KeptRuns  # this machine's own
     keys: tuple[KeyInRole, ...] = ()  # of the policy
-    named: tuple[KeyInRole, ...] = ()  # of the caller; a laboratory's makes signatures a requirement
+    named: tuple[KeyInRole, ...] = ()  # of the caller; with one of a laboratory, signatures are required
     given: tuple[Path, ...] = ()  # reports, and folders of them; empty: this machine's own runs
     nonce: str | None = None
     options: GivenOptions = field(default_factory=GivenOptions)  # of the command, for the hints

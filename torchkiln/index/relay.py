@@ -195,7 +195,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignored: uv closes its connections when it has finished."""
+        """Ignore the error: uv closes its connections when it has finished."""
 
 
 def _handler(relay: Relay) -> type[BaseHTTPRequestHandler]:
@@ -204,7 +204,7 @@ def _handler(relay: Relay) -> type[BaseHTTPRequestHandler]:
         disable_nagle_algorithm = True
 
         def log_message(self, format: str, *args: Any) -> None:
-            """No access log."""
+            """Write no access log."""
 
         def do_GET(self) -> None:
             try:

@@ -178,5 +178,5 @@ class _RemoteFile(io.RawIOBase):
 
 
 def _range(first: int, last: int) -> dict[str, str]:
-    """identity: the offsets are those of the file, not of a compressed response."""
+    """Headers for a range. identity: the offsets are those of the file, not of a compressed response."""
     return {"Accept-Encoding": "identity", "Range": f"bytes={first}-{last}"}

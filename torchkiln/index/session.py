@@ -139,7 +139,7 @@ def _body(response: requests.Response, url: str, most: int, on_large: Callable[[
 
 
 def _pieces(response: requests.Response) -> Iterator[bytes]:
-    """The unpacked body. Not `iter_content`: it does not limit the length of a chunk's size line."""
+    """The unpacked body, without `iter_content`, which does not limit the length of a chunk's size line."""
     while piece := response.raw.read(_PIECE, decode_content=True):
         yield piece
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def build_in(
     request: ProjectRequest, locks: LockFolder, context: BuildContext, layout: Path, options: BuildOptions
 ) -> tuple[ProjectSource, BuiltProject]:
-    """Build the project into *layout*, and print the summary; its lock is made if there is none."""
+    """Build the project into *layout*, and print the summary; its lock is written if there is none."""
 
     def made(found: LockedProject, path: Path) -> None:
         from torchkiln.cli.shared.project_output import show_project  # loads slowly
