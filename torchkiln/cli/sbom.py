@@ -51,8 +51,8 @@ def sbom(
     The SBOM of a project's image lists the packages kept from the parent image, the project's own packages,
     and the project itself.
 
-    It is made from the lock and the layers of the image; a layer is read only once. Exits with 12 if the
-    image does not match its lock, or the document of --check does not match the image.
+    It is made from the lock and the layers of the image; the next run need not read the layers again. Exits
+    with 12 if the image does not match its lock, or the document of --check does not match the image.
     """
     named = named_image(name, output, chosen, command="sbom")
     store = open_cache()

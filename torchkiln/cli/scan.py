@@ -88,8 +88,8 @@ def scan(
 ) -> None:
     """Scan an image for known vulnerabilities with Trivy or Grype; refuse severe ones that are not allowed.
 
-    Prints a line for each that is refused or allowed. Exits with 7 if one is refused, with 8 if no scanner is
-    installed or the scanner fails, with 12 if the report is about another image.
+    Prints a line for each vulnerability that is refused or allowed. Exits with 7 if one is refused, with 8 if
+    no scanner is installed or the scanner fails, with 12 if the report is about another image.
     """
     if report and tool:
         raise click.UsageError("--report and --tool cannot be used together: a report needs no scanner")
