@@ -93,8 +93,10 @@ def files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
 
 
 def _by_url(given: KnownWheel) -> str:
-    """The requirement for a given wheel. The URL does not exist: uv does not open it, because the wheel's
-    metadata is in its settings."""
+    """The requirement for a given wheel.
+
+    The URL does not exist; uv does not open it, because uv.toml contains the wheel's metadata.
+    """
     return f"{given.name} @ https://given.invalid/{quote(given.filename)}#sha256={given.sha256}"
 
 
