@@ -279,7 +279,7 @@ def test_an_invalid_cache_folder(scene: Scene, monkeypatch: pytest.MonkeyPatch, 
     for name in ("show", "prune", "verify"):
         done = scene.run(name)
         assert isinstance(done.exception, ConfigError)
-        assert "is not a folder" in done.exception.message
+        assert "not a directory" in done.exception.message
     monkeypatch.setenv("TORCHKILN_CACHE", "/proc/self/fdinfo")
     assert scene.run("show").exception is None
     done = scene.run("prune")

@@ -240,7 +240,7 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
 def _store() -> Store:
     root = cache_root()
     if root.exists() and not root.is_dir():
-        raise ConfigError(f"the cache {root} is not a folder", hint="set TORCHKILN_CACHE to a folder")
+        raise ConfigError(f"cache {root}: not a directory", hint="set TORCHKILN_CACHE to a folder")
     if not root.exists():
         console.say(f"no cache in {root} yet; the first build creates it")
     return Store(root, on_wait=console.waiting)
