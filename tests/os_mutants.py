@@ -57,7 +57,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     # --- the loader
     "another libc": (
         has(f"{LIB}/libc.so.6"),
-        f"{LIB}/libc.so.6: another libc.so.6, which the parent image has as /",
+        f"{LIB}/libc.so.6: could be loaded in place of /",
     ),
     "a library of the parent image is replaced": (
         has(f"{LIB}/libold.so.1"),
@@ -69,15 +69,15 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a library of the parent image in a folder of its own": (
         has(f"{LIB}/other/libold.so.1"),
-        f"{LIB}/other/libold.so.1: another libold.so.1, which the parent image has as /{LIB}/libold.so.1",
+        f"{LIB}/other/libold.so.1: could be loaded in place of /{LIB}/libold.so.1",
     ),
     "a newer file to which ldconfig would link a library of the parent image": (
         has(f"{LIB}/libnew.so.1.9", library("libold.so.1")),
-        f"{LIB}/libnew.so.1.9: a library with the SONAME libold.so.1: another libold.so.1",
+        f"{LIB}/libnew.so.1.9: a library with the SONAME libold.so.1: could be loaded in place of /",
     ),
     "a file whose name is that of a library for the loader": (
         has(f"{LIB}/libold.so.01"),
-        f"{LIB}/libold.so.01: another libold.so.1, which the parent image has as /{LIB}/libold.so.1",
+        f"{LIB}/libold.so.01: could be loaded in place of /{LIB}/libold.so.1",
     ),
     "the loader finds another library by an equal name": (
         with_cache(("libold.so.01", f"/{LIB}/libxfake.so.1"), OLD),
@@ -89,7 +89,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "libcudart": (
         has(f"{LIB}/libcudart.so.12"),
-        f"{LIB}/libcudart.so.12: another libcudart.so.12, which the parent image has from nvidia-cuda",
+        f"{LIB}/libcudart.so.12: could be loaded in place of libcudart.so.12 of nvidia-cuda",
     ),
     "a link to a library of torch": (
         has(f"{LIB}/libcublas.so.12", b"", link="libxfake.so.1"),
@@ -117,7 +117,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "the loader finds libcudart": (
         with_cache(("libcudart.so.12", f"/{LIB}/libxfake.so.1"), OLD),
-        f"{CACHE}: another libcudart.so.12, which the parent image has from nvidia-cuda-runtime",
+        f"{CACHE}: could be loaded in place of libcudart.so.12 of nvidia-cuda-runtime",
     ),
     "the loader finds code": (
         with_cache(("libevil.so.1", "/app/libevil.so.1"), OLD),
@@ -168,7 +168,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a plugin that torch loads": (
         has(f"{MODULES}/x-1.egg-info/entry_points.txt", b"[torch.backends]\nx = x:load\n"),
-        f"{MODULES}/x-1.egg-info/entry_points.txt: torch or triton load it when they are imported: torch.b",
+        f"{MODULES}/x-1.egg-info/entry_points.txt: entry points that torch or triton load at import: torch.b",
     ),
     "a plugin that torch loads, by a hard link": (
         has(f"{MODULES}/y-1.egg-info/entry_points.txt", b"", link="usr/share/tool/00", kind=HARD),
@@ -266,15 +266,15 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     "a pipe": (has("var/lib/x/pipe", kind=PIPE, data=b""), "var/lib/x/pipe: a pipe"),
     "a whiteout": (
         has("usr/bin/.wh.later", b""),
-        "usr/bin/.wh.later: a whiteout; packages remove no file of the parent image",
+        "usr/bin/.wh.later: a whiteout: packages must not remove files of the parent image",
     ),
     "an opaque whiteout": (
         has("etc/profile.d/.wh..wh..opq", b""),
-        "etc/profile.d/.wh..wh..opq: a whiteout; packages remove no file of the parent image",
+        "etc/profile.d/.wh..wh..opq: a whiteout: packages must not remove files of the parent image",
     ),
     "a hard link to a file of the parent image": (
         has("usr/bin/later2", b"", link="usr/bin/later", kind=HARD),
-        "usr/bin/later2: a hard link to /usr/bin/later, which is no file of this layer",
+        "usr/bin/later2: a hard link to /usr/bin/later, which is not a file of this layer",
     ),
     "a hard link with another mode": (
         has("usr/bin/tool3", b"", link="usr/bin/tool", kind=HARD, mode=0o4755),
@@ -282,7 +282,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a link to code": (
         has(f"{LIB}/libx.so.1", b"", link="/app/x.so"),
-        f"{LIB}/libx.so.1: a link to /app/x.so",
+        f"{LIB}/libx.so.1: a symbolic link to /app/x.so is not allowed",
     ),
     "a link in place of a folder": (
         changed(Member(name="etc/profile.d", link="tool")),
@@ -309,7 +309,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a package that is not installed": (
         rewritten(STATUS, stanza(DEBS[0].name, DEBS[0].version).encode(), b""),
-        f"{STATUS}: libxfake1 1.0 (amd64) is listed in /etc/torchkiln/project.json, and not installed",
+        f"{STATUS}: libxfake1 1.0 (amd64) is listed in /etc/torchkiln/project.json, but not installed",
     ),
     "a package that is only unpacked": (
         rewritten(STATUS, stanza("tool", "1:2.0").encode(), stanza("tool", "1:2.0", "x").encode()),
@@ -329,7 +329,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a package is listed twice": (
         has(STATUS, LAYER[STATUS].data + stanza("tool", "9").encode()),
-        f"{STATUS}: cannot be read: a paragraph without a name, or a second one of 'tool'",
+        f"{STATUS}: cannot be read: a paragraph has no name, or there are two of 'tool'",
     ),
     "scripts for a package of the parent image": (
         has("var/lib/dpkg/info/libc6:amd64.postinst", mode=0o755),
@@ -341,7 +341,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "modes for a file of the parent image": (
         has("var/lib/dpkg/statoverride", b"root root 4755 /usr/bin/later\n"),
-        "var/lib/dpkg/statoverride: about a file that is not one of the packages: 'root root 4755",
+        "var/lib/dpkg/statoverride: about a file that the packages do not add: 'root root 4755",
     ),
     "a trigger of another package": (
         rewritten(TRIGGERS, b" tool/", b" libc6/"),
@@ -365,7 +365,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a second root": (
         rewritten("etc/passwd", b"tool:x:102:", b"tool:x:0:"),
-        "etc/passwd: the account tool has the id '0', which is not a new one of the system",
+        "etc/passwd: the account tool has the id '0', which is not a free id from 100 to 999",
     ),
     "an account without a password": (
         rewritten("etc/passwd", b"tool:x:", b"tool::"),

@@ -140,7 +140,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     "another torch by PYTHONPATH": (sets_path, "config: PYTHONPATH is '/app/vendor:/app', not /app"),
     "a file of torch": (
         on_top(recorded(f"{SITE_TORCH}/__init__.py")),
-        f"{SITE_TORCH}/__init__.py: a file of torch",
+        f"{SITE_TORCH}/__init__.py: changes a file of torch",
     ),
     "torch.py in site-packages": (
         on_top(recorded(f"{SITE}/torch.py")),
@@ -148,7 +148,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a new file in torch": (
         on_top(recorded(f"{SITE_TORCH}/lib/libmore.so")),
-        f"{SITE_TORCH}/lib/libmore.so: in a folder of torch",
+        f"{SITE_TORCH}/lib/libmore.so: is in a folder of torch",
     ),
     "metadata of torch": (
         on_top(recorded(f"{SITE}/torch-9.dist-info/METADATA", b"Name: torch\nVersion: 9\n")),
@@ -156,12 +156,12 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a backend that torch loads": (
         on_top(recorded(f"{SITE}/fsspec-3.dist-info/entry_points.txt", b"[torch.backends]\nx = fsspec:x\n")),
-        f"{SITE}/fsspec-3.dist-info/entry_points.txt: torch or triton load it when they are imported:"
+        f"{SITE}/fsspec-3.dist-info/entry_points.txt: entry points that torch or triton load at import:"
         " torch.backends",
     ),
     "a plugin that torch loads, by metadata in another case": (
         on_top(adds("app/x-1.Dist-Info/entry_points.txt", b"[[torch.backends]]\nx = x:load\n")),
-        "app/x-1.Dist-Info/entry_points.txt: torch or triton load it when they are imported: torch.backends",
+        "app/x-1.Dist-Info/entry_points.txt: entry points that torch or triton load at import: ",
     ),
     "a plugin that torch loads, by a link to metadata": (
         on_top(links("app/x-1.dist-info", "x", LINK)),
@@ -174,11 +174,11 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     # --- CUDA's libraries
     "another libcudart": (
         on_top(recorded(f"{SITE}/nvidia/cuda_runtime/lib/libcudart.so.12")),
-        f"{SITE}/nvidia/cuda_runtime/lib/libcudart.so.12: a file of nvidia-cuda-runtime-cu12",
+        f"{SITE}/nvidia/cuda_runtime/lib/libcudart.so.12: changes a file of nvidia-cuda-runtime-cu12",
     ),
     "a second libcudart": (
         on_top(recorded(f"{SITE}/nvidia/cublas/lib/libcudart.so.12")),
-        f"{SITE}/nvidia/cublas/lib/libcudart.so.12: another libcudart.so.12, which the parent image has from"
+        f"{SITE}/nvidia/cublas/lib/libcudart.so.12: could be loaded in place of libcudart.so.12 of"
         " nvidia-cuda-runtime-cu12",
     ),
     "a regular package in place of NVIDIA's namespace": (
@@ -196,11 +196,11 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "torch is emptied": (
         on_top(adds(f"{SITE_TORCH}/.wh..wh..opq", b"")),
-        f"{SITE_TORCH}/.wh..wh..opq: an opaque whiteout, or not an empty file",
+        f"{SITE_TORCH}/.wh..wh..opq: invalid whiteout: opaque, or not an empty file",
     ),
     "NVIDIA's libraries are removed": (
         on_top(adds(f"{SITE}/nvidia/.wh..wh..opq", b"")),
-        f"{SITE}/nvidia/.wh..wh..opq: an opaque whiteout, or not an empty file",
+        f"{SITE}/nvidia/.wh..wh..opq: invalid whiteout: opaque, or not an empty file",
     ),
     "site-packages is removed": (
         on_top(adds(f"{SITE.rpartition('/')[0]}/.wh.site-packages", b"")),
@@ -208,7 +208,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a package is removed and not replaced": (
         on_top(adds(f"{SITE}/.wh.six-1.dist-info", b"")),
-        "six is removed, and no other version is installed",
+        "six is removed, but no other version is installed",
     ),
     "a file of the system is removed": (
         on_top(adds("bin/.wh.env", b"")),
@@ -225,7 +225,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a .pth file of no package": (
         on_top(adds(f"{SITE}/x.pth", b"import os\n")),
-        f"{SITE}/x.pth: no package's RECORD has it",
+        f"{SITE}/x.pth: not listed in the RECORD of any package",
     ),
     "a .pth file of a package that no report names": (
         on_top(recorded(f"{SITE}/x.pth", b"import os\n")),
@@ -289,10 +289,13 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         on_top(links("app/x.py", f"{SITE_TORCH}/__init__.py", HARD)),
         f"app/x.py: a hard link to /{SITE_TORCH}/__init__.py",
     ),
-    "a link out of /app": (on_top(links("app/x.py", "/etc/passwd", LINK)), "app/x.py: a link out of /app"),
+    "a link out of /app": (
+        on_top(links("app/x.py", "/etc/passwd", LINK)),
+        "app/x.py: a symbolic link that leads out of /app",
+    ),
     "a link in site-packages": (
         on_top(links(f"{SITE}/fsspec/x", "../torch", LINK)),
-        f"{SITE}/fsspec/x: a link; packages have none",
+        f"{SITE}/fsspec/x: a symbolic link, which wheels cannot contain",
     ),
     # --- programs of the environment
     "another Python": (
@@ -303,7 +306,10 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         on_top(recorded("opt/venv/pyvenv.cfg")),
         "opt/venv/pyvenv.cfg: belongs to Python's environment",
     ),
-    "another torchrun": (on_top(recorded("opt/venv/bin/torchrun")), "opt/venv/bin/torchrun: a file of torch"),
+    "another torchrun": (
+        on_top(recorded("opt/venv/bin/torchrun")),
+        "opt/venv/bin/torchrun: changes a file of torch",
+    ),
     "a program in place of the system's": (
         on_top(recorded("opt/venv/bin/env")),
         "opt/venv/bin/env: would be started in place of /bin/env",
@@ -322,7 +328,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     # --- packages
     "another major version of numpy": (
         on_top(adds(f"{SITE}/numpy-1.26.4.dist-info/METADATA", b"Name: numpy\nVersion: 1.26.4\n")),
-        "numpy 1.26.4 has another major version than 2.3.5 of the parent image",
+        "numpy 1.26.4 differs in the major version from 2.3.5 of the parent image",
     ),
     "a package that project.json does not list": (
         on_top(adds(f"{SITE}/evil-1.dist-info/METADATA", b"Name: evil\nVersion: 1\n")),
@@ -330,7 +336,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a file of no package": (
         on_top(adds(f"{SITE}/fsspec/evil.py")),
-        f"{SITE}/fsspec/evil.py: no package's RECORD has it",
+        f"{SITE}/fsspec/evil.py: not listed in the RECORD of any package",
     ),
     # --- the configuration
     "another entrypoint": (

@@ -59,7 +59,7 @@ def test_all_blobs_of_an_unreadable_layout_are_kept(scene: Scene) -> None:
     (scene.layout / "index.json").write_text("{")
     done = scene.run("prune", "--all")
 
-    assert "cannot be read, what it may need is kept" in done.stderr
+    assert "cannot be read, so everything that it may need is kept" in done.stderr
     shutil.rmtree(scene.layout / "oci-layout", ignore_errors=True)
     assert len(scene.files("blobs")) == 5
 
@@ -279,7 +279,7 @@ def test_an_invalid_cache_folder(scene: Scene, monkeypatch: pytest.MonkeyPatch, 
     for name in ("show", "prune", "verify"):
         done = scene.run(name)
         assert isinstance(done.exception, ConfigError)
-        assert "is not a folder" in done.exception.message
+        assert "not a directory" in done.exception.message
     monkeypatch.setenv("TORCHKILN_CACHE", "/proc/self/fdinfo")
     assert scene.run("show").exception is None
     done = scene.run("prune")

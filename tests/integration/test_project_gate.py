@@ -43,7 +43,7 @@ def test_a_project_on_a_proved_image_is_cleared(there: Scene) -> None:
         in messages
     )
     assert f"the project: {NAME}  {there.image.manifest}\nreport 1: project.dsse.json: no GPU" in messages
-    assert "not proved: with packages that replace those of the parent image: fsspec\n" in messages
+    assert "not proved: packages that replace those of the parent image: fsspec\n" in messages
     assert f"gate: {NAME}: 3 checks passed; on {TAG}: 5 checks passed" in messages
 
 
@@ -105,9 +105,8 @@ def test_a_report_on_another_image_below(there: Scene) -> None:
 
 def test_a_report_of_a_cells_checks(there: Scene) -> None:
     """It is of the right image, and names no parent image."""
-    assert (
-        "project.dsse.json: is a report of the checks of a cell's image, not of those of a project"
-        in refused(there, project=None)
+    assert "project.dsse.json: is a report about the image of a cell, not about that of a project" in refused(
+        there, project=None
     )
 
 
@@ -156,7 +155,7 @@ def test_values_count_not_the_stated_outcome(there: Scene) -> None:
     ]
     assert any("missing has the bound {}" in line for line in refused(there, findings=(*others, wider)))
     assert refused(there, findings=(finding("import", packages=0), *others[1:], finding("linkage"))) == [
-        "project.dsse.json: names 1 packages, and imported 0"
+        "project.dsse.json: names 1 packages, but imported 0"
     ]
 
 
@@ -167,7 +166,7 @@ def test_the_test_in_the_image_must_pass(tested: Scene) -> None:
 
     assert refused(tested, run=started) == ["test: not run: no report contains it"]
     assert refused(tested, findings=ran, run=started | {"test": ("true",)}) == [
-        "project.dsse.json: ran another test than the settings in the image name: true"
+        "project.dsse.json: ran another test than that of the image's settings: true"
     ]
 
 

@@ -142,7 +142,7 @@ def test_the_messages_of_a_failed_fetch(scene: Scene) -> None:
     commit = scene.server.commit("tool", SETUP)
     assert "does not have this commit" in scene.refused("1" * 40).hint
     missing = scene.refused(commit, "nothing")
-    assert "compare the URL" in missing.hint
+    assert "check the URL" in missing.hint
     assert scene.server.url("nothing") not in missing.message
     scene.server.login = ("me", "secret")
     refused = scene.refused(commit)
@@ -286,10 +286,10 @@ def test_hostile_trees(scene: Scene) -> None:
     setup, evil = server.blob("tool", b"x = 1\n"), server.blob("tool", b"evil")
     up = server.tree("tool", ("100644", b"evil", evil))
     for entry, why in (
-        (("40000", b"..", up), "../evil: not a path"),
-        (("40000", b".git", up), ".git/evil: not a path"),
-        (("120000", b"link", server.blob("tool", b"/etc/passwd")), "link: a link that leads out"),
-        (("120000", b"link", server.blob("tool", b"../../x")), "link: a link that leads out"),
+        (("40000", b"..", up), "invalid path '../evil'"),
+        (("40000", b".git", up), "invalid path '.git/evil'"),
+        (("120000", b"link", server.blob("tool", b"/etc/passwd")), "link: a symbolic link that leads out"),
+        (("120000", b"link", server.blob("tool", b"../../x")), "link: a symbolic link that leads out"),
         (("120000", b"link", server.blob("tool", b"a" * 5000)), "link: the target of the link is too long"),
         (("100644", b"setup.py", evil), "setup.py: listed twice"),
     ):

@@ -106,9 +106,7 @@ def test_a_folder_does_not_become_a_link_in_the_next_layer() -> None:
 
 
 def test_project_json_is_in_the_top_layer() -> None:
-    assert faults([file(PROJECT_JSON)], [file("app/a.py")]) == (
-        f"{PROJECT_JSON}: in a layer below the top one",
-    )
+    assert faults([file(PROJECT_JSON)], [file("app/a.py")]) == (f"{PROJECT_JSON}: must be in the top layer",)
 
 
 def test_what_a_layer_removed_can_be_replaced() -> None:
@@ -128,7 +126,9 @@ def test_what_is_not_there_is_not_removed() -> None:
     assert faults([file(f"{SITE}/.wh.gone", size=0)]) == (
         f"{SITE}/.wh.gone: removes /{SITE}/gone, and the parent image has no file there",
     )
-    assert faults([file("app/.wh.x", size=3)]) == ("app/.wh.x: an opaque whiteout, or not an empty file",)
+    assert faults([file("app/.wh.x", size=3)]) == (
+        "app/.wh.x: invalid whiteout: opaque, or not an empty file",
+    )
 
 
 def test_extended_attributes_are_refused() -> None:

@@ -27,7 +27,7 @@ INTERRUPTED = 130
 _OWN = ("--help", "-h", "--version")  # options of torchkiln itself
 _SUMMARY = 60  # characters of a command's description in a shell
 TERMINATED = 128 + signal.SIGTERM
-# Parts of messages of threads and libraries that ran out of memory.
+# Parts of the error messages of Python and the dynamic loader when memory runs out.
 _OUT_OF_MEMORY = ("start new thread", "failed to map segment", "Cannot allocate memory")
 _HINTS = {
     **dict.fromkeys(
@@ -55,14 +55,14 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """In sections, and without an import of all commands, which takes two seconds."""
+        """Write the commands in sections; no command is imported, because importing all takes two seconds."""
         width = max(map(len, COMMANDS))
         for title, places in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:{width}}", _summary(name)) for name in places])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """As click does, but also without an import of all commands; and the options of `build`."""
+        """Complete commands, without importing them, and options; those of `build` are included."""
         names = [name for name in COMMANDS if name.startswith(incomplete)]
         options = click.Command.shell_complete(self, ctx, incomplete)
         if incomplete.startswith("-") and (build := self.get_command(ctx, "build")):
@@ -73,7 +73,7 @@ class Commands(click.Group):
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        completing = ctx.resilient_parsing and not args  # then a shell asks for the commands
+        completing = ctx.resilient_parsing and not args  # the shell completes the name of a command
         if not completing and (not args or (args[0].startswith("-") and args[0] not in _OWN)):
             args = ["build", *args]
         if args and args[0] in EARLIER:
@@ -196,7 +196,7 @@ def _run(args: list[str] | None, signals: _SignalHandler) -> int:
             return BuildFailed.exit_code
         if isinstance(error, RuntimeError):
             raise
-        # A broken installation; or a memory limit: a module whose import failed once is half imported.
+        # The installation is broken, or a memory limit made an earlier import of this module fail.
         terminal.print_error(
             f"a library cannot be loaded: {error}", f"{HOW_TO_INSTALL}; if memory is limited, check ulimit"
         )

@@ -47,7 +47,7 @@ def _say(line: str) -> None:
 def base() -> None:
     """Manage the base of an OS: the layer of distribution packages that all its images share.
 
-    With --tools: the layer on top of it in devel images, with cmake, ninja, gdb and so on.
+    With --tools: the layer on top of the base in devel images, with cmake, ninja, gdb and so on.
     """
 
 

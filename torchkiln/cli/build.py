@@ -94,12 +94,12 @@ _ONLY = {
 @click.option(
     "--base",
     metavar="FILE|IMAGE",
-    help="use the base of this file (from `base export`); docker: or this image",
+    help="use the base in this file, written by `base export`; docker: or this image",
 )
 @click.option(
     "--tools",
     metavar="FILE",
-    help="use the tools layer of this file for devel images (from `base export --tools NAME`)",
+    help="for devel images: use the tools layer in this file, written by `base export --tools NAME`",
 )
 @project_options
 @push_to_options
@@ -139,9 +139,9 @@ def build(
 
     If one of several cells fails, the others are still built; the exit code is the highest of the failures.
 
-    With --project, build the image of the project in DIR, its packages and code, on the image of one cell;
-    its name in the layout is the name of the project. A missing DIR/torchkiln.lock.json is made. With --to
-    the image is pushed without the gate, and its reference is printed instead of its digest. With --watch
+    With --project, add the packages and the code of the project in DIR to the image of one cell; the new
+    image has the name of the project. DIR/torchkiln.lock.json is written if it is missing. With --to the
+    image is pushed without the gate, and its reference is printed instead of its digest. With --watch
     print a line for each image: digest, seconds, bytes pushed, changed files (+ new, - removed).
     """
     _refuse_other_engine_options(ctx, engine)
@@ -297,7 +297,7 @@ class _EmbeddedBuilder:
 
 
 def _timed(stage: str, built: BuildResult, step: Callable[[], T]) -> tuple[BuildResult, T]:
-    """*built*, whose times and total include *step*, and what *step* returns."""
+    """Run *step*; return *built* with the time of *step* added, and the result of *step*."""
     started = time.monotonic()
     result = step()
     seconds = time.monotonic() - started

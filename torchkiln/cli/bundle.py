@@ -94,7 +94,7 @@ def make_bundle(
 
 
 def _left_out(image: ImageOnDisk, held: Mapping[Digest, HeldLayer]) -> str:
-    """What a bundle of *image* without *held* lacks, for the message about it."""
+    """The part of a message that says which layers of *image* the bundle omits; empty if none."""
     if not held:
         return ""
     total = size(sum(layer.size for layer in held.values()))

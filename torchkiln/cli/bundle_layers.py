@@ -1,4 +1,4 @@
-"""Lists the layers of the bundles on a GPU host, and completes one that lacks layers, for its run.py."""
+"""Lists the layers of the bundles on a GPU host, and copies missing layers into a bundle, for its run.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _INTERRUPTED = 130  # exit code
 
 
 def list_layers(bundle: Path, folders: Sequence[str]) -> int:
-    """Print the layers of *bundle* and of those in *folders*, by default those beside it; the exit code."""
+    """Print the layers of *bundle* and of the bundles in *folders*; return the exit code.
+
+    Without *folders* the other bundles are those beside *bundle*.
+    """
 
     def listed() -> None:
         earlier = named_bundles([Path(folder) for folder in folders]) or bundles_beside(bundle)
@@ -29,9 +32,9 @@ def list_layers(bundle: Path, folders: Sequence[str]) -> int:
 
 
 def take_layers(bundle: Path, description: dict[str, Any], folders: Sequence[str]) -> int:
-    """Put the layers that *bundle* lacks into it, from *folders* or those beside it; the exit code.
+    """Copy the layers that *bundle* lacks from the bundles in *folders*; return the exit code.
 
-    *description* is its bundle.json.
+    Without *folders* the other bundles are those beside *bundle*. *description* is its bundle.json.
     """
 
     def taken() -> None:

@@ -3,8 +3,8 @@
 
 `python3 run.py run [options of torchkiln run] -- COMMAND` runs a command in the bundle's image instead.
 `python3 run.py --have` lists the layers on this host, for `torchkiln smoke run --bundle FOLDER --have FILE`.
-`python3 run.py --from FOLDER ...`, first and repeatable, names the bundle from which one that was made with
---have takes the layers that it lacks; by default, each bundle in the folder that has this one.
+`python3 run.py --from FOLDER ...` copies the layers that a bundle made with --have lacks from the bundle in
+FOLDER. --from is repeatable and precedes the other options; the default is every bundle beside this one.
 
 Needs Python 3.8 or newer, Linux on x86-64, and root or user namespaces; no network, no packages, no Docker.
 The host's Python only verifies the bundle. The bundle's own Python does the rest; it is started through its
@@ -30,7 +30,7 @@ PYTHON = os.path.join(LAUNCH, "python3")
 USAGE, UNWRITABLE, MACHINE, DAMAGED = 2, 6, 8, 12  # exit codes
 HAVE, FROM = "--have", "--from"
 LARGE = 1_000_000_000  # bytes; less is verified in about two seconds
-# The loader finds the libraries of the bundle; by --argv0 Python finds its own files.
+# The loader uses the libraries of the bundle; Python finds its standard library by --argv0.
 LAUNCHER = """#!/bin/sh
 exec {loader} --inhibit-cache --library-path {libraries} --argv0 "$0" {program} "$@"
 """

@@ -33,7 +33,7 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
-_FEW = 3  # items with the same fault that are named; more are counted
+_FEW = 3  # most items with the same fault that are named; of more, only the number is printed
 
 
 @click.group("cache", cls=Group)
@@ -227,7 +227,7 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
         click.echo(f"{len(found.items)} items in {store.root}: no faults")
     if damaged_tags:
         raise VerificationFailed(
-            "these tags use the same files, so they are damaged too: " + "; ".join(damaged_tags),
+            "these tags use damaged files: " + "; ".join(damaged_tags),
             hint=f"{'' if repair else 'run: torchkiln cache verify --repair; then '}build these tags again",
         )
     if remaining:
@@ -240,7 +240,7 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
 def _store() -> Store:
     root = cache_root()
     if root.exists() and not root.is_dir():
-        raise ConfigError(f"the cache {root} is not a folder", hint="set TORCHKILN_CACHE to a folder")
+        raise ConfigError(f"cache {root}: not a directory", hint="set TORCHKILN_CACHE to a folder")
     if not root.exists():
         console.say(f"no cache in {root} yet; the first build creates it")
     return Store(root, on_wait=console.waiting)
@@ -249,7 +249,7 @@ def _store() -> Store:
 def _read_cache(store: Store, layouts: Iterable[Path], images: Path) -> CacheUsage:
     found = cache_usage(store, layouts, images)
     for reason in found.unread:
-        console.say(f"warning: cannot be read, what it may need is kept: {reason}")
+        console.say(f"warning: cannot be read, so everything that it may need is kept: {reason}")
     return found
 
 

@@ -39,7 +39,7 @@ def matrix(since: str | None, images: Path, chosen: CellOptions) -> None:
     click.echo(matrix_line([resolve(cell, grid, facts) for cell in cells], images, since))
 
 
-# How git writes "no commit": the commit before the first of a branch, in events of a forge. All is new then.
+# The first push of a branch has this as the "before" commit in CI events: every lock counts as changed.
 _NO_COMMIT = re.compile(r"0{40}|0{64}")
 
 

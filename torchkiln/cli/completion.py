@@ -9,7 +9,7 @@ from click.shell_completion import get_completion_class
 
 _SHELLS = ("bash", "zsh", "fish")
 _NAME = "torchkiln"
-_VARIABLE = "_TORCHKILN_COMPLETE"  # click answers the script's questions if it is set
+_VARIABLE = "_TORCHKILN_COMPLETE"  # if it is set, click prints completions instead of running a command
 
 
 @click.command("completion")

@@ -58,7 +58,7 @@ def diff(
     --files compares type, mode, owner, content, link target, device and extended attributes of every path.
     torchkiln/data/parity.yaml is an example of an --allow list, and documents its format.
 
-    Images with the same digest are the same: no layer is read, and --json has null for its numbers.
+    If both digests are the same, no layer is read, and the numbers in --json are null.
 
     Exits with 0 even if the images differ, unless --exit-code is used.
     """

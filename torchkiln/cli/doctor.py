@@ -34,7 +34,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
                 click.echo(part)
             mark = click.style("ok     ", fg="green") if probe.ok else click.style("missing", fg="red")
             width = terminal.columns(err=False)
-            # The escape sequences of the mark have no width.
+            # Added after the text is wrapped: escape sequences would count as columns.
             text = beside(" " * 11, printable(f"{probe.what}: {probe.found}"), width)
             click.echo(f"  {mark}  {text.lstrip()}")
             if not probe.ok:

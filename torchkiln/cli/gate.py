@@ -47,7 +47,7 @@ def gate(
 
     The image of a project is compared with its parent image, which must meet the policy by its own reports.
 
-    Exits with 7 and a list of what is missing if not, with 12 if a signature is wrong.
+    Exits with 7 and a list of what is missing if it may not, with 12 if a signature is invalid.
     """
     image = named_image(name, output, chosen, command="gate")
     active = active_policy(policy_file, chosen.matrix_file, chosen.grid()[0])

@@ -95,7 +95,7 @@ def explain(as_json: bool, images: Path, chosen: CellOptions) -> None:
 def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: CellOptions) -> None:
     """List the images that run with this driver and these GPUs, best first, and why others do not.
 
-    The thin images of the matrix's `gpus` are among them; after a full image its thin ones.
+    Each full image is followed by its thin images for the `gpus` of the matrix.
     """
     faults: dict[str, str] = {}  # message → hint
 

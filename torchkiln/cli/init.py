@@ -25,7 +25,7 @@ _MATRIX = Path("matrix.yaml")
     "--cuda",
     metavar="X",
     shell_complete=KNOWN_CUDA,
-    help="CUDA version  [default: the wheel's own]",
+    help="CUDA version  [default: that of torch's wheel]",
 )
 @click.option(
     "--devcontainer",

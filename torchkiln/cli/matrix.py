@@ -52,8 +52,8 @@ def add(package: str, version: str, write: bool, build: bool, smoke: bool, matri
 
     VERSION can be `newest`: the newest release on the index, if it is newer than those of the matrix.
 
-    Both are read from the wheel on the index, of which only some megabytes are downloaded. Nothing is written
-    without --write.
+    The values are read from the wheel on the index; only a few megabytes of it are downloaded. Nothing is
+    written without --write.
     """
     known = facts.load()
     grid = matrix_of.read(matrix_file, known)
@@ -71,9 +71,8 @@ def add(package: str, version: str, write: bool, build: bool, smoke: bool, matri
             _make(version, cuda, matrix_file, smoke=smoke)
         return
     release = look_up(version, offered or open_offered(os.environ, open_cache()))
-    beyond = (
-        release.cuda not in grid.cuda
-    )  # a single cell: other releases have no wheel for that CUDA version
+    # Such a release is a single cell: the other releases have no wheel for its CUDA version.
+    beyond = release.cuda not in grid.cuda
     _print(release, known, beyond=beyond)
     if not (write or build or smoke):
         click.echo(f"matrix: nothing was written; --write writes the lines into {matrix_file}", err=True)
@@ -84,7 +83,7 @@ def add(package: str, version: str, write: bool, build: bool, smoke: bool, matri
 
 
 def _make(version: str, cuda: str, matrix_file: Path, *, smoke: bool) -> NoReturn:
-    """Lock the cell, then become the command that builds it: a new process reads the new facts."""
+    """Lock the cell, then replace this process by `build`; both commands read the new facts."""
     cell = ("--torch", version, "--cuda", cuda, "--matrix", str(matrix_file))
     lock, build = ("lock", *cell), ("build", *cell, *(("--smoke",) if smoke else ()))
     python = (sys.executable, "-m", "torchkiln")
@@ -112,7 +111,8 @@ def _print(release: ReleaseMetadata, known: Facts, *, beyond: bool) -> None:
 def _write(matrix_file: Path, release: ReleaseMetadata, known: Facts, *, beyond: bool) -> None:
     """Write the line into the matrix, and the block into the facts if they lack the release.
 
-    :raises ConfigError: a value or a place is missing, or the facts are those of an installation.
+    :raises ConfigError: a fact has no value yet, no place for the line is found, or the facts file is
+        part of an installed package.
     """
     lacking = block(release) if release.version not in known.releases else ""
     missing = [f"CUDA {release.cuda}"] if release.cuda not in known.cuda else []

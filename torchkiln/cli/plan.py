@@ -42,7 +42,7 @@ def show(chosen: CellOptions, images: Path, as_json: bool) -> None:
 
 
 def table(image_plan: ImagePlan, width: int | None = None) -> str:
-    """The layers of *image_plan* from the bottom up: number, size of the input, content; in *width*."""
+    """The layers of *image_plan* from the bottom up: number, size of the input, content; within *width*."""
     sizes = [layer.size for layer in image_plan.layers]
     rows = [
         beside(f"{number:3}  {_megabytes(layer.size):>9} MB  ", layer.title, width)

@@ -66,7 +66,10 @@ from torchkiln.registry.reference import parse_repository
 @layout_option()
 @suite_option
 @click.option(
-    "--mount-from", multiple=True, metavar="REPOSITORY", help="mount layers from here; the same registry"
+    "--mount-from",
+    multiple=True,
+    metavar="REPOSITORY",
+    help="mount layers from this repository of the same registry",
 )
 @upload_options
 @names_argument

@@ -68,8 +68,8 @@ def push(
 ) -> None:
     """Push the images TAG, or those of the selected cells, without tests: for your own use.
 
-    No gate decides and nothing is attached: `verify` refuses such an image, and `ls` warns of it. The tags of
-    `publish` stay where they are unless --tag names one. Prints each reference with its digest.
+    The gate does not check the image, and nothing is attached: `verify` refuses it, and `ls` warns of it. The
+    tags of `publish` stay where they are unless --tag names one. Prints each reference with its digest.
     """
     repository = parse_repository(target)
     images = named_images(names, output, chosen)

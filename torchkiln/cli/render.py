@@ -86,7 +86,7 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
     for path in _strays(folder):
         path.unlink()
     with suppress(OSError):
-        (folder / "requirements").rmdir()  # where it is empty now
+        (folder / "requirements").rmdir()  # it may be missing, or have other files
 
 
 def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:

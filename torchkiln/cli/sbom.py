@@ -51,8 +51,8 @@ def sbom(
     The SBOM of a project's image lists the packages kept from the parent image, the project's own packages,
     and the project itself.
 
-    It is made from the lock and the layers of the image; a layer is read only once. Exits with 12 if the
-    image does not match its lock, or the document of --check does not match the image.
+    It is made from the lock and the layers of the image; the next run need not read the layers again. Exits
+    with 12 if the image does not match its lock, or the document of --check does not match the image.
     """
     named = named_image(name, output, chosen, command="sbom")
     store = open_cache()
@@ -86,7 +86,8 @@ def _bill(named: NamedImage, images: Path, store: Store, name: str) -> Bill:
 def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
     """Print the image's digest if *document* lists exactly what is in the image.
 
-    :raises VerificationFailed: it does not; every difference is listed. Or it cannot be read.
+    :raises VerificationFailed: *document* is invalid or differs; the message lists every difference.
+    :raises ConfigError: *document* cannot be read.
     """
     try:
         data = read_file(document, LIMIT)

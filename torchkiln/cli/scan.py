@@ -35,7 +35,7 @@ from torchkiln.sbom.vulnerabilities import (
 from torchkiln.util.strict_json import read_file
 
 LIST = Path("vulnerabilities.yaml")
-_LISTED = 20  # refused findings in the error; stdout has them all
+_LISTED = 20  # most refused findings in the error message; stdout has all of them
 _LEVELS = ("unknown", "negligible", "low", "medium", "high", "critical")
 
 
@@ -88,8 +88,8 @@ def scan(
 ) -> None:
     """Scan an image for known vulnerabilities with Trivy or Grype; refuse severe ones that are not allowed.
 
-    Prints a line for each that is refused or allowed. Exits with 7 if one is refused, with 8 if no scanner is
-    installed or the scanner fails, with 12 if the report is about another image.
+    Prints a line for each vulnerability that is refused or allowed. Exits with 7 if one is refused, with 8 if
+    no scanner is installed or the scanner fails, with 12 if the report is about another image.
     """
     if report and tool:
         raise click.UsageError("--report and --tool cannot be used together: a report needs no scanner")

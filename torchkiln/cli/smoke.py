@@ -102,7 +102,7 @@ def smoke() -> None:
     "--allow-missing",
     multiple=True,
     metavar="LIBRARY|PACKAGE",
-    help="with --project: this library, libtbb.so.12, may be missing, or any that this package needs",
+    help="with --project: this library (libtbb.so.12), or any that this package needs, may be missing",
 )
 @report_options
 @click.pass_context
@@ -138,9 +138,9 @@ def run(
 
     Exits with 10 if the image fails a check, with 11 if the host cannot run them.
 
-    With --project, check the image of the project in DIR instead, by default without a GPU: its packages are
-    imported, `pip check`, the loader finds the libraries that its libraries need, and its own test passes, if
-    torchkiln.toml names one. --only takes import, pip-check, linkage, test; --limit is that of each check.
+    With --project, check the image of the project in DIR instead, by default without a GPU. The checks, also
+    for --only: import imports the packages, pip-check runs `pip check`, linkage looks for each shared library
+    that a library needs, and test runs the test of torchkiln.toml, if any. --limit applies to each check.
     """
     files = ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json)
     if project is not None:

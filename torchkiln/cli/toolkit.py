@@ -34,7 +34,7 @@ from torchkiln.store.store import Store
 @json_option
 @quiet_option
 def toolkit(chosen: CellOptions, images: Path, folder: Path | None, as_json: bool, quiet: bool) -> None:
-    """Show NVIDIA's archives that the CUDA toolkit of a devel image is made of, and the layers made of them.
+    """Show the NVIDIA archives of the CUDA toolkit in a devel image, and the layers made from them.
 
     The sizes of the layers are known after a build on this machine, or after --to. The libraries are links to
     those in torch's wheels.

@@ -139,7 +139,7 @@ def _contradictions(
 
 
 def _capability(signed_report: SignedReport) -> str:
-    """The lowest compute capability of its GPUs; empty: no GPU."""
+    """The lowest compute capability of the GPUs of the report's host; empty: no GPU."""
     found = hosts.capability(json.loads(signed_report.report.host))
     return ".".join(map(str, found)) if found else ""
 

@@ -64,7 +64,7 @@ def clearance(cleared: ClearedImage) -> Statement:
     predicate: dict[str, Any] = {
         "tool": __version__,
         "override": cleared.override,
-        # The names are signed too: if that statement is missing, it was withheld.
+        # The names have a signed statement, too: if an image lacks it, someone removed it.
         "names": PUBLICATION,
         "missing": [{"what": what, "why": why} for what, why in result.missing],
         "policy": {
@@ -156,7 +156,7 @@ class Decision:
 
 
 def prevailing(decisions: Sequence[Decision]) -> Decision | None:
-    """The last of several decisions that has no override, else the last; None if there is none."""
+    """The last decision without an override, else the last one; None if there are no decisions."""
     return next(reversed([found for found in decisions if not found.override] or list(decisions)), None)
 
 

@@ -32,7 +32,7 @@ from torchkiln.smoke.verdict import verdict
 
 _CLEARANCE = object()
 _GPU = "GPU "  # before a capability in `missing`
-_CLOCKS = timedelta(minutes=5)  # by which two machines may differ, as in Kerberos
+_CLOCKS = timedelta(minutes=5)  # accepted difference between two clocks, as in Kerberos
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class GateResult:
     statuses: tuple[CheckStatus, ...]
     missing: tuple[tuple[str, str], ...]  # (what, why)
     signed_reports: tuple[SignedReport, ...]
-    project: ProjectProof | None = None  # of the image of a project; None: of a cell
+    project: ProjectProof | None = None  # for the image of a project; None: the image of a cell
 
     @property
     def passed(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class ProjectProof:
     """What the proof of the parent image covers in a project's image, and what nothing proves (ADR 43)."""
 
     below: GateResult  # of the parent image, by its own reports
-    layers: int  # the lowest layers of the project's image are those of the parent image
+    layers: int  # number of the parent image's layers, which are the lowest of the project's image
     added: tuple[str, ...]  # packages of the project, "datasets 4.8.5"
     os_packages: tuple[str, ...]  # of the distribution, by project.json, "libxcb1 1.15-1"
     replaced: tuple[str, ...]  # names of packages of the parent image that have other files
@@ -280,7 +280,7 @@ def request_faults(
 
 
 def _is_of_the_future(when: str | None, at: datetime) -> bool:
-    """Whether *when* is later than *at* by more than clocks differ."""
+    """Whether *when* is later than *at*, by more than the clocks of two machines may differ."""
     try:
         return datetime.strptime(when or "", TIME).replace(tzinfo=timezone.utc) > at + _CLOCKS
     except ValueError:
@@ -288,7 +288,7 @@ def _is_of_the_future(when: str | None, at: datetime) -> bool:
 
 
 def _of_gpus(gpus: Iterable[str], required: Sequence[CheckStatus]) -> Iterator[tuple[str, str]]:
-    """The *gpus* on which a check is not proved that is proved on others."""
+    """A line for each of *gpus* on which no run passed a check that passed on other GPUs."""
     for capability in gpus:
         if lacking := _unproved(required, capability):
             yield f"{_GPU}{capability}", f"no run on these GPUs passed {', '.join(lacking)}"

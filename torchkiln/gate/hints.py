@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchkiln.gate.check_status import GPUS, CheckStatus
 from torchkiln.model.report import SignedReport
 
-_NAMES = 6  # checks that a command lists; of more it runs the whole tier
+_NAMES = 6  # most checks that a command names; if there are more, it runs whole tiers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,7 +36,7 @@ class GateInputs:
     suite: Suite
     runs: KeptRuns  # this machine's own
     keys: tuple[KeyInRole, ...] = ()  # of the policy
-    named: tuple[KeyInRole, ...] = ()  # of the caller; a laboratory's makes signatures a requirement
+    named: tuple[KeyInRole, ...] = ()  # of the caller; with one of a laboratory, signatures are required
     given: tuple[Path, ...] = ()  # reports, and folders of them; empty: this machine's own runs
     nonce: str | None = None
     options: GivenOptions = field(default_factory=GivenOptions)  # of the command, for the hints
@@ -47,7 +47,7 @@ class GateInputs:
         return (*self.keys, *self.named)
 
     def demand_keys(self, policy_file: Path) -> None:
-        """:raises ConfigError: the policy, of that file, requires signatures, and no key is trusted."""
+        """:raises ConfigError: the policy, from *policy_file*, requires signatures, and no key is trusted."""
         if self.policy.signed and not keys_for("laboratory", self.trusted):
             raise ConfigError(
                 f"the policy in {policy_file} requires signed reports, but no trusted key is given",
@@ -96,7 +96,7 @@ class GateInputs:
         policy = self.policy.of(project.locked.resolution)
         policy = replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
         below = project.below.manifest
-        # A report of neither image is refused with those of the project.
+        # A report of a third image stays among those of the project, where it is refused.
         of_below = [found for found in self._signed_reports(below) if found.report.image == below]
         own = [found for found in self._signed_reports(image) if found.report.image != below]
         return judge_project(
@@ -121,7 +121,7 @@ class GateInputs:
         ]
 
     def _read(self, path: Path, image: Digest) -> Iterator[SignedReport]:
-        """The report in the file *path*; of a folder, the reports of *image*."""
+        """The report in the file *path*; if *path* is a folder, the reports of *image* in it."""
         keys = keys_for("laboratory", self.trusted)
         if not path.is_dir():
             yield attestation.read(path, keys)
@@ -137,10 +137,10 @@ class GateInputs:
 
 
 def _is_superseded(signed_report: SignedReport, own: Sequence[SignedReport]) -> bool:
-    """Whether a later run of this machine's makes an inconclusive one dispensable.
+    """Whether *signed_report* is inconclusive, and a later run of this machine replaces it.
 
-    An inconclusive run has no failure of the image, but its age or its suite can be refused. It counts
-    only for the checks that passed in it, and all of these are in the later run.
+    The gate can refuse an inconclusive report for its age or suite. Its only use are the checks that passed,
+    and the later run has a result for all of them.
     """
     report = signed_report.report
     if report.verdict != "inconclusive" or verdict(report.findings) != "inconclusive":

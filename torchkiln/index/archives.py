@@ -28,7 +28,7 @@ _HOW = (
 
 @contextmanager
 def _described(archive: LockedArchive) -> Iterator[None]:
-    """Errors name *archive* and how to set its location."""
+    """Add *archive*, and how to set its location, to an error."""
     try:
         yield
     except BadWheel as error:
@@ -93,7 +93,7 @@ class CudaArchives:
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> Path | None:
-        """The file in the user's folder, or downloaded to *part*, which is resumed; None: cancelled.
+        """The file in the user's folder, or *part*, to which it is downloaded (with resume); None: cancelled.
 
         :raises BadArchive: size or SHA-256 differ from the lock; a download is deleted.
         :raises BuildFailed: the file is not found, or the download failed.

@@ -8,7 +8,7 @@ from torchkiln.index.listing import ListedFile
 from torchkiln.index.pages import Pages
 from torchkiln.model.cell import Source
 
-# Measured: two of five responses lack the dates of the newest files. After ten, one page in 10,000 does.
+# Two of five responses lack the dates of the newest files (measured); after ten reads, one page in 10,000.
 _READS = 10
 
 
@@ -16,7 +16,7 @@ def uploaded_before(pages: Pages, name: str, index: Source, as_of: str) -> tuple
     """The files of project *name* that were uploaded before the day *as_of* (UTC), and their base URL.
 
     The page is read again as long as some of its wheels have a date and others do not. A file without a date
-    is included: this allows an index without dates, whose locks are kept by their versions.
+    is included, because some indexes have no dates; a lock from such an index keeps its versions.
 
     :raises Unresolvable: the index does not have the project, or is not configured.
     :raises BuildFailed: the page cannot be read.

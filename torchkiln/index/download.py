@@ -135,7 +135,7 @@ class Downloader(ABC, Generic[F]):
         return response
 
     def _retry(self, file: F, step: Callable[[FileAt], T], stream: _Stream | None = None) -> T | None:
-        """*step* with the file's location, with retries; None once the stream is cancelled."""
+        """Call *step* with the file's location, with retries; None if the stream was cancelled."""
         location, refreshed = self._locate(file, fresh=False), False
 
         def done() -> bool:
@@ -236,7 +236,7 @@ class _Stream:
         return self.have == self.file.size or self._cancelled()
 
     def check(self) -> None:
-        """Check that the file holds all bytes written: a process that reads it would wait forever.
+        """Check that the file holds all bytes written; otherwise a process that reads it would wait forever.
 
         :raises BuildFailed: another process truncated or deleted it.
         """

@@ -1,8 +1,8 @@
 """Runs git for repositories on other machines, with limits and without the user's settings.
 
 Repositories are not trusted. Nothing is checked out: no hook, filter or submodule of a repository can start a
-program. git reads no configuration, asks for no password, and connects by HTTPS alone. Of the user it has
-the proxy and the certificates of the package index, and ~/.netrc.
+program. git reads no configuration, asks for no password, and connects by HTTPS only (to this machine also by
+HTTP). It uses the user's proxy and certificates of the package index, and ~/.netrc.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STDERR = 1 << 14  # bytes
 _SETTINGS = (
     "protocol.allow=never",
     "protocol.https.allow=always",
-    "protocol.version=2",  # with which a server sends each commit that it has
+    "protocol.version=2",  # then a server sends any commit that it has
     "http.followRedirects=initial",
     "http.lowSpeedLimit=100",  # bytes per second
     "http.lowSpeedTime=60",
@@ -66,7 +66,7 @@ _CERTIFICATE = re.compile(r"certificate", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Git:
-    """Runs git in the private folder `folder`, whose repository `start` makes; until `end` of the clock."""
+    """Runs git in a private folder; `start` creates the repository. `end` is the time limit, monotonic."""
 
     folder: Path
     settings: IndexSettings = field(repr=False)
@@ -80,7 +80,7 @@ class Git:
         """
         if shutil.which("git", path=self.environ.get("PATH")) is None:
             raise ToolMissing(
-                "git: command not found", hint="install git: it fetches the packages in git repositories"
+                "git: command not found", hint="install git, which fetches packages from git repositories"
             )
         home = self.environ.get("HOME", "")
         netrc = Path(self.environ.get("NETRC") or f"{home}/.netrc")
@@ -103,7 +103,7 @@ class Git:
             )
 
     def references(self, url: str, *names: str) -> Mapping[str, str]:
-        """Full name → commit (or tag object) of those of *names* that the repository at *url* has."""
+        """Full name → commit (or tag object), for each of *names* that the repository at *url* has."""
         self._demand_sound(url)
         text = self.run("ls-remote", "--quiet", "--", url, *names, url=url).decode(errors="replace")
         rows = (line.partition("\t") for line in text.splitlines())
@@ -135,10 +135,10 @@ class Git:
     def popen(
         self, *words: str, url: str = "", stdin: int, stdout: int | IO[bytes], stderr: int | IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        """`git *words`, which `stop` ends."""
+        """Start `git *words`; `stop` ends it."""
         protocols = ("protocol.http.allow=always",) if url.startswith("http:") else ()
         settings = (word for one in (*_SETTINGS, *protocols) for word in ("-c", one))
-        # The limits are also those of the processes that git starts. -v in KiB, -f in blocks of 512 bytes.
+        # Processes that git starts inherit the limits. -v is in KiB, -f in blocks of 512 bytes.
         values = {"v": MEMORY >> 10, "f": 2 * DISK >> 9, "t": int(SECONDS), "c": 0}
         limits = "".join(f"ulimit -{name} {value} 2>/dev/null; " for name, value in values.items())
         return subprocess.Popen(
@@ -148,7 +148,7 @@ class Git:
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            start_new_session=True,  # it has no terminal, and can be stopped with all that it started
+            start_new_session=True,  # no terminal; `stop` ends the whole process group
         )
 
     def _environment(self) -> dict[str, str]:
@@ -181,13 +181,13 @@ class Git:
                 return exceeded
 
     def _too_much(self) -> str:
-        """The limit of its files, or of a command's output, that is exceeded; "" if none."""
+        """The limit that the private folder or a command's output exceeds; "" if none."""
         if (self.folder / "stdout").stat().st_size > OUTPUT:
             return size(OUTPUT)
         return size(DISK) if tree_size(self.folder)[0] > DISK else ""
 
     def _demand_sound(self, url: str) -> None:
-        """:raises BuildFailed: the repository at *url* is not fetched."""
+        """:raises BuildFailed: *url* is not allowed."""
         if why := url_fault(url):
             raise BuildFailed(f"{redact(url)}: {why}", hint="use the https:// URL of the repository")
 
@@ -204,11 +204,11 @@ def _failed(messages: str, url: str) -> BuildFailed:
     lines = [line.strip() for line in redact_text(messages).splitlines() if line.strip()]
     text = "\n".join(lines[-5:]).removeprefix("fatal: ") or "git failed"
     if _UNKNOWN.search(text):
-        hint = "the repository does not have this commit: compare it with the URL"
+        hint = "the repository does not have this commit: check the commit and the URL"
     elif _CERTIFICATE.search(text):
         hint = "set SSL_CERT_FILE, or pip's `cert`, to the CA bundle of this network"
     elif _DENIED.search(text):
-        hint = "compare the URL with the repository; if it needs credentials, put them into ~/.netrc"
+        hint = "check the URL; if the repository requires credentials, put them into ~/.netrc"
     else:
         hint = "check the URL, the network and the proxy (HTTPS_PROXY), and run again"
     return BuildFailed(f"{redact(url)}: git: {text}", hint=hint)

@@ -1,6 +1,6 @@
-"""Makes a tar of a commit of a git repository with its submodules, the same bytes on each machine.
+"""Makes a tar of a git commit with its submodules, with the same bytes on each machine.
 
-It is made from the objects themselves: `git archive` and a checkout follow attributes and settings.
+The files are read from git's objects, because `git archive` and a checkout depend on attributes and settings.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ SUBMODULES = 100
 _DEPTH = 10  # submodules of submodules
 _MODULES = ".gitmodules"
 _TARGET = 4096  # bytes of the target of a link
-_TIME = 315532800  # 1980-01-01, the first day that a zip file can have
+_TIME = 315532800  # 1980-01-01, the earliest date in a zip file
 _POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 _POINTER_SIZE = 1024
 _BUILDS = ("pyproject.toml", "setup.py")
 
-#: The open content of a blob, which must be read completely.
+#: Opens a blob, whose content must be read completely before the next one.
 _Blob = Callable[[TreeEntry], IO[bytes]]
 
 
 @dataclass(slots=True)
 class _Tree:
-    """The files of a commit and of its submodules, which are fetched meanwhile."""
+    """Lists the files of a commit and of its submodules, and fetches the submodules."""
 
     git: Git
     files: int = 0
@@ -84,7 +84,7 @@ def write_archive(git: Git, url: str, commit: str, folders: tuple[str, str], pat
 
     Returns the number of files that are only pointers of Git LFS.
 
-    :param folders: the name of that folder, and in it the folder with the package, "" for itself.
+    :param folders: the name of that folder, and the path of the package in it ("" for the folder itself).
     :raises BuildFailed: the commit cannot be fetched, has no package there, exceeds a limit, or has files
         that could not be checked out.
     """
@@ -119,7 +119,9 @@ def _add(tar: tarfile.TarFile, top: str, entry: TreeEntry, blob: _Blob) -> bool:
             raise ValueError(f"{printable(entry.path[:200])}: the target of the link is too long")
         target = _read(content, entry).decode("utf-8", "surrogateescape")
         if leads_out(entry.path, target):
-            raise ValueError(f"{printable(entry.path[:200])}: a link that leads out of the repository")
+            raise ValueError(
+                f"{printable(entry.path[:200])}: a symbolic link that leads out of the repository"
+            )
         info.type, info.linkname, info.mode = tarfile.SYMTYPE, target, 0o777
         tar.addfile(info)
         return False
@@ -160,7 +162,7 @@ def _blobs(git: Git) -> Iterator[_Blob]:
 
     def blob(entry: TreeEntry) -> IO[bytes]:
         if before:
-            out.read(1)  # the line feed after the last one
+            out.read(1)  # the line feed after the previous blob
         before[:] = [entry]
         with suppress(BrokenPipeError):
             into.write(f"{entry.id}\n".encode())

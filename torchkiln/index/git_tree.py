@@ -1,4 +1,4 @@
-"""Reads what git lists of a commit: its files, links and submodules, which are not trusted. Pure."""
+"""Parses git's list of the files, links and submodules in a commit, which is not trusted. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def url_fault(url: str) -> str:
     if not url.lower().startswith(("https://", "http://")):
         return _HTTPS
     if why := unsafe(url, url):
-        return f"{why}: remove them, git reads ~/.netrc" if why == "it contains credentials" else why
+        return f"{why}: put them into ~/.netrc" if why == "it contains credentials" else why
     parts = urlsplit(url)
     if parts.scheme == "http" and parts.hostname not in _THIS_MACHINE:
         return _HTTPS
@@ -59,7 +59,7 @@ def url_fault(url: str) -> str:
 def entries(listing: bytes, most: int) -> tuple[TreeEntry, ...]:
     """The entries in *listing*, the output of `git ls-tree -r -z -l`.
 
-    :raises ValueError: there are more than *most*, or one could not be in a folder, or would be in `.git`.
+    :raises ValueError: there are more than *most*, or a path is invalid, in `.git`, or listed twice.
     """
     rows = listing.split(b"\0")[:-1]
     if len(rows) > most:
@@ -71,7 +71,7 @@ def entries(listing: bytes, most: int) -> tuple[TreeEntry, ...]:
             raise ValueError(f"git listed {printable(row[:100].decode(errors='replace'))!r}")
         path = match["path"].decode("utf-8", "surrogateescape")
         if len(match["path"]) > _PATH or any(_is_wrong(part) for part in path.split("/")):
-            raise ValueError(f"{printable(path[:200])}: not a path that git checks out")
+            raise ValueError(f"invalid path {printable(path[:200])!r}")
         size = int(match["size"]) if match["size"] != b"-" else 0
         found.append(TreeEntry(path=path, id=match["id"].decode(), mode=match["mode"].decode(), size=size))
     _demand_distinct(entry.path for entry in found)
@@ -83,7 +83,7 @@ def _is_wrong(part: str) -> bool:
 
 
 def _demand_distinct(paths: Iterable[str]) -> None:
-    """:raises ValueError: one of *paths* occurs twice, or is a file and a folder."""
+    """:raises ValueError: one of *paths* occurs twice, or is both a file and a folder."""
     files: set[str] = set()
     folders: set[str] = set()
     for path in paths:
@@ -95,11 +95,11 @@ def _demand_distinct(paths: Iterable[str]) -> None:
             folders.add(folder)
             folder = posixpath.dirname(folder)
     if both := sorted(files & folders):
-        raise ValueError(f"{printable(both[0][:200])}: a file and a folder")
+        raise ValueError(f"{printable(both[0][:200])}: both a file and a folder")
 
 
 def leads_out(path: str, target: str) -> bool:
-    """Whether the symbolic link at *path* with *target* leads out of the tree, by its text."""
+    """Whether the symbolic link at *path* with the text *target* leads out of the tree."""
     found = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
     return target.startswith("/") or "\0" in target or found == ".." or found.startswith("../")
 
@@ -121,7 +121,7 @@ def submodule_urls(settings: bytes, url: str) -> Mapping[str, str]:
 
 
 def _absolute(url: str, parent: str) -> str:
-    """*url* of a submodule of the repository at *parent*, to which it may be relative; as git does it."""
+    """The absolute URL of a submodule, as in git; *url* may be relative to *parent*, its repository."""
     if not url.startswith(("./", "../")):
         return url
     base = parent.rstrip("/")

@@ -70,7 +70,7 @@ class PageFiles:
 
 
 def url_of(base: str, file: ListedFile) -> str:
-    """The URL of *file*, relative to *base*; an invalid one is returned as it is."""
+    """The URL of *file*, relative to *base*; an invalid link is returned unchanged."""
     try:
         return urljoin(base, file.href).partition("#")[0]
     except ValueError:
@@ -126,7 +126,7 @@ def _parse_html(page: Page, hashes: Collection[str] | None) -> PageFiles:
 
 
 def _without_hidden(body: bytes) -> bytes:
-    """*body* without comments and scripts, which are limited: the search for one's end may read all of it."""
+    """*body* without comments and scripts; too many are an error, as each may need a search of all of it."""
     if (
         body.count(b"<!--") > MOST_FILES
         or len(re.findall(rb"<(?:script|style|template)\b", body, re.I)) > 100
@@ -142,7 +142,7 @@ def _near(body: bytes, hashes: Collection[str]) -> Iterator[int]:
     lower, starts = body.lower(), set()
     for digest in hashes:
         at = -1
-        for _ in range(16):  # links with one hash
+        for _ in range(16):  # most links with the same hash
             if (at := lower.find(digest.encode(), at + 1)) < 0:
                 break
             starts.add(lower.rfind(b"<a", max(0, at - _LINK), at))
@@ -257,7 +257,7 @@ class _JsonPage(msgspec.Struct):
     files: list[_JsonFile]
 
 
-# Made once, before threads read pages: msgspec 0.22 crashes if several use a class for the first time.
+# Created before threads read pages: msgspec 0.22 crashes if several threads use a class for the first time.
 _JSON_PAGE = msgspec.json.Decoder(_JsonPage)
 
 

@@ -1,7 +1,7 @@
 """Merges wheels that no index has with the files of an index. Pure.
 
-A version for which there is such a wheel is taken from these wheels alone, so that the METADATA that a
-resolver reads are those of the wheel that is locked.
+If there is such a wheel of a version, the index's files of that version are left out: then the resolver reads
+METADATA of the wheel that is locked.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def excludes_index(local: Iterable[LocalWheel]) -> bool:
 
 
 def merged(files: Collection[ListedFile], local: Collection[LocalWheel]) -> tuple[ListedFile, ...]:
-    """*files* of an index, without wheels of the versions of *local*, and *local*; all of one project."""
+    """The *files* of an index whose versions are not in *local*, then *local*; all of one project."""
     versions = {Version(wheel.version) for wheel in local}
     kept = (file for file in files if not local or _version(file.filename) not in versions)
     return (*kept, *map(listed, local))
 
 
 def listed(wheel: LocalWheel) -> ListedFile:
-    """*wheel*, which fits the image, as a page lists it: with tags that fit every platform."""
+    """*wheel* as an entry of a page. It fits the image, so its tags there fit every platform."""
     return ListedFile(
         filename=f"{wheel.name.replace('-', '_')}-{wheel.version}-py3-none-any.whl",
         href="",
@@ -58,9 +58,9 @@ def _version(filename: str) -> Version | None:
 
 
 def required_by_name(local: Iterable[LocalWheel]) -> tuple[LocalWheel, ...]:
-    """*local* with METADATA that require each other by name, where a wheel excludes all other files.
+    """*local* with METADATA in which wheels that exclude all other files are required by name, not by URL.
 
-    A package may require another by URL (`NAME @ git+https://…`); uv accepts that of the project alone.
+    A package may require another by URL (`NAME @ git+https://…`); uv accepts URLs only from the project.
     """
     found = tuple(local)
     names = frozenset(wheel.name for wheel in found if wheel.only)

@@ -1,7 +1,7 @@
-"""METADATA of wheels on an index: the PEP 658 file for the resolver, checked against the wheel's own.
+"""METADATA of wheels on an index: the PEP 658 file for the resolver, checked against that in the wheel.
 
-An index may serve METADATA beside a wheel (PEP 658), which is fast to read. Only the index vouches for it, so
-before a wheel is locked, it is compared with the METADATA in the wheel.
+An index may serve METADATA in a file beside the wheel (PEP 658), which is fast to read. Only the index
+vouches for this file, so before a wheel is locked, the file is compared with METADATA in the wheel.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from torchkiln.model.index import METADATA_LIMIT, FileAt, differing, read_metada
 from torchkiln.model.lock import LockedWheel
 from torchkiln.util.http.redirects import unsafe
 
-_KIND = "metadata"  # of cache records with the wheel's own
+_KIND = "metadata"  # of cache records with METADATA read from wheels
 _WHOLE = 4 << 30  # bytes of a wheel that may be downloaded for its METADATA
 _HINT = "use another index; nothing was locked"
 
 
 class Metadata:
-    """METADATA of wheels; thread-safe. The wheel's own is cached."""
+    """METADATA of wheels, with a cache; thread-safe."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
 
     def for_resolver(self, file: ListedFile, base: str, index: Source) -> bytes:
-        """METADATA of *file*, whose link is relative to *base*: the PEP 658 file, else the wheel's own.
+        """METADATA of *file*, whose link is relative to *base*: the PEP 658 file, else that in the wheel.
 
         :raises BuildFailed: it cannot be read, or is invalid.
         """
@@ -145,6 +145,6 @@ def _check_metadata(filename: str, data: bytes) -> None:
 
 
 def _key(at: FileAt) -> str:
-    """By content and host: one index cannot set the metadata of another."""
+    """The key of a cache record. It includes the host: one index cannot set the metadata of another."""
     host = urlsplit(at.url).netloc
     return hashlib.sha256(f"{host}\n{at.filename}\n{at.sha256}".encode()).hexdigest()

@@ -33,7 +33,7 @@ class Releases:
         return tuple(str(version) for version in sorted(self._releases(project)) if not version.is_prerelease)
 
     def wheels(self, project: str, version: str) -> tuple[FileAt, ...]:
-        """The wheels of a release; empty if the index does not have it."""
+        """The wheels of a release; empty if the index does not have the release."""
         return tuple(self._releases(project).get(Version(version), ()))
 
     def metadata(self, wheel: FileAt) -> WheelMetadata:

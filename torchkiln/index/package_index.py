@@ -39,7 +39,7 @@ class PackageIndex:
         ] = {}  # (project, version) of yanked locked wheels → the reason
 
     def demand_reachable(self, indexes: Iterable[Source]) -> None:
-        """Request the page of a small project from each of *indexes*, which need not have it.
+        """Request the page of a small project from each of *indexes*; 404 is not an error.
 
         :raises BuildFailed: an index cannot be reached.
         """

@@ -27,7 +27,7 @@ from torchkiln.util.http.failures import status_text
 
 # A page without an ETag is read from the cache for this long (seconds): nine cells are locked in less.
 _FRESH = 600.0
-# As pypi_simple's ACCEPT_JSON_PREFERRED; that library takes half a second to import.
+# The value of pypi_simple's ACCEPT_JSON_PREFERRED; an import of that library takes half a second.
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.01"
 MOST = 16 << 20  # bytes of a page; the largest known page has ten million
 

@@ -20,7 +20,7 @@ _MOST = 1 << 30  # bytes; real archives have 20 to 120 million
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sized:
-    """An archive and its size on the server, which the matrix does not have."""
+    """An archive, and its size on the server: the matrix states none."""
 
     filename: str
     sha256: str
@@ -28,7 +28,7 @@ class _Sized:
 
 
 class _AtUrl(Downloader[_Sized]):
-    """The server of one archive."""
+    """Downloads one archive from its URL."""
 
     def __init__(self, session: IndexSession, url: str) -> None:
         super().__init__(session)

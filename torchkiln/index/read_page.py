@@ -1,7 +1,7 @@
 """The files on a project page whose names and links are safe. The page is not trusted.
 
-Files are identified by hash, so a page cannot substitute one. It could link to a local file, from https to
-http, or to a name that is a path: such links are refused.
+Files are identified by hash, so a page cannot replace one. Refused are links to local files, links from https
+to http, and file names that are paths.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A local index server for uv that relays the configured indexes with limits.
 
-uv does not limit what it reads: an endless page took it to 20 GB of memory. So uv gets only the URL of this
-server, which downloads and parses each page, and serves the few fields that a resolver needs; of a wheel it
-serves METADATA only. It keeps the errors of the indexes for the caller.
+uv does not limit what it reads: with an endless page it used 20 GB of memory. So uv gets only the URL of this
+server, which downloads and parses each page, and serves the few fields that a resolver needs. Of a wheel, the
+server offers only METADATA. It keeps errors of the indexes for the caller.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Relay:
                     self._waited += time.monotonic() - self._since
 
     def waited(self) -> float:
-        """The seconds in which METADATA of local wheels were made, which are not the resolver's."""
+        """The seconds that uv waited for METADATA of local wheels; its time limit does not include them."""
         with self._guard:
             return self._waited + (time.monotonic() - self._since if self._waits else 0.0)
 
@@ -195,7 +195,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignored: uv closes its connections when it has finished."""
+        """Ignore the error: uv closes its connections when it has finished."""
 
 
 def _handler(relay: Relay) -> type[BaseHTTPRequestHandler]:
@@ -204,7 +204,7 @@ def _handler(relay: Relay) -> type[BaseHTTPRequestHandler]:
         disable_nagle_algorithm = True
 
         def log_message(self, format: str, *args: Any) -> None:
-            """No access log."""
+            """Write no access log."""
 
         def do_GET(self) -> None:
             try:

@@ -1,4 +1,4 @@
-"""Reads files of a wheel on an index by range requests: for METADATA of a gigabyte, one or two megabytes.
+"""Reads files of a wheel on an index by range requests; METADATA of a gigabyte takes one or two megabytes.
 
 The wheel is not trusted: what is read is bounded, and not cached.
 """
@@ -44,7 +44,7 @@ def metadata_bytes(session: IndexSession, wheel: FileAt) -> bytes:
     """The METADATA file in *wheel*.
 
     :raises NoRanges: the server does not support range requests.
-    :raises BuildFailed: it cannot be read, or the file is not a wheel or has another size than on the page.
+    :raises BuildFailed: it cannot be read, or the file is not a wheel, or its size is not that on the page.
     """
     found = file_in(session, wheel, re.compile(r"[^/]+\.dist-info/METADATA"), METADATA_LIMIT)
     if found is None:
@@ -57,8 +57,8 @@ def file_in(session: IndexSession, wheel: FileAt, path: re.Pattern[str], limit: 
 
     :param limit: most bytes of the file.
     :raises NoRanges: the server does not support range requests.
-    :raises BuildFailed: it cannot be read or is larger, or the index has no wheel there, or one of another
-        size than on its page.
+    :raises BuildFailed: the file cannot be read or is larger, the URL is not that of a wheel, or the wheel's
+        size differs from that on the page.
     """
     with session.deadlines.within(TOTAL):
         return _file_in(session, wheel, path, limit)
@@ -178,5 +178,5 @@ class _RemoteFile(io.RawIOBase):
 
 
 def _range(first: int, last: int) -> dict[str, str]:
-    """identity: the offsets are those of the file, not of a compressed response."""
+    """Headers for a range. identity: the offsets are those of the file, not of a compressed response."""
     return {"Accept-Encoding": "identity", "Range": f"bytes={first}-{last}"}

@@ -105,7 +105,7 @@ def get(
     on_large: Callable[[], None] = lambda: None,
     **kwargs: Any,
 ) -> tuple[requests.Response, bytes]:
-    """The response to a GET with retries, and its body, at *most* so many bytes unpacked.
+    """The response to a GET with retries, and its unpacked body of at most *most* bytes.
 
     Attempts and pauses together take at most `TOTAL` seconds.
 
@@ -139,7 +139,7 @@ def _body(response: requests.Response, url: str, most: int, on_large: Callable[[
 
 
 def _pieces(response: requests.Response) -> Iterator[bytes]:
-    """The unpacked body. Not `iter_content`: it does not limit the length of a chunk's size line."""
+    """The unpacked body, without `iter_content`, which does not limit the length of a chunk's size line."""
     while piece := response.raw.read(_PIECE, decode_content=True):
         yield piece
 

@@ -22,7 +22,7 @@ from torchkiln.model.cell import Source
 from torchkiln.model.untrusted import declared
 
 PYTORCH_VARIABLE = "TORCHKILN_INDEX_PYTORCH"
-PYTORCH_ADDRESS = "https://download.pytorch.org/whl"  # only for messages: it has no default
+PYTORCH_ADDRESS = "https://download.pytorch.org/whl"  # only for messages: there is no default
 _LEFT_OUT_OF_PIP = ("extra-index-url", "find-links")
 _LEFT_OUT_OF_UV = ("UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")
 _OTHER_INDEX = f"the package index of {mirrors.NAME}, because another one is configured"
@@ -35,12 +35,12 @@ class IndexSettings:
 
     default_url: str
     pytorch_url: str | None
-    pytorch_untrusted: bool  # whether the user marked it so
+    pytorch_untrusted: bool  # the user marked the address with untrusted+
     ca_bundle: str | None  # file or folder
     client_cert: str | None
     proxy: str | None = field(repr=False)
     logins: tuple[tuple[str, str, str], ...] = field(repr=False)  # (host, user, password)
-    left_out: tuple[str, ...]  # settings that are set and ignored
+    left_out: tuple[str, ...]  # settings that the user has, but that are ignored
 
     @property
     def untrusted(self) -> tuple[Source, ...]:
@@ -176,7 +176,7 @@ def _address(url: str, setting: str, faults: list[str], logins: list[tuple[str, 
     """*url* without its credentials, which are added to *logins*."""
     try:
         parts = urlsplit(url.strip())
-        host, _ = parts.hostname, parts.port  # a port that is no number raises ValueError, too
+        host, _ = parts.hostname, parts.port  # raises ValueError if the port is not a number
     except ValueError:  # https://[x]: not an IPv6 address
         host = None
     if not host or parts.scheme not in ("http", "https"):

@@ -1,7 +1,7 @@
 """Resolves requirements with uv, from metadata alone, for the image's Python.
 
-uv runs in a private folder in the cache, connects to nothing but the relay, and is killed if it takes more
-memory or time than any resolution needs.
+uv runs in a private folder in the cache, connects only to the relay, and is killed if it takes more memory or
+time than any resolution needs.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def parse_pins(text: str, *, bound: tuple[str, ...]) -> tuple[Pin, ...]:
 
 
 def _packages(names: str) -> tuple[str, ...]:
-    """The packages in a comment of uv's, without the project that is compiled."""
+    """The packages in a comment that uv wrote, without the project that is compiled."""
     parts = (part.strip() for part in names.split(","))
     return tuple(canonicalize_name(part) for part in parts if _PROJECT.fullmatch(part) and part != NAME)
 
@@ -151,8 +151,8 @@ def watch(
 ) -> KilnError | None:
     """Wait for uv; returns why it was stopped, or None.
 
-    :param failed: whether there is no reason to wait any longer.
-    :param waited: seconds in which uv had to wait for others; they do not count.
+    :param failed: whether the relay has failed, so that waiting is useless.
+    :param waited: seconds that uv waited for builds of METADATA; the time limit does not include them.
     """
     with suppress(OSError):
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU, CPU + 1))

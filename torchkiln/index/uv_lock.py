@@ -33,13 +33,13 @@ def exported(
 ) -> str:
     """The packages of *lock*, a uv.lock, that the project *name* needs to run, as lines with hashes.
 
-    With *extras* and *groups*, those that these need, too.
+    With *extras* and *groups*, the packages that these need are included.
 
-    uv gets a pyproject.toml with the name only, as settings in the project's own could name other files. It
-    is the root of a workspace, so that uv reads none in the folders above.
+    uv gets a pyproject.toml with only the name, because settings in that of the project could name other
+    files. This file is the root of a workspace, so that uv reads no pyproject.toml in the folders above.
 
-    :raises ConfigError: uv cannot read the lock, or it lacks an extra or a group, or these conflict; has
-        uv's message.
+    :raises ConfigError: with uv's message, if uv cannot read the lock, the lock lacks an extra or a group, or
+        these conflict.
     :raises BuildFailed: uv exceeds a limit.
     """
     uv = find_uv()

@@ -47,7 +47,7 @@ def environment(folder: str, default_url: str) -> dict[str, str]:
     return {
         "UV_DEFAULT_INDEX": default_url,
         "UV_HTTP_RETRIES": "0",  # the relay retries
-        "UV_HTTP_TIMEOUT": "86400",  # and has its own time limits; a build of METADATA may take minutes
+        "UV_HTTP_TIMEOUT": "86400",  # the relay has time limits; a build of METADATA may take minutes
         "UV_CONCURRENT_DOWNLOADS": "16",
         "UV_NO_ENV_FILE": "1",
         "NO_PROXY": "*",
@@ -58,7 +58,7 @@ def environment(folder: str, default_url: str) -> dict[str, str]:
 
 
 def files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
-    """File name → text."""
+    """The files in uv's folder: name → text."""
     project = [
         "[project]",
         f"name = {_string(NAME)}",
@@ -93,8 +93,10 @@ def files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
 
 
 def _by_url(given: KnownWheel) -> str:
-    """The requirement for a given wheel. The URL does not exist: uv does not open it, because the wheel's
-    metadata is in its settings."""
+    """The requirement for a given wheel.
+
+    The URL does not exist; uv does not open it, because uv.toml contains the wheel's metadata.
+    """
     return f"{given.name} @ https://given.invalid/{quote(given.filename)}#sha256={given.sha256}"
 
 

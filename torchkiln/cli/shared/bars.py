@@ -39,7 +39,7 @@ _NAME = 42  # characters of a description, where there is room
 
 
 class _Amount(DownloadColumn):
-    """Bytes; of packages the number."""
+    """The bytes; for packages their number."""
 
     def render(self, task: Task) -> Text:
         if not task.fields["counts"]:

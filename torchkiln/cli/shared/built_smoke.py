@@ -22,8 +22,8 @@ def run_checks(
     """Run the checks in the image of *result*, print the report, and add its summary to *result*.
 
     :param lines: prints the session's events.
-    :param alone: only one image is built. Of several, the unpacked ones are deleted again: each takes twice
-        its compressed size.
+    :param alone: only one image is built. If there are several, each unpacked image is deleted after its
+        checks: it takes twice its compressed size.
     """
     manifest = result["digest"]
     stays = alone or root_of(session.store, manifest).is_dir()

@@ -43,7 +43,7 @@ def say(line: str) -> None:
 
 
 def open_cache(*, quiet: bool = False) -> Store:
-    """The cache; unless *quiet*, a line says which process is waited for."""
+    """The cache; unless *quiet*, a line says which process holds the lock that this one waits for."""
     return Store(cache_root(), on_wait=(lambda _: None) if quiet else waiting)
 
 

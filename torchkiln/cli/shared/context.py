@@ -41,7 +41,7 @@ class BuildContext:
             console.say(line)
 
     def trust_of(self, locked: LockedCell) -> dict[str, bool]:
-        """If *locked* uses an untrusted source, print so, and return what --json adds; else nothing."""
+        """If *locked* uses an untrusted source, print a warning and return what --json adds; else nothing."""
         if not is_untrusted(locked):
             return {}
         self.say(f"warning: the lock {USES}: the image cannot be published")

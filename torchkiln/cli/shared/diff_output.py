@@ -84,7 +84,7 @@ def same_text(a: str, b: str, digest: str) -> str:
 
 
 def same_json(a: str, b: str, digest: str) -> str:
-    """The object of `diff --json`, without what only the layers say: they were not read."""
+    """The object of `diff --json`; numbers are null, because no layer was read."""
     numbers = dict.fromkeys(("layers", "files", "content_bytes", "compressed_bytes"))
     document = {
         "a": {"name": a, "digest": digest, **numbers},

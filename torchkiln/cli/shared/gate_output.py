@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from torchkiln.attest.signers import Signer
 
 _NOT_PROVED = {
-    "replaced": "with packages that replace those of the parent image",
-    "os_packages": "with OS packages that the parent image does not have",
-    "at_start": "with what Python runs at each start",
-    "variables": "with variables that the parent image does not have",
-    "may_be_missing": "without what may be missing",
+    "replaced": "packages that replace those of the parent image",
+    "os_packages": "OS packages that the parent image does not have",
+    "at_start": ".pth files, which Python runs at each start",
+    "variables": "variables that the parent image does not have",
+    "may_be_missing": "libraries that may be missing, and packages that may lack libraries",
 }
-_NAMED = 20  # names in a line; more are counted
+_NAMED = 20  # most names in a line; of more, only the number is printed
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
 reports_option = click.option(
     "--report",
@@ -82,7 +82,7 @@ def inputs_of(
 
 
 def with_key(inputs: GateInputs, key_file: Path | None, signer: Signer) -> GateInputs:
-    """*inputs*, whose hints name *key_file* if reports that it signs are accepted."""
+    """*inputs*; its hints name *key_file* if reports signed with this key are accepted."""
     from torchkiln.attest.signers import ByKey
 
     if key_file is None or not isinstance(signer, ByKey):

@@ -26,7 +26,7 @@ class DefaultGroup(Group):
     default_command = ""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        completing = ctx.resilient_parsing and not args  # then a shell asks for the commands
+        completing = ctx.resilient_parsing and not args  # the shell completes the name of a command
         wants_help = args in (["--help"], ["-h"])
         if not wants_help and not completing and (not args or args[0] not in self.commands):
             args = [self.default_command, *args]

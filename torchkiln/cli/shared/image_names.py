@@ -28,10 +28,10 @@ class NamedImage:
 def locate(name: str | None, layout: Path, chosen: CellOptions, *, owned: bool = True) -> NamedImage:
     """The image *name*: of the layout in DIR:REF or DIR, else of *layout* by a name there or by its alias.
 
-    Instead of an alias or a digest the image's own tag is returned, if the layout has it. Nothing is required
-    to exist: the caller opens the image, or has another place to look in.
+    If *name* is an alias or a digest, and the layout has the image's own tag, that tag is returned. The image
+    and the layout need not exist: the caller opens the image, or looks elsewhere.
 
-    :param owned: False: also a layout that other users can change, because every byte used is verified.
+    :param owned: False: accept a layout that other users can change; the caller verifies every byte used.
     :raises ConfigError: *owned*, and other users can change the layout in *name*.
     """
     ref = name

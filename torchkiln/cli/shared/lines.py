@@ -12,7 +12,7 @@ from torchkiln.util.sizes import size
 _PARTS = 10  # lines, at most, for a task whose total is known when it begins
 _SHORT = 8 << 20  # bytes that are read in less than a second: no line
 
-#: Works of which the total counts, not each name; and how a line of them begins.
+#: The kinds of work whose lines show a total of all names, and the first words of such a line.
 _COUNTED: Mapping[Work, str] = {"verify": "verified", "read": "read", "packages": "packages configured:"}
 
 

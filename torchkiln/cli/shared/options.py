@@ -60,7 +60,7 @@ def layout_option(
     *,
     owned: bool = True,
 ) -> Decorator:
-    """The option --output: an OCI layout that `build` writes; *owned*: that other users cannot change."""
+    """The option --output, an OCI layout that `build` writes; *owned*: refuse one that others can change."""
     callback = _demand_own if owned else None
     return click.option(
         "--output", type=FOLDER, default=default, show_default=True, callback=callback, help=text
@@ -170,7 +170,7 @@ upload_options = options(
     click.option(
         "--licence-confirmed",
         is_flag=True,
-        help="for images built with --own-use: you have the right to distribute NVIDIA's changed libraries",
+        help="for images built with --own-use: confirm that you have the right to distribute them",
     ),
     click.option("--jobs", type=click.IntRange(1, 32), default=4, show_default=True, help="parallel uploads"),
     click.option("--json", "as_json", is_flag=True, help="print a JSON object for each image"),

@@ -24,7 +24,7 @@ def program() -> str:
     if path.name == "__main__.py" and path.parent.name == "torchkiln":
         return "python -m torchkiln"
     if path.name == "torchkiln" and called != shutil.which("torchkiln"):
-        return called  # of an environment that is not on the PATH
+        return called  # the scripts of this environment are not on the PATH
     return "torchkiln"
 
 

@@ -47,7 +47,8 @@ _OPTIONS = options(
         "groups",
         multiple=True,
         metavar="NAME",
-        help="with --project: also the packages of this dependency group  [default: as --extra]",
+        help="with --project: also the packages of this dependency group"
+        "  [default: those of the project's lock]",
     ),
 )
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def build_in(
     request: ProjectRequest, locks: LockFolder, context: BuildContext, layout: Path, options: BuildOptions
 ) -> tuple[ProjectSource, BuiltProject]:
-    """Build the project into *layout*, and print the summary; its lock is made if there is none."""
+    """Build the project into *layout*, and print the summary; its lock is written if there is none."""
 
     def made(found: LockedProject, path: Path) -> None:
         from torchkiln.cli.shared.project_output import show_project  # loads slowly
@@ -66,7 +66,7 @@ def build_and_push(
 def pushes_to(
     to: PushTo | None, layout: Path, context: BuildContext
 ) -> AbstractContextManager[Pushes | None]:
-    """A session with the registry, which is connected before anything is built; None if *to* is."""
+    """A session with the registry, connected before anything is built; None if *to* is None."""
     if to is None:
         return nullcontext()
     from torchkiln.cli.shared.pushes import open_pushes  # loads slowly

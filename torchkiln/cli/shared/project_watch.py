@@ -31,7 +31,7 @@ from torchkiln.project.ready import ProjectRequest
 from torchkiln.registry.push import Pushed
 from torchkiln.util.sizes import size
 
-_NAMED = 3  # changed files in a line; more are counted
+_NAMED = 3  # most changed files in a line; of more, only the number is printed
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ _OPTIONS = options(
     click.option(
         "--licence-confirmed",
         is_flag=True,
-        help="with --to: you have the right to distribute NVIDIA's changed libraries (--own-use)",
+        help="with --to, for images built with --own-use: confirm that you have the right to distribute them",
     ),
 )
 

@@ -27,7 +27,7 @@ from torchkiln.registry.session import Registry
 
 @dataclass
 class Pushes:
-    """One session with the registry, until a push fails: the next one opens another."""
+    """Pushes in one session with the registry; after a failed push the next push opens a new session."""
 
     repository: Repository
     layout: Path
@@ -59,7 +59,7 @@ class Pushes:
     def push(self, ref: str) -> Pushed:
         """Push the image *ref* of the layout. The first push is announced as by `torchkiln push`.
 
-        :raises KilnError: the image cannot be pushed; a tag that was not moved still has its image.
+        :raises KilnError: the image cannot be pushed; a tag that was not moved keeps its image.
         """
         named = NamedImage(layout=self.layout, ref=ref)
         image = image_to_push(named, self.to.tags, licence_confirmed=self.to.licence_confirmed)

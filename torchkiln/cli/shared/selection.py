@@ -41,7 +41,7 @@ class CellOptions:
     every: bool
     lockable: bool
     matrix_file: Path
-    kept_gpus: tuple[str, ...] = ()  # of thin images; two commands have --gpus with another meaning
+    kept_gpus: tuple[str, ...] = ()  # --gpus of thin images; in two commands --gpus has another meaning
     own_use: bool = False
     names: tuple[str, ...] = ()  # arguments: tags, aliases, DIR:REF
     _read: list[tuple[Matrix, Facts]] = field(default_factory=list, init=False, compare=False, repr=False)
@@ -170,7 +170,7 @@ def selection_anywhere(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_with(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> None:
-    """:raises ConfigError: --with is used, which scripts of earlier versions have."""
+    """:raises ConfigError: --with is used, an option of earlier versions."""
     if values:
         raise ConfigError(
             f"--with {values[0]}: this option was removed; a project adds packages to an image",
@@ -201,8 +201,8 @@ def _with_options(
 ) -> Callable[..., Any]:
     """Add the options.
 
-    :param named: the command's argument `names` are names of cells, and also in `chosen`.
-    :param gpus: with the options of thin images.
+    :param named: the command's argument `names` has names of cells, and becomes part of `chosen`.
+    :param gpus: add the options of thin images, too.
     """
     left_out = {*(() if named else ("names",)), *(() if gpus else ("kept_gpus", "own_use"))}
     passed = [each.name for each in fields(CellOptions) if each.init and each.name not in left_out]

@@ -16,7 +16,7 @@ import click
 from torchkiln.cli.shared import terminal
 
 _GAP = "  "
-_INDENT = 4  # of the lines after the first of a row
+_INDENT = 4  # spaces before the further lines of a row
 _LEAST = 24  # characters of a column of text, before a further line is begun
 _GLUE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b)")  # "821.2 MB"

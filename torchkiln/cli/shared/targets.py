@@ -28,7 +28,7 @@ def split_target(target: str) -> tuple[Path, str | None]:
 
 
 def is_layout(folder: Path) -> bool:
-    """Whether *folder* is meant as a layout: a folder with one of its files."""
+    """Whether *folder* looks like a layout: it has at least one of the files of a layout."""
     return any((folder / name).exists() for name in ("oci-layout", "index.json", "blobs"))
 
 

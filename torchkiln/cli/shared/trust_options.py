@@ -1,7 +1,7 @@
 """Defines the options --policy, --key, --identity and --issuer, and reads the policy and the keys they name.
 
-Trust comes from the command line: a matrix.yaml in the current folder says which cells there are, and decides
-neither what is required nor whose signatures count.
+A matrix.yaml that is only found in the current folder lists cells; its policy and keys are not used unless
+an option names the file.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _keys(policy: Policy, file: Path) -> tuple[KeyInRole, ...]:
 def _note_ignored(file: Path, there: Policy, used: Policy) -> None:
     """Print a line if the policy or the keys of *file* differ from those that are used.
 
-    Earlier suites of torchkiln, which only its own policy names, are no difference.
+    Suites that only the policy in use names, such as those of earlier torchkiln versions, do not count.
     """
     same = replace(there, keys=(), suites=()) == replace(used, keys=(), suites=())
     parts = [] if same and {*there.suites} <= {*used.suites} else ["its policy"]

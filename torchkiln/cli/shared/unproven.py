@@ -17,7 +17,7 @@ from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 
-PREFIX = "unproven-"  # of the default tag: `publish` never sets such a tag
+PREFIX = "unproven-"  # the default tag begins with it, and no tag of `publish` does
 
 
 def image_to_push(named: NamedImage, tags: Sequence[str], *, licence_confirmed: bool) -> ImageOnDisk:

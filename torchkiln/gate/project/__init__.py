@@ -1,1 +1,1 @@
-"""Decides what the proof of an image says about the image of a project on it."""
+"""Decides what the reports of a parent image prove about the image of a project."""

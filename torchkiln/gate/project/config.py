@@ -13,8 +13,8 @@ from torchkiln.model.project import APP, LABEL, PARENT_LABEL
 _OWN = ("Env", "Cmd", "WorkingDir", "Labels")  # compared one by one
 _NAMED = ("org.opencontainers.image.title", "org.opencontainers.image.version", LABEL)
 _UNTRUSTED = "torchkiln.untrusted"
-# Not among those that settings refuse, because people set them by hand; they name programs, libraries or
-# code that torch, CUDA, NCCL, triton or libc load.
+# Variables that name programs, libraries or code that torch, CUDA, NCCL, triton or libc load. Only the gate
+# refuses them: the settings of a project may have them.
 _LOADS = re.compile(
     r"CUDA_(INJECTION.*|HOME|PATH|ROOT)|NVBIT_.*|NCCL_(NET|TUNER|PROFILER|PLUGIN).*|NVSHMEM_.*PLUGIN.*"
     r"|(CC|CXX|CUDAHOSTCXX)|TRITON_(.*_PATH|PLUGIN.*)|TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -30,16 +30,16 @@ class ConfigRules:
     name: str  # of the project
     parent: str  # TAG@DIGEST of the parent image
     has_source: bool  # the image has files in /app/src
-    is_protected: Callable[[str], bool]  # whether no project can set a variable, by its name
+    is_protected: Callable[[str], bool]  # whether projects cannot set the variable of this name
 
     @property
     def path(self) -> str:
-        """The value of PYTHONPATH."""
+        """The required value of PYTHONPATH."""
         return f"/{APP}:/{APP}/src" if self.has_source else f"/{APP}"
 
 
 def config_faults(config: Mapping[str, Any], below: Mapping[str, Any], rules: ConfigRules) -> Iterator[str]:
-    """Why *config* is not that of a project on the image with the config *below*, both whole documents."""
+    """Why *config* is not that of a project on the image with the config *below*; both are complete JSON."""
     for key in sorted((config.keys() | below.keys()) - {"config", "rootfs", "history"}):
         if config.get(key) != below.get(key):
             yield f"{key} is {_shown(config.get(key))}, not {_shown(below.get(key))}"

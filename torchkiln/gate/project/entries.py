@@ -44,17 +44,17 @@ class LayerEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Below:
-    """The parent image: its files, and which of them a project must leave as they are."""
+    """The parent image: its files, and which of them a project must not change."""
 
     tree: Mapping[str, Entry] = field(repr=False)
     owners: Mapping[str, str] = field(repr=False)  # path -> package, by the RECORDs
-    fixed: frozenset[str]  # packages that stay as they were proved
+    fixed: frozenset[str]  # packages that a project must not change
     units: Mapping[str, str]  # folder -> the fixed package to which all of it belongs
     modules: frozenset[str]  # names by which the fixed packages are imported
     standard: frozenset[str]  # modules of the standard library
     libraries: Mapping[str, str]  # name of a shared library -> the fixed package that has it
-    programs: Mapping[str, str]  # name -> path: the other programs on PATH
-    folders: tuple[str, ...]  # of PATH, in its order, without that of launchers
+    programs: Mapping[str, str]  # name -> path: programs in `folders`
+    folders: tuple[str, ...]  # of PATH, in its order, without the folder of launchers
     site: str  # site-packages, relative to /
     scripts: str  # folder of launchers, relative to /
 

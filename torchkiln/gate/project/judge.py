@@ -1,6 +1,6 @@
-"""The gate of a project's image: the parent image is cleared by its own reports, and left as it is.
+"""The gate of a project's image: its parent image is cleared by its own reports, and is not changed.
 
-What follows from that, and what does not, is in docs/adr/0043-the-gate-of-a-project.md. Pure.
+docs/adr/0043-the-gate-of-a-project.md says what this proves, and what it does not. Pure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ProjectEvidence:
     config: Mapping[str, Any] = field(repr=False)  # the whole document
     below_config: Mapping[str, Any] = field(repr=False)
     rules: ConfigRules
-    layer_faults: tuple[str, ...]  # the lowest layers are not those of the parent image
+    layer_faults: tuple[str, ...]  # why the lowest layers are not those of the parent image
     count: int  # layers of the parent image
     changes: Changes
 

@@ -1,8 +1,8 @@
 """Decides what the layers of a project change in the parent image. Pure.
 
-Each entry of each layer counts, and no label or file that describes them. Everything is refused except
-code in /app, project.json, files of packages in the environment, whiteouts of packages that may move; and in
-a layer of their own OS packages, by `os_layer.py`.
+Each entry of each layer is checked; labels and files that describe the layers are not used. Allowed are code
+in /app, project.json, files of packages in the environment, whiteouts of packages that may be replaced, and
+OS packages in a separate layer (`os_layer.py`). Everything else is refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torchkiln.gate.project.os_packages import OsLayer
 from torchkiln.gate.project.packages import in_app, in_environment, installed
 from torchkiln.model.project import APP, PROJECT_JSON
 
-_LISTED = 20  # paths outside of the project's folders, and faults of OS packages
-_FOLDER = LayerEntry(path="", kind="folder")  # as engines create one that no layer has
+_LISTED = 20  # most paths outside of the project's folders, and most faults of OS packages, in a list
+_FOLDER = LayerEntry(path="", kind="folder")  # engines create it if no layer has the folder
 
 
 def changes(
@@ -50,7 +50,7 @@ def changes(
 
 
 class _Walk:
-    """The parent image with the layers so far."""
+    """The files of the parent image and of the layers that were applied."""
 
     def __init__(self, below: Below, recorded: Recorded) -> None:
         self.over: dict[str, Entry | None] = {}  # what the layers have at a path; None: they removed it
@@ -73,7 +73,7 @@ class _Walk:
         return faults
 
     def apply(self, layer: Sequence[LayerEntry], *, top: bool) -> None:
-        """Apply *layer*, whiteouts first: they are about the layers below it."""
+        """Apply *layer*, whiteouts first: they delete files of the layers below it."""
         whiteouts = [entry for entry in layer if _name(entry.path).startswith(WHITEOUT)]
         for entry in whiteouts:
             self.faults += _form(entry)
@@ -94,14 +94,14 @@ class _Walk:
             found = self._paths[number]
             if found == path or found.startswith(f"{path}/"):
                 yield found
-            elif not found.startswith(path):  # "a.b" is between "a" and "a/b"
+            elif not found.startswith(path):  # "a.b" sorts between "a" and "a/b"
                 return
 
     def _whiteout(self, entry: LayerEntry) -> Iterator[str]:
         folder, slash, name = entry.path.rpartition("/")
         gone = folder + slash + name.removeprefix(WHITEOUT)
         if entry.kind != "file" or entry.size or name.startswith(WHITEOUT + WHITEOUT) or name == WHITEOUT:
-            yield f"{entry.path}: an opaque whiteout, or not an empty file"
+            yield f"{entry.path}: invalid whiteout: opaque, or not an empty file"
             return
         yield from self._parents(entry.path)
         found = [path for path in self._inside(gone) if self._at(path) is not None]
@@ -142,7 +142,7 @@ class _Walk:
             self._note(entry)
         elif path == PROJECT_JSON and entry.kind == "file":
             if not top:
-                yield f"{path}: in a layer below the top one"
+                yield f"{path}: must be in the top layer"
         elif not (entry.kind == "folder" and path in _above(f"{self._below.prefix}/x", PROJECT_JSON)):
             self.outside.append(path)
 
@@ -170,7 +170,7 @@ def _form(entry: LayerEntry) -> Iterator[str]:
     """Why a layer of a project must not have such an entry."""
     if entry.kind not in ("file", "folder", "link"):
         of = f" to /{entry.target}" if entry.target else ""
-        yield f"{entry.path}: a {entry.kind}{of}"
+        yield f"{entry.path}: a {entry.kind}{of} is not allowed"
     elif entry.xattrs:
         yield f"{entry.path}: has extended attributes"
     elif entry.kind != "link" and entry.mode & ~0o755:
@@ -182,7 +182,7 @@ def _form(entry: LayerEntry) -> Iterator[str]:
 
 
 def _outside(paths: Sequence[str], below: Below) -> Iterator[str]:
-    """A fault for each of *paths*; if there are many, as of OS packages, one for the number of the rest."""
+    """A fault for each of *paths*; if there are many, the last one only counts the rest."""
     where = f"outside of /{APP} and /{below.prefix}"
     yield from (f"{path}: {where}" for path in paths[:_LISTED])
     if len(paths) > _LISTED:
@@ -190,7 +190,7 @@ def _outside(paths: Sequence[str], below: Below) -> Iterator[str]:
 
 
 def _spread(faults: Sequence[tuple[str, str]]) -> list[str]:
-    """*faults* with one of each package first, so that a shortened list names as many as possible."""
+    """*faults*, one of each package first: then a shortened list names as many packages as possible."""
     firsts: dict[str, str] = {}
     for package, fault in faults:
         firsts.setdefault(package, fault)

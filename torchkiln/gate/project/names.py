@@ -10,16 +10,16 @@ _SUFFIX = r"(\.pyc?|(\.[^/]*)?\.so)"
 _FILE = re.compile(rf"([^./]+){_SUFFIX}")
 _PACKAGE = re.compile(rf"([^./]+)/__init__{_SUFFIX}")
 _START = frozenset({"sitecustomize", "usercustomize"})
-# As importlib.metadata finds it: in any case.
+# importlib.metadata ignores case.
 _METADATA = re.compile(r"([^/]+?)(-[^/]*)?\.(dist-info|egg-info|egg)(/.*)?", re.IGNORECASE)
 # Groups of entry points that torch and triton load when they are imported.
 _LOADED = frozenset({"torch.backends", "triton.backends"})
 
 
 def module_of(path: str, kind: str = "file") -> str:
-    """The top-level module that *path* is, or is in, relative to a folder on sys.path; empty if none.
+    """The top-level module to which *path*, relative to a folder on sys.path, belongs; empty if none.
 
-    Also a folder without __init__: a namespace package. A link may be a package.
+    A folder without __init__ counts: it is a namespace package. A link counts: it may lead to a package.
     """
     top, _, below = path.partition("/")
     if below or kind == "folder":
@@ -29,7 +29,7 @@ def module_of(path: str, kind: str = "file") -> str:
 
 
 def regular_module_of(path: str, kind: str = "file") -> str:
-    """As `module_of`, without namespace packages: a regular module of a later folder comes before these."""
+    """As `module_of`, without namespace packages: Python prefers a regular module of a later folder."""
     found = _FILE.fullmatch(path) or _PACKAGE.fullmatch(path)
     return found[1] if found else path if kind == "link" and "/" not in path else ""
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 _FIELDS: Mapping[str, int] = {"etc/passwd": 7, "etc/shadow": 9, "etc/group": 4, "etc/gshadow": 4}
 PATHS = frozenset(_FIELDS)
 _NAME = re.compile(r"[a-z_][a-z0-9_.-]{0,31}\$?")
-_ID = re.compile(r"[1-9][0-9]{2}")  # of system accounts, which packages choose
-_OF_SYSTEM = 1000  # ids below it
+_ID = re.compile(r"[1-9][0-9]{2}")  # the ids that packages choose for system accounts
+_OF_SYSTEM = 1000  # system accounts have lower ids
 _NO_SHELL = frozenset({"/usr/sbin/nologin", "/sbin/nologin", "/bin/false", "/usr/bin/false", "/bin/sync"})
 _LOCKED = re.compile(r"[!*]{1,2}|!\*")
 
@@ -20,11 +20,11 @@ class Ids:
     """Ids to which files of packages may belong, besides those of root."""
 
     users: frozenset[int]  # of accounts that the packages add
-    groups: frozenset[int]  # of theirs, and those of the system
+    groups: frozenset[int]  # of the groups that the packages add, and of the system's groups
 
 
 def account_faults(path: str, before: str, after: str) -> Iterator[str]:
-    """What the account file *path* has besides the lines of *before*, and new system accounts."""
+    """Why *after*, the account file *path*, is not *before* with new system accounts at the end."""
     old, new = _lines(before), _lines(after)
     if new[: len(old)] != old:
         yield "lines of the parent image are changed, removed or in another order"
@@ -33,10 +33,10 @@ def account_faults(path: str, before: str, after: str) -> Iterator[str]:
     for line in new[len(old) :]:
         fields = line.split(":")
         if len(fields) != _FIELDS[path] or not line.isprintable() or not _NAME.fullmatch(fields[0]):
-            yield f"not a line of an account: {line[:80]!r}"
+            yield f"invalid line: {line[:80]!r}"
             continue
         if fields[0] in names:
-            yield f"{fields[0]} has a second line"
+            yield f"the account {fields[0]} is listed twice"
         yield from (f"the account {fields[0]} {fault}" for fault in _faults(path, fields, ids))
         names.add(fields[0])
         ids |= _numbers(line)
@@ -48,7 +48,7 @@ def _faults(path: str, fields: list[str], ids: set[int]) -> Iterator[str]:
         if fields[1] != "x":
             yield "has a password"
         if not _ID.fullmatch(fields[2]) or int(fields[2]) in ids:
-            yield f"has the id {fields[2][:20]!r}, which is not a new one of the system"
+            yield f"has the id {fields[2][:20]!r}, which is not a free id from 100 to 999"
     elif not _LOCKED.fullmatch(fields[1]):
         yield "has a password"
     if path == "etc/passwd" and fields[6] not in _NO_SHELL:
@@ -77,7 +77,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> set[int]:
-    """The third fields of lines."""
+    """The ids in *text*: the third field of each line."""
     fields = (line.split(":") for line in _lines(text))
     found = (row[2] for row in fields if len(row) in (4, 7))
     return {int(number) for number in found if re.fullmatch(r"[0-9]{1,10}", number)}

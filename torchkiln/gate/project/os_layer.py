@@ -1,7 +1,7 @@
 """Decides whether the layer of OS packages may have an entry. Pure.
 
-It may add files of packages and change the state of dpkg. No other file of the parent image changes, and no
-new one is found in place of one of them. What that proves is in ADR 43.
+The layer may add files of packages, and change dpkg's state. It must not change another file of the parent
+image, or add a file that programs find in place of an existing one. ADR 43 says what this proves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchkiln.gate.project.os_state import STATUS, is_state, state_faults
 
 _STATE = ("etc/", "var/")  # where packages may have files of other owners
 _LINKED = frozenset({"usr", "etc", "var", "run", "bin", "sbin", "lib", "lib64", "proc", "dev"})
-_STAFF = 50  # the group, in Debian and Ubuntu
+_STAFF = 50  # id of the group staff in Debian and Ubuntu
 _LOADED = re.compile(r"(lib|ld-).*\.so.*")  # names that ldconfig reads
 
 
@@ -34,7 +34,7 @@ class OsRules:
         self._ids = self._accounts()
 
     def written(self, entry: LayerEntry) -> LayerEntry:
-        """What *entry* leaves at its path: of a hard link a file."""
+        """What an engine writes at the path of *entry*; for a hard link, the file."""
         if entry.kind != "hard link" or (file := self._files.get(entry.target)) is None:
             return entry
         return replace(entry, kind="file", size=file.size, sha256=file.sha256)
@@ -100,9 +100,9 @@ class OsRules:
     def _hard_link(self, entry: LayerEntry) -> Iterator[str]:
         file = self._files.get(entry.target)
         if file is None:
-            yield f"a hard link to /{entry.target}, which is no file of this layer"
+            yield f"a hard link to /{entry.target}, which is not a file of this layer"
         elif (file.mode, file.uid, file.gid) != (entry.mode, entry.uid, entry.gid):
-            yield f"a hard link with another mode or owner than /{entry.target}"
+            yield f"a hard link whose mode or owner differs from /{entry.target}"
         elif file.path in self._below.tree:
             yield f"a hard link to /{entry.target}, a file of the parent image"
 
@@ -123,16 +123,16 @@ class OsRules:
 def _form(entry: LayerEntry) -> str:
     """Why no layer of packages may have such an entry."""
     if posixpath.basename(entry.path).startswith(WHITEOUT):
-        return "a whiteout; packages remove no file of the parent image"
+        return "a whiteout: packages must not remove files of the parent image"
     if entry.kind not in ("file", "folder", "link", "hard link"):
-        return f"a {entry.kind}"
+        return f"a {entry.kind} is not allowed"
     if entry.xattrs:
         return "has extended attributes"
     return "" if entry.path.isprintable() else "has control characters in its name"
 
 
 def _link(path: str, target: str) -> Iterator[str]:
-    """The fault of a link out of the folders of the system."""
+    """The fault of a symbolic link that leads out of the system's folders."""
     place = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), target)).lstrip("/")
     if place.partition("/")[0] not in _LINKED or place.startswith("usr/local/"):
-        yield f"a link to /{place}"
+        yield f"a symbolic link to /{place} is not allowed"

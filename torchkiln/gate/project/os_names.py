@@ -1,4 +1,4 @@
-"""Decides by its name whether a file of OS packages is found in place of one of the parent image. Pure."""
+"""Decides by name whether programs find a file of OS packages in place of one of the parent image. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROGRAM = re.compile(r"(usr/(?:bin|sbin|games))/([^/]+)")
 # Programs of CUDA and the driver; torch and triton look for some of them on PATH.
 _OF_CUDA = re.compile(r"nvcc|ptxas|nvlink|nvdisasm|cuobjdump|fatbinary|cicc|nvidia-.*|cuda-.*")
 _COMPLETION = re.compile(r"usr/share/bash-completion/completions/_?([^/]+?)(\.bash)?")
-# What compilers and perl find in the first of several folders.
+# Files that compilers and perl search in several folders: they use the first one.
 _FOUND_FIRST = (
     re.compile(r"usr/(include)/(?:[a-z0-9_]+-linux-gnu/)?(?:c\+\+/[^/]+/)?(.+)"),
     re.compile(r"usr/(?:share|lib/[^/]+)/(perl)(?:5|-base)?(?:/[0-9.]+)?/(.+)"),
@@ -24,17 +24,17 @@ _FOUND_FIRST = (
 _MODULES = "usr/lib/python3/dist-packages/"
 _PYC = re.compile(r"__pycache__/([^/.]+)\.[^/]*pyc")
 _LIBRARY = re.compile(r"[^/]+\.(so(\..*)?|a|o|la)")
-# Where the loader and linkers search; elsewhere only names that begin as those of libraries matter.
+# Where the loader and linkers search. In other folders only names that begin with lib or ld- matter.
 _SEARCHED = re.compile(r"(usr/lib/([a-z0-9_]+-linux-gnu/)?[^/]+)|(.*/)?(lib|ld-)[^/]*")
-# Besides those that torch and NVIDIA's libraries have in their wheels: what they open by its name if there is
-# one (the strings in libnccl, libcufile, libcupti and libtriton), libraries of the driver that protected.py
-# does not list, and those that libc loads for names of hosts and users.
+# Libraries that no wheel of torch or NVIDIA contains, but that are loaded if they exist: by torch and the
+# libraries of NVIDIA (found in the strings of libnccl, libcufile, libcupti and libtriton), by libc to look up
+# hosts and users, and libraries of the driver that protected.py does not list.
 _OPENED = re.compile(
     r"lib(nccl-.*|cufile.*|gdrapi|ibverbs|rdmacm|mlx[45]|nvperf_.*|cask_.*|amdhip64|hsa-runtime64|roctracer64"
     r"|(GLX|EGL|GLESv1_CM|GLESv2|vdpau)_nvidia|nss_.*)\.(so(\..*)?|a)"
     r"|.*libcuda\.(so|a).*"  # triton searches the output of ldconfig for this text
 )
-# Ubuntu's own sitecustomize imports it if there is one.
+# Ubuntu's sitecustomize imports this module if it exists.
 _IMPORTED_AT_START = frozenset({"apport_python_hook"})
 
 
@@ -93,11 +93,11 @@ def library_fault(name: str, below: Below, names: SystemNames) -> str:
     if path_fault(name):
         return path_fault(name)
     if package := below.libraries.get(name) or below.libraries.get(written):
-        return f"another {name}, which the parent image has from {package}"
+        return f"could be loaded in place of {name} of {package}"
     if is_of_wheels(name):
         return f"{name} is the name of a library in the wheels of torch or NVIDIA"
     if name in names.libraries:
-        return f"another {name}, which the parent image has as /{names.libraries[name]}"
+        return f"could be loaded in place of /{names.libraries[name]}"
     if _OPENED.fullmatch(name):
         return f"torch, NVIDIA's libraries or libc load {name} if it exists"
     return ""
@@ -121,7 +121,7 @@ def _program(folder: str, name: str, below: Below) -> Iterator[str]:
 
 
 def _module(inside: str, kind: str, entry_points: str, below: Below, names: SystemNames) -> Iterator[str]:
-    """Faults of a module of the system's Python, which that of the environment imports, too."""
+    """Faults of a module of the system's Python, which the environment's Python can import, too."""
     compiled = _PYC.fullmatch(inside)
     module = compiled[1] if compiled else module_of(inside, kind)
     package = distribution_of(inside)
@@ -136,4 +136,4 @@ def _module(inside: str, kind: str, entry_points: str, below: Below, names: Syst
     if package in below.fixed:
         yield f"metadata of {package}, which is fixed"
     if package and (groups := loaded_groups(entry_points)):
-        yield f"torch or triton load it when they are imported: {', '.join(groups)}"
+        yield f"entry points that torch or triton load at import: {', '.join(groups)}"

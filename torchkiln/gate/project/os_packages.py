@@ -14,10 +14,10 @@ class OsLayer:
 
     entries: tuple[LayerEntry, ...]
     packages: frozenset[tuple[str, str, str]]  # name, version, architecture, by project.json
-    files: Mapping[str, bytes] = field(repr=False)  # of dpkg's state and others that are compared
+    files: Mapping[str, bytes] = field(repr=False)  # path -> content: files whose content is compared
     sonames: Mapping[str, str | None]  # ELF file -> its SONAME, "" without one; None: it cannot be read
     owners: Mapping[str, str] = field(repr=False)  # path -> package, by dpkg's lists in the layer
-    below: Mapping[str, bytes] = field(repr=False)  # as `files`, of the parent image
+    below: Mapping[str, bytes] = field(repr=False)  # the same files in the parent image
 
     @property
     def names(self) -> frozenset[str]:

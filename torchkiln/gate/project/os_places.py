@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from torchkiln.base.package_paths import is_of_image
 from torchkiln.gate.project.entries import Entry
 
-#: Empty folders for files of this machine, which packages make, some for the group staff.
+#: Empty folders for local files, which packages create; some belong to the group staff.
 LOCAL = re.compile(r"usr/local/share/.+")
 
 _OUTSIDE = "outside of the folders of OS packages"
 _TRIPLET = r"[a-z0-9_]+-linux-gnu"
-# Folders of areas and of dpkg, if the parent image lacks them.
+# Folders that packages may create: those above and in the areas below, and those of dpkg.
 _FOLDERS = re.compile(
     rf"usr|etc|var|usr/(bin|sbin|games|lib|libexec|include|share)|usr/lib/{_TRIPLET}"
     r"|usr/lib/python3(/dist-packages)?|var/(lib|cache|log|spool|games)"
@@ -45,7 +45,7 @@ class _Area:
 
     folder: str  # a pattern
     shared: str = ""  # folders that the parent image may have already
-    refused: str = _READ  # of what the parent image lacks
+    refused: str = _READ  # names that packages must not add
     direct: str = r".+"  # names of files and links in the folder itself
 
 

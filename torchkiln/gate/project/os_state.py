@@ -1,7 +1,7 @@
 """Compares files in which dpkg and its helpers keep their state with those of the parent image. Pure.
 
-These are the only files of the parent image that OS packages may change: what it has stays, and what is added
-is about the packages in project.json.
+These are the only files of the parent image that OS packages may change. The present entries must stay, and
+new ones must be about the packages in project.json.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DIVERSIONS = "var/lib/dpkg/diversions"
 _OVERRIDES = "var/lib/dpkg/statoverride"
 _DEBCONF = re.compile(r"var/cache/debconf/(config|templates)\.dat")
 _LINES = re.compile(r"var/lib/ucf/(hashfile|registry)(\.\d)?|etc/shells|var/lib/shells\.state")
-_GITCONFIG = "etc/gitconfig"  # git would run programs that it names
+_GITCONFIG = "etc/gitconfig"  # git runs programs that this file names
 _OF_GIT_LFS = re.compile(
     r'\[filter "lfs"\]|\s*(clean = git-lfs clean -- %f|smudge = git-lfs smudge -- %f'
     r"|process = git-lfs filter-process|required = true)|"
@@ -92,7 +92,7 @@ def _text(path: str, before: str, after: str, layer: OsLayer, below: Below) -> I
             before, after, {f"/{one.path}" for one in layer.entries if one.path not in below.tree}
         )
     elif _ALTERNATIVES.fullmatch(path) and before and _first(before) != _first(after):
-        yield "another mode than in the parent image"
+        yield "the mode, auto or manual, differs from that in the parent image"
 
 
 def _status(before: str, after: str, layer: OsLayer) -> Iterator[str]:
@@ -118,25 +118,25 @@ def _status(before: str, after: str, layer: OsLayer) -> Iterator[str]:
     for name, version, architecture in sorted(added - layer.packages):
         yield f"{name} {version} ({architecture}) is installed; /{PROJECT_JSON} does not list it"
     for name, version, architecture in sorted(layer.packages - added):
-        yield f"{name} {version} ({architecture}) is listed in /{PROJECT_JSON}, and not installed"
+        yield f"{name} {version} ({architecture}) is listed in /{PROJECT_JSON}, but not installed"
 
 
 def _stanzas(text: str, key: tuple[str, ...]) -> dict[tuple[str, ...], Mapping[str, str]]:
     """The paragraphs in *text*, by the fields of *key*.
 
-    :raises ValueError: two have the same, or a line is invalid.
+    :raises ValueError: two paragraphs have the same key, one has none, or a line is invalid.
     """
     found: dict[tuple[str, ...], Mapping[str, str]] = {}
     for fields in paragraphs(text.split("\n")):
         name = tuple(fields.get(field, "") for field in key)
         if name in found or not name[0]:
-            raise ValueError(f"a paragraph without a name, or a second one of {name[0]!r}")
+            raise ValueError(f"a paragraph has no name, or there are two of {name[0]!r}")
         found[name] = fields
     return found
 
 
 def _cache(before: bytes, after: bytes, below: Below, names: SystemNames) -> Iterator[str]:
-    """Compare the loader's caches: libraries of the parent image stay, none that it uses is new."""
+    """Compare the loader's caches: entries of the parent image must stay, and no new one may replace them."""
     old, new = parse_cache(before) if before else {}, parse_cache(after)
     yield from changed_libraries(old, new)
     for name in sorted(new.keys() - old.keys()):
@@ -155,15 +155,18 @@ def _triggers(before: str, after: str, layer: OsLayer) -> Iterator[str]:
 
 
 def _overrides(before: str, after: str, added: Collection[str]) -> Iterator[str]:
-    """Modes that dpkg sets when it unpacks a package: only of the *added* paths."""
+    """Faults of the modes that dpkg sets when it unpacks a package: new lines must be about *added* paths."""
     known = set(before.split("\n"))
     for line in after.split("\n"):
         if line and line not in known and " ".join(line.split(" ")[3:]) not in added:
-            yield f"about a file that is not one of the packages: {line[:80]!r}"
+            yield f"about a file that the packages do not add: {line[:80]!r}"
 
 
 def _diversions(before: str, after: str, layer: OsLayer, below: Below) -> Iterator[str]:
-    """Files that dpkg unpacks under another name: those of the parent image stay, no more of its own move."""
+    """Faults of diversions, which rename files when dpkg unpacks them.
+
+    The diversions of the parent image must stay, and new ones must not be about its files.
+    """
     old, new = (set(_triples(text)) for text in (before, after))
     yield from (f"the diversion of {path} is removed" for path, _, _ in sorted(old - new))
     for path, _, package in sorted(new - old):
@@ -174,7 +177,7 @@ def _diversions(before: str, after: str, layer: OsLayer, below: Below) -> Iterat
 def _triples(text: str) -> Iterator[tuple[str, str, str]]:
     lines = text.split("\n")
     if lines.pop() or len(lines) % 3:
-        raise ValueError("not three lines for each diversion")
+        raise ValueError("a diversion does not have three lines")
     yield from zip(lines[::3], lines[1::3], lines[2::3], strict=True)
 
 

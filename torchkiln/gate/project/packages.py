@@ -1,7 +1,7 @@
 """Decides whether a project may have a file in /app or in the environment, and compares packages. Pure.
 
-The environment's files belong to packages by RECORD: one that no RECORD of the project's layers has, or that
-belongs to a fixed package, is refused.
+RECORD says which package has a file of the environment. A file is refused if no RECORD in the project's
+layers lists it, or if it belongs to a fixed package.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _VERSION = re.compile(r"^Version:[ \t]*(\S+)[ \t\r]*$", re.MULTILINE)
 
 
 def in_app(entry: LayerEntry, below: Below, recorded: Recorded) -> Iterator[str]:
-    """Why the code must not have *entry*."""
+    """Why the project's code must not contain *entry*."""
     inside = entry.path.removeprefix(APP).lstrip("/")
     if entry.kind == "link" and not _stays(inside, entry.target):
-        yield f"{entry.path}: a link out of /{APP}"
+        yield f"{entry.path}: a symbolic link that leads out of /{APP}"
     if entry.kind == "folder":
         return
     for root in ROOTS:
@@ -73,7 +73,7 @@ def _metadata(entry: LayerEntry, name: str, below: Below, recorded: Recorded) ->
     if package in below.fixed:
         yield f"{path}: metadata of {package}, which is fixed"
     if package and (groups := loaded_groups(recorded.texts.get(path, ""))):
-        yield f"{path}: torch or triton load it when they are imported: {', '.join(groups)}"
+        yield f"{path}: entry points that torch or triton load at import: {', '.join(groups)}"
 
 
 def in_environment(entry: LayerEntry, below: Below, recorded: Recorded) -> Iterator[str]:
@@ -84,14 +84,14 @@ def in_environment(entry: LayerEntry, below: Below, recorded: Recorded) -> Itera
     unit = _unit(path, below)
     if owner in below.fixed or unit:
         if there is None or entry.kind != "file" or _content(entry) != _content(there):
-            yield f"{path}: a file of {owner}" if owner else f"{path}: in a folder of {unit}"
+            yield f"{path}: changes a file of {owner}" if owner else f"{path}: is in a folder of {unit}"
         return
     if _OF_PYTHON.fullmatch(inside):
         yield f"{path}: belongs to Python's environment"
     elif there is not None and there.kind != "folder" and not owner:
         yield f"{path}: replaces a file of the parent image that belongs to no package"
     elif entry.kind == "link":
-        yield f"{path}: a link; packages have none"
+        yield f"{path}: a symbolic link, which wheels cannot contain"
     elif fault := _in_site(entry, in_site, below) if in_site else "":
         yield f"{path}: {fault}"
     elif entry.kind == "file":
@@ -131,7 +131,7 @@ def _in_site(entry: LayerEntry, name: str, below: Below) -> str:
             return f"would be imported in place of {module}, or as a part of it"
         library = name.rpartition("/")[2]
         if _LIBRARY.fullmatch(library) and library in below.libraries:
-            return f"another {library}, which the parent image has from {below.libraries[library]}"
+            return f"could be loaded in place of {library} of {below.libraries[library]}"
     return ""
 
 
@@ -139,7 +139,7 @@ def _record_fault(path: str, sha256: str, recorded: Recorded) -> str:
     """Why no RECORD of the project's layers has this file; empty if one has."""
     hashes = recorded.files.get(path)
     if hashes is None:
-        return "no package's RECORD has it"
+        return "not listed in the RECORD of any package"
     if _UNHASHED.search(path) or any(_hex(found) == sha256 for found in hashes):
         return ""
     return "differs from its RECORD"
@@ -190,13 +190,13 @@ def installed(over: Mapping[str, Entry | None], below: Below, recorded: Recorded
     names = {name for name, _ in before.values()}
     twice = {name: ", ".join(found) for name, found in after.items() if len(found) > 1}
     missing = recorded.wheels.keys() - added.keys()
-    faults += [f"{name} is listed in /{PROJECT_JSON}, and not installed" for name in missing]
+    faults += [f"{name} is listed in /{PROJECT_JSON}, but not installed" for name in missing]
     faults += [f"{name} is installed twice: {found}" for name, found in twice.items()]
-    faults += [f"{name} is removed, and no other version is installed" for name in names - after.keys()]
+    faults += [f"{name} is removed, but no other version is installed" for name in names - after.keys()]
     for name, version in before.values():
         if name == _SAME_MAJOR and _major(version) != _major(added.get(name, version)):
             faults.append(
-                f"{name} {added[name]} has another major version than {version} of the parent image"
+                f"{name} {added[name]} differs in the major version from {version} of the parent image"
             )
     return InstalledPackages(
         faults=tuple(sorted(faults)),

@@ -1,7 +1,7 @@
 """Reads the image of a project, and its parent image, for the gate: manifests, configurations, every entry.
 
-Manifest and config are those that `open_layout` read and hashed. The files of the parent image are known by
-the diff_ids of its layers.
+`open_layout` has read and hashed manifest and config. The list of the parent image's files is found by the
+diff_ids of its layers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme
 
 _RECORD = ".dist-info/RECORD"
-_LISTED = 20  # faults of the form of one layer
+_LISTED = 20  # most faults of one layer's tar in a list
 _LIBRARY = re.compile(r".*\.so(\.[0-9.]+)?")
 _STANDARD = re.compile(r"(^|/)lib/python3\.\d+/(lib-dynload/)?([^./]+)(\.py|\.[^/]*\.so|/__init__\.py)")
 _NO_MODULE = frozenset({"test", "__pycache__"})  # torch does not import `test`, a common name of folders
@@ -48,7 +48,7 @@ _NO_MODULE = frozenset({"test", "__pycache__"})  # torch does not import `test`,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectImage:
-    """The image of a project, the one below it, and the lock of that."""
+    """The image of a project, its parent image, and the lock of the parent image."""
 
     image: ImageOnDisk
     account: ProjectAccount
@@ -57,7 +57,7 @@ class ProjectImage:
 
 
 def project_image(image: ImageOnDisk, layout: Path, images: Path) -> ProjectImage:
-    """*image*, that of a project in *layout*, with its parent image there, whose lock is in *images*.
+    """*image*, the image of a project in *layout*, with its parent image there, and the lock in *images*.
 
     :raises ConfigError: the layout does not have the parent image.
     :raises VerificationFailed: its project.json is invalid, or names another parent image than its label.
@@ -164,7 +164,7 @@ def _system(project: ProjectImage, layer: UpperLayer, tree: Mapping[str, TreeIte
 def _recorded(
     texts: Mapping[str, str], wheels: Mapping[str, str], scheme: Scheme
 ) -> dict[str, tuple[str, ...]]:
-    """The files of the packages that project.json lists, with their hashes; several may have one file."""
+    """The files of the packages that project.json lists, with their hashes; two packages may share a file."""
     records = {path: text for path, text in texts.items() if path.endswith(_RECORD)}
     found: dict[str, tuple[str, ...]] = {}
     for name, files in files_of_records(records, scheme).items():

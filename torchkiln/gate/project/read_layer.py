@@ -23,7 +23,7 @@ from torchkiln.oci.opening import open_layer
 from torchkiln.oci.tar_names import LayerPaths
 from torchkiln.oci.tar_reader import Stream, TarEntry, TarReader, pieces_of
 
-# Python finds metadata in folders with such a name in any case.
+# Python ignores case in the names of these folders.
 _TEXTS = re.compile(r"[^/]*\.((?i:dist-info|egg-info))/(RECORD|METADATA|entry_points\.txt)")
 _TEXT_LIMIT = 16 << 20  # bytes
 _FILES_LIMIT = 256 << 20  # bytes of all files whose content is compared
@@ -62,7 +62,7 @@ def read_layer(layer: LayerOnDisk, *, system: bool = False) -> UpperLayer:
         with open_layer(layer.path, ahead=True) as stream:
             tar = TarReader(pieces(stream))
             for entry in tar:
-                if system or entry.kind != "hard link":  # refused as such in other layers
+                if system or entry.kind != "hard link":  # in other layers every hard link is refused
                     faults += paths.add(entry)
                 if entry.size > _TEXT_LIMIT and _TEXTS.search(entry.path):
                     faults.append(f"{entry.path}: has more than {_TEXT_LIMIT >> 20} MiB")
@@ -85,7 +85,7 @@ def read_layer(layer: LayerOnDisk, *, system: bool = False) -> UpperLayer:
 def files_below(
     image: ImageOnDisk, tree: Mapping[str, TreeItem], paths: Collection[str]
 ) -> Mapping[str, bytes]:
-    """The content of those of *paths* that are files of *image*, whose verified list of files is *tree*.
+    """The content of *paths*, if they are files of *image*; *tree* is its verified list of files.
 
     :raises VerificationFailed: a layer is damaged, or a file differs from the list.
     """
@@ -108,10 +108,10 @@ def files_below(
         except (OSError, ValueError) as error:
             raise VerificationFailed(f"{layer.path.name}: {printable(str(error))}") from error
     for path in sorted(set().union(*wanted.values())):
-        raise VerificationFailed(f"{path} is not in the layer that has it by the list of its files")
+        raise VerificationFailed(f"{path} is missing in the layer that contained it before")
     for path, data in found.items():
         if hashlib.sha256(data).hexdigest() != tree[path].entry.sha256:
-            raise VerificationFailed(f"{path} of the parent image differs from the list of its files")
+            raise VerificationFailed(f"{path} of the parent image does not have the recorded SHA-256")
     return found
 
 
@@ -125,7 +125,9 @@ def _demand_digest(layer: LayerOnDisk) -> None:
     except OSError as error:
         raise VerificationFailed(f"{layer.path}: {error.strerror}") from error
     if (found := digest.hexdigest()) != layer.digest.removeprefix("sha256:"):
-        raise VerificationFailed(f"{layer.path}: digest mismatch: sha256:{found}, not {layer.digest}")
+        raise VerificationFailed(
+            f"{layer.path}: digest mismatch: expected {layer.digest}, got sha256:{found}"
+        )
 
 
 class _Kept:
@@ -138,7 +140,7 @@ class _Kept:
         self._system, self._left = system, _FILES_LIMIT
 
     def read(self, entry: TarEntry, tar: TarReader) -> str:
-        """The SHA-256 of *entry*, if it is a file; what is needed of it is kept."""
+        """Read *entry*, and keep what the gate needs; returns the SHA-256 of a file, else empty."""
         if entry.kind != "file":
             return ""
         text = _TEXTS.search(entry.path) is not None and entry.size <= _TEXT_LIMIT

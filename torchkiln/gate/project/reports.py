@@ -20,8 +20,8 @@ class Reported:
     image: Digest
     parent: str  # the tag of the parent image
     parent_image: Digest
-    test: tuple[str, ...]  # by the settings in the image
-    at_start: tuple[str, ...]  # .pth files, by the layers
+    test: tuple[str, ...]  # of the settings in the image
+    at_start: tuple[str, ...]  # .pth files in the layers
 
 
 def report_faults(signed_report: SignedReport, expected: Reported) -> Iterator[str]:
@@ -31,7 +31,7 @@ def report_faults(signed_report: SignedReport, expected: Reported) -> Iterator[s
         yield f"is a report of another image: {report.image}, not {expected.image}"
         return
     if (run := report.project) is None:
-        yield "is a report of the checks of a cell's image, not of those of a project"
+        yield "is a report about the image of a cell, not about that of a project"
         return
     if report.tag != expected.name:
         yield f"has the tag {report.tag}"
@@ -50,8 +50,8 @@ def report_faults(signed_report: SignedReport, expected: Reported) -> Iterator[s
 def _finding_faults(finding: Finding, run: ProjectRun, expected: Reported) -> Iterator[str]:
     if finding.id == TEST and run.test != expected.test:
         ran = printable(" ".join(run.test))[:200] or "none"
-        yield f"ran another test than the settings in the image name: {ran}"
+        yield f"ran another test than that of the image's settings: {ran}"
     if finding.id == "import" and finding.outcome == "passed":
         imported = json.loads(finding.measured).get("packages")
         if imported != len(run.named):
-            yield f"names {len(run.named)} packages, and imported {imported}"
+            yield f"names {len(run.named)} packages, but imported {imported}"
