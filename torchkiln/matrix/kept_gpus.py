@@ -41,7 +41,7 @@ def kept_gpus(values: Iterable[str], facts: Facts) -> Gpus:
 
 
 def _fault(gpu: Gpu, facts: Facts) -> str:
-    """Why no x86-64 host has *gpu*; empty: some has."""
+    """Why no x86-64 host has *gpu*; empty: such hosts exist."""
     capability = gpu.kind.capability
     if gpu.jetson or gpu.name in gpu.kind.aarch64:
         return f"needs an aarch64 host; the images are for {LINUX_AMD64.machine}"
