@@ -74,7 +74,7 @@ def test_another_full_lock_makes_it_stale(images: Path) -> None:
     save(images, replace(LOCKED, wheels=LOCKED.wheels[1:]))
     found = run(images, f"lock --check {THIN}")
     assert (type(found.exception), found.exit_code) == (Stale, 1)
-    assert f"{FULL} has other {LOCKED.wheels[0].name}" in str(found.exception)
+    assert f"{FULL} differs in {LOCKED.wheels[0].name}" in str(found.exception)
 
 
 def test_without_the_full_lock_there_is_none(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def digest_in(lock: bytes) -> str | None:
 
 
 def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iterator[CiJob]:
-    """The *locks* whose digest differs from that in *then*, the digests by tag of a Git revision.
+    """The *locks* whose digest differs from *then*, which has the digests of a Git revision by tag.
 
     A new `RECIPE` changes the digest of every lock, so that every image is built again.
     """
@@ -47,7 +47,7 @@ def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iter
 
 
 def github_matrix(jobs: Iterable[CiJob]) -> str:
-    """One line of JSON for fromJSON in `strategy.matrix`. A job needs an `if`: an empty matrix is an error."""
+    """One line of JSON for fromJSON in `strategy.matrix`. A job needs an `if`, as an empty matrix fails."""
     return json.dumps({"include": [_row(job) for job in jobs]}, separators=(",", ":"))
 
 

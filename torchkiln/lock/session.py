@@ -167,7 +167,7 @@ class LockSession:
         )
 
     def _thin(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
-        """The lock of a thin cell, made from that of the same cell for all GPUs; only the latter is upgraded."""
+        """The lock of a thin cell, made from the lock for all GPUs, which must be upgraded first."""
         full = tag_of(self._folder.below(resolution.cell))
         request = self._request
         if full not in self._locked and (request.upgrade or request.upgrade_base or request.as_of):

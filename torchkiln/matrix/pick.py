@@ -53,7 +53,7 @@ class DriverVersion:
         return int(major_of(self.version))
 
     def reaches(self, version: str) -> Literal["yes", "no", "from"]:
-        """Whether it is *version* or newer; "from": it is a branch, and only its drivers from *version* on are."""
+        """Whether it is *version* or newer; "from": only the later drivers of its branch are."""
         if "." in self.version:
             return "yes" if numbers(self.version) >= numbers(version) else "no"
         other = int(major_of(version))

@@ -109,7 +109,7 @@ class Zstd(TargetCompression):
 
 
 class Identity(Compression):
-    """No compression: the blob is the tar. Every blob without another magic number counts as one."""
+    """No compression: the blob is the tar. Blobs without a known magic number are read so."""
 
     suffix = ""
     magic = b""

@@ -106,7 +106,7 @@ def parse_header(block: bytes) -> Header:
     )
 
 
-@lru_cache(maxsize=4096)  # owners, modes and times are the same over and over
+@lru_cache(maxsize=4096)  # most entries have the same owners, modes and times
 def number(field: bytes, name: str, *, most: int = 0xFFFF_FFFF, empty: bool = False) -> int:
     """A number in octal digits, or in GNU's base 256; with *empty*, a blank field is 0.
 

@@ -38,7 +38,7 @@ def with_pair(text: str, torch: str, cuda: str, *, name: str) -> str:
 def with_block(text: str, key: str, version: str, block: str, *, name: str) -> str:
     """The valid facts *text* with *block*, the lines of *version*, in the mapping *key*.
 
-    It is inserted after the block of the newest older version, with the same separation as the others.
+    It is inserted after the block of the newest older version, separated like the others.
 
     :raises ConfigError: the mapping has no older version.
     """
@@ -57,7 +57,7 @@ def with_block(text: str, key: str, version: str, block: str, *, name: str) -> s
 
 
 def _last(node: yaml.Node) -> int:
-    """The index of the last character of *node*; the end mark of a block is after the comments that follow."""
+    """The index of the last character of *node*; a block's end mark is after the comments that follow it."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
         return _last(node.value[-1][1])
     if isinstance(node, yaml.SequenceNode) and not node.flow_style and node.value:
