@@ -109,7 +109,7 @@ class Zstd(TargetCompression):
 
 
 class Identity(Compression):
-    """No compression: the blob is the tar. Blobs without a known magic number are read so."""
+    """No compression: the blob is the tar. Used for blobs without another magic number."""
 
     suffix = ""
     magic = b""

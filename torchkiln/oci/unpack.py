@@ -191,7 +191,7 @@ def _read_layer(
     add: Callable[[TarEntry, Iterable[memoryview]], None],
     check: Callable[[], None],
 ) -> LayerIndex:
-    """Pass each entry and its content to *add*, which must read the content; return the index of the layer."""
+    """Pass each entry and its content to *add*, which reads it; return the index of the layer."""
     hasher, paths = hashlib.sha256(), LayerPaths()
     index: list[IndexedEntry] = []
 

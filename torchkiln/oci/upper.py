@@ -134,5 +134,5 @@ def _write(
             digest.update(piece)
             out.write(piece)
         if digest.hexdigest() != thing.sha256:
-            raise tarfile.ReadError(f"{path} is in it twice, with different content")
+            raise tarfile.ReadError(f"{path} is in the tar twice, with different content")
         out.write(padding(thing.size))

@@ -19,8 +19,8 @@ from torchkiln.model.index import FileAt, WheelMetadata
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, nearest
 
-_READ_FROM = ("cp311", "cp310", "cp312")  # the first of these wheels is read; METADATA is the same in all
-_LIBRARY = "torch/lib/libtorch_python.so"  # contains the result of torch.cuda.get_arch_list() as a string
+_READ_FROM = ("cp311", "cp310", "cp312")  # the first of these is read; all have the same METADATA
+_LIBRARY = "torch/lib/libtorch_python.so"  # contains the text of torch.cuda.get_arch_list()
 _LIBRARY_BYTES = 128 << 20  # 32 MB in torch 2.11
 _AUDIO_VERSION = "torchaudio/version.py"
 _AUDIO_VERSION_BYTES = 4096
@@ -57,7 +57,7 @@ class Companion:
     """The release of torchvision or torchaudio for a torch release."""
 
     version: str | None  # None: none was found
-    pins: bool  # that torch; if not, its version number is equal, or it is the newest that allows it
+    pins: bool  # that torch; if not, its version is the same or the newest that allows it
     other_cuda: str = ""  # it is built for this CUDA, and cannot be imported with that torch; "": it can be
 
 
