@@ -109,7 +109,7 @@ class Zstd(TargetCompression):
 
 
 class Identity(Compression):
-    """No compression: the blob is the tar. Used for blobs without another magic number."""
+    """No compression: the blob is the tar. Used if no magic number matches."""
 
     suffix = ""
     magic = b""

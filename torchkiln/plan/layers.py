@@ -2,8 +2,7 @@
 
 On a host, two images share unpacked layers only up to the first layer that differs. So the layers that most
 images have come first: the CUDA libraries of one toolkit, then NVIDIA's libraries with versions of their own,
-then torch and the rest.
-Package names may lack the CUDA suffix, as in newer wheels.
+then torch and the rest. Package names may lack the CUDA suffix, as in newer wheels.
 """
 
 from __future__ import annotations

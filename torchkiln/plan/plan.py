@@ -166,7 +166,7 @@ def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest
 
 
 def _require_arch(gpus: Gpus) -> tuple[tuple[str, str], ...]:
-    """The GPUs that NVIDIA's container toolkit allows: of a major in *gpus*, with at least its minor.
+    """The variable by which NVIDIA's container toolkit refuses other GPUs than *gpus* and newer minors.
 
     In the value, a space means "or", and a comma "and".
     """
@@ -286,7 +286,7 @@ def _archive_facts(archive: LockedArchive) -> dict[str, str]:
 
 
 def constraints(locked: LockedCell) -> str:
-    """The contents of constraints.txt: pins of torch and its CUDA libraries, and the constraints of the lock."""
+    """The contents of constraints.txt: pins of torch and its CUDA libraries, and the lock's constraints."""
     pins = [
         f"{wheel.name}=={wheel.version}"
         for wheel in locked.wheels

@@ -51,7 +51,7 @@ def private_folder(path: Path) -> Path:
 
 
 def pretty_json(value: Any) -> bytes:
-    """*value* as JSON in the format of committed files: indented, ASCII, a newline at the end, keys in order."""
+    """*value* as JSON in the format of committed files: indented, ASCII, a final newline, keys in order."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 

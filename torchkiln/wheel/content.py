@@ -16,7 +16,7 @@ _INFLATE = 1 << 20  # most bytes of one step; limits memory
 
 
 class SecondRead:
-    """Reads one entry again, whose bytes have arrived."""
+    """Reads an entry again whose bytes were already downloaded."""
 
     def __init__(self, file: WheelFile, entry: WheelEntry) -> None:
         self._file, self._position = file, data_offset(file, entry)
@@ -67,7 +67,7 @@ def inflate(file: EntryReader, entry: WheelEntry, filename: str) -> Iterator[tup
 
 
 def copied(file: EntryReader, entry: WheelEntry) -> Iterator[tuple[bytes, bytes]]:
-    """`inflate` for a recorded layer: the bytes unchanged, the content only of stored entries."""
+    """Like `inflate`, for a recorded layer: the bytes unchanged, with the content of stored entries only."""
     left = entry.compressed
     while left:
         piece = file.read_exactly(min(left, _READ))

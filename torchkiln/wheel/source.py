@@ -19,7 +19,7 @@ _POLL = 0.005  # seconds
 
 
 class Cancelled(Exception):
-    """The download failed; the downloader knows the reason."""
+    """The download failed; the downloader reports the reason."""
 
 
 class WheelFile:

@@ -19,7 +19,7 @@ from torchkiln.model.index import FileAt, WheelMetadata
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, nearest
 
-_READ_FROM = ("cp311", "cp310", "cp312")  # the first of these is read; all have the same METADATA
+_READ_FROM = ("cp311", "cp310", "cp312")  # the wheel to read, best first; all have one METADATA
 _LIBRARY = "torch/lib/libtorch_python.so"  # contains the text of torch.cuda.get_arch_list()
 _LIBRARY_BYTES = 128 << 20  # 32 MB in torch 2.11
 _AUDIO_VERSION = "torchaudio/version.py"
@@ -63,7 +63,7 @@ class Companion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseMetadata:
-    """The facts of a torch release that its default wheel contains; those of other CUDA builds are missing."""
+    """The facts of a torch release that its default wheel contains, without those of other CUDA builds."""
 
     version: str
     cuda: str  # of the default wheel, "12.8"

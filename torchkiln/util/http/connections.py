@@ -34,7 +34,7 @@ class OpenSockets:
         self._ended = False
 
     def use(self, connected: socket.socket) -> None:
-        """Record that this thread uses *connected*; shut it down at once if the thread may not use sockets."""
+        """Record that this thread uses *connected*; shut it down if this thread may use no sockets."""
         me = threading.get_ident()
         with self._guard:
             self._all.add(connected)
