@@ -135,9 +135,9 @@ def test_an_inconsistent_lock_is_refused(own_use: bool, change: dict[str, object
 
 
 def test_gpus_and_device_code_need_each_other() -> None:
-    with pytest.raises(Stale, match="device_code.gpus: differs from the GPUs of the cell"):
+    with pytest.raises(Stale, match=r"device_code\.gpus: differs from the GPUs of the cell"):
         from_json(to_json(replace(thin_locked(), device_code=None)))
-    with pytest.raises(Stale, match="device_code.gpus: differs from the GPUs of the cell"):
+    with pytest.raises(Stale, match=r"device_code\.gpus: differs from the GPUs of the cell"):
         from_json(to_json(replace(LOCKED, device_code=thin_locked().device_code)))
     own = replace(LOCKED.resolution, cell=replace(LOCKED.resolution.cell, own_use=True))
     with pytest.raises(Stale, match="own_use without gpus"):

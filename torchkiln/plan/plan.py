@@ -166,7 +166,7 @@ def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest
 
 
 def _require_arch(gpus: Gpus) -> tuple[tuple[str, str], ...]:
-    """The variable by which NVIDIA's container toolkit refuses other GPUs than *gpus* and newer minors.
+    """NVIDIA_REQUIRE_ARCH: NVIDIA's container toolkit refuses GPUs on which code for *gpus* does not run.
 
     In the value, a space means "or", and a comma "and".
     """

@@ -8,13 +8,13 @@ many members. So each file of the wheel, in its order, becomes:
     layer        [tar header, stored][gzip header][ deflate stream ][CRC-32, size]
 
 One pass reads the wheel and computes three hashes: of the wheel (compared with the lock), of the layer (its
-digest), and of its tar (the diff_id). The diff_id needs the inflated bytes. With these, the CRC-32, the size and
-the hash in RECORD of each entry are checked. The files that an installer adds follow at the end: launchers,
-INSTALLER and RECORD stored, the .pyc files compressed by the pinned encoder. A library whose device code is
-cut (`Cut`) is compressed by that encoder, too, and has a new hash in RECORD.
+digest), and of its tar (the diff_id). The diff_id needs the inflated bytes. These are also compared with the
+CRC-32, the size and the hash in RECORD of each entry. The files that an installer adds follow at the end:
+launchers, INSTALLER and RECORD stored, the .pyc files compressed by the pinned encoder. A library whose device
+code is cut (`Cut`) is compressed by that encoder, too, and has a new hash in RECORD.
 
-Everything is checked before the layer is used; a wheel with a fault results in no layer. Only a layer that the
-lock records is made without inflating (`LayerWriter`): its digest proves that the same wheel passed these
+Everything is checked before the layer is used; a wheel with a fault gives no layer. Only a layer that
+the lock records is made without inflating (`LayerWriter`): its digest proves that the same wheel passed these
 checks.
 """
 
