@@ -36,7 +36,7 @@ def digest_in(lock: bytes) -> str | None:
 def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iterator[CiJob]:
     """The *locks* whose digest differs from *then*, which has the digests of a Git revision by tag.
 
-    A new `RECIPE` changes the digest of every lock, so that every image is built again.
+    A new `RECIPE` makes all locks stale. New locks have other digests, so every image is built again.
     """
     for locked in locks:
         tag = tag_of(locked.resolution)

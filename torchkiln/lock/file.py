@@ -155,7 +155,7 @@ def _document(locked: LockedCell) -> dict[str, Any]:
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
-    """The JSON values of *resolution*; its limits have the ids of facts, not their sentences."""
+    """The JSON values of *resolution*; its limits are ids of facts with values, not sentences."""
     values: dict[str, Any] = codec.plain(resolution)
     if "toolkit" in values:
         values["toolkit"] = dict(sorted(values["toolkit"].items()))

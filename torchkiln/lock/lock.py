@@ -135,7 +135,7 @@ def lock(
 
 
 def epoch_of(date: str) -> int:
-    """Midnight UTC of the ISO *date*, as seconds since 1970: the timestamp of all files in the image."""
+    """Midnight UTC of the ISO *date*, in seconds since 1970: the timestamp of the image and its overlay."""
     return int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp())
 
 
@@ -157,7 +157,7 @@ def _archives(resolution: Resolution, known: Collection[LockedArchive]) -> tuple
 
 
 def _interpreter(locked: LockedCell) -> tuple[object, ...]:
-    """The base's Python packages and the standalone Python. With the wheels, they determine the layers."""
+    """The base's Python packages and the standalone Python; with the wheels, they determine the layers."""
     packages = (package for package in locked.base.packages if re.match(r"(lib)?python3", package.name))
     return (*packages, locked.standalone)
 

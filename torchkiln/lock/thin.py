@@ -23,7 +23,7 @@ def lock_thin(
     bound: tuple[str, ...] = (),
     previous: LockedCell | None = None,
 ) -> LockedCell:
-    """*full* for the GPUs of *resolution* alone.
+    """*full*, changed to keep device code only for the GPUs of *resolution*.
 
     :param below: the present resolution of the same cell for all GPUs.
     :param previous: the present lock; its recorded layers are kept if its files are the same.

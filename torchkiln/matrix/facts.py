@@ -1,6 +1,6 @@
 """Reads compat.yaml: facts about builds, drivers and GPUs, each with its sources.
 
-Tests check the file's schema and contents. A run checks the schema only if it cannot read the file.
+Tests check the file's schema and contents. A run checks the schema only if parsing fails.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Matrix:
         return _pairs(self.torch, self.cuda, self.beyond)
 
     def standalone(self, os: str) -> PythonArchive | None:
-        """The archive of the Python of the system *os*; None: it is the system's own."""
+        """The archive of the standalone Python of the system *os*; None: the system's own Python is used."""
         return next((choice.standalone for choice in self.os if choice.name == os), None)
 
     def locate(self, archive: PythonArchive) -> str:

@@ -17,7 +17,7 @@ from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import major_of, nearest, numbers
 
-# The obstacles and conditions, and how they call a GPU; the pages of `ls --site` use them, too.
+# The obstacles and conditions, and how they name a GPU; the pages of `ls --site` use them, too.
 SENTENCES = {
     "jetson": "{gpu} is not supported: Jetsons are aarch64; the images are for {machine}",
     "aarch64": "{gpu} needs an aarch64 host; the images are for {machine}",

@@ -38,7 +38,7 @@ class OverlayLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtefactLayer:
-    """The layer of a base, the OS's tools, a standalone Python or a project's OS packages: their blob."""
+    """A layer that is the blob of a base, the OS's tools, a standalone Python or a project's OS packages."""
 
     title: str  # "debian12 base (210 packages)"
     artefact: LockedBase | LockedTools | LockedStandalone | LockedApt

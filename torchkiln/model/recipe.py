@@ -23,7 +23,7 @@ class ImagePython:
     """The Python for which the packages of a layer are installed.
 
     Packages are always in the folder of the base's environment, lib/python3.11. An image with another Python
-    has a link to it, lib/python3.12. Paths in layers do not use the link: such a layer would replace the link
+    has a link to it, lib/python3.12. Layers do not use the link in paths: such a path would replace the link
     by a folder.
     """
 

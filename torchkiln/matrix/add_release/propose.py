@@ -183,7 +183,7 @@ def _to_read(wheels: dict[str, FileAt]) -> FileAt:
 
 
 def _companion(project: str, torch: str, catalogue: Catalogue) -> Companion:
-    """The release of *project* that pins *torch*; else that of the same number, or the newest that fits."""
+    """The release of *project* that pins *torch*; else that of the same version, or the newest that fits."""
     fitting: list[str] = []  # without a requirement on torch, or with a range that includes this one
     for version in reversed(catalogue.versions(project)):
         wheels = _by_python(catalogue.wheels(project, version))
