@@ -311,7 +311,7 @@ def test_no_file_is_read_beyond_its_limit(tmp_path: Path) -> None:
         file.truncate(5 << 30)
     with pytest.raises(OSError, match="longer than 1000 bytes"):
         read_file(tmp_path / "big", 1000)
-    with pytest.raises(OSError, match="a device, not a file"):
+    with pytest.raises(OSError, match="is a device, not a file"):
         read_file(Path("/dev/zero"), 1000)
 
 

@@ -111,7 +111,7 @@ WRONG: Mapping[str, tuple[list[dict[str, object]], str]] = {
     "the own Python": ([{**ENTRY, "python": "3.11"}], "debian12 has Python 3.11 already; remove this entry"),
     "too old": ([{**ENTRY, "python": "3.9"}], "Python 3.9 is not supported; the oldest is 3.10"),
     "a number": ([{**ENTRY, "python": 3.12}], "put it in quotes"),
-    "twice": ([dict(ENTRY), {**ENTRY, "archive": "b.tgz"}], "Python 3.12 of debian12 is in the list already"),
+    "twice": ([dict(ENTRY), {**ENTRY, "archive": "b.tgz"}], "duplicate entry: Python 3.12 of debian12"),
     "another system": ([{**ENTRY, "os": "debian11"}], "pythons[0].os: 'debian11' is not valid"),
     "no hash": ([{"python": "3.12", "os": "debian12", "archive": NAME}], "the key 'sha256' is missing"),
     "a short hash": ([{**ENTRY, "sha256": "12"}], "is not a sha256 of 64 lower-case hex digits"),

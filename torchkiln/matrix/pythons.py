@@ -51,7 +51,7 @@ def faults(data: object) -> Iterator[tuple[Path, str]]:
         elif int(python.partition(".")[2]) < _OLDEST:
             yield (*at, "python"), f"Python {python} is not supported; the oldest is 3.{_OLDEST}"
         if (name := with_python(os, python)) in seen:
-            yield at, f"Python {python} of {os} is in the list already"
+            yield at, f"duplicate entry: Python {python} of {os}"
         seen.add(name)
     for index, entry in enumerate(data if isinstance(data, list) else ()):
         location = entry.get("archive") if isinstance(entry, dict) else None

@@ -56,7 +56,8 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     }
     if empty := [f"--{option}" for option, values in named.items() if not values]:
         raise NothingSelected(
-            f"{', '.join(empty)}: no value given", hint="omit the option to use its default, or use --all"
+            f"{', '.join(empty)}: a value is required",
+            hint="omit the option to use its default, or use --all",
         )
     if must_name and not (selection.every or "torch" in named or "cuda" in named):
         raise NothingSelected(

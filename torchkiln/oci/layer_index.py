@@ -110,7 +110,7 @@ def encoded(index: LayerIndex) -> bytes:
 
 
 def decoded(data: bytes) -> LayerIndex:
-    """The inverse of `encoded`, for data that we signed.
+    """The inverse of `encoded`, for data that this machine signed.
 
     :raises ValueError: it is not an index.
     """

@@ -133,7 +133,10 @@ class TarReader:
         self._where = "the start"  # the previous entry, for messages
 
     def __iter__(self) -> Iterator[TarEntry]:
-        """:raises DamagedTar: the tar is truncated, damaged or of an unknown format."""
+        """The entries in order.
+
+        :raises DamagedTar: the tar is truncated, damaged or of an unknown format.
+        """
         while (entry := self._next()) is not None:
             yield entry
 

@@ -134,7 +134,7 @@ def unpack(layers: Sequence[LayerBlob], into: Path, *, lower: Path | None = None
 
     Returns the entries of each layer.
 
-    :param lower: an unpacked image on which the layers belong; *into* gets hard links to its files.
+    :param lower: the unpacked layers below *layers*; *into* gets hard links to their files.
 
     If the caller is root, files have the owners of the image; else the caller owns them, and a user namespace
     maps it to root. Later layers may add, replace, and remove single paths by whiteouts. Opaque whiteouts are

@@ -1,7 +1,7 @@
 """Makes the layer that turns a base into a larger tree.
 
 It contains what is new or differs in kind, mode, owner, content or attributes; times are not compared,
-because each unpacking sets them. Deletions are refused: layers only add and replace (`oci/unpack.py`).
+because each unpacking sets them. Deletions are refused: this layer only adds and replaces files.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ EntryReader = WheelFile | SecondRead
 def inflate(file: EntryReader, entry: WheelEntry, filename: str) -> Iterator[tuple[bytes, bytes]]:
     """The bytes of the entry as (deflate stream, content) pieces; each piece of the stream occurs once.
 
-    Checks size and CRC-32, and that the stream ends where the entry ends: trailing bytes could be a gzip
-    member of their own.
+    Checks size and CRC-32, and that the stream ends where the entry ends: trailing bytes could form
+    another gzip member.
 
     :raises BadWheel: the entry has a fault.
     """

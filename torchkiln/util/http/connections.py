@@ -1,4 +1,4 @@
-"""Provides an adapter for requests that limits headers and lets other threads shut down its sockets.
+"""Provides a requests adapter that limits headers and lets other threads shut down its sockets.
 
 After Ctrl-C, a transfer must not wait for the time-out of a silent server.
 """
