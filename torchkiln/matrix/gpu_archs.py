@@ -44,7 +44,9 @@ def served_classes(
 
 
 def is_kept_for(capability: str, kept: Sequence[str]) -> bool:
-    """Whether an image that keeps device code for *kept* certainly has code for *capability*; empty: all.
+    """Whether an image that keeps device code for *kept* certainly has code for *capability*.
+
+    An empty *kept* keeps all device code.
 
     Code for a capability runs on the same major with the same or a higher minor. Code for a lower minor may
     be missing: for 8.6, the image keeps sm_80 of one library, and only sm_86 of another.

@@ -47,7 +47,7 @@ _WORKSPACE = "/workspace"
 
 # Kubernetes services such as GKE mount the driver's programs in the last folder.
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
-# These services mount the driver's libraries here. They do not run ldconfig.
+# They mount the driver's libraries here, not in the usual library folders, and do not run ldconfig.
 _DRIVERS = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
 _OF_TORCH = frozenset({"torch", "torchvision", "torchaudio", "triton", "pytorch-triton"})
 _HEADER = "# What this image was built with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."

@@ -19,7 +19,7 @@ from torchkiln.model.index import FileAt, WheelMetadata
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, nearest
 
-_READ_FROM = ("cp311", "cp310", "cp312")  # the wheel to read, best first; all have one METADATA
+_READ_FROM = ("cp311", "cp310", "cp312")  # preferred wheels to read METADATA from; it is the same in all
 _LIBRARY = "torch/lib/libtorch_python.so"  # contains the text of torch.cuda.get_arch_list()
 _LIBRARY_BYTES = 128 << 20  # 32 MB in torch 2.11
 _AUDIO_VERSION = "torchaudio/version.py"
@@ -57,7 +57,7 @@ class Companion:
     """The release of torchvision or torchaudio for a torch release."""
 
     version: str | None  # None: none was found
-    pins: bool  # that torch; if not, its version is the same or the newest that allows it
+    pins: bool  # it pins that torch; if not, it has the same version or is the newest that allows it
     other_cuda: str = ""  # it is built for this CUDA, and cannot be imported with that torch; "": it can be
 
 
