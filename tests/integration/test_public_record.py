@@ -38,7 +38,7 @@ CELL = ("--torch", "2.0.1", "--cuda", "11.8")
 OTHER = ("--torch", "2.2.2", "--cuda", "11.8")
 VERSIONS = ("2.0.1+cu118", "0.15.2+cu118", "2.0.2+cu118")
 NAMES = ("torch", "torchaudio", "torchvision")
-RECORD_NOTE = "torch, torchaudio, torchvision by public record: built elsewhere, not here"
+RECORD_NOTE = "torch, torchaudio, torchvision from public record: a build gets them from PyTorch's own index"
 
 
 @pytest.fixture(scope="module")

@@ -140,7 +140,7 @@ def test_the_python_runs_in_a_sandbox_for_every_signer(scene: Scene) -> None:
     for more, keys in ways:
         done = scene.verify("--rebuild", *more, keys=keys)
 
-        assert "rebuild: the base's Python failed to compile: no harm was done" in output_of(done, 12)
+        assert "rebuild: the image's Python failed to compile: no harm was done" in output_of(done, 12)
         assert not Path("/tmp/torchkiln-rebuild-marker").exists()
         assert cache_contents(scene.publisher) == before
 

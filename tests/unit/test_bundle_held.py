@@ -85,9 +85,9 @@ def test_a_file_that_is_no_list_is_refused(tmp_path: Path, monkeypatch: pytest.M
     """A pipe would block."""
     os.mkfifo(tmp_path / "pipe")
     for name, words in {
-        "pipe": "a pipe, not a file",
+        "pipe": "is a pipe, not a file",
         "missing": "No such file",
-        ".": "a folder, not a file",
+        ".": "is a directory, not a file",
     }.items():
         with pytest.raises(ConfigError, match=words):
             read_held(tmp_path / name)
@@ -201,8 +201,8 @@ def a_pipe(path: Path) -> None:
 HARMS = {
     "checksum mismatch: got sha256:": changed,
     "size mismatch: expected": shortened,
-    "a link, not a file": a_link,
-    "a pipe, not a file": a_pipe,
+    "is a symbolic link, not a file": a_link,
+    "is a pipe, not a file": a_pipe,
     "not found": Path.unlink,
 }
 

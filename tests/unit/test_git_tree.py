@@ -94,9 +94,9 @@ def test_links(path: str, target: str, out: bool) -> None:
         ("https://host.invalid/a?x=1", "not the URL of a repository"),
         ("https://host.invalid/", "not the URL of a repository"),
         ("https://host.invalid/a@b", "not the URL of a repository"),
-        ("https://host.invalid/a b", "not a valid address"),
+        ("https://host.invalid/a b", "invalid URL"),
         ("https://host.invalid/a%0ab", "it contains control characters"),
-        ("https://[x/a", "not a valid address"),
+        ("https://[x/a", "invalid URL"),
         (f"https://host.invalid/{'a' * 1000}", "longer than 1000 characters"),
     ],
 )

@@ -106,7 +106,7 @@ REFUSED = {
         "leads from https to http",
     ),
     "credentials": (link(f"https://user:secret@files.example/{WHEEL}"), "it contains credentials"),
-    "no address": (link(f"https://[::1/{WHEEL}"), "not a valid address"),
+    "no address": (link(f"https://[::1/{WHEEL}"), "invalid URL"),
     "a path for a name": (link("../../f", "../../x.whl"), "invalid file name: '../../x.whl'"),
     "an escape sequence for a name": (link("../../f", "\x1b]0;x\x07.whl"), "invalid file name"),
     "another project": (

@@ -334,7 +334,7 @@ def verification() -> ssl.SSLCertVerificationError:
         (verification(), "certificate verify failed: self-signed certificate"),
         (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] x"), "TLS handshake failed"),
         (ConnectionRefusedError(), "connection refused"),
-        (ConnectionResetError(), "connection reset"),
+        (ConnectionResetError(), "connection reset by peer"),
         (socket.gaierror(-2, "Name or service not known"), "host name does not resolve"),
         (TimeoutError(), "timed out"),
         (OSError(113, "No route to host"), "no route to host"),

@@ -62,7 +62,7 @@ def test_a_branch_that_reaches_the_floor_later_is_mentioned():
     offers = {
         o.resolution.cell.torch: o for o in _pick("525", "A100").runs if o.resolution.cell.cuda == "12.1"
     }
-    assert "needs 525.60.13 or newer of branch 525" in offers["2.7.1"].conditions
+    assert "needs driver 525.60.13 or newer of branch 525" in offers["2.7.1"].conditions
     assert not any("of branch" in text for offer in _pick("530", "A100").runs for text in offer.conditions)
 
 
@@ -169,7 +169,7 @@ def test_a_number_is_not_the_beginning_of_another(text: str):
 def test_a_jetson_is_not_served(text: str):
     choice = _pick("580", text)
     assert choice.runs == ()
-    assert choice.host[0].endswith("is not served: Jetsons are aarch64; the images are for x86_64")
+    assert choice.host[0].endswith("is not supported: Jetsons are aarch64; the images are for x86_64")
 
 
 @pytest.mark.parametrize("name", NAMES)

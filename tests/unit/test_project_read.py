@@ -128,7 +128,7 @@ def test_files_are_bounded(tmp_path: Path) -> None:
     assert read(tmp_path, {"requirements.txt": "a" + " " * 1_000_000 + "\n"}).requirements[0].text == "a"
     (tmp_path / "my project" / "requirements.txt").unlink()
     os.mkfifo(tmp_path / "my project" / "requirements.txt")
-    assert "a pipe, not a file" in refused(tmp_path, {})[0]
+    assert "is a pipe, not a file" in refused(tmp_path, {})[0]
 
 
 @given(st.text(alphabet="ab=1 \t#\\\n\r\x0b;-$", max_size=40))

@@ -102,15 +102,15 @@ BODIES: dict[str, tuple[Answer | bytes, str]] = {
     ),
     "a redirect that is not text": (
         document(b"", "302 Found", "Location: http" + "://\xff\xfe/"),
-        "not a valid address",
+        "invalid URL",
     ),
     "a redirect to no host": (
         document(b"", "302 Found", "Location: http" + "://[::1/"),
-        "not a valid address",
+        "invalid URL",
     ),
     "a redirect to an invalid port": (
         document(b"", "302 Found", "Location: http" + "://a:99999/"),
-        "not a valid address",
+        "invalid URL",
     ),
     "a 503 with a body without an end": (
         endless(b"HTTP/1.1 503 No\r\n\r\n", b"x" * 65536),

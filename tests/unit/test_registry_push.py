@@ -84,7 +84,9 @@ def test_an_upload_without_progress_fails(
     proxy.faults = [Fault("cut", "PATCH", at=0, times=1000)]
     rests = Rests()
 
-    with pytest.raises(RegistryError, match=r"(closed the connection .*|connection reset) \(6 attempts\)"):
+    with pytest.raises(
+        RegistryError, match=r"(closed the connection .*|connection reset by peer) \(6 attempts\)"
+    ):
         push_to(proxy.host, "team/app", built, rests=rests)
 
     assert max(rests.seconds) > min(rests.seconds)

@@ -145,7 +145,7 @@ def test_unknown_values_are_reported_at_once_with_the_nearest():
 @pytest.mark.parametrize("value", ["", " ", ","])
 def test_an_option_without_a_value_selects_nothing(value: str):
     """An unset shell variable must not turn one image into all of them."""
-    with pytest.raises(NothingSelected, match="--torch: no value given") as caught:
+    with pytest.raises(NothingSelected, match="--torch: a value is required") as caught:
         select(Selection(torch=(value,), cuda=("12.1",)), MATRIX)
     assert caught.value.exit_code == 3
 

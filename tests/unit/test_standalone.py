@@ -111,13 +111,13 @@ WRONG: Mapping[str, tuple[list[dict[str, object]], str]] = {
     "the own Python": ([{**ENTRY, "python": "3.11"}], "debian12 has Python 3.11 already; remove this entry"),
     "too old": ([{**ENTRY, "python": "3.9"}], "Python 3.9 is not supported; the oldest is 3.10"),
     "a number": ([{**ENTRY, "python": 3.12}], "put it in quotes"),
-    "twice": ([dict(ENTRY), {**ENTRY, "archive": "b.tgz"}], "Python 3.12 of debian12 is in the list already"),
+    "twice": ([dict(ENTRY), {**ENTRY, "archive": "b.tgz"}], "duplicate entry: Python 3.12 of debian12"),
     "another system": ([{**ENTRY, "os": "debian11"}], "pythons[0].os: 'debian11' is not valid"),
     "no hash": ([{"python": "3.12", "os": "debian12", "archive": NAME}], "the key 'sha256' is missing"),
     "a short hash": ([{**ENTRY, "sha256": "12"}], "is not a sha256 of 64 lower-case hex digits"),
     "a folder": ([{**ENTRY, "archive": "builds/"}], "'' is not the name of a .tar.gz file"),
     "a zip file": ([{**ENTRY, "archive": "a.zip"}], "'a.zip' is not the name of a .tar.gz file"),
-    "ftp": ([{**ENTRY, "archive": "ftp://a/b.tar.gz"}], "neither a path nor an http(s) URL"),
+    "ftp": ([{**ENTRY, "archive": "ftp://a/b.tar.gz"}], "must be a path, or an http(s) URL"),
     "a query": ([{**ENTRY, "archive": "https://a/b.tar.gz?x=1"}], "URL without a query"),
 }
 
@@ -158,10 +158,10 @@ def test_another_archive_makes_the_lock_stale() -> None:
 
 
 CONTRADICTIONS: Mapping[str, tuple[dict[str, object], str]] = {
-    "no layer": ({"standalone": None}, "standalone: not of the archive in resolution.standalone"),
+    "no layer": ({"standalone": None}, "standalone: not made from the archive in resolution.standalone"),
     "another archive": (
         {"standalone": replace(LOCKED.standalone, sha256="4" * 64) if LOCKED.standalone else None},
-        "standalone: not of the archive in resolution.standalone",
+        "standalone: not made from the archive in resolution.standalone",
     ),
     "another Python": (
         {"standalone": replace(LOCKED.standalone, version="3.13.1") if LOCKED.standalone else None},
@@ -173,7 +173,7 @@ CONTRADICTIONS: Mapping[str, tuple[dict[str, object], str]] = {
     ),
     "of the base's Python": (
         {"resolution": planned_lock().resolution},
-        "standalone: not of the archive in resolution.standalone",
+        "standalone: not made from the archive in resolution.standalone",
     ),
     "a cell without": (
         {"resolution": replace(LOCKED.resolution, standalone=None), "standalone": None},

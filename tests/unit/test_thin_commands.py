@@ -74,7 +74,7 @@ def test_another_full_lock_makes_it_stale(images: Path) -> None:
     save(images, replace(LOCKED, wheels=LOCKED.wheels[1:]))
     found = run(images, f"lock --check {THIN}")
     assert (type(found.exception), found.exit_code) == (Stale, 1)
-    assert f"{FULL} has other {LOCKED.wheels[0].name}" in str(found.exception)
+    assert f"{FULL} differs in {LOCKED.wheels[0].name}" in str(found.exception)
 
 
 def test_without_the_full_lock_there_is_none(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_without_the_full_lock_there_is_none(tmp_path: Path) -> None:
 def test_it_cannot_be_upgraded_alone(images: Path, option: str) -> None:
     error = run(images, "lock", *CELL, "--gpus", "9.0", option).exception
     assert isinstance(error, ConfigError)
-    assert error.message == f"{THIN}: it has the packages of {FULL}, and cannot be upgraded alone"
+    assert error.message == f"{THIN}: cannot be upgraded alone: it has the packages of {FULL}"
 
 
 def test_a_missing_thin_lock_is_made_for_a_plan_and_not_written(images: Path) -> None:

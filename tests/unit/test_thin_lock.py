@@ -114,7 +114,7 @@ def test_the_lock_is_read_as_it_was_written(own_use: bool) -> None:
 @pytest.mark.parametrize(
     ("own_use", "change", "message"),
     [
-        (False, {"gpus": ("8.0",)}, "device_code: the cell has other GPUs"),
+        (False, {"gpus": ("8.0",)}, "device_code.gpus: differs from the GPUs of the cell"),
         (False, {"wheels": ("torch",)}, "device_code.wheels: must be torch, torchaudio, torchvision"),
         (
             False,
@@ -135,9 +135,9 @@ def test_an_inconsistent_lock_is_refused(own_use: bool, change: dict[str, object
 
 
 def test_gpus_and_device_code_need_each_other() -> None:
-    with pytest.raises(Stale, match="device_code: the cell has other GPUs"):
+    with pytest.raises(Stale, match=r"device_code\.gpus: differs from the GPUs of the cell"):
         from_json(to_json(replace(thin_locked(), device_code=None)))
-    with pytest.raises(Stale, match="device_code: the cell has other GPUs"):
+    with pytest.raises(Stale, match=r"device_code\.gpus: differs from the GPUs of the cell"):
         from_json(to_json(replace(LOCKED, device_code=thin_locked().device_code)))
     own = replace(LOCKED.resolution, cell=replace(LOCKED.resolution.cell, own_use=True))
     with pytest.raises(Stale, match="own_use without gpus"):

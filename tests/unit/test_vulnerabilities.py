@@ -228,7 +228,7 @@ def _entry(**changes: str | None) -> str:
         (_entry(reason=None), "list.yaml:1: [0]: the key 'reason' is missing"),
         (_entry(until=None), "list.yaml:1: [0]: the key 'until' is missing"),
         (_entry(id=None), "list.yaml:1: [0]: the key 'id' is missing"),
-        (_entry(reason="''"), "list.yaml:2: [0].reason: '' has 0 characters; at least 10 are allowed"),
+        (_entry(reason="''"), "list.yaml:2: [0].reason: '' has 0 characters; at least 10 are required"),
         (_entry(reason="'          .'"), "list.yaml:2: [0].reason: is too short"),
         (_entry(until="soon"), "list.yaml:3: [0].until: 'soon' is not the last day"),
         (_entry(until="2027-02-29"), "list.yaml:3: [0].until: '2027-02-29' is not a valid date"),

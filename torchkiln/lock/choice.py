@@ -1,4 +1,4 @@
-"""Selects the cells that can be locked here, and the wheels that come from public record."""
+"""Selects the cells that can be locked with the configured indexes, and the wheels from public record."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def lockable(
     by_record: bool = False,
     sweeping: bool = False,
 ) -> tuple[Cell, ...]:
-    """The *cells* that can be locked here.
+    """The *cells* that can be locked with the indexes that *environ* configures.
 
-    :param by_record: also lock cells whose wheels are in the public record.
-    :param sweeping: skip the other cells with a line for each, instead of raising an exception.
-    :raises Unresolvable: a cell is unavailable, without *sweeping*.
+    :param by_record: also select cells whose wheels are in the public record.
+    :param sweeping: skip the other cells and print a line for each, instead of raising an exception.
+    :raises Unresolvable: a cell is unavailable and *sweeping* is false.
     :raises NothingSelected: none of them can be locked.
     """
     found = []
@@ -51,7 +51,7 @@ def lockable(
         found.append(cell)
     if not found:
         raise NothingSelected(
-            "none of the selected cells can be locked here",
+            "none of the selected cells can be locked",
             hint="`torchkiln list` shows the status of each cell",
         )
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Writes GitHub's job matrix of locked cells, all or those that changed since a revision."""
+"""Writes a job matrix for GitHub Actions: all locked cells, or those that changed since a Git revision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Reason = Literal["new", "lock"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CiJob:
-    """One cell for a CI to build. `changed` is None if no revision was compared."""
+    """One cell for CI to build. `changed` is None if the locks were not compared with a revision."""
 
     locked: LockedCell
     changed: Reason | None = None
@@ -34,9 +34,9 @@ def digest_in(lock: bytes) -> str | None:
 
 
 def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iterator[CiJob]:
-    """The *locks* whose digest differs from *then*, the digests of a revision by tag.
+    """The *locks* whose digest differs from *then*, which has the digests of a Git revision by tag.
 
-    A new `RECIPE` changes the digest of every lock, so that every image is built again.
+    A new `RECIPE` makes all locks stale. New locks have other digests, so every image is built again.
     """
     for locked in locks:
         tag = tag_of(locked.resolution)
@@ -47,7 +47,7 @@ def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iter
 
 
 def github_matrix(jobs: Iterable[CiJob]) -> str:
-    """One line of JSON for fromJSON in `strategy.matrix`. A job needs an `if` for an empty matrix."""
+    """One line of JSON for fromJSON in `strategy.matrix`. A job needs an `if`, as an empty matrix fails."""
     return json.dumps({"include": [_row(job) for job in jobs]}, separators=(",", ":"))
 
 

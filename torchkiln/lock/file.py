@@ -104,7 +104,7 @@ def broken_seal(document: Mapping[str, Any]) -> str:
 
 
 def how_to_restore(document: object, where: str) -> str:
-    """A hint for a broken lock at *where*; names the cell as far as *document* does."""
+    """A hint for a broken lock at *where*; its command names the cell if *document* does."""
     cell = document.get("resolution", {}) if isinstance(document, dict) else {}
     cell = cell.get("cell", {}) if isinstance(cell, dict) else {}
     options = [
@@ -144,7 +144,7 @@ def requirements_txt(locked: LockedCell) -> bytes:
 
 
 def _document(locked: LockedCell) -> dict[str, Any]:
-    # Derived, for readers: the indexes that the lock needs.
+    # For people who read the file; can be derived from the wheels.
     indexes = sorted({wheel.index.value for wheel in locked.wheels})
     values: dict[str, Any] = codec.plain(locked) | {"resolution": plain(locked.resolution)}
     values["base"] = artefact_json(locked.base)
@@ -155,7 +155,7 @@ def _document(locked: LockedCell) -> dict[str, Any]:
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
-    """The JSON values of *resolution*: ids and values, no sentences."""
+    """The JSON values of *resolution*; its limits are ids of facts with values, not sentences."""
     values: dict[str, Any] = codec.plain(resolution)
     if "toolkit" in values:
         values["toolkit"] = dict(sorted(values["toolkit"].items()))
@@ -180,7 +180,7 @@ def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
     if without_size != [(name, Source.PYTORCH.value) for name in document.get("by_record", ())]:
         yield "by_record: must list the wheels of PyTorch's index that have no size"
     if own := [wheel["name"] for wheel in document["wheels"] if wheel["index"] == Source.PROJECT.value]:
-        yield f"wheels: {', '.join(own)}: only the lock of a project has wheels that no index has"
+        yield f"wheels: {', '.join(own)}: only the lock of a project may have wheels that are on no index"
     yield from _device_code_faults(document)
     if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):
         yield "indexes: must list the indexes of the wheels"
@@ -204,7 +204,7 @@ def _python_faults(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"resolution.standalone: does not match {cell['os']}"
     archive = {name: standalone[name] for name in ("filename", "sha256")} if standalone else None
     if archive != wanted:
-        yield "standalone: not of the archive in resolution.standalone"
+        yield "standalone: not made from the archive in resolution.standalone"
     python = (standalone or base)["version" if standalone else "python"]
     if base["os"] != system or not python.startswith(cell["python"] + "."):
         at, found = "standalone" if standalone else "base", f"{base['os']} with Python {python}"
@@ -212,7 +212,7 @@ def _python_faults(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def wheel_faults(wheels: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """File names in *wheels*, which match their schema, that belong to other wheels, and duplicates."""
+    """Faults of *wheels* that the schema cannot find: file names of other wheels, and duplicates."""
     seen: set[str] = set()
     for number, wheel in enumerate(wheels):
         at, name = f"wheels[{number}]", wheel["name"]
@@ -246,7 +246,7 @@ def _device_code_faults(document: Mapping[str, Any]) -> Iterator[str]:
     cell, found = document["resolution"]["cell"], document.get("device_code", {})
     gpus, own_use = cell.get("gpus", []), cell.get("own_use", False)
     if found.get("gpus", []) != gpus:
-        yield "device_code: the cell has other GPUs"
+        yield "device_code.gpus: differs from the GPUs of the cell"
     if found and found["own_use"] != own_use:
         yield "device_code.own_use: differs from that of the cell"
     if own_use and not gpus:

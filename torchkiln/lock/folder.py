@@ -23,7 +23,7 @@ from torchkiln.model.operating_system import DEFAULT_OS, base_name
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The number of fresh locks, and a line for each reason why another is stale."""
+    """The number of fresh locks, and a line for each reason why a lock is stale."""
 
     fresh: int
     stale: tuple[str, ...]
@@ -48,7 +48,7 @@ class LockFolder:
         return resolve(cell, self.matrix, self.facts)
 
     def below(self, cell: Cell) -> Resolution:
-        """The present resolution of the cell for all GPUs, on whose lock that of the thin *cell* is based."""
+        """The present resolution of the same cell for all GPUs. A thin lock is made from its lock."""
         return self.resolution(replace(cell, gpus=(), own_use=False))
 
     def thin(self, resolution: Resolution, previous: LockedCell | None = None) -> LockedCell:
@@ -86,8 +86,8 @@ class LockFolder:
         """The lock of *cell*, made from the present matrix and facts.
 
         :raises Unresolvable: the cell is unavailable, or *environ* does not set the index that it needs.
-        :raises Stale: the lock is missing, invalid, or made from another matrix or other facts; a missing one
-            of a thin cell is made, see `load`.
+        :raises Stale: the lock is missing, invalid, or made from another matrix or other facts; a missing
+            lock of a thin cell is made, see `load`.
         """
         resolution = self.resolution(cell)
         source = require_buildable(resolution).source

@@ -48,8 +48,9 @@ def staleness(
 ) -> tuple[str, ...]:
     """Why the committed lock of *resolution* is stale, as phrases; empty: it is fresh.
 
-    :param base: the committed base of its OS; *tools*: the committed tools of its name.
-    :param below: that of the cell for all GPUs, on whose lock that of a thin cell is based.
+    :param base: the committed base of the cell's OS; None: not compared.
+    :param tools: the committed tools of the cell; None: not compared.
+    :param below: the resolution of the same cell for all GPUs; None unless the cell is thin.
     """
     try:
         locked = load_locked(images, tag_of(resolution))
@@ -81,4 +82,4 @@ def _differing_below(images: Path, locked: LockedCell, below: Resolution) -> tup
     was = {wheel.name: wheel for wheel in locked.wheels}
     present = {wheel.name: wheel for wheel in lower.wheels}
     moved = sorted(name for name in was.keys() | present if was.get(name) != present.get(name))
-    return (f"{tag_of(below)} has other {some_of(moved)}",) if moved else ()
+    return (f"{tag_of(below)} differs in {some_of(moved)}",) if moved else ()

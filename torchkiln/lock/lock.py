@@ -85,7 +85,7 @@ def lock(
 ) -> LockedCell:
     """The lock of *resolution*.
 
-    It has the date of the previous lock unless something is upgraded.
+    Its date is that of the previous lock unless something is upgraded.
 
     :param bound: the packages that the matrix binds to the index `pytorch`; used only if the resolution's
         torch comes from there.
@@ -135,7 +135,7 @@ def lock(
 
 
 def epoch_of(date: str) -> int:
-    """The timestamp of files in an image that is locked as of an ISO date: its midnight, UTC."""
+    """Midnight UTC of the ISO *date*, in seconds since 1970: the timestamp of the image and its overlay."""
     return int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp())
 
 
@@ -157,7 +157,7 @@ def _archives(resolution: Resolution, known: Collection[LockedArchive]) -> tuple
 
 
 def _interpreter(locked: LockedCell) -> tuple[object, ...]:
-    """The base's Python and the standalone one, which with the wheels determine the wheel layers."""
+    """The base's Python packages and the standalone Python; with the wheels, they determine the layers."""
     packages = (package for package in locked.base.packages if re.match(r"(lib)?python3", package.name))
     return (*packages, locked.standalone)
 
@@ -165,7 +165,7 @@ def _interpreter(locked: LockedCell) -> tuple[object, ...]:
 def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
     """The digest of what the matrix, the facts and the rules determine for this cell.
 
-    It does not depend on the files' bytes, so that a new torch release does not make other locks stale.
+    It does not depend on other cells, so that a new torch release does not make other locks stale.
     """
     build = resolution.build
     inputs = {
@@ -195,8 +195,8 @@ def load_locked(images: Path, tag: str, *, how: str = "") -> LockedCell:
     """The committed lock of *tag* in the folder *images*; *how*: the command that creates it.
 
     :raises ConfigError: *tag* is invalid.
-    :raises Stale: the lock is missing, belongs to another image, or was changed after `lock` wrote it; then
-        the message lists the files beside it that differ.
+    :raises Stale: the lock is missing, belongs to another image, or was changed after `lock` wrote it; in the
+        last case the message also lists the files beside the lock that differ from it.
     """
     path = images / tag / "lock.json"
     if not _TAG.fullmatch(tag):
@@ -236,7 +236,7 @@ def _differences(images: Path, folder: Path, locked: LockedCell) -> tuple[str, .
         pinned = {name: (version, sha256) for name, version, sha256 in lines}
         names = wheels.keys() | pinned.keys()
         if differing := sorted(name for name in names if wheels.get(name) != pinned.get(name)):
-            found.append(f"requirements.txt has other {some_of(differing)}")
+            found.append(f"requirements.txt differs in {some_of(differing)}")
     with suppress(OSError, ValueError, AttributeError):
         rendered = json_of(read_file(folder / "image.json", _LIMIT)).get("lock")
         if rendered != lock_digest(locked):
@@ -247,7 +247,7 @@ def _differences(images: Path, folder: Path, locked: LockedCell) -> tuple[str, .
             committed = json_of(read_file(images / name, _LIMIT)) if artefact else {}
             values = artefact_json(artefact) if artefact else {}
             if differing := sorted(key for key, value in values.items() if committed.get(key) != value):
-                found.append(f"{name} has other {', '.join(differing)}")
+                found.append(f"{name} differs in {', '.join(differing)}")
     return tuple(found)
 
 

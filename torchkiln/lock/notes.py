@@ -19,7 +19,7 @@ def untrusted_in(images: Path, resolution: Resolution) -> bool:
 
 
 def by_record_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
-    """The wheels of the lock of *resolution* from public record; empty if there is no valid lock."""
+    """The wheels from public record in the lock of *resolution*; empty if there is no valid lock."""
     locked = _with_any(images, resolution, b'"by_record"')
     return locked.by_record if locked else ()
 

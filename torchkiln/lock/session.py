@@ -55,7 +55,7 @@ class LockObserver(Protocol):
         """A line of diagnostics."""
 
     def reporting(self) -> AbstractContextManager[Reporting]:
-        """Receives the progress of a base or of tools that are built."""
+        """A context in which the progress of building a base or tools is reported."""
 
     def locked(self, result: LockResult) -> None:
         """A cell was locked, and its files are written."""
@@ -167,12 +167,12 @@ class LockSession:
         )
 
     def _thin(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
-        """The lock made from that of the same cell for all GPUs, which alone can be upgraded."""
+        """The lock of a thin cell, made from the lock for all GPUs, which must be upgraded first."""
         full = tag_of(self._folder.below(resolution.cell))
         request = self._request
         if full not in self._locked and (request.upgrade or request.upgrade_base or request.as_of):
             raise ConfigError(
-                f"{tag_of(resolution)}: it has the packages of {full}, and cannot be upgraded alone",
+                f"{tag_of(resolution)}: cannot be upgraded alone: it has the packages of {full}",
                 hint=f"run: torchkiln lock {full} with the same options, then this command without them",
             )
         return self._folder.thin(resolution, previous)

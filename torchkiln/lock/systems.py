@@ -33,9 +33,9 @@ class Pythons(Protocol):
 class Systems:
     """The locked bases in *images*; with *upgrade* they are rebuilt.
 
-    If *images* lacks one, the locks of torchkiln's own images are copied; else it is built.
+    If *images* has no lock of a base, torchkiln's own lock of it is copied; without that, the base is built.
 
-    :param pythons: makes the layers of other Pythons.
+    :param pythons: makes the layers of standalone Pythons.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Systems:
         return self._bases[os_name]
 
     def _copied(self, os_name: str) -> LockedBase | None:
-        """torchkiln's own lock of the base, copied with those of its tools; None if it has none."""
+        """torchkiln's own lock of the base, copied with the locks of its tools; None: torchkiln has none."""
         folder = artefact.lock_path(IMAGES, os_name).parent
         if not folder.is_dir():
             return None

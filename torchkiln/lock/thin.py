@@ -1,6 +1,6 @@
 """Locks a thin cell: the lock of the same cell for all GPUs, and which device code its image keeps.
 
-The wheels are the same, so this needs no index. The layers that are not cut are those of that lock.
+The wheels are the same, so no index is needed. Layers without cut libraries are the same, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def lock_thin(
     bound: tuple[str, ...] = (),
     previous: LockedCell | None = None,
 ) -> LockedCell:
-    """*full* for the GPUs of *resolution* alone.
+    """*full*, changed to keep device code only for the GPUs of *resolution*.
 
     :param below: the present resolution of the same cell for all GPUs.
     :param previous: the present lock; its recorded layers are kept if its files are the same.

@@ -1,4 +1,4 @@
 """Reads matrix.yaml and the facts, and resolves each cell of the matrix to a build of torch.
 
-It is pure: the facts come from `data/`, and no network is used.
+It does not use the network: the facts come from `data/`.
 """

@@ -1,7 +1,7 @@
 """Reads cuda_redist.yaml: NVIDIA's redistributable archives by toolkit release, each with its hash.
 
-The file is part of torchkiln. An end-to-end test replaces it with one for archives of its own, which has
-`untrusted: true`; every image that is made with it is marked as untrusted.
+The file is part of torchkiln. An end-to-end test replaces it with a file about the test's archives, which has
+`untrusted: true`. Every image that is made with such a file is marked as untrusted.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _LIMIT = 100_000  # bytes; the file has 6,000
 class Redist:
     """The contents of cuda_redist.yaml."""
 
-    releases: Mapping[str, tuple[LockedArchive, ...]] = field(hash=False)  # by component's name
+    releases: Mapping[str, tuple[LockedArchive, ...]] = field(hash=False)  # by toolkit release
     untrusted: bool  # whether the archives are not NVIDIA's own
 
 
 @cache
 def load() -> Redist:
-    """The file that is part of torchkiln."""
+    """The contents of the file that is part of torchkiln."""
     return parse(files("torchkiln").joinpath("data/cuda_redist.yaml").read_bytes(), name="cuda_redist.yaml")
 
 
 def read(path: Path) -> Redist:
-    """The file of untrusted archives at *path*.
+    """The contents of the file at *path*, which describes untrusted archives.
 
     :raises ConfigError: it cannot be read, is invalid, or lacks `untrusted: true`.
     """
@@ -60,7 +60,7 @@ def read(path: Path) -> Redist:
 
 
 def parse(data: bytes, *, name: str) -> Redist:
-    """Parse *data*, the bytes of such a file; messages begin with *name*.
+    """Parse *data*, the bytes of a cuda_redist.yaml; messages begin with *name*.
 
     :raises ConfigError: every fault, with its line.
     """

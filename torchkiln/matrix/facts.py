@@ -1,6 +1,6 @@
 """Reads compat.yaml: facts about builds, drivers and GPUs, each with its sources.
 
-The file is part of the package, so tests check its schema and contents, not each run.
+Tests check the file's schema and contents. A run checks the schema only if parsing fails.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """One release of torch. *home* is the release whose block describes it: itself, or its newest patch."""
+    """One release of torch. *home*: the release whose block describes it, the newest patch of its minor."""
 
     version: str
     home: str

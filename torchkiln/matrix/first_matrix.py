@@ -1,4 +1,4 @@
-"""Chooses the cell of a new project, and writes the text of its matrix.yaml. Pure."""
+"""Chooses the cell of a new project, and generates the text of its matrix.yaml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = "numpy, pillow, tqdm, jupyterlab, tensorboard, pip, uv"
 
 
 def first_cell(facts: Facts, torch: str | None, cuda: str | None) -> Resolution:
-    """The newest cell that the default index alone is enough to lock.
+    """The newest cell that can be locked from the default index alone.
 
     :param torch: the release, or its beginning: "2.7".
     :param cuda: as *torch*; None: the CUDA version that the release's wheel is built with.

@@ -44,10 +44,12 @@ def served_classes(
 
 
 def is_kept_for(capability: str, kept: Sequence[str]) -> bool:
-    """Whether a GPU of *capability* loads the device code of an image that keeps that of *kept*; empty: all.
+    """Whether an image that keeps device code for *kept* certainly has code for *capability*.
 
-    Code for one of them runs on the same major and the minors from its own on. The code of other GPUs of
-    that major is not certain to be there: for 8.6, one library has code of sm_80 and another that of sm_86.
+    An empty *kept* keeps all device code.
+
+    Code for a capability runs on the same major with the same or a higher minor. Code for a lower minor may
+    be missing: for 8.6, the image keeps sm_80 of one library, and only sm_86 of another.
     """
     major, minor = numbers(capability)
     return not kept or any(x == major and y <= minor for x, y in map(numbers, kept))
@@ -64,7 +66,7 @@ def kept_archs(archs: Sequence[str], kept: Sequence[str]) -> tuple[str, ...]:
     return tuple(arch for arch in archs if _parsed(arch) in loaded)
 
 
-@lru_cache(maxsize=4096)  # the nearest cells and the aliases of a cell ask the same thousands of times
+@lru_cache(maxsize=4096)  # the search for nearest cells and aliases repeats its calls thousands of times
 def _loaded(archs: tuple[str, ...], capability: str) -> tuple[str, int, int] | None:
     """Kind, major and minor of the code that a GPU of *capability* loads; None: there is none for it."""
     major, minor = numbers(capability)

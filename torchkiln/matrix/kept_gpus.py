@@ -27,7 +27,8 @@ def kept_gpus(values: Iterable[str], facts: Facts) -> Gpus:
     names = [part.strip() for value in values for part in value.split(",") if part.strip()]
     if not names:
         raise NothingSelected(
-            f"{_OPTION}: no value given", hint=f"name GPUs or capabilities, for example {_OPTION} 8.0,9.0"
+            f"{_OPTION}: a value is required",
+            hint=f"name GPUs or capabilities, for example {_OPTION} 8.0,9.0",
         )
     gpus = parse_gpus(names, facts, option=_OPTION)
     faults = [
@@ -41,7 +42,7 @@ def kept_gpus(values: Iterable[str], facts: Facts) -> Gpus:
 
 
 def _fault(gpu: Gpu, facts: Facts) -> str:
-    """Why no x86-64 host has *gpu*; empty: some has."""
+    """Why no x86-64 host has *gpu*; empty: such hosts exist."""
     capability = gpu.kind.capability
     if gpu.jetson or gpu.name in gpu.kind.aarch64:
         return f"needs an aarch64 host; the images are for {LINUX_AMD64.machine}"
@@ -81,7 +82,7 @@ def faults(data: object, facts: Facts) -> Iterator[tuple[tuple[str | int, ...], 
             if fault := _unknown(name, facts):
                 yield ("gpus", index), f"{name}: {fault}"
         if (found := ascending(members)) in seen:
-            yield ("gpus", index), f"{','.join(found)} is in the list already"
+            yield ("gpus", index), f"duplicate entry {','.join(found)}"
         seen.add(found)
 
 

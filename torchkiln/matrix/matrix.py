@@ -72,7 +72,7 @@ class Matrix:
 
     torch: tuple[str, ...]
     cuda: tuple[str, ...]
-    beyond: tuple[Pair, ...]  # in addition to all combinations of the two
+    beyond: tuple[Pair, ...]  # in addition to all combinations of `torch` and `cuda`
     flavors: tuple[Flavor, ...]
     os: tuple[OsChoice, ...]
     packages: tuple[str, ...]  # PEP 508
@@ -92,7 +92,7 @@ class Matrix:
         return _pairs(self.torch, self.cuda, self.beyond)
 
     def standalone(self, os: str) -> PythonArchive | None:
-        """The archive of the Python of the system *os*; None: it is the system's own."""
+        """The archive of the standalone Python of the system *os*; None: the system's own Python is used."""
         return next((choice.standalone for choice in self.os if choice.name == os), None)
 
     def locate(self, archive: PythonArchive) -> str:
@@ -215,7 +215,7 @@ def _semantic_faults(data: dict[str, Any], facts: Facts) -> Iterator[tuple[Schem
 
 
 def _python_faults(systems: Any) -> Iterator[tuple[SchemaPath, str]]:
-    """A Python that the operating system does not ship: neither its base nor a lock could have it."""
+    """Each system in `os` with a Python that it does not ship, and that its base therefore cannot have."""
     for name, body in systems.items() if isinstance(systems, dict) else ():
         shipped_python = SYSTEMS[name].python if name in SYSTEMS else None
         python = body.get("python") if isinstance(body, dict) else None

@@ -1,7 +1,7 @@
 """Reads mirrors.yaml: the settings that `--mirror NAME` uses, by the name of a mirror.
 
-A preset has addresses of the default package index and of the distributions' archives, nothing else: its keys
-are the variables that a user would set. A setting of the user wins over the preset's.
+A preset has the addresses of the default package index and of the archives of Linux distributions. Its keys
+are the environment variables that a user would set. A variable that the user sets overrides the preset.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read(path: Path) -> Mapping[str, Preset]:
 
 
 def parse(data: bytes, *, name: str) -> Mapping[str, Preset]:
-    """Parse *data*, the bytes of such a file; messages begin with *name*.
+    """Parse *data*, the bytes of a mirrors.yaml; messages begin with *name*.
 
     :raises ConfigError: every fault, with its line.
     """

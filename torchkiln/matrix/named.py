@@ -32,7 +32,7 @@ def cell_named(name: str, matrix: Matrix, facts: Facts) -> Cell:
 
 
 def find_cell(name: str, matrix: Matrix, facts: Facts) -> Cell | None:
-    """As `cell_named`; None: there is no such cell."""
+    """Like `cell_named`, but None if there is no such cell."""
     parsed = parse_name(name)
     if parsed is not None:
         return _by_tag(name, parsed, matrix, facts)

@@ -1,4 +1,4 @@
-"""Chooses the OS packages of a devel image's build tools, and the host compiler of its nvcc. Pure.
+"""Chooses the OS packages of a devel image's build tools, and the host compiler of its nvcc.
 
 nvcc refuses a gcc that is newer than it supports. If the OS's gcc is too new, an older one is installed too,
 and linked beside nvcc, where nvcc searches first. That folder is on PATH, so make, CMake and torch's

@@ -17,14 +17,14 @@ from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import major_of, nearest, numbers
 
-# The obstacles and conditions, and how they call a GPU; the pages of `ls --site` use them, too.
+# The obstacles and conditions, and how they name a GPU; the pages of `ls --site` use them, too.
 SENTENCES = {
-    "jetson": "{gpu} is not served: Jetsons are aarch64; the images are for {machine}",
+    "jetson": "{gpu} is not supported: Jetsons are aarch64; the images are for {machine}",
     "aarch64": "{gpu} needs an aarch64 host; the images are for {machine}",
     "too-early": "driver {driver} does not support {gpu}; the first branch that does is {branch}",
     "too-late": "driver {driver} does not support {gpu} any more; the last branch that does is {branch}",
     "below-minimum": "driver {driver} is older than {minimum}, the minimum for CUDA {cuda}",
-    "part-of-branch": "needs {minimum} or newer of branch {driver}",
+    "part-of-branch": "needs driver {minimum} or newer of branch {driver}",
     "compatibility": "in CUDA's compatibility mode, as the driver is older than {full}",
     "not-kept": "its device code is for {kept} only, not for {gpu}",
     "no-code": "{build} has no code for {gpu}, only for {archs}",
@@ -53,7 +53,7 @@ class DriverVersion:
         return int(major_of(self.version))
 
     def reaches(self, version: str) -> Literal["yes", "no", "from"]:
-        """Whether it is *version* or newer; "from": only the drivers of its branch from *version* on are."""
+        """Whether it is *version* or newer; "from": only the later drivers of its branch are."""
         if "." in self.version:
             return "yes" if numbers(self.version) >= numbers(version) else "no"
         other = int(major_of(version))
@@ -103,7 +103,7 @@ def parse_driver(text: str) -> DriverVersion:
 def parse_gpus(texts: Iterable[str], facts: Facts, *, option: str = "--gpu") -> tuple[Gpu, ...]:
     """*texts*, each a GPU's name ("NVIDIA GeForce RTX 3090", "3090"), or a capability ("9.0", "sm_90").
 
-    :param option: that has the values, for the error.
+    :param option: the option with these values, for the error.
     :raises ConfigError: lists all unknown names, each with the nearest known ones.
     """
     found, faults = [], []
@@ -155,7 +155,7 @@ def _host_faults(driver: DriverVersion, gpu: Gpu) -> Iterable[str]:
 
 
 def refused(gpu: Gpu) -> Literal["jetson", "aarch64", ""]:
-    """Why no image runs on a host with *gpu*, as the name of a sentence; empty: images may run."""
+    """Why no image runs on a host with *gpu*, as a key of SENTENCES; empty: images may run."""
     return "jetson" if gpu.jetson else "aarch64" if gpu.name in gpu.kind.aarch64 else ""
 
 

@@ -53,8 +53,8 @@ class TrustedKey:
 class Policy:
     """The reports that are required before an image may be published."""
 
-    tiers: tuple[int, ...] = (0, 1)  # every check of these that applies
-    checks: tuple[str, ...] = ("nccl-all-reduce",)  # and these
+    tiers: tuple[int, ...] = (0, 1)  # all applicable checks of these tiers are required
+    checks: tuple[str, ...] = ("nccl-all-reduce",)  # required in addition
     gpus: tuple[str, ...] = ()  # capabilities, "9.0", each of which must pass the GPU checks; empty: any
     signed: bool = False  # each report needs a trusted signature, even of this machine's own runs
     report_age: int = 0  # days for which a report is valid after its run; 0: no limit

@@ -1,6 +1,6 @@
-"""Looks up the public record of wheels on PyTorch's own index: hashes, and for some builds the whole set.
+"""Looks up the public record of wheels on PyTorch's own index: hashes, and the requirements of some builds.
 
-That index cannot be reached everywhere. If the hashes and requirements of all wheels that a cell takes from
+Some networks cannot reach that index. If the hashes and requirements of all wheels that a cell takes from
 it are known, the cell can be locked without it. A build from that lock downloads them from the index, which
 must serve files with these hashes. The other wheels of the cell are on the default index.
 """
@@ -48,7 +48,7 @@ def on_record(facts: Facts, build: TorchBuild, python: str) -> tuple[KnownWheel,
 
 def record_notice(names: Sequence[str]) -> str:
     """The notice about the wheels *names* of a lock that come from public record."""
-    return f"{', '.join(names)} by public record: built elsewhere, not here"
+    return f"{', '.join(names)} from public record: a build gets them from PyTorch's own index"
 
 
 def _hashes(facts: Facts, build: TorchBuild, python: str) -> dict[str, str]:

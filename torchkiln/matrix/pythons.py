@@ -12,14 +12,14 @@ from torchkiln.model.operating_system import SYSTEMS, with_python
 from torchkiln.util.schema import Path, shown
 
 _PYTHON = re.compile(r"3\.[0-9]{1,2}")
-_OLDEST = 10  # minor version that torchkiln's byte-code compiler needs
+_OLDEST = 10  # the oldest minor version that torchkiln's byte-code compiler supports
 _URL = re.compile(r"https?://[^/?#\s]+/[^?#\s]+")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,240}\.(tar\.gz|tgz)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OsChoice:
-    """An operating system and its Python, which it ships, or which is of a standalone build."""
+    """An operating system and its Python: the one that it ships, or a standalone build."""
 
     name: str  # "debian12", "python312-debian12"
     python: str  # "3.11"
@@ -37,7 +37,7 @@ def choices(data: Iterable[Mapping[str, str]]) -> Iterator[OsChoice]:
 
 
 def names(data: object) -> list[str]:
-    """The names of the systems of *data*, which may be wrong."""
+    """The names of the systems in *data*, which may be invalid."""
     return [with_python(os, python) for _, os, python in _entries(data)]
 
 
@@ -51,7 +51,7 @@ def faults(data: object) -> Iterator[tuple[Path, str]]:
         elif int(python.partition(".")[2]) < _OLDEST:
             yield (*at, "python"), f"Python {python} is not supported; the oldest is 3.{_OLDEST}"
         if (name := with_python(os, python)) in seen:
-            yield at, f"Python {python} of {os} is in the list already"
+            yield at, f"duplicate entry: Python {python} of {os}"
         seen.add(name)
     for index, entry in enumerate(data if isinstance(data, list) else ()):
         location = entry.get("archive") if isinstance(entry, dict) else None
@@ -69,10 +69,10 @@ def _entries(data: object) -> Iterator[tuple[int, str, str]]:
 
 
 def _fault(location: str) -> str:
-    """Why *location* is not that of an archive; empty: it may be."""
+    """Why *location* cannot be the location of an archive; empty: it can be."""
     if "://" in location and not _URL.fullmatch(location):
-        # Not shown: a URL may have a password or a token.
-        return "neither a path nor an http(s) URL without a query"
+        # The URL is not shown: it may contain a password or a token.
+        return "must be a path, or an http(s) URL without a query"
     if not _FILE.fullmatch(_filename(location)):
         return f"{shown(_filename(location))} is not the name of a .tar.gz file"
     return ""

@@ -32,7 +32,7 @@ from torchkiln.util.versions import major_of, minor_of, newest, numbers
 
 
 def resolve(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
-    """The resolution of *cell*, which each cell of *matrix* has."""
+    """The resolution of *cell* by the settings of *matrix*; every cell has one."""
     for bound in matrix.bounds:
         if bound.covers(cell):
             return _unavailable(cell, matrix, facts, f"known to fail: {bound.reason}")
@@ -57,7 +57,7 @@ def require_buildable(resolution: Resolution) -> TorchBuild:
     name = f"torch {cell.torch} with CUDA {cell.cuda} ({cell.flavor}, {cell.os}{kept})"
     if resolution.build is None:
         near = ", ".join(nearest_options(resolution))
-        hint = f"nearest: {near}" if near else "omit --gpus: an image for all GPUs" if cell.gpus else ""
+        hint = f"nearest: {near}" if near else "omit --gpus to get an image for all GPUs" if cell.gpus else ""
         raise Unresolvable(f"{name} is unavailable: {resolution.why_unavailable}", hint=hint)
     if any(limit.fact == "rules.devel-toolkit" for limit in resolution.limits):
         raise Unresolvable(
@@ -85,7 +85,7 @@ def require_cuda(resolution: Resolution) -> str:
 
 
 def _candidates(cell: Cell, release: Release) -> Iterable[TorchBuild]:
-    """All builds of the cell's CUDA major and at least its minor, with a wheel for the OS's Python."""
+    """All builds of the cell's CUDA major with at least its minor; none without a wheel for its Python."""
     if "cp" + cell.python.replace(".", "") not in release.default.pythons:
         return
     for variant in release.variants:
@@ -101,7 +101,7 @@ def _build(release: Release, variant: Variant) -> TorchBuild:
         cuda=variant.cuda,
         source=Source.DEFAULT if variant.name == release.default.variant else Source.PYTORCH,
         archs=variant.archs,
-        # For some builds of PyTorch's own index only cuDNN's major is known; the tag needs no more.
+        # For some builds of PyTorch's own index only cuDNN's major is known; the tag contains only that.
         cudnn=variant.cudnn or release.cudnn_major,
         nccl=variant.nccl,
     )
@@ -159,7 +159,7 @@ def _toolkit(known: KnownToolkit, build: TorchBuild, facts: Facts) -> Toolkit:
 def _requirements(
     build: TorchBuild, release: Release, matrix: Matrix, traps: Sequence[Trap]
 ) -> tuple[str, ...]:
-    # The builds on PyTorch's own index differ in their local version; the default index has none.
+    # Builds on PyTorch's own index have a local version, "+cu118"; those on the default index have none.
     local = "" if build.source is Source.DEFAULT else f"+{build.variant}"
     return (
         f"torch=={release.version}{local}",
@@ -263,9 +263,9 @@ def _unavailable(cell: Cell, matrix: Matrix, facts: Facts, reason: str) -> Resol
 
 
 def _nearest(cell: Cell, matrix: Matrix, facts: Facts) -> tuple[tuple[str, str], ...]:
-    """Of the cells that work, the one with the same torch and the nearest CUDA, and the reverse.
+    """The available cells nearest to *cell*: same torch and nearest CUDA, and same CUDA and nearest torch.
 
-    If there is neither, the one with the nearest torch.
+    If there is neither, the cell with the nearest torch.
     """
 
     def works(torch: str, cuda: str) -> bool:

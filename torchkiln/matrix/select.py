@@ -33,10 +33,10 @@ class Selection:
 def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> tuple[Cell, ...]:
     """The cells of *matrix* that match *selection*, in the matrix's order, each once.
 
-    A version prefix selects the newest match that has a cell with the other option: ``2.7`` the newest 2.7,
-    and ``12`` the newest CUDA 12 of that; torch ``2`` is ambiguous. Defaults: every torch and CUDA, the
-    runtime flavor, debian12, or the systems with a named Python; with ``every``: all flavors and systems.
-    Each cell gets the named GPUs.
+    A version prefix selects the newest matching version that has a cell with the other option: torch ``2.7``
+    selects the newest 2.7, and CUDA ``12`` the newest CUDA 12 of that release. torch ``2`` is ambiguous.
+    Defaults: every torch and CUDA, the runtime flavor, and debian12 or the systems with the named Python.
+    ``every`` selects all flavors and systems. Each cell gets the named GPUs.
 
     :param must_name: refuse a selection with neither torch nor CUDA nor ``every``.
     :raises ConfigError: lists all values that are ambiguous or that the matrix does not have.
@@ -56,7 +56,8 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     }
     if empty := [f"--{option}" for option, values in named.items() if not values]:
         raise NothingSelected(
-            f"{', '.join(empty)}: no value given", hint="omit the option to use its default, or use --all"
+            f"{', '.join(empty)}: a value is required",
+            hint="omit the option to use its default, or use --all",
         )
     if must_name and not (selection.every or "torch" in named or "cuda" in named):
         raise NothingSelected(
@@ -98,7 +99,7 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
 
 
 def with_thin(cells: Iterable[Cell], matrix: Matrix) -> tuple[Cell, ...]:
-    """*cells*, each followed by its thin ones by the matrix's `gpus`, each once."""
+    """*cells*, each followed by a thin cell for each entry of the matrix's `gpus`; without duplicates."""
     found = (
         variant for cell in cells for variant in (cell, *(replace(cell, gpus=gpus) for gpus in matrix.gpus))
     )

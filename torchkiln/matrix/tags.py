@@ -71,21 +71,21 @@ def parse_name(tag: str) -> ParsedTag | None:
 
 
 def preferred_name(names: Sequence[str]) -> str | None:
-    """The shortest of the *names* of one image that is an own tag, else the shortest; None: no names."""
+    """Of the *names* of one image, the shortest own tag, else the shortest name; None: no names."""
     tags = [name for name in names if parse_name(split_format(name)[0])]
     return min(tags or names, key=len, default=None)
 
 
 def names_of(named: ParsedTag, matrix: Matrix) -> tuple[str, ...]:
-    """Every alias that an image with such a tag has by *matrix*'s rules if it is the newest."""
+    """The aliases that the image with this tag gets by the rules of *matrix* if it is the newest."""
     return () if named.gpus else tuple(_aliases(named, matrix).values())
 
 
 def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[str, ...]:
     """The moving tags of *resolution*'s image by *matrix*'s rules; empty for an unavailable cell.
 
-    A thin image has none, so that ``latest`` is always an image for all GPUs. Unavailable cells do not count
-    for what is newest.
+    A thin image has none, so that ``latest`` is always an image for all GPUs. Unavailable cells are
+    ignored when the newest is determined.
     """
     cell = resolution.cell
     if resolution.build is None or cell.gpus:
@@ -209,7 +209,7 @@ def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:
 
 
 def _is_newest(cell: Cell, pairs: Collection[Pair], matrix: Matrix, facts: Facts) -> bool:
-    """Whether *cell*, which is available, is the newest of *pairs*."""
+    """Whether *cell*, which is available, is the newest available cell of *pairs*."""
 
     def order(pair: Pair) -> tuple[tuple[int, ...], ...]:
         return numbers(pair[0]), numbers(pair[1])

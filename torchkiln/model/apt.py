@@ -1,4 +1,4 @@
-"""Defines the OS packages of a project, locked as .deb files and as the layer that these give."""
+"""Defines the OS packages of a project, locked as .deb files and as the layer that is made from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LockedApt:
     requested: Requested
     base: fields.Sha256Digest  # of the base's blob
     tools: fields.Sha256Digest | None = None  # of the blob of a devel image's tools, on the base
-    snapshot: Annotated[str, Meta(pattern=r"^[0-9]{8}T[0-9]{6}Z$")] = ""  # of the archive, if it was one
+    snapshot: Annotated[str, Meta(pattern=r"^[0-9]{8}T[0-9]{6}Z$")] = ""  # the archive's, if it has one
     debs: Annotated[tuple[DebFile, ...], Meta(max_length=2000)]  # by name; without those of base and tools
     digest: fields.Sha256Digest  # of the layer on that base and those tools
     diff_id: fields.Sha256Digest
@@ -53,12 +53,12 @@ class OsLayers:
 
     @property
     def artefacts(self) -> tuple[LockedBase | LockedTools, ...]:
-        """Lowest first."""
+        """The base, and the tools if there are any, lowest first."""
         return (self.base, self.tools) if self.tools else (self.base,)
 
     @property
     def packages(self) -> tuple[OsPackage, ...]:
-        """The packages of all, by name."""
+        """The packages of all these layers, sorted by name."""
         found = (package for artefact in self.artefacts for package in artefact.packages)
         return tuple(sorted(found, key=lambda package: (package.name, package.version)))
 
@@ -68,5 +68,5 @@ class OsLayers:
         return self.tools.digest if self.tools else None
 
     def fits(self, apt: LockedApt) -> bool:
-        """Whether *apt* was locked on these."""
+        """Whether *apt* was locked on these layers."""
         return (apt.base, apt.tools) == (self.base.digest, self.tools_digest)

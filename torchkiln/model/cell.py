@@ -25,7 +25,7 @@ class Cell:
     python: fields.Version  # "3.11"
     # compute capabilities whose device code the image keeps, ascending; (): all of the wheels'
     gpus: Gpus = ()
-    own_use: bool = False  # NVIDIA's libraries are cut, too, which their licence may allow for own use only
+    own_use: bool = False  # NVIDIA's libraries are cut, too; their licence may allow this for own use only
 
 
 class Status(str, Enum):
@@ -66,7 +66,7 @@ class Toolkit:
     folder: fields.Folder = ""  # of the wheels, "nvidia/cu13"
     programs: fields.Some[fields.Program] = ()  # in the wheels' bin/, "nvcc"
     release: fields.ToolkitRelease = ""  # of the archives, "12.1.1"
-    archives: fields.Sha256Digest | None = None  # over the facts about that release's archives
+    archives: fields.Sha256Digest | None = None  # of the facts about that release's archives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class PythonArchive:
     sha256: fields.Sha256
 
 
-#: The schema of limits in a document: the text of each.
+#: The JSON schema of limits in a document: a list of their texts.
 LIMITS = {
     "type": "array",
     "maxItems": 200,

@@ -1,4 +1,4 @@
-"""Defines which device code an image keeps: the machine code for GPUs in the libraries of its wheels."""
+"""Defines which device code an image keeps, and which libraries of its wheels are cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchkiln.model import fields
 
 #: Open-licensed packages whose libraries have device code. Other packages are not changed.
 OPEN = frozenset({"torch", "torchvision", "torchaudio"})
-NVIDIA = "nvidia-"  # the names of NVIDIA's packages begin so
+NVIDIA = "nvidia-"  # prefix of the names of NVIDIA's packages
 #: The file names of NVIDIA's libraries: libcudart-d0da41ae.so.11.0, libnvrtc.so.12, libnccl.so.2.
 NVIDIA_LIBRARY = re.compile(r"lib(?:cu|nv|nccl|npp)[^/]*[.]so(?:[.][^/]*)?")
 
@@ -30,12 +30,12 @@ class DeviceCode:
     wheels: Annotated[
         tuple[fields.Name, ...], Meta(min_length=1, max_length=200, extra_json_schema=_SET)
     ]  # sorted
-    own_use: bool  # NVIDIA's libraries are cut, too, which their licence may allow for own use only
+    own_use: bool  # NVIDIA's libraries are cut, too; their licence may allow this for own use only
 
     def cuts(self, wheel: str, path: str) -> bool:
         """Whether the library *path* of *wheel* is cut if it has device code.
 
-        Wheels of others contain copies of NVIDIA's libraries, too: `torchvision.libs/libnvjpeg.so.12`.
+        Other wheels contain copies of NVIDIA's libraries, too: `torchvision.libs/libnvjpeg.so.12`.
         """
         return wheel in self.wheels and (
             self.own_use or not NVIDIA_LIBRARY.fullmatch(path.rpartition("/")[2])

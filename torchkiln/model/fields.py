@@ -1,6 +1,6 @@
 """Defines the constrained field types of documents, for JSON Schemas and their messages.
 
-Only documents that are read are checked; code can create a data class with any values.
+Values are checked when a document is read, not when code creates a data class.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ DebSource = Annotated[
         description='the source of a Debian package, "gcc-12 (12.2.0-14)"',
     ),
 ]
-# A name or a version that ends in "-" would remove the package.
+# apt-get removes a package if its name or version ends in "-" on the command line.
 AptPackage = Annotated[
     str,
     Meta(

@@ -28,7 +28,7 @@ class KnownWheel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalWheel:
-    """A wheel that may be chosen though no index has it; it is preferred to one of the same version there."""
+    """A wheel that is on no index but may be chosen; preferred to an index's wheel of the same version."""
 
     name: str  # normalized
     version: str

@@ -15,7 +15,7 @@ NAMED_FORMATS = tuple(name for name in LAYER_FORMATS if name != DEFAULT_FORMAT)
 
 
 def tag_suffix(layer_format: LayerFormat) -> str:
-    """The suffix of all tags of an image with such layers, ``-zstd``; empty for the default."""
+    """The suffix of all tags of an image whose layers have this format, ``-zstd``; empty for the default."""
     return "" if layer_format == DEFAULT_FORMAT else f"-{layer_format}"
 
 

@@ -50,7 +50,7 @@ class LockedArchive:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OsPackage:
-    """One package of the base."""
+    """One OS package of an image."""
 
     name: str
     version: str
@@ -183,7 +183,7 @@ class LockedCell:
 
 
 def artefact_json(artefact: LockedBase | LockedTools) -> dict[str, Any]:
-    """Its plain values, packages as name -> version."""
+    """The JSON values of *artefact*; its packages are an object, name -> version."""
     values: dict[str, Any] = codec.plain(artefact)
     return values | {"packages": {package.name: package.version for package in artefact.packages}}
 

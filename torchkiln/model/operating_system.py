@@ -2,7 +2,7 @@
 
 A new system also needs its name in `data/matrix.schema.json`. `smoke_tests/expected.py` repeats the default's
 name, as the suite runs without torchkiln. A system with another Python than its own is called
-"python312-debian12": the words of a tag that this suite reads have no dot, and the last is the system.
+"python312-debian12": that suite skips parts of a tag without a dot, and reads the last part as the system.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ DEFAULT_OS = "debian12"
 _OTHER_PYTHON = re.compile(r"python3(?P<minor>[0-9]{1,2})-(?P<base>.+)")
 
 NAMES = rf"(?:python3[0-9]{{1,2}}-)?(?:{'|'.join(re.escape(name) for name in SYSTEMS)})"
-"""A pattern of the names of all systems, with their own Python and with another."""
+"""A pattern for the names of all systems, with or without another Python."""
 
 
 def with_python(base: str, python: str) -> str:
@@ -134,7 +134,7 @@ def base_name(name: str) -> str:
 
 
 def operating_system(name: str) -> OperatingSystem:
-    """The operating system called *name*; one with another Python differs from its base's only in that.
+    """The operating system called *name*; with another Python, only the name and the Python differ.
 
     :raises ConfigError: it is not supported.
     """

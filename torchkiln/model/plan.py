@@ -38,14 +38,14 @@ class OverlayLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtefactLayer:
-    """The base, the OS's tools, a standalone Python or a project's OS packages: it is the artefact's blob."""
+    """A layer that is the blob of a base, the OS's tools, a standalone Python or a project's OS packages."""
 
     title: str  # "debian12 base (210 packages)"
     artefact: LockedBase | LockedTools | LockedStandalone | LockedApt
 
     @property
     def kind(self) -> Literal["base", "tools", "standalone", "apt"]:
-        """Its name in plan.json."""
+        """The layer's kind in plan.json."""
         match self.artefact:
             case LockedBase():
                 return "base"
@@ -148,7 +148,7 @@ class RemovalLayer:
         )
 
 
-WHITEOUT = ".wh."  # in a layer, an entry of that name and another's removes the other of the layers below
+WHITEOUT = ".wh."  # prefix of OCI's whiteouts: `.wh.x` in a layer removes `x` of the layers below
 
 MadeLayer = WheelLayer | ToolkitLayer
 """Made from locked files, and cached by a key (`build.cache_keys`)."""

@@ -18,9 +18,9 @@ class Platform:
     architecture: str  # OCI's and Debian's: "amd64"
     machine: str  # of uname, markers and wheel tags: "x86_64"
     cuda: str  # NVIDIA's: "x86_64", in "linux-x86_64" and "targets/x86_64-linux"
-    loader: str  # of programs: "ld-linux-x86-64.so.2"
-    cached: str  # its libraries in `ldconfig -p`: "libc6,x86-64"
-    manylinux: Mapping[int, str] = field(hash=False)  # by minor of glibc 2: PEP 600's names of older tags
+    loader: str  # the dynamic loader: "ld-linux-x86-64.so.2"
+    cached: str  # the mark of its libraries in `ldconfig -p`: "libc6,x86-64"
+    manylinux: Mapping[int, str] = field(hash=False)  # by minor of glibc 2: the legacy tags in PEP 600
 
     @property
     def name(self) -> str:
@@ -29,7 +29,7 @@ class Platform:
 
     @property
     def oci(self) -> dict[str, str]:
-        """As image configs and OCI indexes have it."""
+        """Its fields in image configs and OCI indexes."""
         return {"architecture": self.architecture, "os": self.os}
 
     @property

@@ -16,7 +16,7 @@ Work = Literal[
 
 
 class Observer(Protocol):
-    """Receives progress. Called from several threads; sizes are bytes, of "packages" their number."""
+    """Receives progress, from several threads. Counts are bytes; those of "packages" count packages."""
 
     def begin(self, work: Work, name: str, total: int) -> None: ...
 

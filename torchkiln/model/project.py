@@ -16,14 +16,14 @@ PARENT_LABEL = "torchkiln.parent"  # its parent image, TAG@DIGEST
 APP = "app"  # where its code is, relative to /
 PROJECT_JSON = "etc/torchkiln/project.json"
 
-REPOSITORY = r"^https?://[A-Za-z0-9_.:\[\]-]+/[!$->A-~]*$"  # the URL of a repository, without a login
+REPOSITORY = r"^https?://[A-Za-z0-9_.:\[\]-]+/[!$->A-~]*$"  # the URL of a repository, without credentials
 
 _SET = {"uniqueItems": True}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltFrom:
-    """What a wheel was built from, in a sandbox of the image's base."""
+    """The sdist from which a wheel was built, in a sandbox of the image's base."""
 
     sdist: fields.FileName  # on the default index, or an archive of a commit
     sha256: fields.Sha256  # of the sdist
@@ -64,7 +64,7 @@ class GitCommit:
 
     @property
     def text(self) -> str:
-        """As pip writes it."""
+        """In pip's format: `git+URL@COMMIT`."""
         return f"git+{self.url}@{self.commit}" + (
             f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
         )
@@ -72,7 +72,7 @@ class GitCommit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where the wheel of one package comes from, if no index has it: a file, a URL, an sdist, or a commit."""
+    """The origin of a wheel that is on no index: a file, a URL, an sdist or a commit."""
 
     name: fields.Name
     path: Annotated[
@@ -104,13 +104,13 @@ class ProjectLock:
     ]  # the tag of the cell's image
     parent_lock: fields.Sha256Digest  # `lock_digest` of the cell's lock
     as_of: fields.Date  # files uploaded on that day (UTC) or later were ignored
-    inputs: fields.Sha256Digest  # of the requirements and the parent's lock: a stale lock is detected
+    inputs: fields.Sha256Digest  # of the requirements and the parent's lock, to detect a stale lock
     requirements: Annotated[
         tuple[fields.Line, ...], Meta(max_length=5000)
     ]  # PEP 508, in the order of the files
     extras: Annotated[
         tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)
-    ] = ()  # whose requirements are among them
+    ] = ()  # whose requirements are in `requirements`
     groups: Annotated[
         tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)
     ] = ()  # dependency groups, in the same way
@@ -118,7 +118,7 @@ class ProjectLock:
     removed: Annotated[
         tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)
     ] = ()  # packages of the parent that a wheel of the same name replaces
-    # libraries that its packages may lack, packages whose libraries may lack any; sorted
+    # libraries that its packages may lack, and packages that may lack any library; sorted
     may_lack: Annotated[tuple[fields.FileName, ...], Meta(max_length=100, extra_json_schema=_SET)] = ()
     apt: LockedApt | None = None  # the OS packages that it adds
     origins: Annotated[tuple[Origin, ...], Meta(max_length=5000)] = ()  # of wheels that no index has, by name

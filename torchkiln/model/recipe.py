@@ -15,16 +15,16 @@ PREFIX = "/opt/venv"  # the virtual environment, first on PATH
 USER = "user"  # the account, uid 1000, for people who do not work as root
 WHEEL_EPOCH = 315532800  # mtime of every file from a wheel: 1980-01-01, the oldest date of the zip format
 BIG_WHEEL = 20_000_000  # bytes; from this size on a wheel has its own layer
-MAX_LAYER = 5_000_000_000  # bytes compressed: registries refuse layers of 8 to 10 GB
+MAX_LAYER = 5_000_000_000  # bytes compressed; the limits of registries are 8 to 10 GB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImagePython:
     """The Python for which the packages of a layer are installed.
 
-    The folder of packages is that of the base's environment. An image with another Python has a link to it,
-    lib/python3.12 to lib/python3.11, but layers contain the folder's own path: a layer with a path through
-    the link would replace the link by a folder.
+    Packages are always in the folder of the base's environment, lib/python3.11. An image with another Python
+    has a link to it, lib/python3.12. Layers do not use the link in paths: such a path would replace the link
+    by a folder.
     """
 
     version: str  # full, "3.12.8"
@@ -37,7 +37,7 @@ class ImagePython:
 
     @property
     def of_another(self) -> bool:
-        """Whether it is not the base's own, so that its layers are in no image of the base's Python."""
+        """Whether it is a standalone Python, not the base's."""
         return self.folder != self.minor
 
     @property

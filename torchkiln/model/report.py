@@ -74,7 +74,7 @@ class ProjectRun:
     test: Annotated[tuple[fields.Line, ...], Meta(max_length=200)] = ()  # the command of its own test
     may_lack: Annotated[tuple[fields.Line, ...], Meta(max_length=5000)] = ()  # of --allow-missing
     at_start: Annotated[tuple[fields.Line, ...], Meta(max_length=5000)] = ()  # .pth files of its packages
-    gpus: fields.Line = "none"  # as --gpus
+    gpus: fields.Line = "none"  # the value of --gpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

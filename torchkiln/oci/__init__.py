@@ -1,4 +1,4 @@
 """Reads and writes OCI images: tar, gzip, zstd, layers, manifests, layouts and archives.
 
-Reading is strict: what two readers could understand in two ways is refused.
+Reading is strict: input that two programs could interpret differently is refused.
 """

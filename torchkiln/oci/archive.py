@@ -57,8 +57,8 @@ def write_archive(
 ) -> None:
     """Write *image* to the file *target*, completely or not at all; the same bytes every time.
 
-    *names* are what `docker load` calls it, "pytorch-cuda:v2.7"; without names an oci-archive has the name
-    that the image has in its layout.
+    *names* are its names after `docker load`, "pytorch-cuda:v2.7". Without them, an oci-archive contains the
+    name of the image in its layout.
 
     :raises BuildFailed: a blob cannot be read or *target* cannot be written.
     """

@@ -1,4 +1,4 @@
-"""The compressions of layers: one class each, recognised by media type and by magic bytes.
+"""Defines the compressions of layers, one class each, recognised by media type and by magic bytes.
 
 To add a compression: a name in `model/layer_format.py`, a class here, an encoder beside `oci/zstd.py` and a
 decoder in `oci/validate/layer.py`, which shares no code with this module.
@@ -109,7 +109,7 @@ class Zstd(TargetCompression):
 
 
 class Identity(Compression):
-    """No compression: the blob is the tar. Every blob without another magic number counts as one."""
+    """No compression: the blob is the tar. Used if no magic matches."""
 
     suffix = ""
     magic = b""

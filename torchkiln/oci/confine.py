@@ -1,4 +1,4 @@
-"""Runs a function in a thread that Landlock, where the kernel has it, lets write below one folder only.
+"""Runs a function in a thread that can write only below one folder, if the kernel supports Landlock.
 
 Defence in depth: `extract` does not write outside its folder; if it had a bug, the kernel would stop it.
 docs.kernel.org/userspace-api/landlock.html
@@ -28,8 +28,10 @@ _ALLOWED = _ALL & ~sum(1 << _MAKE[kind] for kind in ("char", "sock", "fifo", "bl
 
 
 def confined(folder: Path, work: Callable[[Callable[[], None]], T]) -> T:
-    """Return or raise what *work* does. *work* gets a function that it must call often: it raises after the
-    caller was interrupted, because a thread cannot be stopped from outside.
+    """Call *work* in a thread that can write only below *folder*; return its result.
+
+    *work* gets a function that it must call often. That function raises InterruptedError once the caller was
+    interrupted, because a thread cannot be stopped from outside.
     """
     interrupted = threading.Event()
 

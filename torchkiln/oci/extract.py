@@ -35,9 +35,9 @@ class Extractor:
     def __init__(self, root: Path, folders: Iterable[TarEntry] = ()) -> None:
         self._root = os.open(root, _FOLDER)
         self._owners = os.geteuid() == 0
-        # They get modes and times at the end: until then they must be writable.
+        # Folders get their modes and times at the end: until then they must be writable.
         self._folders = {entry.path: entry for entry in folders}
-        self._parent = ("", self._root)  # the last one used: the next entry mostly has the same
+        self._parent = ("", self._root)  # the last one used: the next entry usually has the same parent
 
     def add(self, entry: TarEntry, content: Iterable[memoryview]) -> None:
         """Create *entry*, replacing a file or link of another layer.
@@ -120,7 +120,10 @@ class Extractor:
         self._parent = ("", self._root)
 
     def _walk(self, folder: str, *, make: bool = False) -> int:
-        """:raises EntryRefused: a component of *folder* is a link or a file."""
+        """A new descriptor of *folder*.
+
+        :raises EntryRefused: a component of *folder* is a link or a file.
+        """
         descriptor = os.dup(self._root)
         for part in filter(None, folder.split("/")):
             try:

@@ -1,4 +1,4 @@
-"""Reads the labels and the settings in the config of an image of a layout."""
+"""Reads labels and settings from the config of an image in a layout."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Writes a `tar+gzip` layer in one pass, which also computes its digest and diff_id.
 
 Headers, padding and generated files are collected in gzip members, stored or, in a layer with packed headers,
-compressed by the pinned encoder. Data that is already compressed is copied into a gzip member of its own, or
-is whole members: the caller passes it and the content.
+compressed by the pinned encoder. Data that is already compressed is copied: a deflate stream gets the
+header and trailer of a gzip member, whole gzip members stay unchanged. The caller passes the data in both
+forms, compressed and uncompressed.
 
 A layer that was made before (`recorded`) is made again without inflating or hashing the content: if the blob
 has the recorded digest, its tar has the recorded diff_id.
@@ -39,7 +40,7 @@ class LayerWriter:
 
     :param recorded: the layer as it was made before. Then content is neither needed nor compared, and the
         caller checks whether `finish` returns the same blob.
-    :param packed: compress headers, padding and generated files: a file has 600 bytes of them.
+    :param packed: compress headers, padding and generated files; headers and padding are 600 bytes a file.
     """
 
     def __init__(

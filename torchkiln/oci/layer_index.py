@@ -44,15 +44,15 @@ LayerIndex = tuple[IndexedEntry, ...]
 
 @dataclass(frozen=True, slots=True)
 class TreeItem:
-    """The entry at one path of an image, the number of its layer, from 0, and of the lowest with it."""
+    """The entry at one path of an image; `layer` is the number of its layer, from 0."""
 
     entry: IndexedEntry
     layer: int
-    over: int | None = None  # None: no other layer has it
+    over: int | None = None  # the lowest layer with this path; None: no other has it
 
 
 def listed(entry: TarEntry, sha256: str = "", text: str | None = None) -> IndexedEntry:
-    """The item of *entry*, whose content has that SHA-256.
+    """The IndexedEntry of *entry*, whose content has that SHA-256.
 
     :raises ValueError: it is a device or a pipe.
     """
@@ -74,7 +74,7 @@ def listed(entry: TarEntry, sha256: str = "", text: str | None = None) -> Indexe
 
 
 class Content:
-    """The content of an entry on its way to a file, hashed; the text as well if it names a distribution."""
+    """Passes on the content of an entry, hashes it, and keeps it if it names a Python distribution."""
 
     def __init__(self, entry: TarEntry, pieces: Iterable[memoryview]) -> None:
         self._entry, self._pieces = entry, pieces
@@ -90,7 +90,7 @@ class Content:
             yield piece
 
     def listed(self) -> IndexedEntry:
-        """The item of the entry, after its content was read."""
+        """The IndexedEntry, after the content was read."""
         if self._entry.kind != "file":
             return listed(self._entry)
         text = None if self._text is None else self._text.decode("utf-8", "replace")
@@ -110,7 +110,7 @@ def encoded(index: LayerIndex) -> bytes:
 
 
 def decoded(data: bytes) -> LayerIndex:
-    """The inverse of `encoded`, for data that we signed.
+    """The inverse of `encoded`, for data that this machine signed.
 
     :raises ValueError: it is not an index.
     """
@@ -122,7 +122,7 @@ def decoded(data: bytes) -> LayerIndex:
 
 
 def joined(layers: Iterable[LayerIndex]) -> Mapping[str, TreeItem]:
-    """The tree of an image: for each path the entry of the highest layer. A hard link becomes the file."""
+    """The tree of an image: for each path the entry of the highest layer. A hard link becomes a file."""
     tree: dict[str, TreeItem] = {}
     for number, layer in enumerate(layers):
         if removed := {path for entry in layer if (path := removed_by(entry.path))}:
@@ -131,7 +131,7 @@ def joined(layers: Iterable[LayerIndex]) -> Mapping[str, TreeItem]:
             if removed and removed_by(entry.path):
                 continue
             folder = entry.path.rpartition("/")[0]
-            while folder and folder not in tree:  # made as engines make it
+            while folder and folder not in tree:  # engines create missing parents
                 tree[folder] = TreeItem(IndexedEntry(folder, "folder", mode=0o755), number)
                 folder = folder.rpartition("/")[0]
             if entry.kind == "hard link":

@@ -3,8 +3,8 @@
     oci-layout  index.json  blobs/sha256/<hex>  .lock
 
 A name is added to index.json only after all blobs of its image are complete, and index.json is replaced
-atomically, under a lock: an interrupted build leaves the names unchanged, and parallel builds keep each
-other's.
+atomically, under a lock. So an interrupted build changes no name, and parallel builds keep each other's
+names.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def _place(source: Path, target: Path, layer: ImageLayer) -> None:
             temporary.chmod(0o444)
             time = source.stat().st_mtime_ns
             os.utime(temporary, ns=(time, time))
-        os.replace(temporary, target)  # atomic: a reader of the old file finds one or the other
+        os.replace(temporary, target)  # atomic: a reader finds the old file or the new one
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -353,7 +353,7 @@ def _is_copy(source: Path, target: Path) -> bool:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a document atomically and synced: after a power cut an empty index would lose all names."""
+    """Write a document atomically and sync it: without that, a power cut could leave an empty index."""
     with contextlib.suppress(OSError):
         if path.read_bytes() == data:
             return

@@ -1,4 +1,4 @@
-"""Copies an unpacked image by hard links, so that one with more layers needs only these.
+"""Copies an unpacked image by hard links, so that only the additional layers of another are unpacked.
 
 Files of unpacked images are never changed: an entry of a layer replaces a file, and commands write elsewhere.
 """

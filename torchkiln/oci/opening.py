@@ -24,7 +24,7 @@ def open_layer(blob: Path, *, ahead: bool = False, on_read: Callable[[int], None
     """The tar in *blob*. Reading raises ValueError if it is damaged or much too large.
 
     :param ahead: a thread may decompress ahead of the reader.
-    :param on_read: called with the length of each piece of *blob* that was read; excludes *ahead*.
+    :param on_read: called with the length of each piece of *blob* that was read; not with *ahead*.
     :raises OSError: it cannot be opened.
     :raises ValueError: its beginning is damaged.
     """

@@ -16,7 +16,7 @@ from torchkiln.oci.tar_reader import TREE_ENTRIES, EntryKind, Stream, TarEntry, 
 #: Raised when the stream is damaged or not a tar.
 DAMAGED = (OSError, EOFError, ValueError)
 
-_TEXT_LIMIT = 64 << 20  # bytes of a text file; dpkg's status of all Debian has as many
+_TEXT_LIMIT = 64 << 20  # bytes of a text file; a dpkg status file with all packages of Debian has as many
 _TEXTS_LIMIT = 256 << 20  # bytes of all text files of a layer; those of the base have three million
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _KINDS: Mapping[EntryKind, Kind] = {
@@ -59,7 +59,7 @@ def apply_layer(tree: dict[str, TreeEntry], stream: Stream, wanted: PathFilter =
 
 
 def layer_contents(stream: Stream, wanted: PathFilter) -> LayerContents:
-    """What the layer in *stream* contains and deletes; text or link target of the paths that are *wanted*.
+    """The contents of the layer in *stream*, with the text or link target of each path that is *wanted*.
 
     :raises DAMAGED: the stream is damaged or not a tar.
     """

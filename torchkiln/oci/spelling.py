@@ -1,7 +1,7 @@
 """Finds keys of an OCI document that differ from the specification's keys only in case.
 
-Go's JSON decoder, which Docker, containerd and podman use, ignores case: with `Layers` beside `layers` an
-engine would run other layers than those that were checked here.
+Go's JSON decoder, which Docker, containerd and podman use, ignores case. If a manifest had both `Layers` and
+`layers`, an engine could run other layers than those that were checked here.
 """
 
 from __future__ import annotations

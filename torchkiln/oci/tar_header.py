@@ -26,7 +26,7 @@ _TIME = re.compile(r"([0-9]{1,18})(\.[0-9]{1,18})?")
 _CHARACTERS = ("ISO-IR 10646 2000 UTF-8", "BINARY")  # readers use the bytes of both unchanged
 _XATTR = "SCHILY.xattr."
 _KNOWN = frozenset({"path", "linkpath", "size", "uid", "gid", "mtime"})
-# They describe the origin of the file and do not change what is unpacked.
+# Records that describe the origin of the file and do not change what is unpacked.
 _WITHOUT_EFFECT = frozenset(
     {
         *("atime", "ctime", "uname", "gname", "comment", "LIBARCHIVE.creationtime"),
@@ -106,7 +106,7 @@ def parse_header(block: bytes) -> Header:
     )
 
 
-@lru_cache(maxsize=4096)  # owners, modes and times are the same over and over
+@lru_cache(maxsize=4096)  # most entries have the same owners, modes and times
 def number(field: bytes, name: str, *, most: int = 0xFFFF_FFFF, empty: bool = False) -> int:
     """A number in octal digits, or in GNU's base 256; with *empty*, a blank field is 0.
 

@@ -10,7 +10,7 @@ _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 
 
 def removed_by(path: str) -> str:
-    """The path of lower layers that the entry *path* removes; empty if it is no whiteout of one path."""
+    """The path of lower layers that the entry *path* removes; empty if it is not a whiteout of one path."""
     folder, slash, name = path.rpartition("/")
     if not name.startswith(_WHITEOUT) or name in (_WHITEOUT, _OPAQUE):
         return ""

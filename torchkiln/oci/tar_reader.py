@@ -1,6 +1,6 @@
 """Reads a tar stream entry by entry; all untrusted tars are read by this module.
 
-Unpacking, verifying and comparing use the same reader, so the checked content is the used content. It accepts
+Unpacking, verifying and comparing use the same reader, so what is checked is what is used. It accepts
 the tars that Go, GNU tar, bsdtar, Python and torchkiln write for layers and refuses everything else.
 """
 
@@ -82,7 +82,7 @@ def pieces_of(stream: Stream) -> Iterator[bytes]:
 
 
 class IteratorFile:
-    """A readable file of an iterator of bytes."""
+    """A readable file with the bytes of an iterator."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces, self._rest = iter(pieces), b""
@@ -113,9 +113,9 @@ def most_unpacked(size: int) -> int:
 
 
 class TarReader:
-    """Iterates over the entries; `content` yields the bytes of the current one, which otherwise are skipped.
+    """Iterates over the entries; `content` yields the bytes of the current one. Unread content is skipped.
 
-    :param most: most entries that it may have.
+    :param most: most entries that the tar may have.
     :param report: called with the reason when an entry is refused and can be skipped; without it, the reason
         is raised.
     """
@@ -133,7 +133,10 @@ class TarReader:
         self._where = "the start"  # the previous entry, for messages
 
     def __iter__(self) -> Iterator[TarEntry]:
-        """:raises DamagedTar: the tar is truncated, damaged or of an unknown format."""
+        """The entries in order.
+
+        :raises DamagedTar: the tar is truncated, damaged or of an unknown format.
+        """
         while (entry := self._next()) is not None:
             yield entry
 

@@ -64,7 +64,7 @@ def unpacked_root(
 
 
 def set_root_aside(store: Store, root: Path) -> list[Path]:
-    """Rename the unpacked image *root*, to be deleted; return nothing if a command runs in it."""
+    """Rename the unpacked image *root*, to be deleted; return an empty list if a command runs in it."""
     moved = store.set_aside([root])
     if any(in_use(path) for path in moved):
         for path in moved:  # a command was started in it in the meantime
@@ -134,7 +134,7 @@ def unpack(layers: Sequence[LayerBlob], into: Path, *, lower: Path | None = None
 
     Returns the entries of each layer.
 
-    :param lower: an unpacked image on which the layers belong; *into* gets hard links to its files.
+    :param lower: the unpacked layers below *layers*; *into* gets hard links to their files.
 
     If the caller is root, files have the owners of the image; else the caller owns them, and a user namespace
     maps it to root. Later layers may add, replace, and remove single paths by whiteouts. Opaque whiteouts are
@@ -191,7 +191,7 @@ def _read_layer(
     add: Callable[[TarEntry, Iterable[memoryview]], None],
     check: Callable[[], None],
 ) -> LayerIndex:
-    """Pass each entry and its content to *add*, which reads it; return the list of all."""
+    """Pass each entry and its content to *add*, which reads it; return the index of the layer."""
     hasher, paths = hashlib.sha256(), LayerPaths()
     index: list[IndexedEntry] = []
 

@@ -1,7 +1,7 @@
 """Makes the layer that turns a base into a larger tree.
 
 It contains what is new or differs in kind, mode, owner, content or attributes; times are not compared,
-because each unpacking sets them. Deletions are refused: layers only add and replace (`oci/unpack.py`).
+because each unpacking sets them. Deletions are refused: this layer only adds and replaces files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def write_upper(
 
     :param lower: layers, lowest first.
     :param whole: seekable; it is read three times.
-    :param mtime: seconds; younger entries get this time.
+    :param mtime: seconds; newer entries get this time.
     :param hard_links: write a new file that has several names once; else each hard link becomes a file.
     :raises BuildFailed: *whole* lacks files of *lower* or has entries that no layer may have, or is not a
         tar.
@@ -78,7 +78,7 @@ def _path_of(member: tarfile.TarInfo) -> str:
 
 
 def _path_of_link(member: tarfile.TarInfo) -> str:
-    """The path of the file that the hard link *member* is."""
+    """The path of the file to which the hard link *member* refers."""
     return posixpath.normpath(member.linkname).lstrip("/")
 
 
@@ -134,5 +134,5 @@ def _write(
             digest.update(piece)
             out.write(piece)
         if digest.hexdigest() != thing.sha256:
-            raise tarfile.ReadError(f"{path} is in it twice, with different content")
+            raise tarfile.ReadError(f"{path} is in the tar twice, with different content")
         out.write(padding(thing.size))

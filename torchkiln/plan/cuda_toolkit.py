@@ -29,7 +29,7 @@ _COMPONENTS = {
 
 
 def home(toolkit: Toolkit) -> str:
-    """Its path relative to /: `usr/local/cuda-12.1`."""
+    """The path of *toolkit* relative to /: `usr/local/cuda-12.1`."""
     return f"{HOME}-{toolkit.cuda}".lstrip("/")
 
 
@@ -37,7 +37,7 @@ def libraries_of(locked: LockedCell) -> tuple[str, ...]:
     """The wheels' libraries that the toolkit links to, as paths below site-packages.
 
     A wheel's library replaces the archive's only if its version is not older: the archive's headers may
-    declare functions that an older library lacks, although all of a CUDA major have the same soname.
+    declare functions that an older library lacks, although all versions of a CUDA major have one soname.
     """
     toolkit = locked.resolution.toolkit
     if toolkit is None:
@@ -106,7 +106,7 @@ def settings(locked: LockedCell) -> EnvironmentSettings:
         return EnvironmentSettings()
     packages = locked.python.site
     folders = tuple(dict.fromkeys(map(_folder, libraries_of(locked))))
-    # The archives' headers may have other versions than the wheels', which must not be used then.
+    # Headers of archives and of wheels may differ in version: with archives, the wheels' are not used.
     headers = [f"{packages}/{path}/include" for path in folders if not toolkit.release or _is_separate(path)]
     stubs = [f"{HOME}/lib64/stubs"] if toolkit.release else []  # for -lcuda; after the libraries
     return EnvironmentSettings(
@@ -126,7 +126,7 @@ def _folder(library: str) -> str:
 
 
 def _is_separate(folder: str) -> bool:
-    """Whether it is not a part of NVIDIA's toolkit archives in images: cuDNN, NCCL, nvJitLink."""
+    """Whether *folder* is no part of the toolkit's archives in images: cuDNN, NCCL, nvJitLink."""
     return folder.rpartition("/")[2] not in _COMPONENTS
 
 

@@ -1,8 +1,8 @@
 """Assigns locked wheels and archives to layers, and orders the layers.
 
-A host shares extracted layers only as prefixes, so the layers that most images have come first: the CUDA
-libraries of one toolkit, then NVIDIA's libraries with versions of their own, then torch and the rest.
-Package names may lack the CUDA suffix, as in newer wheels.
+On a host, two images share unpacked layers only up to the first layer that differs. So the layers that most
+images have come first: the CUDA libraries of one toolkit, then NVIDIA's libraries with versions of their own,
+then torch and the rest. Package names may lack the CUDA suffix, as in newer wheels.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _FAMILIES = (
 
 
 def made_layers(locked: LockedCell) -> tuple[MadeLayer, ...]:
-    """Every layer that a build makes from downloads, in order: all but base, tools and overlay."""
+    """Every layer that a build makes from downloads, in order: all but artefacts and overlay."""
     return (*cell_layers(locked), *archive_layers(locked))
 
 
@@ -81,7 +81,7 @@ def cell_layers(locked: LockedCell) -> tuple[WheelLayer, ...]:
 def _cut(layer: WheelLayer, device_code: DeviceCode | None) -> WheelLayer:
     """*layer* with the part of *device_code* that concerns its wheels.
 
-    A layer without such wheels does not change, so that it is shared with the image of all GPUs.
+    A layer without such wheels does not change, so that it is shared with the image for all GPUs.
     """
     own = {wheel.name for wheel in layer.wheels}
     names = tuple(name for name in device_code.wheels if name in own) if device_code else ()
@@ -110,8 +110,8 @@ def wheel_layers(
     The result does not depend on the order of *wheels*.
 
     :param python: the image's Python.
-    :param base: the base's Python. Layers of NVIDIA's libraries that need no certain Python are made for it,
-        so that the images of all Pythons on one base have the same.
+    :param base: the base's Python. Layers of NVIDIA's libraries that fit any Python are made for it, so that
+        the images of all Pythons on one base share them.
     :raises BuildFailed: a wheel is larger than the limit of a layer.
     """
     families: dict[str, list[LockedWheel]] = {family.title: [] for family in _FAMILIES}
@@ -128,7 +128,7 @@ def wheel_layers(
 
 
 def _is_shared(layer: WheelLayer) -> bool:
-    """Whether all wheels are libraries of NVIDIA for any Python 3: byte-code of a few small modules."""
+    """Whether all wheels are libraries of NVIDIA for any Python 3, with little byte-code."""
     return all(_is_nvidia(wheel.name) and _ANY_PYTHON.search(wheel.filename) for wheel in layer.wheels)
 
 

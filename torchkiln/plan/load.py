@@ -30,7 +30,7 @@ def plan_cell(cell: Cell, matrix: Matrix, facts: Facts, *, images: Path) -> Imag
 def plan_locked(locked: LockedCell, matrix: Matrix, facts: Facts, *, rootfs: Path = ROOTFS) -> ImagePlan:
     """The plan of *locked* with the files of *rootfs*, and of rootfs/ beside the file of *matrix*.
 
-    :raises ConfigError: a file of them is not allowed.
+    :raises ConfigError: one of these files is not allowed.
     """
     project = matrix.folder / "rootfs" if matrix.folder else None
     return plan(

@@ -47,7 +47,7 @@ _WORKSPACE = "/workspace"
 
 # Kubernetes services such as GKE mount the driver's programs in the last folder.
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
-# They mount its libraries here, and neither bind them into the library folders nor run ldconfig.
+# They mount the driver's libraries here, not in the usual library folders, and do not run ldconfig.
 _DRIVERS = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
 _OF_TORCH = frozenset({"torch", "torchvision", "torchaudio", "triton", "pytorch-triton"})
 _HEADER = "# What this image was built with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."
@@ -166,9 +166,9 @@ def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest
 
 
 def _require_arch(gpus: Gpus) -> tuple[tuple[str, str], ...]:
-    """NVIDIA's container toolkit starts no container with other GPUs: the same major, from the minor on.
+    """NVIDIA_REQUIRE_ARCH: NVIDIA's container toolkit refuses GPUs on which code for *gpus* does not run.
 
-    A space means "or", and a comma "and".
+    In the value, a space means "or", and a comma "and".
     """
     lowest: dict[int, int] = {}
     for major, minor in map(numbers, gpus):
@@ -247,9 +247,9 @@ def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: D
 
 
 def device_code_facts(locked: LockedCell) -> dict[str, Any]:
-    """What a thin image says about its device code; nothing for other images.
+    """The facts in a thin image about its device code; none for other images.
 
-    `archs` of an image are those of the code that is kept, `wheel_archs` those of torch's wheel.
+    An image's `archs` are the architectures that it keeps, `wheel_archs` those of torch's wheel.
     """
     build, cut = locked.resolution.build, locked.device_code
     if build is None or cut is None:
@@ -286,7 +286,7 @@ def _archive_facts(archive: LockedArchive) -> dict[str, str]:
 
 
 def constraints(locked: LockedCell) -> str:
-    """The contents of constraints.txt: pins of torch and its CUDA libraries, and the constraints of torch."""
+    """The contents of constraints.txt: pins of torch and its CUDA libraries, and the lock's constraints."""
     pins = [
         f"{wheel.name}=={wheel.version}"
         for wheel in locked.wheels

@@ -14,7 +14,7 @@ from torchkiln.util.places import how_to_restore
 
 # Names that mean the same to tar, to COPY of a Dockerfile and to a shell.
 _NAME = re.compile(r"[A-Za-z0-9._+@][A-Za-z0-9._+@-]*")
-_DELETION = ".wh."  # in a layer, a name that begins so deletes a file of the layers below
+_DELETION = ".wh."  # prefix of whiteouts, which delete files of the layers below
 
 
 def load(rootfs: Path, project: Path | None = None) -> tuple[OverlayFile, ...]:
@@ -31,14 +31,14 @@ def load(rootfs: Path, project: Path | None = None) -> tuple[OverlayFile, ...]:
     faults: list[str] = []
     files = _read(rootfs, faults)
     if project is not None and project.is_symlink():
-        raise ConfigError(f"{project}: a symbolic link", hint="replace it by a folder")
+        raise ConfigError(f"{project}: a symbolic link", hint="replace it with a folder")
     if project is not None and project.is_dir() and not project.samefile(rootfs):
         added = _read(project, faults)
         faults += [f"{project / path}: {fault}" for path in added if (fault := _fault(path))]
         files |= added
         faults += [f"{project / path}: a file, but also a folder" for path in _files_and_folders(files)]
     if faults:
-        raise ConfigError.of(sorted(faults), hint="replace it by a regular file, or rename it")
+        raise ConfigError.of(sorted(faults), hint="replace it with a regular file, or rename it")
     return tuple(files[path] for path in sorted(files))
 
 
@@ -46,7 +46,7 @@ def _read(folder: Path, faults: list[str]) -> dict[str, OverlayFile]:
     """The files below *folder* by path; adds a line to *faults* for everything else."""
     files: dict[str, OverlayFile] = {}
     for above, folders, names in os.walk(folder, followlinks=False):
-        # Caches of Python, mypy and similar tools.
+        # Skips the caches of Python, mypy and similar tools.
         folders[:] = [
             name
             for name in folders

@@ -26,7 +26,7 @@ class ListedPackage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedLayer:
-    """A layer, lowest first, and the other images of the catalogue with the same blob."""
+    """A layer, and the other images of the catalogue with the same blob."""
 
     title: str
     blob: Blob | None  # None: no build recorded it
@@ -40,14 +40,14 @@ class Run:
     file: str  # its name in the folder of reports
     image: Digest
     current: bool  # whether it is of the image that the lock gives
-    same_packages: bool  # of an earlier image: whether that had the packages of the lock
+    same_packages: bool  # for an earlier image: whether it had the packages of the lock
     when: str  # "2026-11-21T17:05:16Z"; empty: not recorded
     verdict: str
     gpus: str  # "2 × NVIDIA H200"; empty: none
     capabilities: tuple[str, ...]
     driver: str
     signed: bool
-    signers: tuple[str, ...]  # fingerprints of the keys beside the report that signed it
+    signers: tuple[str, ...]  # fingerprints of the keys that signed it and are in the folder of reports
     findings: tuple[Finding, ...]
 
     @property
@@ -76,7 +76,7 @@ class ListedImage:
 
     tag: str
     aliases: tuple[str, ...]
-    resolution: Resolution  # the present one, of which the lock is
+    resolution: Resolution  # the present one, from which the lock was made
     locked: LockedCell
     state: str  # as in docs/grid.md: "built and proved"
     digest: Digest | None  # that the lock gives; None: it records no layers

@@ -51,7 +51,8 @@ def catalogue(
 ) -> Catalogue:
     """The catalogue of *records*: the newest torch first, then the newest CUDA.
 
-    :param registry: "registry.example/team/pytorch", if one was named; *published*: its images by tag.
+    :param registry: "registry.example/team/pytorch", if one was named.
+    :param published: the images in *registry*, by tag.
     """
     ordered = sorted(records, key=lambda record: _order(record.resolution.cell, matrix))
     storage = share([record.stack for record in ordered]).registry

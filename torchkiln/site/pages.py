@@ -1,8 +1,8 @@
 """Renders the catalogue to the files of a folder: pages in each language, JSON, and the reports.
 
-Each page has its style and its scripts inside, so that it works from a file, and its policy allows exactly
-these by their hashes. What comes from locks, reports and the matrix is text: the templates escape it, and
-the script only sets text.
+Each page contains its style and its scripts, so that it works as a local file. Its Content-Security-Policy
+allows only these, by their hashes. Values from locks, reports and the matrix are text: the templates escape
+them, and the script sets them only as text.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _environment() -> Any:
 
 
 def _inert(value: Any) -> str:
-    """*value* as JSON for a script element, which no character of a text can end."""
+    """*value* as JSON that cannot end the script element in which it is."""
     text = json.dumps(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

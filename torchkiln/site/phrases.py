@@ -1,4 +1,4 @@
-"""Translates texts that come as English text: titles of layers, and the reasons of skipped checks."""
+"""Translates texts that exist only in English: titles of layers, and the reasons of skipped checks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Literal
 import yaml
 
 _FILE = Path(__file__).with_name("phrases.yaml")
-_LONGEST = 2000  # characters; patterns take time that grows with the square
-_DEPTH = 5  # a text in a text in a text
+_LONGEST = 2000  # characters; the time of a match grows with their square
+_DEPTH = 5  # levels of texts within texts
 _WORD, _TEXT = r"\S+?", r".+?"
 
 Table = Literal["layers", "messages"]

@@ -1,4 +1,4 @@
-"""Makes the data of the picker: what `pick` decides from, with its sentences, for a script in a page."""
+"""Makes the data of the picker: the inputs and the sentences of `pick`, for a script in a page."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _plain(cell: Cell) -> Cell:
 
 
 def _fault(locked: LockedCell, resolution: Resolution, bound: tuple[str, ...]) -> str:
-    """Why the lock is not of the image that the matrix gives, or must not be published; empty: it is."""
+    """Why the lock is left out: unavailable, untrusted or stale; empty: it is listed."""
     if resolution.build is None:
         return resolution.why_unavailable
     return USES if is_untrusted(locked) else outdated(locked, resolution, bound)

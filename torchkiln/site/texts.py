@@ -37,7 +37,7 @@ class Language:
 
     @property
     def is_english(self) -> bool:
-        """Whether texts that are not ours are in the language of the page."""
+        """Whether messages of programs, which are English, are in the language of the page."""
         return self.code == "en"
 
     def sentences(self) -> dict[str, str]:
@@ -45,15 +45,15 @@ class Language:
         return {name: self.texts[name] for name in pick.SENTENCES}
 
     def said(self, value: Value) -> str:
-        """A sentence."""
+        """*value* as a sentence in this language."""
         return said(value, self.texts)
 
     def layer(self, title: str) -> str:
-        """The title of a layer."""
+        """*title*, of a layer, in this language."""
         return title if self.is_english else in_chinese(title, "layers") or title
 
     def notice(self, value: Value) -> Shown:
-        """A warning of an image; a fault of its statements is a message of torchkiln."""
+        """A warning about an image: a sentence, or an English message about invalid statements."""
         return self._quoted(value) if isinstance(value, str) else Shown(text=self.said(value))
 
     def reason(self, finding: Finding) -> Shown:
@@ -72,7 +72,7 @@ class Language:
 
 
 def languages(facts: Facts) -> tuple[Language, ...]:
-    """English first, which is at the root of the site; *facts* has the English of limits."""
+    """The languages of the site, English first; *facts* has the English sentences of limits."""
     pairs = _pairs()
     english = {name: text for name, (text, _) in pairs.items() if text}
     limits = {f"checks.{name}": text for name, text in facts.checks.items()} | dict(facts.limit_texts)

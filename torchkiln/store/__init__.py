@@ -1,4 +1,4 @@
 """Stores files in the cache under their content hash, with locks between processes.
 
-Every file with a name in the store is complete: it is renamed after its hash was checked.
+Every file with its final name is complete: it is renamed only after its hash was checked.
 """

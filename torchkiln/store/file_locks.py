@@ -72,7 +72,7 @@ def acquire(
     on_wait: Callable[[Holder], None] = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """As `hold`, until the returned descriptor is closed, at the latest at the end of the process."""
+    """Like `hold`, but hold the lock until the returned descriptor is closed or the process ends."""
     started, notified = time.monotonic(), False
     while (descriptor := _try(path)) is None:
         check()

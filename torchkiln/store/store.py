@@ -9,8 +9,8 @@
     tmp/                          work in progress; files of dead processes are deleted
     keys/                         this machine's own key: see `attest/machine_key.py`
 
-Only its user can write it. Several users can share another folder, from which wheels and blobs are copied if
-their SHA-256 is right (`store/shared.py`).
+Only its owner can write to the cache. Several users can share another folder, from which wheels and blobs are
+copied if their SHA-256 is right (`store/shared.py`).
 
 A file gets its name by `os.replace`, after the code that made it has checked its digest.
 """
@@ -198,7 +198,7 @@ class Store:
 
     @contextlib.contextmanager
     def gate(self) -> Iterator[None]:
-        """Block new claims in the block, which should be short."""
+        """Prevent new claims during the `with` block, which should be short."""
         with self.lock(_GATE, "checks the claims on files"):
             yield
 
@@ -227,8 +227,8 @@ class Store:
     def dead(self) -> list[Path]:
         """The files in tmp/ whose process has ended.
 
-        A running process holds a lock, which is visible in other containers, and does not survive a reboot;
-        a pid could belong to another process then.
+        A running process holds a lock, which other containers see, and which does not survive a reboot. A pid
+        could belong to another process after a reboot.
         """
         found = []
         for path in (self.root / "tmp").glob("*"):
@@ -268,7 +268,7 @@ class Store:
     def private(self, name: str) -> Path:
         """Create the folder *name* of the cache with mode 0700.
 
-        :raises OSError: that is not possible.
+        :raises OSError: it cannot be created.
         """
         folder = self._folder(name)
         folder.chmod(0o700)

@@ -55,8 +55,8 @@ def typed(kind: type[T], document: Any) -> T:
 def _inspect(kind: type) -> None:
     """Let msgspec inspect *kind* and what is nested in it, in one thread.
 
-    msgspec 0.22 crashes if several threads use a class for the first time: it shares what it knows of a class
-    before that is complete.
+    msgspec 0.22 crashes if several threads use a class for the first time: it shares its information about
+    a class before that is complete.
     """
     with _ONE_THREAD:
         if kind not in _INSPECTED:

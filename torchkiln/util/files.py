@@ -51,7 +51,7 @@ def private_folder(path: Path) -> Path:
 
 
 def pretty_json(value: Any) -> bytes:
-    """*value* as JSON, as committed files have it: indented, ASCII, a newline at the end, keys in order."""
+    """*value* as JSON in the format of committed files: indented, ASCII, a final newline, keys in order."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
@@ -105,7 +105,7 @@ def replacing(target: Path, *, folder: bool = False, over: bool = False) -> Iter
 
     With *over*, a folder also replaces one that is not empty, as a whole.
 
-    First deletes the files of killed writers of *target*, up to gigabytes: a running writer holds a lock.
+    First deletes the temporary files of killed writers of *target*; a running writer holds a lock.
 
     :raises OSError: the disk is full, or the parent cannot be written; *target* is then unchanged.
     """
@@ -127,9 +127,9 @@ def replacing(target: Path, *, folder: bool = False, over: bool = False) -> Iter
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two folders; at once, if the file system can (not on NFS).
+    """Exchange the names of two folders, atomically if the file system supports it (NFS does not).
 
-    :raises OSError: a folder cannot be renamed; both have their names.
+    :raises OSError: a folder cannot be renamed; both then have their old names.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "renameat2"):
@@ -150,7 +150,7 @@ def exchange(one: Path, other: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """:raises OSError: another process holds the lock."""
+    """Hold a lock on *path*; raises OSError if another process holds it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -67,7 +67,7 @@ def checkout_files(folder: Path) -> dict[str, bool]:
     """The tracked files (True) and the others that git does not ignore, by path below *folder* of a checkout.
 
     A path that ends with a slash, or that is a folder, is another repository. Tracked files may be missing.
-    No program that the repository's own settings name is started.
+    git does not start programs that the repository's settings name.
 
     :raises ConfigError: git refuses the repository.
     :raises ToolMissing: git is not installed.
@@ -90,7 +90,7 @@ def in_checkout(folder: Path) -> bool:
 def _git(folder: Path, *arguments: str, own: bool = True) -> subprocess.CompletedProcess[bytes]:
     """Run git in *folder*.
 
-    :param own: False: variables such as GIT_DIR, which are set in a hook, name another repository.
+    :param own: False: ignore variables such as GIT_DIR, which name another repository in a hook.
     """
     env = None if own else {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
     try:

@@ -97,7 +97,7 @@ def reject_aliases(text: str, name: str) -> None:
         start: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise ConfigError(
-                f"{name}:{start.line + 1}: anchors and aliases (& and *) are not allowed; write it out"
+                f"{name}:{start.line + 1}: anchors and aliases (& and *) are not allowed; repeat the value"
             )
         if isinstance(event, (yaml.CollectionStartEvent, yaml.CollectionEndEvent)):
             depth += 1 if isinstance(event, yaml.CollectionStartEvent) else -1
@@ -138,7 +138,7 @@ class _Reading:
                 self.wrong.append(f"{self._name}:{at}: a key must be a scalar")
                 continue
             if key_node.tag == "tag:yaml.org,2002:merge":
-                self.wrong.append(f"{self._name}:{at}: merge keys (<<) are not allowed; write it out")
+                self.wrong.append(f"{self._name}:{at}: merge keys (<<) are not allowed; repeat the value")
                 continue
             key = str(key_node.value)
             place: Path = (*path, key)

@@ -32,7 +32,7 @@ def require_private(path: Path, what: str, below: Sequence[str] = (), *, hint: s
 def fault(path: Path) -> str:
     """Why other users could change the contents of the folder *path*, as a sentence; empty if they cannot.
 
-    A missing folder is no fault, as torchkiln creates it private.
+    A missing folder is no fault, as torchkiln creates it with mode 0700.
     """
     parts = list(reversed(path.absolute().parts[1:]))
     here, links = Path("/"), 0
@@ -119,7 +119,7 @@ def _is_unknown(uid: int) -> bool:
 
 
 def _is_only_ours(path: Path, gid: int) -> bool:
-    """Whether *gid* is the private group of this user, as Debian, Ubuntu and Fedora create one for each.
+    """Whether *gid* is the private group of this user, as Debian, Ubuntu and Fedora create for each user.
 
     Their umask is 002, so a folder that this group can write is still private.
     """

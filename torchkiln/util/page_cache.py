@@ -31,6 +31,6 @@ class PassingFile(io.FileIO):
 
 
 def forget(file: int, start: int, count: int) -> None:
-    """Drop the cached pages of *count* bytes of *file* from *start* on; does nothing if that is negative."""
+    """Drop the cached pages of *count* bytes of *file* from *start* on; nothing if *start* is negative."""
     if start >= 0:
         os.posix_fadvise(file, start, count, os.POSIX_FADV_DONTNEED)

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 SPAWN = multiprocessing.get_context("spawn")  # not fork: this process has threads
-# Held while a process starts, which prints a traceback if its parent ends before it has sent everything.
+# Held while a process starts: it prints a traceback if its parent ends before all start-up data is sent.
 # Re-entrant, as a signal may interrupt the main thread in `kill`.
 _STARTING = threading.RLock()
 _START_SECONDS = 1.0

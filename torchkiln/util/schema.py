@@ -146,8 +146,8 @@ class _Check:
             yield path, f"{shown(value)} is not {what}" + (f'; example: "{example}' if comma else "")
         low, high = schema.get("minLength", 0), schema.get("maxLength", math.inf)
         if not low <= len(value) <= high:
-            limit = f"at least {low}" if len(value) < low else f"at most {high}"
-            yield path, f"{shown(value)} has {len(value)} characters; {limit} are allowed"
+            limit = f"at least {low} are required" if len(value) < low else f"at most {high} are allowed"
+            yield path, f"{shown(value)} has {len(value)} characters; {limit}"
 
     def _number(self, value: float, schema: Mapping[str, Any], path: Path) -> Iterator[Violation]:
         low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)

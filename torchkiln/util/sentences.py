@@ -1,4 +1,4 @@
-"""Defines a sentence as the name of its text and the values that fill it: it can be said in any language."""
+"""Defines a sentence as the name of a text and its values, so that it can be shown in any language."""
 
 from __future__ import annotations
 

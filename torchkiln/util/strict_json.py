@@ -26,11 +26,11 @@ _DIGITS = 20  # of an integer with its sign
 _INTEGERS = range(-(1 << 63), 1 << 64)  # 64 bits, as other JSON parsers support
 _CONFLICT = re.compile(rb"^(<{7}|={7}|>{7}|\|{7})(?= |\r?$)", re.MULTILINE)
 _KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "is a directory",
+    stat.S_IFIFO: "is a pipe",
+    stat.S_IFSOCK: "is a socket",
+    stat.S_IFCHR: "is a device",
+    stat.S_IFBLK: "is a device",
 }
 
 
@@ -63,14 +63,14 @@ def open_plain(path: Path, *, follow: bool = True) -> BinaryIO:
         descriptor = os.open(path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
-            raise OSError(errno.ELOOP, "a link, not a file", str(path)) from None
+            raise OSError(errno.ELOOP, "is a symbolic link, not a file", str(path)) from None
         if error.errno == errno.ENXIO:  # a socket, or a pipe's other end
             raise OSError(errno.ENXIO, "not a file that can be read", str(path)) from None
         raise
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        kind = _KINDS.get(stat.S_IFMT(mode), "a special file")
+        kind = _KINDS.get(stat.S_IFMT(mode), "is a special file")
         raise OSError(errno.EINVAL, f"{kind}, not a file", str(path))
     return open(descriptor, "rb")
 
@@ -184,7 +184,10 @@ def _constant(name: str) -> NoReturn:
 
 
 def _require_encodable(value: Any) -> None:
-    """:raises ValueError: a string has an unpaired surrogate, which cannot be written as UTF-8."""
+    """Check that all strings can be written as UTF-8.
+
+    :raises ValueError: a string has an unpaired surrogate.
+    """
     pending: list[Any] = [value]
     while pending:
         inner: list[Any] = []

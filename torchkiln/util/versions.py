@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 DOTTED = re.compile(r"\d+(\.\d+)*")
-_CLOSE = 10  # a greater difference of two numbers is a typing error
+_CLOSE = 10  # a greater difference of two numbers is probably a typing error
 
 
 @lru_cache(maxsize=1024)  # a cell's aliases compare the same few versions thousands of times
@@ -41,8 +41,8 @@ def newest(versions: Iterable[str]) -> str:
 def nearest(value: str, valid: Iterable[str], *, count: int = 3) -> tuple[str, ...]:
     """Up to *count* of the *valid* values that are most similar to *value*, best first.
 
-    Versions are compared by their numbers, words by spelling; so are versions whose numbers are far from all
-    *valid* ones, because a dot is probably missing: 2.77 for 2.7.1.
+    Versions are compared by their numbers, words by spelling. A version that is far from all *valid* ones is
+    compared by spelling, too, because a dot is probably missing: 2.77 for 2.7.1.
     """
     choices = list(dict.fromkeys(valid))
     by_number: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Compiles Python sources to a pack of .pyc files with the image's own interpreter, in parallel to splicing.
+"""Compiles Python sources to a pack of .pyc files with the image's own interpreter, while wheels are spliced.
 
 Sources are passed to a worker process as they are read. The worker is not trusted: its output is limited in
 size and must contain a result for each source, in order. The .pyc files are compressed once, as layers
@@ -41,13 +41,13 @@ _MAX_STDERR = 64 << 10  # bytes
 _MAX_PATH = 1 << 16  # bytes
 _MAX_CODE = 64 << 20  # bytes of a .pyc
 _MAX_OUTPUT = 256 << 20  # bytes of all .pyc files; torch's have 60 MB
-_MIN_CODE, _CODE_RATIO = 64 << 10, 64  # limit of a .pyc: bytes for any source, and for each byte of it
+_MIN_CODE, _CODE_RATIO = 64 << 10, 64  # limit of a .pyc: so many bytes, plus so many for each byte of source
 
 
 class Compiler:
     """A worker process that writes the file *output*. Paths of sources are absolute, "/opt/venv/...".
 
-    :param interpreter: the command that starts the base's Python.
+    :param interpreter: the command that starts the image's Python.
     """
 
     def __init__(self, interpreter: Sequence[str], output: Path) -> None:
@@ -119,7 +119,7 @@ class Compiler:
             last = self._stderr.decode(errors="replace").strip().rpartition("\n")[2][-400:]
             full = os.strerror(errno.ENOSPC) in last or os.strerror(errno.EDQUOT) in last
             raise BuildFailed(
-                f"the base's Python failed to compile: {last or f'exit status {self._process.returncode}'}",
+                f"the image's Python failed to compile: {last or f'exit status {self._process.returncode}'}",
                 hint="free disk space, or set TORCHKILN_CACHE to another folder" if full else "",
             )
 
@@ -151,7 +151,7 @@ class Compiler:
 
     def _fail(self, why: str) -> NoReturn:
         self.kill()
-        raise BuildFailed(f"the base's Python was killed while compiling: it {why}")
+        raise BuildFailed(f"the image's Python was killed while compiling: it {why}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

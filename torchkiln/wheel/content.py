@@ -16,7 +16,7 @@ _INFLATE = 1 << 20  # most bytes of one step; limits memory
 
 
 class SecondRead:
-    """Reads one entry again, whose bytes have arrived."""
+    """Reads an entry again whose bytes were already downloaded."""
 
     def __init__(self, file: WheelFile, entry: WheelEntry) -> None:
         self._file, self._position = file, data_offset(file, entry)
@@ -35,8 +35,8 @@ EntryReader = WheelFile | SecondRead
 def inflate(file: EntryReader, entry: WheelEntry, filename: str) -> Iterator[tuple[bytes, bytes]]:
     """The bytes of the entry as (deflate stream, content) pieces; each piece of the stream occurs once.
 
-    Checks size and CRC-32, and that the stream ends where the entry ends: trailing bytes could be a gzip
-    member of their own.
+    Checks size and CRC-32, and that the stream ends where the entry ends: trailing bytes could form
+    another gzip member.
 
     :raises BadWheel: the entry has a fault.
     """
@@ -67,7 +67,7 @@ def inflate(file: EntryReader, entry: WheelEntry, filename: str) -> Iterator[tup
 
 
 def copied(file: EntryReader, entry: WheelEntry) -> Iterator[tuple[bytes, bytes]]:
-    """`inflate` for a recorded layer: the bytes unchanged, the content only of stored entries."""
+    """Like `inflate`, for a recorded layer: the bytes unchanged, with the content of stored entries only."""
     left = entry.compressed
     while left:
         piece = file.read_exactly(min(left, _READ))

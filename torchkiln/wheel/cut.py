@@ -1,4 +1,4 @@
-"""Zeroes device code in the libraries of a wheel that no GPU of an image loads.
+"""Zeroes the device code that no GPU of a thin image loads, in the libraries of a wheel.
 
 Whether a library has such code is known only when all of it is read, so it is first inflated to a temporary
 file. If there is none, its deflate stream is spliced as that of any other file. Otherwise the library is
@@ -22,18 +22,18 @@ from torchkiln.wheel.content import inflate
 from torchkiln.wheel.directory import WheelEntry
 from torchkiln.wheel.source import WheelFile
 
-_LIBRARY = 1_000_000  # bytes; device code of smaller libraries is not worth it
+_LIBRARY = 1_000_000  # bytes; smaller libraries are not cut
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """Which libraries keep which *device_code*; `scratch` is a temporary file for one library."""
+    """The device code that libraries keep; `scratch` is a temporary file for one library."""
 
     device_code: DeviceCode
     scratch: BinaryIO
 
     def concerns(self, wheel: str, entry: WheelEntry) -> bool:
-        """Whether the *entry* of *wheel* is a library that may have device code that is worth zeroing."""
+        """Whether the *entry* of *wheel* is a large library in which device code is cut."""
         name = entry.name.rpartition("/")[2]
         return ".so" in name and entry.size > _LIBRARY and self.device_code.cuts(wheel, entry.name)
 

@@ -1,9 +1,9 @@
 """Reads the entries of a wheel, in the order of the file, and refuses unsafe ones.
 
-Refused are names that lead out of the folder or mislead the reader, entries that are not regular files,
-compression methods that wheels must not use, duplicate paths, and files that are too large. An entry never
-inflates to more than the directory says; the sizes in the directory are limited here, far above the largest
-known wheels.
+It refuses names that lead out of the folder or are displayed misleadingly, entries that are not regular
+files, compression methods that wheels must not use, duplicate paths, and files that are too large. An entry
+never inflates to more than the directory says; the sizes in the directory are limited here, far above the
+largest known wheels.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def skip_local_header(wheel: WheelFile, entry: WheelEntry, filename: str) -> Non
         and name == entry.raw_name
         and flags == entry.flags
         and method == entry.method
-        # In a streamed entry they follow the data, where no reader needs them; here they may be zero.
+        # A streamed entry has these values after its data; in its local header they may be zero.
         and all(local == central or (flags & STREAMED and not local) for local, central in values)
     )
     if not same:

@@ -29,7 +29,7 @@ _PATCHES = range(100)  # of a Python; a scheme has only major and minor
 def check(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme) -> None:
     """Check that WHEEL and METADATA are those of *wheel* and that it supports the Python of *scheme*.
 
-    :raises BadWheel: they are not, or it does not.
+    :raises BadWheel: the files do not match *wheel*, or it does not support that Python.
     """
     if fault := _fault(wheel_file, metadata, wheel, scheme):
         raise BadWheel(wheel.filename, fault)

@@ -1,7 +1,7 @@
 """The wheel specification as pure functions: where files are installed, and which files are added.
 
-Paths are relative to the image's root. Where the specification is open this follows pip, which the Docker
-engine uses: modes, script launchers, format and order of RECORD.
+Paths are relative to the image's root. Where the specification leaves a choice, they follow pip, which
+the Docker engine uses: modes, script launchers, format and order of RECORD.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Scheme:
     def folder(self, key: str, distribution: str) -> str | None:
         """The folder of the data scheme *key*; None for an unknown key.
 
-        Headers are installed below the normalized name, as in the requirements for pip.
+        Headers are installed below the normalized name, as pip does.
         """
         root = self.prefix[1:]
         return {
@@ -91,7 +91,10 @@ class Row:
 
 
 def parse_name(filename: str) -> WheelName:
-    """:raises BadWheel: the file name is not that of a wheel."""
+    """The parts of *filename*.
+
+    :raises BadWheel: it is not the file name of a wheel.
+    """
     try:
         _, version, _, tags = parse_wheel_filename(filename)
     except InvalidWheelFilename as error:
@@ -254,8 +257,8 @@ def _versioned(console: Mapping[str, str], scheme: Scheme) -> dict[str, str]:
 def parse_record(record: bytes, wheel: WheelName) -> dict[str, tuple[str, str]]:
     """RECORD as path → (hash, size), as written; lines of missing files are allowed.
 
-    :raises BadWheel: it is not CSV in UTF-8, has two different lines for a file or a path outside, or a hash
-        that is unknown or weaker than SHA-256.
+    :raises BadWheel: it is not CSV in UTF-8, has two different lines for one file, a path outside the wheel,
+        or a hash that is unknown or weaker than SHA-256.
     """
     rows: dict[str, tuple[str, str]] = {}
     try:

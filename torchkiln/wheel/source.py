@@ -1,4 +1,4 @@
-"""Reads a wheel in order while it may still be downloading.
+"""Reads a wheel in order, possibly while it is still being downloaded.
 
 The central directory is at the end of a wheel, so for an incomplete file it is fetched first by a range
 request (`tail`) and compared with the file after the download.
@@ -19,7 +19,7 @@ _POLL = 0.005  # seconds
 
 
 class Cancelled(Exception):
-    """The download failed; the downloader knows the reason."""
+    """The download failed; the downloader reports the reason."""
 
 
 class WheelFile:

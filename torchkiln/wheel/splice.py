@@ -7,14 +7,15 @@ many members. So each file of the wheel, in its order, becomes:
                                         │ copied unchanged
     layer        [tar header, stored][gzip header][ deflate stream ][CRC-32, size]
 
-One pass reads the wheel and computes three hashes: of the wheel, which must be locked, of the layer (its
-digest), and of its tar (the diff_id). The diff_id needs the inflated bytes, with which CRC-32, size and the
-hash in RECORD of each entry are checked. The files that an installer adds follow at the end: launchers,
-INSTALLER and RECORD stored, the .pyc files compressed by the pinned encoder. A library whose device code is
-cut (`Cut`) is compressed by that encoder, too, and has its own hash in RECORD.
+One pass reads the wheel and computes three hashes: of the wheel (compared with the lock), of the layer (its
+digest), and of its tar (the diff_id). The diff_id needs the inflated bytes. These are also compared with the
+CRC-32, the size and the hash in RECORD of each entry. The files that an installer adds follow at the end:
+launchers, INSTALLER and RECORD stored, the .pyc files compressed by the pinned encoder. A library whose
+device code is cut (`Cut`) is compressed by that encoder, too, and has a new hash in RECORD.
 
-Everything is checked before the layer is used; a wheel with any fault gives none. Only a layer that the lock
-records is made without inflating (`LayerWriter`): its digest proves that the same wheel passed these checks.
+Everything is checked before the layer is used; a wheel with a fault gives no layer. Only a layer that
+the lock records is made without inflating (`LayerWriter`): its digest proves that the same wheel passed these
+checks.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torchkiln.matrix.facts import Facts
 def block(found: ReleaseMetadata) -> str:
     """The block of *found* under `releases`, in the style of the others.
 
-    The schema refuses it as long as it has a TODO.
+    The schema rejects a block that still has a TODO.
     """
     return "".join(f"{line}\n" for line in _lines(found))
 

@@ -38,7 +38,7 @@ def with_pair(text: str, torch: str, cuda: str, *, name: str) -> str:
 def with_block(text: str, key: str, version: str, block: str, *, name: str) -> str:
     """The valid facts *text* with *block*, the lines of *version*, in the mapping *key*.
 
-    It comes after that of the newest older version, separated like the others.
+    It is inserted after the block of the newest older version, separated like the others.
 
     :raises ConfigError: the mapping has no older version.
     """
@@ -57,7 +57,7 @@ def with_block(text: str, key: str, version: str, block: str, *, name: str) -> s
 
 
 def _last(node: yaml.Node) -> int:
-    """The index of the last character of *node*; a block's own mark is after the comments that follow it."""
+    """The index of the last character of *node*; a block's end mark is after the comments that follow it."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
         return _last(node.value[-1][1])
     if isinstance(node, yaml.SequenceNode) and not node.flow_style and node.value:
@@ -90,7 +90,7 @@ def _with(text: str, key: str, version: str, item: str, name: str) -> str:
 
 
 def _version(item: yaml.Node) -> str | None:
-    """The version that *item* is, or the torch version of a pair."""
+    """The version in *item*, a version or a pair with a torch version; None: neither."""
     if isinstance(item, yaml.MappingNode):
         item = next((value for key, value in item.value if key.value == "torch"), item)
     found = item.value if isinstance(item, yaml.ScalarNode) else ""

@@ -19,8 +19,8 @@ from torchkiln.model.index import FileAt, WheelMetadata
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, nearest
 
-_READ_FROM = ("cp311", "cp310", "cp312")  # the wheels with the preferred METADATA; all have the same
-_LIBRARY = "torch/lib/libtorch_python.so"  # has the text that torch.cuda.get_arch_list() splits
+_READ_FROM = ("cp311", "cp310", "cp312")  # preferred wheels to read METADATA from; it is the same in all
+_LIBRARY = "torch/lib/libtorch_python.so"  # contains the text of torch.cuda.get_arch_list()
 _LIBRARY_BYTES = 128 << 20  # 32 MB in torch 2.11
 _AUDIO_VERSION = "torchaudio/version.py"
 _AUDIO_VERSION_BYTES = 4096
@@ -57,13 +57,13 @@ class Companion:
     """The release of torchvision or torchaudio for a torch release."""
 
     version: str | None  # None: none was found
-    pins: bool  # it pins that torch; if not, its version number is equal, or it is the newest that allows it
+    pins: bool  # it pins that torch; if not, it has the same version or is the newest that allows it
     other_cuda: str = ""  # it is built for this CUDA, and cannot be imported with that torch; "": it can be
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseMetadata:
-    """The facts of a torch release in its default wheel, which lacks those of other CUDA builds."""
+    """The facts of a torch release that its default wheel contains, without those of other CUDA builds."""
 
     version: str
     cuda: str  # of the default wheel, "12.8"
@@ -135,7 +135,7 @@ def look_up(version: str, catalogue: Catalogue) -> ReleaseMetadata:
 
 
 def _archs(library: bytes) -> tuple[str, ...]:
-    """The GPU code for which torch was compiled, as its *library* names it; (): not found, or not unique."""
+    """The GPU architectures of torch, from a string in its *library*; (): not found, or not unique."""
     found = {text[1].decode() for text in _ARCHS.finditer(library) if b" " in text[1]}
     return tuple(found.pop().split()) if len(found) == 1 else ()
 
@@ -183,7 +183,7 @@ def _to_read(wheels: dict[str, FileAt]) -> FileAt:
 
 
 def _companion(project: str, torch: str, catalogue: Catalogue) -> Companion:
-    """The release of *project* that pins *torch*; else that of the same number, or the newest that fits."""
+    """The release of *project* that pins *torch*; else that of the same version, or the newest that fits."""
     fitting: list[str] = []  # without a requirement on torch, or with a range that includes this one
     for version in reversed(catalogue.versions(project)):
         wheels = _by_python(catalogue.wheels(project, version))
@@ -202,7 +202,7 @@ def _companion(project: str, torch: str, catalogue: Catalogue) -> Companion:
 
 
 def _of_cuda(torchaudio: Companion, cuda: str, catalogue: Catalogue) -> Companion:
-    """*torchaudio* with the CUDA that it is built for, if that is not *cuda*: its import then fails."""
+    """*torchaudio*, with `other_cuda` if it is built for another CUDA than *cuda*: its import fails."""
     if torchaudio.pins or torchaudio.version is None:
         return torchaudio
     wheels = _by_python(catalogue.wheels("torchaudio", torchaudio.version))

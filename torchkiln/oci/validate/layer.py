@@ -29,13 +29,13 @@ TAR_TYPE = "application/vnd.oci.image.layer.v1.tar"
 ZSTD_TYPE = "application/vnd.oci.image.layer.v1.tar+zstd"
 LAYER_TYPES = (GZIP_TYPE, TAR_TYPE, ZSTD_TYPE)
 
-_ISAL_ERROR = cast(type[Exception], isal_zlib.error)  # its stub calls the class an instance
+_ISAL_ERROR = cast(type[Exception], isal_zlib.error)  # its type stub declares an instance
 _MAGIC = b"\x1f\x8b"
 _FRAME = b"\x28\xb5\x2f\xfd"
 _SKIPPED = b"\x2a\x4d\x18"  # after a byte from 0x50 to 0x5f: a skippable zstd frame
 _WINDOW_LOG = 27  # 128 MiB: the default limit of the zstd program
 _READ = 1 << 20  # bytes of one read
-_FIRST = 1 << 14  # bytes passed to a new member: most are small, and the rest is copied back
+_FIRST = 1 << 14  # bytes passed to a new member: most members are small, and unused bytes are copied
 _NEXT = 1 << 18
 _OUT = 1 << 20
 
@@ -58,7 +58,7 @@ class LayerFacts:
 def inspect_layer(
     path: Path, media_type: str, advanced: Callable[[int], None] = lambda _: None
 ) -> LayerFacts:
-    """Read the whole blob at *path*, even if it is faulty. Types other than layers are only hashed.
+    """Read the whole blob at *path*, even if it is faulty. A blob that is not a layer is only hashed.
 
     :param advanced: called with the length of each piece that was read.
     :raises OSError: it cannot be read.

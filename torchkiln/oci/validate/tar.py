@@ -1,6 +1,6 @@
 """Collects the faults of a layer's tar for `verify`.
 
-The tar is read by the reader that unpacks, so the checked content is the used content.
+The tar is read by the reader that unpacks, so what is checked is what is used.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _own_faults(digest: str, found: LayerFacts | OSError) -> Iterator[str]:
 
 
 def _broken_claims(image: ImageClaim, found: _Found) -> Iterator[LayoutFault]:
-    """The faults of the layers of an image together, lowest first."""
+    """The faults of an image's layers in combination: wrong diff_ids and missing parents; lowest first."""
     known: dict[str, bool] = {}  # path → whether it is a folder
     for number, layer in enumerate(image.layers):
         facts = found.get((layer.digest, layer.media_type))

@@ -1,4 +1,4 @@
-"""Provides an adapter for requests that limits headers and lets other threads shut down its sockets.
+"""Provides a requests adapter that limits headers and lets other threads shut down its sockets.
 
 After Ctrl-C, a transfer must not wait for the time-out of a silent server.
 """
@@ -34,7 +34,7 @@ class OpenSockets:
         self._ended = False
 
     def use(self, connected: socket.socket) -> None:
-        """Record that this thread uses *connected*; if it may use none, shut it down at once."""
+        """Record that this thread uses *connected*; shut it down if this thread may use no sockets."""
         me = threading.get_ident()
         with self._guard:
             self._all.add(connected)

@@ -56,7 +56,7 @@ def _phrase(error: BaseException) -> str:
         case ConnectionRefusedError():
             return "connection refused"
         case ConnectionResetError() | BrokenPipeError():
-            return "connection reset"
+            return "connection reset by peer"
         case OSError() if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
             return "no route to host"
         case exceptions.ConnectTimeoutError():
@@ -70,7 +70,7 @@ def _phrase(error: BaseException) -> str:
         case exceptions.DecodeError():
             return "the body does not match its Content-Encoding"
         case exceptions.LocationParseError() | exceptions.LocationValueError():
-            return "not a valid address"
+            return "invalid URL"
     return ""
 
 

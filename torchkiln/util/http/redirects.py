@@ -22,7 +22,7 @@ def unsafe(url: str, page: str) -> str:
         parts, scheme = urlsplit(url), urlsplit(page).scheme
         host, login, _ = parts.hostname, parts.username or parts.password, parts.port
     except ValueError:
-        return "not a valid address"
+        return "invalid URL"
     if parts.scheme not in ("http", "https"):
         return f"{parts.scheme[:20] or 'no scheme'}: is neither http nor https"
     if (scheme, parts.scheme) == ("https", "http"):
@@ -30,7 +30,7 @@ def unsafe(url: str, page: str) -> str:
     if login:
         return "it contains credentials"
     if not host or not url.isprintable() or re.search(r"[\s\\\"<>^`{|}]", url):
-        return "not a valid address"
+        return "invalid URL"
     if not unquote(parts.path, errors="replace").isprintable():
         return "it contains control characters"
     return ""

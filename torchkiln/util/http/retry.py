@@ -1,4 +1,4 @@
-"""Retries failed requests with increasing pauses, by tenacity."""
+"""Retries failed requests with increasing pauses, using tenacity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Provides a session of requests with limits on time, headers and redirects."""
+"""Provides a requests.Session with limits on time, headers and redirects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LimitedSession(requests.Session):
             target = super().get_redirect_target(resp)
             why = redirects.unsafe(urljoin(resp.url, target), resp.url) if target else ""
         except ValueError:
-            target, why = "", "not a valid address"
+            target, why = "", "invalid URL"
         if (target or why) and resp.raw is not None:
             resp.close()
             resp._content = b""  # otherwise requests reads its body to the end
