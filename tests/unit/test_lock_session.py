@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.planned import FACTS
 from tests.servers.workspace import MATRIX, Workspace, a_workspace
-from torchkiln.errors import ConfigError, Stale, Unresolvable
+from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.index.settings import (
     IndexSettings,
     index_settings,
@@ -100,6 +101,22 @@ def test_lock_all_continues_after_errors_and_reports_all(workspace: Workspace) -
     (workspace.folder.path / "2.7.1-cuda12.1-cudnn9-runtime" / "lock.json").write_text("{}")
     workspace.session("2026-11-01").run((cell(),), sweeping=False)
     assert "ignoring the versions of the present lock" in workspace.observer.lines[-1]
+
+
+@pytest.mark.parametrize("unreachable", ["TORCHKILN_INDEX_PYTORCH", "UV_DEFAULT_INDEX"])
+def test_the_indexes_of_a_cell_are_reachable_before_its_base_is_made(
+    workspace: Workspace, tmp_path: Path, unreachable: str
+) -> None:
+    (tmp_path / "matrix.yaml").write_text(MATRIX.replace("12.1", "11.8"))
+    images = tmp_path / "empty"
+    workspace.folder = LockFolder(images, read(tmp_path / "matrix.yaml", FACTS), FACTS)
+    workspace.environ["TORCHKILN_INDEX_PYTORCH"] = workspace.server.url("pytorch")
+    workspace.environ[unreachable] = "http://127.0.0.1:9/simple"
+
+    with pytest.raises(BuildFailed, match="connection refused"):
+        workspace.session().lock(replace(cell(), cuda="11.8"))
+
+    assert not images.exists()
 
 
 def test_another_matrix_makes_a_lock_stale_for_every_caller(workspace: Workspace, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_gate_trusts_no_key_of_the_current_folder(scene: Scene, hostile: Path) -
 def test_catalog_and_retract_trust_no_key_of_the_current_folder(scene: Scene, hostile: Path) -> None:
     by_an_unknown_key(scene)
     result = json.loads(scene.publisher.run("ls", scene.target, "--json").stdout)
-    assert (result["trusted"], result["signatures"]) == (False, "not looked at")
+    assert (result["trusted"], result["signatures"]) == (False, "not verified")
     result = json.loads(scene.publisher.run("ls", scene.target, "--json", "--policy", "matrix.yaml").stdout)
     assert result["trusted"] is True
 

@@ -87,7 +87,7 @@ def ls(
 def _document(repository: Repository, images: Sequence[CatalogEntry], trust: Trust) -> dict[str, Any]:
     return {
         "repository": str(repository),
-        "signatures": "looked at" if trust.verifies else "not looked at",
+        "signatures": "verified" if trust.verifies else "not verified",
         "trusted": trust.verifies,
         "images": [
             {

@@ -155,10 +155,12 @@ class Relay:
         file, base, index = self._files[sha256]
         with self._guard:
             self._metadata_files += 1
-            if self._metadata_files > METADATA or self._metadata_bytes > _BYTES:
+            if self._metadata_files > METADATA:
                 raise _limit_exceeded(
                     f"{file.filename}: the requirements lead to more than {METADATA} wheels"
                 )
+            if self._metadata_bytes > _BYTES:
+                raise _limit_exceeded(f"{file.filename}: METADATA files with more than {_BYTES} bytes")
         data = self._metadata.for_resolver(file, base, index)
         with self._guard:
             self._metadata_bytes += len(data)

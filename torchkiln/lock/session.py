@@ -154,7 +154,8 @@ class LockSession:
             resolution, facts, by_record=self._request.by_record, pytorch_url=settings.pytorch_url
         )
         if self._systems.builds(resolution):
-            own = resolution.build is not None and resolution.build.source is Source.PYTORCH and not record
+            build = resolution.build
+            own = build is not None and build.source is Source.PYTORCH and not record.known
             self._index.demand_reachable((Source.DEFAULT, Source.PYTORCH) if own else (Source.DEFAULT,))
         return lock(
             resolution,

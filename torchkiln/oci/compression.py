@@ -124,9 +124,6 @@ COMPRESSIONS: tuple[Compression, ...] = (
     ZSTD,
     IDENTITY,
 )  # Identity last: its empty magic matches every blob
-BY_MEDIA_TYPE: Mapping[str, Compression] = {
-    compression.media_type: compression for compression in COMPRESSIONS
-}
 TARGETS: Mapping[LayerFormat, TargetCompression] = {
     compression.name: compression
     for compression in COMPRESSIONS

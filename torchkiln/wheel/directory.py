@@ -157,7 +157,7 @@ def _lines(data: bytes, count: int) -> Iterator[WheelEntry]:
         fields_ = extra_fields(data[place + name : place + name + extra], text)
         place += name + extra + comment
         if version & 0xFF > _NEWEST or disk:
-            raise BadZip(f"entry {text!r} needs zip version {version / 10}, or is on another disk")
+            raise BadZip(f"entry {text!r} needs zip version {(version & 0xFF) / 10}, or is on another disk")
         size, compressed, at = widened((size, compressed, at), fields_, text)
         yield WheelEntry(
             name=text,
