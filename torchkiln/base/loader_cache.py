@@ -39,7 +39,7 @@ def parse_cache(data: bytes) -> LoaderCache:
 
 
 def changed_libraries(before: LoaderCache, after: LoaderCache) -> Iterator[str]:
-    """The libraries of *before* that the loader would not find, or elsewhere, as sentences."""
+    """A message for each library of *before* that the loader would no longer find, or would find elsewhere."""
     new = _by_key(after)
     for name, paths in sorted(_by_key(before).items()):
         now = new.get(name, [])
@@ -51,9 +51,9 @@ def changed_libraries(before: LoaderCache, after: LoaderCache) -> Iterator[str]:
 
 
 def name_key(library: str) -> str:
-    """The name *library* as the loader compares it in the cache: libc.so.06 is libc.so.6.
+    """*library* in the form in which the loader compares names: libc.so.06 is libc.so.6.
 
-    It compares numbers by their value, of 32 bits.
+    The loader compares numbers in a name by their value, an integer of 32 bits.
     """
     return _NUMBER.sub(lambda found: str(int(found[0]) & 0xFFFFFFFF), library)
 
