@@ -27,10 +27,10 @@ def parse_cache(data: bytes) -> LoaderCache:
     :raises ValueError: it is not in this format, or is truncated.
     """
     if not data.startswith(_MAGIC) or len(data) < _HEADER.size:
-        raise ValueError("not a cache of the loader")
+        raise ValueError("invalid ld.so.cache")
     _, count, _ = _HEADER.unpack_from(data)
     if _HEADER.size + count * _ENTRY.size > len(data):
-        raise ValueError("the cache of the loader is truncated")
+        raise ValueError("ld.so.cache is truncated")
     found: dict[str, list[str]] = {}
     for number in range(count):
         _, name, path, _, _ = _ENTRY.unpack_from(data, _HEADER.size + number * _ENTRY.size)
@@ -68,5 +68,5 @@ def _by_key(cache: LoaderCache) -> dict[str, list[str]]:
 def _text(data: bytes, offset: int) -> str:
     end = data.find(b"\0", offset, offset + _LONGEST)
     if end < 0:
-        raise ValueError("the cache of the loader is truncated")
+        raise ValueError("ld.so.cache is truncated")
     return data[offset:end].decode(errors="backslashreplace")

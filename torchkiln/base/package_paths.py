@@ -38,7 +38,7 @@ def path_fault(path: str) -> str:
     if _AT_START.fullmatch(path):
         return "runs at each start of Python"
     if _KEYS.fullmatch(path):
-        return "is a private key, which each machine must make for itself"
+        return "is a private key, which each machine must generate"
     if is_of_driver(path.rpartition("/")[2]):
         return "is a library of the driver, which the host provides"
     return ""

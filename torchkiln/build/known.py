@@ -38,7 +38,7 @@ def known_blob(spec: PlannedLayer, plan: ImagePlan, store: Store) -> Blob | None
 
 
 def _overlay(spec: OverlayLayer | RemovalLayer, epoch: int, store: Store) -> Blob:
-    """A few small files, encoded each time: faster than looking for a cached blob."""
+    """The blob of *spec*: a few small files, encoded each time because a search in the cache is slower."""
     data, blob = encoded(spec, epoch)
     if not store.has_blob(blob.digest, blob.size):
         temporary = store.temporary("overlay")
