@@ -259,7 +259,7 @@ def test_a_missing_compiler_has_a_hint(scene: Scene) -> None:
 
 
 def test_a_build_requirement_that_is_not_listed_has_a_hint(scene: Scene) -> None:
-    assert "it imports torch, but does not say" in scene.refused(files_of(code="\nimport torch\n")).hint
+    assert "it imports torch, which is not in its [build-system] requires" in scene.refused(files_of(code="\nimport torch\n")).hint
 
 
 def test_an_sdist_that_leaves_its_folder_is_contained(scene: Scene, tmp_path: Path) -> None:
