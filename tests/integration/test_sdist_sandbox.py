@@ -259,7 +259,8 @@ def test_a_missing_compiler_has_a_hint(scene: Scene) -> None:
 
 
 def test_a_build_requirement_that_is_not_listed_has_a_hint(scene: Scene) -> None:
-    assert "it imports torch, which is not in its [build-system] requires" in scene.refused(files_of(code="\nimport torch\n")).hint
+    hint = scene.refused(files_of(code="\nimport torch\n")).hint
+    assert "it imports torch, which is not in its [build-system] requires" in hint
 
 
 def test_an_sdist_that_leaves_its_folder_is_contained(scene: Scene, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Find the layers that images share, in a registry and on a host's disk.
+"""Finds the layers that images share, in a registry and on a host's disk.
 
 A registry stores a blob once, by its digest, at any position in an image. An engine stores a layer relative
 to the layers below, so a host shares a layer only if all layers below are the same: by its chain id, as in
