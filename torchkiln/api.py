@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 class CellName:
     """The name of a cell of the matrix; the options of the command line have the same names and values.
 
-    `torch` and `cuda` may be prefixes: "2.7" is the newest 2.7 release. `gpus` are the GPUs of a thin image, for
-    example "9.0" or "H100". With `own_use`, NVIDIA's libraries are cut, too; their licence may allow this for
-    your own use only.
+    `torch` and `cuda` may be prefixes: "2.7" is the newest 2.7 release. `gpus` are the GPUs of a thin image,
+    for example "9.0" or "H100". With `own_use`, NVIDIA's libraries are cut, too; their licence may allow this
+    for your own use only.
     """
 
     torch: str
@@ -144,7 +144,8 @@ def build_project(
     :param cell: None is the cell of the project's lock.
     :param extras: the project's extras to install.
     :param groups: the project's dependency groups to install; without extras and groups, those of its lock.
-    :raises ConfigError: a file of the project is invalid, its code cannot be in an image, or *cell* is missing.
+    :raises ConfigError: a file of the project is invalid, its code cannot be in an image, or *cell* is
+        missing.
     :raises Stale: a lock is outdated.
     :raises Unresolvable: the project's requirements conflict with the parent image.
     :raises BuildFailed: a package is not available as locked, or would change the parent image.

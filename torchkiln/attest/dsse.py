@@ -1,9 +1,9 @@
 """Signs and verifies DSSE envelopes.
 
 DSSE 1.0 signs the pre-authentication encoding of type and payload, so that a signed payload is not valid as
-another type. Key IDs appear only in messages; verification ignores them. Keys are PEM files: Ed25519, or ECDSA
-on P-256 with SHA-256 and DER signatures, as OpenSSL and cosign write them. Messages contain neither keys nor
-passphrases.
+another type. Key IDs appear only in messages; verification ignores them. Keys are PEM files: Ed25519, or
+ECDSA on P-256 with SHA-256 and DER signatures, as OpenSSL and cosign write them. Messages contain neither
+keys nor passphrases.
 """
 
 from __future__ import annotations

@@ -188,7 +188,9 @@ def _translated_errors() -> Iterator[None]:
         raise
     except IdentityError as error:
         if isinstance(error.__cause__, GitHubOidcPermissionCredentialError):
-            raise ConfigError(f"cannot get the job's OpenID token: {_text(error)}", hint=_NO_PERMISSION) from None
+            raise ConfigError(
+                f"cannot get the job's OpenID token: {_text(error)}", hint=_NO_PERMISSION
+            ) from None
         why = f" ({error.__cause__.__class__.__name__})" if error.__cause__ else ""
         raise ToolMissing(
             f"cannot get the job's OpenID token: {_text(error)}{why}",

@@ -1,7 +1,7 @@
 """Signs cache records with a key of this user, so that records from elsewhere are recognized.
 
-The key, keys/machine.pem, is generated on first use: an Ed25519 key that only its owner can read. Records that
-come from a restored archive, or from a container that mounts a part of the cache, lack its signature.
+The key, keys/machine.pem, is generated on first use: an Ed25519 key that only its owner can read. Records
+that come from a restored archive, or from a container that mounts a part of the cache, lack its signature.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torchkiln.util.ownership import fault_of_secret
 
 _LIMIT = 4096  # bytes of the key's file
 _HINT = (
-    "delete it: torchkiln generates a new key; smoke tests run again, because records signed with the old key do"
-    " not count"
+    "delete it: torchkiln generates a new key; smoke tests run again, because records signed with the old key"
+    " do not count"
 )
 
 

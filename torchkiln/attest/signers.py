@@ -21,7 +21,7 @@ from torchkiln.model.roles import ROLES, Role
 from torchkiln.oci.artifact import Artifact
 
 FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # media types of statements
-LIMIT = 8 << 20  # maximum bytes of an artifact; SBOMs have about 1 MB, and need up to 30 times that when parsed
+LIMIT = 8 << 20  # maximum bytes of an artifact; an SBOM has about 1 MB, and up to 30 times that when parsed
 KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation
 _PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's
 
@@ -112,7 +112,7 @@ class OpenedStatement:
 
 
 def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) -> OpenedStatement:
-    """The statement in the artifact *data* of the media type *kind*, and which of *trusted* signed it, if any.
+    """The statement in the artifact *data* of media type *kind*, and which of *trusted* signed it, if any.
 
     A key is trusted only for statements of its roles.
 

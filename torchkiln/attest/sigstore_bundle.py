@@ -40,7 +40,8 @@ _SCHEMA: dict[str, Any] = {
 def wrap(envelope: bytes, signer: str | None) -> bytes:
     """The bundle of *envelope*; its hint is the fingerprint *signer*, in cosign's form.
 
-    The signatures have no keyid: cosign's Go library ignores signatures whose keyid is not an SSH fingerprint.
+    The signatures have no keyid: cosign's Go library ignores signatures whose keyid is not an SSH
+    fingerprint.
     """
     hint = {"hint": base64.b64encode(bytes.fromhex(signer)).decode()} if signer else {}
     content = json.loads(envelope)

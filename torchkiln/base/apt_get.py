@@ -33,7 +33,8 @@ _OLD = (
 )
 _CONFLICT = "remove the packages that conflict with the image from apt in the project's settings"
 
-# Writes apt's plan, and downloads its packages. If there is none, writes the plan that apt makes without pins.
+# Writes apt's plan, and downloads its packages. If there is none, writes the plan that apt makes without
+# pins.
 _RESOLVE = f"""
 export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
 : >"$1{_FREELY}"
@@ -63,7 +64,8 @@ def resolve(
 ) -> tuple[DebFile, ...]:
     """The packages that apt adds to *layers* for *requested*; their files are in *store* afterwards.
 
-    :raises Unresolvable: the archive lacks a package, or a package requires other versions than *layers* have.
+    :raises Unresolvable: the archive lacks a package, or a package requires other versions than *layers*
+        have.
     :raises BuildFailed: the archive cannot be reached, or its signature is invalid.
     :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
     """

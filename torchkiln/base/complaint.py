@@ -1,7 +1,7 @@
 """Finds the cause of a failure in the output of mmdebstrap. Pure.
 
-mmdebstrap prints the output of apt and dpkg. After a failure, each program in the chain of calls adds a message
-of its own. The error reports only the cause.
+mmdebstrap prints the output of apt and dpkg. After a failure, each program in the chain of calls adds a
+message of its own. The error reports only the cause.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Extracts selected files of a base's tar to a folder, and lets no link in the tar lead out of the folder.
 
-Each folder is opened relative to the descriptor of its parent, and no link is followed. Links are created last,
-each as a relative path to its extracted target. Links to other targets are left out. So no link leads out of
-the folder, with or without a chroot.
+Each folder is opened relative to the descriptor of its parent, and no link is followed. Links are created
+last, each as a relative path to its extracted target. Links to other targets are left out. So no link leads
+out of the folder, with or without a chroot.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def python_name(version: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interpreter:
-    """A base's Python, or a standalone Python with the base's C library, under *root*, a folder of the cache."""
+    """A base's Python, or a standalone Python with the base's C library, in the cache's folder `root`."""
 
     root: Path
     version: str  # full, "3.11.2"
@@ -116,8 +116,8 @@ def extract_standalone(stream: BinaryIO, version: str, into: Path, *, diff_id: D
     """Add the standalone Python of the tar *stream* to *into*, which has the base's Python.
 
     :param diff_id: the expected diff_id of the tar; None: it is unknown.
-    :raises BuildFailed: the tar has another diff_id, no such Python, or a forbidden entry; the extracted files
-        must not be run.
+    :raises BuildFailed: the tar has another diff_id, no such Python, or a forbidden entry; the extracted
+        files must not be run.
     :raises OSError: reading or writing failed; ValueError: the tar is damaged.
     """
     name = python_name(version)

@@ -66,8 +66,8 @@ def ensure(
 
     The sources are tried in this order: the cache, *file*, an earlier rebuild for this lock, the archive. A
     rebuild from the archive may differ from the lock. It is recorded for the lock, so that the next build is
-    fast and uses the same artefact, until the lock changes or `rebuild` is called. Without *locked*, the sources
-    are *file* and the archive.
+    fast and uses the same artefact, until the lock changes or `rebuild` is called. Without *locked*, the
+    sources are *file* and the archive.
 
     :param fits: whether the locked one may be used; false if it was built on another base.
     :raises BuildFailed: *file* is not the locked one; or the archive gives another one and *locked_only* is

@@ -39,7 +39,7 @@ def parse_cache(data: bytes) -> LoaderCache:
 
 
 def changed_libraries(before: LoaderCache, after: LoaderCache) -> Iterator[str]:
-    """A message for each library of *before* that the loader would no longer find, or would find elsewhere."""
+    """A message for each library of *before* that the loader would not find, or would find elsewhere."""
     new = _by_key(after)
     for name, paths in sorted(_by_key(before).items()):
         now = new.get(name, [])

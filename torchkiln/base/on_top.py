@@ -64,7 +64,7 @@ class Addition:
 
 
 def layer_tar(addition: Addition, work: BaseWork) -> Path:
-    """Install the packages, write the layer with all new and changed files to the scratch folder, return its path.
+    """Install the packages, and write the layer with all new and changed files to the scratch folder.
 
     Takes half a minute, and temporarily two gigabytes of that folder.
 

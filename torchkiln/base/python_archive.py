@@ -2,8 +2,8 @@
 
 The format is that of python-build-standalone's `install_only` archives: a gzip tar with one folder, python/.
 The archive's hash was checked before, but the user may have the archive from any source. So every entry is
-checked, and the archive is refused if an entry could lead out of the folder or grant privileges. Owners, modes
-and times are normalized.
+checked, and the archive is refused if an entry could lead out of the folder or grant privileges. Owners,
+modes and times are normalized.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 _TOP = "python"
 _MAX_READ = 4 << 30  # bytes unpacked; real archives have 100 to 400 million
 _MAX_FILE = 256 << 20  # bytes of a file, as for `extraction`
-# Left out: packages (the image has those of its lock), byte-code (it is compiled again), tests, manuals, and what
-# Debian's python3 does not have either: Tk, and IDLE, which requires Tk.
+# Left out: packages (the image has those of its lock), byte-code (it is compiled again), tests, manuals, and
+# what Debian's python3 does not have either: Tk, and IDLE, which requires Tk.
 _LEFT_OUT = re.compile(
     r"(.+/)?__pycache__(/.*)?|share/man(/.*)?|bin/(?!python)[^/]*|lib/(itcl|tcl|tdbc|thread|tk|libtcl|libtk)[0-9].*"
     r"|lib/python[0-9.]+/(site-packages|test|idlelib|tkinter|turtledemo|lib-dynload/_tkinter[^/]*)(/.*)?"

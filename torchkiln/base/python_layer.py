@@ -1,8 +1,8 @@
 """Writes the layer of a standalone Python: its files in /opt/python, and a /opt/venv that uses it.
 
-/opt/venv is the base's virtual environment. The layer replaces its pyvenv.cfg and its links to Python. Packages
-stay in the folder of the base's Python version, and the folder of the new version is a link to that folder. So
-the images of both Pythons can share a layer of packages.
+/opt/venv is the base's virtual environment. The layer replaces its pyvenv.cfg and its links to Python.
+Packages stay in the folder of the base's Python version, and the folder of the new version is a link to that
+folder. So the images of both Pythons can share a layer of packages.
 """
 
 from __future__ import annotations

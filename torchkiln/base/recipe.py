@@ -47,8 +47,9 @@ _DPKG_OPTIONS = (
 
 # Run by sh with the new root as "$1", after the packages are installed.
 _MAKING = (
-    # The environment is empty and created by the base's Python; builds only add wheels. It has the system site
-    # packages, because only then Python uses the user site, where pip installs if it cannot write to the venv.
+    # The environment is empty and created by the base's Python; builds only add wheels. It has the system
+    # site packages, because only then Python uses the user site, where pip installs if it cannot write to the
+    # venv.
     'chroot "$1" env PYTHONDONTWRITEBYTECODE=1'
     f" python3 -m venv --system-site-packages --without-pip {PREFIX}",
     # Writable for every user of the container, like /tmp.

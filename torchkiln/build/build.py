@@ -45,8 +45,8 @@ def build(
 
     The cache remembers the layout.
 
-    :raises BuildFailed: the lock is untrusted and *options* do not allow that, or it was made with another rule
-        for cutting device code; or a step failed.
+    :raises BuildFailed: the lock is untrusted and *options* do not allow that, or it was made with another
+        rule for cutting device code; or a step failed.
     """
     return build_planned(locked, matrix, facts, layout, environment, options=options)[0]
 

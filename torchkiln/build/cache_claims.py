@@ -28,7 +28,7 @@ def remember_layout(store: Store, layout: Path) -> None:
 
 
 def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Iterable[str]) -> None:
-    """Record the files that *image*, built from *plan*, uses; those of layers not *reused* count as used now."""
+    """Record the files that *image* of *plan* uses; those of layers not *reused* count as used now."""
     locked = plan.locked
     packs = _packs(locked)
     store.put_record(

@@ -1,8 +1,8 @@
 """Starts the Python of a base in a sandbox to compile byte-code.
 
 A base may come from a file or a registry, so its programs are not trusted and cannot see the host. If the
-host has no sandbox, programs of the base of the user's own lock run with only resource limits and a system call
-filter; those of a foreign lock do not run.
+host has no sandbox, programs of the base of the user's own lock run with only resource limits and a system
+call filter; those of a foreign lock do not run.
 """
 
 from __future__ import annotations

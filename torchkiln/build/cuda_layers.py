@@ -1,7 +1,7 @@
 """Makes the layers of the CUDA toolkit: downloads and extracts archives in parallel, and writes the layers.
 
-The cache (`toolkits/`) keeps the files that are installed from an archive, not the archive. The archives of the
-libraries have 1.1 GB, but only their headers and stubs are installed.
+The cache (`toolkits/`) keeps the files that are installed from an archive, not the archive. The archives of
+the libraries have 1.1 GB, but only their headers and stubs are installed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks that the METADATA of the wheels in the store agrees with the lock.
 
-A lock is resolved from the metadata that an index serves, without the wheels. If that metadata differs from the
-metadata in the wheels, packages of the image may be missing or have the wrong version.
+A lock is resolved from the metadata that an index serves, without the wheels. If that metadata differs from
+the metadata in the wheels, packages of the image may be missing or have the wrong version.
 """
 
 from __future__ import annotations

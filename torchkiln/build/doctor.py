@@ -1,4 +1,4 @@
-"""Checks whether this host has what each engine and runtime needs, and says how to install what is missing."""
+"""Checks whether this host has what engines and runtimes need, and says how to install what is missing."""
 
 from __future__ import annotations
 

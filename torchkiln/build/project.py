@@ -81,8 +81,8 @@ def build_project(
     """Build the cell's image into *layout*, then that of the project on it, under the project's name.
 
     :raises Stale: the project was locked for another lock of the cell.
-    :raises BuildFailed: as `image.build` and `ensure_apt`, or a package of the project would change the parent
-        image (see `effect_of`).
+    :raises BuildFailed: as `image.build` and `ensure_apt`, or a package of the project would change the
+        parent image (see `effect_of`).
     :raises ConfigError: the code hides a package of the image.
     :raises Unresolvable: a library of a package cannot be loaded in the image.
     """
@@ -179,8 +179,8 @@ def _check_libraries(source: ProjectSource, environment: Environment, *, final: 
 
     A wheel that is neither in the cache nor available is not checked.
 
-    :param final: the parent image exists, so that wheels can be built from sdists on it; wheels that are still
-        missing are reported.
+    :param final: the parent image exists, so that wheels can be built from sdists on it; wheels that are
+        still missing are reported.
     """
     store = environment.store
     built = {origin.name for origin in source.lock.origins if origin.built}
@@ -191,8 +191,8 @@ def _check_libraries(source: ProjectSource, environment: Environment, *, final: 
     unread = require_fitting(source.lock, source.cell, store)
     if unread and final:
         environment.say(
-            "warning: cannot check whether the libraries of these packages can be loaded in the image, because"
-            f" their wheels are not in the cache: {', '.join(unread)}"
+            "warning: cannot check whether the libraries of these packages can be loaded in the image,"
+            f" because their wheels are not in the cache: {', '.join(unread)}"
         )
 
 
@@ -283,7 +283,8 @@ def _installed(
 ) -> Mapping[str, Files]:
     """The files of the packages in the layer *spec*.
 
-    :param exact: with byte-code, from the layer; otherwise from the wheels, if the store has all: that is faster.
+    :param exact: with byte-code, from the layer; otherwise from the wheels, if the store has all: that is
+        faster.
     """
     if exact or not all(map(store.has_wheel, spec.wheels)):
         return files_in_layer(store.blob(blob.digest), scheme)

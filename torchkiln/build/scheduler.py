@@ -1,9 +1,10 @@
 """Makes layers in parallel: downloads in threads, conversions in processes.
 
-Each job has a thread. Each large wheel has a layer. The largest wheels are converted during their download. Each
-of them occupies a worker that mostly waits, so the other large wheels are converted after their download. Small
-wheels share a layer, which is made when all are complete; their byte-code, which takes longest, is compiled as
-each wheel arrives. Small files have separate download slots, because latency dominates their downloads.
+Each job has a thread. Each large wheel has a layer. The largest wheels are converted during their download.
+Each of them occupies a worker that mostly waits, so the other large wheels are converted after their
+download. Small wheels share a layer, which is made when all are complete; their byte-code, which takes
+longest, is compiled as each wheel arrives. Small files have separate download slots, because latency
+dominates their downloads.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Scheduler:
         return {work: end - start for work, (start, end) in self._spans.items()}
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Blob, Path]]:
-        """Each finished job with its blob and the blob's temporary path; the caller moves or deletes that file.
+        """Each finished job, its blob and the blob's temporary path; the caller moves or deletes that file.
 
         :raises BuildFailed: the first failure; the other jobs are cancelled.
         """

@@ -1,4 +1,4 @@
-"""Builds wheels from sdists with their build backends, in a sandbox with the image's files and without network.
+"""Builds wheels from sdists with their build backends, in a sandbox with the image's files and no network.
 
 Sdists and backends are not trusted. An sdist is unpacked only in the sandbox, and the output of its build is
 accepted only if it is a valid wheel.
@@ -214,7 +214,7 @@ class SandboxedBuilder:
 
     @contextmanager
     def _staged(self, sdist: LockedWheel, requires: Iterable[LockedWheel]) -> Iterator[Path]:
-        """A folder with the driver, the sdist and the build requirements, which becomes /in in the sandbox."""
+        """A folder with the driver, the sdist and the build requirements, which the sandbox has as /in."""
         folder = self.store.temporary("sdist")
         try:
             with self.store.writable():
@@ -232,7 +232,7 @@ class SandboxedBuilder:
 
 
 def _python_of(cell: LockedCell) -> tuple[str, str]:
-    """The folder and the name of the image's Python outside the virtual environment, which has no packages."""
+    """The folder and the name of the image's Python outside of the virtual environment with the wheels."""
     if cell.standalone:
         return f"/{HOME}/bin", python_name(cell.standalone.version)
     return "/usr/bin", python_name(cell.base.python)

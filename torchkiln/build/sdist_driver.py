@@ -2,10 +2,10 @@
 
     python sdist_driver.py ACTION FOLDER BACKEND BACKEND_PATH...
 
-/in/source.tar.gz is the sdist or another tar, and FOLDER is the package's folder in it. /in/wheels has the build
-requirements. ACTION is "read" (prints pyproject.toml), "requires" (prints the requirements that the backend adds,
-as JSON), or "wheel" (prints the file name on a line, then the wheel). All other output goes to stderr. The program
-uses only the standard library, and runs on Python 3.10 and newer.
+/in/source.tar.gz is the sdist or another tar, and FOLDER is the package's folder in it. /in/wheels has the
+build requirements. ACTION is "read" (prints pyproject.toml), "requires" (prints the requirements that the
+backend adds, as JSON), or "wheel" (prints the file name on a line, then the wheel). All other output goes to
+stderr. The program uses only the standard library, and runs on Python 3.10 and newer.
 """
 
 from __future__ import annotations

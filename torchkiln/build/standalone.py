@@ -1,8 +1,8 @@
 """Makes the layer of a standalone Python from its archive, or provides the locked one.
 
 The matrix has the path or URL of the archive, and its hash. The same archive gives the same layer on every
-machine, so a lock needs no copy of the layer. The byte-code of the standard library is compiled by the archive's
-Python, with the base's C library, in a sandbox.
+machine, so a lock needs no copy of the layer. The byte-code of the standard library is compiled by the
+archive's Python, with the base's C library, in a sandbox.
 """
 
 from __future__ import annotations

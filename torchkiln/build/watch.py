@@ -15,9 +15,9 @@ from torchkiln.errors import BuildFailed, KilnError
 from torchkiln.project.snapshot import Snapshot, changed_paths, snapshot
 
 INTERVAL = 0.25  # seconds between two polls
-SETTLE = 0.05  # seconds between polls after a change, until the files are stable: editors and git write several
+SETTLE = 0.05  # seconds between polls after a change, until no file changes: editors and git write several
 _MOST_POLLS = 40  # maximum number of these polls; then the files are read in any case
-_IDLE, _LONGEST = 10, 2.0  # after a slow poll, the pause is 10 times as long as the poll, but at most 2 seconds
+_IDLE, _LONGEST = 10, 2.0  # after a slow poll, the pause is 10 times as long, but at most 2 seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,7 +50,8 @@ class WheelInput:
 class Task:
     """A layer to make. `interpreter` is the command that starts its `python`.
 
-    `recorded` is the blob in the lock. `device_code` names wheels, and the device code that their libraries keep.
+    `recorded` is the blob in the lock. `device_code` names wheels, and the device code that their libraries
+    keep.
     """
 
     slot: int

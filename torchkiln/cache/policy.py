@@ -144,8 +144,8 @@ class PrunePolicy:
     """What to delete; by default only what neither a tag nor a lock can use."""
 
     everything: bool = False  # delete everything that is not protected
-    older_than: float | None = None  # seconds: delete only what was not used for so long, if it is not protected
-    max_size: int | None = None  # bytes: delete the least recently used of these, until the cache is that small
+    older_than: float | None = None  # seconds: of that, what was not used for so long
+    max_size: int | None = None  # bytes: of that, the least recently used, until the cache is that small
 
 
 def item_usages(items: Iterable[CacheItem], roots: Sequence[Root]) -> tuple[ItemUsage, ...]:

@@ -1,1 +1,1 @@
-"""Reads the device code (machine code and PTX for GPUs) in a shared library, and finds what an image can omit."""
+"""Reads the device code in a shared library, and decides which parts of it an image does not need."""

@@ -86,7 +86,8 @@ _PIECE = 1 << 16  # maximum bytes of padding that are read at a time
 def containers(library: memoryview) -> Iterator[Container]:
     """The containers of a shared library, in the order of the file.
 
-    :raises UnknownDeviceCode: it is not a shared library for x86-64, or its device code has an unknown format.
+    :raises UnknownDeviceCode: it is not a shared library for x86-64, or its device code has an unknown
+        format.
     """
     for section in fatbin_sections(library):
         yield from _containers(library, section)

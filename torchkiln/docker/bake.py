@@ -25,7 +25,8 @@ def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
     for plan in plans:
         cell = plan.locked.resolution.cell
         # All groups except those of flavors can be built with the default index alone. A target that needs
-        # NVIDIA's archives is only in the group of its flavor; a target that was locked by public record is in none.
+        # NVIDIA's archives is only in the group of its flavor; a target that was locked by public record is
+        # in none.
         names = ("default", f"torch-{minor_of(cell.torch)}", f"cuda-{cell.cuda}", cell.flavor, cell.os)
         if plan.locked.by_record:
             continue

@@ -45,8 +45,9 @@ class BuildxRequest:
 def command(request: BuildxRequest, metadata: Path, progress: str) -> list[str]:
     """The command line; buildx writes the image's digest to *metadata*.
 
-    Without provenance, so that the result is an image and not an index. The epoch sets the times in config and
-    history, but not those of files in layers: if the engine unpacks the image, BuildKit rewrites no timestamps.
+    Without provenance, so that the result is an image and not an index. The epoch sets the times in config
+    and history, but not those of files in layers: if the engine unpacks the image, BuildKit rewrites no
+    timestamps.
     """
     argv = ["docker", "buildx", "build", f"--progress={progress}", "--provenance=false"]
     argv += ["--metadata-file", str(metadata), "--load"]
@@ -87,7 +88,7 @@ def build(
         try:
             for message in _messages(process.stdout):
                 log.add(message)
-        except BaseException:  # Ctrl-C, too; not `finally`: a client that ends by itself has its own exit code
+        except BaseException:  # Ctrl-C, too; not `finally`: a client that has ended sets its exit code
             process.terminate()  # the engine then ends the step
             raise
     if process.returncode:

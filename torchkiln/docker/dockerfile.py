@@ -51,8 +51,8 @@ class _Copy:
 def load_templates(folder: Path, project: Path | None = None) -> dict[str, str]:
     """The templates below *folder* by their name there.
 
-    :param project: the folder of a matrix; the files in its templates/ are added, and replace templates of the
-        same name.
+    :param project: the folder of a matrix; the files in its templates/ are added, and replace templates of
+        the same name.
     :raises ConfigError: the main template is missing, or a template is a symbolic link or not UTF-8.
     """
     found = _texts(folder)

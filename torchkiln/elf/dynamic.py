@@ -39,13 +39,13 @@ class Dynamic:
     soname: str  # "" if it has none
     needed: tuple[str, ...]
     required: Mapping[str, frozenset[str]]  # library -> the versions that it must have; without weak ones
-    undefined: frozenset[tuple[str, str, str]]  # symbol, version, library of the version; the last two may be ""
+    undefined: frozenset[tuple[str, str, str]]  # symbol, its version, the version's library; "" without one
     versions: frozenset[str]  # the versions that the library itself defines
     defined: Mapping[str, frozenset[str]]  # version -> symbols; "" for symbols without a version
 
 
 def parts_of(data: Data, *, program: bool = False) -> tuple[tuple[int, int], ...]:
-    """Start and stop of the parts of *data* that `read_dynamic` reads in addition to header and section table.
+    """Start and stop of the parts of *data* that `read_dynamic` reads, besides header and section table.
 
     :raises BadElf: as `read_dynamic`; a part may be too large.
     """
