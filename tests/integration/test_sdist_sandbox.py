@@ -231,10 +231,10 @@ def test_what_it_writes_is_limited(scene: Scene) -> None:
     ("files", "why"),
     [
         (files_of("other"), "an invalid wheel: its name is other"),
-        (files_of(version="2.0"), "a wheel that is refused: its version is 2.0"),
+        (files_of(version="2.0"), "an invalid wheel: its version is 2.0"),
         (files_of(code="\nTAG = 'cp39-cp39-win_amd64'\n"), "its tags do not match the image's Python"),
         (files_of(code="\ndef build_wheel(*_):\n    return '../../in/driver.py'\n"), "its build failed"),
-        (files_of(code=NO_ZIP), "is refused: "),
+        (files_of(code=NO_ZIP), "an invalid wheel: "),
         (files_of(code="\ndef build_wheel(f, *_):\n    open(f + '/a', 'w')\n    return 'a'\n"), "no wheel"),
         ({"pyproject.toml": "[build-system]\nrequires = 3\n"}, "requires is not a list of strings"),
         ({"pyproject.toml": "[build-system"}, "not valid TOML"),
