@@ -177,8 +177,8 @@ GOOD = entry("sm_80")
                 ("sm_80", {"flags": ZSTD, "packed": 9, "unpacked": 9}, "8 bytes, 9 compressed"),
                 ("sm_80", {"flags": ZSTD, "packed": 0x80, "unpacked": 9}, "8 bytes, 128 compressed"),
                 ("sm_80", {"flags": LZ4, "packed": 8}, "8 bytes, 8 compressed, 0 uncompressed"),
-                ("sm_80", {"flags": ZSTD, "packed": 8, "unpacked": 9}, "not of the kind"),
-                ("compute_80", {"kind": 2}, "the payload of an entry is not of the kind"),
+                ("sm_80", {"flags": ZSTD, "packed": 8, "unpacked": 9}, "not match the kind"),
+                ("compute_80", {"kind": 2}, "the payload of an entry does not match the kind"),
             )
         ),
     ],

@@ -1,7 +1,7 @@
 """Writes and reads in-toto statements, version 1, about an image.
 
-The subject is the digest of the image's manifest. The predicate type, a URL or a URN, says what the predicate
-is.
+The subject is the digest of the image's manifest. The predicate type is a URL or a URN that names the format
+of the predicate.
 """
 
 from __future__ import annotations

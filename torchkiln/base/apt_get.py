@@ -103,9 +103,9 @@ def fetch(
     environ: Mapping[str, str],
     report: Reporting = UNREPORTED,
 ) -> None:
-    """Download those of *debs* that *store* does not have, from the archive of *os_name*.
+    """Download the *debs* that *store* does not have, from the archive of *os_name*.
 
-    :raises BuildFailed: the archive no longer has one, or it cannot be reached.
+    :raises BuildFailed: the archive no longer has one of them, or cannot be reached.
     :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
     """
     wanted, absent = recipe(os_name), missing(debs, store)

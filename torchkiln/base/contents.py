@@ -96,7 +96,7 @@ def _python(packages: tuple[OsPackage, ...]) -> str:
 
 
 def _walk(stream: BinaryIO) -> Iterator[tuple[TarEntry, bytes | None]]:
-    """Each entry, with the data of those that `inspect` reads."""
+    """Each entry, with its data if `inspect` reads it, else None."""
     tar = TarReader(pieces_of(stream))
     for entry in tar:
         wanted = entry.kind == "file" and entry.path == _STATUS and entry.size <= _LIMIT

@@ -31,7 +31,7 @@ _MAX_LINKS = 40  # links followed in a path, the limit of the kernel
 
 
 class ExtractionRefused(ValueError):
-    """The tar has an entry that no base has."""
+    """The tar has an entry that is not allowed."""
 
 
 def extract(stream: BinaryIO, into: Path, wanted: Callable[[str], bool]) -> Digest:

@@ -49,7 +49,7 @@ class ArtefactSpec(Generic[Artefact]):
     kind: type[Artefact]
     make: Callable[[], Artefact]
     read: Callable[[Path, Blob, str], Artefact]  # blob, its description, its name in messages
-    key: Callable[[Artefact], str]  # key of the record that says what a locked artefact was rebuilt as
+    key: Callable[[Artefact], str]  # the key of the record of a locked artefact's rebuild
 
 
 def ensure(

@@ -1,6 +1,6 @@
 """Reads /etc/ld.so.cache, in which the loader looks up the libraries that a program needs. Pure.
 
-The format is that of glibc 2.2 and later: a header, entries that refer to texts by their offset, the texts.
+The format is that of glibc 2.2 and later: a header, entries that refer to strings by offset, and the strings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 PATH = "etc/ld.so.cache"
 LIMIT = 16 << 20  # bytes; with a thousand libraries it has 60,000
 _MAGIC = b"glibc-ld.so.cache1.1"
-_HEADER = struct.Struct("<20sII16x4x")  # magic, entries, bytes of texts
+_HEADER = struct.Struct("<20sII16x4x")  # magic, entries, bytes of strings
 _NUMBER = re.compile(r"[0-9]+")
 _LONGEST = 4096  # bytes of a path
 _ENTRY = struct.Struct("<iIIIQ")  # flags, offsets of name and path, version of the kernel, capabilities

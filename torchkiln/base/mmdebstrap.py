@@ -268,7 +268,7 @@ def _require(recipe: BaseRecipe, keyring: Path) -> None:
 
 
 def dev_folder(epoch: int) -> bytes:
-    """The tar header of an empty /dev; mmdebstrap's own /dev would be missing or have device nodes."""
+    """The tar header of an empty /dev; mmdebstrap writes either no /dev or one with device nodes."""
     info = tarfile.TarInfo("./dev/")
     info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, epoch
     return info.tobuf(tarfile.USTAR_FORMAT)

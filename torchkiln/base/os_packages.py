@@ -92,7 +92,7 @@ def ensure_apt(
 ) -> LockedApt:
     """*apt* with the layer of its packages on *layers*, which is in *store* afterwards.
 
-    On other layers than those of the lock, the layer of the packages is another one, too.
+    If *layers* are not those of the lock, this layer differs from the locked one.
 
     :param own: paths of the image's own files.
     :raises BuildFailed: the archive no longer has a file, the layer is not the locked one, or it would change

@@ -79,7 +79,7 @@ def demand_harmless(lower: Contents, layer: Contents, *, what: str) -> tuple[str
 def demand_apart(paths: Iterable[str], own: Collection[str], *, what: str) -> None:
     """Check that none of the *paths* of a layer is one of the image's *own* files.
 
-    :raises BuildFailed: one is.
+    :raises BuildFailed: a path is one of *own*.
     """
     if faults := [f"{path} is a file of the image" for path in paths if path in own]:
         raise refused(faults, what)

@@ -78,7 +78,7 @@ CLEANING = (
     # Backup files.
     'rm -f "$1"/etc/passwd- "$1"/etc/group- "$1"/etc/shadow- "$1"/etc/gshadow- "$1"/etc/sub[ug]id-',
     'rm -f "$1"/var/lib/dpkg/*-old "$1"/var/cache/debconf/*-old "$1/var/cache/ldconfig/aux-cache"',
-    # Logs: those that login programs expect are emptied.
+    # Logs are deleted; the log files that login programs expect are emptied.
     'find "$1/var/log" -type f \\( -name "*.log" -o -name "*.xz" \\) -delete',
     'find "$1/var/log" -type f -exec truncate -s 0 {} +',
 )

@@ -60,7 +60,7 @@ def build_planned(
     *,
     options: BuildOptions,
 ) -> tuple[image_build.BuildResult, ImagePlan]:
-    """`build`, and the plan that was built, whose base may be newer than that of *locked*."""
+    """Like `build`; also returns the plan that was built, whose base may be newer than that of *locked*."""
     check_trusted(locked, options.sources)
     _check_rule(locked)
     started, store = time.monotonic(), environment.store

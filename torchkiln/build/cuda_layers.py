@@ -52,7 +52,7 @@ def toolkit_layers(
     """The layers of *specs*, made if they are not cached, with their blobs in *store*.
 
     :param on_layer: called with each blob as soon as it is in *store*.
-    :raises BuildFailed: an archive is refused or cannot be downloaded; the others are cancelled.
+    :raises BuildFailed: an archive is invalid or cannot be downloaded; the others are cancelled.
     """
     built: dict[PlannedLayer, Blob] = {}
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def lay_out(
 ) -> Path | None:
     """Unpack the toolkit layers of *plan* to the new folder *into*; None if it has none.
 
-    :raises BuildFailed: an archive is refused or cannot be downloaded, or the disk is full.
+    :raises BuildFailed: an archive is invalid or cannot be downloaded, or the disk is full.
     """
     from torchkiln.oci.unpack import LayerBlob, unpack
 

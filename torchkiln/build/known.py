@@ -32,7 +32,7 @@ def known_blob(spec: PlannedLayer, plan: ImagePlan, store: Store) -> Blob | None
     record = cached_record(spec, store)
     if record is None:
         return None
-    # A layer that was only compared with another lock must be recorded in this one, too.
+    # A layer whose wheels were not checked counts only if this lock records the same blob.
     trusted = record.verified or ImageLayer(title=spec.title, blob=record.blob) in plan.locked.layers
     return record.blob if trusted else None
 

@@ -34,7 +34,7 @@ def _missing(plan: ImagePlan, store: Store) -> Iterator[LockedWheel]:
 def demand_reachable(plan: ImagePlan, store: Store, fetcher: Fetcher) -> None:
     """Request the last byte of the smallest missing wheel of each index; nothing if no wheel is missing.
 
-    So the user learns that an index cannot be reached before the base is built, which takes minutes.
+    An unreachable index is thus reported before the base is built, which takes minutes.
 
     :raises BuildFailed: an index cannot be reached, or no longer has the file.
     """

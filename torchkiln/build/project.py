@@ -65,7 +65,7 @@ class BuiltProject:
     parent: image_build.BuildResult
     parent_plan: ImagePlan
     plan: ImagePlan
-    lock: ProjectLock  # its OS packages are those on the base that was used
+    lock: ProjectLock  # with the OS packages for the base that was used
     effect: Effect
     at_start: tuple[str, ...]  # what Python runs at each start because of the project
 
@@ -127,7 +127,7 @@ def rebuild_project(
     environment: Environment,
     options: BuildOptions,
 ) -> BuiltProject:
-    """Build *before* with code and settings of *source*, whose locks are those of *before*, into *layout*.
+    """Build the image of *before* again, with code and settings of *source*; both have the same locks.
 
     The cell's image is not built again, and what the packages change in it is not computed again.
 

@@ -32,7 +32,7 @@ def source_of(
     made: Callable[[LockedProject, Path], None] | None,
     report: Reporting = UNREPORTED,
 ) -> ProjectSource:
-    """The project of *request*, whose locks are fresh; its own lock is made and written if there is none.
+    """The project of *request*, whose locks are fresh; the project's lock is made if there is none.
 
     :param made: receives a new lock and its path; None: no lock is made.
     :param report: gets the steps in which a lock's OS packages are installed.

@@ -67,7 +67,7 @@ class Root:
     sort: Sort
     name: str
     needs: frozenset[str]  # paths of required items
-    sources: frozenset[str] = frozenset()  # paths that are only needed to make those again
+    sources: frozenset[str] = frozenset()  # paths that are only needed to make them again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -182,7 +182,7 @@ def _storage(stacks: Sequence[Stack], keys: Sequence[Sequence[Digest | None]], *
         if layer.bytes != count:
             raise VerificationFailed(
                 f"{level.title} ({level.blob.digest}): conflicting sizes: {layer.bytes} and {count} bytes",
-                hint="one of the locks is wrong; list stale locks with `torchkiln lock --check`",
+                hint="one of the locks is invalid; list stale locks with `torchkiln lock --check`",
             )
         return layer
 

@@ -156,7 +156,7 @@ def _entry(library: memoryview, at: int, stop: int) -> Entry:
         raise UnknownDeviceCode("an entry extends beyond its container", at)
     start = _start(kind, fields.flags)
     if bytes(library[payload.start : payload.start + len(start)]) != start:
-        raise UnknownDeviceCode("the payload of an entry is not of the kind that its header says", at)
+        raise UnknownDeviceCode("the payload of an entry does not match the kind in its header", at)
     return Entry(kind=kind, architecture=fields.architecture, variant=_variant(fields.flags), payload=payload)
 
 

@@ -46,8 +46,7 @@ def command(request: BuildxRequest, metadata: Path, progress: str) -> list[str]:
     """The command line; buildx writes the image's digest to *metadata*.
 
     Without provenance, so that the result is an image and not an index. The epoch sets the times in config
-    and history, but not those of files in layers: if the engine unpacks the image, BuildKit rewrites no
-    timestamps.
+    and history, but not in layers: if the engine unpacks the image, BuildKit rewrites no timestamps of files.
     """
     argv = ["docker", "buildx", "build", f"--progress={progress}", "--provenance=false"]
     argv += ["--metadata-file", str(metadata), "--load"]
