@@ -125,7 +125,7 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     ),
     "a cache of the loader that cannot be read": (
         has(CACHE, b"ld.so-1.7.0"),
-        f"{CACHE}: cannot be read: not a cache of the loader",
+        f"{CACHE}: cannot be read: invalid ld.so.cache",
     ),
     "etc/ld.so.preload": (has("etc/ld.so.preload"), "etc/ld.so.preload: in a folder of the image"),
     "etc/ld.so.conf.d": (

@@ -1,4 +1,4 @@
-"""The public functions: each does what the command of the same name does, and prints nothing.
+"""The public functions. Each does what a command does, and prints nothing.
 
 Only these functions and the classes that they take and return are stable between releases. Imports are local
 to the functions because every command imports this module.
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 class CellName:
     """The name of a cell of the matrix; the options of the command line have the same names and values.
 
-    `torch` and `cuda` may be prefixes: "2.7" is the newest 2.7 release. `gpus` are the
-    GPUs of a thin image, "9.0" or "H100"; `own_use`: NVIDIA's libraries are changed, too.
+    `torch` and `cuda` may be prefixes: "2.7" is the newest 2.7 release. `gpus` are the GPUs of a thin image,
+    for example "9.0" or "H100". With `own_use`, NVIDIA's libraries are cut, too; their licence may allow this
+    for your own use only.
     """
 
     torch: str
@@ -63,7 +64,7 @@ class Project:
 def explain(cell: CellName, project: Project = Project()) -> Resolution:
     """The resolution of *cell*: the build of torch, the drivers, the limits; or why it is unavailable.
 
-    :raises ConfigError: the matrix is wrong, or does not have the cell.
+    :raises ConfigError: the matrix is invalid, or does not have the cell.
     """
     folder = _folder(project)
     return folder.resolution(_cell(cell, folder))
@@ -74,10 +75,10 @@ def lock(
 ) -> LockedCell:
     """Lock *cell*, and write `lock.json` and `requirements.txt` below `project.images`.
 
-    :param as_of: an ISO date: files uploaded on that day or later are ignored; None: today.
-    :param upgrade: packages that need not keep the version of the current lock; "*" is all of them.
+    :param as_of: an ISO date; files uploaded on that day or later are ignored. None is today.
+    :param upgrade: packages that may get another version than in the current lock; "*" is all packages.
     :raises Unresolvable: the cell is unavailable, or its requirements conflict.
-    :raises ConfigError: the matrix, a setting of an index, or *upgrade* is wrong.
+    :raises ConfigError: the matrix, a setting of an index, or *upgrade* is invalid.
     """
     from torchkiln.build.standalone import StandalonePythons
     from torchkiln.lock.session import LockRequest, LockSession
@@ -104,7 +105,7 @@ def build(
     """Build the image of *cell* from its lock into the OCI layout `project.layout`.
 
     :param locked_only: refuse a base or tools that do not match the lock.
-    :raises ConfigError: the matrix is wrong, or other users can change the layout.
+    :raises ConfigError: the matrix is invalid, or other users can change the layout.
     :raises Stale: there is no lock, or it was made from another matrix or other facts.
     :raises BuildFailed: a wheel, the base or the tools are not available as locked.
     """
@@ -136,16 +137,18 @@ def build_project(
     groups: tuple[str, ...] = (),
     layer_format: LayerFormat = DEFAULT_FORMAT,
 ) -> BuiltImage:
-    """Build the image of the user's project in *folder*, on that of a cell; both into `project.layout`.
+    """Build the image of the user's project in *folder* on the image of a cell, its parent image.
 
-    Writes the project's lock into *folder* if there is none.
+    Writes both images into `project.layout`, and the project's lock into *folder* if there is none.
 
-    :param cell: None: the cell of the project's lock.
-    :param extras: and *groups*: extras and dependency groups of the project; empty: those of its lock.
-    :raises ConfigError: a file of the project is wrong, its code cannot be in an image, or *cell* is missing.
+    :param cell: None is the cell of the project's lock.
+    :param extras: the project's extras to install.
+    :param groups: the project's dependency groups to install; without extras and groups, those of its lock.
+    :raises ConfigError: a file of the project is invalid, its code cannot be in an image, or *cell* is
+        missing.
     :raises Stale: a lock is outdated.
-    :raises Unresolvable: its requirements conflict with the image.
-    :raises BuildFailed: a package is not available as locked, or changes what the image's proof covers.
+    :raises Unresolvable: the project's requirements conflict with the parent image.
+    :raises BuildFailed: a package is not available as locked, or would change the parent image.
     """
     from torchkiln.build.build import BuildOptions
     from torchkiln.build.environment import Environment
@@ -206,9 +209,9 @@ def publish(
     :param licence_confirmed: you have the right to distribute NVIDIA's libraries with changes; only an image
         that was built with `own_use` needs it.
     :raises GateRefused: the reports do not satisfy the policy, or *licence_confirmed* is missing.
-    :raises VerificationFailed: an image or a report is damaged, or a signature does not verify.
-    :raises RegistryError: the registry refuses, or cannot be reached.
-    :raises ConfigError: there is no such image, or a file of *project* or a key is wrong.
+    :raises VerificationFailed: an image or a report is damaged, or a signature is invalid.
+    :raises RegistryError: the registry rejects a request, or cannot be reached.
+    :raises ConfigError: there is no such image, or a file of *project* or a key is invalid.
     """
     from torchkiln.attest.keys import private_key
     from torchkiln.attest.signers import ByKey, Unsigned
@@ -263,15 +266,16 @@ def verify(
 ) -> Verified:
     """Verify the published image *reference*: signatures, lock, reports and SBOM.
 
-    A wrong image raises nothing: `.points` has each finding, `.verified` the result, and `.demand_good()`
-    raises. Without a trusted key no signature is verified, and `.verified` is False.
+    An image that is not as published raises no error: `.points` has each finding, `.verified` is the result,
+    and `.demand_good()` raises the error. Without a trusted key no signature is verified, and `.verified` is
+    False.
 
     :param reference: "registry.example:5000/team/pytorch:TAG", or "...@sha256:...".
     :param trusted_keys: public keys to trust in addition to those of the policy.
     :param full: download the layers and verify every byte.
     :param rebuild: build the image from its lock and compare the digests; needs a trusted key.
-    :raises RegistryError: the registry refuses, or cannot be reached.
-    :raises ConfigError: there is no such image, or a file of *project* or a key is wrong.
+    :raises RegistryError: the registry rejects a request, or cannot be reached.
+    :raises ConfigError: there is no such image, or a file of *project* or a key is invalid.
     """
     from torchkiln.attest.trust import Trust
     from torchkiln.publish.connect import open_registry
@@ -298,7 +302,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class _LockObserver:
-    """Passes the messages of a lock session on, and ignores its events: the result is returned."""
+    """Passes on the messages of a lock session, and ignores its events, because `lock` returns the result."""
 
     say: Callable[[str], None]
 
@@ -343,7 +347,7 @@ def _cell(name: CellName, folder: LockFolder) -> Cell:
     from torchkiln.matrix.select import Selection, select
 
     if name.own_use and not name.gpus:
-        raise ConfigError(f"{name}: own_use needs gpus", hint='name the GPUs of the image: gpus=("9.0",)')
+        raise ConfigError(f"{name}: own_use requires gpus", hint='name the GPUs of the image: gpus=("9.0",)')
     cells = select(
         Selection(
             torch=(name.torch,),

@@ -72,7 +72,7 @@ class Unresolvable(KilnError):
 
 
 class Stale(KilnError):
-    """A generated file or a lock no longer matches what it was made from."""
+    """A generated file or a lock does not match the files and settings that it was made from."""
 
     exit_code = 5
 
@@ -158,10 +158,10 @@ class SmokeInconclusive(KilnError):
 
 
 class VerificationFailed(KilnError):
-    """A layout, a digest or a signature is not what it claims."""
+    """A layout, a digest, a document or a signature is invalid."""
 
     exit_code = 12
 
 
 class UnknownFormat(VerificationFailed):
-    """A document of another tool, in a format that torchkiln does not read; a search skips it."""
+    """A document is in a format that torchkiln does not read; callers that look for documents skip it."""

@@ -124,7 +124,7 @@ def break_root(scene: Scene) -> None:
         (break_page, "x.json: invalid JSON"),
         (break_record, "its record says 1 bytes"),
         (lose_blob, "refers to a missing blob"),
-        (break_root, "unpacked were"),
+        (break_root, " bytes; expected "),
     ],
 )
 def test_other_faults_are_found_and_repaired(

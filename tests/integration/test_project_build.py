@@ -248,4 +248,4 @@ def test_a_check_that_the_cache_does_not_allow_is_told(small: Bench) -> None:
 
     small.build(small.lock(ext))
     [warning] = [line for line in small.said if "libraries" in line]
-    assert warning.endswith("the libraries of the packages fit the image; not in the cache: torch 2.7.1")
+    assert warning.endswith("because their wheels are not in the cache: torch 2.7.1")

@@ -67,7 +67,7 @@ def test_the_wheel_of_a_commit(scene: Scene, forge: GitServer) -> None:
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        (files_of(name="other"), "tool-{commit}.tar: its build made a wheel that is refused: it is of other"),
+        (files_of(name="other"), "tool-{commit}.tar: its build made an invalid wheel: its name is other"),
         (files_of(code="\ndef build_wheel(*_):\n    return 'x'\n"), "tool-{commit}.tar: its build "),
         (
             files_of(code="\nraise LookupError('setuptools-scm was unable to detect version for /x')\n"),

@@ -203,7 +203,7 @@ def test_a_wheel_that_was_built_is_built_again_on_another_machine(
         pytest.raises(BuildFailed) as caught,
     ):
         small.build(lock)
-    assert "own-1.tar.gz: the wheel that was built has sha256 " in caught.value.message
+    assert "own-1.tar.gz: checksum mismatch: the wheel built now has sha256 " in caught.value.message
 
     builder = Builder(small, b"VALUE = 5\n")
     with patch("torchkiln.build.rebuilt.SandboxedBuilder", lambda **_: builder):

@@ -230,11 +230,11 @@ def test_what_it_writes_is_limited(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        (files_of("other"), "a wheel that is refused: it is of other"),
-        (files_of(version="2.0"), "a wheel that is refused: its version is 2.0"),
-        (files_of(code="\nTAG = 'cp39-cp39-win_amd64'\n"), "it is not for the image's Python and Linux"),
+        (files_of("other"), "an invalid wheel: its name is other"),
+        (files_of(version="2.0"), "an invalid wheel: its version is 2.0"),
+        (files_of(code="\nTAG = 'cp39-cp39-win_amd64'\n"), "its tags do not match the image's Python"),
         (files_of(code="\ndef build_wheel(*_):\n    return '../../in/driver.py'\n"), "its build failed"),
-        (files_of(code=NO_ZIP), "is refused: "),
+        (files_of(code=NO_ZIP), "an invalid wheel: "),
         (files_of(code="\ndef build_wheel(f, *_):\n    open(f + '/a', 'w')\n    return 'a'\n"), "no wheel"),
         ({"pyproject.toml": "[build-system]\nrequires = 3\n"}, "requires is not a list of strings"),
         ({"pyproject.toml": "[build-system"}, "not valid TOML"),
@@ -259,7 +259,8 @@ def test_a_missing_compiler_has_a_hint(scene: Scene) -> None:
 
 
 def test_a_build_requirement_that_is_not_listed_has_a_hint(scene: Scene) -> None:
-    assert "it imports torch, but does not say" in scene.refused(files_of(code="\nimport torch\n")).hint
+    hint = scene.refused(files_of(code="\nimport torch\n")).hint
+    assert "it imports torch, which is not in its [build-system] requires" in hint
 
 
 def test_an_sdist_that_leaves_its_folder_is_contained(scene: Scene, tmp_path: Path) -> None:

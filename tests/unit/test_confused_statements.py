@@ -204,7 +204,7 @@ def test_a_provenance_whose_lock_does_not_match_its_digest(scene: Scene) -> None
     lock["content"] = base64.b64encode(base64.b64decode(lock["content"]) + b"\n").decode()
     scene.replace(PROVENANCE, ByKey(P256).sign(statement(TAG, scene.image.manifest, PROVENANCE, fields)).data)
 
-    assert "checksum mismatch of the lock in it" in scene.refused()
+    assert "checksum mismatch of the embedded lock" in scene.refused()
 
 
 def test_a_replayed_statement_of_another_image(scene: Scene) -> None:

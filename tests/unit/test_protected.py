@@ -70,7 +70,7 @@ def test_files_of_the_base_stay() -> None:
         ("usr/lib/python3/dist-packages/sitecustomize.py", "runs at each start of Python"),
         ("usr/lib/python3.11/usercustomize/__init__.py", "runs at each start of Python"),
         ("usr/local/lib/python3.11/dist-packages/sitecustomize.py", "runs at each start of Python"),
-        ("etc/ssl/private/snakeoil.key", "is a private key, which each machine must make for itself"),
+        ("etc/ssl/private/snakeoil.key", "is a private key, which each machine must generate"),
     ],
 )
 def test_paths_that_no_package_may_have(path: str, fault: str) -> None:
@@ -140,7 +140,7 @@ def test_the_cache_of_this_hosts_loader() -> None:
 
 @pytest.mark.parametrize("data", [b"", loader(STDCXX)[:60], loader(STDCXX)[:-1], b"ld.so-1.7.0"])
 def test_a_truncated_cache_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="cache of the loader"):
+    with pytest.raises(ValueError, match=r"ld\.so\.cache"):
         parse_cache(data)
 
 
@@ -152,7 +152,7 @@ def test_any_cache_is_read_or_refused(data: bytes) -> None:
         error = refusal
     else:
         return
-    assert "cache of the loader" in str(error)
+    assert "ld.so.cache" in str(error)
 
 
 def test_files_of_the_image_itself() -> None:

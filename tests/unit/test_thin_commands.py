@@ -132,7 +132,7 @@ def test_the_library_locks_it(images: Path) -> None:
     project = Project(images=images, matrix=ROOT / "matrix.yaml", cache=images.parent / "cache")
     name = CellName(torch="2.7", cuda="12.1", gpus=("H100",))
     assert lock_by_library(name, project).device_code == thin_locked().device_code
-    with pytest.raises(ConfigError, match="own_use needs gpus"):
+    with pytest.raises(ConfigError, match="own_use requires gpus"):
         lock_by_library(replace(name, gpus=(), own_use=True), project)
 
 

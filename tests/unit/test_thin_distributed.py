@@ -298,8 +298,8 @@ def test_the_libraries_that_are_cut_are_expected_to_differ() -> None:
     assert left == []
     assert shown == [
         f"/{SITE}/torch-2.7.1.dist-info/RECORD: content, as expected (it has the hashes of these libraries)",
-        f"/{SITE}/torch/lib/libtorch_cuda.so: content, as expected (device code: A has that for all GPUs"
-        " and B has that for 9.0)",
+        f"/{SITE}/torch/lib/libtorch_cuda.so: content, as expected (device code: A keeps it for all GPUs"
+        " and B keeps it for 9.0)",
     ]
 
 

@@ -1,9 +1,9 @@
 """Signs and verifies DSSE envelopes.
 
-DSSE 1.0 signs the pre-authentication encoding of type and payload, so that a payload cannot be used as
-another type. A keyid appears only in messages; verification ignores it. Keys are PEM files: Ed25519, or ECDSA
-on P-256 with SHA-256 and DER signatures, as OpenSSL and cosign write them. Messages contain neither keys nor
-passphrases.
+DSSE 1.0 signs the pre-authentication encoding of type and payload, so that a signed payload is not valid as
+another type. Key IDs appear only in messages; verification ignores them. Keys are PEM files: Ed25519, or
+ECDSA on P-256 with SHA-256 and DER signatures, as OpenSSL and cosign write them. Messages contain neither
+keys nor passphrases.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Envelope:
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """The bytes that are signed; lengths count bytes.
+    """The pre-authentication encoding: the bytes that are signed. Its lengths are in bytes.
 
     >>> pae("http://example.com/HelloWorld", b"hello world")
     b'DSSEv1 29 http://example.com/HelloWorld 11 hello world'
@@ -76,7 +76,7 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 
 def sign(payload_type: str, payload: bytes, key: PrivateKey) -> bytes:
-    """The envelope, as a file, with one signature."""
+    """The envelope with one signature, as the bytes of a file."""
     signed = pae(payload_type, payload)
     signature = (
         key.sign(signed) if isinstance(key, Ed25519PrivateKey) else key.sign(signed, ec.ECDSA(SHA256()))
@@ -93,9 +93,9 @@ def sign(payload_type: str, payload: bytes, key: PrivateKey) -> bytes:
 
 
 def decode(data: bytes, *, where: str) -> Envelope:
-    """The envelope in the file *where* with the bytes *data*.
+    """The envelope in *data*, the bytes of the file *where*.
 
-    :raises VerificationFailed: it is not an envelope.
+    :raises VerificationFailed: *data* is not an envelope.
     """
     hint = "`torchkiln smoke TAG --report FILE --key KEY` writes a signed report"
     try:
@@ -114,7 +114,9 @@ def decode(data: bytes, *, where: str) -> Envelope:
 
 
 def verify(envelope: Envelope, trusted: Sequence[PublicKey], *, where: str) -> tuple[str, ...]:
-    """The fingerprints of the *trusted* keys that signed it, at least one; other signatures are ignored.
+    """The fingerprints of the *trusted* keys that signed *envelope*, at least one.
+
+    Other signatures are ignored.
 
     :raises VerificationFailed: no trusted key signed it.
     """
@@ -141,19 +143,19 @@ def verify(envelope: Envelope, trusted: Sequence[PublicKey], *, where: str) -> t
 
 
 def fingerprint(key: PublicKey) -> str:
-    """SHA-256 of its SubjectPublicKeyInfo, hex: `openssl pkey -pubin -outform DER | sha256sum`."""
+    """SHA-256 of the key's SubjectPublicKeyInfo in hex: `openssl pkey -pubin -outform DER | sha256sum`."""
     form = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(form).hexdigest()
 
 
 def private_key(pem: bytes, passphrase: str | None, *, where: str) -> PrivateKey:
-    """The key in the PEM file *where*.
+    """The key in *pem*, the bytes of the file *where*.
 
-    :raises ConfigError: it is not a supported private key; the message contains nothing of the key.
+    :raises ConfigError: it is not a supported private key; the message contains no part of the key.
     """
     try:
         key = load_pem_private_key(pem, passphrase.encode() if passphrase else None)
-    except TypeError:  # the library's error if only one of key and caller has a passphrase
+    except TypeError:  # an encrypted key without a passphrase, or a passphrase for a key without encryption
         problem = (
             f"the key has no passphrase, and {PASSPHRASE} is set: unset it, or encrypt the key"
             if passphrase
@@ -170,7 +172,7 @@ def private_key(pem: bytes, passphrase: str | None, *, where: str) -> PrivateKey
 
 
 def public_key(pem: bytes, *, where: str) -> PublicKey:
-    """The key in the PEM file *where*.
+    """The key in *pem*, the bytes of the file *where*.
 
     :raises ConfigError: it is not a supported public key.
     """
@@ -202,9 +204,9 @@ def _is_good(key: PublicKey, signature: bytes, signed: bytes) -> bool:
 
 
 def _bytes(text: str) -> bytes:
-    """Base64 of either alphabet, as DSSE requires of verifiers.
+    """The bytes of *text* in standard or URL-safe base64; DSSE requires verifiers to accept both.
 
-    :raises ValueError: it is invalid.
+    :raises ValueError: *text* is not base64.
     """
     try:
         return base64.b64decode(text.translate(str.maketrans("-_", "+/")), validate=True)

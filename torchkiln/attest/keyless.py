@@ -1,7 +1,7 @@
-"""Signs statements keyless with Sigstore, by the identity of the CI job.
+"""Signs statements with Sigstore and the identity of the CI job, without a key (keyless signing).
 
-Fulcio issues a certificate for ten minutes for the job's OpenID token, and Rekor's public log records the
-signature. The library `sigstore` does the work.
+For the job's OpenID token, Fulcio issues a certificate that is valid for ten minutes. Rekor's public log
+records the signature. This module uses the package `sigstore`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from sigstore.models import ClientTrustConfig
     from sigstore.oidc import IdentityToken
 
-TRUST = "TORCHKILN_SIGSTORE_TRUST"  # a file: another Sigstore than the public one
+TRUST = "TORCHKILN_SIGSTORE_TRUST"  # the path of a ClientTrustConfig, of a private Sigstore
 _NO_PERMISSION = "in GitHub Actions add `permissions: id-token: write` to the job; elsewhere: --key KEY.pem"
-# A service's response may contain the request with the token: keep both out of messages.
+# A service's error may contain the request, with the token. Messages must contain neither.
 _SECRETS = re.compile(r", body=.*(?=\))|eyJ[\w-]+\.[\w-]+\.[\w-]*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Keyless:
-    """Signs as the CI job that this process is part of."""
+    """Signs with the identity of the CI job in which this process runs."""
 
     signer: SignerIdentity
 
     @classmethod
     def of_this_job(cls) -> Keyless:
-        """The identity of the CI job, read from its environment.
+        """The signer for the CI job, whose identity is read from the environment.
 
         :raises ConfigError: this is not a CI job with an identity.
         :raises ToolMissing: `sigstore` is not installed, or the token service is not available.
@@ -51,9 +51,9 @@ class Keyless:
             return cls(SignerIdentity(identity=_identity(token), issuer=token.issuer))
 
     def sign(self, statement: Statement) -> Artifact:
-        """Sign with a new token, and record it in the log.
+        """Sign *statement*, and record the signature in the log.
 
-        GitHub's tokens are valid for five minutes, and a push may take an hour.
+        Each call gets a new token: GitHub's tokens are valid for five minutes, and a push may take an hour.
         """
         with _translated_errors():
             from sigstore import dsse
@@ -75,9 +75,9 @@ class Keyless:
 
 
 def verified(bundle: bytes, signer: SignerIdentity, *, where: str) -> bytes:
-    """The statement in *bundle*, if *signer* signed it and the log has it.
+    """The bytes of the statement in *bundle*, if *signer* signed it and the log has the signature.
 
-    :raises VerificationFailed: the signature is not valid.
+    :raises VerificationFailed: *signer* did not sign it, or the log does not have the signature.
     :raises ToolMissing: `sigstore` is not installed, or has no trust root.
     """
     with _translated_errors():
@@ -100,7 +100,7 @@ def verified(bundle: bytes, signer: SignerIdentity, *, where: str) -> bytes:
 
 
 def names(bundle: bytes, signer: SignerIdentity, *, where: str) -> bool:
-    """Whether the certificate in *bundle* names *signer*; it is not verified.
+    """Whether the certificate in *bundle* names *signer*; the certificate is not verified.
 
     :raises ToolMissing: `sigstore` is not installed.
     """
@@ -111,7 +111,7 @@ def names(bundle: bytes, signer: SignerIdentity, *, where: str) -> bool:
         policy = Identity(identity=signer.identity, issuer=signer.issuer)
         try:
             policy.verify(load_der_x509_certificate(certificate(bundle, where=where)))
-        except Exception:  # as above
+        except Exception:  # the library raises errors of many kinds
             return False
     return True
 
@@ -131,7 +131,7 @@ def _token() -> IdentityToken:
 
 
 def _identity(token: IdentityToken) -> str:
-    """The identity in Fulcio's certificates: for GitHub the workflow, not the token's subject."""
+    """The identity that Fulcio writes into certificates: for GitHub the workflow, not the token's subject."""
     import jwt
 
     server = os.environ.get("GITHUB_SERVER_URL")
@@ -140,7 +140,7 @@ def _identity(token: IdentityToken) -> str:
 
 
 def _trust() -> ClientTrustConfig:
-    """The public Sigstore, or that of the file in the environment.
+    """The configuration of the public Sigstore, or that in the file that $TORCHKILN_SIGSTORE_TRUST names.
 
     :raises ConfigError: the file is invalid.
     """
@@ -164,7 +164,7 @@ def _trust() -> ClientTrustConfig:
 
 @cache
 def _public() -> ClientTrustConfig:
-    """Read once: it is downloaded."""
+    """The configuration of the public Sigstore; cached, because it is downloaded."""
     from sigstore.models import ClientTrustConfig
 
     return ClientTrustConfig.production()
@@ -188,16 +188,18 @@ def _translated_errors() -> Iterator[None]:
         raise
     except IdentityError as error:
         if isinstance(error.__cause__, GitHubOidcPermissionCredentialError):
-            raise ConfigError(f"the job's identity: {_text(error)}", hint=_NO_PERMISSION) from None
+            raise ConfigError(
+                f"cannot get the job's OpenID token: {_text(error)}", hint=_NO_PERMISSION
+            ) from None
         why = f" ({error.__cause__.__class__.__name__})" if error.__cause__ else ""
         raise ToolMissing(
-            f"the job's identity: {_text(error)}{why}",
+            f"cannot get the job's OpenID token: {_text(error)}{why}",
             hint="run the job again; if the token is expired, check the clock of this machine",
         ) from None
     except VerificationError as error:
         raise VerificationFailed(
             f"Sigstore: {_text(error)}",
-            hint=f"the service is not the trusted one; for a private Sigstore, set {TRUST} to its"
+            hint=f"the response is not from the trusted Sigstore; for a private Sigstore, set {TRUST} to its"
             " ClientTrustConfig",
         ) from None
     except Exception as error:  # errors of Fulcio, Rekor and the network have no common class
@@ -208,7 +210,7 @@ def _translated_errors() -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    """The first line of its message or of its cause's; for a connection error the URL."""
+    """The first line of the error's message, or of its cause's; for a connection error the URL."""
     while not str(error) and error.__cause__:
         error = error.__cause__
     if isinstance(error, requests.ConnectionError) and error.request is not None:

@@ -16,7 +16,7 @@ from torchkiln.matrix.policy import Policy, TrustedKey
 from torchkiln.model.roles import Role
 from torchkiln.util.strict_json import read_with_mode
 
-_PEM = 64 << 10  # bytes; a key has some hundred
+_PEM = 64 << 10  # maximum bytes of a file; a key has a few hundred
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class NamedKey:
 def private_key(path: Path) -> PrivateKey:
     """The key in *path*; removes its passphrase from the environment, so that child processes do not get it.
 
-    Mode and content are those of the same open file, even if it is replaced in between.
+    The mode is read from the same open file as the content, even if another file replaces it meanwhile.
 
     :raises ConfigError: it is not a private key, or other users may read it.
     """
@@ -57,7 +57,7 @@ def policy_keys(
 ) -> tuple[tuple[KeyInRole, ...], tuple[TrustedKey, ...]]:
     """The valid keys of *policy*, and the expired ones.
 
-    :param folder: that of the policy's file; the paths in it are relative to it.
+    :param folder: the folder of the policy's file; the paths of the keys are relative to it.
     :param today: an ISO date.
     :raises ConfigError: a file does not exist, or is not a key.
     """

@@ -1,7 +1,7 @@
-"""Signs cache records with this user's key, so that records from elsewhere are recognized.
+"""Signs cache records with a key of this user, so that records from elsewhere are recognized.
 
-keys/machine.pem, an Ed25519 key that only its owner can read, is generated on first use. Records that get
-into the cache otherwise (a restored archive, a container that mounts a part) lack its signature.
+The key, keys/machine.pem, is generated on first use: an Ed25519 key that only its owner can read. Records
+that come from a restored archive, or from a container that mounts a part of the cache, lack its signature.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from torchkiln.store.store import Store
 from torchkiln.util.ownership import fault_of_secret
 
 _LIMIT = 4096  # bytes of the key's file
-_HINT = "delete it: a new key is generated, and smoke tests run again, as records of the old key do not count"
+_HINT = (
+    "delete it: torchkiln generates a new key; smoke tests run again, because records signed with the old key"
+    " do not count"
+)
 
 
 def signed(store: Store, payload_type: str, payload: bytes) -> dict[str, Any]:
@@ -37,7 +40,7 @@ def signed(store: Store, payload_type: str, payload: bytes) -> dict[str, Any]:
 
 
 def verified(store: Store, payload_type: str, envelope: Mapping[str, Any], *, where: str) -> bytes | None:
-    """The payload of an *envelope* that this machine's key signed; None for any other.
+    """The payload of *envelope* if this machine's key signed it, else None.
 
     :raises ConfigError: the key is invalid, or other users may read it.
     """

@@ -1,7 +1,7 @@
-"""SLSA provenance, version 1, of an image: its lock, its source and its builder; writes and reads it.
+"""Writes and reads the SLSA provenance, version 1, of an image: its lock, torchkiln's source and the builder.
 
 It is reproducible: the same lock and source give the same statement. It contains the whole lock, so that the
-image can be rebuilt with nothing but the registry.
+image can be rebuilt without the folder of locks.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class SourceRevision:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourcePackage:
-    """The installed package that built the image, where torchkiln does not run from a checkout."""
+    """The installed package torchkiln that built the image, if it does not run from a checkout."""
 
     version: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The content of a provenance that is needed to rebuild an image."""
+    """The part of a provenance that is needed to rebuild an image."""
 
     locked: LockedCell
     recipe: int
@@ -81,16 +81,16 @@ class Origin:
 
     @property
     def short_source(self) -> str:
-        """The source as people write it: of a revision the first twelve digits."""
+        """The source, of a revision only the first twelve digits."""
         return self.source if " " in self.source else self.source[:12]
 
 
 def provenance(
     locked: LockedCell, image: Digest, *, source: SourceRevision | SourcePackage | None, builder: str
 ) -> Statement:
-    """How *image* was built from *locked*.
+    """The provenance of *image*, which was built from *locked*.
 
-    :param source: None: unknown, a checkout without git.
+    :param source: None if it is unknown: a checkout without git.
     :param builder: a URL or a URN.
     """
     cell, lock = locked.resolution.cell, to_json(locked)
@@ -152,12 +152,12 @@ def provenance(
 
 
 def origin(statement: Statement, *, where: str) -> Origin:
-    """The inverse of `provenance`, of an untrusted statement.
+    """The inverse of `provenance`; *statement* is not trusted.
 
     :raises VerificationFailed: it is not a provenance of torchkiln, or its lock is damaged.
     :raises Stale: the format of its lock is not supported.
     """
-    hint = "it was made by another tool, or damaged"
+    hint = "the provenance is damaged, or another tool made it"
     if wrong := sentences(statement.content, _SCHEMA, where):
         raise VerificationFailed("\n".join(wrong), hint=hint)
     definition, details = statement.content["buildDefinition"], statement.content["runDetails"]
@@ -165,7 +165,7 @@ def origin(statement: Statement, *, where: str) -> Origin:
     try:
         lock = base64.b64decode(named[_LOCK]["content"], validate=True)
         if hashlib.sha256(lock).hexdigest() != named[_LOCK]["digest"]["sha256"]:
-            raise VerificationFailed(f"{where}: checksum mismatch of the lock in it", hint=hint)
+            raise VerificationFailed(f"{where}: checksum mismatch of the embedded lock", hint=hint)
         builder = str(details["builder"]["id"])
     except (LookupError, TypeError, ValueError):
         raise VerificationFailed(f"{where}: no lock, or no builder", hint=hint) from None

@@ -1,6 +1,6 @@
-"""The statement of the tags under which an image was published; writes and reads it.
+"""Writes and reads the statement that an image was published under certain tags.
 
-A registry can move a tag. This statement binds the tags to the image's digest by a signature.
+A registry can move a tag. The signed statement binds the tags to the image's digest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCHEMA: dict[str, Any] = {
 
 
 def publication(tag: str, image: Digest, names: Iterable[str]) -> Statement:
-    """That *image*, called *tag*, was published under *names*; the same names give the same bytes."""
+    """The statement that *image*, tagged *tag*, was published under *names*; same names give same bytes."""
     predicate = {"tool": __version__, "names": sorted(set(names))}
     return statement(tag, image, PUBLICATION, predicate)
 
@@ -41,7 +41,7 @@ def published_names(statement: Statement, *, where: str) -> frozenset[str]:
     :raises VerificationFailed: it is not a publication.
     """
     if statement.kind != PUBLICATION:
-        raise VerificationFailed(f"{where}: {statement.kind!r} is not a statement of names")
+        raise VerificationFailed(f"{where}: predicate type {statement.kind!r}, not {PUBLICATION}")
     if wrong := sentences(statement.content, _SCHEMA, where):
         raise VerificationFailed("\n".join(wrong))
     return frozenset(statement.content["names"])

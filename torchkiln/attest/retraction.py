@@ -1,4 +1,4 @@
-"""The statement that an image is retracted; writes and reads it."""
+"""Writes and reads the statement that an image is retracted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.util.schema import sentences
 
 RETRACTION = "urn:torchkiln:retraction:1"
-_ANY = "urn:torchkiln:retraction:"  # of every version: an unknown one retracts too
+_ANY = "urn:torchkiln:retraction:"  # any version: an unknown version is a retraction, too
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["reason", "when"],
@@ -22,22 +22,19 @@ def retraction(tag: str, image: Digest, *, reason: str, when: str) -> Statement:
     """The statement that *image*, tagged *tag*, must not be used.
 
     :param when: UTC, "2026-11-22T17:05:16Z".
-    :raises ConfigError: no reason.
+    :raises ConfigError: *reason* is empty.
     """
     demand_reason(reason)
     return statement(tag, image, RETRACTION, {"reason": reason.strip(), "when": when})
 
 
 def is_retraction(kind: str) -> bool:
-    """Whether statements of that predicate type retract an image, of any version."""
+    """Whether *kind* is the predicate type of a retraction, of any version."""
     return kind.startswith(_ANY)
 
 
 def demand_reason(reason: str) -> None:
-    """Check the reason.
-
-    :raises ConfigError: it is empty.
-    """
+    """:raises ConfigError: *reason* is empty."""
     if not reason.strip():
         raise ConfigError(
             "withdraw requires a reason", hint='write for example --reason "cuDNN 9.5 crashes on H200"'

@@ -1,7 +1,7 @@
 """The roles in which keys are trusted: which role may sign which predicate type.
 
 A laboratory runs the checks and signs smoke reports. A publisher signs everything else that goes with an
-image: signature, provenance, SBOM, the gate's decision, names, retraction. A key counts in its roles alone.
+image: signature, provenance, SBOM, the gate's decision, names, retraction. A key counts only in its roles.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def keys_for(role: Role, keys: Iterable[KeyInRole]) -> tuple[PublicKey, ...]:
 
 
 def role_named(text: str) -> tuple[tuple[Role, ...], str]:
-    """`publisher=lab.pem` as the role and the rest; all roles if none is named.
+    """Split `ROLE=FILE` into roles and file; all roles if *text* names none.
 
     >>> role_named("laboratory=lab.pem")
     (('laboratory',), 'lab.pem')

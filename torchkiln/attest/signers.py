@@ -1,7 +1,7 @@
 """Turns statements into artifacts for a registry, signed or not, and reads them.
 
-A signed statement is a Sigstore bundle by cosign's BUNDLE_SPEC; an unsigned one is the statement itself, as
-BuildKit writes it.
+A signed statement is a Sigstore bundle as cosign's BUNDLE_SPEC defines it. An unsigned statement is attached
+without a bundle, as BuildKit does.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torchkiln.model.roles import ROLES, Role
 from torchkiln.oci.artifact import Artifact
 
 FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # media types of statements
-LIMIT = 8 << 20  # bytes of an artifact: SBOMs have one; parsed JSON takes up to thirty times its length
+LIMIT = 8 << 20  # maximum bytes of an artifact; an SBOM has about 1 MB, and up to 30 times that when parsed
 KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation
 _PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignerIdentity:
-    """The identity of a keyless signer, as in certificates."""
+    """The identity of a keyless signer, as Fulcio writes it into certificates."""
 
     identity: str  # "https://git.example/team/repo/.github/workflows/publish.yml@refs/heads/main"
     issuer: str  # "https://token.actions.githubusercontent.com"
@@ -66,7 +66,7 @@ class ByKey:
 
 
 class Unsigned:
-    """No signature."""
+    """Passes statements on without a signature."""
 
     def sign(self, statement: Statement) -> Artifact:
         """The statement itself."""
@@ -112,12 +112,12 @@ class OpenedStatement:
 
 
 def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) -> OpenedStatement:
-    """The statement in the artifact *data* of that *kind*, and which of *trusted* signed it, if any.
+    """The statement in the artifact *data* of media type *kind*, and which of *trusted* signed it, if any.
 
     A key is trusted only for statements of its roles.
 
     :raises UnknownFormat: it is not a statement in a supported format.
-    :raises VerificationFailed: it names one of *trusted* as its signer, and the signature is invalid.
+    :raises VerificationFailed: it names one of *trusted* as its signer, but the signature is invalid.
     """
     try:
         if kind == PAYLOAD_TYPE:
@@ -136,7 +136,7 @@ def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) 
         try:
             signers = dsse.verify(found, [key.key for key in trusted], where=where)
         except VerificationFailed:
-            if named:  # it names a trusted key, and the signature is invalid
+            if named:  # the envelope names a trusted key, but the signature is invalid
                 raise
     counted = {fingerprint(key) for key in keys_for(role_of(statement.kind), trusted)}
     return OpenedStatement(

@@ -1,7 +1,7 @@
-"""Wraps DSSE envelopes in Sigstore bundles, version 0.3, cosign's format of attestations, and unwraps them.
+"""Wraps DSSE envelopes in Sigstore bundles (version 0.3, cosign's format of attestations), and unwraps them.
 
-The bundle of an envelope signed by a key names the key by a hint, which is not trusted. That of a keyless
-signature (`keyless`) has a certificate and log entries instead.
+If a key signed the envelope, the bundle has a hint that names the key; the hint is not trusted. After keyless
+signing (`keyless`), the bundle has a certificate and log entries instead.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _SCHEMA: dict[str, Any] = {
 
 
 def wrap(envelope: bytes, signer: str | None) -> bytes:
-    """The bundle of *envelope*; its hint is the *signer*'s fingerprint, as cosign writes it.
+    """The bundle of *envelope*; its hint is the fingerprint *signer*, in cosign's form.
 
-    The signature has no keyid: cosign's Go library ignores signatures whose keyid is not the SSH fingerprint.
+    The signatures have no keyid: cosign's Go library ignores signatures whose keyid is not an SSH
+    fingerprint.
     """
     hint = {"hint": base64.b64encode(bytes.fromhex(signer)).decode()} if signer else {}
     content = json.loads(envelope)
@@ -56,9 +57,9 @@ def wrap(envelope: bytes, signer: str | None) -> bytes:
 def unwrap(bundle: bytes, *, where: str) -> tuple[bytes, bool]:
     """The envelope in *bundle*, and whether it was signed keyless.
 
-    A signature without a keyid gets that of the hint.
+    A signature without a keyid gets the fingerprint in the hint as its keyid.
 
-    :raises VerificationFailed: it is not a bundle of an envelope; names *where*.
+    :raises VerificationFailed: *bundle* is not a bundle of an envelope; the message names *where*.
     """
     document = _read(bundle, where)
     material, envelope = document["verificationMaterial"], document["dsseEnvelope"]
@@ -73,7 +74,7 @@ def unwrap(bundle: bytes, *, where: str) -> tuple[bytes, bool]:
 
 
 def _fingerprint(hint: str) -> str:
-    """Hex; empty if *hint* is not base64."""
+    """The fingerprint in *hint*, in hex; empty if *hint* is not base64."""
     try:
         return base64.b64decode(hint, validate=True).hex()
     except ValueError:
@@ -83,7 +84,7 @@ def _fingerprint(hint: str) -> str:
 def certificate(bundle: bytes, *, where: str) -> bytes:
     """The certificate in *bundle*, as DER; empty if there is none.
 
-    :raises VerificationFailed: it is not a bundle of an envelope; names *where*.
+    :raises VerificationFailed: *bundle* is not a bundle of an envelope; the message names *where*.
     """
     found = _read(bundle, where)["verificationMaterial"].get("certificate", {})
     try:

@@ -1,6 +1,7 @@
-"""in-toto statements, version 1, about an image; writes and reads them.
+"""Writes and reads in-toto statements, version 1, about an image.
 
-The subject is the digest of the image's manifest; the predicate type, a URL or a URN, names the predicate.
+The subject is the digest of the image's manifest. The predicate type is a URL or a URN that names the format
+of the predicate.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class Statement:
 
     @property
     def content(self) -> Any:
-        """The predicate as plain values."""
+        """The predicate as JSON values."""
         return json.loads(self.predicate)
 
 
 def statement(name: str, image: Digest, kind: str, predicate: Any) -> Statement:
-    """The statement with *predicate*, plain values; the same values give the same text."""
+    """The statement with *predicate*, a JSON value; the same value gives the same text."""
     return Statement(
         name=name, image=image, kind=kind, predicate=json.dumps(predicate, separators=(",", ":"))
     )
@@ -70,7 +71,7 @@ def payload(statement: Statement) -> bytes:
     """The bytes that are signed."""
     document = {
         "_type": TYPE,
-        # An empty name too: sigstore's Python library requires one.
+        # Even if the name is empty: sigstore's Python library requires the key.
         "subject": [{"name": statement.name, "digest": {"sha256": statement.image.partition(":")[2]}}],
         "predicateType": statement.kind,
         "predicate": statement.content,
@@ -79,9 +80,9 @@ def payload(statement: Statement) -> bytes:
 
 
 def parse(data: bytes, *, where: str) -> Statement:
-    """The inverse of `payload`, of untrusted bytes.
+    """The inverse of `payload`; *data* is not trusted.
 
-    :raises VerificationFailed: they are not a statement about one image; names *where*.
+    :raises VerificationFailed: *data* is not a statement about one image; the message names *where*.
     """
     try:
         document = json_of(data)

@@ -1,4 +1,4 @@
-"""The keys and the identity that a user trusts, and which statements they signed."""
+"""Defines the keys and the identity that a user trusts, and opens the statements that they signed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Trust:
         return bool(self.keys or self.signer)
 
     def open(self, data: bytes, kind: str, *, where: str) -> OpenedStatement:
-        """`opened`, also for keyless signatures.
+        """Like `opened`, and verifies keyless signatures, too.
 
         :raises UnknownFormat: it is not a statement in a supported format.
         :raises VerificationFailed: its signature is invalid.
@@ -38,7 +38,7 @@ class Trust:
         try:
             verified_payload = verified(data, self.signer, where=where)
         except VerificationFailed:
-            if names(data, self.signer, where=where):  # of the trusted job, but the signature is invalid
+            if names(data, self.signer, where=where):  # names the trusted job, but is invalid
                 raise
             return found
         statement = parse(verified_payload, where=where)
@@ -52,7 +52,7 @@ def with_signer(trust: Trust, signer: Signer) -> Trust:
     if isinstance(signer, ByKey):
         own = KeyInRole(key=signer.key.public_key(), roles=("publisher",))
         return replace(trust, keys=(*trust.keys, own))
-    job = getattr(signer, "signer", None)  # of `Keyless`, whose package may be missing
+    job = getattr(signer, "signer", None)  # only `Keyless` has it; its package may be missing: no import
     if trust.signer is None and isinstance(job, SignerIdentity):
         return replace(trust, signer=replace(job, roles=("publisher",)))
     return trust

@@ -1,6 +1,6 @@
 """Resolves packages on the layers of an OS with apt, and downloads them.
 
-apt runs on this machine, with an unpacked root's list of packages, and checks the archive's signature.
+apt runs on this machine with the package list of an unpacked root, and checks the archive's signature.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from torchkiln.store.store import Store
 _DEBS = "/var/cache/apt/archives"
 _PLAN, _FREELY = "/torchkiln-plan", "/torchkiln-plan-without-pins"
 _OK = "torchkiln: apt has a plan"
-_SHOWN = 8  # most packages in a message
+_SHOWN = 8  # maximum number of packages in a message
 _OLD = (
     "lock the image with today's packages: torchkiln lock TAG --upgrade-base; or require older versions:"
     " NAME=VERSION"
 )
 _CONFLICT = "remove the packages that conflict with the image from apt in the project's settings"
 
-# Writes the plan and downloads; without a plan, writes that of an apt which may change installed packages.
+# Writes apt's plan, and downloads its packages. If there is none, writes the plan that apt makes without
+# pins.
 _RESOLVE = f"""
 export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
 : >"$1{_FREELY}"
@@ -46,7 +47,7 @@ else
     apt-get --simulate --allow-downgrades install {{packages}} >"$1{_FREELY}" 2>&1 || :
 fi
 """
-# A package that is missing is found by comparing what was downloaded.
+# Errors of apt are ignored: the caller checks which files were downloaded.
 _DOWNLOAD = f"""
 export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
 mkdir -p "$1{_DEBS}" && cd "$1{_DEBS}" && apt-get download {{packages}} || :
@@ -63,8 +64,9 @@ def resolve(
 ) -> tuple[DebFile, ...]:
     """The packages that apt adds to *layers* for *requested*; their files are in *store* afterwards.
 
-    :raises Unresolvable: the archive lacks a package, or one needs other packages than *layers* have.
-    :raises BuildFailed: the archive cannot be reached, or its signature is wrong.
+    :raises Unresolvable: the archive lacks a package, or a package requires other versions than *layers*
+        have.
+    :raises BuildFailed: the archive cannot be reached, or its signature is invalid.
     :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
     """
     wanted, names = recipe(layers.base.os), tuple(requested)
@@ -101,9 +103,9 @@ def fetch(
     environ: Mapping[str, str],
     report: Reporting = UNREPORTED,
 ) -> None:
-    """Download those of *debs* that *store* does not have, from the archive of *os_name*.
+    """Download the *debs* that *store* does not have, from the archive of *os_name*.
 
-    :raises BuildFailed: the archive no longer has one, or it cannot be reached.
+    :raises BuildFailed: the archive no longer has one of them, or cannot be reached.
     :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
     """
     wanted, absent = recipe(os_name), missing(debs, store)
@@ -148,9 +150,9 @@ def _ask(work: BaseWork, layers: OsLayers | None, queries: tuple[str, ...]) -> N
 
 
 def _demanded(names: tuple[str, ...], layers: OsLayers, plan: Path, freely: Path) -> AptPlan:
-    """The plan that apt wrote to *plan*; without one, it wrote to *freely*.
+    """The plan that apt wrote to *plan*. If it found none, it wrote its plan without pins to *freely*.
 
-    :raises Unresolvable: there is none, or it changes packages of *layers*, or lacks a requested one.
+    :raises Unresolvable: there is no plan, or it changes packages of *layers*, or lacks a requested package.
     """
     os_name = layers.base.os
     lines = _lines(plan)

@@ -52,7 +52,7 @@ def is_removal(change: str) -> bool:
 
 
 def unknown(lines: Iterable[str], os_name: str) -> tuple[str, ...]:
-    """What the archive of *os_name* lacks according to the errors in *lines*, as sentences."""
+    """A message for each package that, according to the errors in *lines*, the archive of *os_name* lacks."""
     return tuple(dict.fromkeys(_unknown(list(lines), os_name)))
 
 

@@ -1,8 +1,8 @@
 """Records the .deb file of each package of a base, from the signed indexes of the archive.
 
 apt has checked the signatures of the indexes in its lists. A base has no lists, so the files are recorded
-when it is built: in the store and beside its lock in ``images/base-<os>/debs.json``, those of the tools in
-``devel-debs.json``.
+when it is built: in the store, and beside its lock in ``images/base-<os>/debs.json``. The files of the devel
+tools are in ``devel-debs.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchkiln.util.strict_json import json_of, read_file
 
 SCHEMA = 1
 _RECORDS = "debs"
-_LIMIT = 4 << 20  # bytes of debs.json, which has sixty thousand
+_LIMIT = 4 << 20  # maximum bytes of debs.json, which has about 60,000
 _HEX = re.compile(r"[0-9a-f]{64}")
 _SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -76,19 +76,19 @@ def packages_without_file(locked: LockedBase | LockedTools, files: BaseFiles) ->
 
 
 def merged(recorded: BaseFiles | None, now: BaseFiles) -> BaseFiles:
-    """The entries of *recorded* and *now*, of one base: archives remove entries, but never change them."""
+    """The entries of two records of the same base. An archive removes entries, but never changes them."""
     debs = {(deb.name, deb.version): deb for files in (now, recorded) if files for deb in files.debs}
     return BaseFiles(base=now.base, debs=tuple(debs[key] for key in sorted(debs)))
 
 
 def files_path(images: Path, found: LockedBase | LockedTools) -> Path:
-    """The path below *images* of the files of *found*."""
+    """The path, below *images*, of the list of the .deb files of *found*."""
     name = f"{found.name}-debs" if isinstance(found, LockedTools) else "debs"
     return images / f"base-{found.os}" / f"{name}.json"
 
 
 def files_of(images: Path, locked: LockedCell, store: Store) -> BaseFiles | None:
-    """The recorded files of the base of *locked* and of its tools, as those of the base; None without any.
+    """The recorded .deb files of the base and the tools of *locked*, in one list; None without a record.
 
     :raises ConfigError: a committed file is malformed.
     """
@@ -158,7 +158,7 @@ def write_files(images: Path, found: LockedBase | LockedTools, files: BaseFiles)
 
 
 def commit_files(images: Path, found: LockedBase | LockedTools, store: Store) -> None:
-    """Write the files that were recorded when *found* was built beside its lock."""
+    """Write the list of the .deb files of *found*, if it is recorded, beside its lock."""
     if files := read_files(images, found, store):
         write_files(images, found, files)
 

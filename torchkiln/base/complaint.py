@@ -1,7 +1,7 @@
 """Finds the cause of a failure in the output of mmdebstrap. Pure.
 
-mmdebstrap prints the output of apt and dpkg, followed by a message of each program about the failure of the
-program that it ran; only the cause is reported.
+mmdebstrap prints the output of apt and dpkg. After a failure, each program in the chain of calls adds a
+message of its own. The error reports only the cause.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Unsolvable(BuildFailed):
 def complaint(
     code: int, lines: Iterable[str], *, os_name: str, scratch: str, elsewhere: str, keys: str
 ) -> BuildFailed:
-    """The error for an mmdebstrap that exited with *code* after the output *lines*.
+    """The error if mmdebstrap exits with *code* after the output *lines*.
 
     :param scratch: its working folder.
     :param elsewhere: how to set another archive; the end of the hint.

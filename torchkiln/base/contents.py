@@ -17,7 +17,7 @@ from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 from torchkiln.util.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
 
 _STATUS = "var/lib/dpkg/status"
-_LIMIT = 64 << 20  # bytes of the status file; for all packages of Debian it has as many
+_LIMIT = 64 << 20  # maximum bytes of the status file; with all packages of Debian it would be about as large
 _FORBIDDEN = re.compile(
     r"etc/(machine-id|resolv\.conf|hostname|hosts|ssh/ssh_host_.*)|var/lib/dbus/machine-id|\.dockerenv"
 )
@@ -45,7 +45,7 @@ def locked_base(os_name: str, blob: Blob, contents: BaseContents) -> LockedBase:
 def inspect(blob: Path, *, name: str = "") -> BaseContents:
     """Read the tar+gzip *blob* once; messages call it *name*.
 
-    :raises BuildFailed: it is not a Debian root, or has refused files; the message names every fault.
+    :raises BuildFailed: it is not a Debian root, or has forbidden files; the message names every fault.
     """
     name, status = name or blob.name, ""
     faults = []
@@ -96,7 +96,7 @@ def _python(packages: tuple[OsPackage, ...]) -> str:
 
 
 def _walk(stream: BinaryIO) -> Iterator[tuple[TarEntry, bytes | None]]:
-    """Each entry, with the data of those that `inspect` reads."""
+    """Each entry, with its data if `inspect` reads it, else None."""
     tar = TarReader(pieces_of(stream))
     for entry in tar:
         wanted = entry.kind == "file" and entry.path == _STATUS and entry.size <= _LIMIT

@@ -13,7 +13,7 @@ from torchkiln.model.lock import DebFile
 from torchkiln.store.store import Store
 
 FOLDER = "debs"  # of the cache
-RECORDS = "apt"  # of the layers that .deb files gave, in the cache
+RECORDS = "apt"  # the cache's records of layers that were made from .deb files
 _INDEX = "Packages"
 _PIECE = 1 << 20
 
@@ -34,7 +34,7 @@ def missing(debs: Iterable[DebFile], store: Store) -> tuple[DebFile, ...]:
 
 
 def keep(folder: Path, debs: Iterable[DebFile], store: Store) -> None:
-    """Copy the .deb files in *folder* that are those of *debs*, by their SHA-256, into *store*."""
+    """Copy the .deb files in *folder* whose SHA-256 is that of one of *debs* into *store*."""
     wanted = {deb.sha256: deb for deb in missing(debs, store)}
     for path in sorted(folder.glob("*.deb")):
         temporary = store.temporary("deb")
@@ -48,13 +48,13 @@ def keep(folder: Path, debs: Iterable[DebFile], store: Store) -> None:
 
 
 def write_repository(folder: Path, debs: Iterable[DebFile], store: Store) -> None:
-    """Make *folder*, from which apt can install *debs*, with copies of their files in *store*.
+    """Create *folder* with copies of the files of *debs* in *store*; apt can install the packages from it.
 
     :raises BuildFailed: a file in the cache is damaged; it is deleted.
     :raises OSError: the disk is full.
     """
     folder.mkdir()
-    folder.chmod(0o755)  # regardless of the umask: apt reads it as its own user
+    folder.chmod(0o755)  # regardless of the umask: apt reads it as another user
     stanzas = []
     for deb in debs:
         kept, name = store.root / deb_path(deb), f"{deb.sha256}.deb"
@@ -74,7 +74,7 @@ def write_repository(folder: Path, debs: Iterable[DebFile], store: Store) -> Non
 
 
 def _control(path: Path) -> str:
-    """The package's own description."""
+    """The control fields of the package, from its .deb file."""
     done = subprocess.run(["dpkg-deb", "--field", path], capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildFailed(

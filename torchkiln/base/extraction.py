@@ -1,8 +1,8 @@
-"""Extracts selected files of a base's tar to a folder, safe against any links in the tar.
+"""Extracts selected files of a base's tar to a folder, and lets no link in the tar lead out of the folder.
 
-Each folder is opened from the descriptor of its parent, and no link is followed. Links are created last,
-directly to their extracted target; links to other targets are left out, so no link leads out of the folder,
-in any root.
+Each folder is opened relative to the descriptor of its parent, and no link is followed. Links are created
+last, each as a relative path to its extracted target. Links to other targets are left out. So no link leads
+out of the folder, with or without a chroot.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _MAX_LINKS = 40  # links followed in a path, the limit of the kernel
 
 
 class ExtractionRefused(ValueError):
-    """The tar has an entry that no base has."""
+    """The tar has an entry that is not allowed."""
 
 
 def extract(stream: BinaryIO, into: Path, wanted: Callable[[str], bool]) -> Digest:
     """Extract the files of the tar *stream* whose paths are *wanted* to the empty folder *into*.
 
-    :returns: the digest of the whole tar, of the same read.
-    :raises ExtractionRefused: a name, link or size is refused; the message names it.
-    :raises OSError: it cannot be written; `read_tar.DAMAGED`: it is damaged.
+    :returns: the digest of the whole tar, from the same read.
+    :raises ExtractionRefused: a name, link or size is not allowed; the message names it.
+    :raises OSError: a file cannot be written; `read_tar.DAMAGED`: the tar is damaged.
     """
     total = hashlib.sha256()
     into.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ class _Extraction:
                     os.close(folder)
 
     def _resolve(self, path: str) -> str | None:
-        """The extracted file or folder to which *path* resolves in this root; None without one."""
+        """The extracted file or folder to which *path* resolves in this root; None if it does not exist."""
         left, at, steps = path.split("/"), "", 0
         while left:
             part = left.pop(0)

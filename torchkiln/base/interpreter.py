@@ -1,7 +1,7 @@
 """Extracts the Python of a base and returns the command that runs it.
 
-Byte-code must come from the image's exact interpreter. Its files are extracted from the base once, and it is
-started with the base's own loader, independent of the host's Python and C library.
+Byte-code must be compiled by exactly the image's interpreter. The interpreter's files are extracted from the
+base once. It is started with the base's loader, so that it does not use the host's Python or C library.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def python_name(version: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interpreter:
-    """A base's Python under *root*, a folder of the cache, or a standalone one with the base's C library."""
+    """A base's Python, or a standalone Python with the base's C library, in the cache's folder `root`."""
 
     root: Path
     version: str  # full, "3.11.2"
     home: str = "usr"  # the folder of its bin/ and lib/, below root
 
     def argv(self, root: Path | None = None) -> list[str]:
-        """The command that starts it, without arguments for Python.
+        """The command that starts Python; the caller appends Python's arguments.
 
-        :param root: the path of `root` inside a sandbox, "/"; None: outside.
+        :param root: the path of `root` in the sandbox in which the command runs, "/"; None: it runs in none.
         """
         name, at = python_name(self.version), self.root if root is None else root
         own = [] if self.home == "usr" else [str(at / self.home / "lib")]
@@ -113,11 +113,11 @@ def interpreter(base: LockedBase, store: Store, standalone: LockedStandalone | N
 
 
 def extract_standalone(stream: BinaryIO, version: str, into: Path, *, diff_id: Digest | None = None) -> None:
-    """Add the standalone Python of the tar *stream* to *into*, which has the base's.
+    """Add the standalone Python of the tar *stream* to *into*, which has the base's Python.
 
-    :param diff_id: that of the tar; None: it is not known.
-    :raises BuildFailed: it has another diff_id, no such Python, or a refused entry; the extracted files must
-        not be run.
+    :param diff_id: the expected diff_id of the tar; None: it is unknown.
+    :raises BuildFailed: the tar has another diff_id, no such Python, or a forbidden entry; the extracted
+        files must not be run.
     :raises OSError: reading or writing failed; ValueError: the tar is damaged.
     """
     name = python_name(version)
@@ -140,9 +140,9 @@ def extract_standalone(stream: BinaryIO, version: str, into: Path, *, diff_id: D
 def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") -> None:
     """Extract the Python of *base* and its libraries from its *blob* to the new folder *into*.
 
-    :param also: a pattern of further paths, "usr/bin/tar".
-    :raises BuildFailed: it is another base, has no such Python, or a refused entry; the extracted files must
-        not be run.
+    :param also: a regular expression for more paths, "usr/bin/tar".
+    :raises BuildFailed: *blob* is another base, has no such Python, or a forbidden entry; the extracted files
+        must not be run.
     :raises OSError: reading or writing failed; ValueError: the blob is damaged.
     """
     name = python_name(base.python)

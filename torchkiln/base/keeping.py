@@ -29,8 +29,8 @@ from torchkiln.util.strict_json import json_of, read_file
 
 SCHEMA = 1
 _REBUILT = "bases"
-_LIMIT = 4 << 20  # bytes of a lock file, which has ten thousand
-_UNPACKED = 8 << 30  # bytes of a tar; the largest has half a gigabyte
+_LIMIT = 4 << 20  # maximum bytes of a lock file, which has about 10,000
+_UNPACKED = 8 << 30  # maximum bytes of a tar; the largest has half a gigabyte
 _NEWER = "lock the current packages with: torchkiln lock TAG --upgrade-base"
 _SAME = ("same packages, different bytes",)
 
@@ -39,17 +39,17 @@ Artefact = TypeVar("Artefact", LockedBase, LockedTools)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtefactSpec(Generic[Artefact]):
-    """The names of one artefact, and how it is built and read from a blob."""
+    """The names of one artefact, and the functions that build it and read it from a blob."""
 
     description: str  # "base of debian12"
     short_name: str  # "base", in messages about a file
-    lock: str  # the lock in the store while it is built, "base-debian12"
-    option: str  # that imports a file, "--base FILE"
+    lock: str  # the store's lock that a build holds, "base-debian12"
+    option: str  # the option that imports a file, "--base FILE"
     export: str  # the command that writes such a file, "torchkiln base export"
     kind: type[Artefact]
     make: Callable[[], Artefact]
     read: Callable[[Path, Blob, str], Artefact]  # blob, its description, its name in messages
-    key: Callable[[Artefact], str]  # of the record of a rebuild of a locked one
+    key: Callable[[Artefact], str]  # the key of the record of a locked artefact's rebuild
 
 
 def ensure(
@@ -64,10 +64,10 @@ def ensure(
 ) -> tuple[Artefact, tuple[str, ...]]:
     """The artefact, with its blob in *store*, and its package differences from *locked*.
 
-    Tried in this order: the cache, *file*, an earlier rebuild for this lock, the archive. A rebuild from the
-    archive may differ from the lock; it is recorded for the lock, so that the next build is fast and uses
-    the same artefact, until the lock changes or `rebuild` is called. Without *locked* it is always built from
-    the archive.
+    The sources are tried in this order: the cache, *file*, an earlier rebuild for this lock, the archive. A
+    rebuild from the archive may differ from the lock. It is recorded for the lock, so that the next build is
+    fast and uses the same artefact, until the lock changes or `rebuild` is called. Without *locked*, the
+    sources are *file* and the archive.
 
     :param fits: whether the locked one may be used; false if it was built on another base.
     :raises BuildFailed: *file* is not the locked one; or the archive gives another one and *locked_only* is
@@ -122,7 +122,7 @@ def adopt(
             raise BuildFailed(f"{file}: not a regular file", hint=f"name a file that `{spec.export}` wrote")
         with file.open("rb") as stream:
             compression = GZIP if stream.read(len(GZIP.magic)) == GZIP.magic else IDENTITY
-        # Always encoded again: a tar that another tool compressed also gives the locked blob.
+        # The tar is always compressed again, so that a file of another tool gives the locked blob, too.
         with compression.open(file) as tar:
             encoded = encode(_bounded(spec, tar, file, locked), temporary)
         if locked is not None and encoded.digest != locked.digest:

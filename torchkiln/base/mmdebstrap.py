@@ -72,13 +72,13 @@ class Scratch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExistingBase:
-    """A base in which mmdebstrap works; its files are readable for all users."""
+    """An existing base in which mmdebstrap installs packages; all users can read these files."""
 
     layers: tuple[Path, ...]  # its gzipped tars, lowest first
-    pins: Path  # apt preferences meanwhile
+    pins: Path  # apt preferences during the installation
     packages: tuple[str, ...] = ()  # to install
     debs: Path | None = None  # an indexed folder of .deb files, in place of the archive and the network
-    queries: tuple[str, ...] = ()  # hooks that only ask apt: there is no result
+    queries: tuple[str, ...] = ()  # hooks that only query apt; mmdebstrap then writes no tar
 
 
 PINS = "/etc/apt/preferences.d/torchkiln"
@@ -94,10 +94,10 @@ def build(
 ) -> LockedBase:
     """Build *recipe* from the current state of the archive and put the blob into *store*.
 
-    Runs as root, or as a user with user namespaces. Takes about a minute and temporarily 800 MB in $TMPDIR.
-    *environ* has the proxies and mirrors; they do not change the result.
+    Runs as root, or as a user who can create user namespaces. Takes about a minute, and temporarily 800 MB in
+    $TMPDIR. *environ* has the proxies and mirrors; they do not change the result.
 
-    :param report: gets the steps, and the packages that are configured.
+    :param report: gets the steps, and the number of configured packages.
     :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
     :raises ConfigError: a mirror is not a URL.
     :raises BuildFailed: mmdebstrap failed, or its result is not a valid base.
@@ -132,7 +132,7 @@ def ask_archive(
     environ: Mapping[str, str],
     report: Reporting = UNREPORTED,
 ) -> BaseFiles:
-    """The files of the packages of *locked* in the archive's current signed index; builds no base.
+    """The .deb files of *locked*'s packages, from the archive's current signed index; builds no base.
 
     :raises KilnError: as for `build`.
     """
@@ -157,7 +157,7 @@ def command(
 
     :param place: apt's lists are copied there after the installation.
     :param bare: install nothing.
-    :param onto: install packages into this base, or ask apt in it, instead of building one.
+    :param onto: install packages into this base, or query apt in it, instead of building a base.
     :raises ConfigError: a mirror is not a URL.
     """
     sources = sources_of(recipe, environ)
@@ -176,7 +176,7 @@ def command(
         hooks = (f'rm "$1{PINS}"', *ON_TOP, *CLEANING)
         if onto.queries:
             restore, hooks = (), onto.queries
-    # As root it mounts /proc and /sys in the host's namespace, and leaves them mounted if it is killed.
+    # As root, mmdebstrap would mount /proc and /sys on the host, and leave them mounted if it is killed.
     offline = ("--net",) if onto and onto.debs else ()
     isolated = [] if unprivileged else ["unshare", "--mount", *offline, "--propagation=private", "--"]
     return [
@@ -191,7 +191,7 @@ def command(
         f"--keyring={place.keyring if place else sources.keyring}",
         f"--components={','.join(recipe.components)}",
         *(f"--dpkgopt={option}" for option in recipe.dpkg_options),
-        # The keyring is set above; whether sources.list names it, too, would depend on the host.
+        # The keyring is set above. With check/signed-by, sources.list would name it on some hosts.
         "--skip=check/signed-by,output/dev",
         *(f"--setup-hook={hook}" for hook in setup),
         *(f"--customize-hook={hook}" for hook in (*restore, *hooks, *copy_lists)),
@@ -268,7 +268,7 @@ def _require(recipe: BaseRecipe, keyring: Path) -> None:
 
 
 def dev_folder(epoch: int) -> bytes:
-    """The tar header of an empty /dev; mmdebstrap leaves it out, or adds device nodes."""
+    """The tar header of an empty /dev; mmdebstrap writes either no /dev or one with device nodes."""
     info = tarfile.TarInfo("./dev/")
     info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, epoch
     return info.tobuf(tarfile.USTAR_FORMAT)
@@ -278,12 +278,12 @@ def dev_folder(epoch: int) -> bytes:
 def running(
     argv: list[str], env: Mapping[str, str], recipe: BaseRecipe, report: Reporting
 ) -> Iterator[IO[bytes]]:
-    """The stdout of mmdebstrap, which is ended with the block.
+    """The stdout of mmdebstrap, which is terminated at the end of the block if it still runs.
 
-    If this process is killed, a watchdog ends mmdebstrap, which then removes its files. The rest of the
-    scratch folder is swept when mmdebstrap and its children have released its lock.
+    If this process is killed, a watchdog terminates mmdebstrap, which then removes its files. The rest of the
+    scratch folder can be deleted when mmdebstrap and its children have released the folder's lock.
 
-    :raises BuildFailed: it failed; the message has the cause.
+    :raises BuildFailed: mmdebstrap failed; the message has the cause.
     """
     last: deque[str] = deque(maxlen=400)
     lock = held(Path(env["TMPDIR"]))

@@ -1,4 +1,4 @@
-"""Installs packages on the unpacked layers of an OS, and makes the tar of a layer with the difference."""
+"""Installs packages on the unpacked layers of an OS, and writes the difference as the tar of a layer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torchkiln.oci.compression import GZIP
 from torchkiln.oci.upper import write_upper
 from torchkiln.store.store import Store
 
-_PIN_PRIORITY = 1001  # above 1000 apt keeps the version even if a newer one is required
+_PIN_PRIORITY = 1001  # from 1000 on, apt uses this version even if a newer one is available
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseWork:
-    """What mmdebstrap needs, for work on a base."""
+    """The recipe, the store and the scratch folder that mmdebstrap uses for work on a base."""
 
     recipe: BaseRecipe
     store: Store  # with the blobs of the layers
@@ -58,15 +58,15 @@ class Addition:
     packages: tuple[str, ...]
     lower: tuple[LockedBase | LockedTools, ...]  # the layers, lowest first
     misfit: str  # the start of the message if apt cannot install them: "the archive's packages no longer fit"
-    hint: str  # what to do then
+    hint: str  # the hint of that message
     debs: Path | None = None
     hard_links: bool = False  # the layer may have some
 
 
 def layer_tar(addition: Addition, work: BaseWork) -> Path:
-    """Install, and write the layer with everything that is new or changed, to the scratch folder.
+    """Install the packages, and write the layer with all new and changed files to the scratch folder.
 
-    Takes half a minute and temporarily two gigabytes there.
+    Takes half a minute, and temporarily two gigabytes of that folder.
 
     :raises BuildFailed: the packages do not fit, mmdebstrap failed, or its result cannot be a layer.
     """
@@ -97,7 +97,7 @@ def existing(
     debs: Path | None = None,
     queries: tuple[str, ...] = (),
 ) -> ExistingBase:
-    """The layers *lower* in the scratch folder, with pins of their packages; without layers an empty root."""
+    """The layers *lower*, copied to the scratch folder, with pins of their packages; or an empty root."""
     layers, pinned = list[Path](), list[OsPackage]()
     for artefact in lower:
         # A copy: the root of a user namespace may not read the cache.

@@ -1,7 +1,7 @@
 """Makes the layer of a project's OS packages from their locked .deb files, without a network.
 
 The same files on the same layers give the same layer, so it can be made again on any machine that gets the
-files. What a layer changes is checked when it is made (`base/protected.py`).
+files. When a layer is made, `base/protected.py` checks what it changes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def lock_apt(
     environ: Mapping[str, str],
     report: Reporting = UNREPORTED,
 ) -> tuple[LockedApt, tuple[str, ...]]:
-    """Lock *requested* and what they need, from the archive of today, on *layers*.
+    """Lock the packages *requested* and their dependencies, from today's archive, on *layers*.
 
     :param layers: their blobs are in *store*.
     :param own: paths of the image's own files.
@@ -90,7 +90,9 @@ def ensure_apt(
     environ: Mapping[str, str],
     report: Reporting = UNREPORTED,
 ) -> LockedApt:
-    """*apt* with the layer that is in *store* afterwards: another than the locked one on other *layers*.
+    """*apt* with the layer of its packages on *layers*, which is in *store* afterwards.
+
+    If *layers* are not those of the lock, this layer differs from the locked one.
 
     :param own: paths of the image's own files.
     :raises BuildFailed: the archive no longer has a file, the layer is not the locked one, or it would change
@@ -117,7 +119,7 @@ def _made(
     environ: Mapping[str, str],
     report: Reporting,
 ) -> MadeApt:
-    """The layer of *debs* on *layers*: known, or made."""
+    """The layer of *debs* on *layers*, from the cache or newly made."""
     wanted = recipe(layers.base.os)
     key = _key(requested, debs, layers, wanted)
     with store.lock(f"apt-{key}", "installs OS packages"):
@@ -136,7 +138,7 @@ def _made(
 
 
 def _key(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayers, wanted: BaseRecipe) -> str:
-    """The hash of everything that decides the layer and whether it is refused."""
+    """The hash of everything that determines the layer, and whether it is refused."""
     inputs = {
         "rules": _RULES,
         "requested": requested,
@@ -183,7 +185,7 @@ def _make(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayer
     try:
         with store.writable():
             blob = encode(layer, temporary)
-        if debs:  # else dpkg's list may not be in the layer
+        if debs:  # without packages, the layer may have no dpkg status file
             _demand_locked(temporary, debs, layers)
         paths, notes = _checked(layer, layers, store)
         with store.writable():
@@ -194,7 +196,7 @@ def _make(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayer
 
 
 def _demand_locked(blob: Path, debs: tuple[DebFile, ...], layers: OsLayers) -> None:
-    """:raises BuildFailed: the layer's list of packages has others than *debs* and those of *layers*."""
+    """:raises BuildFailed: the packages in the layer's dpkg status are not those of *layers* and *debs*."""
     below = {package.name for package in layers.packages}
     installed = inspect(blob, name=_WHAT).packages
     kept = tuple(package for package in installed if package.name in below)

@@ -11,9 +11,9 @@ _CONFIGURED = "Setting up "
 
 
 class PackageCount:
-    """Reports as work "packages" how many are configured, of those that apt has announced.
+    """Reports, as the work "packages", how many of the packages that apt has announced are configured.
 
-    apt announces the essential packages of a base first, and the others when those are configured.
+    apt announces the essential packages of a base first, and the others after these are configured.
     """
 
     def __init__(self, observer: Observer) -> None:

@@ -1,4 +1,4 @@
-"""Decides by its path what no package of the archive may install, and which package has a file. Pure."""
+"""Decides by a file's path whether packages of the archive may install it, and which package has it. Pure."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _OF_WHEELS = re.compile(
 
 
 def is_of_image(path: str) -> bool:
-    """Whether *path* is a folder that torchkiln manages, is in one, or is the loader's list of preloads."""
+    """Whether *path* is, or is in, a folder that torchkiln manages, or is /etc/ld.so.preload."""
     return _FORBIDDEN.fullmatch(path) is not None
 
 
 def path_fault(path: str) -> str:
-    """Why no package may have a file at *path*, outside of the image's folders; empty if one may."""
+    """Why no package may have a file at *path*, which `is_of_image` does not cover; empty if packages may."""
     if _AT_START.fullmatch(path):
         return "runs at each start of Python"
     if _KEYS.fullmatch(path):
-        return "is a private key, which each machine must make for itself"
+        return "is a private key, which each machine must generate"
     if is_of_driver(path.rpartition("/")[2]):
         return "is a library of the driver, which the host provides"
     return ""
@@ -50,7 +50,7 @@ def is_of_driver(library: str) -> bool:
 
 
 def is_of_wheels(library: str) -> bool:
-    """Whether *library* is the name of one in the wheels of torch or NVIDIA."""
+    """Whether *library* is the name of a library in the wheels of torch or NVIDIA."""
     return _OF_WHEELS.fullmatch(library) is not None
 
 
@@ -61,9 +61,9 @@ def pth_file(path: str) -> str:
 
 
 def owners_of(lists: Mapping[str, str], roots: Mapping[str, str]) -> dict[str, str]:
-    """The package of each path in *lists*, dpkg's, by package.
+    """The package of each path in *lists*, the contents of dpkg's .list files by package.
 
-    :param roots: links in the place of top folders, with their targets: lib -> usr/lib.
+    :param roots: top-level folders that are links, with their targets: lib -> usr/lib.
     """
     return {
         _merged(path.lstrip("/"), roots): package
@@ -73,6 +73,6 @@ def owners_of(lists: Mapping[str, str], roots: Mapping[str, str]) -> dict[str, s
 
 
 def _merged(path: str, roots: Mapping[str, str]) -> str:
-    """*path* without a link in the place of its top folder."""
+    """*path* with its top-level folder replaced by the target, if that folder is a link."""
     top, slash, rest = path.partition("/")
     return f"{roots[top]}/{rest}" if slash and top in roots else path

@@ -1,7 +1,7 @@
 """Decides whether packages of the archive change what the tests of an image cover. Pure.
 
-dpkg lets no package replace another's files, but scripts of packages can do anything: the layer that they
-left is compared with the lower layers.
+dpkg lets no package replace another package's files, but the scripts of packages can change any file. So the
+layer that they made is compared with the lower layers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from torchkiln.errors import BuildFailed
 from torchkiln.oci.tar import parents
 from torchkiln.oci.tar_reader import TarReader, pieces_of
 
-_LISTED = 8  # most faults in a message
+_LISTED = 8  # maximum number of faults in a message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """What layers contain: the kind of each path, and the package that it belongs to by dpkg's lists."""
+    """The contents of layers: the kind of each path, and the package to which dpkg's lists assign it."""
 
     kinds: Mapping[str, str]
     owners: Mapping[str, str]
-    libraries: LoaderCache = field(default_factory=dict)  # empty: the layers have no cache of the loader
+    libraries: LoaderCache = field(default_factory=dict)  # empty: the layers have no ld.so.cache
 
 
 def contents_of(streams: Iterable[BinaryIO]) -> Contents:
     """The contents of the layers in the tars *streams*, lowest first.
 
-    :raises ValueError: one is not a tar, or its cache of the loader cannot be read.
+    :raises ValueError: one is not a tar, or its ld.so.cache cannot be read.
     """
     kinds: dict[str, str] = {}
     lists: dict[str, str] = {}
@@ -66,7 +66,7 @@ def demand_harmless(lower: Contents, layer: Contents, *, what: str) -> tuple[str
 
     :returns: warnings.
     :raises BuildFailed: it changes files of packages of the lower layers, has files that no package may have,
-        or libraries that the loader would find in place of theirs.
+        or has libraries that the loader would find instead of those of the lower layers.
     """
     faults = list(_faults(lower, layer))
     if layer.libraries:
@@ -79,7 +79,7 @@ def demand_harmless(lower: Contents, layer: Contents, *, what: str) -> tuple[str
 def demand_apart(paths: Iterable[str], own: Collection[str], *, what: str) -> None:
     """Check that none of the *paths* of a layer is one of the image's *own* files.
 
-    :raises BuildFailed: one is.
+    :raises BuildFailed: a path is one of *own*.
     """
     if faults := [f"{path} is a file of the image" for path in paths if path in own]:
         raise refused(faults, what)
@@ -98,9 +98,9 @@ def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
     folders = {folder for path in layer.kinds for folder in parents(path)}
     for path, kind in layer.kinds.items():
         if is_of_image(path):
-            if path not in folders:  # else what is in it is named
+            if path not in folders:  # the files in a folder are reported, not the folder
                 yield f"{_named(path, layer)} is in a folder of the image"
-        elif kind == "folder":  # in the layer, as something in it is
+        elif kind == "folder":  # it is in the layer because of the files in it
             continue
         elif path in lower.kinds and path in lower.owners:
             yield f"{path} of {lower.owners[path]} was changed"

@@ -1,8 +1,9 @@
 """Reads the archive of a standalone build of CPython, and returns the files of its layer.
 
 The format is that of python-build-standalone's `install_only` archives: a gzip tar with one folder, python/.
-Its hash was checked before, but a user may have copied it from anywhere: every entry is checked, and one that
-could lead out of the folder or give rights refuses the archive. Owner, modes and times are normalized.
+The archive's hash was checked before, but the user may have the archive from any source. So every entry is
+checked, and the archive is refused if an entry could lead out of the folder or grant privileges. Owners,
+modes and times are normalized.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 _TOP = "python"
 _MAX_READ = 4 << 30  # bytes unpacked; real archives have 100 to 400 million
 _MAX_FILE = 256 << 20  # bytes of a file, as for `extraction`
-# Packages, as the image has those of its lock; byte-code, which is compiled again; tests, manuals; and what
-# Debian's python3 does not have either, Tk and the editor that needs it.
+# Left out: packages (the image has those of its lock), byte-code (it is compiled again), tests, manuals, and
+# what Debian's python3 does not have either: Tk, and IDLE, which requires Tk.
 _LEFT_OUT = re.compile(
     r"(.+/)?__pycache__(/.*)?|share/man(/.*)?|bin/(?!python)[^/]*|lib/(itcl|tcl|tdbc|thread|tk|libtcl|libtk)[0-9].*"
     r"|lib/python[0-9.]+/(site-packages|test|idlelib|tkinter|turtledemo|lib-dynload/_tkinter[^/]*)(/.*)?"
@@ -41,7 +42,7 @@ _SPECIAL = 0o7000  # set-user-id, set-group-id, sticky
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredFile:
-    """A file, and where its content is in the file of all contents."""
+    """A file, and the position of its content in the file that has the contents of all files."""
 
     mode: int
     start: int
@@ -61,7 +62,7 @@ def read_python(path: Path, archive: PythonArchive, python: str, contents: Binar
     """The files of *archive*, at *path*; their contents are written to *contents*.
 
     :param python: the version that it must have, "3.12".
-    :raises BadPythonArchive: it is damaged, has a refused entry, or is not such a Python for this platform.
+    :raises BadPythonArchive: it is damaged, has a forbidden entry, or is not this Python for this platform.
     :raises OSError: *contents* cannot be written.
     """
     reading = _Reading(archive, contents)
@@ -85,14 +86,14 @@ class _Reading:
         self._seen: dict[str, bool] = {}  # path below python/ -> whether it is a folder, explicit or implied
         self._files: dict[str, StoredFile] = {}
         self._links: dict[str, tuple[str, str]] = {}  # path -> target below python/, target as written
-        self._at = self._copied = 0  # bytes of the contents, and of files that hard links became
-        self._heads: dict[str, bytes] = {}  # the files that say what the build is
+        self._at = self._copied = 0  # bytes written to the contents; bytes of files that were hard links
+        self._heads: dict[str, bytes] = {}  # the first bytes of the files that identify the build
 
     def too_large(self) -> BadPythonArchive:
         return BadPythonArchive(self._archive.filename, f"unpacks to more than {_MAX_READ >> 30} GiB")
 
     def take(self, entry: TarEntry, entries: TarReader) -> None:
-        """Check the next entry, and keep it if the layer has it."""
+        """Check the next entry, and keep it if it belongs to the layer."""
         path = self._path(entry)
         if not path:
             return
@@ -114,9 +115,9 @@ class _Reading:
             self._write(path, entry, entries)
 
     def result(self, python: str) -> PythonFiles:
-        """The kept files; links to others are left out.
+        """The kept files, and the links to them; other links are left out.
 
-        :raises BadPythonArchive: it is not such a Python for this platform.
+        :raises BadPythonArchive: the archive is not this Python for this platform.
         """
         version = self._version(python)
         folders = {folder for path in self._files for folder in tar.parents(path)}
@@ -132,7 +133,7 @@ class _Reading:
         )
 
     def _path(self, entry: TarEntry) -> str:
-        """Its path below python/; empty for that folder, and for the root."""
+        """The path of *entry* below python/; empty for that folder, and for the root."""
         top, _, below = entry.path.partition("/")
         if printable(entry.path) != entry.path:
             raise self._refused(entry, "has non-printable characters in its name")
@@ -157,7 +158,10 @@ class _Reading:
         self._seen[path] = folder
 
     def _target(self, path: str, entry: TarEntry) -> str:
-        """The path below python/ to which a link leads; `..` only at its start, where no link precedes it."""
+        """The path below python/ to which a link leads.
+
+        The target may contain `..` only at its start, where no other link can precede it.
+        """
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), entry.target))
         inner = entry.target.lstrip("./").split("/")
         outside = entry.target.startswith("/") or target.split("/")[0] == ".." or ".." in inner
@@ -166,7 +170,7 @@ class _Reading:
         return target
 
     def _hard_link(self, path: str, entry: TarEntry, *, left_out: bool) -> None:
-        """A second name of an earlier file becomes a file of its own."""
+        """Keep a hard link as a file with the content of its target."""
         top, _, target = entry.target.partition("/")
         if top != _TOP or self._seen.get(target, True):
             raise self._refused(entry, f"is a hard link to {entry.target!r}, which is not an earlier file")
@@ -191,7 +195,7 @@ class _Reading:
             self._heads[path] = head
 
     def _version(self, python: str) -> str:
-        """The full version, from its headers.
+        """The full version, from the C header patchlevel.h.
 
         :raises BadPythonArchive: it is another Python, or for another platform.
         """

@@ -1,8 +1,8 @@
-"""Writes the layer of a standalone Python: its files in /opt/python, and the base's environment moved to it.
+"""Writes the layer of a standalone Python: its files in /opt/python, and a /opt/venv that uses it.
 
-/opt/venv is the base's own environment. The layer replaces its settings and its links to Python. Its packages
-stay in the folder of the base's version, to which the folder of the new version is a link: so a layer of
-packages can be the same in the images of both.
+/opt/venv is the base's virtual environment. The layer replaces its pyvenv.cfg and its links to Python.
+Packages stay in the folder of the base's Python version, and the folder of the new version is a link to that
+folder. So the images of both Pythons can share a layer of packages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ executable = /{home}/bin/{name}
 """
 
 Content = bytes | StoredFile
-"""The content of a file with mode 0644, or one of the archive's."""
+"""The bytes of a file with mode 0644, or a file of the archive."""
 
 
 def sources(found: PythonFiles) -> Iterator[str]:
@@ -39,9 +39,9 @@ def layer_tar(
 ) -> Iterator[bytes]:
     """The tar of the layer of *found*, in pieces, sorted by path.
 
-    :param contents: the file of all contents.
+    :param contents: the file to which `read_python` wrote the contents.
     :param base: the version of the base's Python, "3.11.2".
-    :param bytecode: more files, by path.
+    :param bytecode: the .pyc files, by path.
     """
     name, lower = python_name(found.version), python_name(base)
     program = f"/{HOME}/bin/{name}"

@@ -11,7 +11,7 @@ from torchkiln.model.operating_system import base_name, operating_system
 from torchkiln.model.recipe import PREFIX, USER
 
 EPOCH = 1_735_689_600
-"""2025-01-01 in seconds: no file of a base is younger. Constant, so that bases are reproducible."""
+"""2025-01-01 in seconds: no file of a base has a later time. Constant, so that bases are reproducible."""
 
 _PACKAGES = (
     *("python3", "python3-venv", "python3-dev"),
@@ -45,10 +45,11 @@ _DPKG_OPTIONS = (
     "path-exclude=/usr/share/man/*",
 )
 
-# Run by sh with the new root as "$1", after the packages.
+# Run by sh with the new root as "$1", after the packages are installed.
 _MAKING = (
-    # Empty, and created by the base's own Python; wheels are only added. With system packages, because only
-    # then Python uses the user site, where pip installs for users who cannot write to the venv.
+    # The environment is empty and created by the base's Python; builds only add wheels. It has the system
+    # site packages, because only then Python uses the user site, where pip installs if it cannot write to the
+    # venv.
     'chroot "$1" env PYTHONDONTWRITEBYTECODE=1'
     f" python3 -m venv --system-site-packages --without-pip {PREFIX}",
     # Writable for every user of the container, like /tmp.
@@ -66,7 +67,7 @@ ON_TOP = (
     # git-lfs writes its lines in random order.
     'cd "$1/etc" && if [ -e gitconfig ]; then'
     " { head -n 1 gitconfig; tail -n +2 gitconfig | sort; } >gitconfig.new && mv gitconfig.new gitconfig; fi",
-    # Each container makes its own.
+    # Each container generates another one.
     'rm -f "$1/var/lib/dbus/machine-id"',
 )
 
@@ -77,7 +78,7 @@ CLEANING = (
     # Backup files.
     'rm -f "$1"/etc/passwd- "$1"/etc/group- "$1"/etc/shadow- "$1"/etc/gshadow- "$1"/etc/sub[ug]id-',
     'rm -f "$1"/var/lib/dpkg/*-old "$1"/var/cache/debconf/*-old "$1/var/cache/ldconfig/aux-cache"',
-    # Logs: those that login programs expect are emptied.
+    # Logs are deleted; the log files that login programs expect are emptied.
     'find "$1/var/log" -type f \\( -name "*.log" -o -name "*.xz" \\) -delete',
     'find "$1/var/log" -type f -exec truncate -s 0 {} +',
 )
@@ -85,7 +86,7 @@ CLEANING = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseRecipe:
-    """Everything that decides a base, except for the state of the archive."""
+    """Everything that determines a base, except for the state of the archive."""
 
     os: str  # "debian12"
     suite: str  # "bookworm"

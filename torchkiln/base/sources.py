@@ -19,7 +19,7 @@ _SNAPSHOT = re.compile(r"/(\d{8}T\d{6}Z)/?$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveSources:
-    """Mirrors and keyring; a mirror is empty for the archive's own address."""
+    """Mirrors and keyring; an empty mirror means the archive's official address."""
 
     mirror: str
     security_mirror: str
@@ -33,7 +33,7 @@ def variables(recipe: BaseRecipe) -> tuple[str, str, str]:
 
 
 def values(recipe: BaseRecipe, environ: Mapping[str, str]) -> tuple[str, str, str]:
-    """Mirror, security mirror and keyring as *environ* sets them, or its preset; empty where neither does.
+    """Mirror, security mirror and keyring that *environ* or its preset sets; empty if neither does.
 
     :raises ConfigError: there is no such preset.
     """
@@ -65,7 +65,7 @@ def sources_of(recipe: BaseRecipe, environ: Mapping[str, str]) -> ArchiveSources
 
 
 def copying(sources: ArchiveSources) -> ArchiveSources:
-    """*sources*, whose files apt copies also if they are on this machine."""
+    """*sources* with copy: in place of file:, so that apt copies files of this machine, too."""
     mirror, security = (re.sub("^file:", "copy:", at) for at in (sources.mirror, sources.security_mirror))
     return replace(sources, mirror=mirror, security_mirror=security)
 

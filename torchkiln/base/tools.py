@@ -62,7 +62,7 @@ def ensure(
 ) -> tuple[LockedTools, tuple[str, ...]]:
     """The tools on *base*, and their differences from *locked*: see `keeping.ensure`.
 
-    For another base than the locked one they are built again.
+    If *base* is not the base of the lock, the tools are built again.
     """
     spec = _spec(
         locked.name, packages_of(locked.name), base, store, os.environ if environ is None else environ, report
@@ -173,7 +173,7 @@ def _spec(
     requested = tuple(packages)
 
     def key(locked: LockedTools) -> str:
-        """Depends on the base and the mirrors, which decide the packages."""
+        """Depends on the base and the mirrors, which determine the packages."""
         parts = (wanted.key(), *requested, base.digest, locked.digest, *values(wanted, environ))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

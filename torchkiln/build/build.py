@@ -24,12 +24,12 @@ from torchkiln.plan.load import plan_locked
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildOptions:
-    """How to build; only `layer_format` changes an image's bytes, but not its files."""
+    """How to build. `layer_format` changes the bytes of the layers, but no file in them."""
 
     sources: BaseSources = field(default_factory=BaseSources)  # of base and tools
     refs: tuple[str, ...] = ()  # names in the layout; default: the plan's tag and aliases
     layer_format: LayerFormat = DEFAULT_FORMAT
-    foreign: bool = False  # the lock is not the user's own: its base only runs in a sandbox
+    foreign: bool = False  # the lock is not the user's own: programs of its base run only in a sandbox
 
 
 def build(
@@ -45,8 +45,8 @@ def build(
 
     The cache remembers the layout.
 
-    :raises BuildFailed: the lock is untrusted and *options* refuse that, or it cuts device code by another
-        rule; or a step failed.
+    :raises BuildFailed: the lock is untrusted and *options* do not allow that, or it was made with another
+        rule for cutting device code; or a step failed.
     """
     return build_planned(locked, matrix, facts, layout, environment, options=options)[0]
 
@@ -60,7 +60,7 @@ def build_planned(
     *,
     options: BuildOptions,
 ) -> tuple[image_build.BuildResult, ImagePlan]:
-    """`build`, and the plan that was built, whose base may be newer than that of *locked*."""
+    """Like `build`; also returns the plan that was built, whose base may be newer than that of *locked*."""
     check_trusted(locked, options.sources)
     _check_rule(locked)
     started, store = time.monotonic(), environment.store
@@ -103,7 +103,7 @@ def check_trusted(locked: LockedCell, sources: BaseSources) -> None:
 
 
 def _check_rule(locked: LockedCell) -> None:
-    """Refuse a thin image of another rule: its bytes would not be those that its lock stands for."""
+    """Refuse a thin image whose lock was made with another rule: the image would have other bytes."""
     if locked.device_code and locked.device_code.rule != DEVICE_CODE_RULE:
         raise BuildFailed(
             f"the lock of {tag_of(locked.resolution)} was made with rule {locked.device_code.rule} for"

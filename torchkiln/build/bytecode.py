@@ -13,7 +13,8 @@ from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 from torchkiln.wheel.bytecode import Code, Compiler, read_pack, write_pack
 
-# Left out in the layers of another Python than the base's: a sixth of all, and nearly never imported.
+# The tests in wheels. Layers for another Python than the base's lack their byte-code: it is a sixth of all,
+# and tests are almost never imported.
 _TESTS = re.compile(r"/tests?/")
 
 

@@ -28,7 +28,7 @@ def remember_layout(store: Store, layout: Path) -> None:
 
 
 def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Iterable[str]) -> None:
-    """Record the files of *image* of *plan*; those of layers that were not *reused* count as used now."""
+    """Record the files that *image* of *plan* uses; those of layers not *reused* count as used now."""
     locked = plan.locked
     packs = _packs(locked)
     store.put_record(
@@ -78,7 +78,7 @@ def source_paths(locked: LockedCell) -> frozenset[str]:
 
 
 def _packs(locked: LockedCell) -> dict[str, str]:
-    """The path of the byte-code of each wheel, by that of the wheel."""
+    """The path of the byte-code of each wheel, by the path of the wheel."""
     return {
         wheel_path(wheel): f"bytecode/{layer_key((wheel,), layer.python)}.pack"
         for layer in cell_layers(locked)

@@ -1,7 +1,7 @@
-"""The keys of layers in the cache: hashes of everything that decides their bytes.
+"""The keys of layers in the cache: hashes of everything that determines their bytes.
 
-For a wheel layer: wheels, Python and recipe; for a toolkit layer: archives and rule. The key of a converted
-layer is the digest of the original and the encoder's name.
+For a wheel layer, these are wheels, Python and recipe; for a toolkit layer, archives and rule. The key of a
+converted layer is the digest of the original layer and the encoder's name.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FORMAT_RECORDS = tuple(TARGETS)
 """The kinds of records of converted layers."""
 
 FORMER_RECORDS = "joined"
-"""Records of earlier versions, of layers of one gzip member; unused."""
+"""Records of layers with one gzip member, which earlier versions wrote; no longer used."""
 
 
 def format_key(layer: Digest, encoder: str) -> str:

@@ -1,8 +1,8 @@
 """Starts the Python of a base in a sandbox to compile byte-code.
 
 A base may come from a file or a registry, so its programs are not trusted and cannot see the host. If the
-host has no sandbox, the base of the user's own lock runs with resource limits and a system call filter only;
-that of a foreign lock does not run.
+host has no sandbox, programs of the base of the user's own lock run with only resource limits and a system
+call filter; those of a foreign lock do not run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ConfinedPython:
     sandboxed: bool
 
     def argv(self) -> list[str]:
-        """The command that starts it, without arguments for Python."""
+        """The command that starts Python; the caller appends Python's arguments."""
         root = Path("/") if self.sandboxed else None
         start = sandbox.command(self.python.root if self.sandboxed else None, self.python.env(root))
         return [*start, *self.python.argv(root)]

@@ -1,7 +1,7 @@
 """Makes the layers of the CUDA toolkit: downloads and extracts archives in parallel, and writes the layers.
 
-The cache (`toolkits/`) keeps the installed files of an archive, not the archive: those of the libraries have
-1.1 GB, of which only headers and stubs are needed.
+The cache (`toolkits/`) keeps the files that are installed from an archive, not the archive. The archives of
+the libraries have 1.1 GB, but only their headers and stubs are installed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def toolkit_layers(
     """The layers of *specs*, made if they are not cached, with their blobs in *store*.
 
     :param on_layer: called with each blob as soon as it is in *store*.
-    :raises BuildFailed: an archive is refused or cannot be downloaded; the others are cancelled.
+    :raises BuildFailed: an archive is invalid or cannot be downloaded; the others are cancelled.
     """
     built: dict[PlannedLayer, Blob] = {}
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def lay_out(
 ) -> Path | None:
     """Unpack the toolkit layers of *plan* to the new folder *into*; None if it has none.
 
-    :raises BuildFailed: an archive is refused or cannot be downloaded, or the disk is full.
+    :raises BuildFailed: an archive is invalid or cannot be downloaded, or the disk is full.
     """
     from torchkiln.oci.unpack import LayerBlob, unpack
 
@@ -102,7 +102,7 @@ def lay_out(
 def _made(
     specs: Sequence[ToolkitLayer], store: Store, source: ArchiveSource, observer: Observer
 ) -> Iterator[tuple[ToolkitLayer, Blob, Path]]:
-    """Each of *specs* with the temporary path of its blob, which the caller owns."""
+    """Each of *specs* with its blob and the blob's temporary path; the caller moves or deletes that file."""
     cancelled = threading.Event()
     with ThreadPoolExecutor(_PARALLEL, "archive") as pool:
         archives = {archive for spec in specs for archive in spec.archives}

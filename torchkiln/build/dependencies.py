@@ -1,7 +1,7 @@
 """Checks that the METADATA of the wheels in the store agrees with the lock.
 
-A lock is resolved from the metadata of an index, without the wheels. If the index had served other metadata
-than those in the wheels, packages of the image would be missing or too old.
+A lock is resolved from the metadata that an index serves, without the wheels. If that metadata differs from
+the metadata in the wheels, packages of the image may be missing or have the wrong version.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def check_metadata(locked: LockedCell, store: Store, further: Sequence[str] = ()
 
     A pruned wheel was checked when its layer was made.
 
-    :param further: requirements beside those of *locked*, which may have extras.
-
-    :raises BuildFailed: a requirement is not locked, or in another version; the message names the wheel.
+    :param further: requirements in addition to those of *locked*; they may have extras.
+    :raises BuildFailed: a requirement is not locked, or is locked in another version; the message names the
+        wheel.
     :raises BadWheel: METADATA cannot be read.
     """
     present = [wheel for wheel in locked.wheels if store.has_wheel(wheel)]

@@ -1,4 +1,4 @@
-"""Tries what a build needs of this host, by engine and runtime, and says how to install what is missing."""
+"""Checks whether this host has what engines and runtimes need, and says how to install what is missing."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _docker(_: Path) -> Iterator[Probe]:
     for what, command, cure in (
         ("buildx", ["docker", "buildx", "version"], _install("buildx")),
         (
-            "an engine that answers",
+            "Docker daemon",
             ["docker", "version", "--format", "{{.Server.Version}}"],
             "start dockerd, or set DOCKER_HOST",
         ),
@@ -221,6 +221,6 @@ def _run(command: list[str], *, lines: int = 1) -> tuple[bool, str]:
     except OSError as error:
         return False, error.strerror or ""
     except subprocess.TimeoutExpired:
-        return False, "no answer within 10 seconds"
+        return False, "timed out after 10 seconds"
     said = ran.stdout if ran.returncode == 0 else ran.stderr or ran.stdout
     return ran.returncode == 0, "\n".join(said.strip().splitlines()[:lines])

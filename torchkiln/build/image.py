@@ -49,8 +49,8 @@ def build(
 
     :param layer_format: layers are made as gzip, compared with the lock, and then converted to this format.
     :param foreign: the lock is not the user's own: the base's Python only runs in a sandbox.
-    :raises BuildFailed: a wheel is refused, cannot be downloaded or requires what is not locked, a layer
-        differs from the recorded one, or the disk is full.
+    :raises BuildFailed: a wheel is invalid, cannot be downloaded or requires a package that is not locked; a
+        layer differs from the recorded one; or the disk is full.
     :raises ToolMissing: the lock is foreign and this host has no sandbox.
     """
     started, store, observer = time.monotonic(), environment.store, environment.observer

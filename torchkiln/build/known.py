@@ -32,13 +32,13 @@ def known_blob(spec: PlannedLayer, plan: ImagePlan, store: Store) -> Blob | None
     record = cached_record(spec, store)
     if record is None:
         return None
-    # A layer that was only compared with another lock must be recorded in this one, too.
+    # A layer whose wheels were not checked counts only if this lock records the same blob.
     trusted = record.verified or ImageLayer(title=spec.title, blob=record.blob) in plan.locked.layers
     return record.blob if trusted else None
 
 
 def _overlay(spec: OverlayLayer | RemovalLayer, epoch: int, store: Store) -> Blob:
-    """A few small files, encoded each time: faster than looking for a cached blob."""
+    """The blob of *spec*: a few small files, encoded each time because a search in the cache is slower."""
     data, blob = encoded(spec, epoch)
     if not store.has_blob(blob.digest, blob.size):
         temporary = store.temporary("overlay")

@@ -1,6 +1,6 @@
 """Converts gzip layers to another compression.
 
-Converted blobs are recorded in the store by their source, so that each is made once. Several layers are
+Converted blobs are recorded in the store by the original layer, so that each is made once. Several layers are
 converted in parallel: libzstd and the hashes run without the GIL.
 """
 
@@ -54,7 +54,7 @@ def convert(
             }
             for future in running.values():
                 future.add_done_callback(cancel_others)
-            # A cancelled layer is not the cause.
+            # A cancelled conversion is not the cause of the failure.
             failed = [error for future in running.values() if (error := future.exception())]
         finally:
             cancelled.set()  # ends running conversions after an interrupt: the pool waits for them
@@ -64,7 +64,7 @@ def convert(
 
 
 def records_of(layers: Sequence[ImageLayer], target: TargetCompression) -> frozenset[str]:
-    """The records that `convert` may write for *layers*, for `Store.claim`; they cover their blobs."""
+    """The records that `convert` may write for *layers*; a `Store.claim` on a record covers its blob, too."""
     return frozenset(
         f"records/{target.name}/{format_key(layer.blob.digest, target.encoder)}.json" for layer in layers
     )

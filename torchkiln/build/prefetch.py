@@ -34,7 +34,7 @@ def _missing(plan: ImagePlan, store: Store) -> Iterator[LockedWheel]:
 def demand_reachable(plan: ImagePlan, store: Store, fetcher: Fetcher) -> None:
     """Request the last byte of the smallest missing wheel of each index; nothing if no wheel is missing.
 
-    A base is built for minutes before the first wheel is needed.
+    An unreachable index is thus reported before the base is built, which takes minutes.
 
     :raises BuildFailed: an index cannot be reached, or no longer has the file.
     """
@@ -50,9 +50,9 @@ def demand_reachable(plan: ImagePlan, store: Store, fetcher: Fetcher) -> None:
 
 @contextmanager
 def fetching(wheels: Iterable[LockedWheel], store: Store, fetcher: Fetcher) -> Iterator[None]:
-    """Download *wheels*, the largest first, until the context ends; the build resumes them.
+    """Download *wheels*, the largest first, until the context ends; the build resumes unfinished downloads.
 
-    Nothing is verified and no error reported here: the build does both.
+    This function verifies no file and reports no error: the build does both.
     """
     cancelled = threading.Event()
 

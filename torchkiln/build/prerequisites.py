@@ -27,7 +27,7 @@ class BaseSources:
     tools_file: Path | None = None
     python_file: Path | None = None  # the layer of a standalone Python
     locked_only: bool = False  # refuse rebuilds that differ from the lock
-    locate: Callable[[PythonArchive], str] = lambda _: ""  # of a standalone Python: its path or URL
+    locate: Callable[[PythonArchive], str] = lambda _: ""  # the path or URL of a standalone Python's archive
 
 
 @contextmanager
@@ -41,8 +41,8 @@ def ready(
 ) -> Iterator[tuple[ImagePlan, tuple[str, ...]]]:
     """The plan to build, and the package differences of its base and tools from *locked*.
 
-    With a newer base than the locked one *planned* is called again. The files of the cache that the plan
-    needs are claimed until the context ends; *what* describes the work.
+    If the base or the tools are not the locked ones, *planned* is called again. The files of the cache that
+    the plan needs are claimed until the context ends; *what* describes the work.
 
     :param sources: None: base and tools are not needed.
     :raises KilnError: as *planned* and `provide` do, or the address of the toolkit's archives is not set.
@@ -65,7 +65,7 @@ def provide(
 ) -> tuple[LockedCell, tuple[str, ...]]:
     """The lock with the base and tools that are in the cache afterwards, and their package differences.
 
-    Wheels are downloaded while base or tools are built. Before that one file is requested from each index.
+    Wheels are downloaded while base or tools are built. Before that, one file is requested from each index.
 
     :raises KilnError: as `artefact.ensure` and `tools.ensure` do, or an index cannot be reached.
     """

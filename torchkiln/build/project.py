@@ -43,7 +43,7 @@ from torchkiln.wheel.install import Scheme
 
 _RECORDS = "effects"
 _STREAMS = 6
-_RULES = 2  # raise it when `effect_of` decides otherwise, or returns more
+_RULES = 2  # raise it when `effect_of` returns another result for the same input
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class BuiltProject:
     parent: image_build.BuildResult
     parent_plan: ImagePlan
     plan: ImagePlan
-    lock: ProjectLock  # its OS packages are those on the base that was used
+    lock: ProjectLock  # with the OS packages for the base that was used
     effect: Effect
     at_start: tuple[str, ...]  # what Python runs at each start because of the project
 
@@ -81,8 +81,8 @@ def build_project(
     """Build the cell's image into *layout*, then that of the project on it, under the project's name.
 
     :raises Stale: the project was locked for another lock of the cell.
-    :raises BuildFailed: as `image.build` and `ensure_apt`, or a package of the project changes what the
-        image's proof covers.
+    :raises BuildFailed: as `image.build` and `ensure_apt`, or a package of the project would change the
+        parent image (see `effect_of`).
     :raises ConfigError: the code hides a package of the image.
     :raises Unresolvable: a library of a package cannot be loaded in the image.
     """
@@ -127,7 +127,7 @@ def rebuild_project(
     environment: Environment,
     options: BuildOptions,
 ) -> BuiltProject:
-    """Build *before* with code and settings of *source*, whose locks are those of *before*, into *layout*.
+    """Build the image of *before* again, with code and settings of *source*; both have the same locks.
 
     The cell's image is not built again, and what the packages change in it is not computed again.
 
@@ -175,10 +175,12 @@ def _image(
 
 
 def _check_libraries(source: ProjectSource, environment: Environment, *, final: bool) -> None:
-    """Check that the libraries of the packages fit the image, as far as the cache has what that needs.
+    """Check that the libraries of the project's packages can be loaded in the image.
 
-    :param final: the parent image exists, on which wheels are built from sdists; what is still missing is
-        reported.
+    A wheel that is neither in the cache nor available is not checked.
+
+    :param final: the parent image exists, so that wheels can be built from sdists on it; wheels that are
+        still missing are reported.
     """
     store = environment.store
     built = {origin.name for origin in source.lock.origins if origin.built}
@@ -189,8 +191,8 @@ def _check_libraries(source: ProjectSource, environment: Environment, *, final: 
     unread = require_fitting(source.lock, source.cell, store)
     if unread and final:
         environment.say(
-            "warning: not checked whether the libraries of the packages fit the image; not in the cache:"
-            f" {', '.join(unread)}"
+            "warning: cannot check whether the libraries of these packages can be loaded in the image,"
+            f" because their wheels are not in the cache: {', '.join(unread)}"
         )
 
 
@@ -199,7 +201,7 @@ def _fetched(wheel: LockedWheel, environment: Environment) -> None:
         fetched(wheel, environment)
     except BadWheel:
         raise
-    except BuildFailed:  # the build says why, if it needs the file
+    except BuildFailed:  # the build reports it, if it needs the file
         pass
 
 
@@ -217,7 +219,7 @@ def _with_packages(project: ProjectLock, parent: ImagePlan, environment: Environ
 
 
 def _with_own_wheels(source: ProjectSource, cell: LockedCell, environment: Environment) -> Environment:
-    """*environment* whose fetcher also has the project's wheels that no index has.
+    """*environment* with a fetcher that also provides the project's wheels that no index has.
 
     :param cell: the cell on whose base wheels are built again.
     """
@@ -241,9 +243,9 @@ def _with_own_wheels(source: ProjectSource, cell: LockedCell, environment: Envir
 def _effect(
     parent: Parent, project: ProjectLock, draft: ImagePlan, environment: Environment, *, foreign: bool
 ) -> tuple[Effect, frozenset[str]]:
-    """The effect of the project's packages, and the titles of layers that were made to find it.
+    """The effect of the project's packages, and the titles of layers that were made to determine it.
 
-    It is known for the same wheels, else read from layers and wheels.
+    The cache has the effect of the same wheels; otherwise it is determined from layers and wheels.
     """
     store, locked = environment.store, parent.plan.locked
     inputs = {
@@ -251,7 +253,7 @@ def _effect(
         "parent": [wheel.sha256 for wheel in locked.wheels],
         "project": [wheel.sha256 for wheel in project.wheels],
         "python": locked.python.version,
-        # The effect has paths, and two systems may have one Python in different folders.
+        # The effect has paths, and two systems may have the same Python in different folders.
         **({"folder": locked.python.folder} if locked.python.of_another else {}),
     }
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
@@ -281,7 +283,8 @@ def _installed(
 ) -> Mapping[str, Files]:
     """The files of the packages in the layer *spec*.
 
-    :param exact: with byte-code: the layer is read; else the wheels, which is faster, if the store has all.
+    :param exact: with byte-code, from the layer; otherwise from the wheels, if the store has all: that is
+        faster.
     """
     if exact or not all(map(store.has_wheel, spec.wheels)):
         return files_in_layer(store.blob(blob.digest), scheme)

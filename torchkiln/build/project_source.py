@@ -32,19 +32,19 @@ def source_of(
     made: Callable[[LockedProject, Path], None] | None,
     report: Reporting = UNREPORTED,
 ) -> ProjectSource:
-    """The project of *request*, whose locks are fresh; its own lock is made and written if there is none.
+    """The project of *request*, whose locks are fresh; the project's lock is made if there is none.
 
-    :param made: receives a lock that was made, and its path; None: none is made.
+    :param made: receives a new lock and its path; None: no lock is made.
     :param report: gets the steps in which a lock's OS packages are installed.
-    :raises ConfigError: a file of the project is wrong, or its code cannot be in an image.
-    :raises Stale: a lock is outdated, or there is none and none is made.
-    :raises Unresolvable: its requirements conflict with the image.
+    :raises ConfigError: a file of the project is invalid, or its code cannot be in an image.
+    :raises Stale: a lock is outdated, or there is no lock and *made* is None.
+    :raises Unresolvable: the project's requirements conflict with the image.
     """
 
     settings = read_settings(request.folder)  # its faults are reported before a lock is made, too
 
     def code(wheels: Iterable[str]) -> ProjectCode:
-        """The code without *wheels*, which are installed, and without the folder of others."""
+        """The code without *wheels*, which are installed, and without the folder of the setting `wheels`."""
         return read_code(request.folder, without=tuple(filter(None, (settings.wheels, *wheels))))
 
     def lock(parent: LockedCell) -> ProjectLock:

@@ -20,7 +20,7 @@ from torchkiln.project.sdists import SourceCode
 def rebuilt(wheel: LockedWheel, origin: Origin, cell: LockedCell, environment: Environment) -> Path:
     """The path of *wheel* in the cache, built from the sdist and with the build requirements of *origin*.
 
-    :raises BuildFailed: it cannot be built, or has other bytes than the locked one.
+    :raises BuildFailed: the wheel cannot be built, or has other bytes than the locked wheel.
     """
     built = origin.built
     assert built is not None
@@ -41,9 +41,9 @@ def rebuilt(wheel: LockedWheel, origin: Origin, cell: LockedCell, environment: E
     builder = SandboxedBuilder(store=environment.store, environ=environment.environ, report=report)
     found = builder.again(code, cell, built.requires).wheel
     if found.sha256 != wheel.sha256:
-        why = "" if built.reproducible else ", which was not reproducible when it was locked"
+        why = "" if built.reproducible else "; it was not reproducible when it was locked"
         raise BuildFailed(
-            f"{built.sdist}: the wheel that was built has sha256 {found.sha256}, the lock has"
+            f"{built.sdist}: checksum mismatch: the wheel built now has sha256 {found.sha256}, the lock has"
             f" {wheel.sha256}{why}",
             hint="copy the wheel from the machine that locked it into the folder of the setting `wheels`, and"
             " lock again",
@@ -52,7 +52,7 @@ def rebuilt(wheel: LockedWheel, origin: Origin, cell: LockedCell, environment: E
 
 
 def _fetch_commit(name: str, commit: GitCommit, built: BuiltFrom, environment: Environment) -> None:
-    """Put the archive of *commit* from which the package *name* was built into the cache.
+    """Put the archive of *commit*, from which the package *name* was built, into the cache.
 
     :raises BuildFailed: the commit cannot be fetched, or gives another archive.
     """

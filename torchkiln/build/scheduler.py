@@ -1,9 +1,10 @@
 """Makes layers in parallel: downloads in threads, conversions in processes.
 
-Each job has a thread. A large wheel has its own layer. The largest ones are converted during the download;
-each needs a worker that mostly waits, so the others are converted after the download. Small wheels share a
-layer, which is made when all are complete; their byte-code, which takes longest, is compiled as each arrives.
-Small files have their own download slots, because latency dominates.
+Each job has a thread. Each large wheel has a layer. The largest wheels are converted during their download.
+Each of them occupies a worker that mostly waits, so the other large wheels are converted after their
+download. Small wheels share a layer, which is made when all are complete; their byte-code, which takes
+longest, is compiled as each wheel arrives. Small files have separate download slots, because latency
+dominates their downloads.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Job:
     wheels: tuple[LockedWheel, ...]
     python: ImagePython
     recorded: Blob | None = None
-    device_code: DeviceCode | None = None  # that its libraries keep; None: all
+    device_code: DeviceCode | None = None  # the device code that the libraries keep; None: all
 
     @property
     def size(self) -> int:
@@ -90,7 +91,7 @@ class Scheduler:
         return {work: end - start for work, (start, end) in self._spans.items()}
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Blob, Path]]:
-        """Each finished job with its blob and the temporary path, which the caller owns.
+        """Each finished job, its blob and the blob's temporary path; the caller moves or deletes that file.
 
         :raises BuildFailed: the first failure; the other jobs are cancelled.
         """
@@ -207,7 +208,7 @@ class Scheduler:
     def _prepared(self, job: Job) -> list[WheelInput]:
         """The complete wheels of a shared layer, with their byte-code in the cache."""
         compiled = []
-        # The longest first: at the end it would keep only one core busy.
+        # The largest first: as the last one, it would keep only one core busy.
         largest_first = sorted(job.wheels, key=lambda wheel: -wheel.size)
         fetched = {self._small.submit(self._fetch, wheel): wheel for wheel in largest_first}
         for future in concurrent.futures.as_completed(fetched):

@@ -1,7 +1,7 @@
-"""Builds wheels from sdists by their own backends, in a sandbox of the image without network.
+"""Builds wheels from sdists with their build backends, in a sandbox with the image's files and no network.
 
-Sdists and backends are not trusted. An sdist is unpacked in the sandbox only, and what it prints is a wheel
-only if the readers of wheels accept it.
+Sdists and backends are not trusted. An sdist is unpacked only in the sandbox, and the output of its build is
+accepted only if it is a valid wheel.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SandboxedBuilder:
     limits: Limits = field(default_factory=Limits)
     # The image's file system; None: base, tools and standalone Python.
     root: Callable[[LockedCell], Path] | None = None
-    locate: Callable[[PythonArchive], str] = lambda _: ""  # of a standalone Python: its path or URL
+    locate: Callable[[PythonArchive], str] = lambda _: ""  # the path or URL of a standalone Python's archive
 
     def build(self, code: SourceCode, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
         """See SdistBuilder."""
@@ -103,7 +103,7 @@ class SandboxedBuilder:
         return self.again(code, cell, built.requires).wheel.sha256 == built.wheel.sha256
 
     def again(self, code: SourceCode, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
-        """The wheel of *code*, built with what a lock says that its build requires; both are in the cache.
+        """The wheel of *code*, built with the wheels *requires* of a lock; all these files are in the cache.
 
         :raises BuildFailed: as `build`.
         """
@@ -169,7 +169,7 @@ class SandboxedBuilder:
         except (BadWheel, ValueError) as error:
             why = error.reason if isinstance(error, BadWheel) else str(error)
             raise BuildFailed(
-                f"{sdist.filename}: its build made a wheel that is refused: {why}", hint=_ELSEWHERE
+                f"{sdist.filename}: its build made an invalid wheel: {why}", hint=_ELSEWHERE
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
@@ -184,9 +184,9 @@ class SandboxedBuilder:
         words: tuple[str, ...],
         limits: Limits,
     ) -> bytes:
-        """What the driver writes to its stdout.
+        """The stdout of the driver.
 
-        :raises BuildFailed: it failed, or was stopped.
+        :raises BuildFailed: the driver failed, or exceeded *limits*.
         """
         programs, python = _python_of(cell)
         with self._staged(sdist, requires) as folder:
@@ -214,7 +214,7 @@ class SandboxedBuilder:
 
     @contextmanager
     def _staged(self, sdist: LockedWheel, requires: Iterable[LockedWheel]) -> Iterator[Path]:
-        """A folder with the driver, the sdist and the build requirements, for /in."""
+        """A folder with the driver, the sdist and the build requirements, which the sandbox has as /in."""
         folder = self.store.temporary("sdist")
         try:
             with self.store.writable():
@@ -232,29 +232,29 @@ class SandboxedBuilder:
 
 
 def _python_of(cell: LockedCell) -> tuple[str, str]:
-    """The folder and the name of the image's Python, by which it can be started without its packages."""
+    """The folder and the name of the image's Python outside of the virtual environment with the wheels."""
     if cell.standalone:
         return f"/{HOME}/bin", python_name(cell.standalone.version)
     return "/usr/bin", python_name(cell.base.python)
 
 
 def _fault(wheel: LockedWheel, metadata: bytes, cell: LockedCell) -> str:
-    """Why *wheel* is not what was to be built; "" if it is.
+    """Why *wheel* is not the wheel that the build should make; empty if it is.
 
     :raises ValueError: METADATA is invalid.
     """
     found, (name, version, _, tags) = read_metadata(metadata), parse_wheel_filename(wheel.filename)
     if name != wheel.name or canonicalize_name(found.name) != wheel.name:
-        return f"it is of {found.name[:100]}"
+        return f"its name is {found.name[:100]}"
     if version != Version(wheel.version) or Version(found.version) != version:
         return f"its version is {found.version[:100]}"
     image = cell.resolution.cell
     accepted = tags_of(image.python, operating_system(image.os).glibc)
-    return "" if not tags.isdisjoint(accepted) else "it is not for the image's Python and Linux"
+    return "" if not tags.isdisjoint(accepted) else "its tags do not match the image's Python and Linux"
 
 
 def _version(filename: str) -> str:
-    """The version in *filename*; "" if it is not that of a wheel."""
+    """The version in *filename*; empty if that is not the name of a wheel."""
     try:
         return str(parse_wheel_filename(filename)[1])
     except InvalidWheelFilename:
@@ -267,7 +267,7 @@ def _named(sdist: LockedWheel, message: str) -> str:
 
 def _hint(log: str, cell: LockedCell) -> str:
     if found := _UNLISTED.search(log):
-        return f"it imports {found[1]}, but does not say that its build requires it: {_ELSEWHERE}"
+        return f"it imports {found[1]}, which is not in its [build-system] requires: {_ELSEWHERE}"
     if _NO_HISTORY.search(log):
         return f"its version comes from git's history, which the build does not have: {_ELSEWHERE}"
     if _NO_COMPILER.search(log) and cell.tools is None:

@@ -1,12 +1,11 @@
-"""Builds a wheel from an sdist by its backend. A program of its own, in a sandbox, with an image's Python.
+"""Builds a wheel from an sdist with its build backend: a program that a sandbox runs with an image's Python.
 
     python sdist_driver.py ACTION FOLDER BACKEND BACKEND_PATH...
 
-/in/source.tar.gz is the sdist or another tar, and FOLDER the package's folder in it; /in/wheels has the build
-requirements. ACTION is "read" (prints
-pyproject.toml), "requires" (prints what the backend requires beside it, as JSON), or "wheel" (prints the file
-name on a line, then the wheel). Everything else that is printed goes to stderr. It uses the standard library
-alone, and runs on Python 3.10 and newer.
+/in/source.tar.gz is the sdist or another tar, and FOLDER is the package's folder in it. /in/wheels has the
+build requirements. ACTION is "read" (prints pyproject.toml), "requires" (prints the requirements that the
+backend adds, as JSON), or "wheel" (prints the file name on a line, then the wheel). All other output goes to
+stderr. The program uses only the standard library, and runs on Python 3.10 and newer.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def _put(wheel: zipfile.ZipFile, entry: str, env: str) -> None:
 
 
 def _launchers(text: str, env: str) -> None:
-    """The programs of entry_points.txt."""
+    """Write the programs that entry_points.txt names."""
     points = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     points.optionxform = str  # type: ignore[assignment,method-assign]
     points.read_string(text)

@@ -1,8 +1,8 @@
 """Makes the layer of a standalone Python from its archive, or provides the locked one.
 
-The archive is at the path or URL that the matrix names, and has the matrix's hash. The same archive gives the
-same layer on every machine: so a lock needs no copy of the layer. The byte-code of the standard library is
-compiled by the archive's own Python, with the base's C library, in the sandbox of a base's Python.
+The matrix has the path or URL of the archive, and its hash. The same archive gives the same layer on every
+machine, so a lock needs no copy of the layer. The byte-code of the standard library is compiled by the
+archive's Python, with the base's C library, in a sandbox.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torchkiln.util import codec
 from torchkiln.util.files import remove_tree
 from torchkiln.wheel.bytecode import Compiler, cached_name, read_pack, write_pack
 
-_RECORDS = "bases"  # as those of rebuilt bases: their blobs are kept as long
+_RECORDS = "bases"  # the records of rebuilt bases: the cache keeps blobs of both kinds equally long
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,17 +47,17 @@ class StandalonePythons:
     def make(
         self, archive: PythonArchive, python: str, base: LockedBase, report: Reporting = UNREPORTED
     ) -> LockedStandalone:
-        """The layer of *archive*, which must have *python* "3.12", over *base*.
+        """The layer of *archive*, which must have the version *python* ("3.12"), for images with *base*.
 
-        :raises ConfigError: the archive is not at its place.
-        :raises ToolMissing: this host has no sandbox for its Python, which a stranger's matrix may name.
-        :raises BuildFailed: it cannot be downloaded, has another hash, is malformed, or has another Python;
-            or the base cannot be provided.
+        :raises ConfigError: the path of the archive does not exist, or cannot be read.
+        :raises ToolMissing: this host has no sandbox; a Python that a matrix names is not trusted.
+        :raises BuildFailed: the archive cannot be downloaded, has another hash, is malformed, or has another
+            Python; or the base cannot be provided.
         """
         key = _key(archive, python, base)
         with self.store.lock(f"standalone-{archive.sha256}", f"makes the layer of {archive.filename}"):
             if known := self._recorded(key):
-                return replace(known, filename=archive.filename)  # it may have been copied
+                return replace(known, filename=archive.filename)  # the same archive may have another name
             require_sandbox()
             with self._scratch() as folder:
                 path = self._archive(archive, folder, report)
@@ -77,8 +77,8 @@ class StandalonePythons:
     ) -> None:
         """Put the blob of *locked* into the store, if it is not there.
 
-        :param file: the blob.
-        :raises BuildFailed: as `make`; or *file* or the layer of the archive is another one.
+        :param file: a file with the blob, which is moved into the store.
+        :raises BuildFailed: as `make`; or *file* or the archive's layer has another digest.
         """
         if self.store.has_blob(locked.digest, locked.size):
             return

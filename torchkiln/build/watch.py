@@ -1,7 +1,6 @@
 """Rebuilds the image of a project each time its files change, as `build --watch` does.
 
-Files are polled: the kernel's notifications do not say what git ignores, and there are none for folders of
-other machines.
+Files are polled: the kernel's notifications do not say what git ignores, and network file systems have none.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from torchkiln.errors import BuildFailed, KilnError
 from torchkiln.project.snapshot import Snapshot, changed_paths, snapshot
 
 INTERVAL = 0.25  # seconds between two polls
-SETTLE = 0.05  # the same after a change, until nothing changes: editors and git write several files
-_MOST_POLLS = 40  # then the files are read as they are
-_IDLE, _LONGEST = 10, 2.0  # a longer pause after a poll that takes long: so many times as long, seconds
+SETTLE = 0.05  # seconds between polls after a change, until no file changes: editors and git write several
+_MOST_POLLS = 40  # maximum number of these polls; then the files are read in any case
+_IDLE, _LONGEST = 10, 2.0  # after a slow poll, the pause is 10 times as long, but at most 2 seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rebuilt:
-    """The image of changed files."""
+    """An image that was built because files have changed."""
 
     built: BuiltProject
     source: ProjectSource
@@ -33,11 +32,11 @@ class Rebuilt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchedProject:
-    """A project that was built, and how to read and to build it again.
+    """A project that was built, and the functions that read it and build it again.
 
-    `read`: its files and locks.
-    `build`: its image; from the one before if only code has changed, else from None.
-    `pause`: waits for seconds.
+    `read`: reads its files and locks.
+    `build`: builds its image; it gets the previous image if only code has changed, else None.
+    `pause`: waits for a number of seconds.
     """
 
     folder: Path
@@ -52,7 +51,7 @@ class WatchedProject:
 def rebuilds(project: WatchedProject) -> Iterator[Rebuilt | KilnError]:
     """Build an image after each change of *project*; yield it, or the error. Never ends.
 
-    After an error, an image is built even if the files are again those of the last image.
+    After an error, an image is built even if a change has restored the files of the last image.
     """
     source, tried = project.source, project.source  # of the last image, and of the last attempt
     reported, files = "", _Files(project, _wheels_of(project.source))
@@ -71,7 +70,7 @@ def rebuilds(project: WatchedProject) -> Iterator[Rebuilt | KilnError]:
         except (KilnError, OSError) as error:
             fault = _as_error(error)
             if is_change and not files.retried and files.are_changing():
-                files.retried = True  # what was read may be half of a change
+                files.retried = True  # the files may have been read in the middle of a change
                 tried = source
             elif is_change or fault.message != reported:
                 reported = fault.message
@@ -86,7 +85,7 @@ class _Files:
     """The files of a project, which are polled."""
 
     project: WatchedProject
-    wheels: tuple[Path, ...]  # the project's own that are locked; git may ignore them
+    wheels: tuple[Path, ...]  # the wheel files that the project's lock names; git may ignore them
     noticed: float = 0.0  # when the last change was noticed
     retried: bool = False  # an error was not reported, because files were changing
     _seen: Snapshot | None = field(default=None)
@@ -95,8 +94,8 @@ class _Files:
     def wait(self) -> bool:
         """Wait until the files have changed (True), or until they should be compared once more (False).
 
-        They are compared once more after each change: another one while they were read, or within the
-        granularity of the file system's times, need not be visible.
+        They are compared once more after each change, because a poll can miss another change: while the files
+        are read, or within the resolution of the file system's timestamps.
         """
         cost = 0.0
         while True:

@@ -1,6 +1,6 @@
-"""Makes the missing layers of wheels, each by one process at a time.
+"""Makes the missing wheel layers. Locks prevent that two processes make the same layer at the same time.
 
-It loads slowly and is imported only when a layer has to be made.
+This module loads slowly and is imported only when a layer has to be made.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def make_wheel_layers(
     """Make the layers that are *missing*, or wait for another process that makes them.
 
     Locks are taken in sorted order, so that two builds cannot deadlock.
+
+    :returns: the layers, the seconds by stage, and the titles of layers that another process made.
     """
     store = environment.store
     recorded = {layer.title: layer.blob for layer in plan.locked.layers}

@@ -50,7 +50,8 @@ class WheelInput:
 class Task:
     """A layer to make. `interpreter` is the command that starts its `python`.
 
-    `recorded` is the blob in the lock, `device_code` what the libraries of the wheels that it names keep.
+    `recorded` is the blob in the lock. `device_code` names wheels, and the device code that their libraries
+    keep.
     """
 
     slot: int
@@ -74,10 +75,10 @@ def start_worker(cancelled: Event, progress: Any, parent: int) -> None:
 def make_layer(task: Task) -> Blob:
     """Make the layer of *task*; the blob is at `task.out` afterwards.
 
-    A recorded layer is made without inflating. If the result differs from the record, it is made again with
-    all checks, which report the fault of a wheel or give the correct layer.
+    A layer that the lock records is made without inflating the wheels. If the result differs from the record,
+    the layer is made again with all checks: they find the fault of a wheel, or the result is correct.
 
-    :raises BadWheel: a wheel is refused.
+    :raises BadWheel: a wheel is invalid.
     :raises Cancelled: the parent cancelled the build.
     """
     if task.recorded:
@@ -91,7 +92,7 @@ def make_layer(task: Task) -> Blob:
 def _write(task: Task, recorded: Blob | None) -> Blob:
     scheme = Scheme.of(task.python)
     with io.BufferedWriter(PassingFile(task.out, "wb"), 1 << 20) as out, _cut(task) as cut:
-        # Layers of the base's Python have stored headers, and their digests cannot change.
+        # Layers for the base's Python have tar headers that are stored: existing locks record their digests.
         packed = task.python.of_another
         layer = LayerWriter(out, mtime=WHEEL_EPOCH, recorded=recorded, packed=packed)
         for item in task.inputs:
@@ -101,7 +102,7 @@ def _write(task: Task, recorded: Blob | None) -> Blob:
 
 @contextmanager
 def _cut(task: Task) -> Iterator[Cut | None]:
-    """What the task cuts, with a temporary file that has no name."""
+    """The device code to cut, with a temporary file that has no name; None: nothing is cut."""
     if task.device_code is None:
         yield None
         return
@@ -134,7 +135,7 @@ def _add(item: WheelInput, layer: LayerWriter, scheme: Scheme, task: Task, cut: 
 def compile_wheel(item: WheelInput, cache: Path, python: ImagePython, interpreter: tuple[str, ...]) -> None:
     """Put the byte-code of one complete wheel into the cache, where `make_layer` finds it.
 
-    :raises BadWheel: the wheel is refused.
+    :raises BadWheel: the wheel is invalid.
     :raises Cancelled: the parent cancelled the build.
     """
     bytecode = Bytecode(item.wheel, Store(cache), python, interpreter)

@@ -33,7 +33,7 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of a listing
 DAY = 86400.0
-# Cheap to get again, and large or soon out of date: deleted after so many days without use.
+# Items that are cheap to get again, and large or soon outdated: deleted after this many days without use.
 SHORT_LIVED: dict[Kind, float] = {
     "unpacked images": 7,
     "index pages": 30,
@@ -41,7 +41,7 @@ SHORT_LIVED: dict[Kind, float] = {
     "pytest": 30,
     "OS packages": 90,  # an archive may no longer have them
 }
-_NAMED = 2  # most names in a reason; more are counted
+_NAMED = 2  # maximum number of names in a reason; the others are only counted
 
 Sort = Literal["process", "tag", "lock"]
 
@@ -67,7 +67,7 @@ class Root:
     sort: Sort
     name: str
     needs: frozenset[str]  # paths of required items
-    sources: frozenset[str] = frozenset()  # paths that are only needed to make those again
+    sources: frozenset[str] = frozenset()  # paths that are only needed to make them again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ class ItemUsage:
     """An item and its users, by name."""
 
     item: CacheItem
-    users: dict[Sort, tuple[str, ...]] = field(hash=False)  # those that require it
+    users: dict[Sort, tuple[str, ...]] = field(hash=False)  # the users that require it
     makers: tuple[str, ...]  # tags and locks that need it to make layers again
 
     @property
@@ -85,7 +85,7 @@ class ItemUsage:
 
     @property
     def reason(self) -> str:
-        """Why it is kept or may be deleted, as a keyword by which items are listed together."""
+        """Why it is kept or may be deleted: a keyword, by which a listing groups items."""
         for sort in ("tag", "process"):
             if sort in self.users:
                 return sort
@@ -143,9 +143,9 @@ def common_reason(usages: Sequence[ItemUsage]) -> str:
 class PrunePolicy:
     """What to delete; by default only what neither a tag nor a lock can use."""
 
-    everything: bool = False  # everything that no tag requires
-    older_than: float | None = None  # seconds: of that, what was not used for this time
-    max_size: int | None = None  # bytes: of that, the least recently used, until the cache fits
+    everything: bool = False  # delete everything that is not protected
+    older_than: float | None = None  # seconds: of that, what was not used for so long
+    max_size: int | None = None  # bytes: of that, the least recently used, until the cache is that small
 
 
 def item_usages(items: Iterable[CacheItem], roots: Sequence[Root]) -> tuple[ItemUsage, ...]:
@@ -171,7 +171,7 @@ def item_usages(items: Iterable[CacheItem], roots: Sequence[Root]) -> tuple[Item
 
 
 def expendable(usages: Sequence[ItemUsage], policy: PrunePolicy, *, now: float) -> tuple[ItemUsage, ...]:
-    """What *policy* deletes, the least recently used first; never what a tag or a process requires."""
+    """The items that *policy* deletes, the least recently used first; never a protected one."""
     loose = sorted(
         (usage for usage in usages if not usage.protected),
         key=lambda usage: (usage.item.used, usage.item.path),
@@ -209,7 +209,7 @@ def parse_bytes(text: str) -> int:
 def _until_it_fits(
     usages: Sequence[ItemUsage], loose: Sequence[ItemUsage], policy: PrunePolicy, now: float
 ) -> tuple[ItemUsage, ...]:
-    """Useless items are deleted in any case, and first."""
+    """The items to delete for `max_size`; partial wheels and leftovers are deleted in any case, and first."""
     assert policy.max_size is not None
     left = sum(usage.item.size for usage in usages)
     chosen = []

@@ -57,7 +57,7 @@ class CacheFault:
 def prune(
     store: Store, look: Callable[[], CacheUsage], policy: PrunePolicy, *, dry_run: bool = False
 ) -> Pruned:
-    """Delete by *policy*. Builds may run: what they have claimed is kept.
+    """Delete what *policy* selects. Builds may run at the same time: the files that they claim are kept.
 
     Items are renamed first, while no build can start, and deleted afterwards.
 
@@ -74,7 +74,7 @@ def prune(
     for path in aside:
         remove_tree(path)
     if not dry_run:
-        scratch.sweep()  # of killed processes, outside of the cache
+        scratch.sweep()  # temporary folders of killed processes, outside of the cache
         gone = tuple(usage for usage in gone if not (store.root / usage.item.path).exists())
     paths = {usage.item.path for usage in gone}
     return Pruned(gone=gone, left=tuple(usage for usage in usages if usage.item.path not in paths))
@@ -172,7 +172,7 @@ def _fault(store: Store, usage: ItemUsage, advanced: Callable[[int], None]) -> s
             size, files = tree_size(path)
             if record and (size, files) != (record["bytes"], record["files"]):
                 expected = f"{record['files']} files, {record['bytes']} bytes"
-                return f"it has {files} files, {size} bytes; unpacked were {expected}"
+                return f"it has {files} files, {size} bytes; expected {expected}"
         case "index pages" | "layer texts":
             return _record_fault(path, None)
         case "leftovers" if item.path.startswith(("records/layers/", "records/bases/")):

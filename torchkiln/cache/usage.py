@@ -1,6 +1,6 @@
 """Reads the cache, its layouts and the committed locks: the items of the cache and their users.
 
-`build.cache_claims` writes the records from which the users are known.
+`build.cache_claims` writes the records that name the users.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Apply a list of allowed differences between two images.
+"""Applies a list of allowed differences between two images.
 
     - path: opt/venv/lib/python3[.]\\d+/site-packages/[^/]+[.]dist-info/RECORD
       what: line
@@ -54,7 +54,7 @@ class Sifted:
 def read(path: Path) -> tuple[AllowedDifference, ...]:
     """Read the list in the file *path*.
 
-    :raises ConfigError: it cannot be read, or is invalid; with the line of each fault.
+    :raises ConfigError: it cannot be read, or is invalid; the message has the line of each fault.
     """
     hint = f"fix {path}; see torchkiln/data/parity.yaml for the format"
     try:

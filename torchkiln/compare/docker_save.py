@@ -1,7 +1,7 @@
-"""Read the layers of an image from the stream of `docker save`.
+"""Reads the layers of an image from the output of `docker save`.
 
-A saved image is a tar of layers (tar, tar+gzip or tar+zstd) and of JSON documents that list them in order.
-It is read once as a stream, and not stored on disk.
+A saved image is a tar with layers (tar, tar+gzip or tar+zstd), and with JSON documents that list them in
+order. It is read once as a stream, and not stored on disk.
 """
 
 from __future__ import annotations

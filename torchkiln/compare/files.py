@@ -1,4 +1,4 @@
-"""Compare two images file by file, with metadata and settings."""
+"""Compares two images file by file, with metadata and settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DifferenceKind = Literal[
 ]
 DIFFERENCE_KINDS: tuple[str, ...] = get_args(DifferenceKind)
 
-#: Parts of an image's config that are a set: each member is compared as its own setting, as those of Env.
+#: Parts of an image's config that are sets: each member is compared as a separate setting, as for Env.
 _SETS = ("Labels", "ExposedPorts", "Volumes")
 
 

@@ -1,4 +1,4 @@
-"""Read an image from an OCI layout or a Docker engine, by files or by layers.
+"""Reads an image from an OCI layout or a Docker engine, by files or by layers.
 
 From an engine, files are read with `docker export`, and layers with `docker save`.
 """
@@ -43,13 +43,13 @@ class ImageReader(Protocol):
         """Whether `whole` contains ENGINE_PATHS."""
 
     def digest(self) -> str:
-        """The digest of its manifest, or of what the engine has instead."""
+        """The digest of the image's manifest, or the engine's ID of the image."""
 
     def whole(self, wanted: PathFilter, observer: Observer) -> WholeImage:
         """All files, with the text of those that are *wanted*."""
 
     def layered(self, known: Mapping[str, Layer], observer: Observer) -> LayeredImage:
-        """All layers; *known* ones, by diff_id, are not read again."""
+        """All layers; those in *known*, by diff_id, are not read again."""
 
 
 def whole_images(
@@ -66,7 +66,7 @@ def whole_images(
 
 
 def same_digest(a: ImageReader, b: ImageReader) -> str | None:
-    """The digest that both images have; None if they differ. Nothing of the images is read.
+    """The digest that both images have; None if they differ. Reads no layer.
 
     :raises KilnError: an image cannot be found.
     """

@@ -1,4 +1,4 @@
-"""Compare two images by layers: packages, settings, shared layers, sizes."""
+"""Compares two images by layers: packages, settings, shared layers, sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare locks with each other, or with those of an earlier git revision, by packages."""
+"""Compares locks with each other, or with those of an earlier git revision, by packages."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def changes_since(
 ) -> tuple[LockChange, ...]:
     """How the locks of *tags*, or of all images, differ from those of *revision*.
 
-    :param say: is called with a warning if an earlier lock cannot be read by this version; it is ignored.
+    :param say: gets a warning for each earlier lock that this version cannot read; such a lock is ignored.
     :raises Stale: a current lock is invalid.
     """
     chosen = tags or sorted(revision.names() | {path.parent.name for path in images.glob("*/lock.json")})
@@ -99,7 +99,7 @@ def _packages(locked: LockedCell | None) -> list[Package]:
 
 
 def _swapped(a: LockedCell, b: LockedCell) -> tuple[PackageChange, ...]:
-    """Files that changed under the same version, which must never happen, so a reviewer must see it."""
+    """The files that changed although their version did not. This must not happen; reviewers must see it."""
     earlier = {(name, version): sha256 for name, version, sha256 in _files(a)}
     return tuple(
         PackageChange(system="python", place="", name=f"{name} {version}", a=before, b=sha256)

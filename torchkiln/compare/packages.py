@@ -1,4 +1,4 @@
-"""List the packages that are installed in an image, from their metadata in its layers."""
+"""Lists the packages that are installed in an image, from the metadata in its layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the layers that images share, in a registry and on a host's disk.
+"""Finds the layers that images share, in a registry and on a host's disk.
 
 A registry stores a blob once, by its digest, at any position in an image. An engine stores a layer relative
 to the layers below, so a host shares a layer only if all layers below are the same: by its chain id, as in
@@ -182,7 +182,7 @@ def _storage(stacks: Sequence[Stack], keys: Sequence[Sequence[Digest | None]], *
         if layer.bytes != count:
             raise VerificationFailed(
                 f"{level.title} ({level.blob.digest}): conflicting sizes: {layer.bytes} and {count} bytes",
-                hint="one of the locks is wrong; list stale locks with `torchkiln lock --check`",
+                hint="one of the locks is invalid; list stale locks with `torchkiln lock --check`",
             )
         return layer
 

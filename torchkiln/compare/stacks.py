@@ -1,4 +1,4 @@
-"""List the layers of images, from committed locks or from an OCI layout, for `sharing.share`."""
+"""Lists the layers of images, from committed locks or from an OCI layout, for `sharing.share`."""
 
 from __future__ import annotations
 

@@ -13,10 +13,9 @@ _SITE = r"opt/venv/lib/python3[.]\d+/site-packages"
 
 
 def expected(a: WholeImage, b: WholeImage) -> tuple[AllowedDifference, ...]:
-    """Those between *a* and *b* if they keep the device code of different GPUs; else none.
+    """The expected differences between *a* and *b*; none if both keep the device code of the same GPUs.
 
-    Only the content of libraries of the packages that are cut is expected to differ, and their RECORD, which
-    has the hashes of these libraries.
+    Only the content of the libraries that are cut may differ, and the RECORD files that have their hashes.
     """
     kept = [image.settings.get(_GPUS, "") for image in (a, b)]
     own_use = [image.settings.get(_OWN_USE, "") for image in (a, b)]
@@ -29,7 +28,7 @@ def expected(a: WholeImage, b: WholeImage) -> tuple[AllowedDifference, ...]:
     else:
         library = f"(?!{NVIDIA_LIBRARY.pattern}$){library}"
     sides = " and ".join(
-        f"{side} has that for {gpus or 'all GPUs'}" for side, gpus in zip("AB", kept, strict=True)
+        f"{side} keeps it for {gpus or 'all GPUs'}" for side, gpus in zip("AB", kept, strict=True)
     )
     return tuple(
         AllowedDifference(at=re.compile(f"{_SITE}/{path}"), what="content", line=None, reason=reason)

@@ -22,7 +22,7 @@ from torchkiln.model.recipe import WHEEL_EPOCH
 from torchkiln.oci import tar
 from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 
-_MAX_ENTRIES = 100_000  # CCCL, the largest, has some thousands
+_MAX_ENTRIES = 100_000  # CCCL, the largest archive, has a few thousand
 _MAX_CONTENT = 20 << 30  # bytes unpacked; cuBLAS, the largest, has three billion
 # Raised when the file is not an xz file or tar, or is damaged.
 _DAMAGED = (lzma.LZMAError, EOFError, ValueError)
@@ -31,7 +31,7 @@ _DAMAGED = (lzma.LZMAError, EOFError, ValueError)
 def keep(archive: LockedArchive, path: Path, out: BinaryIO) -> None:
     """Write to *out* the installed files of *archive*, at *path*, and then the links.
 
-    :raises BadArchive: it is damaged or has a refused entry, which the message names.
+    :raises BadArchive: it is damaged, or has a forbidden entry; the message names the entry.
     :raises OSError: reading or writing failed.
     """
     selection = _Selection(archive)
@@ -100,7 +100,7 @@ class _Selection:
                     yield tar.link(installed, text, mtime=WHEEL_EPOCH)
 
     def _path(self, entry: TarEntry) -> str:
-        """Its path below the top folder of the archive; empty for that folder."""
+        """The path of *entry* below the top folder of the archive; empty for that folder."""
         parts = entry.path.split("/")
         if printable(entry.path) != entry.path:
             raise self._refused(entry, "has non-printable characters in its name")

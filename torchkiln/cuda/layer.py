@@ -1,6 +1,6 @@
 """Makes one layer of the extracted archives, below /usr/local/cuda-12.1, with the pinned encoder.
 
-It contains nothing of the cell, its Python or its wheels, so all cells of a CUDA version share it.
+The layer does not depend on a cell's Python or wheels, so all cells of a CUDA version share it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Reads the machine code for GPUs in a shared library, and decides which of it an image does not need."""
+"""Reads the device code in a shared library, and decides which parts of it an image does not need."""

@@ -1,6 +1,6 @@
 """Decides which bytes of a library are device code that GPUs of the chosen capabilities never load.
 
-Headers stay, so the driver finds the same entries as in the whole library, and chooses the same one; its
+Headers stay, so the driver finds the same entries as in the whole library. It chooses the same entry, whose
 payload is unchanged. The rule has a number, `model.recipe.DEVICE_CODE_RULE`, and its reasons are in
 docs/adr/0038-device-code-for-chosen-gpus.md.
 """
@@ -25,7 +25,7 @@ def dead_ranges(library: ReadableBuffer, gpus: Sequence[str]) -> tuple[Span, ...
 
     Empty if the library has no device code, or none that only other GPUs load.
 
-    :raises UnknownDeviceCode: its device code is not understood; the library must stay as it is.
+    :raises UnknownDeviceCode: its device code has an unknown format; the library must not be changed.
     """
     wanted = tuple(_capability(gpu) for gpu in gpus)
     with memoryview(library) as view, view.cast("B") as data:

@@ -21,7 +21,7 @@ _MOST = 8  # sections with containers; a linker writes one of each name
 def fatbin_sections(library: memoryview) -> tuple[Span, ...]:
     """The sections with fatbin containers, ascending; none if the library has no device code.
 
-    :raises UnknownDeviceCode: it is not such an ELF file, or its section table is not valid.
+    :raises UnknownDeviceCode: it is not a shared library for x86-64, or its section table is invalid.
     """
     try:
         table = sections(library)
@@ -52,6 +52,6 @@ def _name(library: memoryview, table: Sections, row: Section) -> bytes:
     names = table.names
     start = names.start + row.name
     if row.name >= max(1, names.stop - names.start):
-        raise UnknownDeviceCode("the name of a section is outside of the names", row.at)
+        raise UnknownDeviceCode("the name of a section is outside of the string table", row.at)
     piece = bytes(library[start : min(start + _LONGEST_NAME, names.stop)])
     return piece.partition(b"\0")[0]

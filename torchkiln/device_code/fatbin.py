@@ -4,7 +4,7 @@
     entry       [kind, version, header size, payload size, architecture, flags][options][payload]
 
 NVIDIA does not document the format. docs/adr/0038-device-code-for-chosen-gpus.md says how the fields were
-found; whatever is not among them is refused.
+found. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """As NVIDIA's compiler has it: `sm_90a`, `compute_90`, `lto_90`."""
+        """The name that NVIDIA's compiler uses: `sm_90a`, `compute_90`, `lto_90`."""
         return f"{_PREFIXES[self.kind]}_{self.architecture}{self.variant}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Container:
-    """Entries of which the driver loads the one that suits the GPU."""
+    """Entries for several architectures; the driver loads the one that fits the GPU."""
 
     span: Span
     entries: tuple[Entry, ...]
@@ -78,15 +78,16 @@ _ATTRIBUTES = 0x1000000  # machine code for sm_100 and newer
 _ALWAYS = _HOST | _DEBUG | _LZ4 | _ZSTD | _EXACT | _FAMILY
 _FLAGS: Mapping[Kind, int] = {"ptx": _ALWAYS, "cubin": _ALWAYS | _ATTRIBUTES, "lto": _ALWAYS | _SCRAMBLED}
 _ARCHITECTURES = range(20, 1000)
-_MOST = 1_000_000  # entries of a section; cuBLASLt has the most, some thousands
+_MOST = 1_000_000  # maximum entries of a section; cuBLASLt has the most, a few thousand
 _ALIGNMENT = 8
-_PIECE = 1 << 16  # most bytes of padding at a time
+_PIECE = 1 << 16  # maximum bytes of padding that are read at a time
 
 
 def containers(library: memoryview) -> Iterator[Container]:
     """The containers of a shared library, in the order of the file.
 
-    :raises UnknownDeviceCode: the library is no ELF file for x86-64, or something is not understood.
+    :raises UnknownDeviceCode: it is not a shared library for x86-64, or its device code has an unknown
+        format.
     """
     for section in fatbin_sections(library):
         yield from _containers(library, section)
@@ -155,12 +156,12 @@ def _entry(library: memoryview, at: int, stop: int) -> Entry:
         raise UnknownDeviceCode("an entry extends beyond its container", at)
     start = _start(kind, fields.flags)
     if bytes(library[payload.start : payload.start + len(start)]) != start:
-        raise UnknownDeviceCode("the payload of an entry is not of the kind that its header says", at)
+        raise UnknownDeviceCode("the payload of an entry does not match the kind in its header", at)
     return Entry(kind=kind, architecture=fields.architecture, variant=_variant(fields.flags), payload=payload)
 
 
 def _fault(kind: Kind, fields: _Fields) -> str:
-    """What is not understood in *fields*; empty if nothing."""
+    """The unknown or invalid part of *fields*; empty if there is none."""
     if fields.header < _ENTRY.size or fields.header % _ALIGNMENT or fields.payload % _ALIGNMENT:
         return f"a header of {fields.header} and a payload of {fields.payload} bytes"
     if fields.architecture not in _ARCHITECTURES:
@@ -183,7 +184,7 @@ def _fault(kind: Kind, fields: _Fields) -> str:
 
 
 def _start(kind: Kind, flags: int) -> bytes:
-    """The bytes with which such a payload begins, as far as they are known."""
+    """The bytes with which such a payload begins; empty if they are not known."""
     if flags & _SCRAMBLED or flags & _LZ4:
         return b""
     if flags & _ZSTD:

@@ -34,7 +34,7 @@ class Inventory:
 def inventory(library: ReadableBuffer) -> Inventory:
     """The device code of *library*; without sums if it has none.
 
-    :raises UnknownDeviceCode: it is not understood.
+    :raises UnknownDeviceCode: the device code has an unknown format.
     """
     count = 0
     sizes: dict[tuple[Kind, int, str], list[int]] = defaultdict(list)

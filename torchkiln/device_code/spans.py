@@ -1,4 +1,4 @@
-"""Defines a range of bytes of a file, and the refusal of a file whose device code is not understood."""
+"""Defines a range of bytes of a file, and the exception for device code in an unknown format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """The bytes from *start* up to, without, *stop*."""
+    """The bytes from `start` up to, but not including, `stop`."""
 
     start: int
     stop: int
@@ -18,7 +18,10 @@ class Span:
 
 
 class UnknownDeviceCode(Exception):
-    """A file has device code in an unknown format: what, and at which byte. Callers do not change it."""
+    """A file has device code in an unknown format; callers do not change the file.
+
+    The message says what is unknown, and at which byte.
+    """
 
     def __init__(self, what: str, at: int) -> None:
         self.what = what

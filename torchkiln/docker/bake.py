@@ -24,8 +24,9 @@ def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
     groups: dict[str, list[str]] = {"default": []}
     for plan in plans:
         cell = plan.locked.resolution.cell
-        # A group builds from the default index alone, except that of its flavor: a target that needs NVIDIA's
-        # archives is in the latter only, and one that was locked by public record in none.
+        # All groups except those of flavors can be built with the default index alone. A target that needs
+        # NVIDIA's archives is only in the group of its flavor; a target that was locked by public record is
+        # in none.
         names = ("default", f"torch-{minor_of(cell.torch)}", f"cuda-{cell.cuda}", cell.flavor, cell.os)
         if plan.locked.by_record:
             continue

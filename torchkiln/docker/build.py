@@ -1,7 +1,7 @@
-"""Build an image in a Docker engine from the rendered Dockerfile.
+"""Builds an image in a Docker engine from the rendered Dockerfile.
 
-The build downloads no wheel: the locked wheels are downloaded and verified before, and passed as a build
-context. The base is passed as an OCI layout, by digest.
+The build itself downloads no wheel: the locked wheels are downloaded and verified before it, and passed as a
+build context. The base is passed as an OCI layout, by digest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NO_CONFIG = ImageConfig(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineImage:
-    """An image in an engine. `digest` is the engine's id for it; `base` is a digest or a user's reference."""
+    """An image in an engine. `digest` is the engine's ID of it; `base` is a digest or a user's reference."""
 
     tag: str
     names: tuple[str, ...]
@@ -170,7 +170,7 @@ def _secrets(folder: Path, secrets: Mapping[str, bytes]) -> tuple[tuple[str, Pat
 
 
 def _linked(folder: Path, paths: Sequence[Path]) -> str:
-    """The files in one folder, as hard links: the store never writes into an existing file."""
+    """The new *folder*, with hard links to *paths*; the store never writes into an existing file."""
     folder.mkdir()
     for path in paths:
         os.link(path, folder / path.name)

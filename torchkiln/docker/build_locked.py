@@ -1,4 +1,4 @@
-"""Build a locked cell in a Docker engine, in one call."""
+"""Builds a locked cell in a Docker engine, in one call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_on_docker(
     sources: BaseSources,
     options: docker_build.BuildxOptions,
 ) -> docker_build.EngineImage:
-    """Build or fetch the base and tools (unless the user names a base), render, and let *engine* build.
+    """Provide base and tools (unless the user names a base), render the Dockerfile, and build it on *engine*.
 
     The Dockerfile is rendered again, because the committed one can be stale.
     """

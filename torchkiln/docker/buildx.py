@@ -1,4 +1,4 @@
-"""Run `docker buildx build` and report its progress.
+"""Runs `docker buildx build` and reports its progress.
 
 The Docker SDK for Python does not support BuildKit, so Docker's client runs as a process. It prints progress
 as JSON (`--progress=rawjson`, buildx 0.13 and newer) between plain lines, which show the place of a failure
@@ -45,8 +45,8 @@ class BuildxRequest:
 def command(request: BuildxRequest, metadata: Path, progress: str) -> list[str]:
     """The command line; buildx writes the image's digest to *metadata*.
 
-    Without provenance, so that the result is an image and not an index. The epoch is the time in config and
-    history, but not of files in layers: BuildKit rewrites no timestamps for an engine that unpacks the image.
+    Without provenance, so that the result is an image and not an index. The epoch sets the times in config
+    and history, but not in layers: if the engine unpacks the image, BuildKit rewrites no timestamps of files.
     """
     argv = ["docker", "buildx", "build", f"--progress={progress}", "--provenance=false"]
     argv += ["--metadata-file", str(metadata), "--load"]
@@ -68,10 +68,10 @@ def command(request: BuildxRequest, metadata: Path, progress: str) -> list[str]:
 def build(
     request: BuildxRequest, metadata: Path, *, environ: Mapping[str, str], progress: str, observer: Observer
 ) -> Digest:
-    """Run the build and return the engine's id of the image.
+    """Run the build and return the engine's ID of the image.
 
     :param progress: "rawjson" or "plain".
-    :raises BuildFailed: a step failed; with its last lines and its place in the Dockerfile.
+    :raises BuildFailed: a step failed; the message has its last lines and its place in the Dockerfile.
     """
     log = _BuildLog(observer)
     with subprocess.Popen(
@@ -87,7 +87,7 @@ def build(
         try:
             for message in _messages(process.stdout):
                 log.add(message)
-        except BaseException:  # Ctrl-C too; not `finally`: a client that is ending must set its exit code
+        except BaseException:  # Ctrl-C, too; not `finally`: a client that has ended sets its exit code
             process.terminate()  # the engine then ends the step
             raise
     if process.returncode:

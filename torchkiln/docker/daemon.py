@@ -1,4 +1,4 @@
-"""Find and check the Docker engine that the user's environment selects, inspect images in it, load images."""
+"""Finds and checks the Docker engine that the environment selects, inspects its images, and loads images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CDI_KIND = "nvidia.com/gpu"
 OLDEST = 23  # the first major version of Docker Engine in which BuildKit is the default builder
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
 _CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's
-_API = "1.41"  # set, so that the client makes no request (to negotiate it) before it can be closed
+_API = "1.41"  # set here, so that the client does not negotiate it by a request before it can be closed
 _CHUNK = 1 << 20
 _TIMEOUT, _LOAD_TIMEOUT = 30, 1800  # seconds without data; an engine sends little while it unpacks
 _SPACE_HINT = "check the free space where the engine keeps its data: docker system df"
@@ -45,10 +45,10 @@ class Engine:
 
 
 def find_engine(environ: Mapping[str, str] = os.environ, *, builds: bool = True) -> Engine:
-    """The engine that Docker's client would use: of DOCKER_HOST, or of the current context.
+    """The engine that Docker's client would use: that of DOCKER_HOST, or of the current context.
 
-    :param builds: whether it must build, which needs Docker's client with buildx.
-    :raises ToolMissing: it cannot be reached, is too old, or there is no buildx.
+    :param builds: whether the engine must build images, which requires Docker's client with buildx.
+    :raises ToolMissing: the engine cannot be reached or is too old, or buildx is missing.
     """
     from docker.errors import DockerException
 

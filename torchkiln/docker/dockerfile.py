@@ -26,13 +26,13 @@ from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
 from torchkiln.util.places import how_to_restore
 
 ENTRY = "Dockerfile.j2"
-_MOST_MOUNTS = 8  # wheels that a step mounts one by one; more come in a folder, from a stage of their own
+_MOST_MOUNTS = 8  # maximum wheels that a step mounts one by one; more are copied to a folder of another stage
 _WIDTH = 110
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _WheelStep:
-    """The installation of a layer's wheels; `stage` is empty where each wheel is mounted by itself."""
+    """The installation of a layer's wheels; `stage` is empty if the wheels are mounted one by one."""
 
     title: str
     wheels: tuple[LockedWheel, ...]
@@ -51,9 +51,9 @@ class _Copy:
 def load_templates(folder: Path, project: Path | None = None) -> dict[str, str]:
     """The templates below *folder* by their name there.
 
-    :param project: the folder of a matrix; templates of its templates/ are added, and replace those of the
-        same name.
-    :raises ConfigError: the main template is missing; one of the project is a link, or not UTF-8.
+    :param project: the folder of a matrix; the files in its templates/ are added, and replace templates of
+        the same name.
+    :raises ConfigError: the main template is missing, or a template is a symbolic link or not UTF-8.
     """
     found = _texts(folder)
     if project is not None:
@@ -64,11 +64,11 @@ def load_templates(folder: Path, project: Path | None = None) -> dict[str, str]:
 
 
 def _texts(folder: Path) -> dict[str, str]:
-    """The templates below *folder*. A link, in a project of others, could lead to any file of the user."""
+    """The templates below *folder*. No links: in someone else's project, they could lead to any file."""
     found = {}
     for path in [folder, *sorted(folder.rglob("*.j2"))]:
         if path.is_symlink():
-            raise ConfigError(f"{path}: a symbolic link", hint="replace it by a regular file or folder")
+            raise ConfigError(f"{path} is a symbolic link", hint="replace it with a regular file or folder")
         if path == folder:
             continue
         try:
@@ -81,9 +81,9 @@ def _texts(folder: Path) -> dict[str, str]:
 def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[str]) -> str:
     """The Dockerfile of *plan*; *os_packages* are the packages that the base must have.
 
-    Templates of a project are other people's input: they can read the plan, and call nothing unsafe.
+    Templates of a project are not trusted: they can read the plan, but cannot call anything unsafe.
 
-    :raises ConfigError: a template is wrong or unsafe, or the lock has no pip to install with.
+    :raises ConfigError: a template is invalid or unsafe, or the lock has no pip to install with.
     """
     demand_full(plan.locked)
     import jinja2
@@ -148,7 +148,7 @@ def demand_full(locked: LockedCell) -> None:
 def render_folder(
     plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[str]
 ) -> dict[str, bytes]:
-    """Every generated file of images/<tag>/ by its path there, except the lock's two.
+    """The generated files of images/<tag>/ by their path there, without lock.json and requirements.txt.
 
     :raises ConfigError: as `render` does.
     """
@@ -208,7 +208,7 @@ def _tree(plan: ImagePlan) -> str:
 
 
 def _generated(plan: ImagePlan) -> dict[str, bytes]:
-    """The files of the image that the plan makes, by path."""
+    """The files of the image that the plan generates, by path."""
     return {file.path: file.data for file in plan.overlay.files if file.path in GENERATED}
 
 

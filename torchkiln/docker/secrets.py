@@ -1,4 +1,4 @@
-"""Pass the user's mirrors, proxy and CA bundle as build secrets to the step that runs apt.
+"""Passes the user's mirrors, proxy and CA bundle as build secrets to the step that runs apt.
 
 BuildKit mounts a secret only while a step runs; no layer, history or cache key contains it. Without secrets
 apt uses the settings of the base. Settings of pip are not passed: wheels are downloaded before the build.

@@ -1,1 +1,1 @@
-"""Reads ELF files of any origin: section tables and dynamic symbols."""
+"""Reads ELF files, which are not trusted: section tables and dynamic symbols."""

@@ -1,4 +1,4 @@
-"""Reads what a shared library needs and offers: libraries, symbols and their versions.
+"""Reads the libraries, symbols and versions that a shared library requires and defines.
 
 It uses the section table, as `readelf` does. The file is not trusted: the work is linear in its size.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torchkiln.elf.sections import DYNAMIC, DYNSYM, STRTAB, BadElf, Data, Section, sections
 
-LIBRARY = re.compile(r"[^/]+\.so(\.\d+)*")  # the name of the file of a shared library
+LIBRARY = re.compile(r"[^/]+\.so(\.\d+)*")  # the file name of a shared library
 
 _VERDEF, _VERNEED, _VERSYM = 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
 _KINDS = (DYNAMIC, DYNSYM, _VERDEF, _VERNEED, _VERSYM)
@@ -39,13 +39,13 @@ class Dynamic:
     soname: str  # "" if it has none
     needed: tuple[str, ...]
     required: Mapping[str, frozenset[str]]  # library -> the versions that it must have; without weak ones
-    undefined: frozenset[tuple[str, str, str]]  # symbol, its version, the library of that; "" without one
-    versions: frozenset[str]  # that the library itself has
-    defined: Mapping[str, frozenset[str]]  # version, "" without one -> symbols
+    undefined: frozenset[tuple[str, str, str]]  # symbol, its version, the version's library; "" without one
+    versions: frozenset[str]  # the versions that the library itself defines
+    defined: Mapping[str, frozenset[str]]  # version -> symbols; "" for symbols without a version
 
 
 def parts_of(data: Data, *, program: bool = False) -> tuple[tuple[int, int], ...]:
-    """Start and stop of the parts of the file *data* that `read_dynamic` reads, beside header and table.
+    """Start and stop of the parts of *data* that `read_dynamic` reads, besides header and section table.
 
     :raises BadElf: as `read_dynamic`; a part may be too large.
     """
@@ -60,10 +60,10 @@ def parts_of(data: Data, *, program: bool = False) -> tuple[tuple[int, int], ...
 def read_dynamic(
     data: Data, *, program: bool = False, keep: Callable[[str], bool] = lambda _: True
 ) -> Dynamic:
-    """The dynamic part of the shared library *data*; with *program* also of a program.
+    """The dynamic symbols of the shared library *data*; with *program*, *data* may also be a program.
 
     :param keep: whether a defined symbol is returned.
-    :raises BadElf: it is not a shared library for x86-64, or malformed, or larger than the limits.
+    :raises BadElf: it is not a shared library for x86-64, is malformed, or exceeds the limits.
     """
     tables = _Tables(data, program=program)
     dynamic, symbols = tables.only(DYNAMIC), tables.only(DYNSYM)

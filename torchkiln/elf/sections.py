@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 X86_64 = 62
-PROGRAM, SHARED = 2, 3  # types; a program that can be loaded at any address is SHARED, too
+PROGRAM, SHARED = 2, 3  # types; a position-independent program is SHARED, too
 NULL, PROGBITS, STRTAB, DYNAMIC, NOBITS, DYNSYM = 0, 1, 3, 6, 8, 11
 HEADER = 64  # bytes
 
@@ -20,7 +20,7 @@ _RESERVED = 0xFF00  # a number of sections from here on is stored elsewhere
 
 
 class BadElf(Exception):
-    """The file is not such an ELF file, or malformed; the message says what, and at which byte."""
+    """The file is not a supported ELF file, or is malformed; the message says why, and at which byte."""
 
     def __init__(self, what: str, at: int) -> None:
         self.what = what
@@ -60,7 +60,7 @@ class Sections:
 
 
 def is_elf(head: bytes) -> bool:
-    """Whether a file that begins with *head* is an ELF file of that kind."""
+    """Whether a file that begins with *head* is a 64-bit little-endian ELF file."""
     return head.startswith(_IDENT)
 
 
@@ -89,9 +89,9 @@ def _table(header: tuple[int, ...]) -> tuple[int, int]:
 
 
 def sections(data: Data, *, program: bool = False) -> Sections:
-    """The sections of *data*, a shared library for x86-64; with *program* also of a program.
+    """The sections of *data*, a shared library for x86-64; with *program*, *data* may also be a program.
 
-    :raises BadElf: it is another file, or its section table is not valid.
+    :raises BadElf: it is another file, or its section table is invalid.
     """
     if len(data) < HEADER or not is_elf(bytes(data[: len(_IDENT)])):
         raise BadElf("not a 64-bit little-endian ELF file", 0)
@@ -108,7 +108,7 @@ def sections(data: Data, *, program: bool = False) -> Sections:
         for number, fields in enumerate(_SECTION.iter_unpack(table))
     )
     if names >= count or rows[names].kind != STRTAB:
-        raise BadElf("the section with the names of sections is missing", 62)
+        raise BadElf("the section name string table (.shstrtab) is missing", 62)
     segments = (fields[5], fields[5] + fields[9] * fields[10])
     return Sections(rows=rows, names=rows[names], headers=((0, HEADER), segments, (start, stop)))
 

@@ -1,4 +1,4 @@
-"""Reads the name that a shared library gives itself, SONAME.
+"""Reads the SONAME of a shared library, the name by which the loader finds it.
 
 It uses the program headers, as the loader and ldconfig do: a section table may be missing or differ.
 The file is not trusted.
@@ -37,12 +37,12 @@ def soname_of(data: Data) -> str:
     found = dict[int, int]()
     for tag, value in _entries(data, *dynamic[0]):
         if tag in found and tag in (_STRTAB, _SONAME):
-            raise BadElf("two names, or two tables of names", dynamic[0][0])
+            raise BadElf("duplicate DT_SONAME or DT_STRTAB", dynamic[0][0])
         found[tag] = value
     if _SONAME not in found:
         return ""
     if _STRTAB not in found:
-        raise BadElf("a name without the table of names", dynamic[0][0])
+        raise BadElf("DT_SONAME without DT_STRTAB", dynamic[0][0])
     return _text(data, _offset(segments, found[_STRTAB]) + found[_SONAME])
 
 
@@ -68,11 +68,11 @@ def _entries(data: Data, offset: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _offset(segments: list[tuple[int, int, int, int]], address: int) -> int:
-    """Where *address* is in the file."""
+    """The offset of *address* in the file."""
     for kind, offset, start, size in segments:
         if kind == _LOAD and start <= address < start + size:
             return offset + address - start
-    raise BadElf("the table of names is in no segment", HEADER)
+    raise BadElf("DT_STRTAB is in no segment", HEADER)
 
 
 def _text(data: Data, start: int) -> str:
