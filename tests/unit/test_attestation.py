@@ -252,7 +252,7 @@ def test_show_also_checks_signed_reports(tmp_path: Path) -> None:
 def test_a_run_writes_a_signed_report_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`smoke --report r.json --key key.pem` writes the report, the statement beside it, the verdict on stdout."""
+    """As `smoke --report r.json --key key.pem` does it: report, statement beside it, verdict on stdout."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
     key = keys.private_key(secret(tmp_path, pem(ED, SECRET)))
     to = reports.ReportFiles(

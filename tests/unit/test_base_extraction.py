@@ -200,7 +200,7 @@ def test_malicious_entries_are_refused(tmp_path: Path, case: str) -> None:
 
 
 def on(host: Path, entries: list[Any]) -> list[Any]:
-    """*entries* with HOST in links replaced by *host*, so that a followed link leads to a folder of the test."""
+    """*entries* with HOST in links replaced by *host*, so that a followed link ends in a test folder."""
     for info, _ in entries:
         info.linkname = info.linkname.replace("HOST", str(host))
     return entries

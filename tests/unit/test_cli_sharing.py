@@ -39,7 +39,7 @@ def run_json(*arguments: str) -> Any:
 
 
 def locked_to(images: Path, torch: str, *, without: str = "") -> None:
-    """Write a made-up lock of that release; only torch differs between releases. Tars are twice as large as wheels.
+    """Write a made-up lock of that release; releases differ in torch only. Tars are twice as large as wheels.
 
     :param without: the title of a layer that is not recorded.
     """
@@ -161,7 +161,7 @@ def test_chosen_cells_as_tables(two: Path) -> None:
 
 
 def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
-    """Sums without its size are marked as incomplete and have no ratio; the other image is counted as usual."""
+    """Sums without its size are marked as incomplete and have no ratio; the other image is unaffected."""
     both_images = run_json("--images", str(two))
     locked_to(two, "2.7.1", without="torch 2.7.1")
     done, found = run("--images", str(two)), run_json("--images", str(two))

@@ -162,7 +162,7 @@ def test_a_bad_archive_leaves_nothing_and_the_next_run_needs_only_it(
 
 
 def test_a_server_is_requested_before_it_is_needed(server: IndexServer, tmp_path: Path) -> None:
-    """The request is for one byte of the smallest archive; none if no archive is missing or they are in a folder."""
+    """It requests one byte of the smallest archive; nothing if none is missing or the source is a folder."""
     source(mirror(server)).demand_reachable(())
     assert server.requests == []
     source(mirror(server)).demand_reachable((ARCHIVE,))

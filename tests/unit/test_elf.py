@@ -129,7 +129,7 @@ def test_any_bytes_are_read_or_refused(rest: bytes) -> None:
         read(b"\x7fELF\x02\x01\x01" + rest)
 
 
-# --- files made without gcc, for limits--------------------------------------------------------------------
+# --- files made without gcc, for limits --------------------------------------------------------------------
 
 
 def library(sections: Iterable[tuple[int, bytes, int]]) -> bytes:
