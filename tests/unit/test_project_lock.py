@@ -295,7 +295,7 @@ def pylock(workspace: Workspace, *packages: tuple[str, str]) -> None:
 
 
 def test_pins_of_a_lock_file(workspace: Workspace) -> None:
-    """Pins of libraries that belong to torch are ignored and listed; torch's pin must be that of the image."""
+    """Pins of libraries that belong to torch are ignored and listed; torch's pin must match the image."""
     workspace.server.add("default", "nvidia-cublas-cu12", "12.4", date=OLD)
     workspace.server.add("default", "nvidia-cublas-cu11", "11.8", date=OLD)
     workspace.server.add("default", "triton", "3.2", date=OLD)

@@ -1,4 +1,4 @@
-"""SECURITY.md names a test for each attack, and the test is there."""
+"""SECURITY.md names a test for each attack, and the test exists."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def threats() -> list[list[str]]:
 
 
 def test_each_attack_of_the_threat_model_has_a_test_or_is_not_defended() -> None:
-    """One of the two; a row without defence says why."""
+    """It has exactly one of the two; a row without a defence gives the reason."""
     assert [
         row
         for row in threats()
