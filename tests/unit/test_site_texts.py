@@ -118,7 +118,7 @@ def test_an_english_text_on_a_chinese_page_is_found(path: str) -> None:
         assert [text for text in chinese_texts(left) if english_in(text)] == ["Left out"]
 
 
-# --- messages of smoke_tests and titles of layers ------------------------------------------------------------
+# --- messages of smoke_tests and titles of layers --------------------------------------------------
 
 #: Values that are inserted into the messages of smoke_tests.
 VALUES = {"hidden": "", "state": "cannot be written", "remedy": "a newer torch, or a build for a newer CUDA"}
