@@ -276,7 +276,7 @@ REFERRERS: dict[str, tuple[Answer | bytes, str]] = {
         document(b'{"manifests": [' + b"{}," * 3_000_000 + b"{}]}"),
         "more than 1048576",
     ),
-    "a million escapes": (document(b'{"manifests": ["' + b"\\n" * 2_000_000 + b'"}'), "not JSON"),
+    "two million escapes": (document(b'{"manifests": ["' + b"\\n" * 2_000_000 + b'"}'), "not JSON"),
 }
 
 
@@ -374,7 +374,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 LARGE: dict[str, Callable[[], bytes]] = {
-    "three million objects": lambda: b"[" + b"{}," * 1_300_000 + b"{}]",
+    "1.3 million objects": lambda: b"[" + b"{}," * 1_300_000 + b"{}]",
     "a key for each": lambda: b"{" + b",".join(b'"%x":0' % n for n in range(400_000)) + b"}",
     "objects of one key": lambda: b"[" + b'{"a":1},' * 500_000 + b"0]",
     "escapes": lambda: b'["' + b"\\n" * 2_000_000 + b'"]',
