@@ -1,4 +1,4 @@
-"""Generated wheels as in a lock, and fetchers for them, good and bad."""
+"""Lock entries of generated wheels, and a fetcher for them that can fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchkiln.wheel.install import parse_name
 
 
 def locked_wheel(path: Path) -> LockedWheel:
-    """The wheel at *path*, as in a lock."""
+    """The lock entry of the wheel at *path*."""
     name = parse_name(path.name)
     return LockedWheel(
         name=name.distribution.replace("_", "-").lower(),
@@ -30,7 +30,7 @@ def locked_wheel(path: Path) -> LockedWheel:
 class FakeIndex:
     """A Fetcher that serves wheels from memory, in order, and records the requests.
 
-    It waits `pause` between pieces of `piece` bytes; a file in `broken` stops half-way with that error.
+    It waits `pause` s between pieces of `piece` bytes; a file in `broken` stops half-way with an error.
     """
 
     def __init__(
