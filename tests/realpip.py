@@ -103,7 +103,7 @@ SITE = "opt/venv/lib/python3.11/site-packages"
 # All allowed differences, with reasons. `as_ours` applies these, and no others, to pip's tree.
 ALLOWED = {
     "INSTALLER": "contains the name of the installer: torchkiln or pip",
-    "REQUESTED": "pip marks packages that the user named; in a lock all are named, so the mark has no meaning",
+    "REQUESTED": "pip marks packages that the user named; in a lock all are, so it has no meaning",
     "*.pyc": "compiled by the image's Python, without a hash in RECORD; those in wheels are replaced",
     "RECORD's ghosts": "pip keeps lines of files that it did not install; ours lists the installed files",
     "mtime": "fixed; pip sets the time of installation",
