@@ -49,11 +49,11 @@ class FakeIndex:
         self._lock = threading.Lock()
 
     def size(self, wheel: LockedWheel) -> int:
-        """As the protocol says."""
+        """See `Fetcher`."""
         return len(self.files[wheel.filename])
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
-        """As the protocol says."""
+        """See `Fetcher`."""
         return self.files[wheel.filename][-count:] if self.ranges else None
 
     def fetch(
@@ -64,7 +64,7 @@ class FakeIndex:
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        """As the protocol says."""
+        """See `Fetcher`."""
         with self._lock:
             self.fetched.append(wheel.filename)
         data = self.files[wheel.filename]

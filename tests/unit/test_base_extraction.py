@@ -256,7 +256,7 @@ def test_sizes_are_bounded(
 
 @pytest.mark.proof
 def test_a_file_that_is_too_large_uses_no_memory(tmp_path: Path) -> None:
-    """With the default limits: peak memory of a separate process."""
+    """The peak memory of a separate process is measured, with the default limits."""
     blob = tmp_path / "base.tar.gz"
     info, _ = entry(f"{LIBRARY}/x.py")
     info.size = 63 << 20

@@ -113,7 +113,7 @@ def test_tags_that_fit(tag: str) -> None:
 
 @pytest.mark.parametrize("tag", OTHERS)
 def test_tags_of_another_python_or_machine(tag: str) -> None:
-    """In both places."""
+    """Neither in the file name nor in WHEEL."""
     with pytest.raises(
         BadWheel, match=r": not a supported wheel on this platform: Python 3\.11, x86_64 Linux"
     ):

@@ -261,7 +261,7 @@ def test_every_command_is_in_one_section() -> None:
 
 @pytest.mark.parametrize(("earlier", "now"), EARLIER.items())
 def test_an_earlier_name_works_and_names_the_new_one(earlier: str, now: tuple[str, ...]) -> None:
-    """For one release, and not in the help."""
+    """For one release; the help does not show it."""
     old = CliRunner().invoke(torchkiln, [earlier, "--help"])
     new = CliRunner().invoke(torchkiln, [*now, "--help"])
     assert (old.exit_code, old.stdout) == (0, new.stdout)

@@ -155,7 +155,7 @@ def test_an_entry_that_expired_yesterday_allows_nothing(layout: Layout, image: I
 
 
 def test_an_entry_that_matches_nothing_is_reported(layout: Layout, image: ImageOnDisk) -> None:
-    """So that lists stay short; it is not an error."""
+    """So users can keep lists short; it is not an error."""
     allow(entry("CVE-1-1"))
     done = scan_command(layout, *reported(by_trivy(image)), "--fail-on", "critical", "--ignore-unfixed")
 

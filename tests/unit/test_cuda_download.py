@@ -114,7 +114,7 @@ def test_a_cancelled_download_leaves_no_file(server: IndexServer, tmp_path: Path
 
 
 def test_a_folder_of_archives_is_not_written(tmp_path: Path) -> None:
-    """In NVIDIA's layout or flat; a wrong file with an archive's name is refused, but not deleted."""
+    """The folder is in NVIDIA's layout or flat; a wrong file with an archive's name is refused and kept."""
     flat = tmp_path / ARCHIVE.filename
     flat.write_bytes(DATA)
     assert fetch(str(tmp_path), tmp_path / "part") == flat

@@ -320,7 +320,7 @@ def test_any_library(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> N
 
 @given(data=st.binary(max_size=300))
 def test_any_section(data: bytes) -> None:
-    """Any bytes in place of containers."""
+    """The section contains any bytes instead of containers."""
     fatbin_target.judge(library({".nv_fatbin": data}), ("9.0",))
 
 

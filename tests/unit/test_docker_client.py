@@ -87,7 +87,7 @@ def test_an_engine_that_is_too_old(version: str) -> None:
 
 
 def test_podman_loads_images_but_does_not_build() -> None:
-    """With any version, because its numbers differ from Docker's."""
+    """Whatever its version, because Podman's version numbers differ from Docker's."""
     with engine_of("4.3.1", "Podman Engine", "Conmon") as host:
         found = find_engine({"DOCKER_HOST": host}, builds=False)
         assert (found.kind, found.version) == ("Podman", "4.3.1")

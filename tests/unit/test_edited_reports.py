@@ -70,7 +70,7 @@ def value_and_bound(rule: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def finding(check: Any) -> dict[str, Any]:
-    """The finding of *check*, passed if it applies."""
+    """The finding of *check*: passed, or not applicable."""
     fact = SUITE.not_applicable(check.id, FACTS, (9, 0))
     pairs = {} if fact else {name: value_and_bound(rule) for name, rule in check.values.items()}
     return {

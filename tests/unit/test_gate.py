@@ -283,7 +283,7 @@ def test_each_of_several_reports_must_be_of_this_image_and_suite() -> None:
 
 
 def test_a_failure_counts_although_another_report_passed() -> None:
-    """In any order of the reports."""
+    """Whatever the order of the reports."""
     failed = two_gpus(found("nccl-all-reduce", "failed", "sum: is 1, wanted 3"))
 
     for reports in ((one_gpu(), two_gpus(), failed), (failed, two_gpus(), one_gpu())):

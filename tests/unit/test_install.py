@@ -211,7 +211,7 @@ def test_record_is_sorted_and_quoted_like_by_pip() -> None:
     )
 )
 def test_a_written_record_reads_back(paths: list[str]) -> None:
-    """By our reader and by Python's csv."""
+    """Our reader and Python's csv read it."""
     text = install.record(Row(path=path, hash="sha256=x", size="3") for path in paths)
     assert install.parse_record(text, WHEEL) == dict.fromkeys(paths, ("sha256=x", "3"))
     read = list(csv.reader(io.StringIO(text.decode(), newline="")))

@@ -1,4 +1,4 @@
-"""Untrusted layouts: read, or refused with a message; commands need less than 400 MiB."""
+"""Untrusted layouts are read, or refused with a message; commands need less than 400 MiB."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ json_values = st.recursive(
 
 @given(value=json_values)
 def test_no_json_makes_the_reader_fail(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
-    """Any index has refs or raises VerificationFailed."""
+    """For any JSON in the index, the reader gives refs or raises VerificationFailed."""
     folder = tmp_path_factory.getbasetemp() / "fuzzed"
     folder.mkdir(exist_ok=True)
     (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')

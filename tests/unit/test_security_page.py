@@ -16,7 +16,7 @@ ROWS = [
 
 @cache
 def functions(file: str) -> frozenset[str]:
-    """The tests in *file*."""
+    """The names of the functions in *file*."""
     tree = ast.parse((ROOT / file).read_text())
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 

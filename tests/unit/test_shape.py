@@ -97,9 +97,9 @@ ALLOWED_IN_PURE = frozenset({"uuid.UUID", "uuid.uuid5"})  # they name content
 
 # Other modules that may write to a stream.
 MAY_PRINT = {
-    "runtimes/enter.py": "is a program of its own, in the namespaces of the command that it starts",
-    "wheel/compile_worker.py": "is a program of its own, under a base's Python; what it writes is its answer",
-    "smoke/project/linkage_probe.py": "is a program of its own, in an image; what it writes is its answer",
+    "runtimes/enter.py": "is a separate program, in the namespaces of the command that it starts",
+    "wheel/compile_worker.py": "is a program under a base's Python, which writes its result to stdout",
+    "smoke/project/linkage_probe.py": "is a separate program, in an image, which writes its result to stdout",
 }
 
 

@@ -116,7 +116,7 @@ def test_published_vectors(kind: str, payload: str, encoded: str, sig: str) -> N
 
 
 def test_a_published_signature_of_another_type_is_refused() -> None:
-    """The same repository's vector `payload-type-swapped`."""
+    """The test vector `payload-type-swapped` of the same repository."""
     known = Ed25519PublicKey.from_public_bytes(bytes.fromhex(RFC8032[1]))
     _, payload, _, sig = VECTORS["one signature"]
     envelope = {"payload": payload, "payloadType": "application/vnd.example.other+json"}

@@ -177,7 +177,7 @@ def test_a_lock_names_its_holder(other: subprocess.Popen[bytes], tmp_path: Path)
 
 
 def test_the_lock_of_a_killed_process_is_free_at_once(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """Its text is still there and ignored."""
+    """Its text still exists and is ignored."""
     lock = tmp_path / "lock"
     os.kill(other.pid, signal.SIGKILL)
     other.wait()
