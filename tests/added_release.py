@@ -42,7 +42,7 @@ def tag(python: str, abi: str = "", platform: str = "manylinux_2_28_x86_64") -> 
 
 
 class Workspace:
-    """An index with two made-up releases, and the command before it."""
+    """An index with two made-up releases, and `matrix add` with that index."""
 
     def __init__(self, server: IndexServer, folder: Path) -> None:
         self.server, self.file = server, folder / "matrix.yaml"
@@ -60,7 +60,7 @@ class Workspace:
         return done.exception, done.stdout, done.stderr
 
     def refused(self, *words: str) -> KilnError:
-        """The error that it must end in, with the matrix as it was."""
+        """The error of `matrix add`, which must fail and leave the matrix unchanged."""
         error, _, _ = self.run(*words)
         assert error is not None
         assert self.file.read_text() == OURS

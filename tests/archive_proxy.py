@@ -23,7 +23,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateArchive:
-    """Its address, with credentials, and its CA; `requested` has the served paths."""
+    """The archive's address with credentials, and its CA; `requested` has the served paths."""
 
     address: str  # with user and password
     ca: Path
@@ -32,13 +32,13 @@ class PrivateArchive:
 
 @retry(retry=retry_if_exception_type(requests.RequestException), stop=stop_after_attempt(6), reraise=True)
 def fetched(url: str) -> requests.Response:
-    """The archive's response. An attempt can lose its connection; apt would see ours closed instead."""
+    """The archive's response; lost connections are retried, because apt would see a closed connection."""
     return requests.get(url, timeout=300)
 
 
 @contextmanager
 def private_archive(upstream: str, host: str, login: str, folder: Path) -> Iterator[PrivateArchive]:
-    """Serve *upstream* at `https://login@host:port` while the context lasts."""
+    """A context manager: serve *upstream* at `https://login@host:port`."""
     ca, certificate = _certificates(host, folder)
     expected = "Basic " + base64.b64encode(login.encode()).decode()
     requested: list[str] = []
@@ -76,7 +76,7 @@ def private_archive(upstream: str, host: str, login: str, folder: Path) -> Itera
     server = Server((host, 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    # The handler does the handshake: in the accept loop it would block all other clients.
+    # The handler does the handshake, because in the accept loop it would block all other clients.
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -33,13 +33,13 @@ def matrix_line(was: str, now: str) -> Callable[[], object]:
 
 
 def locked() -> None:
-    """The repository's own locked cell, in ./images."""
+    """Copy the repository's lock of a cell, and its base, to ./images."""
     for name in (TAG, "base-debian12"):
         shutil.copytree(ROOT / "images" / name, Path("images") / name)
 
 
 def lock(change: Callable[[str], str | bytes], path: Path = LOCK) -> Callable[[], object]:
-    """Change the text of its lock."""
+    """Change the text of the lock."""
 
     def arrange() -> None:
         locked()
@@ -51,7 +51,7 @@ def lock(change: Callable[[str], str | bytes], path: Path = LOCK) -> Callable[[]
 
 
 def lock_tree(change: Callable[[Any], object], path: Path = LOCK) -> Callable[[], object]:
-    """Change the JSON of its lock."""
+    """Change the JSON of the lock."""
 
     def edit(text: str) -> str:
         document = json.loads(text)
@@ -72,7 +72,7 @@ def layout(change: Callable[[Path], object]) -> Callable[[], object]:
 
 
 def index(change: Callable[[Any], object]) -> Callable[[], object]:
-    """Change its index.json."""
+    """Change the layout's index.json."""
 
     def edit(folder: Path) -> None:
         document = json.loads((folder / "index.json").read_bytes())
@@ -151,7 +151,7 @@ def piped(path: Path) -> None:
 
 
 def base(data: bytes, *, with_lock: bool = False) -> Callable[[], object]:
-    """Write base.tar; *with_lock*: with the lock of a base of one megabyte."""
+    """Write base.tar; if *with_lock*, also the lock of a base of one megabyte."""
 
     def arrange() -> None:
         Path("base.tar").write_bytes(data)
@@ -196,7 +196,7 @@ def tolerated(text: str) -> Callable[[], object]:
 
 
 def held(data: bytes | None) -> Callable[[], object]:
-    """Write an image, and *data* as the list of a host's layers; None: a pipe."""
+    """Write an image, and *data* as the list of a host's layers; None makes a pipe."""
 
     def arrange() -> None:
         build(Path.cwd())

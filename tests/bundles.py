@@ -1,4 +1,4 @@
-"""Makes bundles of a scene's image, and starts them where nothing else can be found."""
+"""Makes bundles of a scene's image, and runs them in isolation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def made(scene: Scene, place: Path, *arguments: str) -> str:
 
 
 def started(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python3 run.py` where nothing else can be found: an empty PATH, no network, no home."""
+    """Run `python3 run.py` in isolation: with an empty PATH, without a network and a home folder."""
     argv = [shutil.which("unshare") or "unshare", "--net", sys.executable, "-I", "-S", str(bundle / "run.py")]
     return subprocess.run(
         [*argv, *arguments], env={"PATH": "/nowhere"}, cwd="/", capture_output=True, text=True, check=False

@@ -38,7 +38,7 @@ class Scene:
         place.write_bytes(to_json(planned_cell(self.wheels).locked))
 
     def forget(self) -> None:
-        """Delete the layout, and date all files far back."""
+        """Delete the layout, and make all files old."""
         shutil.rmtree(self.layout)
         for path in self.cache.rglob("*"):
             os.utime(path, (0, 0))
@@ -55,13 +55,13 @@ class Scene:
         return [path for path in sorted((self.cache / kind).rglob("*")) if path.is_file()]
 
     def torch(self) -> Path:
-        """The torch layer's blob: the largest."""
+        """The blob of the torch layer, which is the largest."""
         return max(self.files("blobs"), key=lambda path: path.stat().st_size)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build once for all tests of a module."""
+    """The folder of a build that all tests of a module copy."""
     folder = tmp_path_factory.mktemp("made")
     small_wheels(folder / "wheels")
     Scene(folder).build()
@@ -70,7 +70,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def scene(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """A copy, with its hard links, which each test may damage."""
+    """A copy with hard links, which the test may damage."""
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
     subprocess.run(["cp", "-a", f"{made}/.", str(tmp_path)], check=True)
     copied = Scene(tmp_path)
@@ -80,7 +80,7 @@ def scene(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def damage(path: Path) -> None:
-    """Change one byte in place, as a bad disk or a stray write does: every link to the file changes."""
+    """Change one byte in place, like a disk error: all hard links to the file change."""
     path.chmod(0o644)
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)

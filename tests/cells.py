@@ -1,4 +1,4 @@
-"""Small cells that can be built: generated wheels, a base of one file, a small toolkit, the host's Python."""
+"""Small cells that can be built: generated wheels, a tiny base, a small toolkit, the host's Python."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HostPython:
     """Replaces `base.interpreter.Interpreter`."""
 
     def argv(self) -> list[str]:
-        """The command that starts it."""
+        """The command that starts the host's Python."""
         return [sys.executable]
 
 
@@ -56,7 +56,7 @@ def noise(name: str, size: int) -> bytes:
 
 
 def base_of(salt: str = "") -> tuple[bytes, bytes]:
-    """The base, as a tar and as a blob: a name that depends on *salt*, and the lock's one package."""
+    """The base, as a tar and as a blob: its os-release depends on *salt*, its dpkg status has one package."""
     contents = {"etc/os-release": f"ID=none{salt}\n", "var/lib/dpkg/status": _STATUS}
     files = [OverlayFile(path=path, mode=0o644, data=text.encode()) for path, text in contents.items()]
     unpacked = tar.archive(files, mtime=0)
@@ -140,14 +140,14 @@ HOME = "usr/local/cuda-12.1"
 def resolution(
     archives: Iterable[LockedArchive], torch: str = "2.7.1", cuda: str = "12.1", release: str = RELEASE
 ) -> Resolution:
-    """The devel cell's resolution if NVIDIA's release has *archives*, which are untrusted."""
+    """The resolution of a devel cell, with *archives*, untrusted, as NVIDIA's release."""
     redist = Redist(releases={release: tuple(archives)}, untrusted=True)
     cell = Cell(torch=torch, cuda=cuda, flavor="devel", os="debian12", python="3.11")
     return resolve(cell, MATRIX, replace(FACTS, redist=redist))
 
 
 def small_tools(base: LockedBase, store: Store) -> LockedTools:
-    """Tools in *store*, on its *base*; they exist only in dpkg's status file."""
+    """Tools on *base*, written to *store*; they exist only in dpkg's status file."""
     path = "var/lib/dpkg/status"
     with tarfile.open(store.blob(base.digest)) as opened:
         content = opened.extractfile(f"./{path}")
@@ -166,13 +166,13 @@ def small_tools(base: LockedBase, store: Store) -> LockedTools:
 
 
 def with_toolkit(cell: LockedCell, archives: tuple[LockedArchive, ...]) -> LockedCell:
-    """*cell* as devel, with *archives*."""
+    """*cell* with the flavor devel and with *archives*."""
     torch = cell.resolution.cell.torch
     return replace(cell, resolution=resolution(archives, torch), archives=archives, layers=())
 
 
 def planned_devel(wheels: Iterable[Path], archives: tuple[LockedArchive, ...]) -> ImagePlan:
-    """The plan of that cell with *wheels*."""
+    """The plan of a small devel cell with *wheels* and *archives*."""
     small = planned_cell(wheels)
     full_plan = plan(with_toolkit(small.locked, archives), (), aliases=(), lock_digest=LOCK_DIGEST)
     wheel_layers = [layer for layer in small.layers if layer.kind == "wheels"]

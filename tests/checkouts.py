@@ -10,7 +10,7 @@ from tests.planned import locked
 from torchkiln.lock.lock import save
 from torchkiln.model.lock import LockedCell
 
-# Without the user's configuration, hooks and signing.
+# git without the user's configuration, hooks and signing.
 GIT = {
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_SYSTEM": os.devnull,

@@ -11,7 +11,7 @@ from tests.site_scene import listed
 from tools.kept import tables
 from torchkiln.smoke.suite import load_suite
 
-#: Names, units and terms that Chinese documents write in Latin letters; `docs/*.zh-CN.md` do.
+#: Names, units and terms that Chinese documents, such as `docs/*.zh-CN.md`, write in Latin letters.
 TERMS = frozenset(
     """
     torch PyTorch pytorch-cuda JavaScript CUDA cuDNN NCCL GPU NVIDIA Python Docker JupyterLab SSH JSON OCI
@@ -23,9 +23,9 @@ TERMS = frozenset(
 )
 _SKIPPED = ("script", "style", "code", "pre")  # commands and digests
 _VOID = ("meta", "link", "input", "br")
-_SHOWN = ("aria-label", "title", "alt", "placeholder")  # attributes that a reader sees or hears
+_SHOWN = ("aria-label", "title", "alt", "placeholder")  # attributes that users see or hear
 _WORD = re.compile(r"\w[\w.+-]*(?<!\.)", re.ASCII)
-# With a digit, or a variable: versions, tags, architectures, cu126.
+# Words with a digit, and variables: versions, tags, architectures, cu126.
 _IDENTIFIER = re.compile(r"\S*\d\S*|[A-Z]+(_[A-Z]+)+")
 _NOT_WORDS = re.compile(r"--[a-z-]+|/[\w./-]+", re.ASCII)  # options and paths
 _PAIR = re.compile(r"([A-Za-z][\w.-]*) (?=v?\d)")  # a package and its version
@@ -94,7 +94,7 @@ def chinese_texts(page: str) -> Iterator[str]:
 
 @cache
 def _packages() -> frozenset[str]:
-    """The packages, also as the titles of layers have them: `cuda-cupti` of `nvidia-cuda-cupti-cu12`."""
+    """The names of packages, also as in titles of layers: `cuda-cupti` for `nvidia-cuda-cupti-cu12`."""
     found = {package.name for image in listed().images for package in image.packages}
     return frozenset(found | {re.sub(r"-cu\d+$", "", name.removeprefix("nvidia-")) for name in found})
 
@@ -109,7 +109,7 @@ def _gpus() -> tuple[str, ...]:
 
 @cache
 def _names() -> frozenset[str]:
-    """Texts that are nothing but a name."""
+    """Texts that consist of a name only."""
     images = listed().images
     found = {package.name for image in images for package in image.packages}
     found |= {package.version for image in images for package in image.packages}

@@ -1,4 +1,4 @@
-"""Clients of a container: a browser (Debian's Chromium), and OpenSSH with the kinds of session."""
+"""Clients of a container: a browser (Debian's Chromium), and OpenSSH with all kinds of sessions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def browsing() -> Iterator[tuple[Page, set[str]]]:
 
 
 def address(container: Container) -> str:
-    """The URL in its log, with the published port."""
+    """The URL in the container's log, with the published port."""
     found = container.says(r"(http://127\.0\.0\.1:)8888(/lab\?token=\w+)")
     return f"{found[1]}{container.port(8888)}{found[2]}"
 
@@ -46,7 +46,7 @@ def address(container: Container) -> str:
 def load(page: Page, url: str) -> None:
     """Load *url* until no request fails with ERR_NETWORK_CHANGED.
 
-    Chromium aborts its requests when a network interface appears, and each container of other tests adds one.
+    Chromium aborts requests when a network interface appears, and each container of another test adds one.
     """
     aborted: list[Request] = []
     page.on("requestfailed", lambda request: aborted.append(request) if request.failure == ABORTED else None)
@@ -109,7 +109,7 @@ class Client:
 
 
 def sessions(look: str) -> Mapping[str, tuple[list[str], str, bool]]:
-    """Each kind of session that runs *look*: the command, the input, whether there is a terminal."""
+    """For each kind of session that runs *look*: the command, the input, and whether it has a terminal."""
     typed = f"stty -echo; PS1=; {look}; exit\n"
     return {
         "login": ([], typed, True),

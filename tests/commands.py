@@ -13,8 +13,8 @@ from torchkiln.cli.shared.groups import DefaultGroup
 def demand_parses(words: Sequence[str]) -> None:
     """Require that each of *words* is an existing command or option, with a value if it takes one.
 
-    :raises AssertionError: there is no such command.
-    :raises click.UsageError: an option is wrong.
+    :raises AssertionError: when there is no such command.
+    :raises click.UsageError: when an option is wrong.
     """
     context, command = click.Context(torchkiln), torchkiln
     words = ["build", *words] if words[0].startswith("-") else list(words)

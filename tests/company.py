@@ -1,4 +1,4 @@
-"""The small cell of `tests.cells`, built by `build.build`; also as a program, for processes.
+"""The small cell of `tests.cells`, built by `build.build`; also a program, for builds in other processes.
 
     python -m tests.company FOLDER LAYOUT REF PIECE WHEEL...
 
@@ -34,7 +34,7 @@ from torchkiln.util.places import ROOT
 
 @contextmanager
 def small_scale(wheels: Sequence[Path]) -> Iterator[None]:
-    """Plan *wheels*, with a layer for each of 100 kB and more, and the host's Python as the image's."""
+    """Within this context, each wheel of 100 kB or more gets a layer, and builds use the host's Python."""
     with ExitStack() as patches:
         for module, name, value in (
             (layers, "BIG_WHEEL", 100_000),
@@ -72,7 +72,7 @@ def build(
 
 
 def needs(wheels: Sequence[Path]) -> frozenset[str]:
-    """The needs that the build declares."""
+    """The cache items that a build of *wheels* declares to need."""
     with small_scale(wheels):
         return build_needs(cells.planned_cell(wheels))
 
@@ -80,7 +80,7 @@ def needs(wheels: Sequence[Path]) -> frozenset[str]:
 def start(
     folder: Path, layout: Path, ref: str, wheels: Sequence[str], *, piece: int = 30_000
 ) -> subprocess.Popen[bytes]:
-    """Start the program below; each 30 ms, *piece* bytes of a wheel arrive."""
+    """Start this module as a program; *piece* bytes of a wheel arrive every 30 ms."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.company", str(folder), str(layout), ref, str(piece), *wheels],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A small image with everything that is hard to unpack, and its expected files."""
+"""A small image with all kinds of files that are difficult to unpack, and its expected files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BASE = (
     Member(name="usr/lib/far", link="../../" + "n" * 140 + "/nowhere"),
     Member(
         name="usr/lib/big", data=noise("base", 300_000) * 30, mode=0o600
-    ),  # three of the encoder's members
+    ),  # three gzip members of the encoder
 )
 
 _LONG = "/".join((("l" * 90), ("o" * 90), ("n" * 90), "g" * 27))  # 300 characters
@@ -76,7 +76,7 @@ SPECS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Conformance:
-    """The image, as built and as read, and its files."""
+    """The image, as built and as read, and its expected files."""
 
     image: Image
     built: BuiltImage
@@ -84,7 +84,7 @@ class Conformance:
 
 
 def make(folder: Path) -> Conformance:
-    """Build it in *folder*."""
+    """Build the image in *folder*."""
     wheels = [write_wheel(spec, folder / "wheels") for spec in SPECS]
     base_tar = tar_of(BASE)
     base_blob, _ = encode_bytes(base_tar)
@@ -118,7 +118,7 @@ def _of_base(member: Member) -> Thing:
 
 
 def _recorded(spec: WheelLayer, cell: ImagePlan, wheels: list[Path], diff_id: Digest, folder: Path) -> Tree:
-    """The files that were passed to the writer of this layer, from a second run with a recording writer."""
+    """The files of this layer, recorded in a second run with a recording writer."""
     inputs = tuple(
         worker.WheelInput(wheel=locked_wheel(path), path=path)
         for wheel in spec.wheels
@@ -145,7 +145,7 @@ def _recorded(spec: WheelLayer, cell: ImagePlan, wheels: list[Path], diff_id: Di
 
 
 class _RecordingWriter(LayerWriter):
-    """Records the files that it is passed."""
+    """A writer that also records the files that it gets."""
 
     recorded_tree: ClassVar[Tree] = {}
 

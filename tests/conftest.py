@@ -21,7 +21,7 @@ from torchkiln.index import settings as index_settings
 __all__ = ["crane", "engine", "podman", "registry", "scene", "second_engine", "workplace"]
 
 
-# The longest start first, so that all processes end at about the same time. Files with many containers come
+# The slowest start first, so that all processes end at about the same time. Files with many containers come
 # after tests/docker/, which builds in the same engine.
 _FIRST = (
     "tests/docker/",
@@ -52,7 +52,7 @@ _FIRST = (
 
 
 _TOGETHER = ("tests/docker/", "tests/integration/site/")
-# Of tests/proof: the image in an engine; its root file system.
+# Files of tests/proof that share the image in an engine, or its unpacked root file system.
 _PROOF = {
     f"tests/proof/test_{name}.py": shared
     for shared, names in {
@@ -62,7 +62,7 @@ _PROOF = {
             "edited_image",
             "exporter_image",
             "installed",
-            "project_sdist",  # the base in the same folder of the cache
+            "project_sdist",  # unpacks the base into the same folder of the cache
             "reproducible",
             "sbom",
         ),
@@ -74,7 +74,7 @@ _ENGINES = {"engine", "second_engine", "podman"}
 
 @pytest.hookimpl(tryfirst=True)  # before -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the files in that order, then all others; what uses a container engine belongs to `make proof`."""
+    """Sort the files in that order, others last; tests that use a container engine get the mark `proof`."""
 
     def rank(item: pytest.Item) -> int:
         return next((at for at, place in enumerate(_FIRST) if item.nodeid.startswith(place)), len(_FIRST))
@@ -86,13 +86,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave thousands of tests out of garbage collections: 5 % of the CPU time of the tests."""
+    """Exclude thousands of test objects from garbage collection, which saves 5 % of the CPU time."""
     gc.collect()
     gc.freeze()
 
 
 class ByEngine(LoadScopeScheduling):
-    """A file's tests in one process, as by `--dist loadfile`; and those of folders that share something.
+    """Run a file's tests in one process, like `--dist loadfile`; also those of folders that share something.
 
     tests/docker shares names in an engine, tests/integration/site a browser; for tests/proof see _PROOF.
     """
@@ -104,13 +104,13 @@ class ByEngine(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
-    """Use it for every value of --dist."""
+    """Use `ByEngine` for every value of --dist."""
     return ByEngine(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """More than the number of cores (`-n logical`), because tests wait, those of engines most.
+    """More processes than cores (`-n logical`), because tests wait; those with engines wait most.
 
     Each process collects all tests, which takes 10 s of CPU time.
     """
@@ -120,9 +120,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _pip_is_asked_once() -> Iterator[None]:
-    """Without configuration files the output of `pip config list` follows from the variables of pip alone.
+    """Cache `pip config list`: without configuration files, its output depends only on pip's variables.
 
-    It costs as much as the rest of a small lock.
+    The command takes as long as the rest of a small lock.
     """
     real, known = index_settings.pip_config_list, dict[Any, str]()
 
@@ -139,7 +139,7 @@ def _pip_is_asked_once() -> Iterator[None]:
         yield
 
 
-# No test has a time limit: machines are slow, busy and shared. `make test` draws few examples, the same
+# No test has a time limit, because machines may be slow or busy. `make test` draws few examples, the same
 # each time; `make proof` draws others (--hypothesis-profile=long), and many with NIGHTLY=yes.
 _CALM = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
 settings.register_profile("short", max_examples=25, derandomize=True, **_CALM)

@@ -1,6 +1,6 @@
 """Wheels with device code, and their installations with the code for some GPUs; the code is random bytes.
 
-The containers are written here and not by torchkiln, whose output the smoke check `device-code` judges.
+This module writes the containers, because the smoke check `device-code` judges torchkiln's output.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Placed(NamedTuple):
     """The bytes of an entry's code in the library."""
 
     code: Code
-    container: int  # its number
+    container: int  # the number of the container
     start: int
     stop: int
 
@@ -42,7 +42,7 @@ def library(
 ) -> tuple[bytes, list[Placed]]:
     """An ELF file of more than 1 MB with *containers* in *section*, and the places of their code.
 
-    Outside of that section is one more container, as the JIT compilers among NVIDIA's libraries have them.
+    One more container is outside of that section, as in NVIDIA's libraries with JIT compilers.
     """
     draw = random.Random(seed)
     data = bytearray(b"\x7fELF\x02\x01\x01".ljust(64, b"\0") + draw.randbytes(1_000_000))
@@ -58,7 +58,7 @@ def library(
 
 
 def _container(entries: Sequence[Code], draw: random.Random) -> tuple[bytes, list[tuple[Code, int]]]:
-    """A container, and where in it the code of each entry begins."""
+    """A container, and for each entry the offset of its code in the container."""
     size = sum(code.head + code.size for code in entries)
     data, places = bytearray(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, size)), []
     for code in entries:
@@ -70,7 +70,7 @@ def _container(entries: Sequence[Code], draw: random.Random) -> tuple[bytes, lis
 
 
 def _add_sections(data: bytearray, sections: Mapping[str, tuple[int, int]]) -> None:
-    """Append the names and headers of *sections*, and enter them in the ELF header."""
+    """Append the names and headers of *sections*, and set their position in the ELF header."""
     names = b"\0" + b"".join(name.encode() + b"\0" for name in (*sections, ".shstrtab"))
     rows = {**sections, ".shstrtab": (len(data), len(names))}
     data += names + bytes(-len(names) % 8)
@@ -106,7 +106,7 @@ def with_metadata(name: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def write_wheel(path: Path, files: Mapping[str, bytes]) -> str:
-    """Write the wheel; its hash, hex."""
+    """Write the wheel; returns its SHA-256 in hex."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as opened:
         for name, data in files.items():
             opened.writestr(name, data)

@@ -129,7 +129,7 @@ def fake_driver() -> Path:
     FAKE_INIT, FAKE_NVML: the result of initialisation, or crash, hang, late2 (0, after 2 seconds), or exit3
     (the process exits without output). FAKE_GPUS, FAKE_CAPABILITY (90; 90,80: one for each GPU), FAKE_MIB,
     FAKE_FREE_MIB (on the last GPU), FAKE_CUDA (13000), FAKE_DRIVER, FAKE_PEERS (1), FAKE_NVLINKS, FAKE_WAY.
-    Of NVML alone: FAKE_NAME; FAKE_COUNT, FAKE_USE: the result of counting GPUs, of asking for their use.
+    Only for NVML: FAKE_NAME; FAKE_COUNT and FAKE_USE: the results of counting GPUs and of querying their use.
     """
     folder = Path(tempfile.mkdtemp(prefix="kiln-driver-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -140,7 +140,7 @@ def fake_driver() -> Path:
 
 
 def has_libcuda() -> bool:
-    """Whether this machine has a driver of its own."""
+    """Whether this machine has a real driver."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,7 +1,7 @@
-"""A fake scanner: it takes the real one's arguments, reads a layout, and prints a recorded report.
+"""A fake scanner: it takes the real scanner's arguments, reads a layout, and prints a recorded report.
 
 It knows some of Trivy's options that `trivy image --help` of 0.59.1 lists and Trivy's source of 2026-08 still
-has, and some of Grype's from `AddFlags` in cmd/grype/cli/options/grype.go; others end it. It
+has, and some of Grype's from `AddFlags` in cmd/grype/cli/options/grype.go; others are errors. It
 runs under `python -IS`, without our package and without installed packages.
 """
 
@@ -25,7 +25,7 @@ def main(tool: str, does: str, home: str) -> None:
         memory.write(json.dumps(call) + "\n")
     place = (_trivy if tool == "trivy" else _grype)(sys.argv[1:], does)
     if does == "fail":
-        sys.stderr.write("FATAL\tno database: https://user:secret@mirror.example/db cannot be had\n")
+        sys.stderr.write("FATAL\tno database: https://user:secret@mirror.example/db: connection refused\n")
         sys.exit(1)
     if does == "hang":
         child = subprocess.Popen([sys.executable, "-IS", "-c", "import time; time.sleep(120)"])
@@ -65,7 +65,7 @@ def _trivy(argv: list[str], does: str) -> str:
         }
         sys.stdout.write(json.dumps(version))
         sys.exit()
-    # `--input FOLDER:TAG` and `FOLDER@DIGEST` select an image; a folder's name can contain neither.
+    # `--input FOLDER:TAG` and `FOLDER@DIGEST` select an image, so a folder's name cannot contain : or @.
     assert (options.format, re.search("[:@]", options.input)) == ("json", None)
     return str(options.input)
 

@@ -39,8 +39,8 @@ class Made:
 def entry(name: str, body: bytes = b"code", *, form: int = STORED, extra: bytes = b"", **false: int) -> Made:
     """The entry *name*, such as "sm_90a" or "compute_90".
 
-    :param extra: further bytes of its header, multiples of 8.
-    :param false: fields in place of the right ones.
+    :param extra: additional bytes of the header, a multiple of 8.
+    :param false: wrong values that replace header fields.
     """
     packed = form & 0xA000
     kind, _, architecture = name.partition("_")
@@ -77,7 +77,7 @@ def _content(kind: str, body: bytes, form: int) -> bytes:
 def container(
     *entries: Made, magic: int = 0xBA55ED50, version: int = 1, header: int = 16, more: int = 0
 ) -> bytes:
-    """A container; its header states *more* bytes than there are."""
+    """A container; its header states *more* bytes than it has."""
     data = b"".join(made.data for made in entries)
     numbers = ((magic, 4), (version, 2), (header, 2), (len(data) + more, 8))
     return b"".join(number.to_bytes(width, "little") for number, width in numbers) + data
@@ -91,7 +91,7 @@ class Elf:
     kind: int = 3
     machine: int = 62
     section_header: int = 64  # bytes
-    names: int | None = None  # the section with the names
+    names: int | None = None  # the section with section names
     count: int | None = None
     table: int | None = None
     segments: tuple[int, int] = (0, 0)  # offset and number of program headers

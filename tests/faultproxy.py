@@ -41,7 +41,7 @@ class Fault:
     """
 
     kind: Kind
-    method: str = ""  # a regular expression, as the next
+    method: str = ""  # a regular expression, like `path`
     path: str = ""
     skip: int = 0
     times: int = 1
@@ -56,8 +56,8 @@ class ProxiedRequest:
 
     method: str
     path: str
-    body: int  # received bytes of it
-    status: int  # of the response; 0: none
+    body: int  # received bytes of the body
+    status: int  # of the response; 0 if there was none
     range: str = ""  # Content-Range
 
 
@@ -72,8 +72,8 @@ class _Server(ThreadingHTTPServer):
 class FaultProxy(InBackground):
     """A proxy in front of the registry at *upstream*; a context manager.
 
-    :param logins: user → password; empty: no authentication.
-    :param basic: each request needs the login itself, not a token.
+    :param logins: user → password; empty for no authentication.
+    :param basic: each request needs the login, not a token.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class FaultProxy(InBackground):
         self.requests: list[ProxiedRequest] = []
         self.tokens: dict[str, frozenset[str]] = {}  # token → "repository:team/app:push"
         self.fetched: list[str] = []  # every issued token
-        self.lives = 0  # requests after which a token expires; 0: never
+        self.lives = 0  # requests after which a token expires; 0 means never
         self.token_lifetime = 300
         self._looks = 0
-        self.stalled = threading.Event()  # a request stalls now
+        self.stalled = threading.Event()  # set when a request stalls
         self._ended = threading.Event()
         self._guard = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _handler(self))
@@ -98,7 +98,7 @@ class FaultProxy(InBackground):
 
     @property
     def host(self) -> str:
-        """`127.0.0.1:40124`."""
+        """Host and port, such as `127.0.0.1:40124`."""
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     def blob_bytes(self) -> int:
@@ -153,7 +153,7 @@ class FaultProxy(InBackground):
         return self.logins.get(user) == password
 
     def allows(self, method: str, path: str, authorization: str) -> bool:
-        """Whether the token allows it; each check uses it once."""
+        """Whether the token allows the request; each check counts as one use of the token."""
         if self.basic:
             return self.accepts_login(authorization)
         name = re.match(r"/v2/(.+?)/(?:blobs|manifests)/", path)
@@ -182,7 +182,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         default_request_version = (
-            "HTTP/1.0"  # a client that tries TLS first gets a status line, as from any server
+            "HTTP/1.0"  # a client that tries TLS first gets a status line, as from real servers
         )
         disable_nagle_algorithm = True
         got = 0
@@ -226,7 +226,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 for piece in self.body(cut):
                     far.send(piece)
                 if cut is None and self.got < int(self.headers.get("Content-Length") or 0):
-                    return self.hang_up()  # as the client disconnected
+                    return self.hang_up()  # the client has disconnected
                 if cut is not None:
                     _end(far)
                     return self.hang_up()
@@ -255,7 +255,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 yield piece
 
         def say(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> int:
-            """Send our own response; like real servers, without reading the body first."""
+            """Send a response of the proxy; like real servers, without reading the body first."""
             data = json.dumps(value).encode()
             self.send_response(status)
             for name, value in (headers or {}).items():
@@ -270,7 +270,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             return status
 
         def hang_up(self) -> int:
-            """Close with RST (linger of 0)."""
+            """Close the connection with RST (SO_LINGER 0)."""
             linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.close_connection = True
@@ -281,7 +281,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
 
 
 def _end(far: http.client.HTTPConnection) -> None:
-    """Wait until the registry has stored the received bytes; otherwise a retry could see fewer."""
+    """Wait until the registry has stored the received bytes; otherwise a retry could find fewer."""
     far.sock.shutdown(socket.SHUT_WR)
     with suppress(OSError):
         while far.sock.recv(_PIECE):

@@ -1,6 +1,6 @@
 """Run commands of torchkiln in forks of a process that has imported it; each test process has one.
 
-Python's start and the imports take 0.2 to 0.5 s of CPU time for each command, a fork a hundredth of that.
+The start of Python and the imports take 0.2 to 0.5 s of CPU time for each command; a fork takes 1 % of that.
 A test sees the same exit code, output, files, memory and terminal.
 """
 
@@ -25,7 +25,7 @@ from tests.remembered import remember
 from torchkiln.util.places import ROOT
 
 BUILD = str(ROOT / "build.py")
-#: Imported by the server before the first fork; each imports what its commands need.
+#: The server imports these before the first fork; each imports the modules that its commands need.
 _MODULES = ("grid", "plan", "lock", "build", "diff", "sbom", "smoke", "gate", "publish", "verify", "run")
 _one_at_a_time = threading.Lock()
 
@@ -33,7 +33,7 @@ _one_at_a_time = threading.Lock()
 def run(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: str | Path | None = None, **how: Any
 ) -> subprocess.CompletedProcess[str]:
-    """`python build.py ARGUMENTS` with captured text, as by `subprocess.run`.
+    """The result of `python build.py ARGUMENTS`, with output as text, like `subprocess.run`.
 
     :param how: see `run_bytes`.
     """
@@ -50,7 +50,7 @@ def run_bytes(
     stdin: bytes = b"",
     **how: Any,
 ) -> subprocess.CompletedProcess[bytes]:
-    """The same with captured bytes.
+    """The same with output as bytes.
 
     :param how: see `run_on`.
     """
@@ -73,7 +73,7 @@ def run_on(
     target: str = "torchkiln.cli:main",
     timeout: float | None = None,
 ) -> int:
-    """Run it with *files* as stdin, stdout and stderr; returns the exit code, negative for a signal.
+    """Run the command with *files* as stdin, stdout and stderr; returns the exit code, negative for a signal.
 
     :param program: sys.argv[0].
     :param target: the function to call.
@@ -130,7 +130,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def _serve(connection: socket.socket) -> None:
-    """Fork for each request; answer with the process's id and, later, its exit code."""
+    """Fork for each request; answer with the process ID and, later, the exit code."""
     for name in _MODULES:
         importlib.import_module(f"torchkiln.cli.{name}")
     remember()
@@ -152,13 +152,13 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _become(request: Mapping[str, Any], descriptors: Sequence[int], called: Callable[[], object]) -> None:
-    """In the fork: be the process of *request*, call the function, and end."""
+    """In the fork: set up the process of *request*, call the function, and exit."""
     code = 1
     try:
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        # New objects: those of the server know whether its own files are a terminal.
+        # New objects, because those of the server remember whether the server's files are a terminal.
         sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
         sys.stdout = os.fdopen(1, "w", 1 if os.isatty(1) else -1, encoding="utf-8", closefd=False)
         sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -181,7 +181,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], called: Call
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException:  # nothing may return to the server; the interpreter, too, ends with an error
+    except BaseException:  # nothing may return to the server's code
         traceback.print_exc()
         code = code or 1
     os._exit(code)

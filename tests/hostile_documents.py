@@ -1,4 +1,4 @@
-"""Malformed and malicious documents, each with the command that reads it and the message."""
+"""Malformed and malicious documents, each with the command that reads it and the expected message."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Case:
     arrange: Callable[[], object]
     argv: tuple[str, ...]
     code: int
-    message: str  # a part of it
+    message: str  # a part of the message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Ran:
 def provoke(case: Case, folder: Path) -> Ran:
     """Arrange *case* in the empty *folder* and run its command there, as a user would."""
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # Text over bytes, as in a process: `run` passes on the bytes of a container.
+    # Text streams over bytes, as in a process, because `run` writes the bytes of a container.
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     code, before = 0, Path.cwd()
     os.chdir(folder)

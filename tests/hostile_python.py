@@ -1,4 +1,4 @@
-"""Bases with a hostile Python: C programs in place of its loader, which is started first."""
+"""Bases with a hostile Python: C programs replace its loader, which starts first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ int main(int argc, char **argv, char **envp) {
 
 @cache
 def program(body: str) -> bytes:
-    """A static program whose main is *body*; it has `read_all` and `report`, and exits with 9."""
+    """A static program whose main is *body*, with the functions `read_all` and `report`; it exits with 9."""
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "hostile.c"), Path(folder, "hostile")
         source.write_text(_HEAD + body + "\nreturn 9; }\n")
@@ -56,7 +56,7 @@ def program(body: str) -> bytes:
 
 
 def hostile(body: str, folder: Path, *, inside: bool = True) -> ConfinedPython:
-    """Such a program as a base's Python, as in the cache."""
+    """A base's Python as in the cache, whose loader is that program."""
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / "python" / LOADER
     place.parent.mkdir(parents=True)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-#: Pieces of an answer, perhaps without an end; the argument is the request's path.
+#: The pieces of an answer, possibly endless; the argument is the request's path.
 Answer = Callable[[str], Iterable[bytes]]
-_MOST = 1 << 30  # bytes; a server that was not stopped before stops here, and the test has failed
+_MOST = 1 << 30  # bytes after which a server stops that the client did not stop; the test then fails
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Hostile:
 
     host: str = ""
     requests: list[tuple[str, str]] = field(default_factory=list)  # method, path
-    headers: list[str] = field(default_factory=list)  # whole heads of requests
+    headers: list[str] = field(default_factory=list)  # the complete headers of requests
     sent: int = 0  # bytes that the client received
 
     def count(self, path: str) -> int:
@@ -29,7 +29,7 @@ class Hostile:
 
 @contextmanager
 def hostile(answers: Mapping[str, Answer | bytes]) -> Iterator[Hostile]:
-    """A server with *answers* by pattern of "METHOD path"; the first match is sent, else 404.
+    """A server with *answers* by pattern for "METHOD path"; the first match is sent, otherwise 404.
 
     HOST in bytes is replaced by its address.
     """

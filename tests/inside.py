@@ -25,14 +25,14 @@ from workplace.machine import Machine
 PACKAGE = ROOTFS / "opt/torchkiln/workplace"
 HOPPER = Gpu(name="NVIDIA H100", capability=(9, 0), memory=80 << 30)
 _SSHD = Path("/usr/sbin/sshd")
-# Not among tools/system-packages: it would start a service on the host.
+# tools/system-packages does not install it, because it would start a service on the host.
 needs_sshd = pytest.mark.skipif(
     not _SSHD.exists(), reason="sshd is not installed: apt-get install openssh-server"
 )
 
 
 def image(**more: Any) -> Image:
-    """torch 2.7.1 for CUDA 12.1, with the changes *more*."""
+    """An image with torch 2.7.1 for CUDA 12.1, with the changes *more*."""
     sound = Image(
         tag="2.7.1-cuda12.1-cudnn9-runtime",
         torch="2.7.1+cu126",
@@ -81,7 +81,7 @@ def sshd(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 @contextmanager
 def says(greeting: bytes | None) -> Iterator[int]:
-    """The port of a server that greets each client and disconnects; None: it sends nothing."""
+    """The port of a server that sends *greeting* and disconnects; with None, it sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(300)
         thread = threading.Thread(target=_greet, args=(server, greeting))
@@ -101,7 +101,7 @@ def _greet(server: socket.socket, greeting: bytes | None) -> None:
             connection.sendall(greeting)
 
 
-# What `docker run` provides, or not.
+# Replaces /dev, which `docker run` would provide.
 _DEV = """
 mkdir "$1"; mount --rbind /dev "$1"; mount -t tmpfs dev /dev; mkdir /dev/shm
 for name in null zero random urandom; do touch /dev/$name; mount --bind "$1/$name" /dev/$name; done
@@ -114,7 +114,7 @@ _UNSHARE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-us
 
 
 def dev(tmp_path: Path, *nodes: str, shm: str = "1g") -> list[str]:
-    """A /dev with *nodes* and *shm* of shared memory."""
+    """The start of a command that runs with a /dev that has *nodes* and *shm* of shared memory."""
     words = [*_UNSHARE, "sh", "-ec", _DEV, "sh", str(tmp_path / "dev"), " ".join(nodes), shm]
     _try(words)
     (tmp_path / "dev").rmdir()
@@ -122,7 +122,7 @@ def dev(tmp_path: Path, *nodes: str, shm: str = "1g") -> list[str]:
 
 
 def run() -> list[str]:
-    """A /run with only the empty folder sshd, which root's sshd requires."""
+    """The start of a command that runs with a /run that only has the empty folder sshd, for root's sshd."""
     words = [*_UNSHARE, "sh", "-ec", _RUN, "sh"]
     _try(words)
     return words
@@ -135,7 +135,7 @@ def _try(words: Sequence[str]) -> None:
 
 
 class Place:
-    """The doctor's paths, below one folder: the parts of a valid image."""
+    """The paths that the doctor checks, below one folder, with the files of a valid image."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -155,13 +155,13 @@ class Place:
             (self.system / "sys/class/net" / card).write_text("")
 
     def install(self, name: str, version: str) -> None:
-        """Write its metadata, as pip does."""
+        """Write the metadata of a package, as pip does."""
         folder = self.site / f"{name}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
     def program(self, name: str, script: str) -> None:
-        """Write the only program of that PATH."""
+        """Write a program into the folder `bin`, which is the PATH."""
         (self.folder / "bin").mkdir(exist_ok=True)
         place = self.folder / "bin" / name
         place.write_text(f"#!/bin/sh\n{script}\n")
@@ -173,7 +173,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     found = Place(tmp_path)
 
     def path(*parts: str | Path) -> Path:
-        """Map the machine's paths to the folder `system`."""
+        """The path in the folder `system` that replaces the machine's."""
         absolute = Path(*parts)
         return found.system / absolute.relative_to("/") if absolute.parts[1] in ("dev", "sys") else absolute
 

@@ -1,4 +1,4 @@
-"""torchkiln installed from its wheel into a new virtual environment, as users have it."""
+"""torchkiln installed from its wheel into a new virtual environment, as by users."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Installed:
 
     @property
     def site(self) -> Path:
-        """Its site-packages."""
+        """The environment's site-packages."""
         return self.folder / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
 
     def kiln(self, *words: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-        """`torchkiln WORDS...` in *folder*."""
+        """Run `torchkiln WORDS...` in *folder*."""
         return self.run(str(self.folder / "bin/torchkiln"), *words, folder=folder, **environ)
 
     def python(self, code: str, *, folder: Path, **environ: str) -> str:
-        """The output of *code*."""
+        """The output of *code* in the environment's Python."""
         done = self.run(str(self.folder / "bin/python"), "-c", code, folder=folder, **environ)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -50,7 +50,7 @@ class Installed:
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel of this checkout, built and installed without an index."""
+    """An environment with the wheel of this checkout, built and installed without an index."""
     if importlib.util.find_spec("hatchling") is None:
         pytest.skip("hatchling is not installed, which builds the wheel: make setup")
     place = tmp_path_factory.mktemp("installed")
@@ -59,7 +59,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     [wheel] = place.glob("torchkiln-*.whl")
     made = Installed(folder=place / "venv", wheel=wheel)
     venv.create(made.folder, with_pip=True, symlinks=True)
-    # Not the editable torchkiln there: .pth files in a folder that a .pth file adds are not read.
+    # This does not add the editable torchkiln: Python reads no .pth files in folders that .pth files add.
     (made.site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     _pip(str(made.folder / "bin/python"), "install", *words, str(wheel))
     return made

@@ -1,4 +1,4 @@
-"""A CI job that publishes without a key, and the verification of its image; registry and Sigstore."""
+"""A CI job that publishes without a key, and the verification of its image; fake registry and Sigstore."""
 
 from __future__ import annotations
 

@@ -28,5 +28,5 @@ def pem(key: Any, passphrase: str = "") -> bytes:
 
 
 def public_pem(key: Any) -> bytes:
-    """The public half of a private key."""
+    """The public key of a private key, in PEM."""
     return bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))

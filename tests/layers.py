@@ -1,4 +1,4 @@
-"""Make layers from wheels, and read the tree of a layer or a folder in one comparable form."""
+"""Make layers from wheels, and read the tree of a layer or a folder in a common form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Item:
 
 
 def no_code(_path: str) -> bytes | None:
-    """No byte-code."""
+    """Give no bytecode."""
     return None
 
 
@@ -49,7 +49,7 @@ def sha256(path: Path) -> str:
 
 
 def as_locked(wheel: Path, sha256_of_lock: str = "") -> LockedWheel:
-    """The file *wheel* as in a lock, with its own hash by default; its name need not be valid."""
+    """The lock entry of the file *wheel*, by default with the file's hash; its name need not be valid."""
     return LockedWheel(
         name="some",
         version="1.0",
@@ -68,7 +68,7 @@ def layer_of(
     scheme: Scheme = SCHEME,
     cut: Cut | None = None,
 ) -> tuple[bytes, Blob]:
-    """The blob of *wheels* and the writer's description of it; *tail* bytes of each are read beforehand."""
+    """The layer of *wheels*, and its `Blob`; the last *tail* bytes of each wheel are read beforehand."""
     out = io.BytesIO()
     layer = LayerWriter(out, mtime=WHEEL_EPOCH)
     for wheel in wheels:
@@ -87,7 +87,7 @@ def add(
     scheme: Scheme = SCHEME,
     cut: Cut | None = None,
 ) -> None:
-    """Splice *wheel* into *layer*; *locked* is the required hash, by default its own."""
+    """Splice *wheel* into *layer*; *locked* is the required hash, by default that of the file."""
     sources: list[str] = []
 
     def bytecode() -> list[Code]:
@@ -108,7 +108,7 @@ def add(
 
 
 def tree_of_layer(blob: bytes) -> dict[str, Item]:
-    """The tree of a layer, by Python's tarfile; each path must occur once."""
+    """The tree of a layer, read with tarfile; each path must occur once."""
     found: dict[str, Item] = {}
     with tarfile.open(fileobj=io.BytesIO(blob), mode="r:gz") as tar:
         for member in tar:

@@ -1,6 +1,6 @@
-"""Mistakes that users make at the command line: `mistakes.yaml` read, and each made in an empty folder.
+"""Mistakes of users on the command line: reads `mistakes.yaml`, and makes each one in an empty folder.
 
-`python -m tests.mistakes` writes the messages into mistakes.yaml again: read the diff before you commit it.
+`python -m tests.mistakes` updates the messages in mistakes.yaml: review the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torchkiln.util.places import ROOT
 
 FILE = Path(__file__).with_name("mistakes.yaml")
 TITLE = (
-    "# Mistakes at the command line and what torchkiln answers: read and rewritten by tests/mistakes.py.\n"
+    "# Mistakes on the command line, with torchkiln's messages: read and rewritten by tests/mistakes.py.\n"
 )
 PROOF = ROOT / "docs/proofs/2.7.1-cuda12.1-debian12-tier0.json"
 MATRIX = """torch: ["2.6.0", "2.7.1"]
@@ -43,12 +43,12 @@ os: {debian12: {python: "3.11"}}
 packages: [numpy]
 repository: pytorch-cuda
 """
-# No index, engine, registry or key of this machine.
+# Variables that name an index, engine, registry or key of this machine.
 CLEARED = re.compile("TORCHKILN_|PIP_|UV_|DOCKER_|SSH_|NVIDIA_|XDG_|.*_proxy$", re.IGNORECASE)
 
 PLACEHOLDERS = (
     (r"\b[0-9a-f]{64}\b", "{sha256}"),
-    (r"/…/[\w.-]+", "/…/{project}"),  # several are requested at once
+    (r"/…/[\w.-]+", "/…/{project}"),  # the first error of several requests is reported
 )
 
 
@@ -81,7 +81,7 @@ class Mistake:
 
 @cache
 def read() -> tuple[Mistake, ...]:
-    """The mistakes of the file."""
+    """The mistakes in mistakes.yaml."""
     rows = yaml.load(FILE.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return tuple(
         Mistake(**{key: tuple(value) if key == "scenes" else value for key, value in row.items()})
@@ -90,7 +90,7 @@ def read() -> tuple[Mistake, ...]:
 
 
 def make(mistake: Mistake, folder: Path) -> Ran:
-    """Make *mistake* in the empty *folder*; what is printed has placeholders for paths and hashes."""
+    """Make *mistake* in the empty *folder*; the output has placeholders for paths and hashes."""
     environ = {name: value for name, value in os.environ.items() if not CLEARED.match(name)}
     environ |= {
         "HOME": str(folder),
@@ -132,16 +132,16 @@ def _keys() -> None:
 
 
 def _own_use() -> None:
-    """A layout of one image, "a", whose image.json says that NVIDIA's libraries are changed."""
+    """A layout of one image, "a", which image.json marks as for own use (NVIDIA's libraries are cut)."""
     folders = [Member(name="etc/"), Member(name="etc/torchkiln/")]
     build(Path.cwd(), tar_of([*folders, Member(name=IMAGE_JSON, data=b'{"own_use": true}')]))
     Path("layout").rename("dist")
 
 
 def _project(parent: str = "3") -> None:
-    """A layout of one image, "a", that is the image of a project; its parent image is not there.
+    """A layout of one image, "a", that is the image of a project; its parent image is missing.
 
-    :param parent: the digit of the digest that project.json has for the parent image.
+    :param parent: the digit that is repeated in the digest of the parent image in project.json.
     """
     tag = "2.7.1-cuda12.1-cudnn9-runtime"
     below = {"tag": tag, "manifest": f"sha256:{parent * 64}", "lock": f"sha256:{'4' * 64}"}
@@ -155,7 +155,7 @@ def _project(parent: str = "3") -> None:
 
 
 def _python_build() -> None:
-    """A matrix with Python 3.12 from an archive, which is there, and the lock of its base."""
+    """A matrix with Python 3.12 from an archive, which exists, and the lock of its base."""
     bases = Path("images/base-debian12")
     bases.mkdir(parents=True)
     shutil.copy(ROOT / bases / "base.json", bases)
@@ -192,7 +192,7 @@ def write() -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as blocks."""
+    """Writes multi-line text as YAML blocks."""
 
 
 _Dumper.add_representer(

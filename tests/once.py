@@ -1,4 +1,4 @@
-"""Make read-only test data that takes long once per test run, for all its processes."""
+"""Makes slow read-only test data once per test run, for all processes of the run."""
 
 from __future__ import annotations
 

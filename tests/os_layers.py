@@ -26,7 +26,7 @@ DEBS = tuple(
 
 
 def loader_cache(*pairs: tuple[str, str]) -> bytes:
-    """A cache of the loader."""
+    """An ld.so.cache of the loader, with these names and paths."""
     texts, entries, start = b"", b"", 48 + 24 * len(pairs)
     for name, path in pairs:
         at = [start + len(texts), start + len(texts) + len(name) + 1]
@@ -77,7 +77,7 @@ BASE: Mapping[str, bytes] = {
     "usr/share/doc/libc6/copyright": b"",
 }
 _LIST = b"/.\n/usr/bin/tool\n/usr/share/tool\n/usr/share/tool/one\n"
-#: The sound layer of two packages: a hard link, an account, and files of the state that change.
+#: The valid layer of two packages: a hard link, an account, and changed files of dpkg's state.
 LAYER: Mapping[str, Member] = {
     member.name: member
     for member in (
@@ -124,7 +124,7 @@ def layer_of(members: Iterable[Member]) -> bytes:
 
 
 def changed(*members: Member, without: tuple[str, ...] = ()) -> Callable[[Scene], ImageOnDisk]:
-    """The image whose layer of OS packages also has *members*, or has them in the place of its own."""
+    """The image whose layer of OS packages also has *members*, which replace those with the same name."""
     own = {name: member for name, member in LAYER.items() if name not in without}
     return replaced(layer_of((own | {member.name: member for member in members}).values()))
 

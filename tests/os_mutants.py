@@ -1,6 +1,6 @@
 """Mutants of the layer of a project's OS packages: each changes what the proof of the parent image covers.
 
-As in `project_mutants.py`, digests fit and a report says that all checks passed.
+As in `project_mutants.py`, digests match, and a report states that all checks passed.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def with_cache(*pairs: tuple[str, str]) -> Callable[[Scene], ImageOnDisk]:
 
 
 def second_layer(there: Scene) -> ImageOnDisk:
-    """The layer of OS packages is above the code as well."""
+    """A second layer of OS packages is above the code."""
     tar = layer_of([LAYER["usr/bin/tool"]])
     return there.mutant(tar, order=lambda rows: [*rows[:-2], rows[-1], rows[-2]])
 
 
-#: name -> the mutant, and what is refused.
+#: name -> the mutant, and the start of the message that refuses it.
 MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     # --- the loader
     "another libc": (

@@ -1,4 +1,4 @@
-"""Run a torchkiln command in a process of its own, and measure its peak memory."""
+"""Run a torchkiln command in a separate process, and measure its peak memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from tests import forked
 from torchkiln.util.places import ROOT
 
-LIMIT = 400  # MiB for hostile input
+LIMIT = 400  # the limit for hostile input, in MiB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The result of a command. `peak`: MiB."""
+    """The result of a command; `peak` is its peak memory in MiB."""
 
     code: int
     out: str
@@ -25,7 +25,7 @@ class Run:
 
 
 def run(*argv: str, folder: Path, env: Mapping[str, str] | None = None, seconds: float = 120.0) -> Run:
-    """`torchkiln ARGV` in *folder*; *seconds* ends a process that hangs."""
+    """Run `torchkiln ARGV` in *folder*; a process that hangs is killed after *seconds*."""
     cache = {"TORCHKILN_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
     environ = {**os.environ, **cache, **(env or {})}
     done = forked.run(

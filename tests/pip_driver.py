@@ -23,7 +23,7 @@ def main() -> None:
     from pip._internal.cli.main import main as pip
 
     os.umask(0o022)
-    sys.executable = f"{PREFIX}/bin/python"  # the shebang of launchers; in the image it runs pip
+    sys.executable = f"{PREFIX}/bin/python"  # the shebang of launchers; runs pip in the image
     for line in sys.stdin:
         request = json.loads(line)
         output = io.StringIO()

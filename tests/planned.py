@@ -56,7 +56,7 @@ def wheel(name: str, version: str, *, megabytes: int) -> LockedWheel:
 
 
 def tools_on(base: LockedBase, name: str = "devel") -> LockedTools:
-    """Invented tools on *base*."""
+    """The lock entry of invented tools on *base*."""
     return LockedTools(
         os=base.os,
         name=name,
@@ -97,7 +97,7 @@ def locked(torch: str = "2.7.1", cuda: str = "12.1", os_name: str = "debian12") 
 
 
 def planned(torch: str = "2.7.1", *wheels: LockedWheel, os_name: str = "debian12") -> ImagePlan:
-    """The plan of that lock, with *wheels*, if any, in place of its own."""
+    """The plan of the lock of *torch*, with *wheels*, if any, in place of its wheels."""
     cell = locked(torch, os_name=os_name)
     return plan(
         replace(cell, wheels=wheels) if wheels else cell,
@@ -113,7 +113,7 @@ def planned(torch: str = "2.7.1", *wheels: LockedWheel, os_name: str = "debian12
 FACTS = facts_of.load()
 MATRIX = matrix_of.read(ROOT / "matrix.yaml", FACTS)
 WITHOUT_BEYOND = replace(MATRIX, beyond=())
-"""torch x CUDA, nothing else."""
+"""The grid torch x CUDA, without extra cells."""
 NATIVE_FIRST = replace(MATRIX, prefer="native")
 
 

@@ -1,4 +1,4 @@
-"""Makes the process of the tests one of the pool's workers, so that they can call what workers do.
+"""Makes the test process a worker of the pool, so that tests can call the functions of workers.
 
 A real worker takes 0.2 s of CPU time to start; builds that only prepare a test work in this process.
 """
@@ -20,7 +20,7 @@ from torchkiln.build import worker as build_worker
 
 @pytest.fixture(scope="module", autouse=True)
 def pool_worker() -> Iterator[None]:
-    """For all tests of a module that imports it."""
+    """Make this process a worker, for all tests of a module that imports this fixture."""
     with (
         patch.object(build_worker, "_cancelled", threading.Event(), create=True),
         patch.object(build_worker, "_progress", [0], create=True),
@@ -51,6 +51,6 @@ def in_this_process() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_workers() -> Iterator[None]:
-    """For each test of a module that imports it: builds start no workers."""
+    """Builds start no workers, in each test of a module that imports this fixture."""
     with in_this_process():
         yield

@@ -1,4 +1,4 @@
-"""A project's image on a small proved image, the reports of both, and mutants of it, to test the gate."""
+"""A project's image on a small proved image, the reports of both, and mutants, for tests of the gate."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Scene:
         return self.publisher.signed(found, "parent.dsse.json")
 
     def report(self, of: ImageOnDisk, **changes: Any) -> SmokeReport:
-        """The report of a run in the image *of*, in which all checks passed."""
+        """A report of the image *of*, in which all checks passed."""
         run = ProjectRun(
             parent=TAG,
             parent_image=self.parent.manifest,
@@ -106,7 +106,7 @@ class Scene:
         return error.exit_code, done.stdout, f"{done.stderr}{error.message}\n{error.hint}"
 
     def judged(self, of: ImageOnDisk, **changes: Any) -> tuple[int, str, str]:
-        """`gate` with reports of both images by the laboratory, as if all checks passed in the image *of*."""
+        """`gate` for the image *of*, with the laboratory's reports that all checks passed in both images."""
         files = (self.parent_report(), self.signed(self.report(of, **changes)))
         reports = [word for file in files for word in ("--report", file)]
         return self.gate(of.ref, *reports, "--trust", str(self.publisher.folder / "lab.pub.pem"))
@@ -117,9 +117,9 @@ class Scene:
         config: Callable[[dict[str, Any]], None] = lambda _: None,
         order: Callable[[list[Any]], list[Any]] = lambda found: found,
     ) -> ImageOnDisk:
-        """The image of the project with *layers*, tars, on it, and another configuration and order of layers.
+        """The project's image with the tars *layers* on top, and a changed configuration and order of layers.
 
-        Its digests fit. Its name is `mutant`.
+        Its digests match. Its name is `mutant`.
         """
         image, layout = self.image, open_layout(self.small.layout)
         rows = [(layer.digest, layer.size, layer.diff_id) for layer in image.layers]
@@ -189,7 +189,7 @@ def scene(
 
 
 def by_another_key(report: SmokeReport) -> bytes:
-    """*report*, signed by a key that nobody trusts."""
+    """*report*, signed by an untrusted key."""
     return attest(report, UNKNOWN_KEY)
 
 

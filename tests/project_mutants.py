@@ -1,7 +1,7 @@
 """Mutants of the image of a project: each changes what the proof of the parent image covers.
 
-A mutant is the built image of a project with a changed configuration or another layer, with digests that fit
-and a report in which all checks passed: only what was changed can be refused.
+A mutant is the built image of a project with a changed configuration or another layer, with matching digests
+and a report in which all checks passed, so that the gate can refuse only the change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def adds(path: str, data: bytes = CODE, **other: Any) -> bytes:
 
 
 def on_top(layer: Callable[[], bytes] | bytes) -> Callable[[Scene], ImageOnDisk]:
-    """The image with *layer* below its own top layer, where project.json must be."""
+    """The image with *layer* below the top layer, which must contain project.json."""
 
     def order(rows: list[Any]) -> list[Any]:
         return [*rows[:-2], rows[-1], rows[-2]]
@@ -43,7 +43,7 @@ def on_top(layer: Callable[[], bytes] | bytes) -> Callable[[Scene], ImageOnDisk]
 
 
 def recorded(path: str, data: bytes = CODE) -> bytes:
-    """A layer in which fsspec 3, which the project has, has the file *path* by its RECORD."""
+    """A layer with the file *path*, which the RECORD of fsspec 3, a package of the project, also lists."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     inside = (
         path.removeprefix(f"{SITE}/") if path.startswith(SITE) else f"../../../{path[len('opt/venv/') :]}"
@@ -97,18 +97,18 @@ def reordered(there: Scene) -> ImageOnDisk:
 
 
 def replaced_layer(there: Scene) -> ImageOnDisk:
-    """The first layer of the parent image is another one."""
+    """The first layer of the parent image is replaced."""
     other = there.layer(Member(name="etc/"), Member(name="etc/x"))
     return there.mutant(order=lambda rows: [other, *rows[1:]])
 
 
 def left_out(there: Scene) -> ImageOnDisk:
-    """The parent image lacks its second layer."""
+    """The second layer of the parent image is missing."""
     return there.mutant(order=lambda rows: [rows[0], *rows[2:]])
 
 
 SITE_TORCH = f"{SITE}/torch"
-#: name -> the mutant, and what is refused.
+#: name -> the mutant, and the start of the message that refuses it.
 MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     # --- torch from elsewhere
     "torch.py in /app": (on_top(adds("app/torch.py")), "app/torch.py: would be imported in place of torch"),

@@ -64,14 +64,14 @@ class Bench:
         return self.folder / "project"
 
     def wheel(self, name: str, version: str, *paths: str, **options: object) -> Path:
-        """A wheel on the index."""
+        """Add a wheel to the index."""
         files = {path: _CODE + f"# {name} {version} {path}\n".encode() for path in paths}
         made = make_wheel(self.folder / "wheels", name, version, files, **options)
         self.index.files[made.name] = made.read_bytes()
         return made
 
     def lock(self, *wheels: Path, requirements: Iterable[str] = ()) -> ProjectLock:
-        """The lock of a project that adds *wheels*, or replaces those of the same names."""
+        """The lock of a project whose *wheels* are new or replace wheels of the same names."""
         named = tuple(sorted(map(locked_wheel, wheels), key=lambda wheel: wheel.name))
         there = {wheel.name for wheel in self.cell.wheels}
         return ProjectLock(
@@ -98,7 +98,7 @@ class Bench:
             )
 
     def rebuild(self, before: BuiltProject, lock: ProjectLock) -> BuiltProject:
-        """Build the project with its present code."""
+        """Build the project again with its current code."""
         with _small_build():
             return rebuild_project(
                 before, self._source(lock), self.layout, self._environment(), BuildOptions()
@@ -119,7 +119,7 @@ class Bench:
 
 @contextmanager
 def _small_build() -> Iterator[None]:
-    """Builds compile with this Python meanwhile, and start no workers."""
+    """Within this context, builds compile with this Python and start no workers."""
     host = patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython())
     with host, in_this_process():
         yield
@@ -134,7 +134,7 @@ def bench(
 ) -> Bench:
     """A cell whose base is `tiny_root`, with *packages*, and a project with train.py.
 
-    :param python: a shell script in place of the image's Python; empty: there is none.
+    :param python: a shell script in place of the image's Python; empty for none.
     :param launchers: by package, the name of a script that starts it.
     :param files: more files of the base, by path.
     """

@@ -1,4 +1,4 @@
-"""A published image in a registry in memory, by referrers or by a tag, where anything can be changed."""
+"""A published image in a registry in memory, with the referrers API or a tag; tests can change all of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 
 
 class Scene:
-    """A published image in a registry in memory, where anything can be changed."""
+    """A published image in a registry in memory, in which tests change anything."""
 
     def __init__(self, publisher: Publisher, server: RegistryServer) -> None:
         self.publisher, self.server, self.target = publisher, server, f"{server.host}/team/app"
@@ -38,7 +38,7 @@ class Scene:
     ) -> str:
         """Attach *documents* of the media type *kind* to the image, as another tool would.
 
-        :param subject: the manifest's subject, if not the image.
+        :param subject: the manifest's subject, by default the image.
         :param annotations: of the manifest, and in the registry's list.
         """
         document = {
@@ -82,7 +82,7 @@ class Scene:
         return self.server.repository("team/app")
 
     def publish(self, *more: str, report: str = "") -> None:
-        """Publish the image; without options by a copy of what an earlier test of the module published."""
+        """Publish the image; without options, copy the publication of an earlier test of the module."""
         usual = not more and not report and not self.server.repositories
         key = (self.target, self.server.behaviour.lists_referrers, self.image.manifest)
         if usual and key in _published:
@@ -101,7 +101,7 @@ class Scene:
         )
 
     def counted(self) -> str:
-        """The result of `verify` for the signatures."""
+        """The message of `verify` about the signatures."""
         done = self.verify("--json")
         assert done.exit_code == 0, done.exception
         [text] = [
@@ -110,7 +110,7 @@ class Scene:
         return str(text)
 
     def refused(self, *more: str) -> str:
-        """The error of `verify`."""
+        """The error of `verify`, which must fail."""
         done = self.verify(*more)
         assert isinstance(done.exception, VerificationFailed), done.exception or done.stdout
         assert (done.exception.exit_code, done.stdout) == (12, "")
@@ -129,7 +129,7 @@ class Scene:
         return dict(json.loads(self.there.blobs[self.attached(kind)[1]["layers"][0]["digest"]]))
 
     def replace(self, kind: str, bundle: bytes) -> None:
-        """Replace it by *bundle*, with matching digests, as an attacker with write access can."""
+        """Replace the attachment of *kind* by *bundle*, with matching digests, as an attacker could."""
         _, document = self.attached(kind)
         document["layers"][0] |= {"digest": sha256(bundle), "size": len(bundle)}
         self.lose(kind)
@@ -137,7 +137,7 @@ class Scene:
         self._store(json.dumps(document).encode())
 
 
-# What `publish` stored, by registry, its kind, and image.
+# The content that `publish` stored, by registry, by its support of the referrers API, and by image.
 _published: dict[tuple[str, bool, str], Repository] = {}
 
 
@@ -163,7 +163,7 @@ def a_built_publisher(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
 
 @pytest.fixture(name="registry_server", scope="module")
 def a_server() -> Iterator[RegistryServer]:
-    """Empty for each scene."""
+    """A registry, which is empty for each scene."""
     with RegistryServer() as server:
         yield server
     _published.clear()
@@ -181,7 +181,7 @@ def a_scene(
 def each_scene(
     request: pytest.FixtureRequest, built: Publisher, registry_server: RegistryServer, tmp_path: Path
 ) -> Scene:
-    """Both kinds, in a file whose other tests have `a_scene_with_referrers`."""
+    """Like `a_scene`, for files whose other tests use `a_scene_with_referrers`."""
     return _scene(built, registry_server, tmp_path, lists_referrers=request.param)
 
 

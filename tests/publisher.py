@@ -1,4 +1,4 @@
-"""All that `publish` needs: a small built image of a real cell, its lock, a suite, reports, keys.
+"""The inputs of `publish`: a small built image of a real cell, its lock, a suite, reports, keys.
 
 The laboratory's key (Ed25519) signs reports, the publisher's (ECDSA) an image's attestations.
 """
@@ -47,7 +47,7 @@ from torchkiln.smoke.suite import suite_digest
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
-#: `publish` signs with this one.
+#: `publish` signs with the first key, the laboratory with the second.
 PUBLISHER, LABORATORY = P256, ED
 
 
@@ -72,7 +72,7 @@ class Publisher:
     def build(self, version: str = "", *, layer_format: LayerFormat = "gzip") -> ImageOnDisk:
         """Build the lock's image with wheels of *version*; its name in the layout is the tag.
 
-        It shares no blob with those of other folders.
+        It shares no blob with images of other folders.
         """
         wheels = small_wheels(self.folder / f"wheels{version}", version, str(self.folder))
         locked = planned_cell(wheels, salt=str(self.folder)).locked
@@ -102,18 +102,18 @@ class Publisher:
         return replace(smoke_report, **here | changes)
 
     def keep(self, smoke_report: SmokeReport) -> None:
-        """Record it as a run of this machine."""
+        """Record the report as a run of this machine."""
         KeptRuns(store=self.store, listener=SilentSmokeListener()).keep(smoke_report)
 
     def write(self, smoke_report: SmokeReport | bytes, name: str) -> str:
-        """The path of the file."""
+        """Write the report; returns the path of the file."""
         (self.folder / name).write_bytes(
             smoke_report if isinstance(smoke_report, bytes) else to_json(smoke_report)
         )
         return str(self.folder / name)
 
     def signed(self, smoke_report: SmokeReport, name: str = "report.dsse.json", key: Any = LABORATORY) -> str:
-        """The path of the signed report."""
+        """Write the report, signed; returns the path of the file."""
         return self.write(attest(smoke_report, key), name)
 
     def run(self, *arguments: str) -> Result:
@@ -136,7 +136,7 @@ class Publisher:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The environment of a process."""
+        """The environment for a separate process."""
         return {**os.environ, **self.environ}
 
     @property
@@ -162,7 +162,7 @@ class Publisher:
 def new_publisher(folder: Path, make_suite: Callable[..., Path] = suite_to_read) -> Publisher:
     """A publisher with a suite and keys, without an image.
 
-    :param make_suite: `suite_with`, if the suite is to run.
+    :param make_suite: `suite_with` if tests run the suite.
     """
     body = "".join(
         f"@pytest.mark.tier({tier})\ndef test_{name.replace('-', '_')}(measure): pass\n\n"
@@ -178,12 +178,12 @@ def new_publisher(folder: Path, make_suite: Callable[..., Path] = suite_to_read)
 
 
 def interpreter() -> AbstractContextManager[object]:
-    """Builds compile with this Python meanwhile: the base of generated cells has none."""
+    """Within this context, builds compile with this Python, because the base of generated cells has none."""
     return patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython())
 
 
 def account_of(image: ImageOnDisk) -> str:
-    """Hex sha256 of the image.json in the last layer, read by Python's own tarfile."""
+    """The SHA-256, in hex, of the image.json in the last layer, read with tarfile."""
     import io
     import tarfile
 
@@ -199,7 +199,7 @@ def account_of(image: ImageOnDisk) -> str:
 
 
 def digest_of(data: bytes) -> Digest:
-    """Its sha256."""
+    """The SHA-256 of *data*."""
     return Digest(f"sha256:{hashlib.sha256(data).hexdigest()}")
 
 
@@ -210,5 +210,5 @@ def a_publisher(tmp_path: Path) -> Publisher:
 
 @pytest.fixture(name="name")
 def a_repository(tmp_path: Path) -> str:
-    """A repository that no other test has."""
+    """The name of a repository that no other test uses."""
     return f"team/{tmp_path.name.lower().replace('_', '-').strip('-')}"

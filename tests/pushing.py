@@ -1,4 +1,4 @@
-"""Helpers of the registry's tests: small incompressible images, and pushes without pauses."""
+"""Helpers for tests of registries: small incompressible images, and pushes without pauses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchkiln.registry.session import Registry
 from torchkiln.store.store import Store
 from torchkiln.util.http.session import DIRECT, Network
 
-# Two are uploaded by PATCH and can be interrupted, one by a single PUT.
+# Two layers are uploaded by PATCH and can be interrupted, one is uploaded by a single PUT.
 SIZES = {"torch": 3_000_000, "triton": 1_500_000, "the rest": 30_000}
 
 
@@ -38,7 +38,7 @@ def image(folder: Path, tag: str, sizes: Mapping[str, int] = SIZES, *, labels: s
 
 
 def _stored(tar: bytes) -> bytes:
-    """A gzip file without compression: that of noise takes most of the time of a push."""
+    """A gzip file without compression, because compressing noise takes most of the time of a push."""
     return gzip.compress(tar, 0, mtime=0)
 
 
@@ -66,7 +66,7 @@ def push_to(
     network: Network = DIRECT,
     plain_http: bool = False,
 ) -> Pushed:
-    """Push by the library, as `publish` does, but without pauses."""
+    """Push like `publish`, but without pauses."""
     with Registry(host, login, network, plain_http=plain_http, sleep=rests or Rests()) as registry:
         registry.check()
         return push(

@@ -1,4 +1,4 @@
-"""Archives in the form of python-build-standalone's, invented or of a real CPython of this machine."""
+"""Archives in the format of python-build-standalone: invented, or of a real CPython of this machine."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def standalone_lock(facts: Facts) -> LockedCell:
 
 
 def another_python(than: str) -> Path:
-    """The folder of a CPython of pyenv from 3.10 on, other than *than*, "3.11"; skips if there is none."""
+    """The folder of pyenv's newest CPython other than *than*, such as "3.11"; skips if there is none."""
     versions = sorted((Path.home() / ".pyenv" / "versions").glob("3.1[0-9].*"))
     found = [path for path in versions if not path.name.startswith(f"{than}.")]
     if not found:
@@ -89,7 +89,7 @@ def another_python(than: str) -> Path:
 
 
 def minor_of(python: Path) -> str:
-    """`"3.12"` of that folder."""
+    """The minor version of that CPython, such as "3.12"."""
     return ".".join(python.name.split(".")[:2])
 
 

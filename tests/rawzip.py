@@ -14,10 +14,10 @@ FieldOverrides = Mapping[str, int | bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
-    """One entry. `local` and `central`: false values in its local and its central header, by field.
+    """One entry. `local` and `central` are false values for fields of its local and its central header.
 
     Fields: signature, version, flags, method, crc, compressed, size, name, extra; `central` also made, disk,
-    mode, offset, comment, and name_length, extra_length, comment_length, by default the real lengths.
+    mode, offset, comment, comment_length; name_length, extra_length. Lengths default to the real lengths.
     """
 
     name: bytes
@@ -90,8 +90,8 @@ def write(
 ) -> bytes:
     """A zip of the entries.
 
-    :param gap: between the last entry and the directory.
-    :param behind: after the end record and its comment.
+    :param gap: bytes between the last entry and the directory.
+    :param behind: bytes after the end record and its comment.
     :param end: false values in the end record: disk, first, here, count, size, offset, comment.
     :param end64: if set, a zip64 end record with false values (and its locator: at, at_disk, disks, length).
     """

@@ -1,4 +1,4 @@
-"""Other programs that read our images and layers, each differently. Imports nothing of torchkiln."""
+"""Other programs that read our images and layers. This module imports nothing of torchkiln."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import BinaryIO, cast
 
 from tests.trees import Tree, tree_of_folder, tree_of_tars
 
-_HANGS = 60  # seconds until a reader of a few MB counts as hung; newer Pythons' r|gz hangs
+_HANGS = 60  # seconds until a reader of a few MB counts as hung; tarfile's r|gz hangs in newer Pythons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,11 @@ class Image:
     layout: Path
     ref: str
     docker_archive: Path  # the same image
-    name: str  # its name in that archive
+    name: str  # the image's name in that archive
 
     @property
     def layers(self) -> list[Path]:
-        """Its layers' blobs, lowest first."""
+        """The blobs of the image's layers, lowest first."""
         index = json.loads((self.layout / "index.json").read_bytes())
         (digest,) = {
             entry["digest"]
@@ -49,7 +49,7 @@ class Image:
 
 
 class CannotRead(Exception):
-    """A reader ended with an error; the text is its error."""
+    """A reader failed; the text is the reader's error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,12 @@ class Reader:
 
     name: str
     package: str  # the Debian package, "" for Python itself
-    version: tuple[str, ...]  # the command that prints it
+    version: tuple[str, ...]  # the command that prints the version
     read: Callable[[Image, Path], Tree]
     many_members: bool = True  # whether it reads a layer of many gzip members
 
     def missing(self) -> str:
-        """Why it cannot run here; empty if it can."""
+        """Why the reader cannot run here; empty if it can."""
         if shutil.which(self.version[0]) is None:
             return f"{self.version[0]} is not installed (apt-get install {self.package})"
         if self.name == "podman" and os.geteuid():
@@ -71,7 +71,7 @@ class Reader:
         return ""
 
     def version_number(self) -> str:
-        """The version that it prints: `1.9.3`."""
+        """The version that the reader prints, such as `1.9.3`."""
         done = subprocess.run(self.version, capture_output=True, text=True, check=True)
         found = re.search(r"\d+\.\d+[\w.+-]*", done.stdout + done.stderr)
         assert found, done.stdout
@@ -81,7 +81,7 @@ class Reader:
 def run(*command: str | Path, stdin: BinaryIO | None = None) -> str:
     """The stdout of *command*.
 
-    :raises CannotRead: it failed.
+    :raises CannotRead: when it fails.
     """
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, stdin=stdin)
     if done.returncode:
@@ -104,7 +104,7 @@ def _layer_by_layer(unpack: Callable[[Path, Path], None]) -> Callable[[Image, Pa
 
 
 def _through(*inflater: str) -> Callable[[Image, Path], Tree]:
-    """Pipe an inflating program into GNU tar, which considers a folder finished after its first files."""
+    """Decompress with a program, and unpack with GNU tar, which must set the modes of folders last."""
 
     def unpack(layer: Path, folder: Path) -> None:
         with tempfile.TemporaryFile() as plain, layer.open("rb") as blob:
@@ -133,7 +133,7 @@ def _python_gzip(image: Image, _folder: Path) -> Tree:
         )
 
 
-# `r|gz` inflates with one decoder and does not check for further members.
+# `r|gz` decompresses with one decoder and does not look for other members.
 _STREAM = """
 import sys, tarfile
 with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as packed:
@@ -144,7 +144,7 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as packed:
 
 
 def _skopeo_to_folder(image: Image, folder: Path) -> Tree:
-    """Go's gzip: the layers as skopeo inflates them."""
+    """Read the layers as skopeo decompresses them with Go's gzip."""
     target = folder / "copy"
     source = f"oci:{image.layout}:{image.ref}"
     run("skopeo", "copy", "--insecure-policy", "--dest-decompress", source, f"dir:{target}")
@@ -157,7 +157,7 @@ def _skopeo_to_folder(image: Image, folder: Path) -> Tree:
 
 
 def _skopeo_to_archive(image: Image, folder: Path) -> Tree:
-    """A docker-archive contains uncompressed tars."""
+    """Let skopeo write a docker-archive, which contains uncompressed tars."""
     target = folder / "copy.tar"
     source = f"oci:{image.layout}:{image.ref}"
     run("skopeo", "copy", "--insecure-policy", source, f"docker-archive:{target}:copy:latest")
@@ -179,7 +179,7 @@ def _umoci(image: Image, folder: Path) -> Tree:
 
 
 def _podman(image: Image, folder: Path) -> Tree:
-    """Load it into a separate store, then read it where podman mounts it."""
+    """Load the image into a separate store, then read it where podman mounts it."""
     with tempfile.TemporaryDirectory(prefix="run") as short:  # podman allows at most 50 characters here
         store = ["--root", str(folder / "root"), "--runroot", short, "--storage-driver", "vfs"]
         run("podman", *store, "load", "--input", image.docker_archive)
@@ -254,7 +254,7 @@ def _python(layers: Sequence[bytes], _folder: Path) -> Tree:
     return tree_of_tars(io.BytesIO(layer) for layer in layers)
 
 
-#: By name. Each unpacks into the folder that is passed to it.
+#: The readers of tars by name. Each unpacks into the given folder.
 TAR_READERS: Mapping[str, Read] = {
     "GNU tar": _program("tar", "--delay-directory-restore", "-xpf", "-", "-C"),
     "bsdtar": _program("bsdtar", "-xpf", "-", "-C"),
@@ -263,7 +263,7 @@ TAR_READERS: Mapping[str, Read] = {
 
 
 def comparable(tree: Tree) -> Tree:
-    """*tree* without what readers may choose: folders' times, the root, and folders missing in the tars."""
+    """*tree* without properties that readers may choose: times of folders, the root, and unnamed folders."""
     return {
         os.fsencode(path).decode("utf-8", "surrogateescape"): replace(entry, mtime=0)
         if entry.kind == "folder"

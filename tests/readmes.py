@@ -1,6 +1,6 @@
-"""The commands of the READMEs, and where the tests run each of them.
+"""The commands of the READMEs, and the tests that run them.
 
-`tests/integration/test_readmes.py` runs them as printed, except for what names another machine: addresses,
+`tests/integration/test_readmes.py` runs them as printed, except for names of other machines: addresses,
 ports, GPUs, and the names of image and container. tools/readme.py writes the outputs in `console` blocks.
 """
 
@@ -18,7 +18,7 @@ _COMMENT = re.compile(r"\s+# .*$")
 
 
 class Scene(Enum):
-    """What a command needs."""
+    """The environment that a command needs."""
 
     OFFLINE = "this checkout"
     CHECKOUT = "a checkout with a small image, and a registry"
@@ -27,7 +27,7 @@ class Scene(Enum):
     INSTALLED = "tests/proof/test_installed.py"
 
 
-# The first pattern that matches the start of a command decides.
+# The first pattern that matches the start of a command is used.
 _SCENES: tuple[tuple[str, Scene], ...] = (
     (r"(uv tool|pip) install \.|torchkiln ", Scene.INSTALLED),
     (r"docker |ssh ", Scene.CONTAINER),
@@ -44,7 +44,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """The commands of a page in its order: of `sh` and `console` blocks, and of `run:` in YAML."""
+    """The commands of a page in order: those of `sh` and `console` blocks, and of `run:` in YAML."""
     return [line for found in _FENCE.finditer(text) for line in _of_block(**found.groupdict())]
 
 
@@ -59,9 +59,9 @@ def _of_block(language: str, body: str) -> Iterator[str]:
 
 
 def scene_of(command: str) -> Scene:
-    """Where *command* is run.
+    """The environment in which a test runs *command*.
 
-    :raises AssertionError: no test runs such a command.
+    :raises AssertionError: when no test runs such a command.
     """
     for pattern, scene in _SCENES:
         if re.match(pattern, command):

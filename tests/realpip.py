@@ -1,4 +1,4 @@
-"""The locked pip, downloaded once, and the comparison of its installation with our layer."""
+"""The locked pip, which is downloaded once, and the comparison of its installations with our layers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from torchkiln.wheel.install import parse_name
 
 @cache
 def locked_pip() -> LockedWheel:
-    """The newest pip of the committed locks."""
+    """The newest wheel of pip in the committed locks."""
     locks = [load_locked(ROOT / "images", path.parent.name) for path in ROOT.glob("images/*/lock.json")]
     pips = [wheel for lock in locks for wheel in lock.wheels if wheel.name == "pip"]
     return max(pips, key=lambda wheel: Version(wheel.version))
 
 
 def pip_folder(scratch: Path) -> Path:
-    """A folder to put on sys.path that holds that pip; downloaded at the first call on a machine."""
+    """A folder for sys.path with that pip, which the first call on a machine downloads."""
     store = Store(cache_root())
     wheel = open_downloads(os.environ, store).fetch_wheel(locked_pip(), store)
     folder = scratch / "pip"
@@ -78,7 +78,7 @@ class RealPip:
         assert code == 0, output
 
     def attempt(self, wheels: Sequence[Path], root: Path, requirement_lines: str = "") -> tuple[int, str]:
-        """The same; returns exit code and output. *requirement_lines*, by default *wheels*."""
+        """Like `install`; returns exit code and output. *requirement_lines* default to those of *wheels*."""
         assert self._process.stdin
         assert self._process.stdout
         listed = root.with_name(root.name + ".txt")
@@ -100,13 +100,13 @@ class RealPip:
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 
-# All allowed differences, with reasons. `as_ours` applies only these to pip's tree.
+# All allowed differences, with reasons. `as_ours` applies these, and no others, to pip's tree.
 ALLOWED = {
-    "INSTALLER": "names the installer: torchkiln, not pip",
-    "REQUESTED": "pip marks what a user named; in a lock everything is named, so it has no meaning",
-    "*.pyc": "of the image's Python, in RECORD without a hash; those in the wheel are replaced",
+    "INSTALLER": "contains the name of the installer: torchkiln or pip",
+    "REQUESTED": "pip marks packages that the user named; in a lock all are, so it has no meaning",
+    "*.pyc": "compiled by the image's Python, without a hash in RECORD; those in wheels are replaced",
     "RECORD's ghosts": "pip keeps lines of files that it did not install; ours lists the installed files",
-    "mtime": "fixed; pip leaves the time of installation",
+    "mtime": "fixed; pip sets the time of installation",
 }
 
 
@@ -145,14 +145,14 @@ def cached(source: str) -> str:
 
 
 def source_of(pyc: str) -> str:
-    """Like importlib.util.source_from_cache, also if the source's name contains dots."""
+    """Like importlib.util.source_from_cache, but also for sources with dots in their names."""
     folder, name = os.path.split(pyc)
     stem = re.sub(r"(?<=.)\.opt-[^.]+$", "", name.removesuffix(".pyc")) if name.endswith(".pyc") else ""
     return f"{os.path.dirname(folder)}/{stem.rpartition('.')[0] or stem}.py"
 
 
 def agree(wheel: Path, pip: RealPip, root: Path) -> None:
-    """Compare the trees; names first, because they are easier to read."""
+    """Compare our tree with pip's; names first, because such a difference is easier to read."""
     pip.install([wheel], root)
     theirs = as_ours(tree_of_folder(root))
     ours = tree_of_layer(layer_of([wheel], code=pretended_code)[0])

@@ -1,4 +1,4 @@
-"""Pure functions of torchkiln that remember their results: a test run repeats the same calls.
+"""Caches for pure functions of torchkiln, because a test run repeats the same calls.
 
 Commands that read a suite of smoke tests compile the same modules and list the same checks.
 """
@@ -12,7 +12,7 @@ from torchkiln.smoke import suite
 
 
 def remember() -> None:
-    """From now on, in this process and in those that fork from it."""
+    """Cache the results, in this process and in processes that it forks."""
     suite.compile = lru_cache(maxsize=256)(compile)
     checks = lru_cache(maxsize=64)(lambda files: real(dict(files)))
     real = suite._checks

@@ -1,4 +1,4 @@
-"""Smoke reports for tests, as a run of a small suite on two GPUs would give them for a locked image."""
+"""Smoke reports for tests, as from a run of a small suite in a locked image on two GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOCKED = load_locked(ROOT / "images", TAG)
 OLD = load_locked(ROOT / "images", "2.0.1-cuda11.7-cudnn8-runtime")
 TIERS = {"import": 0, "compile-cpu": 0, "cuda": 1, "bf16": 1, "nccl-all-reduce": 2, "busbw": 2}
 X_IS_1 = {"x": {"equals": 1}}
-# With the real rules, but few checks.
+# A suite with the real rules, but few checks.
 SUITE = replace(
     load_suite(ROOT / "smoke_tests"),
     digest=Digest("sha256:" + "5a" * 32),
@@ -38,7 +38,7 @@ SUITE = replace(
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int = 0
     stdout: bytes = b""
@@ -54,7 +54,7 @@ class FakeInside:
     name: str = "fake"
     python: str = "/opt/venv/bin/python"
     commands: list[tuple[list[str], dict[str, Path], Any]] = field(default_factory=list)
-    kills: int = 0  # by its kernel while the command runs
+    kills: int = 0  # processes that the kernel kills while the command runs
     killed: int = 3
 
     def run(
@@ -72,7 +72,7 @@ class FakeInside:
 
 
 def json_lines(*events: Mapping[str, Any]) -> bytes:
-    """The runner's lines."""
+    """*events* as the lines that the runner prints."""
     return "".join(json.dumps(event) + "\n" for event in events).encode()
 
 
@@ -89,7 +89,7 @@ def gpu(name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0)) -> dict
 
 
 def host(*gpus: Mapping[str, Any], tag: str = TAG) -> dict[str, Any]:
-    """A machine with *gpus*, all with peer access, and the image.json of *tag*."""
+    """The host facts of a machine with *gpus*, all with peer access, and the image.json of *tag*."""
     pairs = [[a, b] for a in range(len(gpus)) for b in range(len(gpus)) if a != b]
     return {
         "kernel": "6.1",
@@ -143,13 +143,13 @@ def report(*others: Finding, **other: Any) -> SmokeReport:
 
 
 def without(smoke_report: SmokeReport, *names: str) -> SmokeReport:
-    """*smoke_report* without the checks *names*, and with the verdict of the others."""
+    """*smoke_report* without the checks *names*; the verdict follows from the others."""
     findings = tuple(finding for finding in smoke_report.findings if finding.id not in names)
     return replace(smoke_report, findings=findings, verdict=verdict(findings))
 
 
 def signed_report(smoke_report: SmokeReport, name: str = "report.json", *signers: str) -> SignedReport:
-    """*smoke_report* as a file that was read; without *signers*, a run of this machine."""
+    """*smoke_report* as read from a file; without *signers*, it counts as a run of this machine."""
     return SignedReport(
         name=name, report=smoke_report, signed=bool(signers), signers=signers, own=not signers
     )

@@ -1,4 +1,4 @@
-"""Small layers and roots for tests, made of a few of the host's programs."""
+"""Small layers and root file systems for tests, made of a few programs of the host."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ def tiny_root(into: Path, *more: str) -> Path:
 
 
 def tiny_layout(folder: Path, config: dict[str, object], ref: str) -> Path:
-    """An OCI layout in *folder*/dist: the layers of `tiny_layers`."""
+    """An OCI layout in *folder*/dist with the layers of `tiny_layers`."""
     return minimal_layout(folder / "dist", tiny_layers(folder), config, ref)
 
 
 def tiny_layers(folder: Path) -> list[LayerBlob]:
-    """In *folder*: `tiny_root` and a layer over it with /etc/upper."""
+    """Two layers in *folder*: `tiny_root`, and on top a layer with /etc/upper."""
     upper = layer(folder, entry("etc/upper", b"from the upper layer\n"))
     return [layer(folder, *entries_of(tiny_root(folder / "root"))), upper]
 
 
 def entries_of(root: Path) -> list[tuple[tarfile.TarInfo, bytes]]:
-    """What is in *root*, as entries of a layer, sorted by path."""
+    """The content of *root* as entries of a layer, sorted by path."""
     entries = []
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -97,7 +97,7 @@ def _copy(source: Path, target: Path) -> None:
 def minimal_layout(
     folder: Path, layers: list[LayerBlob], config: dict[str, object], ref: str, kind: str = "gzip"
 ) -> Path:
-    """An OCI layout of one image, without our code; its layers are of that *kind*."""
+    """An OCI layout of one image, made without our code; *kind* is the compression of its layers."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 

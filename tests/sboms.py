@@ -20,7 +20,7 @@ from torchkiln.store.store import Store
 SITE = "opt/venv/lib/python3.11/site-packages"
 STATUS = "var/lib/dpkg/status"
 FORMAT = "Format: https://www.example.org/doc/packaging-manuals/copyright-format/1.0/\n"
-#: The licence in METADATA; all other wheels have none.
+#: The licence fields in METADATA; other wheels have none.
 LICENCES = {
     "jupyterlab": "License: BSD\n",
     "nvidia-cuda-runtime-cu12": "License: NVIDIA Proprietary Software\n",
@@ -31,7 +31,7 @@ LICENCES = {
     "pip": "License: UNKNOWN\nClassifier: License :: OSI Approved :: MIT License\n",
     "tqdm": "License: Copyright (c) 2013\n\tMIT, in many\n        words\n",
 }
-#: name → version, architecture, source, copyright.
+#: name → version, architecture, source, copyright file ("->" marks a link).
 DEBS: Mapping[str, tuple[str, str, str, str]] = {
     "gcc-12-base": ("12.2.0-14+deb12u1", "amd64", "gcc-12", "This is the Debian packaging of gcc.\n"),
     "libstdc++6": ("12.2.0-14+deb12u1", "amd64", "gcc-12", "-> gcc-12-base"),
@@ -52,7 +52,7 @@ def metadata(name: str, version: str, more: str = "") -> str:
 
 
 def status(debs: Mapping[str, tuple[str, str, str, str]] = DEBS) -> str:
-    """dpkg's status, with one removed package."""
+    """dpkg's status file, with one removed package."""
     removed_package = "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\nArchitecture: all\n"
     return "\n".join(
         [
@@ -67,14 +67,14 @@ def status(debs: Mapping[str, tuple[str, str, str, str]] = DEBS) -> str:
 
 
 def locked() -> LockedCell:
-    """The lock of the tests, on a base of DEBS."""
+    """The lock of the image, on a base with the packages DEBS."""
     cell = planned.locked()
     packages = tuple(OsPackage(name=name, version=deb[0]) for name, deb in DEBS.items())
     return replace(cell, base=replace(cell.base, packages=packages))
 
 
 def texts(cell: LockedCell) -> dict[str, str]:
-    """The texts of the files of an image of *cell*."""
+    """The text files of an image of *cell*, by path."""
     files_by_path = {
         f"{SITE}/{package.name.replace('-', '_')}-{package.version}.dist-info/METADATA": metadata(
             package.name, package.version, LICENCES.get(package.name, "")
@@ -100,12 +100,12 @@ LINKS = {"usr/share/doc/libstdc++6": "gcc-12-base"}
 
 
 def evidence(**changed: str) -> Evidence:
-    """The evidence of that image, without reading it."""
+    """The evidence of the image, without reading an image."""
     return evidence_of(texts(locked()) | changed, LINKS)
 
 
 def files(cell: LockedCell, without: Iterable[str] = ()) -> BaseFiles:
-    """The archive's files for its base, except for the packages *without*."""
+    """The archive's files for the base of *cell*, except for the packages *without*."""
     debs = tuple(
         DebFile(
             name=name,
@@ -125,13 +125,13 @@ IMAGE = planned.LOCK_DIGEST  # any digest
 
 
 def bill(found: Evidence | None = None, cell: LockedCell | None = None) -> Bill:
-    """The bill of that image."""
+    """The bill (SBOM) of the image."""
     cell = cell or locked()
     return bill_of(cell, IMAGE, found or evidence(), files=files(cell), name="pytorch-cuda", tool="0.1.0")
 
 
 def image(folder: Path, ref: str = "it") -> ImageOnDisk:
-    """That image in a layout: a base, its wheels, and a layer of torchkiln."""
+    """The image in a layout: a base, its wheels, and a layer of torchkiln."""
     files_by_path = texts(locked())
     base = [
         entry(path, text.encode()) for path, text in files_by_path.items() if path.startswith(("usr", "var"))
@@ -145,5 +145,5 @@ def image(folder: Path, ref: str = "it") -> ImageOnDisk:
 
 
 def read(found: ImageOnDisk, folder: Path) -> Evidence:
-    """The evidence of *found*, with the cache in *folder*."""
+    """The evidence of the image *found*, with the cache in *folder*."""
     return read_evidence(found, Store(folder))

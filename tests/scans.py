@@ -1,4 +1,4 @@
-"""A small image, each scanner's report of it, and `torchkiln scan` in a test's folder."""
+"""A small image, the report of each scanner about it, and `torchkiln scan` in a test's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACES = {
 }
 _DEBS = (("libssl3", "3.0.15-1~deb12u1", "openssl"), ("zlib1g", "1:1.2.13.dfsg-1", "zlib"))
 _OS = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nNAME="Debian GNU/Linux"\nVERSION_ID="12"\nID=debian\n'
-# name, CVE, installed, fixed, severity, GitHub's name for it
+# name, CVE, installed version, fixed version, severity, GitHub's ID
 FAULTS = (
     ("zlib1g", "CVE-2023-45853", "1:1.2.13.dfsg-1", None, "critical", None),
     ("setuptools", "CVE-2024-6345", "65.5.0", "70.0.0", "high", "GHSA-cx63-2mw6-8hw5"),
@@ -62,7 +62,7 @@ def two_images(folder: Path) -> Layout:
 
 
 def by_trivy(image: ImageOnDisk | None = None, **changes: Any) -> dict[str, Any]:
-    """Trivy's report of *image*; without one, with placeholders that the fake scanner replaces."""
+    """Trivy's report of *image*; without an image, it has placeholders that the fake scanner replaces."""
     config = image.config_digest if image else "sha256:" + "c" * 64
     systems, wheels = [], []
     for name, cve, installed, fixed, severity, _ in FAULTS:
@@ -113,7 +113,7 @@ def by_trivy(image: ImageOnDisk | None = None, **changes: Any) -> dict[str, Any]
 
 
 def by_grype(image: ImageOnDisk | None = None, **changes: Any) -> dict[str, Any]:
-    """Grype's document of *image*; without one, with placeholders that the fake scanner replaces."""
+    """Grype's report of *image*; without an image, it has placeholders that the fake scanner replaces."""
     manifest = image.manifest if image else "sha256:" + "d" * 64
     config = image.config_digest if image else "sha256:" + "c" * 64
     matches = []
@@ -188,7 +188,7 @@ DOCUMENTS = {"trivy": by_trivy, "grype": by_grype}
 
 
 def fake_program(folder: Path, tool: str, does: str = "scan") -> Path:
-    """Write a fake program *tool* into *folder* that takes the real one's arguments and does *does*.
+    """Write a fake scanner *tool* into *folder*; it takes the real program's arguments, and does *does*.
 
     It logs each call to `calls.jsonl` beside it (tests/fake_scanner.py).
     """
@@ -231,7 +231,7 @@ def entry(name: str, days: int = 30, **more: str) -> dict[str, str]:
 
 
 def has_ended(pid: str) -> bool:
-    """Whether the process has ended, or ends soon; its new parent may be slow to reap it."""
+    """Whether the process has ended, or ends within five seconds."""
     stat = Path("/proc", pid, "stat")
     for _ in range(100):
         if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX":

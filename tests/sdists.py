@@ -1,4 +1,4 @@
-"""Small sdists with backends of their own, and a root file system with this host's Python for builds."""
+"""Small sdists with in-tree build backends, and a root file system with this host's Python for builds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from torchkiln.runtimes.workshop import Ended, Job, run_enclosed
 
 PYPROJECT = '[build-system]\nrequires = {requires}\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-# A backend that writes a wheel with one module, whose text is that of the file `text`.
+# A build backend that writes a wheel with one module, whose source is the file `text`.
 BACKEND = """
 import base64, hashlib, os, zipfile
 
@@ -67,10 +67,10 @@ def files_of(
     needs: str = "",
     code: str = "",
 ) -> dict[str, str]:
-    """The files of an sdist whose own backend makes its wheel.
+    """The files of an sdist with an in-tree build backend.
 
-    :param requires: what its build requires; *more*: what the backend adds to that.
-    :param needs: what the wheel requires; *code*: added at the end of the backend.
+    :param requires: the build requirements; *more*: those that the backend adds.
+    :param needs: a requirement of the wheel; *code*: source that is appended to the backend.
     """
     lines = f"Requires-Dist: {needs}\\n" if needs else ""
     return {

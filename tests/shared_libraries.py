@@ -1,4 +1,4 @@
-"""Builds shared libraries with gcc: with any symbols, versions and needed libraries."""
+"""Builds shared libraries with gcc, with given symbols, symbol versions and needed libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 class Lib:
     """A shared library.
 
-    `defines`, `uses`, and `weak` that it uses if they are there: symbols. `versions`: version -> the defined
+    `defines`, `uses` and `weak` (weak references) are symbols. `versions`: version -> the defined
     symbols that have it. `needs`: libraries that it is linked with.
     """
 

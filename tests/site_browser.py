@@ -1,4 +1,4 @@
-"""What tests do in the catalogue's pages; the fixtures are in tests/integration/site/conftest.py."""
+"""Actions of tests in the catalogue's pages; the fixtures are in tests/integration/site/conftest.py."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def tags_listed() -> list[str]:
 
 
 def visit(page: Page, folder: Path, path: str) -> None:
-    """Open it anew: another fragment alone would not load it again."""
+    """Load the page again, even if only the fragment of *path* differs from that of the current page."""
     page.goto("about:blank")
     page.goto(f"file://{folder}/{path}")
 
 
 def shown(page: Page) -> list[str]:
-    """The tags that the list shows."""
+    """The tags of the images that the list shows."""
     tags: list[str] = page.eval_on_selector_all(
         "tr[data-tag]:not([hidden])", "rows => rows.map(row => row.dataset.tag)"
     )
@@ -62,7 +62,7 @@ def shown(page: Page) -> list[str]:
 
 
 def english_shown(page: Page) -> list[str]:
-    """The English texts and attributes of a page, also those that its script made."""
+    """The English texts and attributes of a page, including those that its script made."""
     return [text for text in page.evaluate(COLLECT) if english_in(text)]
 
 

@@ -1,4 +1,4 @@
-"""The catalogue of this repository's locks and reports, and what a reader finds in its pages."""
+"""The catalogue of this repository's locks and reports, and a parser of its pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOSTILE = (
 
 @cache
 def records() -> tuple[ImageRecord, ...]:
-    """Of every lock."""
+    """The records of all locks."""
     left_out: list[str] = []
     found = read_records(
         LockFolder(IMAGES, *tables()), [one.signed for one in kept_in(PROOFS)], left_out.append
@@ -49,7 +49,7 @@ def rendered(shown: Catalogue) -> dict[str, bytes]:
 
 @dataclass
 class Page(HTMLParser):
-    """What a browser's parser finds in a page."""
+    """The links, elements and attributes of a page."""
 
     text: str
     links: list[str] = field(default_factory=list)
@@ -86,5 +86,5 @@ class Page(HTMLParser):
 
 @cache
 def pages() -> dict[str, Page]:
-    """Every page, by path."""
+    """The pages of the site, by path."""
     return {path: Page(data.decode()) for path, data in files().items() if path.endswith(".html")}

@@ -1,4 +1,4 @@
-"""Small suites, and a function that runs them: the real suite's modules with other checks."""
+"""Small suites, which have the real suite's modules and other checks, and a function that runs them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FACTS: dict[str, Any] = {"schema": 1, "claims": CLAIMS, "labels": {}, "wheels": 
 
 
 def suite_with(folder: Path, checks: Mapping[str, str]) -> Path:
-    """A copy of the suite's machinery in *folder* whose only checks are *checks* (file name to source)."""
+    """A copy of the suite without its checks in *folder*, with *checks* instead (file name to source)."""
     shutil.copytree(SUITE, folder, ignore=shutil.ignore_patterns("test_*.py", "__pycache__"))
     shutil.copyfile(DRIVER_PROBE, folder / "probes" / "driver.py")
     for name, source in checks.items():
@@ -39,7 +39,7 @@ def suite_with(folder: Path, checks: Mapping[str, str]) -> Path:
 
 
 def suite_to_read(folder: Path, checks: Mapping[str, str]) -> Path:
-    """A suite as by `suite_with` that is loaded and hashed, but cannot run: only what `load_suite` uses."""
+    """Like `suite_with`, but only with the files that `load_suite` reads; such a suite cannot run."""
     folder.mkdir()
     for name in ("catalogue.py", "applicable.py", "expected.py"):
         shutil.copyfile(SUITE / name, folder / name)
@@ -49,7 +49,7 @@ def suite_to_read(folder: Path, checks: Mapping[str, str]) -> Path:
 
 
 def check_file(source: str) -> str:
-    """A file of checks. If *source* declares no VALUES, each check has the value `x`, equal to 1."""
+    """The source of a file of checks. If *source* has no VALUES, each check has the value `x`, equal to 1."""
     if "VALUES = " not in source:
         names = (name.replace("_", "-") for name in re.findall(r"def test_(\w+)", source))
         source = f"VALUES = { ({name: {'x': {'equals': 1}} for name in names})!r}\n\n{source}"
@@ -66,7 +66,7 @@ def run_suite(
     wheels: Path | None = None,
     isolated: bool = True,
 ) -> list[dict[str, Any]]:
-    """All events that the runner prints. Without *wheels* it uses this interpreter's pytest."""
+    """All events that the runner prints. Without *wheels*, it uses this interpreter's pytest."""
     facts_file = scratch / "facts.json"
     facts_file.write_text(json.dumps(facts))
     command = [

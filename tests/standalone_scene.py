@@ -1,4 +1,4 @@
-"""The images of one small cell with the base's Python and with another, real one."""
+"""The images of one small cell: with the base's Python, and with another real CPython."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ Architecture: amd64
 Version: {HOST}-1
 """
 SITE = f"opt/venv/lib/python{OWN}/site-packages"
-# Of the C library, and those that modules of the standard library need.
+# The C library, and libraries that modules of the standard library need.
 LIBRARIES_OF_BASE = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libz.so.1", "libcrypto.so.3")
 
 
 def base_tar() -> bytes:
-    """A base: the host's C library, a venv as Debian's base has it, and a Python that does not run."""
+    """A base with the host's C library, a venv like that of Debian's base, and a Python that does not run."""
     host = Path("/") / LIBRARIES
     found = [name for name in LIBRARIES_OF_BASE if (host / name).exists()]
     name = f"python{OWN}"
@@ -70,7 +70,7 @@ def base_tar() -> bytes:
 
 
 def put_base(store: Store) -> LockedBase:
-    """The lock of that base, whose blob is in *store*."""
+    """Write that base to *store*; returns its lock."""
     blob, encoded = encode_bytes(base_tar())
     temporary = store.temporary("base")
     temporary.write_bytes(blob)
@@ -90,7 +90,7 @@ Made = tuple[Store, LockedBase, LockedStandalone]
 
 
 def real_build(folder: Path) -> Build:
-    """The archive of another CPython."""
+    """An archive of a CPython with another minor version than the host's."""
     python = another_python(OWN)
     return *real_archive(python, folder), minor_of(python)
 
@@ -104,7 +104,7 @@ def made_of(build: Build, cache: Path) -> Made:
 
 
 def small_wheels(folder: Path) -> list[Path]:
-    """torch, a library of NVIDIA and another package, each with a layer of its own."""
+    """Wheels of torch, of a library of NVIDIA and of another package; each gets a layer."""
     code = b"def answer():\n    return 42\n"
     return [
         write_wheel(
@@ -124,7 +124,7 @@ def small_wheels(folder: Path) -> list[Path]:
 
 @contextmanager
 def small_build() -> Iterator[None]:
-    """Small wheels have layers of their own, and the base's Python is the host's."""
+    """Within this context, small wheels get a layer each, and the host's Python replaces the base's."""
 
     def interpreter(
         base: LockedBase, there: Store, standalone: LockedStandalone | None = None
@@ -141,11 +141,11 @@ def small_build() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """The images of one cell with the base's Python and with the other, in a layout."""
+    """The images of one cell with the base's Python (`own`) and with the other (`other`), in a layout."""
 
     own: BuiltImage
     other: BuiltImage
-    cell: LockedCell  # of the latter
+    cell: LockedCell  # of `other`
     grid: Matrix
     wheels: list[Path]
     layout: Path
@@ -153,7 +153,7 @@ class Images:
 
     @property
     def layers(self) -> list[LayerBlob]:
-        """Those of the other."""
+        """The layers of `other`."""
         blobs = (layer.blob for layer in self.other.layers)
         return [LayerBlob(path=self.store.blob(blob.digest), diff_id=blob.diff_id) for blob in blobs]
 
@@ -181,7 +181,7 @@ def images_in(folder: Path, build: Build, made: Made) -> Images:
 def python_of_environment(*arguments: str) -> tuple[str, ...]:
     """The command that starts the environment's Python in the unpacked image.
 
-    With the loader: the libraries of that Python have no path, unlike those of a standalone build.
+    It starts with the loader, because this Python does not find its libraries, unlike a standalone build.
     """
     libraries = f"/{LIBRARIES}:/opt/python/lib"
     return (f"/{LOADER}", "--library-path", libraries, "/opt/venv/bin/python3", "-B", *arguments)

@@ -1,4 +1,4 @@
-"""A small parent image: torch, CUDA's libraries and a base, built with gcc, and wheels for it."""
+"""A small parent image (torch, CUDA's libraries and a base, built with gcc), and wheels for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECK = "_ZN3c106detail14torchCheckFailEPKcS2_jRK"  # a function of libc10 that 
 
 
 def of_cuda(name: str, *symbols: str) -> Lib:
-    """A library whose symbols have its name as version, as NVIDIA's have."""
+    """A library whose name is the version of its symbols, like NVIDIA's libraries."""
     return Lib(name=name, defines=symbols, versions={name: symbols})
 
 
@@ -76,15 +76,15 @@ class Scene:
     standalone: LockedStandalone | None = None
 
     def wheel(self, name: str, libraries: Mapping[str, Lib | bytes], tag: str = CP311) -> LockedWheel:
-        """A wheel with *libraries* by path, in the cache."""
+        """Put a wheel with *libraries*, by path, into the cache."""
         return stored(self.store, self.folder / name, name, "1.0", libraries, tag)
 
     def check(self, *wheels: LockedWheel) -> Fit:
-        """Check *wheels* as those that a project adds."""
+        """The result of the check of *wheels* that a project adds."""
         return check_wheels(wheels, self.fixed, self.base, self.store, self.standalone)
 
     def sentences(self, *wheels: LockedWheel) -> list[str]:
-        """The faults of *wheels*; everything could be read."""
+        """The faults of *wheels*; all files must be readable."""
         found = self.check(*wheels)
         assert found.unread == ()
         return [f"{fault.path} {fault.sentence}" for fault in found.faults]
@@ -98,7 +98,7 @@ def stored(
     libraries: Mapping[str, Lib | bytes],
     tag: str = CP311,
 ) -> LockedWheel:
-    """A wheel with *libraries* in *store*."""
+    """Put a wheel with *libraries* into *store*."""
     files = {path: compiled(lib) if isinstance(lib, Lib) else lib for path, lib in libraries.items()}
     made = make_wheel(folder, name, version, files, tag=tag, purelib=False)
     wheel = locked_wheel(made)
@@ -108,7 +108,7 @@ def stored(
 
 
 def put_layer(root: Path, store: Store) -> Blob:
-    """A layer with the files in *root*, in *store*."""
+    """Write a layer with the files in *root* to *store*."""
     blob, encoded = encode_bytes(tar_of(entries_of(root)))
     temporary = store.temporary("layer")
     temporary.write_bytes(blob)
@@ -134,7 +134,7 @@ def with_python(below: Scene, folder: Path, files: Mapping[str, Lib | bytes]) ->
 
 
 def scene(folder: Path) -> Scene:
-    """The image below, in a new cache."""
+    """A parent image, in a new cache."""
     store = Store(folder / "cache")
     root = folder / "root"
     libraries = root / "usr/lib/x86_64-linux-gnu"

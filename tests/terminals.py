@@ -1,4 +1,4 @@
-"""Runs commands on a terminal of a given width (a pty), and shows what its screen has."""
+"""Runs commands on a terminal of a given width (a pty), and gives the content of its screen."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Screen:
 
     @property
     def escapes(self) -> list[str]:
-        """Its escape sequences."""
+        """The escape sequences in the output."""
         return _ESCAPE.findall(self.raw)
 
     @property
     def lines(self) -> list[str]:
-        """The lines without escape sequences, as the command broke them."""
+        """The lines that the command wrote, without escape sequences."""
         return _ESCAPE.sub("", self.raw).replace("\r\n", "\n").split("\n")
 
     @property
     def rows(self) -> list[str]:
-        """The rows of the screen: a line that is too long is broken in the middle of a word."""
+        """The rows of the screen, where a line that is too long continues, even in the middle of a word."""
         return [
             line[at : at + self.width] for line in self.lines for at in range(0, len(line) or 1, self.width)
         ]
@@ -52,7 +52,7 @@ def on_terminal(
 ) -> Screen:
     """Run torchkiln with *arguments* on a terminal that is *width* characters wide.
 
-    :param module: whether *arguments* are those of torchkiln; else a Python program and its arguments.
+    :param module: whether *arguments* are for torchkiln; otherwise they are a Python program with arguments.
     :param env: added to the variables of this process, without its TERM, NO_COLOR and COLUMNS.
     """
     master, slave = pty.openpty()
@@ -73,7 +73,7 @@ def on_terminal(
 
 
 def _run_on(slave: int, arguments: Sequence[str], environ: Mapping[str, str], *, module: bool) -> int:
-    """The exit code of the command, which has the terminal *slave*; it is closed then."""
+    """Run the command on the terminal *slave*, and close it; returns the exit code."""
     try:
         if module:
             return forked.run_on((slave, slave, slave), arguments, env=environ, cwd=ROOT, program=_MODULE)

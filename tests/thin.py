@@ -13,21 +13,21 @@ from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.lock import LockedCell
 
-FULL = TAG  # whose wheels the thin images have
+FULL = TAG  # the tag of the full image, whose wheels the thin images have
 
 
 def thin_cell(gpus: Gpus = ("9.0",), *, own_use: bool = False, cell: Cell | None = None) -> Cell:
-    """*cell*, by default that of FULL, for *gpus* alone."""
+    """*cell*, by default that of FULL, as a thin cell for *gpus*."""
     return replace(cell or LOCKED.resolution.cell, gpus=gpus, own_use=own_use)
 
 
 def thin_resolution(gpus: Gpus = ("9.0",), *, own_use: bool = False, cell: Cell | None = None) -> Resolution:
-    """Its resolution."""
+    """The resolution of that thin cell."""
     return resolve(thin_cell(gpus, own_use=own_use, cell=cell), MATRIX, FACTS)
 
 
 def thin_locked(gpus: Gpus = ("9.0",), *, own_use: bool = False, full: LockedCell = LOCKED) -> LockedCell:
-    """Its lock, made from *full*, which counts as fresh."""
+    """The lock of that thin cell, made from *full*, which counts as fresh."""
     below = resolve(full.resolution.cell, MATRIX, FACTS)
     fresh = replace(full, resolution=below, inputs=inputs_digest(below, ()))
     found = thin_resolution(gpus, own_use=own_use, cell=full.resolution.cell)

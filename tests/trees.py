@@ -1,4 +1,4 @@
-"""The trees of folders and tar streams, and their differences. Imports nothing of torchkiln."""
+"""The trees of folders and tar streams, and their differences. This module imports nothing of torchkiln."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tree_of_folder(root: Path) -> Tree:
 
 
 def tree_of_tars(archives: Iterable[BinaryIO]) -> Tree:
-    """The tree after unpacking *archives* one after the other; read with Python's tarfile."""
+    """The tree of *archives* that are unpacked one after the other, read with tarfile."""
     found: Tree = {}
     for archive in archives:
         with tarfile.open(fileobj=archive, mode="r|") as members:

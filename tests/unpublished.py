@@ -1,4 +1,4 @@
-"""Generated wheels as in a lock, and fetchers for them, good and bad."""
+"""Lock entries of generated wheels, and a fetcher for them that can fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchkiln.wheel.install import parse_name
 
 
 def locked_wheel(path: Path) -> LockedWheel:
-    """The wheel at *path*, as in a lock."""
+    """The lock entry of the wheel at *path*."""
     name = parse_name(path.name)
     return LockedWheel(
         name=name.distribution.replace("_", "-").lower(),
@@ -30,7 +30,7 @@ def locked_wheel(path: Path) -> LockedWheel:
 class FakeIndex:
     """A Fetcher that serves wheels from memory, in order, and records the requests.
 
-    It waits `pause` between pieces of `piece` bytes; a file in `broken` stops half-way with that error.
+    It waits `pause` s between pieces of `piece` bytes; a file in `broken` stops half-way with an error.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class FakeIndex:
         self._lock = threading.Lock()
 
     def size(self, wheel: LockedWheel) -> int:
-        """As the protocol says."""
+        """See `Fetcher`."""
         return len(self.files[wheel.filename])
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
-        """As the protocol says."""
+        """See `Fetcher`."""
         return self.files[wheel.filename][-count:] if self.ranges else None
 
     def fetch(
@@ -64,7 +64,7 @@ class FakeIndex:
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        """As the protocol says."""
+        """See `Fetcher`."""
         with self._lock:
             self.fetched.append(wheel.filename)
         data = self.files[wheel.filename]

@@ -42,7 +42,7 @@ class WheelSpec:
     requires: tuple[str, ...] = ()
     tag: str = "py3-none-any"
     purelib: bool = True  # Root-Is-Purelib
-    folders: bool = False  # entries for the folders too, as some build tools write them
+    folders: bool = False  # also entries for folders, as some build tools write them
     streamed: bool = False  # sizes and CRC in data descriptors after the data
     zip64: bool = False  # every size and offset in a zip64 field
     shuffle: int | None = None  # entries out of order, by this seed; RECORD may come first
@@ -67,7 +67,7 @@ def make_wheel(
     executable: Iterable[str] = (),
     **options: object,
 ) -> Path:
-    """A wheel of *files* in *folder*; paths may be in `.data`; *options*: WheelSpec's fields."""
+    """Write a wheel of *files* into *folder*; paths may be in `.data`; *options* are fields of WheelSpec."""
     runs = frozenset(executable)
     listed = tuple(
         File(path=path, data=data, mode=0o755 if path in runs else 0o644) for path, data in files.items()
@@ -76,7 +76,7 @@ def make_wheel(
 
 
 def write_wheel(spec: WheelSpec, folder: Path) -> Path:
-    """Write the wheel of *spec* into *folder*; deterministic."""
+    """Write the wheel of *spec* into *folder*, always with the same bytes."""
     entries = [_placed(spec, file) for file in (*spec.files, *_metadata(spec))]
     entries.append(_record(spec, entries))
     if spec.folders:

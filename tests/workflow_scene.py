@@ -29,7 +29,7 @@ _BUILD = 'import sys\nfrom tests.servers.ci_tools import main\nsys.exit(main("to
 
 
 def upgraded(cell: LockedCell) -> LockedCell:
-    """The same lock with another tqdm, on another base."""
+    """*cell* with another tqdm, on another base."""
     wheels = (*(locked for locked in cell.wheels if locked.name != "tqdm"), wheel("tqdm", "9.9", megabytes=1))
     return replace(cell, wheels=wheels, base=replace(cell.base, digest=Digest("sha256:" + "c" * 64)))
 
@@ -51,7 +51,7 @@ def release(checkout: Path) -> None:
 
 @dataclass(kw_only=True)
 class Scene:
-    """An origin with the locks of two images, one added by the last commit; and the commands run in it."""
+    """A repository with the locks of two images, one added by the last commit; and the recorded commands."""
 
     folder: Path
     origin: Path
@@ -60,11 +60,11 @@ class Scene:
     clones: int = field(default=0)
 
     def job(self, file: str, name: str, values: Values, **environ: str) -> list[Ran]:
-        """Run a job as a runner does, in its own clone; all jobs share artifacts."""
+        """Run a job like a runner, in a new clone; all jobs share artifacts."""
         return self.runner(**environ).job(file, name, values)
 
     def runner(self, origin: Path | None = None, /, **environ: str) -> Runner:
-        """A fresh runner with a clone of *origin*, or of the scene's."""
+        """A new runner with a clone of *origin*, by default of the scene's repository."""
         self.clones += 1
         clone = self.folder / f"clone{self.clones}" / "a checkout"
         git(self.folder, "clone", "--quiet", str(origin or self.origin), str(clone))
@@ -137,7 +137,7 @@ def caller(place: Scene) -> Path:
 
 
 def gate(place: Scene, *, environ: Mapping[str, str] | None = None, **inputs: str) -> list[Ran]:
-    """Run the workflow `gate`, called from there; *inputs* in addition to the required ones."""
+    """Run the workflow `gate`, called from the other repository; *inputs* replace the default ones."""
     offered = loaded(GITHUB / "workflows/gate.yml")["on"]["workflow_call"]["inputs"]
     merged = {
         **{key: locked.get("default", "") for key, locked in offered.items()},

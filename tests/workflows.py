@@ -1,4 +1,4 @@
-"""Run workflows locally: each job's `run:` lines in a scratch checkout, with small versions of actions.
+"""Run workflows locally: each job's `run:` lines in a temporary checkout, with small versions of actions.
 
 Slow programs, and those of other machines, have a stub on PATH that records its arguments. Expressions
 get the values that a test sets; a missing value is an error, not empty as on GitHub.
@@ -47,7 +47,7 @@ def jobs() -> Iterator[tuple[str, str]]:
 
 
 def evaluate(expression: str, values: Values, *, failed: bool = False) -> Any:
-    """The value of *expression*, for the syntax that we use."""
+    """The value of *expression*; supports only the syntax that our workflows use."""
 
     def word(found: re.Match[str]) -> str:
         if found["text"]:
@@ -87,11 +87,11 @@ class Runner:
     tools: Path
     artifacts: Path
     environ: Mapping[str, str] = field(default_factory=dict)
-    repositories: Mapping[str, Path] = field(default_factory=dict)  # for checkouts, by OWNER/NAME
+    repositories: Mapping[str, Path] = field(default_factory=dict)  # for the checkout action, by OWNER/NAME
     outputs: dict[str, str] = field(default_factory=dict)  # of steps, by "steps.ID.outputs.NAME"
 
     def job(self, file: str, name: str, values: Values) -> list[Ran]:
-        """Run the steps of a job until one fails; after it only steps with `always()` run."""
+        """Run the steps of a job until one fails; then only steps with `always()` run."""
         if file == "action.yml":
             return self._composite(self.clone / ".github/actions/torch-gate", values)
         document = loaded(GITHUB / "workflows" / file)
@@ -125,7 +125,7 @@ class Runner:
         return ran
 
     def line(self, step: Mapping[str, str], environ: Mapping[str, str]) -> Ran:
-        """One `run:` line under bash as GitHub starts it; it must contain no expression."""
+        """Run a `run:` line with bash, as GitHub does; it must contain no expression."""
         assert "${{" not in step["run"], (
             "an expression in `run:` could inject untrusted text: pass it in `env:`"
         )
@@ -154,7 +154,7 @@ class Runner:
         return Ran(line=step["run"], code=done.returncode, out=done.stdout, err=done.stderr)
 
     def _action(self, name: str, arguments: Mapping[str, str]) -> list[Ran]:
-        """Do what later lines of the job depend on."""
+        """Do the part of an action on which later lines of the job depend."""
         if name == "actions/upload-artifact":
             found = self.clone / arguments["path"]
             if not found.exists():

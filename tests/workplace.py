@@ -18,7 +18,7 @@ from tests.once import once
 from torchkiln.lock.lock import load_locked, save
 from torchkiln.util.places import ROOT
 
-TAG = "2.6.0-cuda12.1-cudnn9-runtime"  # not 2.7.1, which tests/docker has in the same engine
+TAG = "2.6.0-cuda12.1-cudnn9-runtime"  # not 2.7.1, which tests/docker loads into the same engine
 IMAGE = f"pytorch-cuda:{TAG}"
 HEALTHCHECK = "/opt/torchkiln/healthcheck"
 _LEFT_OUT = re.compile("nvidia-.*|torch|torchaudio|torchvision|triton|sympy|networkx|mpmath")
@@ -50,12 +50,12 @@ class Container:
         return int(self.docker("port", self.name, str(inside)).stdout.splitlines()[0].rpartition(":")[2])
 
     def logs(self) -> str:
-        """Its log, both streams."""
+        """The container's log, both streams."""
         done = self.docker("logs", self.name)
         return done.stdout + done.stderr
 
     def says(self, pattern: str) -> re.Match[str]:
-        """Wait until its log has *pattern*; returns the match.
+        """Wait until the container's log has *pattern*; returns the match.
 
         One client follows the log, because polling costs as much as JupyterLab's start.
         """
@@ -77,7 +77,7 @@ class Container:
         raise AssertionError(f"no {pattern!r} before it ended, or in {_TIMEOUT} s: {output}")
 
     def serves(self, pattern: str = "is running at") -> None:
-        """Wait until its log has *pattern* and the image's health check passes.
+        """Wait until the container's log has *pattern* and the image's health check passes.
 
         Services log before they listen, and until then Docker's proxy drops connections.
         """
@@ -88,21 +88,21 @@ class Container:
             time.sleep(_LOOK)
 
     def code(self) -> int:
-        """Wait until it ends; returns the exit code."""
+        """Wait until the container ends; returns the exit code."""
         return int(self.docker("wait", self.name).stdout)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """The image in an engine."""
+    """The image, loaded into an engine."""
 
     environ: Mapping[str, str]
     image: str = IMAGE
-    folder: Path = Path()  # with its lock in images/, and its layout dist/
+    folder: Path = Path()  # contains the lock in images/, and the layout dist/
 
     @contextmanager
     def started(self, *options: str, command: Sequence[str] = ()) -> Iterator[Container]:
-        """`docker run -d OPTIONS IMAGE COMMAND`; removed afterwards."""
+        """Run `docker run -d OPTIONS IMAGE COMMAND`; the container is removed afterwards."""
         argv = ["docker", "run", "--detach", *options, self.image, *command]
         done = subprocess.run(argv, env=dict(self.environ), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -113,7 +113,7 @@ class Workplace:
             container.docker("rm", "--force", "--volumes", container.name)
 
     def run(self, *options: str, command: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        """`docker run --rm OPTIONS IMAGE COMMAND`; returns the result."""
+        """Run `docker run --rm OPTIONS IMAGE COMMAND`; returns the result."""
         argv = ["docker", "run", "--rm", *options, self.image, *command]
         return subprocess.run(argv, env=dict(self.environ), capture_output=True, text=True, check=False)
 
@@ -126,7 +126,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str
 
 
 def load(folder: Path, engine: Mapping[str, str]) -> None:
-    """Build it with the embedded engine from the user's cache, and load it; 105 MB of wheels, the base."""
+    """Build the image with the user's cache, and load it; this needs 105 MB of wheels, and the base."""
     locked = load_locked(ROOT / "images", TAG)
     wheels = tuple(wheel for wheel in locked.wheels if not _LEFT_OUT.fullmatch(wheel.name))
     save(folder / "images", replace(locked, wheels=wheels, layers=()))
@@ -138,7 +138,7 @@ def load(folder: Path, engine: Mapping[str, str]) -> None:
 
 
 def key(folder: Path) -> tuple[Path, str]:
-    """A new SSH key: the file of its private half, and the public one as a line."""
+    """A new SSH key: the file of the private key, and the line of the public key."""
     place = folder / f"key-{os.urandom(4).hex()}"
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(place)]
     subprocess.run(argv, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""zstd frames of every legal and broken shape, made by the zstd program or byte by byte, without our code."""
+"""Valid and broken zstd frames of all kinds, made by the zstd program or byte by byte, without our code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECKSUM = 4  # bytes at a frame's end
 
 
 def program(data: bytes, *options: str) -> bytes:
-    """*data* compressed by the zstd program, or decompressed with `-d`. Skips if it is not installed."""
+    """*data*, compressed by the zstd program, or decompressed with `-d`; skips if it is not installed."""
     tool("zstd")
     return subprocess.run(["zstd", "-q", "-c", *options], input=data, capture_output=True, check=True).stdout
 
@@ -26,9 +26,9 @@ def skippable(data: bytes, kind: int = 0) -> bytes:
 
 
 def raw_frame(data: bytes, *, content_size: int | None = None, window_log: int | None = None) -> bytes:
-    """A frame of one raw block, with the content size *content_size*, or without, and that window.
+    """A frame of one raw block, with the given content size and window, if any.
 
-    RFC 8878, 3.1.1: without a window the frame is a single segment, which must have a content size.
+    RFC 8878, 3.1.1: a frame without a window is a single segment, which must have a content size.
     """
     if window_log is None:
         head = bytes([0b11_1_00000]) + struct.pack("<Q", len(data) if content_size is None else content_size)
@@ -39,7 +39,7 @@ def raw_frame(data: bytes, *, content_size: int | None = None, window_log: int |
 
 
 def run_frame(blocks: int) -> bytes:
-    """One frame of zeros, 128 KiB for each four bytes of it."""
+    """A frame of zeros, in which each block of four bytes gives 128 KiB."""
     block = struct.pack("<I", NOISE_LIMIT << 3 | 0b010)[:3] + b"\0"
     return MAGIC + bytes([0, 10 << 3]) + block * blocks + b"\x01\0\0"
 
@@ -49,7 +49,7 @@ class Shape:
     """How a blob differs from one complete frame: how it is packed, and the oracle's message."""
 
     pack: Callable[[bytes], bytes]
-    fault: str = ""  # empty: it can be read
+    fault: str = ""  # empty if the blob can be read
 
 
 SHAPES: Mapping[str, Shape] = {

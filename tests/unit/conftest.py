@@ -1,4 +1,4 @@
-"""`import workplace` is the package that runs inside images, from rootfs/."""
+"""Make rootfs/'s `workplace`, the package that runs inside images, importable."""
 
 import sys
 from importlib import import_module
@@ -10,7 +10,7 @@ _FOLDER = ROOTFS / "opt/torchkiln/workplace"
 
 
 def _import_package() -> None:
-    """Import all of it at once, so that no __pycache__ is written beside it."""
+    """Import every module at once, so that Python writes no __pycache__ below rootfs/."""
     sys.path.append(str(_FOLDER.parent))
     previous, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     for module in iter_modules([str(_FOLDER)]):

@@ -1,4 +1,4 @@
-"""Signed statements: the report in them is read with its signer, and nothing else is accepted as one."""
+"""Signed statements: the report and its signer are read from them; statements of other kinds are refused."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_report_of_an_environment_cannot_be_signed() -> None:
 
 
 def secret(folder: Path, data: bytes) -> Path:
-    """A private key's file, as openssl leaves it."""
+    """A private key's file with the permissions that openssl sets."""
     path = written(folder, data, "key.pem")
     path.chmod(0o600)
     return path
@@ -88,7 +88,7 @@ def secret(folder: Path, data: bytes) -> Path:
 
 
 def changed(change: Callable[[dict[str, Any]], object], key: Any = ED) -> bytes:
-    """A signed statement in which *change* was made afterwards."""
+    """A statement to which *change* was applied after it was signed."""
     envelope = json.loads(attest(report(), key))
     change(envelope)
     return json.dumps(envelope).encode()
@@ -158,7 +158,7 @@ def test_a_good_signature_on_something_else_is_refused(
 
 
 def test_a_payload_with_a_key_twice_is_refused(tmp_path: Path) -> None:
-    """Two readers could read it differently, signed or not."""
+    """Two JSON parsers could read such a payload differently, signed or not."""
     payload = base64.b64decode(json.loads(attest(report(), ED))["payload"])
     twice = payload.replace(b'"verdict":"pass"', b'"verdict":"fail","verdict":"pass"')
     file = written(tmp_path, sign(PAYLOAD_TYPE, twice, ED))
@@ -168,7 +168,7 @@ def test_a_payload_with_a_key_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_signature_by_an_unknown_key_is_ignored(tmp_path: Path) -> None:
-    """Also one with the keyid of a trusted key: a keyid decides nothing."""
+    """Also a signature with the keyid of a trusted key, because a keyid is no proof."""
     file = written(tmp_path, attest(report(), UNKNOWN_KEY))
     with pytest.raises(VerificationFailed, match="no signature by a trusted key") as refused:
         read(file, [ED.public_key(), P256.public_key()])
@@ -182,7 +182,7 @@ def test_a_signature_by_an_unknown_key_is_ignored(tmp_path: Path) -> None:
 
 
 def test_one_of_two_signatures_by_a_trusted_key_is_enough(tmp_path: Path) -> None:
-    """As in DSSE; other signatures do not matter."""
+    """As the DSSE specification says; other signatures do not matter."""
     second = json.loads(attest(report(), UNKNOWN_KEY))["signatures"]
     both = changed(lambda e: e.update(signatures=second + e["signatures"]))
     file = written(tmp_path, both)
@@ -242,7 +242,7 @@ def test_show_names_the_signer(tmp_path: Path) -> None:
 
 
 def test_show_also_checks_signed_reports(tmp_path: Path) -> None:
-    """The holder of the key can sign false values, but not a wrong verdict of these values."""
+    """The holder of the key can sign false values, but not a verdict that does not follow from the values."""
     wrong_verdict = written(tmp_path, attest(replace(report(), verdict="inconclusive"), ED))
     trusted = written(tmp_path, public_pem(ED), "public.pem")
 
@@ -252,7 +252,7 @@ def test_show_also_checks_signed_reports(tmp_path: Path) -> None:
 def test_a_run_writes_a_signed_report_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As `smoke --report r.json --key key.pem` ends: report, statement beside it, verdict on stdout."""
+    """As `smoke --report r.json --key key.pem` does it: report, statement beside it, verdict on stdout."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
     key = keys.private_key(secret(tmp_path, pem(ED, SECRET)))
     to = reports.ReportFiles(
@@ -274,7 +274,7 @@ def test_a_run_writes_a_signed_report_without_secrets(
 def test_the_passphrase_is_removed_from_the_environment_when_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No process of a tested image is a child of a process that still has it."""
+    """So no process of a tested image inherits it."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
     keys.private_key(secret(tmp_path, pem(ED, SECRET)))
 
@@ -284,7 +284,7 @@ def test_the_passphrase_is_removed_from_the_environment_when_read(
 
 
 def test_a_passphrase_is_not_an_argument() -> None:
-    """It would be visible in the process list and in the shell's history."""
+    """An argument would be visible in the process list and in the shell's history."""
     options = [name for command in smoke.commands.values() for param in command.params for name in param.opts]
 
     assert not [name for name in options if "pass" in name]

@@ -1,4 +1,4 @@
-"""Of which .deb files a base was made: from an archive's indexes, noted beside the lock, of that base."""
+"""The note beside a base's lock: which .deb files the base was made of, from the archive's indexes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_reading_the_archive_installs_nothing() -> None:
 
 
 def test_the_command_writes_the_files_of_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And names those that it no longer has."""
+    """And prints the packages that the archive no longer has."""
     base_files = sboms.files(sboms.locked(), without=["tini"])
     monkeypatch.setattr("torchkiln.base.mmdebstrap.ask_archive", lambda *_, **__: base_files)
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
@@ -156,7 +156,7 @@ def test_the_command_writes_the_files_of_the_archive(tmp_path: Path, monkeypatch
 
 
 def test_the_committed_note_is_of_the_committed_base(tmp_path: Path) -> None:
-    """Every package has its file."""
+    """And it has the file of every package."""
     locked = read_lock(ROOT / "images", "debian12")
     assert locked is not None
     found = read_files(ROOT / "images", locked, Store(tmp_path))

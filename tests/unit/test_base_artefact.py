@@ -1,4 +1,4 @@
-"""The sources of a base: the cache, a file, an earlier replacement, the archive; and its messages."""
+"""The sources of a base: the cache, a file, an earlier replacement, the archive; and the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extraction of a base's Python from its tar: nothing is written outside the folder, for any tar."""
+"""Extraction of Python from a base's tar: whatever is in the tar, nothing is written outside the folder."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_python_is_extracted(tmp_path: Path) -> None:
 
 
 def test_another_user_can_read_it(tmp_path: Path) -> None:
-    """With any umask and modes in the tar, because the sandbox's user is nobody."""
+    """Whatever the umask and the modes in the tar, because the sandbox runs as the user nobody."""
     before = os.umask(0o077)
     try:
         extracted(tmp_path, *VALID)
@@ -107,7 +107,7 @@ def test_modes_of_the_tar_are_ignored(tmp_path: Path) -> None:
     ],
 )
 def test_a_link_to_another_place_is_omitted(tmp_path: Path, target: str) -> None:
-    """Real bases have such links; nothing may follow them on the host."""
+    """Real bases have links out of the extracted folders; nothing may follow them on the host."""
     (tmp_path / "outside").write_text("secret")
     found = extracted(tmp_path, *VALID, entry(f"{LIBRARY}/loop.py", kind=LINK, to=target))
     assert [name for name in found if "loop" in name] == []
@@ -129,7 +129,7 @@ def test_links_through_links_stay_inside(tmp_path: Path) -> None:
     assert found[f"{LIBRARY}/one"] == "-> os.py"
 
 
-# Refused: entries before those of `VALID`, entries after them, the message.
+# Refused tars: entries before those of `VALID`, entries after them, the message.
 REFUSED: dict[str, tuple[list[Any], list[Any], str]] = {
     "a file below a link to the host": (
         [entry(f"{LIBRARY}/json", kind=LINK, to="HOST")],
@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[list[Any], list[Any], str]] = {
     "a file twice": ([], [entry(f"{LIBRARY}/os.py", b"other")], "is a duplicate"),
     "a file below a file": ([], [entry(f"{LIBRARY}/os.py/x", b"x")], "is below"),
     "a path that climbs": ([], [entry(f"{LIBRARY}/../../../outside", b"x")], "contains '..'"),
-    "a path with a point": ([], [entry(f"{LIBRARY}/./x.py", b"x")], "the name is not normalized"),
+    "a path with a dot": ([], [entry(f"{LIBRARY}/./x.py", b"x")], "the name is not normalized"),
     "a path with two slashes": ([], [entry(f"{LIBRARY}//etc/x.py", b"x")], "the name is not normalized"),
     "a long path": ([], [entry(f"{LIBRARY}/" + "a/" * 3000 + "x", b"")], "more than 4095 bytes"),
     "a long name": ([], [entry(f"{LIBRARY}/" + "a" * 300, b"")], "more than 255 bytes"),
@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[list[Any], list[Any], str]] = {
         [entry(f"{LIBRARY}/x", kind=HARD, to=f"{LIBRARY}/y")],
         "hard link",
     ),
-    "a hard link to what was left in the base": (
+    "a hard link to a file that is not extracted": (
         [entry("etc/passwd", b"root")],
         [entry(f"{LIBRARY}/x", kind=HARD, to="etc/passwd")],
         "hard link",
@@ -200,7 +200,7 @@ def test_malicious_entries_are_refused(tmp_path: Path, case: str) -> None:
 
 
 def on(host: Path, entries: list[Any]) -> list[Any]:
-    """*entries* with links into a folder of the test, in case the tested code follows them."""
+    """*entries* with HOST in links replaced by *host*, so that a followed link ends in a test folder."""
     for info, _ in entries:
         info.linkname = info.linkname.replace("HOST", str(host))
     return entries
@@ -209,14 +209,14 @@ def on(host: Path, entries: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("replaced", [PYTHON, f"{LIBRARY}/os.py", LOADER])
 @pytest.mark.parametrize("target", ["/bin/sh", "../../../../../../bin/sh", "/usr/lib/python3.11"])
 def test_a_program_that_is_a_link_to_another_place(tmp_path: Path, replaced: str, target: str) -> None:
-    """The host's own would be started."""
+    """Otherwise the host's program of that name would be started."""
     remaining = [entry_and_data for entry_and_data in VALID if entry_and_data[0].name != replaced]
     with pytest.raises(BuildFailed, match=f"the base has no /{replaced}"):
         extracted(tmp_path, *remaining, entry(replaced, kind=LINK, to=target))
 
 
 def test_a_pax_header_gives_the_name(tmp_path: Path) -> None:
-    """With the same reader as elsewhere: if it finds a path that leaves the folder, nothing is written."""
+    """PAX headers are respected, as for all tars: a path in them that leaves the folder is refused."""
     info, data = entry(f"{LIBRARY}/x.py", b"x")
     info.pax_headers = {"path": f"{LIBRARY}/../../../../outside"}
     with pytest.raises(BuildFailed, match=r"contains '\.\.'"):
@@ -256,7 +256,7 @@ def test_sizes_are_bounded(
 
 @pytest.mark.proof
 def test_a_file_that_is_too_large_uses_no_memory(tmp_path: Path) -> None:
-    """With the default limits: peak memory of a separate process."""
+    """The peak memory of a separate process is measured, with the default limits."""
     blob = tmp_path / "base.tar.gz"
     info, _ = entry(f"{LIBRARY}/x.py")
     info.size = 63 << 20
@@ -317,7 +317,7 @@ def test_a_sparse_file(tmp_path: Path) -> None:
 
 
 def test_another_blob_than_the_locked_one(tmp_path: Path) -> None:
-    """A layout's files are not verified in advance, but those that are executed are."""
+    """A layout's files are not verified in advance, except for files that are executed."""
     blob = tmp_path / "base"
     blob.write_bytes(gzip.compress(tar_of(VALID)))
     with pytest.raises(BuildFailed, match="diff_id mismatch"):

@@ -39,7 +39,7 @@ def test_a_target_is_met_by_the_median_or_by_the_worst(
 
 
 def test_ratios_are_those_of_each_rounds_pair() -> None:
-    """Against the side that was fastest in that very round."""
+    """The reference of each round is the side that was fastest in that round."""
     curl, own = (sample(2.0), sample(1.0)), (sample(1.0), sample(4.0))
 
     assert per_round((sample(3.0), sample(3.0)), fastest(curl, own)) == (3.0, 3.0)
@@ -63,7 +63,7 @@ def test_pss_is_read_and_missing_is_zero() -> None:
 
 
 def test_stages_are_recognised_by_process_and_thread() -> None:
-    """The root's first thread and helpers are the rest, its other threads the download."""
+    """The first thread of the root process, and helpers, are `rest`; its other threads are the download."""
     watch = Watch(1, threads={1: 2.0, 8: 1.5, 9: 0.5})
     watch.seen = {
         1: ProcessSample(parent=0, command="build.py", own=4.0, reaped=0.0),
@@ -72,7 +72,7 @@ def test_stages_are_recognised_by_process_and_thread() -> None:
         ),
         3: ProcessSample(
             parent=2, command="python compile_worker.py pack", own=2.9, reaped=0.0
-        ),  # in 2's reaped
+        ),  # in the times that 2 has of its children
         4: ProcessSample(parent=1, command="python compile_worker.py pack", own=1.0, reaped=0.0),
         5: ProcessSample(parent=1, command="pip config list", own=0.4, reaped=0.0),
     }

@@ -115,7 +115,7 @@ def test_steps_are_reported_when_they_begin_and_end(client: Any, tmp_path: Path,
 def test_a_failed_step_shows_its_last_lines_and_its_position(
     client: Any, tmp_path: Path, pretty: bool
 ) -> None:
-    """With streams split anywhere: BuildKit sends partial lines and partial characters."""
+    """Wherever the streams are split: BuildKit sends partial lines and partial characters."""
     logs = [
         piece
         for number in range(50)
@@ -157,7 +157,7 @@ def test_a_failed_step_shows_its_last_lines_and_its_position(
 
 
 def test_a_failure_in_plain_lines_shows_the_last_of_them(client: Any, tmp_path: Path) -> None:
-    """An old buildx; or an engine that went away before the first step."""
+    """With an old buildx, or with an engine that stopped before the first step."""
     lines = [f"#{number} something" for number in range(50)]
     with pytest.raises(BuildFailed) as caught:
         buildx.build(

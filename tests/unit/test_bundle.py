@@ -81,7 +81,7 @@ def pinned() -> set[str]:
 
 
 def test_every_package_that_smoke_imports_is_in_the_bundle() -> None:
-    """A bundle runs on a machine without packages: a missing one stops it at its first line."""
+    """A bundle runs on a machine without installed packages: without one of them, run.py could not start."""
     ran = subprocess.run(
         [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, cwd=Path(ROOT)
     )
@@ -92,4 +92,4 @@ def test_every_package_that_smoke_imports_is_in_the_bundle() -> None:
         if name in known
     }
     assert {"click", "msgspec"} <= imported
-    assert imported - {"torchkiln", "setuptools"} <= pinned()  # setuptools loads itself, from a .pth file
+    assert imported - {"torchkiln", "setuptools"} <= pinned()  # a .pth file of setuptools loads it at startup

@@ -1,4 +1,4 @@
-"""The layers that a GPU host has: a strict list, and how a bundle takes them from earlier bundles."""
+"""The list of the layers that a GPU host has, and how a bundle takes them from earlier bundles."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_all_malformed_lines_are_named_up_to_a_limit(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_list_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe would block."""
+    """Reading a pipe would block."""
     os.mkfifo(tmp_path / "pipe")
     for name, words in {
         "pipe": "is a pipe, not a file",
@@ -118,7 +118,7 @@ def bundle(place: Path, *, without: Sequence[int] = (), tag: str = "first") -> I
     for number, layer in enumerate(image.layers):
         if number in without:
             layer.path.unlink()
-        else:  # a file of its own, as tar writes it
+        else:  # a copy, not a hard link, as tar writes it
             data = layer.path.read_bytes()
             layer.path.unlink()
             layer.path.write_bytes(data)
@@ -130,7 +130,7 @@ def held(image: ImageOnDisk, *numbers: int) -> list[HeldLayer]:
 
 
 def blobs_of(place: Path) -> list[str]:
-    """The names in its folder of blobs, temporary files included."""
+    """The names in the folder of blobs, temporary files included."""
     return sorted(path.name for path in (place / "layout/blobs/sha256").iterdir())
 
 
@@ -212,7 +212,7 @@ HARMS = {
 def test_a_layer_that_is_damaged_or_missing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, harm: Callable[[Path], None], links: bool
 ) -> None:
-    """It is named, with its image, and the others are taken; another bundle that has it is sufficient."""
+    """The error names the layer and its image; other layers are taken. Another bundle may have the layer."""
     if not links:
         monkeypatch.setattr("torchkiln.smoke.bundle.earlier._same_device", lambda *_: False)
     first, second = bundle(tmp_path / "first"), bundle(tmp_path / "second", without=(0, 1))
@@ -240,7 +240,7 @@ def test_a_layer_that_is_damaged_or_missing_is_refused(
 def test_a_file_that_is_replaced_after_it_was_hashed_is_not_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The link is made of the file that was read, whatever has its name by then."""
+    """Only the file that was hashed may be linked, not a new file of that name."""
     first, second = bundle(tmp_path / "first"), bundle(tmp_path / "second", without=(0,))
     good, link = first.layers[0].path.read_bytes(), os.link
 
@@ -259,7 +259,7 @@ def test_a_file_that_is_replaced_after_it_was_hashed_is_not_linked(
 
 
 def test_the_layers_of_a_host_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of this bundle and the ones beside it; not one that is damaged or left out."""
+    """Those of this bundle and of the bundles beside it, without damaged and missing layers."""
     first, second = bundle(tmp_path / "first"), bundle(tmp_path / "second", without=(0, 1, 2))
     changed(first.layers[1].path)
     assert list_layers(tmp_path / "second", []) == 0

@@ -1,4 +1,4 @@
-"""Compile sources to a pack of .pyc files, byte for byte as `compileall` does."""
+"""Sources are compiled to a pack of .pyc files, byte for byte as `compileall` does."""
 
 import importlib.util
 import io
@@ -45,7 +45,7 @@ BROKEN = {
 
 
 def pack_of(sources: dict[str, bytes], place: Path, python: str = sys.executable) -> list[tuple[str, bytes]]:
-    """Through the worker and back."""
+    """The content of the pack that the worker writes for *sources*."""
     compiler = Compiler([python], place)
     for path, source in sources.items():
         compiler.add(path, source)
@@ -63,12 +63,12 @@ def test_sources_are_compiled_in_order(tmp_path: Path) -> None:
 
 
 def test_a_pack_of_no_sources(tmp_path: Path) -> None:
-    """It is complete too."""
+    """An empty pack is complete, too."""
     assert pack_of({}, tmp_path / "pack") == []
 
 
 def test_a_pyc_is_hash_based_and_unchecked(tmp_path: Path) -> None:
-    """Magic, flags 1, the source's hash: no time in it, and import does not look at the source."""
+    """Magic, flags 1, the source's hash: it contains no time, and import does not read the source."""
     for path, code in pack_of(SOURCES, tmp_path / "pack"):
         assert code[:4] == importlib.util.MAGIC_NUMBER
         assert code[4:8] == b"\1\0\0\0"
@@ -76,7 +76,7 @@ def test_a_pyc_is_hash_based_and_unchecked(tmp_path: Path) -> None:
 
 
 def compileall(sources: dict[str, bytes], root: Path) -> dict[str, bytes]:
-    """As in the Dockerfile: once, for the whole folder."""
+    """Compile the whole folder at once, as the Dockerfile does."""
     for path, source in sources.items():
         place = root / path[1:]
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def compileall(sources: dict[str, bytes], root: Path) -> dict[str, bytes]:
 
 
 def test_the_same_bytes_as_compileall(tmp_path: Path) -> None:
-    """The other engine compiles an environment in one run; ours one wheel at a time, in its order."""
+    """The docker engine compiles an environment in one run, the embedded one compiles wheel by wheel."""
     root = tmp_path / "root"
     theirs = compileall({**SOURCES, **BROKEN}, root)
     by_path = {f"{root}{path}": source for path, source in {**BROKEN, **SOURCES}.items()}
@@ -102,7 +102,7 @@ def test_the_same_bytes_as_compileall(tmp_path: Path) -> None:
 
 
 def test_the_same_bytes_as_compileall_for_the_standard_library(tmp_path: Path) -> None:
-    """Dozens of real modules, in another order than compileall's."""
+    """Dozens of real modules, in another order than that of compileall."""
     library = Path(json.__file__).parent.parent
     names = ("json", "email", "xml", "http")
     files = [file for name in names for file in (library / name).rglob("*.py")]
@@ -121,14 +121,14 @@ def test_the_same_bytes_as_compileall_for_the_standard_library(tmp_path: Path) -
 
 @given(cut=st.integers(0, 10_000))
 def test_a_cut_pack_is_refused(complete_pack: bytes, cut: int) -> None:
-    """At any byte."""
+    """At whichever byte it is cut."""
     with pytest.raises(ValueError):
         list(read_pack(io.BytesIO(complete_pack[: cut % len(complete_pack)])))
 
 
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_a_changed_pack_is_refused(complete_pack: bytes, at: int, bit: int) -> None:
-    """Any bit."""
+    """Whichever bit is changed."""
     changed = bytearray(complete_pack)
     changed[at % len(changed)] ^= 1 << bit
     with pytest.raises(ValueError):
@@ -158,7 +158,7 @@ def test_a_truncated_file_of_the_worker_is_not_stored(tmp_path: Path) -> None:
 
 
 def test_code_that_inflates_to_other_bytes() -> None:
-    """Checked again when a layer's tar is hashed."""
+    """They are checked again when a layer's tar is hashed."""
     code = replace(Code.of("/a.py", b"x" * 100), crc=1)
     with pytest.raises(ValueError, match=r"/a\.py is damaged"):
         code.content()
@@ -172,7 +172,7 @@ def complete_pack(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def test_a_worker_that_dies_is_an_error_with_its_last_output(tmp_path: Path) -> None:
-    """However much was still to be handed over."""
+    """Also if many sources have not been sent to it."""
     compiler = Compiler([sys.executable, "-c", "import sys; sys.exit('no such library')"], tmp_path / "pack")
 
     def work() -> None:
@@ -198,7 +198,7 @@ def test_a_full_disk_is_reported_with_a_hint() -> None:
 
 
 def test_a_worker_can_be_stopped(tmp_path: Path) -> None:
-    """In the middle of its work, and twice."""
+    """While it works; stopping it twice is no error."""
     compiler = Compiler([sys.executable], tmp_path / "pack")
     compiler.add("/a.py", b"x = 1\n")
     compiler.kill()
@@ -217,12 +217,12 @@ def test_a_worker_can_be_stopped(tmp_path: Path) -> None:
     ],
 )
 def test_where_code_goes(source: str, python: str, place: str) -> None:
-    """As the import system looks for it."""
+    """Where the import system looks for it."""
     assert cached_name(source, python) == place
 
 
 def test_the_key_of_a_layer_contains_all_its_inputs() -> None:
-    """Wheels in their order and the exact Python; not names, not sizes."""
+    """The wheels' hashes in their order and the exact Python, but no names or sizes."""
 
     def wheel(sha256: str, name: str = "a") -> LockedWheel:
         return LockedWheel(

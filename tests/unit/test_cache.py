@@ -32,7 +32,7 @@ GB = 1_000_000_000
 
 
 def item(kind: Kind, path: str, *, days: float = 1.0, size: int = GB, **details: object) -> CacheItem:
-    """Last used *days* ago."""
+    """An item that was last used *days* ago."""
     return CacheItem(kind=kind, path=path, size=size, used=NOW - days * DAY, **details)  # type: ignore[arg-type]
 
 
@@ -83,7 +83,7 @@ def test_by_default_unneeded_items_are_removed() -> None:
 
 
 def test_all_removes_items_that_no_tag_needs() -> None:
-    """Also wheels and byte-code; not a locked base or items in use."""
+    """Also wheels and bytecode, but no locked base and no items in use."""
     assert set(removed(PrunePolicy(everything=True))) == {
         *USELESS,
         "old.whl",
@@ -111,7 +111,7 @@ def test_older_than_uses_only_the_age() -> None:
     ],
 )
 def test_max_size_removes_the_oldest_until_it_fits(size: int, taken: list[str]) -> None:
-    """And no more."""
+    """It removes no more than that."""
     assert removed(PrunePolicy(max_size=size)) == taken
 
 
@@ -123,7 +123,7 @@ def test_max_size_and_age_together() -> None:
 
 
 def test_each_reason_is_shown() -> None:
-    """As `cache show` prints it."""
+    """In the words that `cache show` prints."""
     why = {usage.item.path: usage.why for usage in USAGES}
     assert why["torch"] == "needed by 2.7.1 in dist"
     assert why["claimed"] == why["new.whl.part"] == "in use: process 7"
@@ -170,7 +170,7 @@ items = st.lists(
 def test_needed_items_are_never_removed(
     items: list[CacheItem], roots: list[Root], policy: PrunePolicy
 ) -> None:
-    """For any policy; and the rest fits, or nothing more could be removed."""
+    """With any policy; afterwards the rest fits, or nothing more may be removed."""
     usages = item_usages(items, roots)
     taken = expendable(usages, policy, now=NOW)
 
@@ -203,7 +203,7 @@ def test_ages_and_sizes_are_parsed() -> None:
 
 
 def test_unused_layer_texts_are_removed_after_a_while() -> None:
-    """It is read again from the layers, in seconds."""
+    """They can be read again from the layers in seconds."""
     texts = (item("layer texts", "texts", days=29), item("layer texts", "old texts", days=31))
 
     assert [entry.item.path for entry in expendable(item_usages(texts, ()), PrunePolicy(), now=NOW)] == [
@@ -266,7 +266,7 @@ def test_only_our_own_names_are_swept(tmp_path: Path) -> None:
         path.write_text("x")
 
     store = Store(tmp_path)
-    assert store.sweep() == 0  # without its lock file, another process may be cleaning up
+    assert store.sweep() == 0  # its lock file is missing: another process may be cleaning up
     for path in (letter, half, owned):
         os.utime(path, (0, 0))
     assert store.sweep() == 1
@@ -274,7 +274,7 @@ def test_only_our_own_names_are_swept(tmp_path: Path) -> None:
 
 
 def test_a_record_is_written_through_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There the next run finds leftovers of a killed process, with its id."""
+    """In tmp/ the next run finds a killed process's files by the process ID in their names."""
     store = Store(tmp_path)
     store.put_record("layers", "k", {"a": 1})
     written: list[Path] = []
@@ -287,7 +287,7 @@ def test_a_record_is_written_through_tmp(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_claim_is_visible_while_it_lasts(tmp_path: Path) -> None:
-    """For every process; claims of dead processes are deleted."""
+    """To every process; claims of dead processes are deleted."""
     store = Store(tmp_path)
     with store.claim("builds a", {"b", "a"}):
         (claim,) = Store(tmp_path).claims()
@@ -298,7 +298,7 @@ def test_a_claim_is_visible_while_it_lasts(tmp_path: Path) -> None:
 
 
 def test_a_claim_waits_while_removable_items_are_listed(tmp_path: Path) -> None:
-    """It waits for the lock, and the message names its holder."""
+    """The claim waits for the lock, and the message names the lock's holder."""
     script = (
         "import sys; from pathlib import Path; from torchkiln.store.store import Store\n"
         "def waits(holder):\n    print(holder.what, flush=True)\n"

@@ -34,7 +34,7 @@ def test_lines_are_passed_on_whole_for_any_chunks(chunks: Sequence[bytes]) -> No
 
 
 def test_a_line_arrives_while_the_command_runs() -> None:
-    """The command waits for a line of its own input, which is written when its first line has arrived."""
+    """The command waits for a line of input, which is written when the command's first line has arrived."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", "print('ready'); print(input())"],
         stdin=subprocess.PIPE,

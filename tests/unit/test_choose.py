@@ -26,7 +26,7 @@ def check(
     wheel: str = "",
     metadata: str = "",
 ) -> None:
-    """The wheel *filename* with those fields; *wheel* and *metadata* are further lines."""
+    """Check the wheel *filename* with those fields; *wheel* and *metadata* are further lines."""
     fitness.check(
         f"Wheel-Version: {wheel_version}\n{wheel}".encode(),
         f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}\nbody\nName: other\n".encode(),
@@ -67,7 +67,7 @@ def test_metadata_of_this_wheel(filename: str, name: str, version: str) -> None:
     ],
 )
 def test_metadata_of_another_wheel(name: str, version: str, wheel_version: str, reason: str) -> None:
-    """The message has the found value."""
+    """The message contains the name and version that METADATA has."""
     with pytest.raises(BadWheel, match=f"^{NAME}: {reason}"):
         check(name=name, version=version, wheel_version=wheel_version)
 
@@ -107,13 +107,13 @@ OTHERS = [
 
 @pytest.mark.parametrize("tag", FITTING)
 def test_tags_that_fit(tag: str) -> None:
-    """In the file name, and in WHEEL, where one of several is sufficient."""
+    """In the file name and in WHEEL; in WHEEL, one fitting tag of several is sufficient."""
     check(f"some_thing-1.0-{tag}.whl", wheel=f"Tag: cp39-cp39-win32\nTag: {tag}\n")
 
 
 @pytest.mark.parametrize("tag", OTHERS)
 def test_tags_of_another_python_or_machine(tag: str) -> None:
-    """In both places."""
+    """Neither in the file name nor in WHEEL."""
     with pytest.raises(
         BadWheel, match=r": not a supported wheel on this platform: Python 3\.11, x86_64 Linux"
     ):
@@ -127,7 +127,7 @@ def test_tags_of_another_python_or_machine(tag: str) -> None:
 
 @pytest.mark.parametrize("line", ["Tag: any", "Tag:", "Tag: a-b-c-d"])
 def test_an_invalid_tag(line: str) -> None:
-    """Three parts."""
+    """A tag has three parts."""
     with pytest.raises(BadWheel, match="WHEEL contains an invalid tag"):
         check(wheel=line)
 
@@ -140,7 +140,7 @@ def test_the_python_that_it_requires(requires: str) -> None:
 
 @pytest.mark.parametrize("requires", [">=3.12", "<3.11", "==3.10.*", "!=3.11.*"])
 def test_another_required_python(requires: str) -> None:
-    """The message has the original text."""
+    """The message contains the specifier as METADATA has it."""
     with pytest.raises(BadWheel, match=r": requires a different Python: 3\.11 not in "):
         check(metadata=f"Requires-Python: {requires}\n")
 
@@ -216,7 +216,7 @@ def test_the_glibc_of_the_system_bounds_the_tags() -> None:
 
 
 def test_the_order_is_that_of_packaging_on_such_a_host() -> None:
-    """The names and their order, compared with those of the library for a platform list."""
+    """The tags and their order are those that `packaging` gives for the same list of platforms."""
     platforms = list(dict.fromkeys(tag.platform for tag in DEBIAN if tag.abi == "cp311"))
 
     assert (

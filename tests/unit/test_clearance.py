@@ -1,4 +1,4 @@
-"""The gate's decision: as a value that only the gate makes, and as a statement that is read back."""
+"""The gate's decision: a value that only the gate can make, and a signed statement that is read again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_only_the_gate_makes_a_cleared_image() -> None:
 
 
 def makers(tree: ast.AST) -> set[str]:
-    """What in *tree* could make a ClearedImage or hold the key to it: all but imports and annotations."""
+    """The names in *tree* that could make a ClearedImage: all uses but imports and annotations."""
     annotations = {
         id(inner)
         for node in ast.walk(tree)
@@ -78,7 +78,7 @@ def test_no_other_module_could_make_one() -> None:
     ],
 )
 def test_a_maker_is_seen(line: str, names: set[str]) -> None:
-    """The names that the test above would report."""
+    """The test above would report each of these uses."""
     assert makers(ast.parse(line)) == names
 
 
@@ -99,7 +99,7 @@ def test_it_is_read_as_it_was_written() -> None:
     assert found.missing
 
 
-def test_what_overrode_nothing_prevails() -> None:
+def test_a_decision_without_override_prevails() -> None:
     """An image that was cleared stays cleared if it is published again with --override."""
     proved = decision_of(clearance(CLEARED), where="x")
     first, second = (replace(proved, override=reason) for reason in ("first", "second"))

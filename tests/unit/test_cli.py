@@ -1,4 +1,4 @@
-"""The command line as a whole: help, exit codes and sentences, signals."""
+"""The command line as a whole: help, exit codes and messages, signals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
-# Short sleeps: Python runs its handler between two calls, and a long call may begin just before the signal.
+# Short sleeps: a long call may begin just before the signal, and Python runs the handler after the call.
 WORK = """
 import sys, time
 import torchkiln.cli as cli
@@ -52,7 +52,7 @@ cli.main([])
 
 
 def ended_by(*signals: signal.Signals) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of work that gets *signals*, the second while it winds down."""
+    """Exit code, stdout and stderr of a process that gets *signals*, the second one during its cleanup."""
     how = "slowly" if len(signals) > 1 else "swiftly"
     with subprocess.Popen(
         [sys.executable, "-c", WORK, how],
@@ -83,7 +83,7 @@ def test_signals(number: signal.Signals, code: int, word: str, times: int) -> No
     assert err == f"error: {word}; completed work is kept, the next run continues from there\n"
 
 
-# A process that was started but has not yet received its task: for half a second here.
+# A process that was started but has not yet received its task; this state lasts half a second here.
 STARTING = """
 import os, signal, threading, time
 from multiprocessing import util
@@ -160,7 +160,7 @@ sys.stdin.read()
 
 
 def test_a_worker_ends_if_its_parent_died_early() -> None:
-    """Its parent is then another process, which lives on."""
+    """Its parent is then another process, which continues to run."""
     with subprocess.Popen([sys.executable, "-c", ORPHAN, "0"], stdin=subprocess.PIPE) as process:
         try:
             assert process.wait(300) == 1
@@ -204,7 +204,7 @@ def test_errors_of_the_operating_system(
 
 
 def test_an_environment_without_permission_is_skipped(tmp_path: Path) -> None:
-    """Another user's .venv; the running Python has everything necessary."""
+    """A .venv of another user is skipped; the running Python has all necessary packages."""
     door = Path(shutil.copy(ROOT / "build.py", tmp_path))
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -261,7 +261,7 @@ def test_every_command_is_in_one_section() -> None:
 
 @pytest.mark.parametrize(("earlier", "now"), EARLIER.items())
 def test_an_earlier_name_works_and_names_the_new_one(earlier: str, now: tuple[str, ...]) -> None:
-    """For one release, and not in the help."""
+    """For one release; the help does not show it."""
     old = CliRunner().invoke(torchkiln, [earlier, "--help"])
     new = CliRunner().invoke(torchkiln, [*now, "--help"])
     assert (old.exit_code, old.stdout) == (0, new.stdout)
@@ -279,7 +279,7 @@ def test_the_command_list_imports_no_command() -> None:
 
 
 def test_verify_prints_digest_and_name(tmp_path: Path) -> None:
-    """stdout is data: a line an image."""
+    """stdout is data: one line for each image."""
     layout = build(tmp_path, tar_of(OWN))
 
     done = CliRunner().invoke(verify, [f"{layout.path}:a"])
@@ -288,7 +288,7 @@ def test_verify_prints_digest_and_name(tmp_path: Path) -> None:
 
 
 def test_verify_reports_every_fault(tmp_path: Path) -> None:
-    """Exit 12 by its exception, the faults in the message and, for machines, on stdout."""
+    """The exception gives exit code 12; the faults are in the message and, for scripts, on stdout."""
     layout = build(tmp_path, tar_of([*OWN, *OWN]))
 
     done = CliRunner().invoke(verify, [str(layout.path), "--json"])
@@ -303,14 +303,14 @@ def test_verify_reports_every_fault(tmp_path: Path) -> None:
 
 
 def test_verify_distinguishes_user_errors_from_faults(tmp_path: Path) -> None:
-    """An unknown name or folder is the user's, not the layout's."""
+    """An unknown name or folder is an error of the user, not a fault of the layout."""
     layout = build(tmp_path)
     for target in (f"{layout.path}:b", str(tmp_path / "nowhere"), f"{tmp_path}/nowhere:a"):
         assert isinstance(CliRunner().invoke(verify, [target]).exception, ConfigError)
 
 
 def test_verify_of_a_name_in_a_broken_layout_reports_the_faults(tmp_path: Path) -> None:
-    """Not the first that the reader meets: all, as the oracle lists them."""
+    """All faults that the oracle lists, not only the first one that the reader finds."""
     layout = build(tmp_path)
     (layout.path / "index.json").write_text('{"manifests": 1}')
 
@@ -322,7 +322,7 @@ def test_verify_of_a_name_in_a_broken_layout_reports_the_faults(tmp_path: Path) 
 
 
 def test_a_target_may_contain_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder wins over a split; digests have a colon too."""
+    """An existing folder's name is not split at its colon; digests contain a colon, too."""
     monkeypatch.chdir(tmp_path)
     os.mkdir("a:b")
 

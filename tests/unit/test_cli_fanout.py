@@ -44,7 +44,7 @@ def tags(*arguments: Any) -> list[tuple[str, str]]:
 
 
 def upgraded(cell: LockedCell) -> LockedCell:
-    """The same with another tqdm."""
+    """The same cell with another tqdm."""
     moved = wheel("tqdm", "9.9", megabytes=1)
     return replace(
         cell,
@@ -54,7 +54,7 @@ def upgraded(cell: LockedCell) -> LockedCell:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """A committed folder with the locks of 2.7.1 and 2.8.0, deeper than the checkout's top."""
+    """A committed folder with the locks of 2.7.1 and 2.8.0, not at the top of the checkout."""
     folder = tmp_path / "some where" / "images"
     for torch in ("2.7.1", "2.8.0"):
         put(folder, locked(torch))
@@ -77,7 +77,7 @@ def test_a_row_has_what_a_job_needs(images: Path) -> None:
 
 
 def test_all_committed_locks_are_listed() -> None:
-    """And no cell that has none. The matrix has no images for some GPUs, so `--all` has none."""
+    """Cells without a lock are not listed. `--all` adds nothing: the matrix has no thin images."""
     found = {row["tag"] for row in rows(ROOT / "images", "--all")}
     committed = {path.parent.name for path in (ROOT / "images").glob("*/lock.json")}
     assert found == {tag for tag in committed if not (named := parse_name(tag)) or not named.gpus}
@@ -94,10 +94,10 @@ def test_without_changes_the_matrix_is_empty(images: Path) -> None:
 
 
 def test_changed_cells_have_a_reason(images: Path) -> None:
-    """One has a changed package, one is new, one has another recipe; and one is only reformatted."""
+    """One cell has a changed package, one is new, one has another recipe; one lock is only reformatted."""
     put(images, upgraded(locked()))
     put(images, locked("2.6.0"))
-    put(images, replace(locked("2.8.0"), inputs=Digest("sha256:" + "5" * 64)))  # as by another recipe
+    put(images, replace(locked("2.8.0"), inputs=Digest("sha256:" + "5" * 64)))  # other recipe
     was = commit(images)
     put(images, locked("2.5.1"))
     put(images, locked("2.8.0"))
@@ -111,7 +111,7 @@ def test_changed_cells_have_a_reason(images: Path) -> None:
 
 
 def test_recorded_layers_do_not_count_as_a_change(images: Path) -> None:
-    """They follow from the rest."""
+    """They follow from the rest of the lock."""
     digests = {"digest": Digest("sha256:" + "3" * 64), "diff_id": Digest("sha256:" + "4" * 64)}
     layer = ImageLayer(title="torch", blob=Blob(**digests, size=1, unpacked=1))
     put(images, replace(locked(), layers=(layer,)))
@@ -137,7 +137,7 @@ def test_a_revision_that_git_does_not_know_is_an_error(images: Path, name: str) 
 
 
 def test_before_the_first_commit_all_cells_are_new(images: Path) -> None:
-    """Forges write it so for a new branch."""
+    """For a new branch, GitHub and others give a commit of forty zeros."""
     assert [reason for _, reason in tags(images, "--changed-since", "0" * 40)] == ["new", "new"]
 
 
@@ -160,7 +160,7 @@ def test_conflicting_options(wrong: list[str]) -> None:
 
 
 def test_the_earlier_option_of_list_works(images: Path) -> None:
-    """`list --github`, for one release."""
+    """`list --github` still works, for one release."""
     arguments = [*MATRIX, "--images", str(images), "--changed-since", "0" * 40]
     now = CliRunner().invoke(matrix, arguments)
     old = CliRunner().invoke(list_command, [*arguments, "--github"])

@@ -1,4 +1,4 @@
-"""`torchkiln gate`: a digest, or everything that is missing; a bad signature is another thing than none."""
+"""`torchkiln gate`: the digest, or all missing requirements; a bad signature differs from a missing one."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class Scene:
         self.suite = suite_with(folder / "suite", {"test_all.py": body})
 
     def report(self, *findings: Finding, **other: Any) -> SmokeReport:
-        """Of this image by this suite."""
+        """A report of this image by this suite."""
         return replace(report(*findings), **{"image": self.image, "suite": suite_digest(self.suite)} | other)
 
     def file(self, content: SmokeReport | bytes, name: str = "report.json", *, own: bool = True) -> str:
-        """Its path. A report is of this machine's *own* runs, unless that is denied."""
+        """Write *content*; returns its path. If *own*, a report is also kept as a run of this machine."""
         if isinstance(content, SmokeReport) and own:
             KeptRuns(store=Store(self.folder / "cache"), listener=SilentSmokeListener()).keep(content)
         (self.folder / name).write_bytes(content if isinstance(content, bytes) else to_json(content))
         return str(self.folder / name)
 
     def gate(self, reports: Sequence[str], *more: str) -> Any:
-        """`gate TAG`."""
+        """The result of `gate TAG` with *reports*."""
         argv = [TAG, "--output", str(self.folder / "dist"), "--suite", str(self.suite)]
         argv += [word for path in reports for word in ("--report", path)]
         return CliRunner().invoke(gate, [*argv, "--images", str(ROOT / "images"), *more])
@@ -111,7 +111,7 @@ def test_for_machines(scene: Scene) -> None:
 def test_an_inconclusive_run_counts_until_a_later_one_has_all_its_checks(
     scene: Scene, again: str, superseded: bool
 ) -> None:
-    """A failure is a result of the check, unless the host caused it; a skipped check has none."""
+    """A failed check has a result unless the host caused the failure; a skipped check has no result."""
     scene.file(scene.report(found("cuda", "skipped", "host: x"), when="2026-11-21T10:00:00Z"))
     scene.file(scene.report(found("import", again, "host: x"), when="2026-11-21T11:00:00Z"))
 
@@ -147,8 +147,8 @@ def test_the_policy_is_the_matrix_s(scene: Scene) -> None:
     assert refused.missing == (("busbw", "failed: slow (report.json)"),)
 
 
-def test_slips(scene: Scene) -> None:
-    """A tag that the layout does not have, a folder that does not exist, an image without a lock."""
+def test_wrong_arguments(scene: Scene) -> None:
+    """A folder that does not exist, an image without a lock, a file that is not a report."""
     plain = scene.file(scene.report())
 
     assert isinstance(scene.gate([plain], "--output", str(scene.folder / "none")).exception, ConfigError)
@@ -156,7 +156,7 @@ def test_slips(scene: Scene) -> None:
     assert isinstance(scene.gate([scene.file(b"{}", "x.json")]).exception, ConfigError)
 
 
-def test_whose_reports_count(scene: Scene) -> None:
+def test_reports_of_other_machines_need_a_signature(scene: Scene) -> None:
     """Runs of this machine count without --report; reports of other machines only with a signature."""
     unsigned = scene.file(scene.report(), own=False)
     refused = scene.gate([unsigned]).exception
@@ -200,7 +200,7 @@ def test_the_table_has_each_check(scene: Scene) -> None:
 
 
 def test_the_policy_can_contain_keys(scene: Scene) -> None:
-    """Beside matrix.yaml, wherever the command is run."""
+    """Relative paths of key files start at matrix.yaml's folder, wherever the command is run."""
     text = (ROOT / "matrix.yaml").read_text()
     matrix = scene.file(text.replace("keys: []", "keys: [lab.pub.pem]").encode(), "matrix.yaml")
     signed = scene.file(attest(scene.report(), ED), "report.dsse.json")

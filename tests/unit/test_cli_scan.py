@@ -1,4 +1,4 @@
-"""`torchkiln scan`: reports, threshold and list; refusals, and messages."""
+"""`torchkiln scan`: reports, the threshold, the list of allowed vulnerabilities, errors and warnings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOOLS = sorted(DOCUMENTS)
 
 @pytest.fixture(scope="module")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """Only read."""
+    """A layout with two images, which no test changes."""
     return two_images(tmp_path_factory.mktemp("images"))
 
 
@@ -43,7 +43,7 @@ def image(layout: Layout) -> ImageOnDisk:
 
 @pytest.fixture(autouse=True)
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tool of this machine's, and no list: a folder for either."""
+    """An empty current folder without a list, and a PATH without the scanners of this machine."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.chdir(tmp_path)
@@ -125,7 +125,7 @@ def test_control_characters_are_escaped(layout: Layout, image: ImageOnDisk, name
 
 
 def test_allowed_findings_pass_and_are_listed(layout: Layout, image: ImageOnDisk) -> None:
-    """By the list in the current folder, or by the named one: with reason and end date."""
+    """By the list in the current folder, or by the named list; each with reason and end date."""
     report = reported(by_grype(image))
     entries = entry("CVE-2023-45853", package="zlib1g"), entry("CVE-2024-6345")
     allow(*entries, name="other.yaml")
@@ -142,7 +142,7 @@ def test_allowed_findings_pass_and_are_listed(layout: Layout, image: ImageOnDisk
 
 
 def test_an_entry_that_expired_yesterday_allows_nothing(layout: Layout, image: ImageOnDisk) -> None:
-    """On its last day it did."""
+    """On its last day, an entry is still valid."""
     report = reported(by_trivy(image))
     allow(entry("CVE-2023-45853", 0), entry("CVE-2024-6345", 0))
     assert scan_command(layout, *report).exit_code == 0
@@ -155,7 +155,7 @@ def test_an_entry_that_expired_yesterday_allows_nothing(layout: Layout, image: I
 
 
 def test_an_entry_that_matches_nothing_is_reported(layout: Layout, image: ImageOnDisk) -> None:
-    """So that lists stay short; it is not an error."""
+    """So users can keep lists short; it is not an error."""
     allow(entry("CVE-1-1"))
     done = scan_command(layout, *reported(by_trivy(image)), "--fail-on", "critical", "--ignore-unfixed")
 
@@ -234,7 +234,7 @@ def _block(kind: str) -> str:
 def test_the_page_shows_the_real_output(
     layout: Layout, image: ImageOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its list, on the day on which it was written."""
+    """With the page's list, on the day on which the page was written."""
     day = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
     monkeypatch.setattr("torchkiln.cli.scan.datetime", SimpleNamespace(now=lambda _: day))
     Path("vulnerabilities.yaml").write_text(_block("yaml"))
@@ -253,7 +253,7 @@ def test_the_page_shows_the_real_output(
 
 @pytest.mark.parametrize("line", _block("sh").splitlines())
 def test_the_pages_commands_of_scanners_are_valid(layout: Layout, line: str, tmp_path: Path) -> None:
-    """With the fake scanner; their output is of the image."""
+    """The fake scanner runs them; their output is a report of the image."""
     link_image(layout.image("a"), tmp_path / "LAYOUT")
     argv, _, _ = line.partition(" >")
     tool, *rest = argv.split()

@@ -1,4 +1,4 @@
-"""`plan sharing` as a user calls it: of the committed locks, and of a layout."""
+"""`plan sharing` as a user calls it, for the committed locks and for a layout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_json(*arguments: str) -> Any:
 
 
 def locked_to(images: Path, torch: str, *, without: str = "") -> None:
-    """A made-up lock of that release, which differs from another's in torch alone. Tars are twice the wheels.
+    """Write a made-up lock of that release; releases differ in torch only. Tars are twice as large as wheels.
 
     :param without: the title of a layer that is not recorded.
     """
@@ -63,19 +63,19 @@ def locked_to(images: Path, torch: str, *, without: str = "") -> None:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """The locks of SEVEN and EIGHT."""
+    """A folder with the locks of SEVEN and EIGHT."""
     for torch in ("2.7.1", "2.8.0"):
         locked_to(tmp_path, torch)
     return tmp_path
 
 
 def lines(done: Result) -> list[str]:
-    """Of stdout, with one space between columns."""
+    """The lines of stdout, with one space between columns."""
     return [" ".join(line.split()) for line in done.stdout.splitlines()]
 
 
 def test_all_locked_images_are_counted_by_their_locks() -> None:
-    """Compared with the locks' JSON: base, wheel layers; then our files, which no lock records."""
+    """Base and wheel layers are compared with the locks' JSON; no lock records the top layer, our files."""
     found = run_json("--images", str(IMAGES), "--lockable")
     blobs: dict[str, int] = {}
     total = 0
@@ -102,7 +102,7 @@ def test_all_locked_images_are_counted_by_their_locks() -> None:
 
 
 def test_only_locked_cells_are_counted() -> None:
-    """The message names the others; those by public record are excluded, because it has no sizes."""
+    """The message counts the others; cells locked by public record are left out, as that has no sizes."""
     done = run("--images", str(IMAGES), "--all", "--json")
     by_record = "3 cells are not counted: locked by public record, which has no sizes"
     assert by_record in done.stderr
@@ -130,7 +130,7 @@ def test_a_recorded_layer_counts_for_every_image_with_it() -> None:
 
 
 def test_chosen_cells_as_tables(two: Path) -> None:
-    """A layer on another torch is one blob, but is unpacked twice."""
+    """A layer that lies on two versions of torch is stored once in a registry, but is unpacked twice."""
     done = run("--images", str(two), "--torch", "2.7,2.8", "--cuda", "12.1")
 
     assert done.stderr == ""
@@ -161,7 +161,7 @@ def test_chosen_cells_as_tables(two: Path) -> None:
 
 
 def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
-    """Sums without it are marked as incomplete, without a ratio; the other image is counted normally."""
+    """Sums without its size are marked as incomplete and have no ratio; the other image is unaffected."""
     both_images = run_json("--images", str(two))
     locked_to(two, "2.7.1", without="torch 2.7.1")
     done, found = run("--images", str(two)), run_json("--images", str(two))
@@ -286,7 +286,7 @@ def test_an_image_without_a_name_is_shown_by_its_digest(layout: Layout) -> None:
 
 
 def test_an_invalid_layout_is_an_error(layout: Layout, tmp_path: Path) -> None:
-    """With the exit code of other commands."""
+    """With the same exit code as for other commands."""
     (tmp_path / "other").mkdir()
     for folder, kind in ((tmp_path / "none", ConfigError), (tmp_path / "other", VerificationFailed)):
         with pytest.raises(kind, match=str(folder)):
@@ -319,7 +319,7 @@ def _write(blob: Path, data: bytes) -> None:
 
 
 def test_a_layer_of_another_tar_is_an_error(layout: Layout) -> None:
-    """Although it has the manifest's length."""
+    """Although the layer has the size that the manifest states."""
     image = layout.image(EIGHT)
     path = image.layers[1].path
     path.unlink()

@@ -91,7 +91,7 @@ def test_values_that_plain_never_writes_do_not_fit_the_schema(change: dict[str, 
     assert not jsonschema.Draft202012Validator(codec.schema_of(Outer)).is_valid(document)
 
 
-# A crash ends the process, so another one runs this.
+# This runs in another process, because a crash ends the process.
 MANY_THREADS = """
 import sys, threading
 from dataclasses import make_dataclass
@@ -121,9 +121,9 @@ def new(number):
 
 
 def threads_use(convert: str) -> int:
-    """The exit code of a process in which six threads at a time *convert* to a new data class.
+    """The exit code of a process in which six threads at once call *convert* with a new data class.
 
-    By `lambda kind, value: msgspec.convert(value, kind)` of msgspec 0.22 it is -11.
+    With `lambda kind, value: msgspec.convert(value, kind)` and msgspec 0.22 the exit code is -11 (SIGSEGV).
     """
     code = MANY_THREADS.format(imports=CLASSES.replace("CONVERT", convert), use="new(number)")
     head = "import msgspec\nfrom torchkiln.util.codec import typed\n"

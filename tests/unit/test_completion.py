@@ -18,7 +18,7 @@ from tests.unpublished import FakeIndex
 from torchkiln.cli import COMMANDS, torchkiln
 from torchkiln.util.places import MATRIX, ROOT
 
-#: Sources the script, and prints what it completes: the words are the arguments.
+#: Sources the script $1 and prints the completions of the other arguments, the words of a command line.
 BASH = """
 source "$1"; shift
 compopt() { :; }
@@ -57,7 +57,7 @@ def completed(folder: Path, *words: str) -> list[str]:
 
 
 def offered(folder: Path, *words: str) -> list[str]:
-    """The same by click, in this process."""
+    """What click completes in this process for the same words."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         found = ShellComplete(torchkiln, {}, "torchkiln", "_TORCHKILN_COMPLETE")

@@ -1,4 +1,4 @@
-"""Statements about something else, or in another format: `verify` does not accept them."""
+"""`verify` does not accept statements about something else, or in another format."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ SMOKE = "urn:torchkiln:smoke-report:2"
 
 
 def document(scene: Scene, kind: str) -> dict[str, Any]:
-    """The signed statement of that *kind*, as it is."""
+    """The content of the signed statement of that *kind*."""
     return dict(json.loads(base64.b64decode(scene.bundle(kind)["dsseEnvelope"]["payload"])))
 
 
 def resealed(content: bytes, *, as_type: str = PAYLOAD_TYPE, key: Any = P256, kind: str = SIGNATURE) -> bytes:
-    """Any bytes, signed."""
+    """*content* as a signed statement in a bundle."""
     return bundled(sign(as_type, content, key), fingerprint(key.public_key()), kind).data
 
 
 def twice(content: dict[str, Any], key: str, value: Any) -> bytes:
-    """With *key* a second time."""
+    """*content* as JSON in which *key* occurs a second time, with *value*."""
     text = json.dumps(content)
     return (text[:-1] + f", {json.dumps(key)}: {json.dumps(value)}}}").encode()
 
@@ -91,7 +91,7 @@ FORMS: dict[str, Callable[[dict[str, Any]], bytes]] = {
     [*((SIGNATURE, form) for form in FORMS), (PROVENANCE, "another image"), (CLEARANCE, "another image")],
 )
 def test_a_statement_in_another_format(scene: Scene, form: str, kind: str) -> None:
-    """Signed by the publisher: it is ignored, so that its information is missing."""
+    """Even if the publisher signed it, it is ignored: what it states is then missing."""
     scene.publish()
     forged = FORMS[form](document(scene, kind))
     scene.replace(kind, resealed(forged, kind=kind))
@@ -120,7 +120,7 @@ def test_a_changed_payload_type(scene: Scene) -> None:
 
 
 def test_a_signature_of_only_the_payload(scene: Scene) -> None:
-    """Not of DSSE's encoding of it."""
+    """Not of the DSSE pre-authentication encoding (PAE), which contains the type, too."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -165,7 +165,7 @@ def other_lock(scene: Scene) -> Any:
 
 
 def test_two_provenances_that_name_different_locks(scene: Scene) -> None:
-    """The registry determines their order: neither the first nor the last decides."""
+    """Neither the first nor the last is used, because the registry determines their order."""
     scene.publish()
     content = provenance(other_lock(scene), scene.image.manifest, source=None, builder="urn:x")
     fields = content.content
@@ -180,7 +180,7 @@ def test_two_provenances_that_name_different_locks(scene: Scene) -> None:
 
 
 def test_two_provenances_of_one_lock(scene: Scene) -> None:
-    """Published again by another source: no fault."""
+    """The image was published again from another source: no fault."""
     from torchkiln.attest.provenance import SourceRevision
     from torchkiln.lock.lock import load_locked
 
@@ -208,7 +208,7 @@ def test_a_provenance_whose_lock_does_not_match_its_digest(scene: Scene) -> None
 
 
 def test_a_replayed_statement_of_another_image(scene: Scene) -> None:
-    """As it was signed, put beside this image: of each kind alone."""
+    """A genuine statement of another image, attached to this image; each kind alone."""
     scene.publish()
     first = scene.image
     scene.image = scene.publisher.build("2")
@@ -239,7 +239,7 @@ def test_a_replayed_statement_of_another_image(scene: Scene) -> None:
 
 
 def test_a_report_of_another_lock(scene: Scene) -> None:
-    """Of this digest by its own word, and the image.json that it read inside is another lock's."""
+    """The report names this image's digest, but the hash of image.json in it is that of another lock."""
     scene.publish()
     content = scene.publisher.report(scene.image)
     host = json.loads(content.host) | {"image_json_sha256": "0" * 64}
@@ -260,7 +260,7 @@ def test_a_report_whose_subject_and_content_differ(scene: Scene) -> None:
 
 @pytest.mark.parametrize("when", ["2999-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
 def test_a_report_with_a_future_date(scene: Scene, when: str) -> None:
-    """So that it would never be too old."""
+    """Otherwise a report could be dated so that it never expires."""
     scene.publish()
     forged = attest(scene.publisher.report(scene.image, when=when), ED)
     scene.replace(SMOKE, bundled(forged, fingerprint(ED.public_key()), SMOKE).data)
@@ -289,8 +289,8 @@ def test_a_decision_that_clears_although_something_is_missing(scene: Scene, over
     assert "it clears an image although checks are missing" in scene.refused()
 
 
-def test_a_suite_in_a_decision_without_a_report_by_it(scene: Scene) -> None:
-    """The publisher names the suite: reports by another suite do not count."""
+def test_a_decision_that_names_a_suite_without_a_report_by_that_suite(scene: Scene) -> None:
+    """Reports by another suite than the one in the publisher's decision do not count."""
     scene.publish()
     decided(scene, suite="sha256:" + "0" * 64)
 
@@ -316,7 +316,7 @@ def test_a_suite_in_the_decision_of_an_unknown_key(scene: Scene) -> None:
 
 
 def test_an_unsigned_statement_beside_signed_ones(scene: Scene) -> None:
-    """The bare statement, as BuildKit would put it there."""
+    """A bare in-toto statement, as BuildKit attaches it."""
     scene.publish()
     content = statement(TAG, scene.image.manifest, PROVENANCE, {"buildDefinition": {}})
     scene.beside(PAYLOAD_TYPE, payload(content))

@@ -1,4 +1,4 @@
-"""Two images by their layers: packages, settings and layers that are not the same, and nothing else."""
+"""The comparison of two images by their layers reports differing packages, settings and layers only."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_sizes_are_summed_if_each_is_known() -> None:
 
 
 def metadata(name: str, version: str) -> str:
-    """A METADATA file whose text also mentions versions."""
+    """A METADATA file whose description also contains names and versions."""
     return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: x\n\nVersion: 9\nName: y\n"
 
 

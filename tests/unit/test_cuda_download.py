@@ -1,4 +1,4 @@
-"""Downloads of archives: from a server in NVIDIA's layout, with faults, or from a folder."""
+"""Downloads of CUDA archives from a server in NVIDIA's layout, with faults, or from a folder."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_cancelled_download_leaves_no_file(server: IndexServer, tmp_path: Path
 
 
 def test_a_folder_of_archives_is_not_written(tmp_path: Path) -> None:
-    """In NVIDIA's layout or flat; another file of its name is refused and left."""
+    """The folder is in NVIDIA's layout or flat; a wrong file with an archive's name is refused and kept."""
     flat = tmp_path / ARCHIVE.filename
     flat.write_bytes(DATA)
     assert fetch(str(tmp_path), tmp_path / "part") == flat
@@ -130,7 +130,7 @@ def test_a_folder_of_archives_is_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["/nowhere/at/all", "ftp://host/redist", "https://"])
 def test_an_invalid_setting(place: str, tmp_path: Path) -> None:
-    """Reported before the work, and again by callers that did not check before."""
+    """It is reported before the work begins, and also to callers that did not check it."""
     with pytest.raises(ConfigError, match=VARIABLE):
         source(place).require((ARCHIVE,))
     with pytest.raises(ConfigError, match=VARIABLE):
@@ -162,7 +162,7 @@ def test_a_bad_archive_leaves_nothing_and_the_next_run_needs_only_it(
 
 
 def test_a_server_is_requested_before_it_is_needed(server: IndexServer, tmp_path: Path) -> None:
-    """One byte of the smallest archive; nothing if no archive is missing, or it is in a folder."""
+    """It requests one byte of the smallest archive; nothing if none is missing or the source is a folder."""
     source(mirror(server)).demand_reachable(())
     assert server.requests == []
     source(mirror(server)).demand_reachable((ARCHIVE,))

@@ -1,4 +1,4 @@
-"""Malicious archives: each is refused with its name and the reason, and nothing of it is stored."""
+"""Malicious CUDA archives: the error has name and reason, and nothing of the archive is stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Entry = tuple[str, bytes, dict[str, object]]
 
 
 def packed(*entries: Entry, top: str = TOP, preset: int = 0) -> bytes:
-    """An xz tar of *entries*: name below *top*, content, fields of the header."""
+    """A tar.xz of *entries*: name below *top*, content, fields of the header."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name, content, fields in entries:
@@ -73,10 +73,13 @@ REFUSED = {
     "link, then through it": ([link("bin", "nvvm"), NVCC], "not a directory"),
     "link out": ([link("bin/x", "../../../etc/passwd")], "outside of the archive"),
     "absolute link": ([link("bin/x", "/etc/passwd")], "outside of the archive"),
-    "left out, but a link out": ([link("doc/x", "../../x")], "outside of the archive"),
+    "a link to outside, in a part that is left out": ([link("doc/x", "../../x")], "outside of the archive"),
     "hard link out": ([link("bin/x", "etc/passwd", tarfile.LNKTYPE)], "not an earlier file"),
-    "hard link ahead": ([link("bin/x", f"{TOP}/bin/nvcc", tarfile.LNKTYPE), NVCC], "not an earlier file"),
-    "hard link to what goes": (
+    "hard link forward": (
+        [link("bin/x", f"{TOP}/bin/nvcc", tarfile.LNKTYPE), NVCC],
+        "not an earlier file",
+    ),
+    "hard link to a removed file": (
         [("doc/x", b"x", {}), link("bin/x", f"{TOP}/doc/x", tarfile.LNKTYPE)],
         "not installed",
     ),
@@ -106,11 +109,11 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda _: b"", "unexpected end of input"),
     "no xz": (lambda _: b"<html>404</html>", "cannot be read"),
     "cut": (_cut, "unexpected end of input"),
-    "xz of no tar": (lambda _: lzma.compress(b"hello" * 900), "cannot be read"),
+    "xz of something else than a tar": (lambda _: lzma.compress(b"hello" * 900), "cannot be read"),
     "tar cut within a file": (_tar_cut, "unexpected end of input|unexpected end"),
-    "bytes behind it": (lambda data: data + b"x", "trailing data after the end"),
+    "bytes after the end": (lambda data: data + b"x", "trailing data after the end"),
     "a second stream": (lambda data: data + data, "trailing data after the end"),
-    "a bit of it": (lambda data: data[:-20] + bytes([data[-20] ^ 1]) + data[-19:], "cannot be read"),
+    "a changed bit": (lambda data: data[:-20] + bytes([data[-20] ^ 1]) + data[-19:], "cannot be read"),
 }
 
 
@@ -123,7 +126,7 @@ def test_damaged_files_are_refused(case: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its declared size before it is unpacked, for all files."""
+    """By the declared sizes of all files, before they are unpacked."""
     monkeypatch.setattr("torchkiln.cuda.keep._MAX_CONTENT", 1 << 20)
 
     with pytest.raises(BadArchive, match="unpacks to more than"):
@@ -131,7 +134,7 @@ def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch:
 
 
 def test_an_xz_that_needs_too_much_memory_is_refused(tmp_path: Path) -> None:
-    """Its header requires a dictionary of a gigabyte, which a decoder would allocate at once."""
+    """Its header declares a dictionary of a gigabyte, which a decoder would allocate at once."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
     data = lzma.compress(lzma.decompress(packed(NVCC)), filters=filters)
     with pytest.raises(BadArchive, match=r"[Mm]emory"):
@@ -203,7 +206,7 @@ _FIRST = st.one_of(
 
 @given(st.lists(_PART, max_size=4), _FIRST, st.sampled_from(["cuda_nvcc", "libcublas"]))
 def test_installed_files_are_below_the_toolkit(rest: list[str], first: str, component: str) -> None:
-    """And no two members have the same path, except for lib and lib64."""
+    """And no two files have the same path, except for lib and lib64."""
     path = "/".join([first, *rest])
     placed = cuda_tree.place(component, path)
 

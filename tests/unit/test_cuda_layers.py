@@ -1,4 +1,4 @@
-"""devel of CUDA 12.1: NVIDIA's archives, in miniature, as layers at /usr/local/cuda-12.1."""
+"""Layers at /usr/local/cuda-12.1 for the flavor devel of CUDA 12.1, from miniatures of NVIDIA's archives."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_same_archives_give_the_same_layers(place: Place) -> None:
 
 
 def test_the_archive_is_deleted_and_its_used_files_are_stored(place: Place) -> None:
-    """Two hundred thousand bytes of a library are not in the cache; the user's own folder is left alone."""
+    """The cache does not keep the 200 kB of an unused library; the user's folder is not changed."""
     store, layers = place.layers()
     for layer in layers:
         store.blob(layer.digest).unlink()
@@ -125,7 +125,7 @@ def test_the_archive_is_deleted_and_its_used_files_are_stored(place: Place) -> N
 
 
 def test_an_image_with_the_toolkit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A complete build: runtime's layers, the toolkit's on them, and on top the links into the wheels."""
+    """A complete build: the runtime image's layers, then the toolkit's, and on top links into the wheels."""
     monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
@@ -150,7 +150,7 @@ def _built(plan: ImagePlan, store: Store, place: Place) -> image_build.BuildResu
 
 
 def test_the_cache_lists_stored_files_of_archives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Needed by a tag, to rebuild its layers; a partially downloaded archive is removable."""
+    """As needed to rebuild a tag's layers; a partially downloaded archive is removable."""
     monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)

@@ -1,4 +1,4 @@
-"""The facts of NVIDIA's archives: the shipped ones, and untrusted files."""
+"""Facts about NVIDIA's archives: the shipped facts, and untrusted files with others."""
 
 from __future__ import annotations
 

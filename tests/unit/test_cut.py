@@ -82,7 +82,7 @@ def task(wheel: Path, folder: Path, recorded: Blob | None = None, cut: DeviceCod
 
 
 def test_only_dead_device_code_becomes_zeros(wheel: Path, cut: Cut) -> None:
-    """All other files are as in the full layer, but RECORD, which has the hash of the cut library."""
+    """All other files are as in the full layer, except for RECORD, which has the cut library's hash."""
     full = tree_of_layer(layer_of([wheel], code=pretended_code)[0])
     thin = tree_of_layer(layer_of([wheel], code=pretended_code, cut=cut)[0])
 
@@ -103,7 +103,7 @@ def test_only_dead_device_code_becomes_zeros(wheel: Path, cut: Cut) -> None:
 
 
 def test_other_streams_are_spliced(wheel: Path, cut: Cut) -> None:
-    """Even those of libraries that are looked into; the cut library is compressed by the pinned encoder."""
+    """Also those of libraries that are examined; the cut library is compressed by the pinned encoder."""
     blob, _ = layer_of([wheel], cut=cut)
     data = wheel.read_bytes()
     with zipfile.ZipFile(wheel) as archive:
@@ -142,7 +142,7 @@ def test_a_layer_in_which_nothing_is_dead_is_the_full_layer(tmp_path: Path, gpus
 
 
 def test_a_stored_library_is_cut_or_copied(tmp_path: Path, cut: Cut) -> None:
-    """As a deflated one, above."""
+    """Stored without compression: it is treated like a deflated one."""
     files = tuple(replace(file, stored=True) for file in SPEC.files)
     tree = tree_of_layer(layer_of([write_wheel(replace(SPEC, files=files), tmp_path)], cut=cut)[0])
     assert same(tree[f"{SCHEME.site}/{PATH}"].data, expected())
@@ -150,7 +150,7 @@ def test_a_stored_library_is_cut_or_copied(tmp_path: Path, cut: Cut) -> None:
 
 
 def test_a_recorded_layer_has_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
-    """And a wrong record gives the right layer."""
+    """If the recorded values are wrong, the layer is correct nevertheless."""
     truth = make_layer(task(wheel, tmp_path))
     blob = (tmp_path / "out").read_bytes()
     assert make_layer(task(wheel, tmp_path, recorded=truth)) == truth
@@ -163,7 +163,7 @@ def test_a_recorded_layer_has_the_same_bytes(wheel: Path, tmp_path: Path) -> Non
 def test_a_recorded_layer_hashes_no_content_but_that_of_cut_libraries(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are not inflated twice."""
+    """The other files are not decompressed a second time."""
     truth = make_layer(task(wheel, tmp_path))
     inflated: list[str] = []
     from torchkiln.wheel import content, cut, splice
@@ -180,7 +180,7 @@ def test_a_recorded_layer_hashes_no_content_but_that_of_cut_libraries(
 
 
 def test_other_wheels_of_a_layer_are_not_cut(wheel: Path, tmp_path: Path) -> None:
-    """Only those that the lock names."""
+    """Only wheels that the lock names are cut."""
     other = write_wheel(
         WheelSpec(name="other", files=(File(path="other/lib.so", data=LIBRARY),)), tmp_path / "wheels"
     )
@@ -192,7 +192,7 @@ def test_other_wheels_of_a_layer_are_not_cut(wheel: Path, tmp_path: Path) -> Non
 
 
 def test_a_wheel_that_arrives_gives_the_same_layer(wheel: Path, tmp_path: Path) -> None:
-    """A library that is not cut is read again, before the rest of the wheel is there."""
+    """A library that is not cut is read again, before the rest of the wheel is downloaded."""
     data, part, piece = wheel.read_bytes(), tmp_path / "part", 9999
     with zipfile.ZipFile(wheel) as archive:
         after = archive.getinfo("some/new.so").header_offset
@@ -285,7 +285,7 @@ def test_cutting_can_be_cancelled(wheel: Path, cut: Cut) -> None:
 
 
 def test_the_member_of_zeros_is_that_of_the_encoder() -> None:
-    """It is compressed once; shorter pieces and those that only begin with zeros are not mistaken."""
+    """It is compressed once; shorter pieces and pieces that only begin with zeros are compressed normally."""
     pieces = [bytes(MEMBER), bytes(MEMBER - 1) + b"1", bytes(MEMBER), bytes(MEMBER - 1), b""]
     for piece, (content, member) in zip(pieces, members(pieces), strict=True):
         assert same(content, piece)

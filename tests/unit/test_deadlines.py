@@ -1,4 +1,4 @@
-"""Time limits of requests, against a server that sends a byte again and again."""
+"""Time limits of requests to a server that sends one byte at a time, without end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchkiln.util.http.session import LimitedSession, Network
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """Of a response whose header never ends."""
+    """The URL of a response whose header never ends."""
     with HostileIndex(lambda _: slowly(b"HTTP/1.1 200 OK\r\nX: ", b"y")) as index:
         yield index.url
 
@@ -31,7 +31,7 @@ def test_a_request_has_a_limit(session: LimitedSession, url: str) -> None:
 
 @pytest.mark.parametrize("requests", [1, 2])
 def test_a_limit_that_passes_before_the_connection(session: LimitedSession, url: str, requests: int) -> None:
-    """A last attempt may begin when no time is left; each of its connections is shut down."""
+    """An attempt may begin when no time is left; each of its connections is shut down."""
     for _ in range(requests):
         with pytest.raises(Overdue), session.deadlines.limit(0.0):
             session.get(url)

@@ -1,4 +1,4 @@
-"""`init --devcontainer`: the image that it names, the properties that it uses, what it does not overwrite."""
+"""`init --devcontainer`: the image and the properties in the file; existing files are not overwritten."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchkiln.project.file import save_project
 FILE = Path(PLACES[0])
 MINE = DevContainer(name="my-project", image="pytorch-cuda:my-project", folder="/app")
 
-# The properties of an image's dev container: types of values, and their own properties. The file was
+# The properties of a dev container with an image: types of values, or nested properties. The file was
 # validated against their source, schemas/devContainer.base.schema.json of devcontainers/spec at c95ffeed.
 PROPERTIES: dict[str, Any] = {
     "name": str,
@@ -60,7 +60,7 @@ def written() -> dict[str, Any]:
 
 
 def faults(value: Any, form: Any, where: str = "") -> list[str]:
-    """Where *value* has not the *form* of PROPERTIES."""
+    """The places in *value* that do not have the *form* of PROPERTIES."""
     if isinstance(form, dict):
         unknown = [f"{where}.{key}: unknown" for key in value if key not in form]
         return unknown + [
@@ -84,7 +84,7 @@ def test_each_property_is_one_of_the_specification() -> None:
 
 
 def test_the_folder_is_where_the_image_has_the_code() -> None:
-    """So what Python imports there is the code that is edited."""
+    """So Python imports the edited code."""
     document = json.loads(devcontainer_json(MINE))
 
     assert document["workspaceFolder"] == "/app"

@@ -1,4 +1,4 @@
-"""Device code: which containers are understood, and which bytes a library for chosen GPUs does not need."""
+"""Device code: the supported containers, and the bytes that a library does not need for the chosen GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchkiln.device_code.cut import dead_ranges
 from torchkiln.device_code.inventory import inventory
 from torchkiln.device_code.spans import Span, UnknownDeviceCode
 
-START = 64  # the first section's
+START = 64  # the offset of the first section
 ALL = "sm_70 sm_75 sm_80 sm_86 sm_90 compute_90"
 
 
@@ -40,7 +40,7 @@ def zeroed(data: bytes, gpus: Iterable[str]) -> bytes:
 
 
 def kept(entries: list[Made], *gpus: str) -> str:
-    """The names of *entries* that keep their bytes; the others keep their headers alone."""
+    """The names of *entries* that keep their bytes; of the other entries, only the headers remain."""
     after = zeroed(one(*entries), gpus)
     at, names = START + 16, []
     for made in entries:
@@ -64,8 +64,8 @@ def kept(entries: list[Made], *gpus: str) -> str:
         pytest.param("8.0 8.6 8.9", ALL, "sm_80 sm_86", id="the same code for two"),
         pytest.param("12.0", ALL, "compute_90", id="PTX for a newer GPU"),
         pytest.param("7.5 12.0", ALL, "sm_75 compute_90", id="machine code for one, PTX for another"),
-        pytest.param("6.1", ALL, ALL, id="nothing serves it, so all stays"),
-        pytest.param("6.1 7.0", ALL, "sm_70", id="served is one of two"),
+        pytest.param("6.1", ALL, ALL, id="no code for this GPU, so all stays"),
+        pytest.param("6.1 7.0", ALL, "sm_70", id="code for one of two GPUs"),
         pytest.param("9.0", "sm_70 sm_80", "sm_70 sm_80", id="no code for a newer GPU"),
         pytest.param("", ALL, ALL, id="no GPU"),
         pytest.param("9.0", "compute_70 compute_80 compute_90 sm_80", "compute_90", id="the newest PTX"),
@@ -76,8 +76,8 @@ def kept(entries: list[Made], *gpus: str) -> str:
         pytest.param("9.0", "sm_80 sm_90a compute_80", "sm_90a compute_80", id="sm_90a alone, and PTX"),
         pytest.param("10.3", "sm_100a sm_80 compute_80", "compute_80", id="sm_100a is for 10.0 only"),
         pytest.param("10.3", "sm_100 sm_100f sm_103f sm_103a", "sm_100 sm_103f sm_103a", id="each variant"),
-        pytest.param("10.3", "sm_100f sm_90", "sm_100f", id="a family upwards"),
-        pytest.param("10.0", "sm_103f sm_100", "sm_100", id="a family not downwards"),
+        pytest.param("10.3", "sm_100f sm_90", "sm_100f", id="family code on a newer GPU"),
+        pytest.param("10.0", "sm_103f sm_100", "sm_100", id="no family code on an older GPU"),
         pytest.param("12.0", "compute_100f compute_90", "compute_90", id="PTX of another family"),
         pytest.param(
             "12.0", "compute_90a compute_120a compute_90", "compute_120a compute_90", id="PTX, exact"
@@ -93,7 +93,7 @@ def test_what_is_kept(gpus: str, names: str, expected: str) -> None:
 
 
 def test_each_container_is_decided_for_itself() -> None:
-    """In the order of the file; padding between containers, and empty ones, are allowed."""
+    """Ranges are in the order of the file; padding between containers, and empty containers, are allowed."""
     old, both = container(entry("sm_80", b"old")), container(entry("sm_80", b"1" * 20), entry("sm_90"))
     section = bytes(24) + old + bytes(16) + both + container() + bytes(8) + both + bytes(40)
     data = library({".text": b"x" * 8, ".nv_fatbin": section, "__nv_relfatbin": both, ".data": both})
@@ -122,7 +122,7 @@ def test_compressed_and_optional_fields() -> None:
 
 
 def test_libraries_without_device_code() -> None:
-    """Nothing to zero."""
+    """There is nothing to replace by zeros."""
     assert dead_ranges(library({".text": b"code"}), ["9.0"]) == ()
     assert dead_ranges(library({".nv_fatbin": b"", ".text": b"code"}), ["9.0"]) == ()
     assert dead_ranges(library({".nv_fatbin": bytes(100_000)}), ["9.0"]) == ()
@@ -183,8 +183,8 @@ GOOD = entry("sm_80")
         ),
     ],
 )
-def test_containers_that_are_not_understood(section: bytes, message: str) -> None:
-    """The message says what, and at which byte; nothing of the library is changed."""
+def test_unsupported_containers(section: bytes, message: str) -> None:
+    """The message names the fault and its byte; the library is not changed."""
     data = library({".nv_fatbin": container(entry("sm_80"), entry("sm_90")) + section})
     for read in (lambda: dead_ranges(data, ["9.0"]), lambda: inventory(data)):
         with pytest.raises(UnknownDeviceCode, match=message) as raised:
@@ -226,7 +226,7 @@ def fat(**changes: int) -> Elf:
     ],
 )
 def test_files_that_are_not_understood(elf: Elf, message: str) -> None:
-    """Nor is a file whose device code shares bytes with something else."""
+    """Also a file whose device code overlaps with other parts."""
     sections = {".nv_fatbin": container(entry("sm_80"), entry("sm_90")), ".data": b"data" * 8}
     assert dead_ranges(library(sections), ["9.0"]) != ()
     with pytest.raises(UnknownDeviceCode, match=message):
@@ -240,7 +240,7 @@ def test_files_that_are_no_libraries(data: bytes) -> None:
 
 
 def test_many_sections_with_containers() -> None:
-    """More than a linker writes: comparing all of them would take long."""
+    """A linker writes few; comparing many with each other would take long."""
     rows = Elf(sections={f".{number}": {"name": 1} for number in range(9)})
     sections = {".nv_fatbin": b"", **{f".{number}": container(GOOD) for number in range(9)}}
     with pytest.raises(UnknownDeviceCode, match="more than 8 sections"):
@@ -263,7 +263,7 @@ def test_containers_at_the_end_of_the_file() -> None:
 
 
 def test_the_number_of_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container, and of all."""
+    """In one container, and in all containers together."""
     monkeypatch.setattr(fatbin, "_MOST", 6)
     for section in (container(*[GOOD] * 9), container(GOOD) * 4, container() * 7):
         with pytest.raises(UnknownDeviceCode, match="more than 6") as raised:
@@ -293,7 +293,7 @@ def test_the_inventory() -> None:
 
 
 def test_a_file_that_is_mapped_can_be_closed(tmp_path: Path) -> None:
-    """Also after a refusal, for which the exception is kept; other buffers are read, too."""
+    """Also after an error whose exception is kept; other buffers than mmap are read, too."""
     for number, data in enumerate((one(*named(ALL)), library({".nv_fatbin": b"garbage" * 9}))):
         path = tmp_path / str(number)
         path.write_bytes(data)
@@ -307,20 +307,20 @@ def test_a_file_that_is_mapped_can_be_closed(tmp_path: Path) -> None:
     assert dead_ranges(numbers, ["9.0"]) == dead_ranges(numbers.tobytes(), ["9.0"])
 
 
-def test_the_refusal_passes_between_processes() -> None:
+def test_the_error_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(UnknownDeviceCode("a name", 16)))
     assert (again.what, again.at, str(again)) == ("a name", 16, "at byte 0x10: a name")
 
 
 @given(data=st.binary(max_size=400))
 def test_any_library(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    """A refusal, or what another reader of the containers finds; false fields in any place."""
+    """With false fields anywhere, the result is an error or what another reader of the containers finds."""
     fatbin_target.check(data, Path())
 
 
 @given(data=st.binary(max_size=300))
 def test_any_section(data: bytes) -> None:
-    """Any bytes in place of containers."""
+    """The section contains any bytes instead of containers."""
     fatbin_target.judge(library({".nv_fatbin": data}), ("9.0",))
 
 

@@ -1,4 +1,4 @@
-"""How two trees differ, and lists of allowed differences."""
+"""The differences of two file trees, and lists of allowed differences."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_setting(image: WholeImage, name: str, value: str) -> None:
 
 
 def test_another_type_is_reported_once() -> None:
-    """Not also as another content and another target."""
+    """Differing content or link targets are not reported in addition."""
     file = TreeEntry(kind="file", mode=0o777, owner=(0, 0), size=1, sha256="x")
     link = TreeEntry(kind="link", mode=0o777, owner=(0, 0), link="to")
 
@@ -191,7 +191,7 @@ LIST = """\
 
 
 def written(tmp_path: Path, text: str) -> tuple[allowed.AllowedDifference, ...]:
-    """*text* as a list."""
+    """*text* as a file with a list of allowed differences."""
     (tmp_path / "list.yaml").write_text(text)
     return allowed.read(tmp_path / "list.yaml")
 

@@ -55,7 +55,7 @@ def _commands() -> list[tuple[str, str]]:
     return [
         (document.name, found["arguments"])
         for document in DOCUMENTS
-        if document.name != "modules.md"  # docstrings name commands without their arguments
+        if document.name != "modules.md"  # its docstrings name commands without their arguments
         for line in _blocks(document.read_text())
         if (found := _COMMAND.match(line))
     ]
@@ -80,7 +80,7 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
 
 
 def test_documents_show_commands() -> None:
-    """Otherwise the next test would pass without any."""
+    """Otherwise the next test could pass without a command."""
     assert len(_commands()) >= 12
 
 
@@ -91,12 +91,12 @@ def test_every_command_in_the_documents_parses(document: str, arguments: str) ->
     """Each word is a command or an option that exists, with a value where it takes one."""
     words = shlex.split(arguments.replace("…", ""), comments=True)
     if words == ["X"]:
-        return  # any command
+        return  # `...` stands for any command
     demand_parses(words)
 
 
 def test_exit_codes_are_those_of_the_code() -> None:
-    """A row per code, none missing, none invented."""
+    """Each code has a row, and each row is of a code that exists."""
     table = REFERENCE.split("| exit code | |")[1].split("\n\n")[0]
     listed = [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
@@ -138,7 +138,7 @@ def test_documented_variables_of_other_programs_are_read(page: str) -> None:
 
 @pytest.mark.parametrize(("places", "page"), [(HERE, REFERENCE), (INSIDE, IMAGE)], ids=["here", "inside"])
 def test_variables_that_the_code_reads_are_in_its_page(places: tuple[str, ...], page: str) -> None:
-    """By name in the code; PATH, HOME, CUDA's and those that a check sets are not ours."""
+    """Except for PATH, HOME, CUDA's variables, and those that a check sets."""
     excluded = {"PATH", "HOME", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
     read = {found["name"] for found in _READ.finditer(_sources(*places))} - excluded
 
@@ -146,7 +146,7 @@ def test_variables_that_the_code_reads_are_in_its_page(places: tuple[str, ...], 
     assert {name for name in read if f"`{name}`" not in page and not _OURS.match(name)} == set()
 
 
-# /home/user is in every image.
+# /home/user exists in every image.
 _PATH_OF_A_MACHINE = re.compile(r"(?<![\w.$}/-])/(?:home(?!/user/)|Users|mnt|media|work)/[a-z]\w*/")
 _HOST = re.compile(r"https?://(?P<host>[A-Za-z0-9.-]+)")
 # Hosts of specifications, the two public servers that a user may have to set, names reserved for
@@ -170,7 +170,7 @@ _ABOUT_MIRRORS = {
 
 
 def test_no_address_and_no_path_of_a_machine_is_committed() -> None:
-    """Locks, code and documents do not name the machine that made them; an index is the user's setting."""
+    """No file names the machine on which it was made, and no index: users set theirs."""
     faults = []
     for file in _tracked():
         text = file.read_text(errors="replace")
@@ -219,7 +219,7 @@ def test_every_function_of_the_map_is_in_its_module() -> None:
 
 
 def test_each_of_the_ten_changes_names_at_most_five_files_that_exist() -> None:
-    """NAME is that of a new file; its folder must be there."""
+    """NAME stands for a new file, whose folder must exist."""
     section = (ROOT / "CONTRIBUTING.md").read_text().split("## Ten changes")[1].split("\n## ")[0]
     rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ")][2:]
     files = [re.findall(r"`([\w./-]+\.\w+)`", row) for row in rows]
@@ -294,7 +294,7 @@ def test_an_unknown_generated_part() -> None:
 def test_a_stale_page_is_named_and_updated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --check it is left as it is; a page that is fresh is never touched."""
+    """With --check it is not updated; a current page is never written."""
     fresh, stale = tmp_path / "fresh.md", tmp_path / "stale.md"
     fresh.write_text(readme.filled(PART.format("")))
     stale.write_text(PART.format("stale\n"))

@@ -1,4 +1,4 @@
-"""The documentation site: every page in the menu, links rewritten; the site itself if MkDocs is installed."""
+"""The documentation site: the menu has all pages, links are rewritten; it is built if MkDocs is installed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_unlisted_page_is_at_the_end_of_the_menu() -> None:
 
 
 def test_pages_of_the_menu_exist() -> None:
-    """Except those that another language or the index may add."""
+    """Except for pages that may be missing: translations and the index."""
     names = {name for names in docs_site.MENU.values() for name in names}
     assert [
         name

@@ -1,4 +1,4 @@
-"""`torchkiln doctor` on simulated hosts: programs are started, and packages are those of the distribution."""
+"""`torchkiln doctor` on simulated hosts: it starts programs, and suggests packages of the distribution."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Host:
         path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
 
     def offers(self, *packages: str) -> None:
-        """A package manager of Debian, with these packages."""
+        """Write fake package manager programs of Debian, which know these packages."""
         answer = "echo '  Installed: (none)'; echo '  Candidate: 1'"
         cases = "".join(f"{name}) echo {name}:; {answer};; " for name in packages)
         self.has("apt-cache", f'case "$2" in {cases} *) ;; esac')
@@ -68,7 +68,7 @@ def test_other_package_managers(host: Host) -> None:
 
 
 def test_user_namespaces_are_tried(host: Host) -> None:
-    """With newuidmap, which mmdebstrap needs: present, missing, and without a range."""
+    """With newuidmap, which mmdebstrap needs: installed, missing, or without a subuid range."""
     host.has("unshare", "echo 'unshare: Operation not permitted' >&2; exit 1")
     probe = host.probe("root or user namespaces")
     assert (probe.ok, "Operation not permitted" in probe.found) == (False, True)
@@ -89,7 +89,7 @@ def test_user_namespaces_are_tried(host: Host) -> None:
 def test_an_old_unshare_cannot_try_newuidmap(
     host: Host, monkeypatch: pytest.MonkeyPatch, has_range: bool
 ) -> None:
-    """Before 2.38 it has no --map-users: then the user's range decides."""
+    """Versions before 2.38 have no --map-users; then only the range in /etc/subuid is checked."""
     host.has("newuidmap")
     host.has("unshare", 'case "$*" in *map-users*) echo "unshare: unrecognized option" >&2; exit 1;; esac')
     monkeypatch.setattr(doctor, "_has_range", lambda: has_range)
@@ -121,7 +121,7 @@ def test_the_index_is_requested(host: Host) -> None:
 
 
 def test_the_cache_is_written_to(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is mounted read-only is not enough."""
+    """Free space on a disk that is mounted read-only is not sufficient."""
 
     def refused(**_: object) -> None:
         raise OSError(30, "Read-only file system")

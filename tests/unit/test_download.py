@@ -1,4 +1,4 @@
-"""Downloads against a real server with every fault that indexes have; and which failures are tried again."""
+"""Downloads from a local server with all faults that indexes have; and which failures are retried."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_file_is_downloaded_completely_with_progress(scene: DownloadScene) -> 
 def test_a_large_file_is_requested_as_a_range(
     scene: DownloadScene, no_ranges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from its start; a server without ranges sends all of it, and one with another file is refused."""
+    """Also from byte 0; a server without ranges sends the whole file; a file of another size is refused."""
     monkeypatch.setattr(download, "_LARGE", len(scene.data))
     scene.server.faults.no_ranges = no_ranges
 
@@ -107,7 +107,7 @@ def test_a_broken_connection_is_resumed(scene: DownloadScene) -> None:
 
 
 def test_a_connection_that_breaks_often_still_completes_the_file(scene: DownloadScene) -> None:
-    """Only breaks without progress count against a server."""
+    """Only attempts without progress count as failed."""
     scene.server.faults.short = [100_000] * 12
 
     assert scene.fetch() == scene.data
@@ -267,7 +267,7 @@ def test_an_unwritable_folder_is_reported_without_a_traceback(scene: DownloadSce
 
 
 def test_a_cancelled_download_does_not_wait_for_a_silent_server(scene: DownloadScene) -> None:
-    """A read that waits for bytes ends when the download is cancelled, not when the server sends again."""
+    """Cancelling ends a read that waits for bytes."""
     scene.server.faults.silent = 60.0
     cancelled = threading.Event()
     give_up = threading.Timer(0.5, cancelled.set)
@@ -291,7 +291,7 @@ def test_a_cancelled_download_does_not_wait_for_a_silent_server(scene: DownloadS
 
 @pytest.mark.parametrize("accident", ["cut", "deleted"])
 def test_a_file_damaged_during_the_download(accident: str, scene: DownloadScene) -> None:
-    """A concurrent reader would wait for ever for the missing bytes."""
+    """Otherwise a concurrent reader would wait forever for the missing bytes."""
 
     def spoil(count: int) -> None:
         if accident == "deleted":
@@ -304,7 +304,7 @@ def test_a_file_damaged_during_the_download(accident: str, scene: DownloadScene)
 
 
 def test_garbage_is_not_cached_as_a_page(scene: DownloadScene) -> None:
-    """Pages without an ETag are cached for ten minutes, so the next run would read it again."""
+    """Pages without an ETag are cached for ten minutes; the next run would read the garbage again."""
     scene.server.faults.page_type = "application/vnd.pypi.simple.v1+json"
     scene.server.faults.page_body = b'{"meta": {'
     with pytest.raises(BuildFailed, match="not a project page"):

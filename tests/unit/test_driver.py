@@ -45,7 +45,7 @@ def found(host: Path, **more: str) -> HostDriver | None:
 
 
 def test_files_for_compute_and_utility(host: Path) -> None:
-    """By ldconfig's cache and by folder, each as a regular file; no graphics and no 32-bit libraries."""
+    """From ldconfig's cache and from folders, links resolved; without graphics and 32-bit libraries."""
     driver = found(host)
     assert driver is not None
 
@@ -67,7 +67,7 @@ def test_without_a_cache_the_folders_give_the_same_result(host: Path) -> None:
 def test_the_loaders_cache_names_libraries_in_other_folders(
     host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of the host, unless one is given."""
+    """The host's cache is read, unless a cache is given."""
     (host / LIB).rename(host / "opt")
     cache = CACHE.replace(LIB, "opt")
     monkeypatch.setattr(driver, "_ldconfig", lambda: cache)
@@ -85,7 +85,7 @@ def test_a_driver_in_a_folder_of_the_environment(host: Path, tmp_path: Path) -> 
     driver = found(host, cache="", LD_LIBRARY_PATH=f":{host / 'elsewhere'}")
     assert driver is not None
     assert dict(driver.libraries)["libcuda.so.1"] == host / "elsewhere/libcuda.so.580.1"
-    assert found(host, cache="") is None  # nodes without a driver
+    assert found(host, cache="") is None  # device nodes without a driver
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_capabilities_of_the_image(host: Path, capabilities: str, libraries: set
 
 @without_gpus
 def test_missing_requested_capabilities_are_reported() -> None:
-    """With --gpus all; optional capabilities of the image may be missing."""
+    """Requested with --gpus all; optional capabilities of the image may be missing."""
     assert driver_for({"NVIDIA_VISIBLE_DEVICES": "all"}, None) is None
     assert driver_for({}, "none") is None
     with pytest.raises(ToolMissing, match="no NVIDIA driver"):

@@ -1,4 +1,4 @@
-"""The gate refuses a report in which any value that supports its verdict was changed, with any signature.
+"""The gate refuses a report in which any value that supports its verdict was changed, even if it is signed.
 
 ADR 35 names the fields that an edit may change: they are recorded for readers, or are numbers within bounds.
 """
@@ -70,7 +70,7 @@ def value_and_bound(rule: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def finding(check: Any) -> dict[str, Any]:
-    """The finding of *check*, passed if it applies."""
+    """The finding of *check*: passed, or not applicable."""
     fact = SUITE.not_applicable(check.id, FACTS, (9, 0))
     pairs = {} if fact else {name: value_and_bound(rule) for name, rule in check.values.items()}
     return {
@@ -105,7 +105,7 @@ def is_cleared(content: Any, policy: Policy = POLICY) -> bool:
 
 
 def paths(value: Any, above: Path = ()) -> Iterator[Path]:
-    """Every place in *value*."""
+    """The paths of all values in *value*, itself included."""
     yield above
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
@@ -123,7 +123,7 @@ def rule_of(path: Path) -> Mapping[str, Any]:
 
 
 def kind_of(path: Path) -> object:
-    """Equal for places in values with rules of one form, and for a place in checks with the same outcome."""
+    """Equal for places that the same code judges: rules of the same form, or checks with the same outcome."""
     match path:
         case ("checks", int(), "measured" | "threshold" as part, str(), *inner):
             form = sorted(
@@ -136,7 +136,7 @@ def kind_of(path: Path) -> object:
     return path
 
 
-# The same code judges all places of a kind: `make test` takes the first of each, NIGHTLY=yes all.
+# The same code judges all places of a kind: `make test` edits the first of each, NIGHTLY=yes all of them.
 PLACES = pytest.mark.parametrize(
     "places",
     [
@@ -163,7 +163,7 @@ values = st.recursive(
 
 @pytest.fixture(scope="module", autouse=True)
 def _the_lock_is_planned_once() -> Iterator[None]:
-    """Every report here is of one lock; the gate would compute its digest and plan for each report again."""
+    """All reports here are of one lock; the gate would compute its digest and plan again for each report."""
     planned = plan(LOCKED, (), aliases=(), lock_digest=DIGEST)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gate, "lock_digest", lambda _: DIGEST)
@@ -172,7 +172,7 @@ def _the_lock_is_planned_once() -> Iterator[None]:
 
 
 def edited(path: Path, value: Any) -> Any:
-    """The report with *value* at *path*; GONE: without it. It shares all other values with REPORT."""
+    """REPORT with *value* at *path*, or without that place if *value* is GONE. It shares all other values."""
     content = copy.copy(REPORT)
     inner: Any = content
     for key in path[:-1]:
@@ -251,7 +251,7 @@ def test_a_boolean_instead_of_a_number_is_refused(places: list[Path], value: boo
 
 
 def test_a_report_whose_values_are_all_the_same_is_refused() -> None:
-    """It was cleared: every value `{"x": 1}` with the bound `{"x": {"equals": 1}}`."""
+    """Every value is `{"x": 1}` with the bound `{"x": {"equals": 1}}`; an earlier gate cleared it."""
     content = copy.deepcopy(REPORT)
     for check in content["checks"]:
         if check["outcome"] == "passed":

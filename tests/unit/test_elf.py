@@ -1,4 +1,4 @@
-"""The reader of dynamic symbols: as another reader, on libraries compiled here; any bytes; bounded work."""
+"""The reader of dynamic symbols agrees with pyelftools on compiled libraries; its work is limited."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(data: bytes) -> Dynamic:
 
 
 def by_pyelftools(data: bytes) -> Dynamic:
-    """The same by another reader."""
+    """The symbols that pyelftools finds."""
     elf = ELFFile(io.BytesIO(data))
     needs: dict[int, tuple[str, str]] = {}
     required: dict[str, set[str]] = {}
@@ -108,7 +108,7 @@ def test_the_libraries_of_this_python_are_read_as_by_another_reader() -> None:
 @needs_gcc
 @given(data=st.data())
 def test_any_changed_library_is_read_or_refused(data: st.DataObject) -> None:
-    """Of a few bytes that are changed, most are in tables."""
+    """Most of the changed bytes are in tables."""
     whole = bytearray(compiled(data.draw(st.sampled_from(LIBRARIES))))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(whole) - 1))
@@ -129,7 +129,7 @@ def test_any_bytes_are_read_or_refused(rest: bytes) -> None:
         read(b"\x7fELF\x02\x01\x01" + rest)
 
 
-# --- files without gcc, for limits -----------------------------------------------------------------------
+# --- files made without gcc, for limits --------------------------------------------------------------------
 
 
 def library(sections: Iterable[tuple[int, bytes, int]]) -> bytes:
@@ -167,7 +167,9 @@ def test_a_small_file_is_read() -> None:
         ),
         pytest.param([(11, bytes(24 * 500_001), 3), (3, b"\0", 0)], "more than 500000 symbols", id="symbols"),
         pytest.param([(11, symbols([9]), 3), (3, b"\0ab", 0)], "outside of its table", id="name outside"),
-        pytest.param([(11, symbols([1]), 3), (3, b"\0ab", 0)], "outside of its table", id="name without end"),
+        pytest.param(
+            [(11, symbols([1]), 3), (3, b"\0ab", 0)], "outside of its table", id="unterminated name"
+        ),
         pytest.param([(11, symbols([1]), 9), (3, b"\0a\0", 0)], "without its string table", id="no table"),
         pytest.param([(11, b"", 1), (11, b"", 1)], "two sections of kind 0xb", id="two"),
         pytest.param(
@@ -209,7 +211,7 @@ def test_limits_of_what_is_read(sections: list[tuple[int, bytes, int]], why: str
 
 
 def test_hidden_symbols_and_weak_versions_do_not_count() -> None:
-    """What no other library sees, and a version that may be missing."""
+    """No other library sees a hidden symbol, and a weak version may be missing."""
     hidden = struct.pack("<IBBHQQ", 5, 0x12, 2, 1, 0, 0)
     need = struct.pack("<HHIII", 1, 2, 1, 16, 0)
     parts = struct.pack("<IHHII", 0, 2, 2, 5, 16) + struct.pack("<IHHII", 0, 0, 3, 1, 0)
@@ -262,12 +264,12 @@ def test_a_huge_library_takes_little_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found is not None
-    assert found.defined == {}  # the symbols are where zeros are
+    assert found.defined == {}  # the symbol table is in the zeros
     assert peak < 200e6
 
 
 def test_a_part_that_is_not_there_ends_the_reading() -> None:
-    """The header says that the table is after the end."""
+    """The header states that the section table is after the end of the file."""
     data = bytearray(library([]))
     struct.pack_into("<Q", data, 40, 1 << 62)
 

@@ -81,8 +81,8 @@ def test_the_default_wheel_is_among_the_variants():
         assert release.variant(release.default.variant).cudnn, release.version
 
 
-def test_floors_report_the_zero_of_their_major():
-    """`resolve.require_cuda` leans on this."""
+def test_floors_report_the_minor_version_zero_of_their_major():
+    """`resolve.require_cuda` depends on this."""
     assert {major: floor.reports for major, floor in FACTS.floors.items()} == {
         "11": "11.0",
         "12": "12.0",
@@ -107,7 +107,7 @@ def test_an_older_patch_has_its_changes_and_inherits_no_hash():
 
 
 def test_a_release_whose_libraries_come_through_cuda_toolkit() -> None:
-    """Names without -cu12: cuDNN and NCCL are found all the same."""
+    """Package names have no -cu12; cuDNN and NCCL are found nevertheless."""
     release = FACTS.releases["2.11.0"]
     assert release.default.variant == "cu130"
     assert {"cublas", "cudart", "nvrtc"} <= set(release.default.toolkit)
@@ -115,7 +115,7 @@ def test_a_release_whose_libraries_come_through_cuda_toolkit() -> None:
 
 
 def test_a_null_in_an_older_patch_removes_a_fact():
-    """torch 2.2.0 lacks the marker that 2.2.2 has."""
+    """For example, torch 2.2.0 lacks the marker that 2.2.2 has."""
     assert FACTS.releases["2.2.0"].default.triton_below is None
     assert FACTS.releases["2.2.2"].default.triton_below == "3.12"
 

@@ -1,4 +1,4 @@
-"""Short runs of the fuzzers, which detect planted faults; and the campaign's oracle, which finds damage."""
+"""Short runs of the fuzzers, which find planted faults; and the campaign's oracle, which finds damage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["zip", "layer", "tar", "documents", "pages", "fatbin"],
 )
 def test_the_initial_corpus(target: object, scratch: Path) -> None:
-    """Readers agree about all of it, and it has accepted and refused inputs."""
+    """The readers agree on every input; some inputs are accepted and some are refused."""
     found = {target.check(data, scratch) for data in target.corpus(scratch)}  # type: ignore[attr-defined]
     assert len(found) > 1
     assert found & {"accepted", "written"}
@@ -47,31 +47,31 @@ def test_the_initial_corpus(target: object, scratch: Path) -> None:
 
 @given(data=st.binary(max_size=300))
 def test_any_zip_with_false_headers(scratch: Path, data: bytes) -> None:
-    """A refusal, or the tree that `zipfile` sees."""
+    """The result is an error, or the tree that `zipfile` reads."""
     zip_target.judge(zip_target.program(Decisions(data), scratch), scratch)
 
 
 @given(data=st.binary(max_size=400))
 def test_any_order_of_files(scratch: Path, data: bytes) -> None:
-    """A collision, or the requested tree, by gzip and tarfile."""
+    """The result is a collision error, or the requested tree, as gzip and tarfile read it."""
     layer_target.check(data, scratch)
 
 
 @given(data=st.binary(max_size=300))
 def test_any_tar_with_false_headers(scratch: Path, data: bytes) -> None:
-    """A refusal, or the tree that Python's tarfile sees, and nothing outside of it."""
+    """The result is an error, or the tree that tarfile reads, and nothing is written outside of it."""
     tar_target.check(data, scratch)
 
 
 @given(data=st.binary(max_size=200))
 def test_any_changed_document(data: bytes) -> None:
-    """A refusal with a message, or the value that other readers of JSON see."""
+    """The result is an error with a message, or the value that other JSON parsers read."""
     documents_target.judge(documents_target.program(Decisions(data)))
 
 
 @given(data=st.binary(max_size=200))
 def test_any_page_of_an_index(scratch: Path, data: bytes) -> None:
-    """A refusal in a sentence, or the files that pypi_simple finds on it."""
+    """The result is an error with a message, or the files that pypi_simple finds on the page."""
     pages_target.check(data, scratch)
 
 
@@ -83,7 +83,7 @@ def test_any_page_of_an_index(scratch: Path, data: bytes) -> None:
     [pytest.param(name, runs, marks=[] if name == "documents" else [nightly]) for name, runs in RUNS.items()],
 )
 def test_some_seconds_of_atheris(target: str, runs: int) -> None:
-    """Guided by coverage. The seed is fixed."""
+    """A run guided by coverage, with a fixed seed."""
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris is not installed: pip install atheris, which has builds for Python 3.11 to 3.13")
     figures = run(target, seed=1, runs=runs)
@@ -93,7 +93,7 @@ def test_some_seconds_of_atheris(target: str, runs: int) -> None:
 
 
 def test_a_reader_that_disagrees_is_detected(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fuzzer would stop if two readers disagreed about a byte or a file."""
+    """The fuzzer stops if two readers disagree about a byte or a file."""
     wheel = write_wheel(SPEC, scratch / "seed").read_bytes()
     assert zip_target.judge(wheel, scratch) == "accepted"
     true = installed(wheel)
@@ -191,15 +191,15 @@ PLANTED: dict[str, tuple[Callable[[Oracle], None], str]] = {
     "blob empty": (lambda o: os.truncate(blob(o), 0), "blob:"),
     "byte of a blob": (lambda o: flip(blob(o)), "blob:"),
     "blob without a digest": (lambda o: (blob(o).parent / "half").touch(), "foreign:"),
-    "record of no blob": (lambda o: blob(o).unlink(), "record:.*is missing"),
+    "record without its blob": (lambda o: blob(o).unlink(), "record:.*is missing"),
     "record cut": (lambda o: cut(only(o.cache / "records/layers")), "record:"),
     "wheel cut": (lambda o: cut(wheel(o)), "wheel:"),
     "byte of a wheel": (lambda o: flip(wheel(o)), "wheel:"),
     "part of another file": (part, "part:"),
     "pack cut": (lambda o: cut(only(o.cache / "bytecode")), "pack:"),
-    "half a Python": (lambda o: (o.cache / "interpreters/a/python").unlink(), "interpreter:"),
-    "tag of nothing": (lambda o: tagged(o).unlink(), "tag: v1: its manifest"),
-    "tag of a half image": (lambda o: layer_in_layout(o).unlink(), "tag: v1:.*is missing"),
+    "incomplete Python": (lambda o: (o.cache / "interpreters/a/python").unlink(), "interpreter:"),
+    "tag without a manifest": (lambda o: tagged(o).unlink(), "tag: v1: its manifest"),
+    "tag of an incomplete image": (lambda o: layer_in_layout(o).unlink(), "tag: v1:.*is missing"),
     "tag of a damaged image": (lambda o: flip(layer_in_layout(o)), "tag: v1:"),
     "index cut": (lambda o: cut(o.layout / "index.json"), "index:"),
 }
@@ -212,13 +212,13 @@ def test_a_valid_store_has_no_faults(oracle: Oracle) -> None:
 
 @pytest.mark.parametrize("kind", PLANTED)
 def test_damage_is_found(kind: str, oracle: Oracle) -> None:
-    """Each kind by its own line."""
+    """Each kind of damage gives its line."""
     plant, line = PLANTED[kind]
     plant(oracle)
     assert any(re.match(line, fault) for fault in oracle.faults()), oracle.faults()
 
 
 def test_another_image_than_the_undisturbed_one(oracle: Oracle) -> None:
-    """It is valid, but not the expected image."""
+    """The store is valid, but the image is not the expected one."""
     (oracle.layout / "index.json").write_text(json.dumps({"manifests": []}))
     assert any(fault.startswith("digest:") for fault in oracle.healed())

@@ -1,4 +1,4 @@
-"""The gate refuses an image unless all required checks passed on it with this suite; it names the others."""
+"""The gate clears an image only if all required checks of this suite passed; it names the missing checks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POLICY = Policy()
 
 
 def cleared(*reports: SmokeReport, policy: Policy = POLICY, **options: Any) -> ClearedImage:
-    """The image that the gate clears by *reports*."""
+    """The image that the gate clears with *reports*."""
     options = {"locked": LOCKED, "suite": SUITE, "image": IMAGE} | options
     return clear(
         judge(
@@ -73,7 +73,7 @@ def test_an_image_whose_checks_passed_is_cleared_by_its_digest() -> None:
 
 
 def test_a_check_that_the_policy_does_not_require_may_be_absent_or_fail() -> None:
-    """busbw is in tier 2, of which the policy requires only the all-reduce."""
+    """The policy requires only nccl-all-reduce of tier 2, to which busbw belongs."""
     assert cleared(without(report(), "busbw"))
     assert cleared(report(found("busbw", "failed", "x: 1 is not at least 2")))
 
@@ -107,7 +107,7 @@ def test_a_check_that_the_policy_does_not_require_may_be_absent_or_fail() -> Non
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_finding_that_did_not_pass_is_refused(finding: Finding, why: str) -> None:
-    """The report's verdict follows from the findings, so that only the finding is wrong."""
+    """The report's verdict is computed from the findings, so that only the finding is at fault."""
     smoke_report = report(finding)
     names_and_reasons = missing(smoke_report)
 
@@ -147,7 +147,7 @@ def test_a_report_without_host_facts_is_refused() -> None:
 
 
 def test_applicability_is_computed_from_the_lock() -> None:
-    """torch 2.0 has no compile on Python 3.11; 2.7 has."""
+    """torch.compile does not support Python 3.11 in torch 2.0, but does in 2.7."""
     left_out = report(found("compile-cpu", "not-applicable", "no-compile-on-3.11"))
     tag = "2.0.1-cuda11.7-cudnn8-runtime"
     old = replace(left_out, tag=tag, host=json.dumps(host(gpu(), gpu(), tag=tag)))
@@ -283,7 +283,7 @@ def test_each_of_several_reports_must_be_of_this_image_and_suite() -> None:
 
 
 def test_a_failure_counts_although_another_report_passed() -> None:
-    """In any order of the reports."""
+    """Whatever the order of the reports."""
     failed = two_gpus(found("nccl-all-reduce", "failed", "sum: is 1, wanted 3"))
 
     for reports in ((one_gpu(), two_gpus(), failed), (failed, two_gpus(), one_gpu())):
@@ -310,7 +310,7 @@ _OUTCOMES = st.sampled_from(
 
 @given(drawn=st.lists(st.fixed_dictionaries(dict.fromkeys(TIERS, _OUTCOMES)), min_size=1, max_size=3))
 def test_an_image_is_cleared_only_if_all_required_checks_passed(drawn: list[dict[str, str]]) -> None:
-    """For all combinations of reports. On this cell and these GPUs every check applies."""
+    """For any combination of reports. Every check applies to this cell and these GPUs."""
     demanded = [name for name in TIERS if name != "busbw"]
     seen = {name: {outcomes[name] for outcomes in drawn} for name in TIERS}
     bad = {"failed", "not-applicable", "doctored"}
@@ -340,7 +340,7 @@ def _drawn(outcomes: dict[str, str]) -> SmokeReport:
 
 # --- through the real runner ------------------------------------------------------------------------
 
-# Each is a check without a result; one run takes them all.
+# Each check ends without a result; they are run together.
 BODIES = """
 VALUES = {
     "skips": {"x": {"equals": 1}},
@@ -381,7 +381,7 @@ def test_half(measure):
 
 
 def test_checks_without_a_result_are_refused_end_to_end(tmp_path: Path) -> None:
-    """From pytest in the runner's process to the gate, without a fake in between."""
+    """From pytest in the runner's process to the gate, without fakes."""
     folder = suite_with(tmp_path / "suite", {"test_bodies.py": BODIES})
     events = run_suite(folder, tmp_path)
     ids = ["skips", "marked", "fails", "passes", "nothing", "half"]

@@ -53,7 +53,7 @@ def valid_report(publisher: Publisher) -> str:
 
 
 def unproved(publisher: Publisher, case: str) -> tuple[str, ...]:
-    """Arguments with a report that proves nothing."""
+    """Arguments of `publish` with a report that does not prove the image."""
     image = open_layout(publisher.layout).image(TAG)
     smoke_report = publisher.report(image)
     lab = ("--trust", str(publisher.folder / "lab.pub.pem"))
@@ -85,7 +85,7 @@ def unproved(publisher: Publisher, case: str) -> tuple[str, ...]:
 def test_an_unproved_image_is_refused_before_any_request(
     publisher: Publisher, requests: list[str], case: str
 ) -> None:
-    """Exit 7, although the connection would be refused; it was 9."""
+    """Exit code 7 (the gate's), not 9 (connection refused), which an earlier version gave."""
     done = publisher.run("publish", TAG, "--to", NOWHERE, *publisher.here, *unproved(publisher, case))
 
     assert getattr(done.exception, "exit_code", None) == 7, done.exception
@@ -93,7 +93,7 @@ def test_an_unproved_image_is_refused_before_any_request(
 
 
 def wrong_options(publisher: Publisher) -> dict[str, tuple[tuple[str, ...], int]]:
-    """Wrong options, each with the exit code."""
+    """Wrong options of `publish`, and their exit code."""
     folder = publisher.folder
     (folder / "open.pem").write_bytes(pem(UNKNOWN_KEY))
     (folder / "open.pem").chmod(0o644)
@@ -175,7 +175,7 @@ def test_another_image_under_the_requested_tag(publisher: Publisher, requests: l
 
 
 def test_a_lock_of_another_cell_in_the_images_folder(publisher: Publisher, requests: list[str]) -> None:
-    """The image would have got the other cell's aliases."""
+    """Otherwise the image would get the other cell's aliases."""
     other = "2.7.1-cuda12.1-cudnn9-devel"
     shutil.copy(ROOT / "images" / other / "lock.json", publisher.folder / "images" / TAG / "lock.json")
     done = publisher.publish(NOWHERE, "--report", valid_report(publisher), "--override", "a test")

@@ -1,4 +1,4 @@
-"""Pages and pictures of runs on GPUs: made of reports alone, whole, and fresh."""
+"""Pages and pictures of GPU runs are generated from reports only, are complete, and are up to date."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ WHOLE = run_of(
 
 @pytest.fixture
 def docs(tmp_path: Path) -> Path:
-    """A folder like docs/, with this one report and one of a machine without GPUs."""
+    """A folder like docs/, with the report WHOLE and a report of a machine without GPUs."""
     (tmp_path / "proofs").mkdir()
     (tmp_path / "gpu-proof.md").write_text((ROOT / "docs" / "gpu-proof.md").read_text())
     (tmp_path / "proofs" / "two.json").write_bytes(report.to_json(WHOLE.report))
@@ -134,7 +134,7 @@ def docs(tmp_path: Path) -> Path:
 
 
 def written(docs: Path) -> str:
-    """The page after all that was stale has been written."""
+    """The page, after all stale files have been written."""
     for name, made in gpu_pages.stale(docs).items():
         if made is None:
             (docs / name).unlink()
@@ -169,8 +169,8 @@ def test_the_page_has_device_driver_torch_and_all_figures(docs: Path) -> None:
     assert "| 1 MiB | 50 |" in page
 
 
-def test_a_run_of_an_earlier_image_is_marked_wherever_a_figure_of_it_stands() -> None:
-    """In every table and over the benchmark, with a line that explains the mark; other runs have no mark."""
+def test_a_run_of_an_earlier_image_is_marked_in_all_tables() -> None:
+    """And above the benchmark, with a line that explains the mark; other runs have no mark."""
     image, tag = Digest("sha256:" + "ab" * 32), "2.7.1-cuda12.1-cudnn9-runtime"
     smoke_report = replace(WHOLE.report, image=image, tag=tag)
     before, now = (
@@ -188,8 +188,8 @@ def test_a_run_of_an_earlier_image_is_marked_wherever_a_figure_of_it_stands() ->
     assert "| one †: 2 × H200, NVLink, GB/s | two: 2 ×" in gpu_pages.busbw_part([before, now])
 
 
-def test_a_report_is_of_an_earlier_image_by_what_its_lock_gives(docs: Path) -> None:
-    """One of no image is not; one whose cell has lost its lock is."""
+def test_a_report_is_of_an_earlier_image_if_its_lock_gives_another_digest(docs: Path) -> None:
+    """A report without an image is not; a report whose cell has no lock any more is."""
     tag = "2.7.1-cuda12.1-cudnn9-runtime"
     of = {
         "now": (present(tag), tag),
@@ -209,7 +209,7 @@ def test_a_report_is_of_an_earlier_image_by_what_its_lock_gives(docs: Path) -> N
 
 
 def benchmarked(name: str, torch: str, *, when: str = "", fp16: float = 2000.0, device: str = "") -> Run:
-    """A run of the benchmark, with that speed of FP16 at 128 words; FP32 has 500."""
+    """A run of the benchmark with *fp16* samples per second for 128 words; FP32 has 500."""
     values = BENCHMARK | {"torch": torch, "samples_per_s_128": RATES | {"fp16": fp16}}
     run = run_of(finding("benchmark", 3, values | ({"device": device} if device else {}), BOUNDS), name=name)
     return replace(run, report=replace(run.report, when=when)) if when else run

@@ -1,4 +1,4 @@
-"""Commands in messages: each parses with today's commands, and is shown as the user calls this program."""
+"""Commands in messages: each one parses, and is shown as the user calls this program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchkiln.util.places import ROOT
 WORD = "X"  # for a value that is known only at run time
 SOURCES = sorted((ROOT / "torchkiln").rglob("*.py"))
 SHOWN = re.compile(rf"\btorchkiln ((?:{'|'.join((*COMMANDS, *EARLIER))})(?![\w'-])[^`;()\n]*)")
-# `lock` in a hint without "torchkiln": how it is called would not be shown.
+# `lock` in a hint, without "torchkiln": it would not be replaced by the name of the called program.
 BARE = re.compile(rf"`(?:{'|'.join((*COMMANDS, *EARLIER))})\b[^`]*`")
 
 
@@ -33,7 +33,7 @@ NEED_CELLS = {"build", "lock", "explain", "smoke", "gate", "sbom", "scan"}
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Each text in the code with its line, without docstrings; `{value}` as WORD."""
+    """The line and text of each string in the code, without docstrings; WORD stands for `{value}`."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(tree)
@@ -52,7 +52,7 @@ def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def hints(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The texts that are passed as `hint`."""
+    """The strings that are passed as `hint`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "hint":
             yield from texts(node.value)
@@ -60,7 +60,7 @@ def hints(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The commands in the code's texts, each with file and line: in all texts, and in hints alone."""
+    """The commands in strings of the code, with file and line: in all strings, and in hints only."""
 
     commands: list[tuple[str, str]]
     hints: list[tuple[str, str]]
@@ -69,7 +69,7 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown() -> Shown:
-    """Only files that can have one are parsed, once."""
+    """The commands in all files; a file without the word is not parsed."""
     found = Shown(commands=[], hints=[], bare=[])
     for file in SOURCES:
         data = file.read_bytes()
@@ -85,23 +85,23 @@ def shown() -> Shown:
 
 
 def test_messages_show_commands(shown: Shown) -> None:
-    """Otherwise the next tests would pass without any."""
+    """Otherwise the next tests would pass without a command."""
     assert len(shown.commands) >= 40
     assert len(shown.hints) >= 40
 
 
 def test_each_command_in_a_message_parses(shown: Shown) -> None:
-    """Its name is no earlier one, and its options exist; prose may follow it."""
+    """The command is not an earlier name, and its options exist; other words may follow it."""
     assert [fault for where, command in shown.commands if (fault := fault_of(where, command))] == []
 
 
 def fault_of(where: str, command: str) -> str:
-    """Why the command line *command* is invalid; empty: it is valid."""
+    """Why the command line *command* is invalid; empty if it is valid."""
     words = shlex.split(command.replace("'", "").rstrip(".,"))
     if words[0] in EARLIER:
         return f"{where}: {words[0]} is an earlier name"
     try:
-        if len(words) > 1:  # a group alone is its help
+        if len(words) > 1:  # a group without a command prints its help
             demand_parses(words)
     except (AssertionError, click.UsageError) as error:
         return f"{where}: {command}: {error}"
@@ -174,7 +174,7 @@ FOLLOWED = sorted(
 
 @pytest.mark.parametrize("command", FOLLOWED)
 def test_the_commands_in_hints_of_mistakes_work(command: str) -> None:
-    """They answer what the hint promises: a page or a table."""
+    """They print a page or a table, as the hint says."""
     ran = CliRunner().invoke(torchkiln, shlex.split(command))
 
     assert (ran.exit_code, ran.exception) == (0, None)
@@ -186,7 +186,7 @@ def test_the_commands_in_hints_of_mistakes_work(command: str) -> None:
     [["build"], ["gate"], ["list", "--torch", "9.9"]],
 )
 def test_following_a_hint_works(words: list[str]) -> None:
-    """The command in the hint of a failed one succeeds."""
+    """The command in the hint of a failed command succeeds."""
     failed = CliRunner().invoke(torchkiln, words)
     hint = str(getattr(failed.exception, "hint", ""))
     found = SHOWN.search(hint)

@@ -1,4 +1,4 @@
-"""The home folder of a command's user in an image: by uid, from the image's /etc/passwd."""
+"""The home folder of a user in an image, found by uid in the image's /etc/passwd."""
 
 from __future__ import annotations
 

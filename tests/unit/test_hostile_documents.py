@@ -39,7 +39,7 @@ MATRIX = (ROOT / "matrix.yaml").read_text()
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """Every case, provoked once."""
+    """The result of each case; each is run once."""
     found = {}
     for case in CASES:
         found[case.name] = provoke(case, tmp_path_factory.mktemp("case"))
@@ -48,7 +48,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_message_has_the_fault_and_a_hint(case: Any, results: dict[str, Ran]) -> None:
-    """Exit code, reason, hint; nothing on stdout, no traceback, nothing that steers the terminal."""
+    """Exit code, reason, hint; nothing on stdout, no traceback, no control characters for the terminal."""
     found = results[case.name]
 
     assert (found.code, found.out) == (case.code, "")
@@ -73,14 +73,14 @@ def test_the_names_of_cases_are_unique() -> None:
 
 
 def resealed(document: dict[str, Any]) -> bytes:
-    """*document* with a new seal, as an attacker who knows the algorithm can make."""
+    """*document* with a new seal, as an attacker who knows the algorithm can make it."""
     document["digest"] = lock_file._digest(document)
     document["seal"] = lock_file._seal(document)
     return json_bytes(document)
 
 
 def agree(data: bytes, name: str) -> None:
-    """Documents that our check accepts, the jsonschema package accepts too."""
+    """Check that the jsonschema package also accepts *data*, which our check has accepted."""
     jsonschema.Draft202012Validator(schema.shipped(name)).validate(json.loads(data))
 
 
@@ -92,7 +92,7 @@ def agree(data: bytes, name: str) -> None:
 )
 @FEW
 def test_a_changed_lock_is_refused(data: bytes) -> None:
-    """For any change, except of the text's layout."""
+    """Any change is refused, except for changes of white space and order."""
     found = answer(lambda: lock_file.from_json(data))
     if found is not None:
         assert json.loads(data) == json.loads(LOCK)
@@ -102,7 +102,7 @@ def test_a_changed_lock_is_refused(data: bytes) -> None:
 @given(document=mutated(json.loads(LOCK)))
 @FEW
 def test_a_valid_seal_does_not_make_a_lock_valid(document: dict[str, Any]) -> None:
-    """Sealed again by an attacker: the schema is still checked, and accepted locks read back the same."""
+    """If an attacker seals it again, the schema is still checked, and accepted locks read back the same."""
     try:
         data = resealed(document)
     except UnicodeEncodeError:
@@ -136,7 +136,7 @@ LEAVES = (
 
 @pytest.mark.parametrize("change", LEAVES, ids=lambda change: ".".join(map(str, change[:-1])))
 def test_each_value_of_a_lock_is_under_the_seal(change: tuple[Any, ...]) -> None:
-    """Also values that no other check can find wrong."""
+    """Also values that no other check would find."""
     *parents, key, value = change
     document = owner = json.loads(LOCK)
     for step in parents:
@@ -149,7 +149,7 @@ def test_each_value_of_a_lock_is_under_the_seal(change: tuple[Any, ...]) -> None
 
 
 def test_a_final_newline_does_not_pass_a_pattern() -> None:
-    """Python's `$` matches before one, and requirements.txt would have two lines."""
+    """Python's `$` matches before a final newline, which would give requirements.txt another line."""
     document = json.loads(LOCK)
     document["wheels"][0]["sha256"] += "\n"
     with pytest.raises(Stale, match=r"wheels\[0\]\.sha256: .* is not a sha256"):
@@ -157,7 +157,7 @@ def test_a_final_newline_does_not_pass_a_pattern() -> None:
 
 
 def test_a_wheel_that_no_index_has_is_not_in_the_lock_of_a_cell() -> None:
-    """A project's folder is no place for the packages of an image that is proved."""
+    """Packages of a cell's image, which is proved, must not come from a project's folder."""
     document = json.loads(LOCK)
     document["wheels"][0]["index"] = "project"
     document["indexes"] = sorted({wheel["index"] for wheel in document["wheels"]})
@@ -166,7 +166,7 @@ def test_a_wheel_that_no_index_has_is_not_in_the_lock_of_a_cell() -> None:
 
 
 def test_the_layout_of_the_text_is_not_under_the_seal() -> None:
-    """A checkout with other line ends, or a formatter, has no effect."""
+    """A checkout with other line endings, or a formatter, has no effect."""
     known = lock_file.from_json(LOCK)
 
     assert lock_file.from_json(LOCK.replace(b"\n", b"\r\n")) == known
@@ -175,7 +175,7 @@ def test_the_layout_of_the_text_is_not_under_the_seal() -> None:
 
 @pytest.mark.parametrize("tag", ["../../etc", "a/b", "", ".", "..", "a\0b", "x" * 200])
 def test_a_tag_is_not_a_path(tmp_path: Path, tag: str) -> None:
-    """A label of an image names a lock's folder."""
+    """The name of a lock's folder may come from an image's label."""
     with pytest.raises(ConfigError, match="is not the tag of an image"):
         load_locked(tmp_path, tag)
 
@@ -186,7 +186,7 @@ def test_a_tag_is_not_a_path(tmp_path: Path, tag: str) -> None:
 @given(data=mutated(yaml.safe_load(MATRIX)))
 @FEW
 def test_a_matrix_with_one_change_is_read_or_refused(data: Any) -> None:
-    """And the jsonschema package accepts what is read."""
+    """And the jsonschema package accepts each matrix that is read."""
     text = yaml.safe_dump(data)
     found = answer(lambda: matrix.load(text, FACTS))
     if found is not None:
@@ -225,7 +225,7 @@ def test_a_yaml_bomb_in_the_facts_is_refused() -> None:
     ids=["byte order mark", "CRLF", "numbers of older YAML", "date"],
 )
 def test_yaml_that_other_readers_interpret_differently(text: str, accepted: dict[str, str]) -> None:
-    """Text stays text."""
+    """Values that other YAML versions read as numbers are read as text."""
     assert located_yaml.parse(text, name="x").data == accepted
 
 
@@ -291,7 +291,7 @@ def test_integers_of_64_bits_are_read() -> None:
 
 
 def test_a_duplicate_key_among_many_is_found_fast() -> None:
-    """By the square of their number it was minutes."""
+    """A search in quadratic time would take minutes."""
     data = b"{" + b",".join(b'"k%d":0' % number for number in range(200_000)) + b',"k199999":1}'
     with pytest.raises(ValueError, match="duplicate key 'k199999'"):
         json_of(data)
@@ -336,7 +336,7 @@ def test_a_dpkg_status_is_read_or_refused(text: str) -> None:
 @given(data=st.binary(max_size=100) | mutated(json.loads(REPORT)).map(json_bytes))
 @FEW
 def test_a_report_is_read_or_refused(data: bytes) -> None:
-    """And every accepted one can be shown in each format."""
+    """And every accepted report can be shown in each format."""
     found = answer(lambda: report.from_json(data))
     if found is not None:
         agree(data, "smoke-report")

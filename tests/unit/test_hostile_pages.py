@@ -1,4 +1,4 @@
-"""Untrusted pages of an index: their files are found or refused, with limited resources."""
+"""Untrusted pages of an index: their files are found or refused, with limited time and memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def html(*links: str, head: str = "") -> Page:
 
 
 def js(*files: Any, **more: Any) -> Page:
-    """The same in JSON."""
+    """A JSON page of the project numpy."""
     page = {"meta": {"api-version": "1.0"}, "name": "numpy", "files": list(files), **more}
     return Page(url=HERE, json=True, body=json_bytes(page))
 
@@ -52,7 +52,7 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 
 TAKEN = {
-    "as it should be": html(GOOD),
+    "valid": html(GOOD),
     "behind other links": html(*(GOOD.replace(SHA, f"{n:064x}") for n in range(300)), GOOD),
     "hash in capitals": link(f"../../files/{WHEEL}", fragment=f"#sha256={SHA.upper()}"),
     "hash twice": html(GOOD, GOOD),
@@ -63,23 +63,23 @@ TAKEN = {
     ),
     "other host": link(f"//files.example/{WHEEL}"),
     "JSON": js(entry()),
-    "JSON with a lying size": js(entry(size=-5)),
+    "JSON with a wrong size": js(entry(size=-5)),
     "JSON with a huge size": js(entry(size=10**30)),
     "JSON with hash in capitals": js(entry(hashes={"sha256": SHA.upper()})),
-    "a bad twin first": html(GOOD.replace("../../files", "file:///etc"), GOOD),
+    "an invalid entry with the same hash first": html(GOOD.replace("../../files", "file:///etc"), GOOD),
 }
 
 
 @pytest.mark.parametrize("page", TAKEN.values(), ids=TAKEN)
 def test_a_file_is_found_by_its_hash(page: Page) -> None:
-    """With any text around it; an invalid size is ignored."""
+    """With any text around the link; an invalid size is ignored."""
     found = {(file.filename, file.sha256, file.size) for file in found_on(page, "numpy", {SHA})}
 
     assert found == {(WHEEL, SHA, None)}
 
 
 def test_other_wheels_are_listed_if_valid_and_not_yanked() -> None:
-    """In HTML and in JSON; invalid ones are omitted."""
+    """In HTML and in JSON; invalid links are omitted."""
     yanked = GOOD.replace("<a", '<a data-yanked="broken"')
     assert [item.filename for item in wheels_on(html(GOOD), "numpy")] == [WHEEL]
     assert [(item.sha256, item.size) for item in wheels_on(js(entry(size=7)), "numpy")] == [(SHA, 7)]
@@ -113,7 +113,7 @@ REFUSED = {
         link("../../f", "evil-1.0-py3-none-any.whl"),
         "is not a file of numpy",
     ),
-    "no wheel's name": (link("../../f", "numpy.whl"), "invalid wheel filename: numpy.whl"),
+    "not a wheel's name": (link("../../f", "numpy.whl"), "invalid wheel filename: numpy.whl"),
     "invalid JSON": (Page(url=HERE, json=True, body=b"<html>"), "not a project page"),
     "JSON too deep": (Page(url=HERE, json=True, body=b"[" * 100_000), "not a project page"),
     "JSON of another kind": (Page(url=HERE, json=True, body=b"[1]"), "not a project page"),
@@ -125,7 +125,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("page", "why"), REFUSED.values(), ids=REFUSED)
 def test_a_link_to_another_place_is_refused(page: Page, why: str) -> None:
-    """With the page's place, and without any credentials."""
+    """The message names the page, and contains no credentials."""
     with pytest.raises(BuildFailed, match=why) as caught:
         found_on(page, "numpy", {SHA})
 
@@ -135,13 +135,13 @@ def test_a_link_to_another_place_is_refused(page: Page, why: str) -> None:
 
 
 def test_other_files_are_not_checked() -> None:
-    """A page has many other files."""
+    """A page lists many other files, which are not needed."""
     assert found_on(link("javascript:x", fragment="#sha256=" + "0" * 64), "numpy", {SHA}) == ()
     assert found_on(link(f"../{WHEEL}", fragment="#md5=0"), "numpy", {SHA}) == ()
 
 
 def test_a_page_of_only_tags_is_not_parsed() -> None:
-    """Two bytes of a page would cost a kilobyte of memory."""
+    """The parser would need a kilobyte of memory for two bytes of the page."""
     with pytest.raises(BuildFailed, match="not a project page"):
         listing(Page(url=HERE, json=False, body=b"<b" * 1_000_000))
     assert found_on(Page(url=HERE, json=False, body=b"<b>" * 1_000_000 + SHA.encode()), "numpy", {SHA}) == ()
@@ -186,7 +186,7 @@ def origin() -> Iterator[str]:
 
 
 def settings_of(url: str) -> IndexSettings:
-    """An index at *url* and nothing else."""
+    """Settings with an index at *url* and nothing else."""
     return IndexSettings(
         default_url=url,
         pytorch_url=None,

@@ -1,4 +1,4 @@
-"""Statements, envelopes, bundles and scans, changed or made heavy: read, or refused in a sentence."""
+"""Changed or oversized statements, envelopes, bundles and scans are read, or refused with a message."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def statement_in(bundle: bytes) -> Statement:
 
 
 def read(statement: Statement) -> object:
-    """With the reader of its kind."""
+    """The value that the reader of the statement's kind returns."""
     readers: dict[str, Any] = {
         PROVENANCE: origin,
         CLEARANCE: decision_of,
@@ -80,7 +80,7 @@ def read(statement: Statement) -> object:
 def test_a_statement_with_one_change_is_read_or_refused(
     bundles: dict[str, bytes], data: st.DataObject, kind: str
 ) -> None:
-    """Or one change of its predicate, which is most of it."""
+    """Also one change of its predicate, its largest part."""
     document = json.loads(payload(statement_in(bundles[kind])))
     predicates = (mutated(document["predicate"]) | VALUES).map(lambda one: {**document, "predicate": one})
     changed = data.draw(mutated(document) | VALUES | predicates)
@@ -92,7 +92,7 @@ def test_a_statement_with_one_change_is_read_or_refused(
 @given(data=st.data())
 @FEW
 def test_a_bundle_with_one_change_is_read_or_refused(bundles: dict[str, bytes], data: st.DataObject) -> None:
-    """And an accepted one has the signed content, or no valid signature."""
+    """An accepted bundle has the signed content, or no valid signature."""
     true = bundles[CLEARANCE]
     changed = data.draw(
         mutated(json.loads(true)).map(json_bytes) | spoiled(true) | VALUES.map(json_bytes) | st.binary()
@@ -150,7 +150,7 @@ def test_envelopes(bundles: dict[str, bytes], change: dict[str, Any], message: s
 
 
 def test_a_lock_in_a_provenance_that_is_not_ascii(bundles: dict[str, bytes]) -> None:
-    """Base64's own error is of another kind there."""
+    """The base64 module raises another exception for such a text."""
     document = json.loads(payload(statement_in(bundles[PROVENANCE])))
     document["predicate"]["buildDefinition"]["resolvedDependencies"][0]["content"] = "ü"
     with pytest.raises(VerificationFailed, match="no lock, or no builder"):
@@ -203,13 +203,13 @@ PREDICATES = {
     "empty mappings": lambda size: b"[" + b"{}," * (size // 3) + b"{}]",
     "short strings": lambda size: b'["' + b'","'.join(b"%x" % n for n in range(size // 9)) + b'"]',
     "many keys": lambda size: b"{" + b",".join(b'"%x":0' % n for n in range(size // 10)) + b"}",
-    "letters of four bytes": lambda size: json.dumps("\U0001f600" * (size // 4), ensure_ascii=False).encode(),
+    "four-byte characters": lambda size: json.dumps("\U0001f600" * (size // 4), ensure_ascii=False).encode(),
 }
 
 
 @pytest.fixture(name="scene")
 def a_scene(built: Publisher, tmp_path: Path) -> Iterator[Scene]:
-    """Only with the referrers API: both lists have the same statements."""
+    """A registry with the referrers API only: the API and the fallback tag would list the same statements."""
     with RegistryServer() as server:
         server.behaviour.lists_referrers = True
         yield Scene(Publisher(folder=shutil.copytree(built.folder, tmp_path / "publisher")), server)
@@ -218,7 +218,7 @@ def a_scene(built: Publisher, tmp_path: Path) -> Iterator[Scene]:
 @pytest.mark.parametrize("what", PREDICATES)
 @pytest.mark.proof
 def test_large_statements(scene: Scene, what: str) -> None:
-    """Without a key all of them count, and stay in memory."""
+    """Without a trusted key, all statements are kept in memory."""
     scene.publish()
     subject = [{"name": "", "digest": {"sha256": scene.image.manifest.removeprefix("sha256:")}}]
     head = json.dumps({"_type": "https://in-toto.io/Statement/v1", "subject": subject})[:-1].encode()
@@ -232,7 +232,7 @@ def test_large_statements(scene: Scene, what: str) -> None:
 
 
 def test_more_statements_than_the_limit(scene: Scene) -> None:
-    """Refused, because a retraction could follow the limit."""
+    """They are refused, because a retraction could be among the statements beyond the limit."""
     scene.publish()
     for number in range(6):
         scene.beside(PAYLOAD_TYPE, b"%d" % number + b" " * (6 << 20))

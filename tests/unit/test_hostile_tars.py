@@ -1,7 +1,7 @@
-"""Untrusted layers: refused by our strict reader, or read like by every other reader; bombs are refused.
+"""Untrusted layers: our strict reader refuses them or reads them like other readers; it refuses bombs.
 
 `tests/hostile/tars.py` has the kinds. What `unpack` accepts, GNU tar, bsdtar, umoci (Go) and Python's tarfile
-unpack to the same tree; refused ones leave nothing behind, inside the folder and outside.
+unpack to the same tree; refused layers leave no file behind, inside or outside of the folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from torchkiln.oci.validate.tar import TarInspector
 
 SEED = 20261123
 REFUSED = {name: tar for name, tar in TARS.items() if tar.reason}
-# OCI knows these; our images never have them, and `run` does not unpack them.
+# OCI allows these; our images never contain them, and `run` does not unpack them.
 SOUND_ELSEWHERE = {
     *("character device", "block device", "pipe", "whiteout", "opaque whiteout"),
     *("folder over a link", "folder over a link, then through it", "folder over a file"),
@@ -47,7 +47,7 @@ SOUND_ELSEWHERE = {
         "through a link of a lower layer",
         "through an absolute link of a lower layer",
         "through two links",
-    ),  # by `validate`
+    ),  # `validate` accepts them
     "below a file of a lower layer",
 }
 
@@ -63,7 +63,7 @@ def blobs(folder: Path, layers: Sequence[bytes]) -> list[LayerBlob]:
 
 
 def unpacked(tmp_path: Path, tar: Tar) -> Path:
-    """The root that our reader makes, beside a folder `outside` with a file."""
+    """The root that our reader unpacks, beside a folder `outside` with a file."""
     (tmp_path / "roots" / "outside").mkdir(parents=True)
     (tmp_path / "roots" / "outside" / "there").write_text("untouched")
     unpack(blobs(tmp_path / "blobs", tar.layers), tmp_path / "roots" / "root")
@@ -90,7 +90,7 @@ def test_a_hostile_layer_is_refused_and_leaves_nothing(tmp_path: Path, name: str
 
 @pytest.mark.parametrize("name", sorted(REFUSED.keys() - SOUND_ELSEWHERE))
 def test_verify_and_diff_refuse_a_hostile_layer(name: str) -> None:
-    """By the same reader. Order and duplicates do not matter to `diff`: it shows the result of engines."""
+    """They use the same reader. `diff` ignores order and duplicates: it compares what engines unpack."""
     faults: list[str] = []
     for layer in REFUSED[name].layers:
         inspector = TarInspector()
@@ -120,7 +120,7 @@ def test_accepted_layers_unpack_like_with_other_readers(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", GOOD)
 def test_accepted_layers_unpack_like_with_go(tmp_path: Path, name: str) -> None:
-    """umoci, by Go's archive/tar, as containers' own tools do."""
+    """umoci uses Go's archive/tar, as container engines do."""
     needs.tool("umoci")
     ours = tree_of_folder(unpacked(tmp_path, GOOD[name]))
     layers = blobs(tmp_path / "blobs", GOOD[name].layers)
@@ -134,12 +134,12 @@ def test_accepted_layers_unpack_like_with_go(tmp_path: Path, name: str) -> None:
 
 
 def _unnamed(name: str, reader: str) -> bool:
-    """Python's list has no folder that the tar does not name."""
+    """Whether the comparison is skipped: tarfile does not list a folder that the tar does not name."""
     return name == "missing parent" and reader == "Python's tarfile"
 
 
 def test_accepted_random_tars_unpack_like_with_other_readers(tmp_path: Path) -> None:
-    """Those of 150 fuzzer programs that our reader accepts. The fuzzer itself uses tarfile."""
+    """Of 150 tars of the fuzzer, those that our reader accepts. The fuzzer itself compares with tarfile."""
     needs.tool("bsdtar")
     drawn = random.Random(SEED)
     accepted = 0
@@ -159,7 +159,7 @@ def test_accepted_random_tars_unpack_like_with_other_readers(tmp_path: Path) -> 
 
 
 def test_the_comparison_detects_a_reader_that_disagrees(tmp_path: Path) -> None:
-    """Solaris' extended header is a header for Python's tarfile, but a file for GNU tar."""
+    """Python's tarfile reads Solaris' extended header as a header, but GNU tar reads it as a file."""
     tar = TARS["Solaris' extended header"].layers[0].replace(b"../outside/x", b"beyond/the/x")
     trees: list[Tree] = []
     for number, name in enumerate(TAR_READERS):
@@ -174,7 +174,7 @@ def test_the_comparison_detects_a_reader_that_disagrees(tmp_path: Path) -> None:
 # --- small layers that become large ----------------------------------------------------------------
 
 
-MEBIBYTES = 400  # maximum of the process; an empty interpreter with our modules needs 40
+MEBIBYTES = 400  # the limit for the process; an interpreter that has only imported our modules needs 40
 WAYS = ("unpack", "inspect", "diff")
 
 
@@ -182,10 +182,10 @@ def links(count: int) -> bytes:
     return b"".join(head(b"%d" % number, b"2", to=b"x") for number in range(count))
 
 
-# The layer, and the message if the limits are 300 entries and a MiB; empty: it is accepted.
+# The layer, and the message with limits of 300 entries and 1 MiB; empty if the layer is accepted.
 SMALL = {
     "entries": (links(300), ""),
-    "an entry more": (links(301), "more than 300 entries"),
+    "one entry too many": (links(301), "more than 300 entries"),
     "names": (
         b"".join(pax(record("path", "/".join(["n" * 200] * 20) + str(n))) + head(b"x") for n in range(270)),
         "the names in the tar have more than 1 MiB",
@@ -201,7 +201,7 @@ SMALL = {
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("name", SMALL)
 def test_each_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: str) -> None:
-    """With small limits. Below, layers reach the real ones."""
+    """With small limits. The layers below reach the real limits."""
     monkeypatch.setattr(tar_reader, "_TEXTS", 1 << 20)
     monkeypatch.setattr(tar_reader, "_MIN_UNPACKED", 2 << 20)
     monkeypatch.setattr(read_tar, "TREE_ENTRIES", 300)
@@ -216,7 +216,7 @@ def test_each_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, 
 
 
 def repeated(part: bytes, count: int, *, before: bytes = b"", after: bytes = END) -> Iterator[bytes]:
-    """A gzip file of *before*, *count* times *part*, *after*: a member each, so that it is quickly made."""
+    """A gzip file of *before*, *count* times *part*, and *after*: one member each, which is fast."""
     yield gzip.compress(before, 1)
     member = gzip.compress(part, 9)
     for _ in range(count):
@@ -225,7 +225,7 @@ def repeated(part: bytes, count: int, *, before: bytes = b"", after: bytes = END
 
 
 def names() -> Iterator[bytes]:
-    """40,000 names of 2 KiB: 80 MiB."""
+    """Entries with 40,000 names of 2 KiB: 80 MiB."""
     for start in range(0, 40_000, 1000):
         yield gzip.compress(
             b"".join(
@@ -238,7 +238,7 @@ def names() -> Iterator[bytes]:
 
 
 def attributes() -> Iterator[bytes]:
-    """70 files with a MiB of attributes each."""
+    """70 files with 1 MiB of extended attributes each."""
     for number in range(70):
         yield gzip.compress(pax(record("SCHILY.xattr.user.x", "v" * 1_000_000)) + head(b"%d" % number), 1)
     yield gzip.compress(END)
@@ -262,7 +262,7 @@ BOMBS: dict[str, tuple[Callable[[], Iterator[bytes]], str]] = {
     ),
     "members without content": (lambda: repeated(b"", 100_000, before=file(b"f")), ""),
 }
-DIFF_ID = f"sha256:{hashlib.sha256(file(b'f') + END).hexdigest()}"  # of the only one that is accepted
+DIFF_ID = f"sha256:{hashlib.sha256(file(b'f') + END).hexdigest()}"  # of the only accepted bomb
 
 
 IN_TEST = {("attributes", "inspect"), ("members without content", "inspect")}
@@ -285,7 +285,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The file of the bomb of that name, which is only read."""
+    """The bombs' files by name; tests only read them."""
 
     @cache
     def make(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Malformed and malicious wheels: refused with name and reason, or installed as by real pip."""
+"""Malformed and malicious wheels: refused with name and reason, or installed like by pip."""
 
 import io
 import json
@@ -31,7 +31,7 @@ from torchkiln.wheel.source import WheelFile
 
 @dataclass(frozen=True)
 class Read:
-    """A wheel of some kind, and its refusal; None: it is accepted."""
+    """A wheel of some kind, and the error that refuses it; None if it is accepted."""
 
     wheel: Path
     refusal: BadWheel | None
@@ -44,7 +44,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def read_kind(valid: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Read]:
-    """Writes the wheel of the kind with that name, and reads it, once; tests only read it."""
+    """A function that writes and reads the wheel of a kind, once for each kind; tests only read the wheel."""
 
     @cache
     def read(name: str) -> Read:
@@ -59,7 +59,7 @@ def read_kind(valid: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 def test_the_valid_wheel_is_accepted(valid: Path) -> None:
-    """The base of all others."""
+    """The wheel from which all others are made."""
     assert layer_of([valid])[1].unpacked > 0
 
 
@@ -67,7 +67,7 @@ def test_the_valid_wheel_is_accepted(valid: Path) -> None:
 def test_refused(
     kind: str, read_kind: Callable[[str], Read], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each with the wheel's name and its own reason, also when read as it arrives and by a worker."""
+    """With the wheel's name and the kind's reason, also while it is downloaded and in a worker."""
     found = read_kind(kind)
     assert found.refusal
     assert re.search(KINDS[kind].reason, found.refusal.reason)
@@ -78,7 +78,7 @@ def test_refused(
     demand_only_the_partial_layer_is_written(found.wheel, tmp_path, monkeypatch)
 
 
-# Internal files of the store: claims, and byte-code by the wheel's hash.
+# Internal files of the store: claims, and bytecode by the wheel's hash.
 INTERNAL = ("cache/locks/", "cache/bytecode/")
 
 
@@ -89,7 +89,7 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 def demand_only_the_partial_layer_is_written(bad: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that gets *bad* writes only to the given path, which the caller deletes."""
+    """Check that a worker that gets *bad* writes only to the given path, which the caller deletes."""
     monkeypatch.setattr(worker, "_cancelled", multiprocessing.Event(), raising=False)
     monkeypatch.setattr(worker, "_progress", [0], raising=False)
     (root / "cache" / "tmp").mkdir(parents=True)
@@ -114,7 +114,7 @@ def demand_only_the_partial_layer_is_written(bad: Path, root: Path, monkeypatch:
 
 
 def test_another_wheel_than_the_locked_one(valid: Path) -> None:
-    """Valid, but not the locked one: the message has both hashes."""
+    """A valid wheel that is not the locked one: the message has both hashes."""
     layer = LayerWriter(io.BytesIO(), mtime=0)
     with pytest.raises(
         BadWheel,
@@ -126,7 +126,7 @@ def test_another_wheel_than_the_locked_one(valid: Path) -> None:
 
 
 def test_a_tail_of_another_file(valid: Path) -> None:
-    """A server that answers two requests from two files is found out, even if the directories agree."""
+    """A server that answers two requests from two files is detected, even if the directories agree."""
     data = valid.read_bytes()
     with WheelFile(valid, len(data), tail=data[-500:-1] + b"x") as file:
         assert file.sha256() == ""
@@ -163,7 +163,7 @@ for line in sys.stdin:
 
 
 def test_all_hostile_wheels_need_little_memory(valid: Path, read_kind: Callable[[str], Read]) -> None:
-    """In one process with 128 MiB of address space: none kills it; its peak hardly grows."""
+    """A process with 128 MiB of address space reads all of them; its peak memory hardly grows."""
     wheels = [valid, *(read_kind(kind).wheel for kind in KINDS)]
     lines_in = "".join(json.dumps((str(wheel), sha256(wheel))) + "\n" for wheel in wheels)
     argv = [sys.executable, "-c", MEASURE]
@@ -188,7 +188,7 @@ def pip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPip]:
 def test_accepted_wheels_install_as_by_pip(
     kind: str, read_kind: Callable[[str], Read], pip: RealPip, tmp_path: Path
 ) -> None:
-    """Odd, but unambiguous: every path, type, mode and byte."""
+    """Unusual but unambiguous wheels: every path, type, mode and byte is the same."""
     agree(read_kind(kind).wheel, pip, tmp_path / "root")
 
 

@@ -1,4 +1,4 @@
-"""Identity depends on ids and values: rewording a sentence moves no lock, no image and no suite digest."""
+"""Identity depends on IDs and values: a reworded sentence changes no lock, no image, no suite digest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from torchkiln.util.places import ROOT
 COMPAT = (Path(torchkiln.__file__).parent / "data/compat.yaml").read_bytes()
 IMAGES = ROOT / "images"
 CELLS = tuple(all_cells(MATRIX))
-# The sentences of compat.yaml: table, and the key in each of its entries.
+# The sentences of compat.yaml: the table, and the key in its entries.
 SENTENCES = [
     ("traps", "why"),
     ("traps", "limit"),
@@ -78,7 +78,7 @@ def changed(edit: Callable[[dict[str, Any]], object]) -> Facts:
 
 
 def test_reworded_sentences_leave_every_lock_fresh() -> None:
-    """All of them."""
+    """All sentences are reworded at once."""
 
     def reword(data: dict[str, Any]) -> None:
         for table, key in SENTENCES:
@@ -139,7 +139,7 @@ def test_comments_and_docstrings_of_resolve_leave_every_lock_fresh() -> None:
 
 @pytest.mark.parametrize("tag", LOCKS)
 def test_an_image_has_no_sentence_of_the_facts(tag: str) -> None:
-    """Neither in its labels, nor in generated files, nor in the values that the checks compare."""
+    """Neither in its labels, nor in generated files, nor in the claims that the checks compare."""
     locked = committed(tag)
     planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
     files = [file.data.decode() for file in planned.layers[-1].files if file.path in GENERATED]
@@ -186,7 +186,7 @@ def test_a_suite_with_other_comments_has_the_same_digest(tmp_path: Path) -> None
 
 
 def code_of(source: bytes) -> tuple[object, ...]:
-    """The code of *source*, by Python's compiler, which omits docstrings with -OO."""
+    """The code of *source*, compiled as with -OO, which omits docstrings."""
 
     def constants_of(code: CodeType) -> tuple[object, ...]:
         consts = tuple(constants_of(item) if isinstance(item, CodeType) else item for item in code.co_consts)
@@ -277,14 +277,14 @@ def test_invalid_python_is_refused(source: bytes) -> None:
 
 
 def test_another_recipe_makes_every_lock_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that CI, which compares locks, builds every image again."""
+    """So CI, which compares locks, builds every image again."""
     monkeypatch.setattr(lock_module, "RECIPE", RECIPE + 1)
     after = inputs(FACTS)
 
     assert all(after[cell] != digest for cell, digest in BEFORE.items())
 
 
-# --- committed locks are complete and have no data of their maker ----------------------------------
+# --- committed locks are complete and have no data of the machine ----------------------------------
 
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "torchkiln/data/lock.schema.json").read_bytes()))
@@ -317,12 +317,12 @@ def test_a_committed_lock_of_another_index_matches_the_record(tag: str) -> None:
 
 
 def test_every_cell_of_the_default_index_is_committed_without_the_traps() -> None:
-    """Of the default system; of others some are."""
+    """All cells of the default OS are, and some of the others."""
     found = [resolve(cell, MATRIX, FACTS) for cell in all_cells(MATRIX)]
     of_default = {tag_of(item) for item in found if item.build and item.build.source is Source.DEFAULT}
     lockable = {tag_of(item) for item in found if item.lockable and item.cell.os == DEFAULT_OS}
     by_record = {tag for tag in LOCKS if committed(tag).by_record}
-    thin = {tag for tag in LOCKS if committed(tag).resolution.cell.gpus}  # made from full ones
+    thin = {tag for tag in LOCKS if committed(tag).resolution.cell.gpus}  # made from full locks
     assert lockable <= {*LOCKS} - by_record - thin <= of_default
     for tag in LOCKS:
         versions = {wheel.name: wheel.version for wheel in committed(tag).wheels}

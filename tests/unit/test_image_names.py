@@ -1,4 +1,4 @@
-"""One way to name an image or a cell: a tag, an alias, DIR:REF, a digest or a selection, in every command."""
+"""Every command takes the same names of an image or cell: tag, alias, DIR:REF, digest or selection."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_no_cell_has_another_name(name: str) -> None:
         cell_named(name, MATRIX, FACTS)
 
 
-def test_the_own_tag_of_an_image_is_preferred() -> None:
+def test_the_tag_of_an_image_is_preferred_to_aliases() -> None:
     assert preferred_name(["v2.7", TAG, "a"]) == TAG
     assert preferred_name(["trial", "x"]) == "x"
     assert preferred_name([]) is None
@@ -80,7 +80,7 @@ def test_an_image_is_found_by_its_names_in_the_layout(tmp_path: Path, name: str)
     assert locate(None, layout.path, options()).ref == TAG
 
 
-def test_an_alias_that_the_layout_lacks_is_that_of_the_matrix(tmp_path: Path) -> None:
+def test_an_alias_that_the_layout_lacks_is_found_in_the_matrix(tmp_path: Path) -> None:
     """Layouts of earlier releases have only tags."""
     layout = layout_of(tmp_path)
     assert locate("v2.7", layout.path, options()).ref == TAG
@@ -91,10 +91,10 @@ def test_a_name_of_the_layout_precedes_the_matrix(tmp_path: Path) -> None:
     older = "2.6.0-cuda12.1-cudnn9-runtime"
     layout = layout_of(tmp_path, "v2.7", tag=older)
     assert locate("v2.7", layout.path, options()).ref == older
-    assert locate(TAG, layout.path, options()).ref == TAG  # which is not there
+    assert locate(TAG, layout.path, options()).ref == TAG  # it is not in the layout
 
 
-def test_an_unknown_name_stays(tmp_path: Path) -> None:
+def test_an_unknown_name_is_not_changed(tmp_path: Path) -> None:
     layout = layout_of(tmp_path, "trial")
     assert locate("trail", layout.path, options()).ref == "trail"
     (layout.path / "index.json").write_text("{")
@@ -166,7 +166,7 @@ def test_every_command_takes_a_name_and_a_selection(name: str) -> None:
 def test_verify_reads_a_layout_that_others_can_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every byte is verified, and nothing is run; `run` refuses it."""
+    """`verify` checks every byte and runs nothing; `run` refuses such a layout."""
     layout = layout_of(tmp_path)
     layout.path.chmod(0o777)
     monkeypatch.chdir(tmp_path)

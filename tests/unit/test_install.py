@@ -35,13 +35,13 @@ SITE = "opt/venv/lib/python3.11/site-packages"
     ],
 )
 def test_destination(name: str, place: str) -> None:
-    """Root files to site-packages, `.data` by its key."""
+    """Files at the top of the wheel go to site-packages, those in `.data` to the scheme of their key."""
     assert install.destination(name, WHEEL, SCHEME) == place
 
 
 @pytest.mark.parametrize("name", ["a.data/nowhere/x", "a.data/scripts", "a.data/scripts/", "a.data/stdlib/x"])
 def test_a_scheme_that_does_not_exist_is_refused(name: str) -> None:
-    """So is a file beside the schemes' folders."""
+    """A file directly in `.data` is refused, too."""
     with pytest.raises(BadWheel, match=r"^Some_Thing-1.0-py3-none-any.whl: entry .* unknown scheme key"):
         install.destination(name, WHEEL, SCHEME)
 
@@ -58,7 +58,7 @@ def test_a_scheme_that_does_not_exist_is_refused(name: str) -> None:
     ],
 )
 def test_an_invalid_wheel_file_name_is_refused(name: str) -> None:
-    """Name, version, tags: all of them."""
+    """Name, version and tags are checked."""
     with pytest.raises(BadWheel, match="not the file name of a wheel"):
         parse_name(name)
 
@@ -68,7 +68,7 @@ def test_an_invalid_wheel_file_name_is_refused(name: str) -> None:
     ["bin/python", "bin/python3.11", "bin/activate", "bin/Activate.ps1", "pyvenv.cfg", "lib64", "lib64/x"],
 )
 def test_files_of_the_environment_cannot_be_replaced(path: str) -> None:
-    """Not even by the scheme that reaches them, nor by an entry point."""
+    """Neither by a file of the scheme that contains them, nor by an entry point."""
     with pytest.raises(BadWheel, match=f"would replace /opt/venv/{path} of the virtual environment"):
         install.destination(f"a-1.data/data/{path}", WHEEL, SCHEME)
     if path.startswith("bin/"):
@@ -89,7 +89,7 @@ def test_files_of_the_environment_cannot_be_replaced(path: str) -> None:
     ],
 )
 def test_with_interpreter(script: bytes, made: bytes) -> None:
-    """Only a first line that begins with `#!python` is ours to write."""
+    """Only a first line that begins with `#!python` is rewritten."""
     assert install.with_interpreter(script, SCHEME) == made
 
 
@@ -109,7 +109,7 @@ def test_is_script(entry: str, is_it: bool) -> None:
 
 
 def test_a_launcher_runs_its_function(tmp_path: Path) -> None:
-    """The launcher is a program that imports, calls, and passes on the exit code."""
+    """The launcher is a program that imports and calls it, and returns its exit code."""
     made = install.launchers(b"[console_scripts]\nrun = pack.age:Class.main [extra]\n", WHEEL, SCHEME)
     assert list(made) == ["opt/venv/bin/run"]
     script = tmp_path / "run"
@@ -145,7 +145,7 @@ def test_a_launcher_runs_its_function(tmp_path: Path) -> None:
     ],
 )
 def test_launchers(text: bytes, names: list[str]) -> None:
-    """Console and gui scripts; pip's own named after the image's Python, not the builder's."""
+    """Console and GUI scripts; pip's launcher is named after the image's Python, not the builder's."""
     assert sorted(install.launchers(text, WHEEL, SCHEME)) == [f"opt/venv/bin/{name}" for name in names]
 
 
@@ -173,7 +173,7 @@ def test_launchers(text: bytes, names: list[str]) -> None:
     ],
 )
 def test_an_invalid_entry_point_is_refused(line: str) -> None:
-    """A name becomes a path, a reference becomes code: both must be strictly valid."""
+    """A name becomes a path, and a reference becomes code, so both are checked strictly."""
     with pytest.raises(BadWheel, match=r"^Some_Thing-1.0-py3-none-any.whl: "):
         install.launchers(f"[console_scripts]\n{line}\n".encode(), WHEEL, SCHEME)
 
@@ -191,7 +191,7 @@ def test_an_invalid_entry_point_is_refused(line: str) -> None:
     ],
 )
 def test_record_path(path: str, escaped: str) -> None:
-    """Relative to site-packages, as os.path.relpath has it."""
+    """Relative to site-packages, as os.path.relpath computes it."""
     assert install.record_path(path, SCHEME) == escaped
     assert Path(f"/{SITE}/{escaped}").resolve() == Path(f"/{path}")
 
@@ -211,7 +211,7 @@ def test_record_is_sorted_and_quoted_like_by_pip() -> None:
     )
 )
 def test_a_written_record_reads_back(paths: list[str]) -> None:
-    """By our reader and by Python's csv."""
+    """Our reader and Python's csv read it."""
     text = install.record(Row(path=path, hash="sha256=x", size="3") for path in paths)
     assert install.parse_record(text, WHEEL) == dict.fromkeys(paths, ("sha256=x", "3"))
     read = list(csv.reader(io.StringIO(text.decode(), newline="")))
@@ -235,7 +235,7 @@ def test_a_written_record_reads_back(paths: list[str]) -> None:
     ],
 )
 def test_an_invalid_record_is_refused(record: bytes, reason: str) -> None:
-    """Not UTF-8, no CSV, two answers."""
+    """Not UTF-8, not CSV, or ambiguous."""
     with pytest.raises(BadWheel, match=reason):
         install.parse_record(record, WHEEL)
 
@@ -255,7 +255,7 @@ def test_an_invalid_record_is_refused(record: bytes, reason: str) -> None:
     ],
 )
 def test_dist_info(names: list[str], found: str | None) -> None:
-    """Exactly one, of this distribution."""
+    """A wheel has exactly one .dist-info folder, with the wheel's name and version."""
     if found:
         assert install.dist_info(names, WHEEL) == found
     else:
@@ -289,7 +289,7 @@ def test_launchers_of_the_wheel_are_replaced() -> None:
 
 
 def test_the_name_keeps_its_spelling() -> None:
-    """Comparisons normalize it."""
+    """Only comparisons normalize it."""
     assert parse_name("A.B_c-1.0.0-py3-none-any.whl") == WheelName(
         filename="A.B_c-1.0.0-py3-none-any.whl",
         distribution="A.B_c",

@@ -1,6 +1,6 @@
-"""The reports of real images in docs/proofs: signed, whole, and a proof of no image but the one that ran.
+"""The reports of real images in docs/proofs: signed, complete, and proofs of the image that ran only.
 
-One whose image is not what the committed lock gives today is of an earlier image. That is not a fault, and
+If the committed lock now gives another digest, a report is of an earlier image. That is not a fault, and
 its values are checked as before; but it clears no image, and the run must be repeated on GPUs.
 """
 
@@ -35,7 +35,7 @@ ALL = proofs(PROOFS)
 # "inconclusive": a check was skipped, which another report of the same image must have.
 PASSED = [item for item in ALL if item.report.verdict in ("pass", "inconclusive")]
 TAGS = sorted({item.report.tag or "" for item in ALL})
-SIBLING = Digest("sha256:" + "5b" * 32)  # an image that no report is of
+SIBLING = Digest("sha256:" + "5b" * 32)  # an image without reports
 
 
 def locked_of(tag: str) -> LockedCell:
@@ -44,7 +44,7 @@ def locked_of(tag: str) -> LockedCell:
 
 @cache
 def digest_of(tag: str) -> Digest:
-    """Of the image that a build from the committed lock gives; nothing is built."""
+    """The digest of the image that a build from the committed lock gives, computed without a build."""
     found = present(tag)
     assert found
     return found
@@ -59,13 +59,13 @@ def findings_of(one: SignedReport, check: str) -> list[Finding]:
 
 
 def tiers_of(signed_reports: Iterable[SignedReport]) -> tuple[int, ...]:
-    """Those of which every check ran in *signed_reports*, or is not applicable."""
+    """The tiers of which every check ran in *signed_reports*, or is not applicable."""
     findings = (finding for signed_report in signed_reports for finding in signed_report.report.findings)
     ran = {finding.id for finding in findings if finding.outcome != "skipped"}
     return tuple(t for t in range(4) if {check.id for check in SUITE.checks if check.tier == t} <= ran)
 
 
-def test_every_signature_is_good_and_there_are_some() -> None:
+def test_every_signature_is_valid_and_reports_exist() -> None:
     """Each envelope has its public key in the same folder."""
     assert {item.name for item in ALL} == {path.name for path in PROOFS.glob("*.dsse.json")}
     assert "2.7.1-cuda12.1-cudnn9-runtime" in TAGS
@@ -73,7 +73,7 @@ def test_every_signature_is_good_and_there_are_some() -> None:
 
 
 def test_no_check_failed_and_what_one_report_skips_another_has() -> None:
-    """Except for tier 2, which needs two GPUs, on a host with one."""
+    """Except for tier 2 on a host with one GPU, because it needs two."""
     found = {
         (signed_report.report.image, finding.id, finding.outcome)
         for signed_report in ALL
@@ -94,14 +94,14 @@ def test_no_check_failed_and_what_one_report_skips_another_has() -> None:
 def test_a_report_is_of_a_locked_cell(
     signed_report: SignedReport,
 ) -> None:
-    """Current or earlier; the verdict that it states is what its values give."""
+    """Whether its image is current or earlier; and its verdict follows from its values."""
     assert digest_of(signed_report.report.tag or "")
     assert verdict(signed_report.report.findings) == signed_report.report.verdict
 
 
 @pytest.mark.parametrize("tag", TAGS)
 def test_the_gate_clears_the_present_image_with_reports_of_it_and_no_other(tag: str) -> None:
-    """All that ran: the tiers whose every check the reports hold."""
+    """The policy requires the tiers of which the reports contain every check."""
     signed_reports = [item for item in PASSED if item.report.tag == tag and is_current(item)]
     image = digest_of(tag)
     if not signed_reports:
@@ -122,7 +122,7 @@ def test_the_gate_clears_the_present_image_with_reports_of_it_and_no_other(tag: 
 
 @pytest.mark.parametrize("signed_report", ALL, ids=lambda one: one.name)
 def test_a_report_of_another_image_clears_nothing(signed_report: SignedReport) -> None:
-    """Though nothing else is wrong: by its own suite, and a policy that requires only what passed."""
+    """Although nothing else is wrong: with the report's suite, and a policy of the checks that passed."""
     passed = {finding.id for finding in signed_report.report.findings if finding.outcome == "passed"}
     policy = Policy(tiers=(), checks=tuple(passed & {check.id for check in SUITE.checks}), signed=True)
     tag = signed_report.report.tag or ""
@@ -167,7 +167,7 @@ def test_a_report_without_a_gpu_has_its_cells_name_and_a_verdict_that_follows_fr
     assert verdict(one.report.findings) == one.report.verdict == "pass"
 
 
-def test_each_such_file_is_one() -> None:
+def test_each_file_of_that_name_is_a_report_without_a_gpu() -> None:
     assert {run.name for run in WITHOUT_GPUS} == {path.name for path in PROOFS.glob("*-tier0.json")}
 
 
@@ -179,7 +179,7 @@ def test_only_the_report_that_tests_read_is_kept_beside_a_signed_one() -> None:
     ]
 
 
-def test_tier_0_is_run_in_no_image_but_the_one_that_the_lock_gives() -> None:
+def test_tier_0_is_run_only_in_the_image_that_the_lock_gives() -> None:
     lock, other = Digest("sha256:" + "1" * 64), Digest("sha256:" + "2" * 64)
     assert tier0.why_not(lock, lock) == ""
     assert tier0.why_not(None, lock).startswith("its lock has no recorded layers")

@@ -1,4 +1,4 @@
-"""A stored run counts as this machine's own only with its signature."""
+"""A stored run counts as a run of this machine only with the signature of this machine's key."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def _envelope(key: Ed25519PrivateKey, payload: bytes, kind: str = TYPE) -> dict[
 
 
 def _changed(store: Store) -> dict[str, Any]:
-    """The payload of a failed run, changed to passed, with the old signature."""
+    """A failed run, changed to passed, with the old signature."""
     failed = replace(REPORT, verdict="fail")
     smoke_report = signed(store, TYPE, to_json(failed))
     return smoke_report | {"payload": base64.b64encode(to_json(REPORT)).decode()}
 
 
 def _respaced(store: Store) -> dict[str, Any]:
-    """The same values with other bytes."""
+    """A signed run with the same values but other bytes."""
     smoke_report = signed(store, TYPE, to_json(REPORT))
     return smoke_report | {"payload": base64.b64encode(json.dumps(document(REPORT)).encode()).decode()}
 
@@ -124,7 +124,7 @@ def test_a_run_without_our_signature_does_not_count(
 ) -> None:
     """It neither counts for the gate nor replaces a run; one warning is printed."""
     store = Store(tmp_path / "cache")
-    kept_runs(tmp_path).keep(replace(REPORT, runtime="docker"))  # so that there is a key
+    kept_runs(tmp_path).keep(replace(REPORT, runtime="docker"))  # creates the key
     store.put_record("smoke", key_of(REPORT), FORGED[case](store))
     assert [found.runtime for found in own(tmp_path)] == ["docker"]
     smoke_report = capsys.readouterr().err.splitlines()
@@ -134,7 +134,7 @@ def test_a_run_without_our_signature_does_not_count(
 
 
 def test_a_signed_run_under_another_name_does_not_count(tmp_path: Path) -> None:
-    """An old passed run in the path of a newer failed one."""
+    """An old passed run at the path of a newer failed run."""
     store, failed = Store(tmp_path / "cache"), replace(REPORT, verdict="fail", runtime="docker")
     kept_runs(tmp_path).keep(REPORT)
     smoke_report = store.record("smoke", key_of(REPORT))
@@ -205,7 +205,7 @@ def test_the_envelope_is_verified_over_the_stored_bytes(tmp_path: Path) -> None:
 
 
 def test_two_processes_that_make_the_key_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second finds the first's key between its look and its own."""
+    """The first writes its key after the second found none and before the second writes its own."""
     store = Store(tmp_path / "cache")
     link = os.link
 
@@ -220,7 +220,7 @@ def test_two_processes_that_make_the_key_share_it(tmp_path: Path, monkeypatch: p
 
 
 def test_prune_keeps_the_key(tmp_path: Path) -> None:
-    """`cache prune --all` removes files that can be made again; the key cannot."""
+    """`cache prune --all` removes files that can be made again; a key cannot be made again."""
     from torchkiln.cache.policy import PrunePolicy
     from torchkiln.cache.prune import prune
     from torchkiln.cache.usage import cache_usage

@@ -1,4 +1,4 @@
-"""Untrusted layouts: read, or refused with a message; commands need less than 400 MiB."""
+"""Untrusted layouts are read, or refused with a message; commands need less than 400 MiB."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def arranged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return arrange
 
 
-# `make test`: `verify` reads each layout but the longest; `make proof`: this one, too; NIGHTLY=yes: every
-# command each.
+# `make test`: `verify` reads all layouts but the longest; `make proof`: the longest, too; NIGHTLY=yes: every
+# command reads every layout.
 CASES = [
     pytest.param(
         name,
@@ -133,7 +133,7 @@ CASES = [
 def test_memory_for_a_layout(
     name: str, command: str, arranged: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Read or refused, and no traceback."""
+    """It is read or refused, without a traceback."""
     shutil.copytree(arranged(name), tmp_path / "layout", copy_function=os.link)
     done = run(*COMMANDS[command], folder=tmp_path)
 
@@ -148,7 +148,7 @@ def test_memory_for_a_layout(
 def test_one_manifest_under_ten_thousand_names_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by the oracle, which reads each referenced document."""
+    """Also by the oracle, which reads every document that is referenced."""
     layout = build(tmp_path)
     entry_json = json.loads((layout.path / "index.json").read_bytes())
     [entry] = entry_json["manifests"]
@@ -174,7 +174,7 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
 
 
 def put(layout: Layout, what: str, change: Callable[[Any], Any]) -> None:
-    """*change* one of the three documents, and update every digest above it, with a new index.json."""
+    """Apply *change* to the index, manifest or config, update all digests above it, and write index.json."""
     from tests.oci_samples import digest
 
     index = {"schemaVersion": 2, "manifests": []} | json.loads(INDEX[layout.path])
@@ -215,7 +215,7 @@ COMMANDS_LAYOUTS = (
 def test_any_change_of_a_layout_ends_with_a_message(
     layout: Layout, data: st.DataObject, what: str, argv: tuple[str, ...]
 ) -> None:
-    """With the complete command: any other exception than KilnError fails the test."""
+    """The complete command is run: any other exception than KilnError fails the test."""
     INDEX.setdefault(layout.path, (layout.path / "index.json").read_bytes())
     put(layout, what, lambda document: data.draw(mutated(document) | VALUES))
     ran = provoke(case("x", lambda: None, argv, 0, ""), layout.path.parent)
@@ -227,7 +227,7 @@ def test_any_change_of_a_layout_ends_with_a_message(
 
 
 def test_special_files_in_a_layout_are_not_opened(tmp_path: Path) -> None:
-    """A layer that is a link out of the layout, a folder or a pipe: it is not opened."""
+    """A layer may be a link to outside of the layout, a folder or a pipe."""
 
     made = build(tmp_path)
     layer = made.image("a").layers[0].path

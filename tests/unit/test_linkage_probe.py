@@ -1,4 +1,4 @@
-"""The probe of a project's libraries: what a library that needs another finds for it counts."""
+"""The probe for missing libraries in a project: DT_RPATH of a library also applies to its dependencies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OLD, NEW = "-Wl,--disable-new-dtags", "-Wl,--enable-new-dtags"  # DT_RPATH, DT_R
 
 
 def library(folder: Path, name: str, *needs: str, flags: tuple[str, ...] = ()) -> None:
-    """A library that needs others of *folder*, built by gcc."""
+    """Build a library with gcc that needs others of *folder*."""
     folder.mkdir(exist_ok=True)
     command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / name), "-Wl,--no-as-needed"]
     command += [f"-Wl,-soname,{name}", f"-L{folder}", *(f"-l:{need}" for need in needs), *flags]
@@ -34,14 +34,14 @@ def missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 @pytest.mark.parametrize(
     ("flags", "expected"), [((OLD,), []), ((NEW,), ["x.libs/libb.so"])], ids=["rpath", "runpath"]
 )
-def test_the_path_of_a_library_counts_for_what_it_needs(
+def test_the_rpath_of_a_library_counts_for_the_libraries_that_it_needs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     flags: tuple[str, ...],
     expected: list[str],
 ) -> None:
-    """Only a DT_RPATH does so; libb.so has none, as libgfortran in scipy's wheel."""
+    """DT_RPATH does, DT_RUNPATH does not. libb.so has neither, like libgfortran in scipy's wheel."""
     folder = tmp_path / "x.libs"
     library(folder, "libc1.so")
     library(folder, "libb.so", "libc1.so")

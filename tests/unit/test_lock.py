@@ -1,4 +1,4 @@
-"""The lock: its requests to the index, kept versions, staleness, and its two files."""
+"""`lock`: the requests to the index, kept versions, staleness, and the two files."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_recorded_layers_are_kept_while_their_inputs_are_unchanged() -> None:
 
 
 def test_another_base_keeps_recorded_layers_unless_its_python_changed() -> None:
-    """Byte-code is that Python's; nothing else of the base is in a layer of wheels."""
+    """Wheel layers contain bytecode for the base's Python, and nothing else that depends on the base."""
 
     def on(*packages: OsPackage) -> LockedCell:
         base = replace(BASE, packages=packages)
@@ -228,7 +228,7 @@ def test_the_reason_of_a_stale_lock_is_shown(tmp_path: Path) -> None:
 
 
 class Workspace:
-    """A default index and PyTorch's, the environment that names both, and a folder of images."""
+    """A default index and PyTorch's, an environment with the settings of both, and a folder of images."""
 
     def __init__(self, server: IndexServer, root: Path) -> None:
         self.server, self.images = server, root / "images"
@@ -314,12 +314,12 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def locked_before(workspace: Workspace, first: Path) -> Workspace:
-    """With the first lock."""
+    """The workspace with the first lock."""
     shutil.copytree(first / TAG, workspace.images / TAG)
     return workspace
 
 
-# The pins of the real wheel's METADATA, by the facts.
+# The pins in METADATA of the real wheel, from the facts.
 _PINS = yaml.safe_load((ROOT / "torchkiln" / "data" / "compat.yaml").read_bytes())["cu118_pins"]
 CU118 = {
     **{name: version for name, version in _PINS.items() if name.startswith("nvidia-")},
@@ -369,7 +369,7 @@ def test_an_unreachable_index_is_named_by_its_setting(workspace: Workspace) -> N
 def test_upload_dates_that_are_sometimes_missing_change_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen on a real index: the same page with and without the dates of its newest files."""
+    """A real index served the same page with and without the dates of its newest files."""
     workspace.server.add("default", "numpy", "1.4", date="2026-11-20T00:00:00Z")
     workspace.server.add("default", "numpy", "1.6", date="2026-11-21T12:00:00Z")
     page, answers = IndexServer.page, iter([False, False, True] * 50)

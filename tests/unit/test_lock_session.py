@@ -1,4 +1,4 @@
-"""A lock session as a library calls it; and the settings of indexes."""
+"""The lock session as another program calls it; and the settings of indexes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_thin_cell_uses_the_lock_for_all_gpus_and_its_date(workspace: Workspac
 
 
 def test_thin_locks_follow_their_full_lock_in_one_run(workspace: Workspace) -> None:
-    """As in `lock --all --upgrade`: the full cell first, then those of the matrix's `gpus`."""
+    """As in `lock --all --upgrade`: the full cell first, then the thin cells of the matrix's `gpus`."""
     workspace.session("2026-11-01").lock(cell())
     thin = [cell("2.7.1", "runtime", gpu) for gpu in ("9.0", "8.0")]
     for each in thin:
@@ -197,7 +197,7 @@ def test_certificates_and_proxy_come_from_pip_unless_the_environment_has_them() 
 
 
 def test_extra_indexes_and_find_links_are_ignored_and_named() -> None:
-    """Another user's upload with the same name must not get into an image."""
+    """Otherwise another user's package of the same name could get into an image."""
     pip = "global.extra-index-url='https://x.example'\n:env:.find-links='/wheels'"
     found = settings(pip, UV_INDEX="https://y.example")
 

@@ -43,7 +43,7 @@ def test_added_removed_and_changed_packages() -> None:
 
 
 def test_another_file_with_the_same_version_is_reported() -> None:
-    """An index that does this is or was wrong."""
+    """An index must not replace the file of a release."""
     cell = locked()
     replaced = replace(cell.wheels[0], sha256="5" * 64)
     found = lock_change(TAG, cell, replace(cell, wheels=(replaced, *cell.wheels[1:])))
@@ -83,7 +83,7 @@ def diff_of(images: Path, *arguments: str) -> str:
 
 
 def change_both(images: Path) -> None:
-    """Change tqdm in both images, numpy in one, and the base in the other."""
+    """Change tqdm in both images, numpy in one image, and the base in the other."""
     base = replace(
         locked().base,
         digest=Digest("sha256:" + "c" * 64),

@@ -164,7 +164,7 @@ def _keywords(schema: Any) -> set[str]:
 
 
 def test_the_schema_and_the_suite_know_each_system():
-    """They cannot import the table: one is JSON, the other runs without torchkiln."""
+    """Neither can import the table: the schema is JSON, and the suite runs without torchkiln."""
     assert set(SCHEMA["properties"]["os"]["properties"]) == set(SYSTEMS)
     assert DEFAULT_OF_THE_SUITE == DEFAULT_OS
 

@@ -83,7 +83,7 @@ def test_newest_is_the_newest_release_of_the_index(workspace: Workspace) -> None
 
 
 def test_newest_adds_nothing_if_the_matrix_has_it(workspace: Workspace) -> None:
-    """Also if the index has only older releases, as a mirror that is behind."""
+    """Also if the index has only older releases, like an outdated mirror."""
     for source, project, name in list(workspace.server.files):
         if name.startswith("torch-2.99."):
             del workspace.server.files[source, project, name]
@@ -95,7 +95,7 @@ def test_newest_adds_nothing_if_the_matrix_has_it(workspace: Workspace) -> None:
 
 
 def test_an_unknown_release_is_proposed_with_its_facts(workspace: Workspace) -> None:
-    """The facts accept the block as it is."""
+    """The printed block is valid in compat.yaml without changes."""
     _, out, _ = workspace.run("torch", "2.99.0")
     block = block_of(out)
     wheel = next(name for _, _, name in workspace.server.files if name.startswith("torch-2.99.0"))
@@ -117,7 +117,7 @@ def test_an_unknown_release_is_proposed_with_its_facts(workspace: Workspace) -> 
 
 
 def test_companions_are_read_from_the_newest_to_the_first_too_old_one(workspace: Workspace) -> None:
-    """Each costs a request or two, and there are dozens."""
+    """There are dozens of releases, and each costs one or two requests."""
     workspace.run("torch", "2.99.0")
     requested = {
         path.rpartition("/")[2].split("-cp")[0]
@@ -135,7 +135,7 @@ def test_companions_are_read_from_the_newest_to_the_first_too_old_one(workspace:
 
 
 def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(workspace: Workspace) -> None:
-    """Of two builds of a wheel the last counts."""
+    """Of two builds of a wheel, the last one is used."""
     _, out, _ = workspace.run("torch", "2.99.1")
     block = block_of(out)
 
@@ -164,8 +164,8 @@ def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(workspace
     [
         (b"__version__ = '2.99.5+cu128'\n", True),
         (b"__version__ = '2.99.5+cu130'\ngit_version = 'ab'\n", False),
-        (b"__version__ = '2.99.5'\n", True),  # it does not say
-        (b"__version__ = '2.99.5+cu13x'\n", True),  # nor does this
+        (b"__version__ = '2.99.5'\n", True),  # no CUDA version
+        (b"__version__ = '2.99.5+cu13x'\n", True),  # no valid CUDA version
     ],
 )
 def test_torchaudio_of_another_cuda_is_left_out(workspace: Workspace, text: bytes, kept: bool) -> None:
@@ -182,7 +182,7 @@ def test_torchaudio_of_another_cuda_is_left_out(workspace: Workspace, text: byte
 
 
 def test_the_block_of_a_complete_release_has_no_todo() -> None:
-    """And that of a release that lacks a value has one, so that the schema refuses it."""
+    """The block of a release that lacks a value has one, so that the schema refuses the block."""
     default = FACTS.releases["2.9.1"].default
     found = Companion(version="1.0", pins=True)
     whole = ReleaseMetadata(
@@ -210,7 +210,7 @@ def test_the_block_of_a_complete_release_has_no_todo() -> None:
 
 
 def test_a_release_missing_in_the_facts_is_not_written_into_the_matrix(workspace: Workspace) -> None:
-    """Every command would refuse it."""
+    """Every command would refuse such a matrix."""
     error = workspace.refused("torch", "2.99.1", "--write")
 
     assert isinstance(error, ConfigError)
@@ -219,7 +219,7 @@ def test_a_release_missing_in_the_facts_is_not_written_into_the_matrix(workspace
 
 @pytest.fixture
 def compat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the facts, which --write changes in place of torchkiln's own."""
+    """A copy of the facts, which --write changes instead of torchkiln's file."""
     copy = tmp_path / "compat.yaml"
     copy.write_bytes(COMPAT.read_bytes())
     monkeypatch.setattr(command, "_FACTS_FILE", copy)
@@ -238,7 +238,7 @@ def test_write_inserts_the_facts_after_the_newest_older_release(workspace: Works
     assert '{torch: "2.99.0", cuda: "12.8"}' in workspace.file.read_text()
 
 
-def test_of_a_release_between_others(compat: Path) -> None:
+def test_the_facts_of_a_release_are_inserted_between_others(compat: Path) -> None:
     text = with_block(compat.read_text(), "releases", "2.8.5", '  "2.8.5":\n    a: 1\n', name="x")
 
     assert '\n\n  "2.8.5":\n    a: 1\n\n  "2.9.1":\n' in text
@@ -266,7 +266,7 @@ def test_it_is_locked_and_built_with_the_new_facts(
     expected: int,
     count: int,
 ) -> None:
-    """In this order; a failure ends it with its exit code."""
+    """Locked first; a failure ends the command with its exit code."""
     ran: list[list[str]] = []
 
     def run(words: list[str], check: bool) -> subprocess.CompletedProcess[str]:

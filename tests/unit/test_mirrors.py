@@ -1,4 +1,4 @@
-"""Presets of mirrors: equal to the single settings, below those of the user, and not in a lock."""
+"""Presets of mirrors equal the single settings, yield to those of the user, and are not in locks."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_preset_equals_the_single_settings(os_name: str) -> None:
         ("global.index-url='https://pip.example/s'", {}, "https://pip.example/s"),
     ],
 )
-def test_an_index_of_the_user_wins_and_the_lock_says_so(
+def test_an_index_of_the_user_has_precedence_and_the_lock_says_so(
     pip: str, environ: dict[str, str], expected: str
 ) -> None:
     found = index_settings({mirrors.NAME: "tuna", **environ}, pip_config=pip)
@@ -130,7 +130,7 @@ def test_an_index_of_the_user_wins_and_the_lock_says_so(
     )
 
 
-def test_an_archive_of_the_user_wins_and_the_other_stays() -> None:
+def test_an_archive_of_the_user_has_precedence_and_the_other_stays() -> None:
     own = {mirrors.NAME: "tuna", "TORCHKILN_DEBIAN_MIRROR": "untrusted+http://127.0.0.1:8/debian"}
     found = sources_of(recipe("debian12"), own)
 
@@ -143,7 +143,7 @@ def test_an_archive_of_the_user_wins_and_the_other_stays() -> None:
 
 
 def locked_by(workspace: Workspace, *options: str, **environ: str) -> bytes:
-    """The lock that `lock` writes, which is removed."""
+    """The lock that `lock` writes; the file is removed."""
     root = workspace.folder.path.parent
     words = ["--torch", "2.7.1", "--cuda", "12.1", "--as-of", "2026-11-01", *options]
     words += ["--matrix", str(root / "matrix.yaml"), "--images", str(workspace.folder.path)]

@@ -1,4 +1,4 @@
-"""What users get wrong at the command line: exit code and whole message, from tests/mistakes.yaml."""
+"""Mistakes of users on the command line: exit code and complete message, from tests/mistakes.yaml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MISTAKES = read()
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name or mistake.run[:60])
 def test_a_mistake_gives_its_message_and_hint(mistake: Mistake, tmp_path: Path) -> None:
-    """No traceback, nothing on stdout."""
+    """Without a traceback, and with nothing on stdout."""
     ran = make(mistake, tmp_path)
 
     assert (ran.code, ran.err) == (mistake.code, mistake.says)

@@ -1,4 +1,4 @@
-"""Config and manifest, and archives that hold an image."""
+"""Config and manifest of an image, and archives with an image."""
 
 import dataclasses
 import fcntl
@@ -31,7 +31,7 @@ LAYERS = (
 
 
 def test_the_config_matches_the_plan() -> None:
-    """Every field, in the words of the specification and, for the health check, Docker's nanoseconds."""
+    """Every field, with the names of the OCI specification; the health check is Docker's, in nanoseconds."""
     found = json.loads(describe(plan(titles=("base", "torch 2.7.1")), LAYERS).config)
 
     assert found == {
@@ -63,7 +63,7 @@ def test_the_config_matches_the_plan() -> None:
 
 
 def test_the_manifest_names_config_and_layers() -> None:
-    """By media type, digest and size; annotations are the date and the labels that registries show."""
+    """With media type, digest and size; annotations are the date and the labels that registries show."""
     documents = describe(plan(), LAYERS)
 
     assert json.loads(documents.manifest) == {
@@ -91,7 +91,7 @@ def test_the_manifest_names_config_and_layers() -> None:
 
 
 def test_the_digest_is_a_golden() -> None:
-    """A change of the format changes every image's digest; do it on purpose, with `recipe`."""
+    """A change of the format changes every image's digest: do that only on purpose, and raise `RECIPE`."""
     golden = "sha256:7700b65129adf03fec1d5bf433c53852bd1d8d39098aaccf00099c0e47968550"
 
     assert describe(plan(), LAYERS).manifest_digest == golden
@@ -106,7 +106,7 @@ def test_names_are_not_in_the_image() -> None:
 
 
 def test_empty_fields_are_omitted() -> None:
-    """As engines do when they write a config back."""
+    """As engines do when they write a config."""
     bare = plan(
         env=(),
         entrypoint=(),
@@ -153,11 +153,11 @@ def image(folder: Path) -> ImageOnDisk:
 
 
 def test_an_oci_archive_is_a_valid_layout_of_one_image(tmp_path: Path) -> None:
-    """Unpacked it is valid, contains the image under its name, and nothing of the other image."""
+    """It contains the image under its name, and nothing of the other image."""
     expected = image(tmp_path)
     write_archive(expected, tmp_path / "a.tar", "oci-archive")
     with tarfile.open(tmp_path / "a.tar") as archive:
-        # Debian 12's Python has no extraction filters yet, newer ones require one.
+        # tarfile's extraction filters: Debian 12's Python has none, newer versions require one.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(tmp_path / "out")
         names = archive.getnames()
@@ -168,7 +168,7 @@ def test_an_oci_archive_is_a_valid_layout_of_one_image(tmp_path: Path) -> None:
 
 
 def test_a_docker_archive_has_the_entries_of_docker_save(tmp_path: Path) -> None:
-    """manifest.json names config and layers by paths in the archive; a layer used twice is there once."""
+    """manifest.json names config and layers by paths in the archive; a layer used twice is stored once."""
     expected = image(tmp_path)
     write_archive(
         expected,
@@ -197,7 +197,7 @@ def test_a_docker_archive_has_the_entries_of_docker_save(tmp_path: Path) -> None
 
 
 def test_the_same_image_gives_the_same_archive(tmp_path: Path) -> None:
-    """No clock, no owner, no order of folders in it."""
+    """It contains no time and no owner, and its order does not depend on the file system."""
     for folder in ("one", "two"):
         write_archive(image(tmp_path / folder), tmp_path / f"{folder}.tar", "docker-archive", ["kiln:a"])
 
@@ -205,7 +205,7 @@ def test_the_same_image_gives_the_same_archive(tmp_path: Path) -> None:
 
 
 def test_an_archive_is_written_without_seeking(tmp_path: Path) -> None:
-    """So that it can go into a pipe."""
+    """So it can be written to a pipe."""
 
     class Pipe(io.BytesIO):
         def seek(self, *_: object) -> int:
@@ -222,7 +222,7 @@ def test_an_archive_is_written_without_seeking(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_the_old_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost blob or a full disk: the message names the file, no half archive and no temporary stays."""
+    """For example, if a blob is missing: the message names the archive; no partial file stays."""
     expected = image(tmp_path)
     target = tmp_path / "out/a.tar"
     write_archive(expected, target, "oci-archive")
@@ -237,7 +237,7 @@ def test_a_failure_leaves_the_old_archive(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_blob_that_changes_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its header was written with the old size: nothing behind it would be readable."""
+    """The tar header has the old size, so nothing after the blob would be readable."""
     expected = image(tmp_path)
     size = module.os.fstat
 
@@ -252,7 +252,7 @@ def test_a_blob_that_changes_is_detected(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_archive_is_beside_its_layout(tmp_path: Path) -> None:
-    """As by `build --format`: its file name is tag and format, its image names are repository and tags."""
+    """For `build --format`: the file name has tag and format, the image names have repository and tags."""
     built = build(tmp_path)
 
     path = archive_image(built, "docker-archive", repository="pytorch-cuda", tags=("a", "v2.7"))
@@ -264,7 +264,7 @@ def test_an_archive_is_beside_its_layout(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_writer_are_deleted_by_the_next(tmp_path: Path) -> None:
-    """They are gigabytes; but not files that another process is writing, which it has locked."""
+    """They have gigabytes. Files that another process is writing are locked, and are not deleted."""
     target = tmp_path / "out/a.tar"
     write_archive(image(tmp_path), target, "oci-archive")
     dead, alive = (target.with_name(f".a.tar.{pid}.0123abcd") for pid in (12, 13))

@@ -1,4 +1,4 @@
-"""The oracle for layers: it finds faults of a tar or its gzip, and never fails itself."""
+"""The oracle for layers finds the faults of a tar or its gzip, and never raises an exception."""
 
 import gzip
 import random
@@ -46,13 +46,13 @@ TAR_FAULTS: dict[str, tuple[bytes, str]] = {
     "not plain": (tar_of([Member(name="opt//etc")]), "'opt//etc': the name is not normalized"),
     "long part": (tar_of([Member(name="x" * 256)]), "more than 255 bytes"),
     "twice": (tar_of([F, F]), "opt/f: duplicate entry"),
-    "twice by dot": (tar_of([F, Member(name="./opt/f")]), "opt/f: duplicate entry"),
+    "the same path with a dot": (tar_of([F, Member(name="./opt/f")]), "opt/f: duplicate entry"),
     "folder twice": (tar_of([Member(name="d/"), Member(name="d/")]), "d: duplicate entry"),
     "pax size": (
         raw(b"p", kind=b"x", size=b"00000000012\0") + b"10 size=x\n".ljust(512, b"\0") + raw(b"f") + END,
         "its size 'x' in the pax header is not a number",
     ),
-    "pax size counts": (
+    "pax size is used": (
         raw(b"p", kind=b"x", size=b"00000000013\0")
         + b"11 size=99\n".ljust(512, b"\0")
         + raw(b"f")
@@ -101,10 +101,10 @@ TAR_FAULTS: dict[str, tuple[bytes, str]] = {
     "negative": (raw(b"n", uid=b"\xff" * 8) + END, "its user id is negative"),
     "no end": (tar_of([F])[:1024], "does not end with two zero blocks"),
     "half end": (tar_of([F])[:1536], "does not end with two zero blocks"),
-    "behind the end": (tar_of([F])[:1536] + END + b"x" * 512, "trailing data after the end of the tar"),
+    "data after the end": (tar_of([F])[:1536] + END + b"x" * 512, "trailing data after the end of the tar"),
     "one zero block": (raw(b"a") + bytes(512) + raw(b"b") + END, "trailing data after the end of the tar"),
     "truncated in a file": (tar_of([F])[:700], "unexpected end of the tar, within opt/f"),
-    "cut in a header": (raw(b"a") + raw(b"b")[:100], "unexpected end of the tar, within a header"),
+    "truncated in a header": (raw(b"a") + raw(b"b")[:100], "unexpected end of the tar, within a header"),
     "pax": (
         raw(b"p", kind=b"x", size=b"00000000005\0") + b"9 a=b".ljust(512, b"\0") + END,
         "malformed extended header",
@@ -115,7 +115,7 @@ TAR_FAULTS: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("kind", TAR_FAULTS)
 def test_a_fault_in_a_tar_is_found(tmp_path: Path, kind: str) -> None:
-    """Every digest is right; the tar itself is not."""
+    """Every digest is correct; the tar is not."""
     tar, pattern = TAR_FAULTS[kind]
 
     found = words(build(tmp_path, tar))
@@ -135,7 +135,7 @@ GZIP_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "no gzip": (lambda tar: tar, r"the blob does not begin with a gzip member"),
     "bad crc": (lambda tar: members_of(tar)[:-8] + bytes(8), "the gzip member at byte 0 is damaged"),
     "cut": (lambda tar: members_of(tar)[:-8], "the gzip member at byte 0 is truncated"),
-    "cut in a head": (
+    "truncated in the gzip header": (
         lambda tar: members_of(tar) + b"\x1f\x8b\x08",
         r"the gzip member at byte \d+ is truncated",
     ),
@@ -144,7 +144,7 @@ GZIP_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("kind", GZIP_FAULTS)
 def test_a_fault_in_the_gzip_is_found(tmp_path: Path, kind: str) -> None:
-    """Behind, before and within the members."""
+    """Before, within and after the members."""
     pack, pattern = GZIP_FAULTS[kind]
 
     found = "\n".join(words(build(tmp_path, tar_of(OWN), pack=pack)))
@@ -162,7 +162,7 @@ def test_a_smuggled_member_is_not_part_of_the_tar(tmp_path: Path) -> None:
 
 
 def test_the_list_of_faults_is_limited(tmp_path: Path) -> None:
-    """A layer of ten thousand bad names costs twenty lines."""
+    """A layer with ten thousand invalid names gives twenty lines."""
     found = words(build(tmp_path, tar_of([Member(name=f"/{number}") for number in range(10_000)])))
 
     assert len(found) == 21
@@ -178,7 +178,7 @@ names = st.lists(
 
 @given(data=st.binary(max_size=3000), at=st.integers(0, 4000), flip=st.integers(1, 255))
 def test_no_bytes_make_the_inspector_fail(data: bytes, at: int, flip: int) -> None:
-    """Noise, and a tar with one byte changed: faults or none, no exception."""
+    """Neither random bytes nor a tar with a changed byte."""
     tar = bytearray(tar_of(BASE))
     tar[at % len(tar)] ^= flip
     for content in (data, bytes(tar)):
@@ -188,7 +188,7 @@ def test_no_bytes_make_the_inspector_fail(data: bytes, at: int, flip: int) -> No
 
 
 def test_facts_of_a_layer_are_those_of_python(tmp_path: Path) -> None:
-    """Digest, diff_id and sizes; pieces that end anywhere, a member with a thousandfold ratio."""
+    """Digest, diff_id and sizes, for any ends of members and for a compression ratio of 1000."""
     tar = tar_of(files(zeros=bytes(9 << 20), noise=random.Random(5).randbytes(700_000)))
     blob = members_of(tar, 7)
     (tmp_path / "blob").write_bytes(blob)
@@ -201,7 +201,7 @@ def test_facts_of_a_layer_are_those_of_python(tmp_path: Path) -> None:
 
 
 def test_a_member_may_begin_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A magic number split between two reads, and a single byte at the end."""
+    """Also if its magic number is split between two reads, and if one byte follows the end."""
     monkeypatch.setattr(inspect_module, "_READ", 37)
     tar = tar_of(files(noise=random.Random(5).randbytes(3000)))
     blob = members_of(tar, 60)
@@ -216,7 +216,7 @@ def test_a_member_may_begin_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_parallel_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Big layouts are checked in processes: the same faults in the same order."""
+    """Large layouts are checked in several processes, which give the same faults in the same order."""
     layout = build(tmp_path, tar_of([F, F]), TAR_FAULTS["absolute"][0])
     alone = words(layout)
 

@@ -1,4 +1,4 @@
-"""Images with names in a layout, and possible failures."""
+"""Writing and reading images by name in a layout, and the errors."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from torchkiln.oci.validate.validate import validate
 
 
 def build(folder: Path, tag: str = "a", *, content: bytes = b"x", refs: tuple[str, ...] = ()) -> BuiltImage:
-    """An image with a shared layer and its own layer in folder/layout."""
+    """Write an image with a shared layer and a layer of its own to folder/layout."""
     store = BlobFolder(folder / "store")
     layers = (
         store.layer("base", tar_of(files(base=b"base"))),
@@ -75,8 +75,8 @@ def test_across_file_systems_layers_are_copied(tmp_path: Path, monkeypatch: pyte
     assert len(blobs(tmp_path)) == 4
 
 
-def test_the_layout_is_a_function_of_its_images(tmp_path: Path) -> None:
-    """Two orders of building give the same files, byte for byte."""
+def test_the_layout_does_not_depend_on_the_order_of_builds(tmp_path: Path) -> None:
+    """The same images in another order give the same files, byte for byte."""
     for order in ("ab", "ba"):
         for tag in order:
             build(tmp_path / order, tag, content=tag.encode())
@@ -97,7 +97,7 @@ def test_images_share_blobs(tmp_path: Path) -> None:
 
 
 def test_aliases_are_written_on_request(tmp_path: Path) -> None:
-    """One manifest under several names; without `refs` only the tag."""
+    """One manifest has several names; without `refs` it has only the tag."""
     built = build(tmp_path, "a", refs=("a", "v2.7", "latest"))
 
     assert open_layout(tmp_path / "layout").refs() == dict.fromkeys(("a", "latest", "v2.7"), built.manifest)
@@ -133,7 +133,7 @@ def test_nothing_is_deleted_beside_an_unreadable_manifest(tmp_path: Path) -> Non
 
 
 def test_prune_deletes_only_unneeded_blobs(tmp_path: Path) -> None:
-    """A stray blob and a dead writer's temporary files are deleted, and the freed bytes are returned."""
+    """Unused blobs and temporary files of ended processes are deleted, and the freed bytes are returned."""
     build(tmp_path)
     before = blobs(tmp_path)
     (tmp_path / "layout/blobs/sha256" / ("f" * 64)).write_bytes(b"stray")
@@ -148,7 +148,7 @@ def test_prune_deletes_only_unneeded_blobs(tmp_path: Path) -> None:
 def test_an_interrupted_write_leaves_the_old_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
-    """At any point, the index is the old one, the old image complete, and the next build succeeds."""
+    """Wherever it is interrupted: the old index and image are complete, and the next build succeeds."""
     old = build(tmp_path, "a", content=b"1")
     done = 0
     replace = os.replace
@@ -197,7 +197,7 @@ def test_a_layer_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_blob_of_the_wrong_size_is_replaced(tmp_path: Path) -> None:
-    """A truncated blob in the layout is mended by the next build, without touching the store's."""
+    """The next build replaces a truncated blob of the layout; the store's blob is not changed."""
     built = build(tmp_path)
     path = open_layout(tmp_path / "layout").blob(built.layers[0].blob.digest)
     path.unlink()
@@ -209,7 +209,7 @@ def test_a_blob_of_the_wrong_size_is_replaced(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest(tmp_path: Path) -> None:
-    """The hint for a typo is the probable name."""
+    """The hint for a typo is the most similar name."""
     build(tmp_path, "2.7.1-cuda12.1-runtime")
 
     with pytest.raises(ConfigError, match=r"no such image: '2\.7\.1-cuda12\.2-runtime'") as caught:
@@ -291,7 +291,7 @@ json_values = st.recursive(
 
 @given(value=json_values)
 def test_no_json_makes_the_reader_fail(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
-    """Any index has refs or raises VerificationFailed."""
+    """For any JSON in the index, the reader gives refs or raises VerificationFailed."""
     folder = tmp_path_factory.getbasetemp() / "fuzzed"
     folder.mkdir(exist_ok=True)
     (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
@@ -328,14 +328,14 @@ def test_every_image_round_trips(
 
 
 def build_many(folder: Path, name: str, rounds: int) -> None:
-    """One of several writers, in a separate process."""
+    """Write images and move names, in a separate process."""
     for number in range(rounds):
         build(folder, f"{name}{number}", content=f"{name}{number}".encode())
         build(folder, f"{name}-moves", content=f"{name} moves {number}".encode())
 
 
 def test_two_writers_keep_each_others_names(tmp_path: Path) -> None:
-    """Processes that write and re-tag (and so prune) at the same time lose no name and no blob."""
+    """Processes that write, re-tag and prune at the same time lose no name and no blob."""
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=build_many, args=(tmp_path, name, 5)) for name in "xy"]
     for writer in writers:

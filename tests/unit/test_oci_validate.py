@@ -17,7 +17,7 @@ from torchkiln.oci.validate.layer import TAR_TYPE
 
 
 def edit(layout: Layout, what: str, change: Callable[[Any], object]) -> None:
-    """Change the index, the manifest or the config, and make every digest above it right again."""
+    """Change the index, the manifest or the config, and update every digest above it."""
     image = layout.image("a")
     manifest = json.loads(image.manifest_path.read_bytes())
     if what == "manifest":
@@ -40,7 +40,7 @@ def edit(layout: Layout, what: str, change: Callable[[Any], object]) -> None:
 
 
 def test_a_valid_layout_has_no_fault(tmp_path: Path) -> None:
-    """Two images that share a base, gzip of many members."""
+    """Two images that share a base; one layer has many gzip members."""
     build(tmp_path, tar_of(OWN), pack=lambda tar: members_of(tar, 40))
     layout = build(tmp_path, tar_of(OWN), tar_of(files(srv__a=b"1")), tag="b")
 
@@ -49,7 +49,7 @@ def test_a_valid_layout_has_no_fault(tmp_path: Path) -> None:
 
 
 def test_the_oracle_shares_no_code_with_the_writers() -> None:
-    """Otherwise an error in the writers could hide itself."""
+    """Otherwise it could repeat an error of the writers, and not find it."""
     imported = set()
     for name in ("validate", "documents", "layer", "tar"):
         tree = ast.parse((Path(module.__file__).parent / f"{name}.py").read_text())
@@ -63,10 +63,10 @@ def test_the_oracle_shares_no_code_with_the_writers() -> None:
         "torchkiln.oci.validate.documents",
         "torchkiln.oci.validate.layer",
         "torchkiln.oci.validate.tar",
-        "torchkiln.oci.tar_header",  # the reader that unpacks: the same one checks and uses layers
+        "torchkiln.oci.tar_header",  # `unpack` reads layers with the same code
         "torchkiln.oci.tar_names",
         "torchkiln.oci.tar_reader",
-        "torchkiln.util.processes",  # calls in another process
+        "torchkiln.util.processes",  # runs functions in another process
         "torchkiln.util.strict_json",  # opens files and parses JSON; no writer uses it
         "torchkiln.oci.spelling",  # finds keys with the wrong case; no writer uses it
     }
@@ -83,7 +83,7 @@ def replace(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def test_a_flipped_byte_is_found_in_any_blob(tmp_path: Path) -> None:
-    """In a layer, the config or the manifest: always a wrong digest, by the blob's name."""
+    """In a layer, the config or the manifest; the message is a wrong digest with the blob's name."""
     layout = build(tmp_path, tar_of(OWN))
     image = layout.image("a")
     for path in (image.layers[0].path, image.config_path, image.manifest_path):
@@ -98,7 +98,7 @@ def test_a_flipped_byte_is_found_in_any_blob(tmp_path: Path) -> None:
 
 
 def test_a_missing_and_a_cut_blob_are_found(tmp_path: Path) -> None:
-    """Missing, and shorter than in the descriptor."""
+    """A blob that is missing, and one that is shorter than the descriptor says."""
     layout = build(tmp_path, tar_of(OWN))
     first, second = layout.image("a").layers
     first.path.unlink()
@@ -114,7 +114,7 @@ def test_a_missing_and_a_cut_blob_are_found(tmp_path: Path) -> None:
 
 
 def test_unneeded_blobs_are_found(tmp_path: Path) -> None:
-    """A stray blob and a leftover of a writer, but only if the complete layout is checked."""
+    """An unused blob and a temporary file of a writer, but only if the complete layout is checked."""
     layout = build(tmp_path)
     (layout.path / "blobs/sha256" / ("a" * 64)).write_bytes(b"12")
     (layout.path / "blobs/sha256/.half").write_bytes(b"123")
@@ -140,7 +140,7 @@ DOCUMENT_FAULTS: dict[str, tuple[str, Callable[[Any], object], str]] = {
         lambda m: m["layers"][1].update(mediaType="application/x-tar"),
         r"layers\[1\]: wrong media type: 'application/x-tar'",
     ),
-    "gzip called tar": (
+    "gzip with the media type of a tar": (
         "manifest",
         lambda m: m["layers"][1].update(mediaType=TAR_TYPE),
         r"layers\[1\]: wrong media type: .*, but the blob is gzip",
@@ -161,12 +161,12 @@ DOCUMENT_FAULTS: dict[str, tuple[str, Callable[[Any], object], str]] = {
         "a manifest: schemaVersion is 1, not 2",
     ),
     "no layers": ("manifest", lambda m: m.pop("layers"), "a manifest: layers is not a list"),
-    "layer no object": (
+    "layer is not an object": (
         "manifest",
         lambda m: m["layers"].__setitem__(1, 3),
         r"a layers\[1\]: not a descriptor",
     ),
-    "digest no digest": (
+    "invalid digest": (
         "manifest",
         lambda m: m["layers"][1].update(digest="../../etc/passwd"),
         r"a layers\[1\]: '\.\./\.\./etc/passwd' is not a sha256 digest",
@@ -181,7 +181,7 @@ DOCUMENT_FAULTS: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "architecture": ("config", lambda c: c.pop("architecture"), "a config: architecture is missing"),
     "created": ("config", lambda c: c.update(created="yesterday"), "a config: created is 'yesterday'"),
     "created month": ("config", lambda c: c.update(created="2025-13-01T00:00:00Z"), "a config: created is"),
-    "index to nowhere": (
+    "manifest is missing": (
         "index",
         lambda i: i["manifests"][0].update(digest="sha256:" + "0" * 64),
         "a: missing blob: sha256:0{64}",
@@ -196,7 +196,7 @@ DOCUMENT_FAULTS: dict[str, tuple[str, Callable[[Any], object], str]] = {
         lambda i: i["manifests"].append(i["manifests"][0]),
         "index.json: duplicate name: 'a'",
     ),
-    "index no list": ("index", lambda i: i.update(manifests={}), "index.json: manifests is not a list"),
+    "index is not a list": ("index", lambda i: i.update(manifests={}), "index.json: manifests is not a list"),
     "index schema": (
         "index",
         lambda i: i.update(schemaVersion="2"),
@@ -207,7 +207,7 @@ DOCUMENT_FAULTS: dict[str, tuple[str, Callable[[Any], object], str]] = {
 
 @pytest.mark.parametrize("kind", DOCUMENT_FAULTS)
 def test_a_fault_in_a_document_is_found(tmp_path: Path, kind: str) -> None:
-    """Wrong in itself, with every digest above it right."""
+    """The document is wrong, but every digest above it is correct."""
     what, change, pattern = DOCUMENT_FAULTS[kind]
     layout = build(tmp_path, tar_of(OWN))
     edit(layout, what, change)
@@ -232,7 +232,7 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"manifests":[[]]}'])
 def test_a_broken_index_is_a_fault(tmp_path: Path, text: str) -> None:
-    """Any index.json gives a message, never a traceback."""
+    """Whatever is in index.json, the result is a message, not a traceback."""
     layout = build(tmp_path)
     (layout.path / "index.json").write_text(text)
 
@@ -240,7 +240,7 @@ def test_a_broken_index_is_a_fault(tmp_path: Path, text: str) -> None:
 
 
 def test_a_nested_index_is_followed(tmp_path: Path) -> None:
-    """As written by buildx; its manifests are checked too."""
+    """buildx writes a nested index; its manifests are checked, too."""
     layout = build(tmp_path)
     inner = (layout.path / "index.json").read_bytes()
     layout.blob(digest(inner)).write_bytes(inner)

@@ -1,4 +1,4 @@
-"""`publish`: only the cleared image is published, even if files on the disk are swapped meanwhile."""
+"""`publish` publishes only the cleared image, even if files on the disk are replaced meanwhile."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def before_request(number: int, do: Callable[[], None], monkeypatch: pytest.Monk
 
 
 def put(path: Path, data: bytes) -> None:
-    """In the place of *path*, under a new inode, as `mv` does."""
+    """Replace *path* by a new file with *data* (another inode), as `mv` does."""
     new = path.with_name("new")
     new.write_bytes(data)
     new.chmod(0o600)
@@ -63,7 +63,7 @@ def put(path: Path, data: bytes) -> None:
 
 
 def other_manifest(image: ImageOnDisk) -> bytes:
-    """A manifest of the same blobs, which a registry accepts, with other bytes."""
+    """Another valid manifest of the same blobs, with an annotation."""
     manifest_json = json.loads(image.manifest_path.read_bytes())
     return json.dumps({**manifest_json, "annotations": {"org.example.by": "another user"}}).encode()
 
@@ -76,7 +76,7 @@ def published(publisher: Publisher, server: RegistryServer) -> object:
 
 
 def named(server: RegistryServer) -> dict[str, str]:
-    """The content of each name: the manifest and its blobs, with new hashes."""
+    """The SHA-256 of each tag's manifest in the registry, computed from its bytes; blobs are checked, too."""
     there = server.repository(NAME)
     for digest, data in there.blobs.items():
         assert digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
@@ -87,7 +87,7 @@ def named(server: RegistryServer) -> dict[str, str]:
 def test_a_manifest_that_is_swapped_at_each_instant(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """It was read again after the push, so that another image got the tags."""
+    """An earlier version read it again after the push, so that another image got the tags."""
     image = open_layout(publisher.layout).image(TAG)
     replacement = other_manifest(image)
     before_request(number, lambda: put(image.manifest_path, replacement), monkeypatch)
@@ -121,7 +121,7 @@ def test_a_manifest_that_is_swapped_before_the_push_is_refused(
 def test_a_blob_that_is_swapped(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch, what: str, number: int
 ) -> None:
-    """Its digest runs along as it is sent: a mismatch sets no tag."""
+    """The digest is computed while the blob is sent; after a mismatch, no tag is set."""
     image = open_layout(publisher.layout).image(TAG)
     layers = sorted(image.layers, key=lambda layer: layer.size)
     path = {
@@ -143,7 +143,7 @@ def test_a_blob_that_is_swapped(
 def test_a_blob_that_is_no_longer_a_file(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """It does not hang, and a link is not followed."""
+    """`publish` does not hang and does not follow a link."""
     import os
 
     image = open_layout(publisher.layout).image(TAG)
@@ -169,7 +169,7 @@ def test_a_blob_that_is_no_longer_a_file(
 def test_reports_locks_keys_and_policy_are_read_before_the_first_request(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Swapping or deleting them afterwards has no effect."""
+    """Replacing or deleting them afterwards has no effect."""
     policy = publisher.folder / "policy.yaml"
     text = Path("matrix.yaml").read_text()
     policy.write_text(text.replace("keys: []", "keys: [lab.pub.pem]"))
@@ -202,7 +202,7 @@ def test_reports_locks_keys_and_policy_are_read_before_the_first_request(
 def test_the_mode_of_a_private_key_is_checked_on_the_file_that_is_read(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A check by path would miss a swap by a readable file between check and read."""
+    """A check by path would not notice that the file is replaced between the check and the read."""
     from torchkiln.attest import keys
     from torchkiln.errors import ConfigError
 
@@ -229,7 +229,7 @@ def test_the_mode_of_a_private_key_is_checked_on_the_file_that_is_read(
 def test_a_report_in_a_folder_is_read_once(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, it was read once to find its image, and again to be checked."""
+    """An earlier version read it once to find its image, and again to check it."""
     from torchkiln.smoke import attestation
 
     image = open_layout(publisher.layout).image(TAG)

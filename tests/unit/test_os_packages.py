@@ -1,4 +1,4 @@
-"""OS packages of a project: settings, apt's answers, what a package may not change, the lock and the plan."""
+"""OS packages of a project: settings, apt's output, forbidden changes, the lock and the plan."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_names_of_packages() -> None:
         ),
     ],
 )
-def test_what_apt_would_understand_otherwise_is_refused(name: str) -> None:
+def test_words_with_another_meaning_for_apt_are_refused(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         settings_of(FILE, {"apt": [name]})
     message = caught.value.message
@@ -96,7 +96,7 @@ def test_a_package_is_named_once() -> None:
         settings_of(FILE, {"apt": ["ffmpeg", "git", "ffmpeg=1"]})
 
 
-# --- apt's answers ----------------------------------------------------------------------------------
+# --- apt's output ----------------------------------------------------------------------------------
 
 PLAN = """\
 Reading package lists...
@@ -197,7 +197,7 @@ def test_the_lock_has_a_line_for_each_file() -> None:
 
     assert from_json(data) == WITH_APT
     assert sum(line.startswith('      {"name": ') for line in data.decode().splitlines()) == len(DEBS)
-    assert "apt" not in json.loads(to_json(LOCK))  # and the seal of a lock without is as before
+    assert "apt" not in json.loads(to_json(LOCK))  # so the seal of a lock without OS packages has not changed
     with pytest.raises(Stale, match="debs: must be sorted by name"):
         from_json(to_json(replace(WITH_APT, apt=replace(APT, debs=DEBS[::-1]))))
     with pytest.raises(Stale, match="edited or merged incorrectly"):
@@ -209,7 +209,7 @@ def test_the_lock_has_a_line_for_each_file() -> None:
 
 def test_a_lock_is_stale_if_other_packages_are_required() -> None:
     cell = locked_cell()
-    before = {  # what was hashed before there were OS packages
+    before = {  # the hashed values of versions without OS packages
         "rules": 1,
         "name": "trial",
         "requirements": [["a", []]],

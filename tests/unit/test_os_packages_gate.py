@@ -1,4 +1,4 @@
-"""What OS packages of a project may add: names, folders, accounts, and the SONAMEs of libraries."""
+"""Limits of OS packages of a project: paths, names of libraries, accounts, file owners, SONAMEs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_names_of_libraries_that_the_image_uses(name: str) -> None:
 
 
 def test_the_loader_does_not_search_folders_of_plugins() -> None:
-    """Perl and Python have modules with equal names in many of them."""
+    """Perl and Python have modules of the same name in several such folders."""
     tree = {**IMAGE.tree, f"{LIB}/perl/auto/Util.so": LayerEntry(path="", kind="file")}
     image = replace(IMAGE, tree=tree)
 
@@ -149,7 +149,7 @@ def test_other_accounts(path: str, line: str) -> None:
 
 
 def test_ids_of_files() -> None:
-    """Users are new ones; groups may be those of the system, as adm for logs."""
+    """Owners of files must be new users; groups may be the system's, such as adm for logs."""
     group = "root:x:0:\nadm:x:4:\nuser:x:1000:\n"
     after = {"etc/passwd": f"{PASSWD}a:x:101:102::/:/bin/false\n", "etc/group": f"{group}a:x:102:\n"}
 
@@ -167,7 +167,7 @@ def test_the_soname_is_read_without_a_section_table() -> None:
 
 @needs_gcc
 @pytest.mark.parametrize("lib", [CUDART, LIBC, Lib(name="plain.so", defines=("f",))])
-def test_the_soname_as_another_reader_finds_it(lib: Lib) -> None:
+def test_the_soname_is_that_which_pyelftools_finds(lib: Lib) -> None:
     data = compiled(lib)
     segments = ELFFile(io.BytesIO(data)).iter_segments()
     [dynamic] = [segment for segment in segments if isinstance(segment, DynamicSegment)]
@@ -178,7 +178,7 @@ def test_the_soname_as_another_reader_finds_it(lib: Lib) -> None:
 
 
 def test_a_second_soname_is_refused() -> None:
-    """The loader and ldconfig could use different ones."""
+    """The loader and ldconfig could read different SONAMEs."""
     data = library("libx.so.1")
     twice = data.replace(struct.pack("<QQ", 5, 224), struct.pack("<QQ", 14, 1))
     assert twice != data
@@ -204,7 +204,7 @@ def test_any_bytes_are_read_or_refused(at: int, data: bytes, cut: int) -> None:
 
 @pytest.mark.parametrize("system", [True, False])
 def test_only_elf_files_of_os_packages_have_a_soname(system: bool) -> None:
-    """A linker script has the name of a library, too."""
+    """A linker script also has the file name of a library."""
     stream = io.BytesIO()
     files = {f"{LIB}/libx.so": b"INPUT(libx.so.1)", f"{LIB}/libx.so.1": library("libx.so.1")}
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -220,7 +220,7 @@ def test_only_elf_files_of_os_packages_have_a_soname(system: bool) -> None:
 
 
 def test_long_fields_are_read_in_linear_time() -> None:
-    """A terabyte would be copied if each line were joined to those before it."""
+    """Joining each line to the text before it would copy terabytes."""
     [fields] = paragraphs(["Package: x", "Description: y", *(300_000 * [" z" * 20])])
 
     assert len(fields["description"]) == len("y") + 300_000 * 40

@@ -1,4 +1,4 @@
-"""Folders that other users can write are refused; a confined thread writes below one folder only."""
+"""Folders that other users can write to are refused; a confined thread can write to one folder only."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _swapped_link(root: Path) -> None:
 
 
 def _link_into_the_open(root: Path) -> None:
-    """Our own link, to a folder that all can write."""
+    """Our link to a folder that all users can write to."""
     root.rmdir()
     (root.parent / "open").mkdir()
     (root.parent / "open").chmod(0o777)
@@ -65,7 +65,7 @@ def _link_into_the_open(root: Path) -> None:
 
 
 def _link_through_the_open(root: Path) -> None:
-    """Our own link, through a folder where others can swap its target."""
+    """Our link, with a target in a folder where other users can replace it."""
     root.rmdir()
     (root.parent / "open" / "inner").mkdir(parents=True)
     (root.parent / "open").chmod(0o777)
@@ -107,7 +107,7 @@ IN_THE_CACHE = {
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder, private as all above it."""
+    """A folder that is private, like all folders above it."""
     made = tmp_path / "above" / "next" / "folder"
     made.mkdir(parents=True)
     return made
@@ -144,20 +144,20 @@ def test_a_layout_with_an_index_that_others_can_write_is_refused(root: Path) -> 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o711, 0o750])
 def test_a_folder_that_others_can_only_read_is_accepted(root: Path, mode: int) -> None:
-    """A cache that an older release made, as well."""
+    """For example, a cache of an older release."""
     root.chmod(mode)
     (root / "blobs").mkdir()
     Store(root)
 
 
 def test_our_folder_in_a_sticky_folder_is_accepted(root: Path) -> None:
-    """As in /tmp: other users cannot rename our files."""
+    """In /tmp, for example, other users cannot rename our files."""
     root.parent.chmod(0o1777)
     assert fault(root) == ""
 
 
 def test_our_own_link_to_our_own_folder_is_accepted(root: Path) -> None:
-    """~/.cache on another disk."""
+    """For example, ~/.cache may be a link to another disk."""
     (root.parent / "link").symlink_to(root)
     (root.parent / "further").symlink_to("link")
     assert fault(root.parent / "further") == ""
@@ -211,7 +211,7 @@ def test_the_command_exits_with_2(
 def test_a_temporary_folder_that_others_could_swap_is_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """$TMPDIR is world-writable without a sticky bit: other users can rename our files."""
+    """If $TMPDIR is world-writable without a sticky bit, other users can rename our files."""
     root.chmod(0o777)
     with pytest.raises(ConfigError, match="every user can write") as refused, scratch("test", root):
         pass
@@ -265,12 +265,12 @@ def test_a_confined_thread_returns_and_raises_to_the_caller(tmp_path: Path) -> N
 
 
 def test_ctrl_c_stops_the_thread(tmp_path: Path) -> None:
-    """The thread stops at its next check; the process ends as without a thread."""
+    """The thread stops at its next check; the process ends as it would without a thread."""
     code = (
         "import os, signal, sys, threading, time\n"
         "from pathlib import Path\n"
         "from torchkiln.oci.confine import confined\n"
-        # A background job of a shell ignores SIGINT, and so would this child.
+        # A background job of a shell ignores SIGINT, and this child would inherit that.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def work(check):\n"
         "    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"

@@ -1,4 +1,4 @@
-"""Pages are read like by another library, and files that a resolver must not see are omitted."""
+"""Index pages are read as pypi_simple reads them; files that a resolver must not see are omitted."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ BAD_NAMES = [
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_file_name_of_another_project(name: str) -> None:
-    """Required by hash it is an error; for the resolver it is omitted, with a reason."""
+    """If it is required by hash, this is an error; for the resolver it is omitted, with a reason."""
     assert unfit(name, "numpy")
     with pytest.raises(BuildFailed):
         found_on(js(entry(filename=name)), "numpy", {SHA})
@@ -159,7 +159,7 @@ def test_a_file_name_of_another_project(name: str) -> None:
     ],
 )
 def test_a_url_that_is_not_followed(url: str) -> None:
-    """Required by hash or by the resolver."""
+    """Neither if a hash requires it nor for the resolver."""
     with pytest.raises(BuildFailed, match=r"unsafe link|not a project page"):
         found_on(js(entry(url=url)), "numpy", {SHA})
     result = listing(js(entry(url=url)))
@@ -168,6 +168,6 @@ def test_a_url_that_is_not_followed(url: str) -> None:
 
 
 def test_the_work_for_a_page_of_many_links_is_limited() -> None:
-    """Also if most of them have other hashes."""
+    """Also if most of the links have other hashes."""
     with pytest.raises(BuildFailed, match="more than 50000 links"):
         listing(html(*[GOOD] * (MOST_FILES + 1)))

@@ -1,4 +1,4 @@
-"""The plan: each wheel once, an order that lets images share, the lock's config; and rootfs/."""
+"""The plan: each wheel is in one layer, the order of layers favours sharing, the config; and rootfs/."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_order_of_the_lock_does_not_matter(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("suffix", ["-cu11", "-cu12", ""])
 def test_layers_are_ordered_from_the_most_shared_to_the_least_for_every_suffix(suffix: str) -> None:
-    """NVIDIA's newer wheels have no CUDA suffix: nothing may hang on it."""
+    """NVIDIA's newer wheels have no CUDA suffix, so the order must not depend on it."""
     names = (
         "uv",
         "numpy",
@@ -96,7 +96,7 @@ def test_cells_with_the_same_toolkit_share_a_prefix_even_if_nccl_differs() -> No
 
 
 def test_cuda_python_packages_do_not_separate_the_libraries_of_two_releases() -> None:
-    """torch 2.10 brings cuda-bindings, 2.9 does not; their libraries are the same."""
+    """torch 2.10 requires cuda-bindings and 2.9 does not, but their CUDA libraries are the same."""
     libraries = (
         wheel("nvidia-nvtx-cu12", "12.8.90", megabytes=1),
         wheel("nvidia-cudnn-cu12", "9.10.2.21", megabytes=700),
@@ -144,7 +144,7 @@ def test_a_plan_lists_layers_from_base_to_overlay_with_content() -> None:
 
 
 def test_the_required_driver_is_the_floor_not_that_of_the_wheel() -> None:
-    """525.60.13 reports CUDA 12.0; demanding the wheel's 12.6 would shut out drivers that run it."""
+    """Driver 525.60.13 reports CUDA 12.0: requiring the wheel's 12.6 would exclude drivers that run it."""
     one = planned()
 
     assert dict(one.config.env)["NVIDIA_REQUIRE_CUDA"] == "cuda>=12.0"
@@ -165,7 +165,7 @@ def test_image_json_lists_every_wheel_with_its_hash() -> None:
 
 
 def test_image_json_has_one_line_for_each_wheel() -> None:
-    """It is committed for each image: a changed wheel is one changed line. The shell reads the tag's line."""
+    """It is committed, so that a changed wheel is one changed line; a shell script reads the tag's line."""
     one = planned()
     data = next(file.data for file in one.layers[-1].files if file.path == IMAGE_JSON)
     lines = data.decode().splitlines()
@@ -183,7 +183,7 @@ def test_rows_are_the_same_json(values: dict[str, Any]) -> None:
 
 
 def test_only_torch_and_its_libraries_are_pinned() -> None:
-    """In the constraints of pip and uv; with the bounds that this torch needs."""
+    """In the constraints for pip and uv, which also have the bounds that this torch needs."""
     one = locked()
     bound = Constraint(requirement="numpy<2", fact="traps.numpy")
     bounded = replace(one, resolution=replace(one.resolution, constraints=(bound,)))
@@ -245,7 +245,7 @@ def test_the_json_form_has_hashes_of_files_and_not_their_content() -> None:
 
 
 def test_modes_are_normalised_and_files_sorted(tmp_path: Path) -> None:
-    """A checkout's umask must not reach an image."""
+    """The umask of a checkout must not affect an image."""
     for name, mode in (("b/run", 0o770), ("b/data", 0o660), ("a", 0o600)):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -311,4 +311,4 @@ def test_every_image_has_the_recipes() -> None:
     recipes = {file.path for file in load(ROOTFS) if file.path.startswith("opt/torchkiln/examples/recipes/")}
 
     assert "opt/torchkiln/examples/recipes/train.py" in recipes
-    assert not any(path.endswith(".md") for path in recipes)  # a changed sentence must not change an image
+    assert not any(path.endswith(".md") for path in recipes)  # documentation must not change an image

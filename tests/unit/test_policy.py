@@ -1,4 +1,4 @@
-"""The policy: whose reports count, of what age and GPUs, for which cells; and what an override leaves."""
+"""The policy: which reports count by origin, age and GPUs, for which cells; and the record of an override."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def test_each_class_of_gpus_that_the_policy_names_must_have_been_seen() -> None:
     assert missing(h200, part, policy=policy) == [("GPU 8.0", "no run on these GPUs passed nccl-all-reduce")]
 
 
-def test_some_cells_can_have_a_policy_of_their_own() -> None:
-    """The last exception that covers a cell decides, key by key."""
+def test_the_policy_can_differ_for_some_cells() -> None:
+    """For each key, the last entry of `cells` that matches the cell and has the key is used."""
     text = """
 policy:
   cells:
@@ -143,7 +143,7 @@ policy:
         ("reprot_age: 1", "nearest valid: report_age"),
     ],
 )
-def test_a_policy_that_means_nothing_is_refused_with_its_line(line: str, why: str) -> None:
+def test_an_invalid_policy_is_refused_with_its_line(line: str, why: str) -> None:
     given = (ROOT / "matrix.yaml").read_text().partition("\npolicy:")[0] + f"\npolicy:\n  {line}\n"
 
     with pytest.raises(ConfigError, match=re.escape(why)) as refused:
@@ -177,7 +177,7 @@ def test_missing_checks_can_be_overridden_and_remain_recorded() -> None:
         ),
     ],
 )
-def test_a_refusal_names_the_command_that_would_provide_it(names: list[str], command: str) -> None:
+def test_a_refusal_names_the_command_that_runs_the_missing_checks(names: list[str], command: str) -> None:
     decision = judge([signed_report(without(report(), *names))], POLICY, LOCKED, SUITE, image=IMAGE)
     with pytest.raises(GateRefused) as refused:
         clear(decision)

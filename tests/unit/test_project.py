@@ -1,4 +1,4 @@
-"""A project of its own: `init`, its images/, its rootfs/ and templates/, and the base that it starts with."""
+"""The project of a matrix: `init`, images/, rootfs/ and templates/, and the base that it starts with."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def invoke(*words: str) -> Result:
 
 
 def refused(*words: str) -> KilnError:
-    """The error of the command."""
+    """The error of the command, which must fail."""
     done = invoke(*words)
     assert isinstance(done.exception, KilnError), done.output
     return done.exception
@@ -81,7 +81,7 @@ def test_the_schema_that_the_first_line_names_is_there(folder: Path) -> None:
 
 
 def test_a_new_project_has_the_policy_of_torchkilns_own_matrix() -> None:
-    """So `gate` and `publish` do not report that it is ignored; the suites are torchkiln's own."""
+    """So `gate` and `publish` do not report that it is ignored; its suites are torchkiln's."""
     grid = load_matrix(matrix_text(first_cell(FACTS, None, None)), FACTS)
 
     assert grid.policy == replace(read(places.MATRIX, FACTS).policy, keys=(), suites=())
@@ -166,7 +166,7 @@ def test_of_several_cells_one_must_be_named(folder: Path) -> None:
 
 
 def test_images_are_beside_the_matrix(folder: Path) -> None:
-    """Of the current folder, or the one that is named, in either order of the options."""
+    """The matrix of the current folder, or the named one; the order of the options does not matter."""
     invoke("init", "--torch", "2.7", "--cuda", "12.1")
     assert f"images/{TAG}/lock.json" in str(refused("plan"))
     assert str(ROOT) not in str(refused("plan"))
@@ -258,7 +258,7 @@ def test_a_file_that_the_plan_generates_cannot_be_replaced(folder: Path) -> None
 
 
 def a_project(folder: Path) -> None:
-    """The headline cell with its committed lock."""
+    """The default cell with its committed lock, in a project's folder."""
     (folder / "matrix.yaml").write_text(matrix_text(first_cell(FACTS, "2.7", "12.1")))
     shutil.copytree(IMAGES / TAG, folder / "images" / TAG, dirs_exist_ok=True)
 
@@ -306,7 +306,7 @@ def test_a_template_that_is_not_text(folder: Path) -> None:
     ],
 )
 def test_a_template_of_a_project_runs_no_code(folder: Path, text: str, fault: str) -> None:
-    """It may be another person's."""
+    """The template may be written by another person."""
     a_project(folder)
     write(folder / "templates/parts/config.j2", text)
 
@@ -315,7 +315,7 @@ def test_a_template_of_a_project_runs_no_code(folder: Path, text: str, fault: st
 
 @pytest.mark.parametrize("name", ["templates", "templates/x.j2", "templates/parts", "rootfs"])
 def test_a_link_of_a_project_does_not_lead_to_files_elsewhere(folder: Path, name: str) -> None:
-    """They would go into an image or a Dockerfile, which others read."""
+    """Otherwise such files would be in an image or a Dockerfile, which others read."""
     a_project(folder)
     write(folder / "elsewhere/id.j2", "a private key")
     target = folder / ("elsewhere/id.j2" if name.endswith(".j2") else "elsewhere")
@@ -330,7 +330,7 @@ def test_a_link_of_a_project_does_not_lead_to_files_elsewhere(folder: Path, name
 def test_verify_does_not_trust_rootfs_of_the_current_folder(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else an image of any content would be its own rebuild, in a folder that an attacker prepared."""
+    """Otherwise a rebuild in a folder that an attacker prepared would match any image."""
     scene.publish()
     monkeypatch.chdir(scene.publisher.folder)
     shutil.copyfile(places.MATRIX, "matrix.yaml")
@@ -344,7 +344,7 @@ def test_verify_does_not_trust_rootfs_of_the_current_folder(
 
 
 def test_a_project_starts_with_torchkilns_own_base(workspace: Workspace) -> None:
-    """With its tools and the hashes of its packages; nothing is built."""
+    """With the tools of that base and the hashes of its packages; nothing is built."""
     base = workspace.folder.path / "base-debian12"
     shutil.rmtree(base)
     found = workspace.session().lock(all_cells(workspace.folder.matrix)[-2]).lock

@@ -65,7 +65,7 @@ def refused(folder: Path, files: dict[str, str], choice: Choice) -> str:
         ([], ["dev"], ["dev-thing", "lint-thing"]),
         ([], ["both"], ["dev-thing", "lint-thing", "gpu-thing>=1"]),
         (["docs"], ["lint"], ['docs-thing; python_version >= "3"', "lint-thing"]),
-        # An extra of the project itself is not looked up on the index.
+        # An extra of the project is not looked up on the index.
         (["all"], [], ["gpu-thing>=1", 'docs-thing; sys_platform == "linux" and python_version >= "3"']),
         # Cycles of extras are allowed, as in pip.
         (["trip"], [], ["one", "two"]),
@@ -90,7 +90,7 @@ def test_the_line_of_each_requirement(tmp_path: Path) -> None:
 
 
 def test_groups_without_a_project_table(tmp_path: Path) -> None:
-    """PEP 735: a folder of scripts has groups only."""
+    """PEP 735: a folder of scripts may have groups only."""
     text = "[dependency-groups]\ntrain = ['datasets']\n"
     found = read(tmp_path, {"pyproject.toml": text}, choice_of([], ["train"]))
 
@@ -163,7 +163,7 @@ def test_extras_that_a_build_backend_computes(tmp_path: Path) -> None:
 
 
 def test_many_paths_to_one_extra_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each level names the next twice, with other markers: two to the power of 40 paths."""
+    """Each level requires the next one twice, with different markers, which gives 2^40 paths."""
     extras = {
         f"e{level}": [f"x[e{level + 1}]; os_name == '{name}{level}'" for name in "ab"] for level in range(40)
     }
@@ -236,7 +236,7 @@ UV_LOCK = (
 def test_extras_and_groups_of_uv_lock(
     tmp_path: Path, extras: list[str], groups: list[str], expected: list[str]
 ) -> None:
-    """By the real uv; what pyproject.toml names in them is named."""
+    """The real uv reads it; packages that pyproject.toml names are marked as named by the project."""
     files = {"pyproject.toml": PYPROJECT, "uv.lock": UV_LOCK}
     found = read(tmp_path, files, choice_of(extras, groups))
 
@@ -257,7 +257,7 @@ def test_a_uv_lock_of_other_groups_is_stale(tmp_path: Path) -> None:
 
 
 def test_names_and_conflicts_that_only_uv_knows(tmp_path: Path) -> None:
-    """A group that is empty is in pyproject.toml, and not yet in the lock."""
+    """For example, a new empty group of pyproject.toml is not yet in the lock."""
     more = {"pyproject.toml": PYPROJECT + "new = []\n", "uv.lock": UV_LOCK}
     found = refused(tmp_path, more, choice_of([], ["new"]))
     assert "uv.lock: Group `new` is not defined" in found

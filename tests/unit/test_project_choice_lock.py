@@ -1,4 +1,4 @@
-"""The choice of extras and dependency groups in a project's lock: recorded, checked, replaced."""
+"""A project's lock records the chosen extras and dependency groups; they are checked and can be replaced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["locked_once", "workspace"]
 
 
 def test_a_lock_without_a_choice_is_as_before() -> None:
-    """Locks from before there was a choice are read, and are fresh."""
+    """Locks of earlier versions, which had no extras and groups, are read and are fresh."""
     assert not {"extras", "groups", "origins"} & json.loads(to_json(LOCK)).keys()
     assert from_json(to_json(LOCK)) == LOCK
     chosen = replace(LOCK, extras=("gpu",), groups=("dev",))
@@ -36,7 +36,7 @@ def test_a_lock_without_a_choice_is_as_before() -> None:
         for choice in (NO_CHOICE, choice_of(["a"], []), choice_of([], ["a"]), choice_of(["a"], ["a"]))
     }
     assert len(digests) == 4
-    before = {  # what was hashed before there was a choice
+    before = {  # the hashed values of earlier versions
         "rules": 1,
         "name": "x",
         "requirements": [["a", []]],
@@ -60,7 +60,7 @@ dev = ["strict; python_version < '3'", "trainer"]
 
 
 def test_the_choice_is_recorded_and_replaced(workspace: Workspace) -> None:
-    """Options replace it; without any it is that of the lock."""
+    """Options replace it; without options, the choice of the lock is used."""
     (workspace.folder / "pyproject.toml").write_text(OWN)
 
     def locked(*words: str) -> tuple[Choice, dict[str, str]]:
@@ -100,7 +100,7 @@ def test_check_sees_another_choice(workspace: Workspace) -> None:
         assert code == 5
         assert made in messages
         assert messages.endswith(f"run: torchkiln lock --project {workspace.folder} {hint}")
-    # A recorded extra that the project no longer has.
+    # The project no longer has the recorded extra.
     (workspace.folder / "pyproject.toml").write_text(OWN.replace("old =", "older ="))
     code, _, messages = workspace.lock(cell=False)
     assert (code, "--extra old: pyproject.toml has no such extra; it has: new, older" in messages) == (

@@ -22,7 +22,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def write(folder: Path, **files: str) -> None:
-    """Files by path, with `__` for a slash."""
+    """Write *files* by path; `__` stands for a slash."""
     for name, text in files.items():
         put(folder, name.replace("__", "/") + ".py", text)
 
@@ -55,7 +55,7 @@ def checkout(folder: Path) -> Path:
 
 
 def test_in_a_checkout_what_git_does_not_ignore(checkout: Path) -> None:
-    """Tracked and new files; neither ignored nor deleted ones, nor byte-code."""
+    """Tracked and new files, without ignored files, deleted files and bytecode."""
     put(checkout, "data/huge.bin", "0" * 100)
     put(checkout, "run.log")
     put(checkout, "lib/__pycache__/part.cpython-311.pyc")
@@ -65,7 +65,7 @@ def test_in_a_checkout_what_git_does_not_ignore(checkout: Path) -> None:
     assert paths(read_code(checkout)) == [".gitignore", "new file.txt", "train.py"]
 
 
-def test_without_git_what_is_code(folder: Path) -> None:
+def test_without_git_the_files_that_are_code(folder: Path) -> None:
     for path in (
         ".venv/bin/python",
         "env/pyvenv.cfg",
@@ -106,7 +106,7 @@ def test_no_program_of_the_repository_runs(checkout: Path, tmp_path: Path) -> No
 
 
 def test_repositories_inside(checkout: Path) -> None:
-    """A submodule, or a clone: its files by its own rules."""
+    """Of a submodule or a clone, the files are copied by the rules of that repository."""
     inner = checkout / "third/party"
     inner.mkdir(parents=True)
     put(inner, "code.py")
@@ -193,7 +193,7 @@ def test_pipes_are_refused_without_waiting(folder: Path) -> None:
     ],
 )
 def test_what_looks_like_a_secret_is_refused(checkout: Path, path: str, text: str) -> None:
-    """An untracked file. A tracked one gives a warning."""
+    """An untracked file is refused; a tracked file gives a warning."""
     put(checkout, path, text)
     with pytest.raises(ConfigError, match=rf"{path}: looks like a secret") as caught:
         read_code(checkout)
@@ -205,7 +205,7 @@ def test_what_looks_like_a_secret_is_refused(checkout: Path, path: str, text: st
 
 
 @pytest.mark.parametrize("path", [".env.example", "certificate.pem", "environment.py", "id_rsa.pub"])
-def test_what_only_resembles_one_is_copied(folder: Path, path: str) -> None:
+def test_a_file_that_only_resembles_a_secret_is_copied(folder: Path, path: str) -> None:
     put(folder, path, "-----BEGIN CERTIFICATE-----")
 
     assert path in paths(read_code(folder))

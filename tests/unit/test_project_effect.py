@@ -1,4 +1,4 @@
-"""What the packages of a project remove and run, and which conflicts with the image are refused."""
+"""The effect of a project's packages on the image: removed files, start-up code, and refused conflicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SITE = SCHEME.site
 
 
 def package(*paths: str, content: str = "1") -> Files:
-    """Files by path below site-packages, with hashes."""
+    """The hash of each file; paths are below site-packages."""
     return {f"{SITE}/{path}" if not path.startswith("opt/") else path: f"sha256={content}" for path in paths}
 
 
@@ -38,7 +38,7 @@ FIXED = frozenset({"torch", "nvidia-cublas-cu12"})
 
 
 def effect(**added: Files) -> tuple[str, ...]:
-    """The faults of *added* packages."""
+    """The faults if these packages are *added*."""
     try:
         effect_of(PARENT, {}, {name.replace("_", "-"): files for name, files in added.items()}, FIXED, SCHEME)
     except BuildFailed as error:
@@ -59,7 +59,7 @@ def test_a_package_is_removed_by_its_folders() -> None:
 
 
 def test_what_another_package_has_stays() -> None:
-    """A shared folder, a shared file, byte-code beside that of other modules, folders of the environment."""
+    """A shared folder or file, the folder of other modules' bytecode, folders of the environment."""
     old = package("google/one/x.py", "google/two/y.py", "google/__init__.py", "solo.py")
     old |= package("__pycache__/solo.cpython-311.pyc", "opt/venv/etc/conf/solo")
     kept = {**PARENT, "other": package("google/__init__.py", "google/one/z.py")}
@@ -87,10 +87,10 @@ PATHS = st.sets(NAMES.map(lambda parts: f"{SITE}/{'/'.join(parts)}"), max_size=1
 
 @given(gone=PATHS, kept=PATHS)
 def test_exactly_the_files_of_replaced_packages_go(gone: set[str], kept: set[str]) -> None:
-    """For any two trees: what is only gone is removed, what is kept stays, no folder is left empty."""
+    """For any two trees: files of only *gone* are removed, files of *kept* stay, no folder is left empty."""
     files = gone | kept
     if any(folder in files for path in files for folder in parents(path)):
-        return  # a path is a file and a folder
+        return  # impossible: a path would be a file and a folder
     found = set(removed_paths({"old": dict.fromkeys(gone, "")}, {"other": dict.fromkeys(kept, "")}, SCHEME))
 
     left = {path for path in files if not is_in(path, found)}
@@ -139,18 +139,18 @@ def test_a_package_that_changes_what_was_proved_is_refused(files: Files, fault: 
 @pytest.mark.parametrize(
     "files",
     [
-        package("nvidia/__init__.py"),  # the same content
+        package("nvidia/__init__.py"),  # the same content as in the image
         package("nvidia/dali/lib/libdali.so"),
         package("torchmetrics/__init__.py"),
         package("six2.py"),
         package("sitecustomizer.py"),
     ],
 )
-def test_a_package_with_files_of_its_own_is_not(files: Files) -> None:
+def test_a_package_without_conflicts_is_accepted(files: Files) -> None:
     assert effect(good=files) == ()
 
 
-def test_a_hash_that_is_missing_is_no_match() -> None:
+def test_two_missing_hashes_are_not_equal() -> None:
     parent = {**PARENT, "torch": {f"{SITE}/torch/x.py": ""}}
     with pytest.raises(BuildFailed, match="is a file of torch"):
         effect_of(parent, {}, {"evil": {f"{SITE}/torch/x.py": ""}}, FIXED, SCHEME)

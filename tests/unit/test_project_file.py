@@ -1,4 +1,4 @@
-"""torchkiln.lock.json, the lock of a project: read as it was written, and not after a change."""
+"""torchkiln.lock.json, the lock of a project: it reads back as written, and is refused after a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lock --project`: by the real resolver, on a locked cell, against a local index."""
+"""`lock --project` with the real resolver, on a locked cell, with a local index."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PROJECTS: dict[tuple[str, str], tuple[str, ...]] = {
     ("torch", "2.7.1"): ("fsspec", "triton==3.3.1", "nvidia-cublas-cu12==12.6"),
     ("torchvision", "0.22.1"): ("torch==2.7.1", "numpy"),
     ("torchaudio", "2.7.1"): ("torch==2.7.1",),
-    # As published: the old release has no upper bound.
+    # As for the real package, the old release has no upper bound.
     ("datasets", "2.14"): ("fsspec>=2021",),
     ("datasets", "4.0"): ("fsspec<=2026.2",),
     ("trainer", "1.0"): ("datasets", "peft"),
@@ -57,7 +57,7 @@ PROJECTS: dict[tuple[str, str], tuple[str, ...]] = {
 class Workspace:
     """An index, the folder of images with the cell's lock, and a project."""
 
-    messages = ""  # of the last `locked`
+    messages = ""  # stderr of the last `locked`
 
     def __init__(self, server: IndexServer, root: Path) -> None:
         self.server, self.images, self.folder = server, root / "images", root / "trial"
@@ -110,7 +110,7 @@ class Workspace:
 
 @pytest.fixture(scope="module")
 def locked_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """The index with the lock of the cell as of an earlier day: the orphan belongs to notebook 1.0."""
+    """The index, and the cell's lock of an earlier day, with notebook 1.0, which requires `orphan`."""
     with IndexServer() as server:
         for (name, version), requires in PROJECTS.items():
             server.add("default", name, version, requires=requires, date=OLD)
@@ -123,7 +123,7 @@ def locked_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]
 
 @pytest.fixture
 def workspace(locked_once: Workspace, tmp_path: Path) -> Iterator[Workspace]:
-    """A copy of its folders; the index is afterwards as before."""
+    """A copy of the folders of `locked_once`; the index is restored after the test."""
     server = locked_once.server
     files, dates = dict(server.files), dict(server.dates)
     for name in ("images", "cache"):
@@ -138,7 +138,7 @@ def versions(lock: ProjectLock) -> dict[str, str]:
 
 
 def test_a_package_of_the_image_moves_so_that_a_new_one_is_new(workspace: Workspace) -> None:
-    """fsspec is older then; else datasets would be the old release that has no bound. torch stays."""
+    """fsspec becomes older, so that datasets is not the old release without a bound. torch stays."""
     workspace.add("attrs", "2.0")
     found = workspace.locked("datasets\n")
 
@@ -155,12 +155,12 @@ def test_a_package_of_the_image_moves_so_that_a_new_one_is_new(workspace: Worksp
 
 
 def test_a_dependency_of_a_new_package_is_new_too(workspace: Workspace) -> None:
-    """No requirement names datasets, so there is no warning that it is old."""
+    """No requirement names datasets, so nothing would warn of an old release."""
     assert versions(workspace.locked("trainer\n"))["datasets"] == "4.0"
 
 
 def test_packages_that_the_image_has_keep_their_versions(workspace: Workspace) -> None:
-    """Newer ones are used only if the project needs them, or upgrades them later."""
+    """Newer versions are used only if the project requires or upgrades them."""
     found = workspace.locked("attrs\nnotebook\n")
     assert found.wheels == ()
     workspace.add("attrs", "1.5")
@@ -169,7 +169,7 @@ def test_packages_that_the_image_has_keep_their_versions(workspace: Workspace) -
 
 
 def test_packages_that_nothing_needs_any_more_still_fit(workspace: Workspace) -> None:
-    """The orphan stays in the image, so its requirements count: `pip check` passes."""
+    """`orphan` stays in the image, so its requirements must be met: `pip check` passes."""
     workspace.add("attrs", "2.0")
     workspace.add("attrs", "3.0")
     assert versions(workspace.locked("notebook>=2\nattrs>1\n", "--as-of", "2026-11-25")) == {
@@ -189,7 +189,7 @@ def test_versions_are_kept_until_they_are_upgraded(workspace: Workspace) -> None
 
 
 def test_a_package_far_behind_is_reported_with_the_chain(workspace: Workspace) -> None:
-    """peft 0.18 needs a newer torch; 0.9 is what fits."""
+    """peft 0.18 needs a newer torch; 0.9 fits."""
     (workspace.folder / "requirements.txt").write_text("peft\n")
     code, _, messages = workspace.lock()
     assert code == 0
@@ -201,7 +201,7 @@ def test_a_package_far_behind_is_reported_with_the_chain(workspace: Workspace) -
 
 
 def test_a_named_package_is_raised_if_that_is_possible(workspace: Workspace) -> None:
-    """The resolver chooses fsspec first, because both are named, and would take the old datasets."""
+    """The resolver chooses fsspec first, because both are named, and would then take the old datasets."""
     found = workspace.locked("fsspec>=2026.1\ndatasets>=2\ntorch==2.7.1\n")
     assert versions(found) == {"datasets": "4.0", "fsspec": "2026.2"}
 
@@ -235,7 +235,7 @@ def test_a_fixed_package_cannot_be_replaced(
 
 
 def test_requirements_that_the_fixed_packages_meet(workspace: Workspace) -> None:
-    """Also of another CUDA variant of this release; markers for other systems do not count."""
+    """Also a requirement of another CUDA variant of this release; markers for other systems do not count."""
     text = "torch==2.7.1+cu118\ntorch>=2 ; sys_platform == 'linux'\ntorch==2.2 ; sys_platform == 'darwin'\n"
     found = workspace.locked(text)
     assert found.wheels == ()
@@ -278,7 +278,7 @@ def test_hashes_of_the_project_are_compared(workspace: Workspace) -> None:
     (workspace.folder / FILE).unlink()
     assert workspace.locked(f"datasets==4.0 --hash=sha256:{sha256}\n").wheels == good.wheels
     (workspace.folder / FILE).unlink()
-    for requirement in ("datasets==4.0", "attrs==1.0"):  # attrs is the image's
+    for requirement in ("datasets==4.0", "attrs==1.0"):  # attrs is in the image
         code, messages = workspace.refused(f"{requirement} --hash=sha256:{'0' * 64}\n")
         assert code == 6
         assert "checksum mismatch" in messages
@@ -295,7 +295,7 @@ def pylock(workspace: Workspace, *packages: tuple[str, str]) -> None:
 
 
 def test_pins_of_a_lock_file(workspace: Workspace) -> None:
-    """Those of libraries that belong to torch are ignored, and listed; that of torch must be the image's."""
+    """Pins of libraries that belong to torch are ignored and listed; torch's pin must match the image."""
     workspace.server.add("default", "nvidia-cublas-cu12", "12.4", date=OLD)
     workspace.server.add("default", "nvidia-cublas-cu11", "11.8", date=OLD)
     workspace.server.add("default", "triton", "3.2", date=OLD)
@@ -350,7 +350,7 @@ def test_the_cell_is_that_of_the_lock(workspace: Workspace) -> None:
 
 
 def test_check(workspace: Workspace) -> None:
-    """The project's files, the image's lock and the cell; it needs no index."""
+    """It checks the project's files, the image's lock and the cell, without an index."""
     (workspace.folder / "requirements.txt").write_text("datasets\n")
     assert workspace.lock("--check")[0] == 5
     found = workspace.locked("datasets\n")

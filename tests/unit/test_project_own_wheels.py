@@ -1,4 +1,4 @@
-"""Own wheels of a project: in a folder, by path, by URL; what is chosen, locked and refused."""
+"""Wheels of a project in a folder, by path and by URL: which are chosen, locked and refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PURE = "py3-none-any"
 
 @pytest.fixture(scope="module")
 def locked_cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """A cell that is locked once; each test has a project of its own."""
+    """A workspace with a cell that is locked once; each test uses another project."""
     with IndexServer() as server:
         for (name, version), requires in PROJECTS.items():
             server.add("default", name, version, requires=requires, date=OLD)
@@ -59,7 +59,7 @@ def messages_of(project: Workspace, requirements: str) -> tuple[int, str]:
 
 
 def test_a_wheel_that_no_index_has(project: Workspace) -> None:
-    """Its dependencies are those of its METADATA, from the index; it is in the cache afterwards."""
+    """Its dependencies, from its METADATA, come from the index; the wheel is in the cache afterwards."""
     sha256 = put(project, "own-ops", "1.2", requires=["datasets"], tag="cp311-cp311-linux_x86_64")
     settings(project)
     found = project.locked("own-ops\n")
@@ -74,8 +74,8 @@ def test_a_wheel_that_no_index_has(project: Workspace) -> None:
     assert project.lock("--check")[0] == 0
 
 
-def test_the_folder_is_beside_the_index(project: Workspace) -> None:
-    """The newest fitting version is chosen, wherever it is; of one version the folder's file."""
+def test_the_folder_and_the_index_are_used_together(project: Workspace) -> None:
+    """The newest fitting version of both is chosen; if both have that version, the folder's file."""
     server = project.server
     server.add("default", "mixed", "1.0", date=OLD)
     server.add("default", "mixed", "3.0", requires=["numpy"], date=OLD)
@@ -94,7 +94,7 @@ def test_the_folder_is_beside_the_index(project: Workspace) -> None:
 
 
 def test_of_one_version_the_folders_requirements_count(project: Workspace) -> None:
-    """A resolver that read those of the index's file would lock other packages than pip installs."""
+    """With the requirements of the index's file, the lock would have other packages than pip installs."""
     project.server.add(
         "default", "dual", "1.0", requires=["nowhere"], tag="cp311-cp311-manylinux_2_17_x86_64"
     )
@@ -114,7 +114,7 @@ def test_versions_are_kept_until_they_are_upgraded(project: Workspace) -> None:
 
 
 def test_a_changed_file_makes_the_lock_stale(project: Workspace) -> None:
-    """Also if size and name are the same; a missing one does not: the cache has it."""
+    """Also if size and name are the same. A missing file does not, because the cache has it."""
     put(project, "mine", "1.0", payload=b"one")
     settings(project)
     project.locked("mine\n")
@@ -146,7 +146,7 @@ def test_a_wheel_for_another_python_or_platform_is_skipped(project: Workspace) -
 
 
 def test_the_best_wheel_of_a_version(project: Workspace) -> None:
-    """Its METADATA count; also one for a glibc that the image has, and that the resolver does not know."""
+    """The METADATA of the best wheel is used; it may need a glibc that the image has but uv does not know."""
     put(project, "many", "1.0", requires=["nowhere"])
     sha256 = put(project, "many", "1.0", tag="cp311-cp311-manylinux_2_35_x86_64")
     put(project, "many", "1.0", requires=["nowhere"], tag="cp311-cp311-linux_x86_64")
@@ -165,7 +165,7 @@ def test_a_fixed_package_in_the_folder_is_not_used(project: Workspace) -> None:
 
 
 def test_a_wheel_by_path(project: Workspace) -> None:
-    """It is the only candidate, also against a newer one on the index; extras and markers count."""
+    """It is the only candidate, even if the index has a newer version; extras and markers are respected."""
     project.server.add("default", "tool", "9.0", date=OLD)
     sha256 = put(project, "tool", "1.0", "vendor", requires=["datasets; extra == 'data'"])
     found = project.locked("./vendor/tool-1.0-py3-none-any.whl[data] ; sys_platform == 'linux'\n")
@@ -186,7 +186,7 @@ def test_a_wheel_by_path(project: Workspace) -> None:
 
 
 def test_a_wheel_by_path_replaces_the_images_file_of_this_version(project: Workspace) -> None:
-    """The folder alone does not: a package of the image keeps its version, and its file."""
+    """A wheel that is only in the folder does not: a package of the image keeps its version and its file."""
     put(project, "notebook", "2.0", requires=["fsspec"], payload=b"patched")
     settings(project)
     assert project.locked("notebook\n").wheels == ()
@@ -292,7 +292,7 @@ def test_a_missing_folder_is_refused_when_it_is_locked(project: Workspace) -> No
 
 
 def test_a_wheel_by_url(project: Workspace) -> None:
-    """It is downloaded when it is locked, and only used if it has the sha256."""
+    """`lock` downloads it, and uses it only if it has the sha256."""
     filename, data = project.server.add("files", "remote", "1.0", requires=["attrs"])
     project.server.add("default", "remote", "2.0", date=OLD)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -313,7 +313,7 @@ RELEASED = "flash_attn-2.8.3+cu12torch2.7cxx11abiTRUE-cp311-cp311-linux_x86_64.w
 
 
 def test_a_wheel_of_a_release_page_has_the_name_in_its_metadata(project: Workspace) -> None:
-    """By URL and by path: the file name says what it was built for, METADATA does not; pip refuses that."""
+    """By URL and by path: only the file name says what it was built for. pip refuses this difference."""
     own, data = wheel_bytes(
         "flash-attn", "2.8.3", requires=["torch", "attrs"], tag="cp311-cp311-linux_x86_64"
     )
@@ -340,7 +340,7 @@ def test_a_wheel_of_a_release_page_has_the_name_in_its_metadata(project: Workspa
 
 
 def test_in_a_folder_such_a_name_is_refused(project: Workspace) -> None:
-    """Those for two torch releases would be one version."""
+    """Wheels for two torch releases would have the same version."""
     (project.folder / "wheels").mkdir()
     data = wheel_bytes("flash-attn", "2.8.3", tag="cp311-cp311-linux_x86_64")[1]
     (project.folder / "wheels" / RELEASED).write_bytes(data)
@@ -361,7 +361,7 @@ def test_a_local_version_that_metadata_have_stays(project: Workspace) -> None:
 def test_a_hash_is_kept_only_once_the_file_has_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that was just written may change again without another time."""
+    """A file that was just written may change again without a change of its modification time."""
     store, path = Store(tmp_path / "cache"), tmp_path / "own.whl"
     path.write_bytes(b"one")
     expected = hashlib.sha256(b"one").hexdigest(), 3

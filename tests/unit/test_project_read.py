@@ -1,4 +1,4 @@
-"""What a project requires, read from its folder: requirements.txt, pyproject.toml, uv.lock, pylock.toml."""
+"""A project's requirements are read from requirements.txt, pyproject.toml, uv.lock or pylock.toml."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_requirements_file_with_everything_that_pip_knows_and_a_lock_can_hold(
     ],
 )
 def test_each_line_that_cannot_be_locked_is_named(tmp_path: Path, line: str, reason: str) -> None:
-    """All of them at once, with the line, what to do, and no password."""
+    """All such lines at once, with line number and hint, without passwords."""
     (tmp_path / "outside.txt").write_text("secret contents")
     (tmp_path / "my project").mkdir()
     (tmp_path / "my project" / "link.txt").symlink_to("../outside.txt")
@@ -196,7 +196,7 @@ def test_pyproject(tmp_path: Path) -> None:
 
 
 def test_a_pyproject_without_dependencies_leaves_them_to_requirements_txt(tmp_path: Path) -> None:
-    """Settings of a linter, or a project whose build backend reads the file."""
+    """It has settings of a linter only, or the build backend reads requirements.txt."""
     text = '[project]\nname = "x"\nrequires-python = ">=3.11"\ndynamic = ["dependencies"]\n'
     found = read(tmp_path / "a", {"pyproject.toml": text, "requirements.txt": "idna"})
     assert (found.name, found.source, found.requires_python) == ("x", "requirements.txt", ">=3.11")
@@ -260,7 +260,7 @@ UV_LOCK = (
 
 
 def test_uv_lock(tmp_path: Path) -> None:
-    """By the real uv: pins with hashes; what pyproject.toml names is known."""
+    """The real uv reads it: pins with hashes; packages that pyproject.toml names are marked as named."""
     found = read(tmp_path, {"pyproject.toml": PYPROJECT, "uv.lock": UV_LOCK, "requirements.txt": "other"})
 
     assert (found.source, found.is_lock, found.requires_python) == ("uv.lock", True, ">=3.10")
@@ -272,7 +272,7 @@ def test_uv_lock(tmp_path: Path) -> None:
 
 
 def test_settings_of_uv_in_pyproject_are_not_used(tmp_path: Path) -> None:
-    """They could name files outside the project, or another index. uv refuses these, if it reads them."""
+    """They could name files outside the project, or another index. uv would refuse these, if it read them."""
     more = "[tool.uv.workspace]\nmembers = 5\n"
     found = read(tmp_path, {"pyproject.toml": PYPROJECT + more, "uv.lock": UV_LOCK})
     assert len(found.requirements) == 3
@@ -322,7 +322,7 @@ PYLOCK = 'lock-version = "1.0"\ncreated-by = "test"\nrequires-python = ">=3.10"\
 
 
 def test_pylock(tmp_path: Path) -> None:
-    """It comes before all others. Markers are those of the image; extras and groups are not installed."""
+    """It precedes other files. Markers are evaluated for the image; extras and groups are not installed."""
     wheel = pylock_package("x").splitlines()[3].replace("/x-", "/NAME-")
     marked = (
         ("windows", "sys_platform == 'win32'"),

@@ -1,4 +1,4 @@
-"""Packages of git repositories in the lock of a project; the server is a real one, the builder is a fake."""
+"""Packages of git repositories in the lock of a project, with a real server and a fake builder."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def origin_of(scene: Forge, requirements: str, *arguments: str) -> Origin:
 
 
 def test_a_commit_is_built_and_locked(scene: Forge) -> None:
-    """Its own version, although the index has others; what its wheel requires, too."""
+    """The commit's version, although the index has others; and the requirements of its wheel."""
     commit = scene.forge.commit("tool", SETUP)
     scene.builder.requires["tool"] = ("attrs",)
     line = f"tool @ {scene.url()}@{commit}\n"
@@ -104,7 +104,7 @@ def test_a_changed_commit_makes_the_lock_stale(scene: Forge) -> None:
 
 
 def test_a_branch_is_locked_by_its_commit(scene: Forge) -> None:
-    """Which is kept until the package is upgraded, or another branch is required. It comes before a tag."""
+    """The commit is kept until an upgrade, or until another branch is required. A branch precedes a tag."""
     first = scene.forge.commit("tool", SETUP)
     git(scene.forge.root / "tool.git", "tag", "-a", "-m", "a tag", "v1", first)
     git(scene.forge.root / "tool.git", "tag", "main", first)
@@ -135,7 +135,7 @@ def test_a_revision_that_does_not_exist(scene: Forge, revision: str) -> None:
 
 
 def test_the_setting_must_name_the_package(scene: Forge) -> None:
-    """Nothing is fetched otherwise."""
+    """Otherwise, nothing is fetched."""
     commit = scene.forge.commit("tool", SETUP)
     scene.settings('build = ["other"]\n')
     code, messages = scene.fails(f"\ntool @ {scene.url()}@{commit}\n")
@@ -160,7 +160,7 @@ def test_markers_and_extras(scene: Forge) -> None:
 
 
 def test_pre_releases_and_local_versions(scene: Forge) -> None:
-    """Usual for a repository; also if another package names its versions. Git LFS is reported."""
+    """They are allowed, also if another package requires a version range. Git LFS is reported."""
     scene.builder.version = "1.6.dev0+cu121"
     text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     commit = scene.forge.commit("tool", {**SETUP, "weights.bin": text})
@@ -172,7 +172,7 @@ def test_pre_releases_and_local_versions(scene: Forge) -> None:
 
 
 def test_one_version_only(scene: Forge) -> None:
-    """The index's versions cannot be chosen beside it."""
+    """The index's versions cannot be chosen instead."""
     commit = scene.forge.commit("tool", SETUP)
     code, messages = scene.fails(f"tool>=9\ntool @ {scene.url()}@{commit}\n")
     assert (code, "tool" in messages) == (4, True)
@@ -183,7 +183,7 @@ def test_one_version_only(scene: Forge) -> None:
 
 
 def test_a_package_of_the_image_is_replaced(scene: Forge) -> None:
-    """Even in the image's version; but not a fixed one."""
+    """Even if the version is the same; but a fixed package is not replaced."""
     commit = scene.forge.commit("fsspec", SETUP)
     scene.settings('build = ["fsspec"]\n')
     scene.builder.version = "2026.9"
@@ -260,7 +260,7 @@ def test_lines_that_are_refused(scene: Forge, line: str, why: str) -> None:
 
 
 def test_a_damaged_lock_is_refused(scene: Forge) -> None:
-    """Also a URL with credentials, which could be put into it."""
+    """For example, a lock in which someone wrote a URL with credentials."""
     commit = scene.forge.commit("tool", SETUP)
     lock = scene.locked(f"tool @ {scene.url()}@{commit}\n")
     (origin,) = lock.origins
@@ -280,7 +280,7 @@ def test_a_damaged_lock_is_refused(scene: Forge) -> None:
 
 
 def test_a_package_that_requires_another_by_url(scene: Forge) -> None:
-    """As in the METADATA of a package whose own dependency is in a repository."""
+    """METADATA may require a package by the URL of a repository."""
     commit, other = scene.forge.commit("tool", SETUP), scene.forge.commit("other", SETUP)
     scene.settings('build = ["tool", "other"]\n')
     scene.builder.requires["tool"] = (f"other[x] @ {scene.url('other')}@{other} ; python_version > '3'",)

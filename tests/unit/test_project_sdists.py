@@ -1,4 +1,4 @@
-"""Sdists in the lock of a project: which are offered, built and kept; the builder is a fake."""
+"""Sdists in the lock of a project: which are offered, built and kept, with a fake builder."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from torchkiln.store.store import Store
 
 @dataclass
 class FakeBuilder:
-    """Makes a wheel with the METADATA that `requires` has for the package; notes what it builds."""
+    """Makes a wheel whose requirements are those in `requires`; records what it builds."""
 
     store: Store
     requires: dict[str, tuple[str, ...]] = field(default_factory=dict)
     system: tuple[str, ...] = ("backend",)
-    version: str = "1.5"  # of what is built from a commit
+    version: str = "1.5"  # of packages that are built from a commit
     built: list[str] = field(default_factory=list)
     reproducible: bool = True
 
@@ -114,7 +114,7 @@ def scene(cell: Scene, tmp_path: Path) -> Scene:
 
 
 def test_an_sdist_of_a_dependency_is_built(scene: Scene) -> None:
-    """The resolver chooses its version; what the wheel requires is locked, too."""
+    """The resolver chooses its version; the requirements of its wheel are locked, too."""
     for version in ("4.9.1", "4.9.3", "4.10"):
         scene.put("runtime", version)
     scene.server.add("default", "omega", "1.0", requires=["runtime==4.9.*"], date=OLD)
@@ -153,7 +153,7 @@ def test_only_what_is_named_is_built(scene: Scene) -> None:
 
 
 def test_a_version_with_a_wheel_is_not_built(scene: Scene) -> None:
-    """A wheel for another Python does not count; local wheels do."""
+    """A wheel for another Python does not count; wheels of the project's folder do."""
     scene.put("both", "2.0")
     scene.server.add("default", "both", "2.0", date=OLD)
     scene.put("both", "1.0")
@@ -187,7 +187,7 @@ def test_a_build_is_kept_with_its_requirements(scene: Scene) -> None:
 
 
 def test_hashes_are_those_of_the_sdist(scene: Scene) -> None:
-    """As for pip."""
+    """As pip does it."""
     sha256 = scene.put("hashed", "1.0")
     scene.settings('build = ["hashed"]\n')
     scene.locked(f"hashed==1.0 --hash=sha256:{sha256}\n")
@@ -222,7 +222,7 @@ def test_a_failed_build_is_the_error(scene: Scene) -> None:
     assert (code, "broken-1.0.tar.gz: its build failed" in messages) == (6, True)
 
 
-def test_what_a_build_must_not_require(scene: Scene) -> None:
+def test_packages_that_a_build_must_not_require(scene: Scene) -> None:
     scene.put("ext", "1.0")
     scene.settings('build = ["ext"]\n')
     refusals = {

@@ -1,4 +1,4 @@
-"""The settings of a project: where they are, what they may contain, what they change in its image."""
+"""The settings of a project: their files, allowed values, and effect on the project's image."""
 
 from __future__ import annotations
 

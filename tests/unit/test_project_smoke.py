@@ -1,4 +1,4 @@
-"""The checks of a project's image, by a virtual environment of the host in place of an image."""
+"""The checks of a project's image, run in a virtual environment of the host instead of an image."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torchkiln.util.places import SMOKE_TESTS
 
 @dataclass(frozen=True)
 class Host:
-    """A virtual environment at `prefix`, in place of /opt/venv, and a folder in place of /app."""
+    """A virtual environment at `prefix` instead of /opt/venv, and a folder instead of /app."""
 
     prefix: Path
     app: Path
@@ -42,7 +42,7 @@ class Host:
         return str(self.prefix / "bin/python")
 
     def write(self, path: str, text: str) -> None:
-        """A file in site-packages."""
+        """Write a file in site-packages."""
         place = self.prefix / SITE.removeprefix("opt/venv/") / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
@@ -94,7 +94,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 @pytest.fixture
 def host(environment: Host, tmp_path: Path) -> Host:
-    """With a code folder of its own."""
+    """The environment with an empty code folder."""
     return replace(environment, app=tmp_path)
 
 
@@ -140,7 +140,7 @@ def test_each_module_is_imported(host: Host) -> None:
 
 
 def test_an_import_that_raises_has_failed(host: Host) -> None:
-    """The last line of the last traceback, not the further lines of a long message."""
+    """The message is the first line of the exception, without further lines of its text."""
     host.write(
         "broken/__init__.py", "try:\n  1/0\nexcept Exception:\n  raise ImportError('no GPU\\nsee docs')\n"
     )
@@ -230,7 +230,7 @@ def test_pip_check_without_pip(host: Host, tmp_path: Path) -> None:
 
 @needs_gcc
 def test_a_library_that_needs_a_missing_one(tmp_path: Path) -> None:
-    """One that `import torch` loads is there; one of another package is not looked at."""
+    """A library that `import torch` loads is not missing; libraries of other packages are not checked."""
     prefix = tmp_path / "venv"
     venv.create(prefix, with_pip=False, symlinks=True)
     bare = Host(prefix, tmp_path)
@@ -297,7 +297,7 @@ def test_the_driver_is_that_of_the_suite() -> None:
 
 
 def test_only_what_the_project_names_is_imported(tmp_path: Path) -> None:
-    """Not what a lock file pins, nor what is for another system; RECORDs of the image are read."""
+    """Not packages that a lock file only pins, or those for other systems; the image's RECORDs are read."""
     texts = (("Datasets[audio]>=2", True), ("fsspec==1", False), ("winreg; sys_platform == 'win32'", True))
     asked = tuple(Asked(text=text, where="", by_name=by_name) for text, by_name in texts)
     small = bench(tmp_path)

@@ -1,4 +1,4 @@
-"""`lock --project` where the cache has the image's wheels: the same lock, without their pages."""
+"""If the cache has the image's wheels, `lock --project` gives the same lock without reading their pages."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def pages_of_image(workspace: Workspace) -> set[str]:
 @pytest.mark.parametrize(
     ("requirements", "read"),
     [
-        ("trainer<2\nattrs\n", True),  # moves fsspec; peft is behind: a newer one needs another torch
+        ("trainer<2\nattrs\n", True),  # replaces fsspec; peft is old, because a newer one needs another torch
         ("einops\n", False),
         ("einops[gui]\nnotebook\ntorch\n", False),
         ("notebook>=2\nattrs>1\n", True),
     ],
 )
 def test_the_lock_is_the_same(workspace: Workspace, requirements: str, read: bool) -> None:
-    """The pages of all packages are only read if one of the image's has to move."""
+    """The pages of the image's packages are read only if one of these packages must be replaced."""
     for version in ("2.0", "3.0"):
         workspace.add("attrs", version)
     workspace.add("einops", "1.0", "numpy>=2", "window; extra == 'gui'")
@@ -63,7 +63,7 @@ def test_the_lock_is_the_same(workspace: Workspace, requirements: str, read: boo
 
 
 def test_a_replaced_package_stays_replaced(workspace: Workspace) -> None:
-    """The versions of the last lock come before those of the image."""
+    """The versions of the last lock precede those of the image."""
     first = workspace.locked("datasets\n")
     cache_wheels(workspace)
 

@@ -19,7 +19,7 @@ __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server", "each_scen
 
 
 def test_first_the_image_then_its_attachments_then_its_names(each_scene: Scene) -> None:
-    """So that every name is complete when it appears; and the immutable name precedes the moving ones."""
+    """So the image is complete when a name appears; and the immutable name precedes the moving ones."""
     each_scene.publish()
     put = list(each_scene.there.manifests)
     image = json.loads(each_scene.there.manifests[put[0]])
@@ -35,7 +35,7 @@ def test_first_the_image_then_its_attachments_then_its_names(each_scene: Scene) 
 def test_another_image_than_the_cleared_one_is_not_published(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A build replaces the layout's image before the upload."""
+    """For example, if a build replaces the layout's image before the upload."""
 
     def late(ready: PreparedImage, *more: Any) -> PublishedImage:
         replaced = replace(ready.image, manifest=Digest("sha256:" + "5" * 64))
@@ -55,7 +55,7 @@ IN_TOTO = "application/vnd.in-toto+json"
 
 
 def enveloped(kind: str, payload: bytes) -> bytes:
-    """In a Sigstore bundle, signed with an unknown key."""
+    """*payload* in a Sigstore bundle, signed with an unknown key."""
     envelope = {
         "payloadType": kind,
         "payload": base64.b64encode(payload).decode(),
@@ -84,7 +84,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_attachments_of_other_tools_are_ignored(scene: Scene, other: str) -> None:
-    """No fault of the image, and no proof of it."""
+    """They are neither a fault nor a proof of the image."""
     scene.publish()
     count = scene.counted()
     scene.beside(OTHERS[other][0], *OTHERS[other][1])
@@ -94,7 +94,7 @@ def test_attachments_of_other_tools_are_ignored(scene: Scene, other: str) -> Non
 
 
 def test_attachments_of_other_tools_are_kept(each_scene: Scene) -> None:
-    """Also in the list that we write without the referrers API; and in addition to existing ones."""
+    """Also in the list that we write for registries without the referrers API."""
     before = each_scene.beside("application/vnd.cncf.notary.signature", b"{}")
     each_scene.publish()
     after = each_scene.beside("application/spdx+json", b"{}")
@@ -109,7 +109,7 @@ def test_attachments_of_other_tools_are_kept(each_scene: Scene) -> None:
 
 
 def test_an_attachment_of_another_image_in_the_list(each_scene: Scene) -> None:
-    """Of a kind that is read, because others are not downloaded."""
+    """It is of a kind that `verify` reads; other kinds are not downloaded."""
     each_scene.publish()
     each_scene.beside(IN_TOTO, b"{}", subject="sha256:" + "5" * 64)
 

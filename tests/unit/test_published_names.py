@@ -1,4 +1,4 @@
-"""The tags of an image: `verify` of moved tags, and tags that `--tag` does not move."""
+"""The tags of an image: `verify` detects moved tags, and `publish --tag` refuses reserved tags."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MATRIX = matrix.read(ROOT / "matrix.yaml", facts.load())
 
 
 def verify_name(scene: Scene, tag: str, *more: str) -> tuple[int, str]:
-    """Exit code of `verify` of the tag, and its result for the name."""
+    """The exit code of `verify` for the tag, and its message about the name."""
     words = (
         "verify",
         f"{scene.target}:{tag}",
@@ -76,7 +76,7 @@ WRONG = {
 }
 
 
-#: Those that could be names of this image, and were not signed.
+#: The cases that could be names of this image, but were not signed.
 UNSIGNED = {"another day", "a second image of the day", "latest", "a name without a meaning"}
 
 
@@ -102,7 +102,7 @@ def test_the_message_has_the_tags_claims(scene: Scene) -> None:
 
 
 def test_a_dated_tag_moved_to_another_days_image(scene: Scene) -> None:
-    """Both are valid, of the same cell, and signed."""
+    """Both images are valid, of the same cell, and signed."""
     scene.publish()
     first = scene.image
     scene.image = scene.publisher.build("2")
@@ -128,7 +128,7 @@ def test_a_custom_name_is_signed_too(scene: Scene) -> None:
 
 
 def test_a_missing_statement_of_names(scene: Scene) -> None:
-    """The decision requires one, so that removing it does not allow other names."""
+    """The gate's decision requires the statement, so removing it does not allow other names."""
     scene.publish()
     scene.lose(PUBLICATION)
 
@@ -167,7 +167,7 @@ def test_names_without_a_trusted_signature(scene: Scene, who: str) -> None:
 
 
 def test_a_wrong_signed_name_is_refused(scene: Scene) -> None:
-    """A signed list with another cell's name: the lock decides."""
+    """The lock has precedence over a signed list that contains another cell's name."""
     scene.publish()
     name = "2.6.0-cuda12.1-cudnn9-runtime"
     artifact = ByKey(P256).sign(publication(TAG, scene.image.manifest, [name]))
@@ -180,7 +180,7 @@ def test_a_wrong_signed_name_is_refused(scene: Scene) -> None:
 
 
 def older(scene: Scene) -> None:
-    """As published by an earlier version: without a statement of names."""
+    """Publish as an earlier version did, without a statement of names."""
     scene.publish()
     decision = json.loads(json.dumps(_payload(scene, CLEARANCE)))
     del decision["predicate"]["names"]
@@ -211,8 +211,8 @@ def test_a_reference_by_digest_checks_no_name(scene: Scene) -> None:
 
     both = f"{scene.target}:2.6.0-cuda12.1-cudnn9-runtime@{scene.image.manifest}"
     assert getattr(scene.publisher.run("verify", both, *words).exception, "exit_code", None) == 12
-    bare = scene.publisher.run("verify", scene.target, *words)  # which is `latest`
-    assert getattr(bare.exception, "exit_code", None) == 2  # not there
+    bare = scene.publisher.run("verify", scene.target, *words)  # without a tag: `latest`
+    assert getattr(bare.exception, "exit_code", None) == 2  # the registry has no such tag
     moved(scene, "latest")
     assert getattr(scene.publisher.run("verify", scene.target, *words).exception, "exit_code", None) == 12
 
@@ -227,17 +227,17 @@ REFUSED = {
     "a list of referrers": "sha256-" + "a" * 64,
     "cosign's signature": "sha256-" + "a" * 64 + ".sig",
     "cosign's attestation": "sha256-" + "0" * 64 + ".att",
-    "a list by SHA-512": "sha512-" + "a" * 64,
-    "a list in capitals": "SHA256-" + "A" * 64,
-    "a short list": "sha256-abc",
+    "a list of referrers by SHA-512": "sha512-" + "a" * 64,
+    "a list of referrers in capitals": "SHA256-" + "A" * 64,
+    "a short list of referrers": "sha256-abc",
     "another torch": "2.6.0-cuda12.1-cudnn9-runtime",
     "another CUDA": "2.7.1-cuda11.8-cudnn9-runtime",
     "another flavor": "2.7.1-cuda12.1-cudnn9-devel",
     "another OS": f"{TAG}-ubuntu22.04",
     "another cuDNN": "2.7.1-cuda12.1-cudnn8-runtime",
-    "what begins like another": "2.6.0-cuda12.1-cudnn9-runtime_1",
+    "another cell's tag with a suffix": "2.6.0-cuda12.1-cudnn9-runtime_1",
     "without cuDNN": "2.6.0-cuda12.1-runtime",
-    "what begins like its own": f"{TAG}-trial",
+    "its own tag with a suffix": f"{TAG}-trial",
     "zstd": f"{TAG}-zstd",
     "another alias": "v2.6",
     "another alias by CUDA": "2.6-cuda12.1-runtime",
@@ -250,13 +250,13 @@ REFUSED = {
 
 
 def named(scene: Scene, *names: str) -> tuple[str, ...]:
-    """The tags of `publish --tag NAME`."""
+    """The tags that `publish --tag NAME` sets."""
     locked = load_locked(scene.publisher.folder / "images", TAG)
     return names_of(scene.image, locked, MATRIX, facts.load(), day="20261122", requested=names).all
 
 
 def test_tags_that_publish_refuses(scene: Scene) -> None:
-    """Nothing is sent."""
+    """No request is sent."""
     for case, tag in REFUSED.items():
         why = "reserved for" if case in ("a list of referrers", "cosign's signature") else "."
         with pytest.raises(ConfigError, match=why):

@@ -1,4 +1,4 @@
-"""Tar headers against the standard library's, layers as blobs, and the tree that layers make."""
+"""Tar headers compared with tarfile's, layers as blobs, and the file tree of several layers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ PATHS = st.one_of(
 @example(path="a" * 100, mode=0o644, size=1, mtime=1, directory=False)
 @example(path="ü", mode=0o644, size=8**11, mtime=1, directory=False)
 def test_tars_of_the_standard_library(path: str, mode: int, size: int, mtime: int, directory: bool) -> None:
-    """Short, long, not ASCII, too large for the plain field: in every format."""
+    """Names and numbers that are short, long, not ASCII, or too large for their field, in every format."""
     size = 0 if directory else size
     info = tarfile.TarInfo(path + "/" if directory else path)
     info.type = tarfile.DIRTYPE if directory else tarfile.REGTYPE
@@ -197,7 +197,7 @@ def test_the_blob_inflates_to_the_tar_with_right_digests(data: bytes, member: in
 
 
 def test_the_bytes_are_pinned() -> None:
-    """When this fails, every base and overlay gets another digest: not by accident."""
+    """If this fails, the digest of every base and overlay changes, which must not happen by accident."""
     blob, _ = encode_bytes(noise(300_000))
 
     assert hashlib.sha256(blob).hexdigest() == PINNED
@@ -219,7 +219,7 @@ def test_gzip_headers_have_no_file_name_time_or_system() -> None:
 
 
 def test_a_stream_with_short_reads_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Reads of a pipe end where its writer paused."""
+    """A read from a pipe may return fewer bytes than requested."""
 
     class ShortReads(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:

@@ -1,4 +1,4 @@
-"""Both READMEs: short, with the same commands, numbers and links, and numbers that their sources have."""
+"""Both READMEs are short, and have the same commands, links and numbers; sources prove the numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers(text: str) -> list[str]:
 
 
 def rows(page: Path, title: str) -> list[str]:
-    """The rows of the table under the heading *title*, without its head."""
+    """The rows of the table under the heading *title*, without the header row."""
     part = page.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
     found = [line for line in part.splitlines() if line.startswith("| ")]
     return found[2:]

@@ -1,4 +1,4 @@
-"""Layers that a lock has recorded: made without looking inside, and yet nothing else than those."""
+"""Layers that a lock has recorded are built without decompression, and are the recorded layers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def job(wheel: Path, cache: Path, recorded: Blob | None = None) -> Task:
 
 @pytest.fixture
 def inflated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the entries that were looked into."""
+    """The names of the entries that were decompressed."""
     inflated_names: list[str] = []
     real = content.inflate
 
@@ -86,7 +86,7 @@ def inflated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_same_bytes_without_inflating(wheel: Path, tmp_path: Path, inflated: list[str]) -> None:
-    """Only files that an installer reads are inflated, and sources without cached byte-code."""
+    """Only files that an installer reads are decompressed, and sources without cached bytecode."""
     first = make_layer(job(wheel, tmp_path / "one"))
     blob = (tmp_path / "out").read_bytes()
     assert "some/lib.so" in inflated
@@ -101,7 +101,7 @@ def test_the_same_bytes_without_inflating(wheel: Path, tmp_path: Path, inflated:
 
 
 def test_a_layer_of_another_python_has_packed_headers(wheel: Path, tmp_path: Path) -> None:
-    """Without tests' byte-code, smaller, and the same with a record; every file has the same content."""
+    """It has no bytecode of tests, is smaller, and is the same with a record; other files are unchanged."""
     own = make_layer(job(wheel, tmp_path / "one"))
     stored = tree_of_layer((tmp_path / "out").read_bytes())
     work = replace(job(wheel, tmp_path / "one"), python=ImagePython(version="3.11.9", folder="3.10"))
@@ -110,7 +110,7 @@ def test_a_layer_of_another_python_has_packed_headers(wheel: Path, tmp_path: Pat
     tree = {path.replace("python3.10", "python3.11"): item for path, item in tree_of_layer(blob).items()}
 
     left_out = {path for path in stored if "/tests/__pycache__" in path}
-    assert len(left_out) == 2  # the folder and the .pyc
+    assert len(left_out) == 2  # __pycache__ and the .pyc file
     assert stored.keys() - tree.keys() == left_out
     same = [path for path in tree if not path.endswith((".pyc", "RECORD"))]
     assert all(tree[path] == stored[path] for path in same)
@@ -123,7 +123,7 @@ def test_a_layer_of_another_python_has_packed_headers(wheel: Path, tmp_path: Pat
 def test_a_layer_that_differs_from_the_record_is_fully_verified(
     wheel: Path, tmp_path: Path, inflated: list[str], wrong: dict[str, object]
 ) -> None:
-    """The caller then gets the real layer."""
+    """The result is then the layer that was built."""
     truth = make_layer(job(wheel, tmp_path / "one"))
     inflated.clear()
     recorded = replace(truth, diff_id=NOT_ZERO, unpacked=7, **wrong)
@@ -132,7 +132,7 @@ def test_a_layer_that_differs_from_the_record_is_fully_verified(
 
 
 def test_a_changed_wheel_is_refused_with_a_record(wheel: Path, tmp_path: Path) -> None:
-    """Its own hash is looked at in any case."""
+    """The wheel's hash is checked in any case."""
     truth = make_layer(job(wheel, tmp_path / "one"))
     bad = tmp_path / wheel.name
     data = bytearray(wheel.read_bytes())
@@ -148,7 +148,7 @@ def test_a_changed_wheel_is_refused_with_a_record(wheel: Path, tmp_path: Path) -
 def test_the_layer_does_not_depend_on_download_chunks(
     arriving: Callable[[list[int]], bytes], complete_layer: bytes, pieces: list[int]
 ) -> None:
-    """A large stored entry is written as several members with fixed ends, for any size of reads."""
+    """A large stored entry becomes several members, whose ends do not depend on the sizes of reads."""
     assert arriving(pieces) == complete_layer
 
 
@@ -161,7 +161,7 @@ def complete_layer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> byt
 
 @pytest.fixture(scope="module")
 def arriving(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[int]], bytes]:
-    """Convert while a thread appends pieces of these lengths, again and again."""
+    """A function that builds the layer while a thread appends pieces of these lengths to the wheel."""
     folder = tmp_path_factory.mktemp("arriving")
     data = wheel.read_bytes()
 
@@ -193,7 +193,7 @@ def recorded_layers(built: BuildResult) -> tuple[ImageLayer, ...]:
 
 
 def test_a_build_from_a_recorded_lock(tmp_path: Path) -> None:
-    """A cold cache gives the same image; layers known only from the lock are not recorded again."""
+    """An empty cache gives the same image; layers that only the lock knows are not recorded again."""
     wheels = small_wheels(tmp_path / "wheels")
     plain = planned_cell(wheels)
     first = build(plain, tmp_path / "one", tmp_path / "layout1", FakeIndex(wheels))
@@ -205,7 +205,7 @@ def test_a_build_from_a_recorded_lock(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_has_some_layers_gets_the_others(tmp_path: Path) -> None:
-    """A lock derived from another has those of it, which a build does not replace; one is missing here."""
+    """A lock that is derived from another has the other's layers; a build adds only the missing ones."""
     wheels = small_wheels(tmp_path / "wheels")
     plain = planned_cell(wheels)
     built = build(plain, tmp_path / "cache", tmp_path / "layout", FakeIndex(wheels))
@@ -218,7 +218,7 @@ def test_a_lock_that_has_some_layers_gets_the_others(tmp_path: Path) -> None:
 
 
 def test_records_of_a_lock_are_not_used_for_another(tmp_path: Path) -> None:
-    """A wrong diff_id affects only the image of its own lock."""
+    """A wrong diff_id in a lock affects only the image of this lock."""
     wheels = small_wheels(tmp_path / "wheels")
     plain = planned_cell(wheels)
     first = build(plain, tmp_path / "one", tmp_path / "layout", FakeIndex(wheels))

@@ -1,4 +1,4 @@
-"""The referrers of an image: foreign ones cost nothing, ours are limited."""
+"""The referrers of an image: those of other tools are not downloaded, and ours are limited."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOREIGN = "application/vnd.example.flood"
 
 @pytest.fixture(name="requests")
 def counted_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every sent request, by URL."""
+    """The URLs of all sent requests."""
     urls: list[str] = []
     send = exchange.Exchange.send
 
@@ -45,7 +45,7 @@ def counted_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def flood(scene: Scene, count: int, kind: str, **fields: Any) -> None:
-    """So many more on the list, before those that are there."""
+    """Add *count* entries to the list, before the existing entries."""
     entries = [
         {
             "mediaType": MANIFEST,
@@ -66,7 +66,7 @@ def known(scene: Scene) -> list[Any]:
 
 
 def listing(scene: Scene, entries: list[Any]) -> None:
-    """The list is exactly *entries*."""
+    """Replace the list by *entries*."""
     data = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).encode()
     if scene.server.behaviour.lists_referrers:
         scene.there.referrers = lambda _: data  # type: ignore[method-assign]
@@ -75,7 +75,7 @@ def listing(scene: Scene, entries: list[Any]) -> None:
 
 
 def test_3000_foreign_referrers_cost_nothing(each_scene: Scene, requests: list[str]) -> None:
-    """They are counted, and none is downloaded; ours are found after them."""
+    """They are counted but not downloaded; ours are found after them."""
     each_scene.publish()
     requests.clear()
     before = each_scene.counted()
@@ -88,7 +88,7 @@ def test_3000_foreign_referrers_cost_nothing(each_scene: Scene, requests: list[s
 
 
 def test_100000_foreign_referrers_in_the_registrys_list(each_scene: Scene, requests: list[str]) -> None:
-    """In a separate process: the list has 30 MB. A tag has a manifest of at most 4 MiB."""
+    """The API's list has 30 MB (peak memory of a separate process); the list of a tag has at most 4 MiB."""
     each_scene.publish()
     if not each_scene.server.behaviour.lists_referrers:
         flood(each_scene, 100_000, FOREIGN)
@@ -109,7 +109,7 @@ def test_100000_foreign_referrers_in_the_registrys_list(each_scene: Scene, reque
 
 
 def test_3000_referrers_that_look_like_ours(scene: Scene, requests: list[str]) -> None:
-    """None is read, because an unread one may be a retraction; the image is not good."""
+    """None is read, and the image does not verify, because an unread one could be a retraction."""
     scene.publish()
     flood(scene, 3000, BUNDLE)
     requests.clear()
@@ -122,7 +122,7 @@ def test_3000_referrers_that_look_like_ours(scene: Scene, requests: list[str]) -
 
 
 def test_the_maximum_number_of_missing_referrers(scene: Scene, requests: list[str]) -> None:
-    """A request for each, and no more."""
+    """One request is sent for each, and no more."""
     scene.publish()
     flood(scene, referrers._MOST - len(known(scene)), BUNDLE)
     requests.clear()
@@ -134,7 +134,7 @@ def test_the_maximum_number_of_missing_referrers(scene: Scene, requests: list[st
 def test_large_statements_are_not_downloaded(
     scene: Scene, requests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the sizes in their manifests."""
+    """The sizes in their manifests decide."""
     monkeypatch.setattr(fetched, "_ALL", 1 << 20)
     scene.publish()
     for number in range(8):
@@ -173,7 +173,7 @@ ODD = (
 
 
 def test_entries_of_wrong_types(each_scene: Scene) -> None:
-    """An invalid entry counts as foreign: it hides nothing, and stops nothing."""
+    """An invalid entry counts as one of another tool: it hides no other entry and is no error."""
     each_scene.publish()
     entry = {"mediaType": MANIFEST, "artifactType": FOREIGN, "size": 7}
     odd = [entry | {"digest": sha256(b"%d" % number)} | fields for number, fields in enumerate(ODD)]
@@ -183,7 +183,7 @@ def test_entries_of_wrong_types(each_scene: Scene) -> None:
 
 
 def test_catalog_of_too_many_tags(scene: Scene) -> None:
-    """An error; the image is still found by its name."""
+    """This is an error; the image is still found by its name."""
     scene.publish()
     data = scene.there.manifests[TAG]
     scene.there.manifests.update({f"t{number}": data for number in range(6000)})

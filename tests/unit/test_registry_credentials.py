@@ -1,4 +1,4 @@
-"""Logins out of Docker's and podman's files and from real helper programs; no secret in any error."""
+"""Logins from the files of Docker and Podman and from real helper programs; no error shows a secret."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def environ(folder: Path, config: Any = None, **more: str) -> dict[str, str]:
 
 
 def helper(folder: Path, name: str, script: str) -> None:
-    """A credential helper, as a program; it writes down how it was called."""
+    """Write a credential helper program that records its arguments and input."""
     program = folder / "bin" / f"docker-credential-{name}"
     program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\nread key\necho "$@ $key" >> {folder}/called\n{script}\n')
@@ -57,7 +57,7 @@ def test_a_login_in_the_file(tmp_path: Path, entry: dict[str, str], key: str) ->
     "config", [None, {}, {"auths": {}}, {"auths": {"registry.example": {"auth": PACKED}}}]
 )
 def test_no_login(tmp_path: Path, config: Any) -> None:
-    """A host with another port is another registry."""
+    """The same host with another port is another registry."""
     assert find_login(APP, environ(tmp_path, config)) is None
 
 

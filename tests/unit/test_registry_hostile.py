@@ -159,7 +159,7 @@ def test_a_private_ca(secure: RegistryServer, certificate: Path, built: ImageOnD
 
 
 def test_an_unknown_ca_is_reported_with_a_hint(secure: RegistryServer, built: ImageOnDisk) -> None:
-    """Once, for it does not get better by trying again."""
+    """Without retries, because they would fail as well."""
     with pytest.raises(RegistryError, match="certificate verify failed") as error:
         push_to(secure.host, "team/app", built)
 
@@ -186,7 +186,7 @@ def test_the_ca_bundle_of_the_package_index_is_used(
 
 
 def test_plain_http_is_used_only_on_request(built: ImageOnDisk) -> None:
-    """0.0.0.0 is this machine too, but no name by which that is known."""
+    """0.0.0.0 also reaches this machine, but is not a local address that allows plain HTTP by default."""
     with RegistryServer() as server:
         host = server.host.replace("127.0.0.1", "0.0.0.0")
         with pytest.raises(RegistryError, match="TLS handshake failed") as error:
@@ -200,7 +200,7 @@ def test_plain_http_is_used_only_on_request(built: ImageOnDisk) -> None:
 def test_a_redirect_from_https_to_http_is_not_followed(
     secure: RegistryServer, certificate: Path, built: ImageOnDisk
 ) -> None:
-    """As from registries that do not know their proxy's address; nothing is sent there."""
+    """A registry behind a proxy may send such a redirect; nothing is sent there."""
     secure.behaviour.uploads_at = f"http://{secure.host}"
 
     with pytest.raises(RegistryError, match="it leads from https to http") as error:

@@ -1,4 +1,4 @@
-"""A hostile registry that attacks memory, time or trust: limited work, an error, exit code 9 or 12."""
+"""A hostile registry that attacks memory, time or trust causes limited work and exit code 9 or 12."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ HEADER = b"X: " + b"y" * 8000 + b"\r\n"
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a server that trickles: six attempts of 0.1 seconds, not of twenty.
+    """Limit each of the six attempts to 0.1 seconds instead of 20, for a server that sends byte by byte.
 
-    Not for others, because on a busy machine an honest response can take as long.
+    Not for other servers, because on a busy machine a normal response can take as long.
     """
     monkeypatch.setattr(exchange, "_DOCUMENT", 0.1)
 
@@ -79,8 +79,8 @@ BODIES: dict[str, tuple[Answer | bytes, str]] = {
         endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", pause=0.001),
         "timed out",
     ),
-    "a body that trickles": (endless(OPEN, b" ", pause=0.05), "timed out"),
-    "a header that trickles": (endless(b"HTTP/1.1 200 OK\r\nA: ", b"b", pause=0.05), "timed out"),
+    "a body byte by byte": (endless(OPEN, b" ", pause=0.05), "timed out"),
+    "a header byte by byte": (endless(b"HTTP/1.1 200 OK\r\nA: ", b"b", pause=0.05), "timed out"),
     "a body of gzip": (
         document(gzip.compress(b"[" * (64 << 20), 1), "200 OK", "Content-Encoding: gzip"),
         "compressed, although the request forbids it",
@@ -121,7 +121,7 @@ BODIES: dict[str, tuple[Answer | bytes, str]] = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_endless_responses(name: str, request: pytest.FixtureRequest) -> None:
-    """Of each a bounded part is read, and the error is a sentence."""
+    """A limited part of each is read, and the error has a message."""
     answer, message_part = BODIES[name]
     if message_part == "timed out":
         request.getfixturevalue("impatient")
@@ -133,7 +133,7 @@ def test_endless_responses(name: str, request: pytest.FixtureRequest) -> None:
 
 
 def tags_message(server: Hostile) -> str:
-    """The error of listing its tags; empty if there are none, or no such repository."""
+    """The error of listing the server's tags; empty without an error."""
     try:
         assert set(reading(server).tags()) <= set("abc")
     except RegistryError as error:
@@ -144,7 +144,7 @@ def tags_message(server: Hostile) -> str:
 @pytest.mark.parametrize("value", ["31536000", "9" * 400, "60", "Fri, 31 Dec 9999 23:59:59 GMT"])
 @pytest.mark.parametrize("status", ["429 Too Many", "503 No"])
 def test_a_retry_after_of_a_year(value: str, status: str) -> None:
-    """It is not respected: the total of pauses for a document is limited."""
+    """It is not respected, because the total of all pauses for a document is limited."""
     rests = Rests()
     with (
         hostile({"tags/list": document(b"", status, f"Retry-After: {value}")}) as server,
@@ -166,7 +166,7 @@ def test_an_invalid_retry_after(value: str) -> None:
 
 
 def test_cookies_are_not_sent_back() -> None:
-    """They would be megabytes with each request."""
+    """Otherwise each request could have megabytes of cookies."""
     with hostile({"tags/list": document(b'{"tags": []}', "200 OK", "Set-Cookie: a=b")}) as server:
         both = reading(server)
         both.tags()
@@ -199,7 +199,7 @@ def test_a_login_is_not_sent_to_a_redirect_of_another_host() -> None:
 
 
 def pages(body: bytes, link: str) -> Answer:
-    """Each page links to the next one; # in *link* is a counter."""
+    """Pages that link to the next one; # in *link* is replaced by a counter."""
     count = itertools.count(1)
     return lambda _: [document(body, "200 OK", link.replace("#", str(next(count))))]
 
@@ -220,7 +220,7 @@ TAGS: dict[str, tuple[Answer | bytes, str]] = {
     "an invalid address": (pages(b'{"tags": ["a"]}', "Link: <http" + '://[>; rel="next"'), "another"),
     "100,000 tags": (document(json.dumps({"tags": [f"t{n}" for n in range(100_000)]}).encode()), "5000 tags"),
     "a tag that is a path": (document(b'{"tags": ["../../../v2/other/manifests/x"]}'), "is not a tag"),
-    "a tag that steers": (document(b'{"tags": ["\\u001b]0;owned\\u0007"]}'), "is not a tag"),
+    "a tag with control characters": (document(b'{"tags": ["\\u001b]0;owned\\u0007"]}'), "is not a tag"),
     "a list for a tag": (document(b'{"tags": [["a"]]}'), "is not a tag"),
     "a number for a tag": (document(b'{"tags": [1]}'), "is not a tag"),
     "text for tags": (document(b'{"tags": "abc"}'), "not valid"),
@@ -276,7 +276,7 @@ REFERRERS: dict[str, tuple[Answer | bytes, str]] = {
         document(b'{"manifests": [' + b"{}," * 3_000_000 + b"{}]}"),
         "more than 1048576",
     ),
-    "a million escapes": (document(b'{"manifests": ["' + b"\\n" * 2_000_000 + b'"}'), "not JSON"),
+    "two million escapes": (document(b'{"manifests": ["' + b"\\n" * 2_000_000 + b'"}'), "not JSON"),
 }
 
 
@@ -302,7 +302,7 @@ def test_all_pages_of_the_list_are_read() -> None:
 
 
 def test_a_blob_in_single_bytes() -> None:
-    """One more byte per attempt does not count as progress."""
+    """One more byte in each attempt does not count as progress."""
     with hostile({"blobs/": b"HTTP/1.1 206 OK\r\nContent-Length: 9\r\n\r\nx"}) as server:
         with pytest.raises(RegistryError, match="6 attempts"):
             reading(server).small(DIGEST, 1 << 20)
@@ -353,7 +353,7 @@ def test_invalid_responses_of_token_services(name: str) -> None:
 
 @pytest.mark.parametrize("lives", ["true", "-1", "1e308", "1e-308", '"60"', "null", "9" * 19])
 def test_lifetimes_of_tokens(lives: str) -> None:
-    """With any lifetime, a token is requested at most once per request and refusal."""
+    """Whatever its lifetime, a token is requested at most once for each request and each refusal."""
     token = b'{"token": "x", "expires_in": ' + lives.encode() + b"}"
     with hostile({"/token": document(token), "tags/list": document(b"", "401 No", BEARER)}) as server:
         with pytest.raises(RegistryError, match="access denied"):
@@ -374,7 +374,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 LARGE: dict[str, Callable[[], bytes]] = {
-    "three million objects": lambda: b"[" + b"{}," * 1_300_000 + b"{}]",
+    "1.3 million objects": lambda: b"[" + b"{}," * 1_300_000 + b"{}]",
     "a key for each": lambda: b"{" + b",".join(b'"%x":0' % n for n in range(400_000)) + b"}",
     "objects of one key": lambda: b"[" + b'{"a":1},' * 500_000 + b"0]",
     "escapes": lambda: b'["' + b"\\n" * 2_000_000 + b'"]',
@@ -385,7 +385,7 @@ LARGE: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_memory_for_large_responses(name: str, tmp_path: Path) -> None:
-    """The complete command in a separate process; each document has the maximum size of a manifest."""
+    """The complete command runs in a separate process; each document has the maximum size of a manifest."""
     encoded = ["Content-Encoding: gzip"] if name == "gzip" else []
     answer = document(LARGE[name](), "200 OK", f"Content-Type: {MANIFEST}", *encoded)
     with hostile({**PING, "manifests/": answer}) as server:

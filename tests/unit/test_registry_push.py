@@ -1,4 +1,4 @@
-"""Pushes to a registry in memory: cases that Debian's cannot test, and the guarantees of BlobUploads."""
+"""Pushes to a registry in memory: cases that docker-registry cannot provoke; guarantees of BlobUploads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def built(tmp_path: Path) -> ImageOnDisk:
 
 
 def is_complete(server: RegistryServer, name: str, built: ImageOnDisk) -> bool:
-    """Whether all of it is there, under its tag."""
+    """Whether the registry has the complete image, under its tag."""
     expected = {digest: path.read_bytes() for digest, path in digests(built).items()}
     manifest = expected.pop(built.manifest)
     found = server.repository(name)
@@ -60,7 +60,7 @@ def is_complete(server: RegistryServer, name: str, built: ImageOnDisk) -> bool:
 def test_an_interrupted_upload_is_resumed(
     server: RegistryServer, proxy: FaultProxy, built: ImageOnDisk, cuts: int
 ) -> None:
-    """Any number of times, while each attempt makes progress: no byte is sent twice."""
+    """Any number of times if each attempt makes progress; no byte is sent twice."""
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
     draw = random.Random(f"{SEED} {cuts}")
     proxy.faults = [Fault("cut", "PATCH", at=draw.randrange(1, 2_900_000 // cuts)) for _ in range(cuts)]
@@ -96,7 +96,7 @@ def test_an_upload_without_progress_fails(
 def test_a_blob_damaged_after_an_interruption_is_not_completed(
     server: RegistryServer, proxy: FaultProxy, built: ImageOnDisk
 ) -> None:
-    """The first part was right; the hash covers all of it."""
+    """The part before the interruption was correct, but the hash covers the whole blob."""
     layer = built.layers[0]
     proxy.faults = [Fault("cut", "PATCH", at=2_000_000)]
 
@@ -117,7 +117,7 @@ def test_a_blob_damaged_after_an_interruption_is_not_completed(
 def test_no_blob_is_started_after_a_failed_one(
     server: RegistryServer, built: ImageOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The single thread is free before the main thread, which is busy here, gets the error."""
+    """The only worker thread is free again before the main thread, which is busy here, gets the error."""
     monkeypatch.setattr("torchkiln.registry.push.wait", lambda futures, return_when: wait(futures))
     layer = built.layers[0]
     layer.path.write_bytes(layer.path.read_bytes()[:-1] + b"?")
@@ -130,7 +130,7 @@ def test_no_blob_is_started_after_a_failed_one(
 def test_a_blob_damaged_in_transit_is_sent_again(
     server: RegistryServer, proxy: FaultProxy, built: ImageOnDisk
 ) -> None:
-    """The registry reports it; up to two times."""
+    """If the registry reports a wrong digest, it is sent again, at most twice."""
     refusals = [Fault("status", "PUT", "digest=", status=400, times=2)]
     proxy.faults = list(refusals)
     push_to(proxy.host, "team/app", built, jobs=1)
@@ -225,7 +225,7 @@ def test_basic_authentication(server: RegistryServer, built: ImageOnDisk) -> Non
 
 
 def test_a_wrong_password_is_tried_once(server: RegistryServer, built: ImageOnDisk) -> None:
-    """For each blob that had begun: more would lock accounts."""
+    """Once for each blob in progress: more attempts could lock an account."""
     with FaultProxy(server.host, {KIM.user: KIM.password}, basic=True) as proxy:
         with pytest.raises(RegistryError, match="access denied for kim"):
             push_to(proxy.host, "team/app", built, login=Login(user="kim", password="wrong"))
@@ -242,7 +242,7 @@ def test_an_invalid_tag_is_refused_before_anything_is_sent(
 
 
 def test_the_repositories_of_a_blob_are_recorded(tmp_path: Path) -> None:
-    """The latest first, only of that registry, and without the current target."""
+    """The latest repository is first; only those of that registry are listed, without the current target."""
     history, digest = History(Store(tmp_path)), Digest("sha256:" + "1" * 64)
     for name in ("one", "two", "three", "four", "two"):
         history.note(digest, Repository(host="a.example", name=name))
@@ -254,13 +254,13 @@ def test_the_repositories_of_a_blob_are_recorded(tmp_path: Path) -> None:
 
 
 def uploads(registry: Registry, host: str, jobs: int = 2) -> BlobUploads:
-    """Into team/app."""
+    """Uploads of blobs to team/app."""
     to = Repository(host=host, name="team/app")
     return BlobUploads(registry, to, PushOptions(observer=Silent(), history=History(None), jobs=jobs))
 
 
 def test_blobs_are_sent_before_the_manifest_exists(server: RegistryServer, built: ImageOnDisk) -> None:
-    """In the order of the build; duplicates are sent once."""
+    """Blobs are sent in the order of the build; duplicates are sent once."""
     manifest = built.manifest_path.read_bytes()
     with Registry(server.host, sleep=Rests()) as registry, uploads(registry, server.host) as pushing:
         for layer in (*reversed(built.layers), built.layers[0]):
@@ -301,7 +301,7 @@ def test_a_layer_missing_in_the_layout_is_reported_at_once(
 
 
 def test_a_failed_upload_stops_the_others(proxy: FaultProxy, built: ImageOnDisk) -> None:
-    """Although these wait for a silent server with a timeout of two minutes."""
+    """Although the others wait for a silent server with a timeout of two minutes."""
     proxy.faults = [Fault("stall", "PATCH"), Fault("status", "PATCH", status=403, times=1000)]
 
     with ThreadPoolExecutor(1, "test") as pool:
@@ -324,5 +324,5 @@ def test_stopped_uploads_send_no_more_requests(server: RegistryServer) -> None:
 
 
 def test_sizes_are_of_both_kinds() -> None:
-    """Otherwise the tests above would not cover both."""
+    """The tests above need blobs that are smaller and blobs that are larger than 1 MiB."""
     assert min(SIZES.values()) < 1 << 20 < max(SIZES.values())

@@ -1,4 +1,4 @@
-"""References, challenges and tokens: without a network, without sleeping."""
+"""References, challenges and tokens, tested without a network and without sleeping."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_token_is_cached_for_its_scopes_until_it_nearly_expires() -> None:
 
 
 def test_only_the_refused_token_is_dropped() -> None:
-    """Another thread may have renewed it meanwhile."""
+    """Another thread may have renewed the token meanwhile."""
     server = TokenServer()
     authority = server.authority()
     authority.learn(BEARER, PUSH, None)
@@ -289,7 +289,7 @@ def test_references_read_back(host: str, name: str, tag: str | None, digest: str
 
 @given(st.text(max_size=40) | st.from_regex(r"[a-z.:/@ A-Z_-]{0,30}", fullmatch=True))
 def test_other_references_are_refused_with_a_message(text: str) -> None:
-    """Never with another error; accepted ones are unchanged."""
+    """No text causes another exception; accepted references are written as they were read."""
     try:
         found = parse_reference(text)
     except ConfigError:
@@ -338,7 +338,7 @@ def test_the_wrong_part_is_named(text: str, message: str) -> None:
 
 
 def test_the_longest_reference() -> None:
-    """Host, slash and name have 255 characters, as in the reference implementation."""
+    """Host, slash and name may have 255 characters together, as in the reference implementation."""
     host = "registry.example"
     name = "a" * (255 - len(host) - 1)
     assert parse_reference(f"{host}/{name}").repository == Repository(host=host, name=name)

@@ -1,4 +1,4 @@
-"""Rendered files, and an independent parser of the Dockerfile that gets the plan's config."""
+"""Rendered files; an independent parser reads the plan's config from the Dockerfile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TEXTS = load_templates(TEMPLATES)
 @pytest.mark.parametrize("name", sorted(files()))
 @pytest.mark.parametrize("os_name", FOLDERS)
 def test_rendered_files_are_as_committed(os_name: str, name: str) -> None:
-    """After an intended change: `make golden`, and review the diff."""
+    """After an intended change, run `make golden` and review the diff."""
     assert files(os_name)[name].decode() == (FOLDERS[os_name] / name).read_text("utf-8")
 
 
@@ -54,7 +54,7 @@ def test_a_system_changes_only_base_and_python_of_a_dockerfile(system: Operating
 
 @pytest.mark.proof
 def test_hadolint_finds_nothing(tmp_path: Path) -> None:
-    """In the first and the last Dockerfile of each kind; others differ in versions and hashes alone."""
+    """In the first and last Dockerfile of each kind; the others differ only in versions and hashes."""
     made = []
     for name, plan in {"few": planned(), "many": many()}.items():
         made.append(tmp_path / name)
@@ -80,14 +80,14 @@ def many(count: int = 9) -> ImagePlan:
 
 
 def steps(dockerfile: str) -> list[str]:
-    """Each RUN that installs wheels."""
+    """The RUN instructions that install wheels."""
     return [
         step for step in re.findall(r"^RUN .*?(?=^#|\Z)", dockerfile, re.M | re.S) if "pip install" in step
     ]
 
 
 def test_every_wheel_is_required_once_with_its_hash() -> None:
-    """By a line of a step, or by its line of requirements.txt."""
+    """In a line of a RUN step, or in a line of requirements.txt that a step selects."""
     for plan in (planned(), many()):
         dockerfile = render(plan, TEXTS, PACKAGES)
         lines = re.findall(r"^\S+==\S+ --hash=\S+$", dockerfile, re.M)
@@ -132,7 +132,7 @@ def test_many_wheels_use_a_separate_stage() -> None:
 
 
 def test_the_wheels_of_every_lock_fit_the_printed_options() -> None:
-    """As pip derives tags from `--python-version`, `--abi` and `--platform`, on any host."""
+    """With the tags that pip derives from `--python-version`, `--abi` and `--platform` on any host."""
     locks = sorted(
         place for place in ROOT.glob("images/*/lock.json") if place.with_name("Dockerfile").exists()
     )
@@ -233,7 +233,7 @@ Instructions = list[tuple[str, str]]
 def instructions() -> Instructions:
     """Keyword and arguments of each instruction of the last stage."""
     text = render(planned(), load_templates(TEMPLATES), PACKAGES)
-    text = re.sub(r"(<<'EOF'.*)\n(?:.*\n)*?EOF\n", r"\1\n", text)  # without the heredocs' contents
+    text = re.sub(r"(<<'EOF'.*)\n(?:.*\n)*?EOF\n", r"\1\n", text)  # here-documents are removed
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     found = [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined.splitlines() if line]

@@ -1,4 +1,4 @@
-"""`plan` and `render` as a user calls them, on a copy of a committed lock."""
+"""`plan` and `render` as a user calls them, with a copy of a committed lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every cell has a resolution, compared with manually derived ones."""
+"""Every cell has a resolution, which is compared with manually derived resolutions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchkiln.matrix.sentences import limit_text, reason
 from torchkiln.model.cell import Source, Status
 from torchkiln.util.versions import major_of, numbers
 
-# torch: CUDA 11.7, 11.8, 12.1. N native, M minor-compat, - unavailable; i: PyTorch's own index.
+# Columns: torch, CUDA 11.7, 11.8, 12.1. N: native, M: minor-compat, -: unavailable, i: PyTorch's own index.
 GRID = """
 2.0.1  N cu117     N cu118 i   -
 2.1.2  M cu118 i   N cu118 i   N cu121
@@ -65,7 +65,7 @@ def test_the_grid(line: str, os: str, flavor: str):
     if numbers(torch) < numbers(OLDEST[os]):
         expected = ["-", "-", "-"]
     if (os, flavor) == ("debian13", "devel"):
-        expected[:2] = ["-", "-"]  # no gcc for nvcc 11
+        expected[:2] = ["-", "-"]  # Debian 13 has no gcc that nvcc 11 supports
     assert [_support(torch, cuda, os=os, flavor=flavor) for cuda in ("11.7", "11.8", "12.1")] == expected
 
 
@@ -79,7 +79,7 @@ COUNTS = {
 
 @pytest.mark.parametrize(("matrix", "more"), [(WITHOUT_BEYOND, 0), (replace(NATIVE_FIRST, beyond=()), 1)])
 def test_the_number_of_cells_by_support(matrix, more: int):
-    """With `prefer: native`, one cell more is native: that of 2.5.1 for CUDA 12.1."""
+    """With `prefer: native`, one more cell is native: torch 2.5.1 with CUDA 12.1."""
     found: dict[str, list[Status]] = {os.name: [] for os in matrix.os}
     for cell in all_cells(matrix):
         if cell.flavor == "runtime":
@@ -102,7 +102,7 @@ def test_a_torch_without_a_wheel_for_the_systems_python_is_unavailable():
 
 
 def test_outside_the_grid_each_release_has_the_cuda_of_its_wheel():
-    """With the default index alone; the toolkit of CUDA 13 comes as wheels, those of 12.8 have no nvcc."""
+    """From the default index alone; devel only for CUDA 13, whose toolkit is in wheels (12.8: no nvcc)."""
     beyond = [cell for cell in all_cells(MATRIX) if (cell.torch, cell.cuda) in MATRIX.beyond]
     assert [pair for pair in MATRIX.pairs if pair not in WITHOUT_BEYOND.pairs] == list(MATRIX.beyond)
     for cell in beyond:
@@ -168,7 +168,7 @@ def test_the_nearest_cells_work():
 
 
 def test_without_a_cell_of_the_same_torch_or_cuda_the_nearest_is_that_of_the_nearest_torch():
-    """No torch of CUDA 11.7 has a compiler there, and 2.1.2 has no wheel for its Python."""
+    """debian13 has no compiler for CUDA 11.7, and torch 2.1.2 has no wheel for its Python."""
     assert answer("2.1.2", "11.7", flavor="devel", os="debian13").nearest == (("2.5.1", "12.1"),)
 
 
@@ -180,7 +180,7 @@ def test_a_release_without_torchaudio():
     assert resolve(cell, MATRIX, facts).requirements[:3] == ("torch==2.7.1", "torchvision==0.22.1", "numpy")
 
 
-def test_the_headline_cell():
+def test_the_default_cell():
     resolution = answer("2.7.1", "12.1")
     assert resolution.build is not None
     assert (resolution.build.version, resolution.build.cudnn, resolution.build.nccl) == (
@@ -285,7 +285,7 @@ def test_minor_compat_limits_are_only_on_minor_compat_cells():
     [("2.0.1", "11.7", "11.7.1", "8"), ("2.7.1", "11.8", "11.8.0", "9"), ("2.1.2", "12.1", "12.1.1", "8")],
 )
 def test_devel_uses_a_release_of_nvidias_archives(torch: str, cuda: str, release: str, cudnn: str) -> None:
-    """The default index alone does not do, so no lock need be committed; with archives it can be built."""
+    """The default index is not sufficient, so no lock is required here; with archives it can be built."""
     resolution = answer(torch, cuda, flavor="devel")
 
     assert not resolution.lockable
@@ -299,7 +299,7 @@ def test_devel_uses_a_release_of_nvidias_archives(torch: str, cuda: str, release
 
 @pytest.mark.parametrize(("torch", "built"), [("2.0.1", "11.7"), ("2.2.2", "11.8")])
 def test_a_library_whose_name_contains_the_cuda_version_is_that_of_the_wheel(torch: str, built: str) -> None:
-    """CUPTI's of CUDA 11 does, and 2.2.2 for 11.7 is built with 11.8."""
+    """CUPTI's name in CUDA 11 contains it, and torch 2.2.2 for CUDA 11.7 is built with 11.8."""
     toolkit = answer(torch, "11.7", flavor="devel").toolkit
     assert toolkit is not None
     assert [library for library in toolkit.libraries if "cupti" in library] == [
@@ -358,7 +358,7 @@ def test_a_python_without_a_wheel_is_reported():
 
 
 def test_no_older_minor_of_the_same_major_is_used():
-    """CUDA 12.9 on torch 2.7.1: the newest build is 12.8, and older ones do not guarantee compatibility."""
+    """For CUDA 12.9, torch 2.7.1 has no build: its newest is 12.8, and an older minor version may not run."""
     cell = replace(answer("2.7.1", "12.1").cell, cuda="12.9")
     assert reason(resolve(cell, MATRIX, FACTS)) == "torch 2.7.1 has no CUDA 12 build newer than 12.8"
 

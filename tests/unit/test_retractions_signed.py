@@ -1,4 +1,4 @@
-"""A retraction counts by its signature, not by its annotation in a registry's list."""
+"""The signature of a retraction decides whether it counts, not its annotation in a registry's list."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ WHEN = "2026-11-22T17:05:16Z"
 
 
 def retracted(scene: Scene, by: Any, *, kind: str | None = RETRACTION, reason: str = "crashes") -> None:
-    """Put it beside the image.
+    """Attach a retraction to the image.
 
-    :param by: a key; None: unsigned.
-    :param kind: its annotation; None: without one.
+    :param by: the signing key; None for an unsigned retraction.
+    :param kind: the annotation; None for none.
     """
     signed_statement = retraction(TAG, scene.image.manifest, reason=reason, when=WHEN)
     artifact = (ByKey(by) if by else Unsigned()).sign(signed_statement)
@@ -63,7 +63,7 @@ def test_an_untrusted_retraction_is_shown_and_does_not_count(scene: Scene) -> No
 
 
 def test_three_untrusted_retractions_are_shown(scene: Scene) -> None:
-    """Anyone with write access could add any number."""
+    """No more, because anyone with write access could add any number of them."""
     scene.publish()
     for number in range(4):
         retracted(scene, None, reason=f"reason {number}")
@@ -86,7 +86,7 @@ def test_a_retraction_with_a_wrong_annotation(scene: Scene, kind: str | None) ->
 
 
 def test_another_statement_annotated_as_a_retraction(scene: Scene) -> None:
-    """Another tool's document, and a signed statement of something else, under that annotation."""
+    """Neither another tool's document nor another signed statement counts because of the annotation."""
     scene.publish()
     scene.beside("application/spdx+json", b"{}", annotations={KIND: RETRACTION})
     artifact = ByKey(P256).sign(publication(TAG, scene.image.manifest, [TAG]))
@@ -114,7 +114,7 @@ def test_a_laboratory_cannot_retract(scene: Scene) -> None:
 
 
 def test_a_retraction_of_another_image(scene: Scene) -> None:
-    """Signed by the publisher, attached to this one."""
+    """The publisher signed it for another image; it is attached to this image."""
     scene.publish()
     of_another_image = retraction(TAG, "sha256:" + "5" * 64, reason="crashes", when=WHEN)  # type: ignore[arg-type]
     artifact = ByKey(P256).sign(of_another_image)
@@ -125,7 +125,7 @@ def test_a_retraction_of_another_image(scene: Scene) -> None:
 
 
 def test_a_retraction_without_a_reason(scene: Scene) -> None:
-    """`ls` treated an empty reason as none."""
+    """An earlier `ls` treated an empty reason as no retraction."""
     scene.publish()
     predicate = {"reason": " ", "when": WHEN}
     artifact = ByKey(P256).sign(statement(TAG, scene.image.manifest, RETRACTION, predicate))
@@ -137,7 +137,7 @@ def test_a_retraction_without_a_reason(scene: Scene) -> None:
 
 @pytest.mark.parametrize("when", ["2999-01-01T00:00:00Z", ""])
 def test_the_time_of_a_retraction_does_not_matter(scene: Scene, when: str) -> None:
-    """Nor do later decisions: the image must not be used."""
+    """Later decisions of the gate do not matter either: the image must not be used."""
     scene.publish()
     signed_statement = retraction(TAG, scene.image.manifest, reason="crashes", when=when)
     artifact = ByKey(P256).sign(signed_statement)
@@ -148,7 +148,7 @@ def test_the_time_of_a_retraction_does_not_matter(scene: Scene, when: str) -> No
 
 
 def test_a_retraction_of_an_unknown_version(scene: Scene) -> None:
-    """It counts."""
+    """A retraction counts even if its format is newer than this version."""
     scene.publish()
     signed_statement = statement(
         TAG, scene.image.manifest, "urn:torchkiln:retraction:2", {"because": "crashes"}
@@ -162,7 +162,7 @@ def test_a_retraction_of_an_unknown_version(scene: Scene) -> None:
 
 
 def test_the_signing_key_is_trusted(scene: Scene) -> None:
-    """`publish` without --trust: a retraction by its own key counts, one by an unknown key does not."""
+    """In `publish` without --trust, a retraction by its --key counts, and one by an unknown key does not."""
     scene.publish()
     scene.publisher.keep(scene.publisher.report(scene.image))
     key = ("--key", str(scene.publisher.folder / "publisher.pem"), "--dated", "20261122")
@@ -173,8 +173,8 @@ def test_the_signing_key_is_trusted(scene: Scene) -> None:
     assert isinstance(scene.publisher.run(*words).exception, GateRefused)
 
 
-def test_retract_moves_no_tag_to_an_image_cleared_by_an_unknown_key(scene: Scene, tmp_path: Path) -> None:
-    """With only its own key: only images cleared by that key are good."""
+def test_withdraw_moves_no_tag_to_an_image_cleared_by_an_unknown_key(scene: Scene, tmp_path: Path) -> None:
+    """With --key and without --trust, only images that were cleared with that key are good."""
     scene.publish()
     first, evil = scene.image, scene.publisher.build("2")
     unknown_key = tmp_path / "stranger.pem"
@@ -193,7 +193,7 @@ def test_retract_moves_no_tag_to_an_image_cleared_by_an_unknown_key(scene: Scene
     )
 
 
-def test_retract_ignores_moved_dated_tags(scene: Scene) -> None:
+def test_withdraw_ignores_moved_dated_tags(scene: Scene) -> None:
     """The newest good image is that of the last publication, not that of the newest tag."""
     images = [scene.image]
     scene.publish()
@@ -212,8 +212,8 @@ def test_retract_ignores_moved_dated_tags(scene: Scene) -> None:
     assert scene.there.manifests["v2.7"] == scene.there.manifests[images[1].manifest]
 
 
-def test_a_tag_moved_by_retract_is_signed(scene: Scene) -> None:
-    """To an image that was not published under it; `verify` checks the tag by the signed names."""
+def test_a_tag_moved_by_withdraw_is_signed(scene: Scene) -> None:
+    """The tag is moved to an image that was not published under it; `verify` checks the signed names."""
     scene.publish("--tag", TAG)  # no v2.7, and no dated tag
     first = scene.image
     scene.image = scene.publisher.build("2")
@@ -234,7 +234,7 @@ def test_a_tag_moved_by_retract_is_signed(scene: Scene) -> None:
 
 
 def test_a_flood_is_refused_and_hides_nothing(scene: Scene) -> None:
-    """Only a limited number is read; a retraction beyond it must not be ignored."""
+    """Only a limited number of referrers is read; a retraction beyond the limit must not be ignored."""
     scene.publish()
     entries = [
         {
@@ -253,7 +253,7 @@ def test_a_flood_is_refused_and_hides_nothing(scene: Scene) -> None:
 
 
 def test_damaged_statements_before_it_do_not_hide_a_retraction(scene: Scene) -> None:
-    """`publish` skips damaged statements, but not those after many of them."""
+    """`publish` skips damaged statements and reads those that follow."""
     scene.publish()
     for number in range(25):
         manifest = scene.beside("application/vnd.in-toto+json", b"%d" % number)

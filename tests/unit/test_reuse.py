@@ -1,4 +1,4 @@
-"""Which recorded run is reused: an inconclusive run replaces no pass, and a failure is never hidden."""
+"""Reuse of recorded runs: an inconclusive run replaces no passed run, and a failure is never hidden."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIER_2 = "nccl-all-reduce"
 
 
 def finding(name: str, outcome: str) -> Finding:
-    """`inconclusive`: it failed because of the host."""
+    """A finding; the outcome `inconclusive` is a failure that the host caused."""
     if outcome == "inconclusive":
         return found(name, "failed", "GPU is lost")
     return found(name, outcome, "" if outcome == "passed" else "because")
@@ -46,7 +46,7 @@ def run(hour: int, outcomes: Mapping[str, str]) -> SmokeReport:
 
 
 def kept(runs: Iterable[SmokeReport]) -> list[SmokeReport]:
-    """The runs that a cache has left after it recorded *runs* one after the other."""
+    """The runs that remain in a cache that recorded *runs* one after the other."""
     return list({key_of(run): run for run in runs}.values())
 
 
@@ -69,7 +69,7 @@ def passed(*checks: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("outcome", ["skipped", "inconclusive"])
 @pytest.mark.parametrize("also", [(), ("import", "cuda")], ids=["alone", "with others that passed"])
-def test_an_inconclusive_tier_2_leaves_the_passes_of_the_others(outcome: str, also: tuple[str, ...]) -> None:
+def test_an_inconclusive_tier_2_does_not_affect_passed_checks(outcome: str, also: tuple[str, ...]) -> None:
     first = run(1, passed("import", "cuda"))
     later = run(2, {**passed(*also), TIER_2: outcome})
 
@@ -80,7 +80,7 @@ def test_an_inconclusive_tier_2_leaves_the_passes_of_the_others(outcome: str, al
 
 @pytest.mark.parametrize("outcome", ["skipped", "inconclusive"])
 def test_a_check_that_became_inconclusive_runs_again(outcome: str) -> None:
-    """Even if the same run had passed: the host is another one now. The pass itself stays in the cache."""
+    """Even if it passed before, because the host has changed. The passed run stays in the cache."""
     runs = [run(1, passed(*CHECKS)), run(2, {**passed("import", "cuda"), TIER_2: outcome})]
 
     assert answer(runs, TIER_2) is None
@@ -96,7 +96,7 @@ def test_a_later_failure_of_any_check_counts() -> None:
 
 
 def test_an_inconclusive_run_does_not_replace_a_failure() -> None:
-    """In the cache it would have the same key, and an earlier pass of more checks would count again."""
+    """It would have the same key in the cache, and an earlier passed run of more checks would count again."""
     runs = [
         run(1, passed(*CHECKS)),
         run(2, {"import": "failed", "cuda": "passed"}),
@@ -106,7 +106,7 @@ def test_an_inconclusive_run_does_not_replace_a_failure() -> None:
     assert answer(runs, "cuda") is None
 
 
-def test_a_report_whose_verdict_is_not_that_of_its_values_voids() -> None:
+def test_a_report_with_a_wrong_verdict_counts_as_a_failure() -> None:
     first, later = run(1, passed("import")), run(2, passed("cuda"))
 
     assert answer([first, later], "import") == first
@@ -120,7 +120,7 @@ _RUN = st.dictionaries(st.sampled_from(CHECKS), _OUTCOMES, min_size=1)
 
 @given(drawn=st.lists(_RUN, max_size=6), requested=st.sets(st.sampled_from(CHECKS), min_size=1))
 def test_a_failure_is_never_hidden(drawn: list[dict[str, str]], requested: set[str]) -> None:
-    """No run after the reused one failed, unless the same checks passed later."""
+    """No run after the reused run failed, unless the same checks passed later."""
     runs = [run(hour, outcomes) for hour, outcomes in enumerate(drawn)]
     answered = answer(runs, *requested)
     if answered is None:
@@ -150,7 +150,7 @@ def test_the_last_conclusive_run_of_the_same_checks_stays(drawn: list[dict[str, 
 
 
 def test_the_gate_counts_the_passes_of_before_and_not_a_stale_inconclusive_run(tmp_path: Path) -> None:
-    """Tiers 0 and 1 passed; a later tier 2 on a broken host voids nothing. An earlier inconclusive run that
+    """Tiers 0 and 1 passed; a later tier 2 on a broken host changes nothing. An earlier inconclusive run that
     is too old, and whose checks passed since, does not count; a failure always does."""
     publisher = new_publisher(tmp_path / "publisher")
     image = publisher.build()
@@ -161,7 +161,7 @@ def test_the_gate_counts_the_passes_of_before_and_not_a_stale_inconclusive_run(t
     now = datetime.now(timezone.utc)
 
     def keep(days: int, *names: str, **more: str) -> None:
-        """A run *days* ago: *names* passed, and *more*."""
+        """Record a run *days* ago, in which *names* passed and *more* had the given outcomes."""
         complete = publisher.report(image)
         findings = [item for item in complete.findings if item.id in names]
         findings += [finding(name.replace("_", "-"), outcome) for name, outcome in more.items()]

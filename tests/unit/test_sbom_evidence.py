@@ -1,4 +1,4 @@
-"""The package metadata and licences in an image's files: read correctly, refused if broken or forged."""
+"""Package metadata and licences are read from an image's files, and refused if broken or forged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_only_needed_files_are_read_from_a_layer() -> None:
 
 
 def test_a_description_is_ignored() -> None:
-    """It may be any text, even another package's METADATA."""
+    """A description may be any text, even another package's METADATA."""
     licence_names = [
         licence.words for distribution in sboms.evidence().distributions for licence in distribution.licences
     ]
@@ -50,7 +50,7 @@ def test_a_description_is_ignored() -> None:
 
 
 def test_a_description_may_be_of_any_length() -> None:
-    """It is neither stored nor counted."""
+    """A description is neither stored nor counted."""
     text = sboms.metadata("odd", "1.0") + "x" * (2 << 20)
 
     assert len(shortened(INSIDE, text)) < 100
@@ -64,7 +64,7 @@ def test_a_description_may_be_of_any_length() -> None:
         ("gcc-12-base", True),
         ("../doc/gcc-12-base", True),
         ("/usr/share/doc/gcc-12-base", True),
-        ("libstdc++6", False),  # to itself
+        ("libstdc++6", False),  # a link to itself
         ("../../../../etc", False),
         ("", False),
     ],
@@ -150,7 +150,7 @@ def test_invalid_metadata_is_refused(path: str, text: str, message: str) -> None
     ],
 )
 def test_metadata_that_is_a_link_is_refused(path: str) -> None:
-    """No installer makes one, and its target may not be read."""
+    """No installer makes such a link, and its target must not be read."""
     assert is_evidence(path)
     with pytest.raises(VerificationFailed, match="must not be a link"):
         evidence_of(sboms.texts(sboms.locked()), {**sboms.LINKS, path: "elsewhere"})
@@ -194,7 +194,7 @@ def test_real_copyright_files(text: str) -> None:
     ids=["other", "own format", "no field", "field twice", "thousands", "huge", "empty"],
 )
 def test_an_unreadable_copyright_file_has_no_licences(text: str) -> None:
-    """It is not an error, because the files are written manually."""
+    """This is no error, because people write these files."""
     found = sboms.evidence(**{"usr/share/doc/tini/copyright": text})
     tini = next(package for package in found.packages if package.name == "tini")
 
@@ -208,7 +208,7 @@ def test_an_unreadable_copyright_file_has_no_licences(text: str) -> None:
     st.text() | st.lists(st.sampled_from(_PIECES)).map("".join),
 )
 def test_any_text_is_read_or_refused(path: str, text: str) -> None:
-    """Never another kind of failure."""
+    """No text causes another exception."""
     answer(lambda: sboms.evidence(**{path: text}))
 
 
@@ -230,7 +230,7 @@ def test_any_text_is_read_or_refused(path: str, text: str) -> None:
         ("(MIT", None),
         ("", None),
         ("MIT" + " AND MIT" * 1000, None),
-        ("М" + "IT", None),  # a Cyrillic letter
+        ("М" + "IT", None),  # the first letter is Cyrillic
     ],
 )
 def test_texts_that_are_an_expression(words: str, expression: str | None) -> None:
@@ -275,7 +275,7 @@ def test_debians_names_by_the_table_of_their_specification(synopsis: str, expres
     ["GPL", "Artistic", "public-domain", "GPL-2+ with OpenSSL exception", "GPL-2+, and BSD", "GPL-9", "Perl"],
 )
 def test_debians_names_that_are_not_in_the_table(synopsis: str) -> None:
-    """Each is a reference with the text that the file has for it, or with its name."""
+    """Each becomes a LicenseRef with the licence text of the file, or with its name."""
     bare, with_text = of_debian(synopsis, {}), of_debian(synopsis, {synopsis: "The text."})
 
     assert bare.expression == bare.references[0].id != with_text.expression
@@ -309,7 +309,7 @@ def test_a_text_instead_of_a_name_is_identified_by_its_start() -> None:
 
 @given(st.text(max_size=60))
 def test_any_text_makes_a_valid_expression(words: str) -> None:
-    """That another reader accepts."""
+    """The expression is one that another reader accepts."""
     for found in (of_words(words), of_debian(words, {words: words}), of_expression(words)):
         if found is not None:
             assert found.words

@@ -1,4 +1,4 @@
-"""The metadata of a layer from its cached wheels: the same as from its bytes, without inflating them."""
+"""A layer's metadata from cached wheels is the same as from the layer, without decompressing it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_layers_of_cached_wheels_are_not_read(scene: Scene) -> None:
 
 
 def test_a_missing_or_damaged_wheel_is_not_used(scene: Scene) -> None:
-    """Then the layer is read, and its bytes are checked with its digest."""
+    """The layer is read instead, and checked with its digest."""
     before, made = scene.read("a", {}), scene.made
     for item in made.values():
         for path in item.wheels:

@@ -1,4 +1,4 @@
-"""An image in a layout -> its evidence: each layer read once, and its bytes checked; the command over it."""
+"""The evidence of an image in a layout: each layer is read once and verified; the command `sbom`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_layers_have_the_metadata_of_their_files(tmp_path: Path, cache: Path) ->
 
 
 def test_a_layer_is_read_once(tmp_path: Path, cache: Path) -> None:
-    """The second time its blob may be missing."""
+    """The second time, its blob may be missing."""
     image = sboms.image(tmp_path / "a")
     first = sboms.read(image, cache)
     for image_layer in image.layers:
@@ -82,7 +82,7 @@ def test_a_file_deleted_by_an_upper_layer_is_ignored(tmp_path: Path, cache: Path
 
 @pytest.mark.parametrize("kind", [LNKTYPE, SYMTYPE], ids=["hard", "symbolic"])
 def test_links_are_handled(tmp_path: Path, cache: Path, kind: bytes) -> None:
-    """A link as METADATA is refused; a link to a copyright file is followed."""
+    """If METADATA is a link, it is refused; a link to a copyright file is followed."""
     there, here = "usr/share/doc/gcc-12-base/copyright", "usr/share/doc/tini/copyright"
     target = there if kind == LNKTYPE else "../gcc-12-base/copyright"
     image_layer = upper(tmp_path / "b", sboms.image(tmp_path / "a"), entry(here, kind=kind, to=target))
@@ -98,7 +98,7 @@ def test_links_are_handled(tmp_path: Path, cache: Path, kind: bytes) -> None:
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "swapped"])
 def test_a_damaged_layer(tmp_path: Path, cache: Path, damage: str) -> None:
-    """It is refused, and nothing is noted of it."""
+    """It is refused, and nothing of it is recorded."""
     image = sboms.image(tmp_path / "a")
     path = image.layers[1].path
     data = path.read_bytes()
@@ -118,7 +118,7 @@ def test_a_damaged_layer(tmp_path: Path, cache: Path, damage: str) -> None:
 
 
 def test_texts_of_a_layer_are_limited(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small layer may unpack to many of them."""
+    """A small layer may unpack to many texts."""
     monkeypatch.setattr("torchkiln.oci.read_tar._TEXTS_LIMIT", 1000)
 
     with pytest.raises(VerificationFailed, match="the text files have more than"):
@@ -153,7 +153,7 @@ def test_the_command_compares_a_document_with_an_image(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["spdx", "cyclonedx"])
 def test_the_command_writes_only_the_document(tmp_path: Path, form: str) -> None:
-    """Its --check accepts it; notes are on stderr."""
+    """`--check` accepts the document; notes are on stderr."""
     images, cell = tmp_path / "images", sboms.locked()
     save(images, cell)
     write_files(images, cell.base, sboms.files(cell))

@@ -1,4 +1,4 @@
-"""Scanners replaced by a strict fake: their input, and their failures."""
+"""Scanners, replaced by a strict fake program: their input and their failures."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TOOLS = sorted(DOCUMENTS)
 
 @pytest.fixture(scope="module")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """Only read."""
+    """A layout with two images, which no test changes."""
     return two_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(autouse=True)
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tool of this machine's, and no list: a folder for either."""
+    """An empty current folder without a list, and a PATH without the scanners of this machine."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.chdir(tmp_path)
@@ -30,7 +30,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_scanner_finds_vulnerabilities_and_the_image_is_refused(layout: Layout, tool: str) -> None:
-    """Exit 7 by its exception, each finding with package, versions and severity; stdout has a line each."""
+    """Exit code 7; the message has each finding with package, versions and severity; stdout has them, too."""
     fake_program(Path("bin"), tool)
 
     done = scan_command(layout)
@@ -50,7 +50,7 @@ def test_a_scanner_finds_vulnerabilities_and_the_image_is_refused(layout: Layout
 
 
 def test_the_hint_has_a_valid_line_for_the_list(layout: Layout) -> None:
-    """Except for the reason, which the user must write."""
+    """The line is complete except for the reason, which the user must write."""
     fake_program(Path("bin"), "trivy")
 
     line = scan_command(layout, "--ignore-unfixed").exception.hint.rpartition(": - ")[2]
@@ -64,7 +64,7 @@ def test_the_hint_has_a_valid_line_for_the_list(layout: Layout) -> None:
 def test_the_scanner_sees_only_the_image_and_no_other_settings(
     layout: Layout, tool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In our folder, which is deleted afterwards; the location of its database is passed on."""
+    """It runs in a temporary folder; variables for the location of its database are passed on."""
     fake_program(Path("bin"), tool)
     hidden = ("TRIVY_SEVERITY", "TRIVY_IGNOREFILE", "GRYPE_ONLY_FIXED", "TORCHKILN_KEY_PASSPHRASE")
     passed = ("TRIVY_CACHE_DIR", "TRIVY_SKIP_DB_UPDATE", "GRYPE_DB_CACHE_DIR", "HTTPS_PROXY")
@@ -123,7 +123,7 @@ def test_without_a_scanner_nothing_is_cleared(layout: Layout, more: tuple[str, .
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_failing_scanner_is_reported_with_its_last_output(layout: Layout, tool: str) -> None:
-    """Without the login in an address that it names."""
+    """Credentials in a URL of the output are removed."""
     fake_program(Path("bin"), tool, "fail")
 
     found = scan_command(layout).exception

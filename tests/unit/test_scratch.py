@@ -1,4 +1,4 @@
-"""Temporary folders of killed processes go with the next use, and nothing else does."""
+"""The next use removes temporary folders of killed processes, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchkiln.util.scratch import held, scratch, sweep
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, or gives files away: run as root")
 
-# `base build` with another program instead of mmdebstrap: it fills the folder and continues.
+# `base build` with another program instead of mmdebstrap, which writes files into the folder without end.
 BUILD = """
 import os, sys, tempfile
 from pathlib import Path
@@ -65,18 +65,18 @@ def leftovers(top: Path) -> list[str]:
 
 
 def until_swept(top: Path) -> None:
-    """Wait until the children of the dead build have ended too."""
-    for _ in range(6000):  # two minutes; it needs less than one second
+    """Sweep until the children of the killed build have ended, too."""
+    for _ in range(6000):  # two minutes; usually less than one second
         sweep(top)
         if not leftovers(top):
             return
         time.sleep(0.02)
-    pytest.fail(f"what a killed build had started runs on, in {leftovers(top)}")
+    pytest.fail(f"child processes of a killed build still run in {leftovers(top)}")
 
 
 @pytest.fixture
 def top(tmp_path: Path) -> Iterator[Path]:
-    """A folder for temporary ones."""
+    """A folder for temporary folders."""
     made = tmp_path / "tmp"
     made.mkdir()
     yield made
@@ -86,7 +86,7 @@ def top(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("number", range(6))
 def test_leftovers_of_a_killed_base_build_are_swept(top: Path, number: int) -> None:
-    """SIGKILL at instants from the seed in the test's id: the kernel kills mmdebstrap as well."""
+    """SIGKILL at a random time, seeded by *number*; the kernel then kills mmdebstrap, too."""
     process = started(top, FILLS)
     time.sleep(random.Random(number).uniform(0, 0.3))
     assert len(leftovers(top)) == 1
@@ -97,7 +97,7 @@ def test_leftovers_of_a_killed_base_build_are_swept(top: Path, number: int) -> N
 
 
 def test_the_folder_of_a_running_program_is_kept(top: Path) -> None:
-    """If mmdebstrap ignores the signal, the folder is swept when it has ended."""
+    """If mmdebstrap ignores the signal, the folder is swept after mmdebstrap has ended."""
     process = started(top, STUBBORN)
     [name] = leftovers(top)
     killed(process)
@@ -120,7 +120,7 @@ def _environment(process: Path) -> bytes:
 
 
 def test_the_next_use_and_the_cache_sweep(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`build` too, through the cache's sweep."""
+    """`build` does so, too, because it sweeps the cache."""
     (top / "torchkiln-base-0123456789abcdef" / "mmdebstrap.x").mkdir(parents=True)
     with scratch("smoke", top) as made:
         assert leftovers(top) == [made.name]
@@ -156,7 +156,7 @@ def test_folders_with_other_names_stay(top: Path, name: str) -> None:
 
 
 def test_a_link_or_a_file_of_that_name_stays(top: Path) -> None:
-    """Its target must not be deleted."""
+    """The target of a link must not be deleted."""
     target = top.parent / "target"
     (target / "data").mkdir(parents=True)
     (top / "torchkiln-base-0123456789abcdef").symlink_to(target)

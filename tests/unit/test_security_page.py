@@ -1,4 +1,4 @@
-"""SECURITY.md names a test for each attack, and the test is there."""
+"""SECURITY.md names a test for each attack, and the test exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = [
 
 @cache
 def functions(file: str) -> frozenset[str]:
-    """The tests in *file*."""
+    """The names of the functions in *file*."""
     tree = ast.parse((ROOT / file).read_text())
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
@@ -64,7 +64,7 @@ def threats() -> list[list[str]]:
 
 
 def test_each_attack_of_the_threat_model_has_a_test_or_is_not_defended() -> None:
-    """One of the two; a row without defence says why."""
+    """It has exactly one of the two; a row without a defence gives the reason."""
     assert [
         row
         for row in threats()

@@ -46,14 +46,14 @@ def test_a_major_version_of_one_series_selects_it():
     assert [cell.torch for cell in cells] == ["2.7.1"]
 
 
-def test_an_unknown_torch_is_not_a_matter_of_its_cuda():
+def test_an_unknown_torch_is_reported_without_its_cuda():
     with pytest.raises(ConfigError) as caught:
         _named(torch=("2.77",), cuda=("12.1",))
     assert caught.value.message == "--torch 2.77: not in the matrix; nearest: 2.7.1"
 
 
 def test_a_prefix_ends_at_a_dot():
-    """2.0 is not the beginning of a 2.01, nor 1 of 12.1."""
+    """2.0 does not match 2.01, and 1 does not match 12.1."""
     with pytest.raises(ConfigError):
         _named(cuda=("1",))
 
@@ -150,7 +150,7 @@ def test_an_option_without_a_value_selects_nothing(value: str):
     assert caught.value.exit_code == 3
 
 
-def test_a_build_must_name_something():
+def test_a_build_must_select_something():
     with pytest.raises(NothingSelected, match="nothing selected") as caught:
         select(Selection(flavor=("runtime",)), MATRIX, must_name=True)
     assert "--all" in caught.value.hint
@@ -186,7 +186,7 @@ def test_any_text_is_an_error(text: str):
     ],
 )
 def test_nearest_version(value: str, best: str):
-    """By distance on the version line; by spelling if that is great."""
+    """By the difference of the numbers; if it is large, by similar spelling."""
     assert nearest(value, MATRIX.torch)[0] == best
 
 
@@ -222,7 +222,7 @@ def _aliases(torch: str, cuda: str, *, matrix=MATRIX, **more: str) -> tuple[str,
     return aliases_of(answer(torch, cuda, matrix=matrix, **more), matrix, FACTS)
 
 
-def test_aliases_of_the_headline_cell():
+def test_aliases_of_the_default_cell():
     assert _aliases("2.7.1", "12.1") == ("2.7-cuda12.1-runtime", "v2.7")
 
 
@@ -292,6 +292,6 @@ def test_dated(day):
 
 @pytest.mark.parametrize("day", ["", "2", "2026-01-02", "20260102B", "20260102-2", "v2.7"])
 def test_invalid_dates(day):
-    """`withdraw` would consider such a tag a moving one."""
+    """`withdraw` would treat such a tag as a moving tag."""
     with pytest.raises(ConfigError, match="is not a valid date"):
         dated("2.7.1-cuda12.1-cudnn9-runtime", day)

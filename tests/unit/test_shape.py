@@ -23,7 +23,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RANK = layout.by_folder()
 TOGETHER = (frozenset({"__init__", "errors"}), frozenset({"cli", "__main__"}))
 
-# (importer, imported) -> the reason for this exception of the order.
+# (importer, imported) -> the reason for this exception from the order.
 UPWARD: Mapping[tuple[str, str], str] = {
     ("build/confined.py", "runtimes/sandbox.py"): "a base's Python compiles in the sandbox of the runtimes",
     ("build/sdist.py", "runtimes/workshop.py"): "sdists are built in a sandbox of the runtimes",
@@ -33,9 +33,9 @@ UPWARD: Mapping[tuple[str, str], str] = {
     ("__init__.py", "publish/__init__.py"): "imported before the function of the same name",
 }
 
-# Pure means: depends only on its arguments; files of path arguments may be read (pathlib). These folders and
-# files are pure, except those in IMPURE. A pure module imports foundations (not the store) and pure
-# modules.
+# A pure function depends only on its arguments; it may read files of path arguments (pathlib). These
+# folders and files are pure, except those in IMPURE. A pure module imports foundations (not the store) and
+# pure modules.
 PURE_FOLDERS = frozenset({"attest", "device_code", "elf", "gate", "lock", "matrix", "plan", "sbom", "site"})
 # fmt: off
 PURE_FILES = frozenset(
@@ -93,13 +93,13 @@ OUTSIDE = frozenset(
     }
 )
 # fmt: on
-ALLOWED_IN_PURE = frozenset({"uuid.UUID", "uuid.uuid5"})  # names for content
+ALLOWED_IN_PURE = frozenset({"uuid.UUID", "uuid.uuid5"})  # they name content
 
 # Other modules that may write to a stream.
 MAY_PRINT = {
-    "runtimes/enter.py": "is a program of its own, in the namespaces of the command that it starts",
-    "wheel/compile_worker.py": "is a program of its own, under a base's Python; what it writes is its answer",
-    "smoke/project/linkage_probe.py": "is a program of its own, in an image; what it writes is its answer",
+    "runtimes/enter.py": "is a separate program, in the namespaces of the command that it starts",
+    "wheel/compile_worker.py": "is a program under a base's Python, which writes its result to stdout",
+    "smoke/project/linkage_probe.py": "is a separate program, in an image, which writes its result to stdout",
 }
 
 
@@ -147,7 +147,7 @@ def file_of(name: str) -> str:
 
 
 def upward(file: str, tree: ast.AST) -> list[str]:
-    """The imports of *file* that are against the order, as sentences."""
+    """The imports of *file* that violate the order, as sentences."""
     part = file.split("/")[0].removesuffix(".py")
     names = {name for name in imports(tree) if name.startswith("torchkiln.") or name == "torchkiln"}
     return sorted(
@@ -184,13 +184,13 @@ def test_imports_follow_the_order_of_layers() -> None:
 
 
 def test_the_order_names_every_folder_once() -> None:
-    """And no folder that does not exist."""
+    """And it names no other folder."""
     named = [name for _, names in layout.ORDER for name in names]
     assert sorted(named) == sorted({part_of(file) for file in SOURCES})
 
 
 def test_there_are_no_import_cycles() -> None:
-    """Nor is there a circle within a group."""
+    """Neither between folders nor within a group."""
     modules = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in SOURCES}
     graph = {
         module: {known for name in imports(parsed(file)) if (known := _module(name, modules))} - {module}
@@ -208,7 +208,7 @@ def _module(name: str, modules: Iterable[str]) -> str | None:
 
 
 def impure(tree: ast.AST) -> set[str]:
-    """The impure imports of *tree*, and the clocks that it reads."""
+    """The impure imports of *tree*, and its uses of clock, environment and current folder."""
     found = {name.split(".")[0] for name in imports(tree) if name not in ALLOWED_IN_PURE} & OUTSIDE
     clocks = {"now", "today", "utcnow", "environ", "getenv", "cwd"}
     return found | {
@@ -217,7 +217,7 @@ def impure(tree: ast.AST) -> set[str]:
 
 
 def test_pure_modules_have_no_side_effects() -> None:
-    """No clock, network, process or environment, and no module that uses one."""
+    """They use no clock, network, process or environment, and import no module that does."""
     for file in SOURCES:
         if not is_pure(name_of(file)):
             continue
@@ -232,7 +232,7 @@ def test_pure_modules_have_no_side_effects() -> None:
 
 
 def prints(tree: ast.AST) -> set[str]:
-    """Calls that print, streams that are named, and libraries for either."""
+    """The uses of print, standard streams, and libraries for output in *tree*."""
     found = {top for name in imports(tree) if (top := name.split(".")[0]) in ("click", "rich", "logging")}
     for node in ast.walk(tree):
         match node:
@@ -250,7 +250,7 @@ def test_only_the_command_line_prints() -> None:
 
 
 def test_exceptions_are_still_needed() -> None:
-    """Remove fixed modules from the lists above."""
+    """If this fails, remove the module from the list above."""
     assert [file for file in DISK if not impure(parsed(PACKAGE / file))] == []
     assert [file for file in IMPURE if not (PACKAGE / file).is_file()] == []
     for importer, imported in UPWARD:
@@ -272,7 +272,7 @@ def test_code_that_runs_in_an_image_does_not_import_torchkiln() -> None:
 
 
 def parameters(tree: ast.AST) -> Mapping[str, int]:
-    """How many each function has; `self` does not count."""
+    """The number of parameters of each function, without `self`."""
     return {
         node.name: sum(
             item.arg not in ("self", "cls")
@@ -297,7 +297,7 @@ def test_no_function_has_over_seven_parameters(folder: str) -> None:
 
 
 def test_a_build_from_the_cache_loads_no_client_of_indexes() -> None:
-    """One takes longer to load than an image whose packages have not changed takes to build."""
+    """Loading such a client takes longer than the build of an unchanged image."""
     slow = ("bs4", "pydantic", "pypi_simple", "requests", "urllib3", "multiprocessing", "jinja2")
     modules = "torchkiln.build.build, torchkiln.cli.shared.project_build"
     program = f"import sys, {modules}; print([one for one in {slow} if one in sys.modules])"
@@ -305,7 +305,7 @@ def test_a_build_from_the_cache_loads_no_client_of_indexes() -> None:
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
-    """Split longer ones."""
+    """Split longer files."""
     folders = (PACKAGE, ROOT / "tests", ROOT / "smoke_tests")
     lines = {
         str(file.relative_to(ROOT)): len(file.read_text().splitlines())
@@ -313,7 +313,7 @@ def test_no_file_is_longer_than_400_lines() -> None:
         for file in folder.rglob("*.py")
     }
     assert {file: count for file, count in lines.items() if count > 400} == {}
-    assert max(lines.values()) > 250  # the files are found
+    assert max(lines.values()) > 250  # so the files were found
 
 
 REQUIRED = {"skipif": {"reason"}, "importorskip": {"reason"}, "xfail": {"reason", "strict"}}
@@ -332,9 +332,7 @@ def unexplained(source: str) -> Iterator[int]:
     called = {id(call.func) for call in calls}
     for node in nodes:
         bare = isinstance(node, ast.Attribute) and node.attr in ("skip", "xfail") and id(node) not in called
-        if bare and isinstance(
-            node.value, ast.Attribute
-        ):  # `pytest.mark.skip`; `pytest.skip` waits for a call
+        if bare and isinstance(node.value, ast.Attribute):  # `pytest.mark.skip`, but not `pytest.skip`
             yield node.lineno
 
 

@@ -28,7 +28,7 @@ WHEEL = LockedWheel(
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """World-writable, like /srv/cache of a laboratory."""
+    """A world-writable folder, like a laboratory's /srv/cache."""
     folder = tmp_path / "shared"
     (folder / "blobs" / "sha256").mkdir(parents=True)
     (folder / "wheels" / SHA).mkdir(parents=True)
@@ -54,7 +54,7 @@ def _long(path: Path) -> None:
 
 
 def _link(path: Path) -> None:
-    """Even to the right bytes, because the target may change."""
+    """A link is refused even if its target has the right bytes, because the target may change."""
     path.with_name("right").write_bytes(CONTENT)
     path.symlink_to("right")
 
@@ -121,7 +121,7 @@ def test_files_of_a_user_are_used_by_another(tmp_path: Path, shared: Path) -> No
     "kind", ["records", "bytecode", "interpreters", "rootfs", "keys", "pytest", "toolkits"]
 )
 def test_nothing_else_is_read_from_there(tmp_path: Path, shared: Path, kind: str) -> None:
-    """A record names the layer of a wheel: records of other users are not trusted."""
+    """For example, records of other users, which name the layer of a wheel, are not trusted."""
     store = store_of(tmp_path, shared)
     (shared / kind / "layers").mkdir(parents=True)
     (shared / kind / "layers" / "key.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Layers shared by images, compared with sets of digests and of prefixes, without chain ids."""
+"""Layers shared by images are compared with sets of digests and of prefixes, without chain ids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sha256(text: str) -> Digest:
 
 
 def compressed(content: int, form: int) -> int:
-    """A different size for each."""
+    """The compressed size, which is different for each layer."""
     return 3 ** (2 * content + form)
 
 
@@ -56,7 +56,7 @@ def stacks(images: Sequence[Sequence[Drawn]]) -> list[Stack]:
 
 
 def prefixes(image: Sequence[Drawn]) -> list[tuple[int, ...] | None]:
-    """Each layer as the contents of all up to it; None: one of them is unknown."""
+    """For each layer, the contents of all layers up to it; None if one of them is unknown."""
     found: list[tuple[int, ...] | None] = []
     for end in range(1, len(image) + 1):
         part = [item for item in image[:end] if item is not None]
@@ -82,7 +82,7 @@ def test_sums_are_those_of_sets(images: list[list[tuple[int, int]]]) -> None:
 
 @given(DRAWN)
 def test_the_number_of_images_that_share_a_layer(images: list[list[Drawn]]) -> None:
-    """Counted for each layer over all other images."""
+    """Compared with a count over all other images for each layer."""
     found = share(stacks(images))
     keys: list[tuple[Storage, list[list[object]]]] = [
         (found.registry, [list(image) for image in images]),
@@ -110,7 +110,7 @@ def test_the_number_of_images_that_share_a_layer(images: list[list[Drawn]]) -> N
 
 @given(DRAWN)
 def test_unknown_layers_are_counted_and_excluded(images: list[list[Drawn]]) -> None:
-    """On a disk an unknown layer excludes those above it."""
+    """On a disk, the layers above an unknown layer are excluded, too."""
     found = share(stacks(images))
     lost = sum(image.count(None) for image in images)
     buried = sum(prefixes(image).count(None) for image in images)
@@ -126,7 +126,7 @@ def test_unknown_layers_are_counted_and_excluded(images: list[list[Drawn]]) -> N
 
 @given(DRAWN)
 def test_shared_layers_are_those_that_two_images_have(images: list[list[Drawn]]) -> None:
-    """By content, for any form and position; in the order of the images."""
+    """Compared by content, whatever the form and position; in the order of the images."""
     contents = [[layer[0] for layer in image if layer is not None] for image in images]
     known = dict.fromkeys(content for image in contents for content in image)
     twice = [item for item in known if sum(item in image for image in contents) > 1]

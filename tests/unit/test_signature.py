@@ -1,4 +1,4 @@
-"""DSSE envelopes and keys: against the specification's own values, and against openssl."""
+"""DSSE envelopes and keys, compared with the test vectors of the specification and with openssl."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_specifications_example_has_our_encoding_and_a_valid_signature() -> 
 
 @pytest.mark.parametrize(("kind", "payload", "encoded", "sig"), VECTORS.values(), ids=VECTORS.keys())
 def test_published_vectors(kind: str, payload: str, encoded: str, sig: str) -> None:
-    """The same bytes, the same signature, and the published one is valid."""
+    """The encoding and the signature are the same as published, and the published signature is valid."""
     key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(RFC8032[0]))
     known = Ed25519PublicKey.from_public_bytes(bytes.fromhex(RFC8032[1]))
     body = base64.urlsafe_b64decode(payload.translate(str.maketrans("+/", "-_")))
@@ -116,7 +116,7 @@ def test_published_vectors(kind: str, payload: str, encoded: str, sig: str) -> N
 
 
 def test_a_published_signature_of_another_type_is_refused() -> None:
-    """The same repository's vector `payload-type-swapped`."""
+    """The test vector `payload-type-swapped` of the same repository."""
     known = Ed25519PublicKey.from_public_bytes(bytes.fromhex(RFC8032[1]))
     _, payload, _, sig = VECTORS["one signature"]
     envelope = {"payload": payload, "payloadType": "application/vnd.example.other+json"}
@@ -134,7 +134,7 @@ def test_no_two_messages_share_an_encoding(first: tuple[str, bytes], second: tup
         return  # a lone surrogate is not text
 
 
-# --- compared with openssl, which shares no code ----------------------------------------
+# --- compared with openssl, an independent implementation ----------------------------------------
 
 
 needs_openssl = pytest.mark.skipif(
@@ -143,7 +143,7 @@ needs_openssl = pytest.mark.skipif(
 
 
 def openssl(*arguments: str, cwd: Path, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run it; its word is the exit code."""
+    """Run openssl; its exit code is the result."""
     return subprocess.run(["openssl", *arguments], cwd=cwd, input=given, capture_output=True, check=False)
 
 
@@ -187,7 +187,7 @@ def test_openssl_accepts_our_signature_of_bytes_built_by_a_shell(key: Any, tmp_p
 
 @needs_openssl
 def test_the_documented_commands_make_a_usable_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every openssl line of docs/gate.md, in order."""
+    """The openssl commands of docs/gate.md are run in order."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
     lines = re.findall(r"^    (openssl .*)$", (ROOT / "docs" / "gate.md").read_text(), re.MULTILINE)
     output = b""
@@ -201,7 +201,7 @@ def test_the_documented_commands_make_a_usable_key(tmp_path: Path, monkeypatch: 
     public = public_key((tmp_path / "kiln.pub.pem").read_bytes(), where="kiln.pub.pem")
     assert isinstance(secret, Ed25519PrivateKey)
     assert checked(attest(report(), secret), secret) == (fingerprint(public),)
-    assert output.split()[0].decode() == fingerprint(public)  # the last line prints it
+    assert output.split()[0].decode() == fingerprint(public)  # the last command prints the key
 
 
 @needs_openssl

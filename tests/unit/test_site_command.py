@@ -1,4 +1,4 @@
-"""`ls --site`: the folder that it writes, the locks and reports that it reads, and images in a registry."""
+"""`ls --site`: the folder that it writes, and the locks, reports and registry that it reads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(params=["at once", "one after the other"])
 def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to replace a folder: some file systems cannot exchange two names."""
+    """Both ways to replace a folder: some file systems cannot exchange two names atomically."""
     if request.param == "one after the other":
         monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
 
@@ -83,7 +83,7 @@ def test_if_writing_fails_the_earlier_catalogue_stays(tmp_path: Path) -> None:
 def test_if_the_new_folder_cannot_take_the_place_the_earlier_one_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where names cannot be exchanged at once."""
+    """On a file system that cannot exchange two names atomically."""
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
@@ -163,7 +163,7 @@ def test_a_folder_of_somebody_else_is_refused(
 
 
 def test_reports_are_verified_by_the_key_beside_them(tmp_path: Path) -> None:
-    """The longest name decides; without a key a signed report is not verified."""
+    """The key with the longest matching name is used; without a key, a signed report is not verified."""
     signed = attest(reports.report(), ED)
     for name in ("a.dsse.json", "a-b.dsse.json", "c.dsse.json"):
         (tmp_path / name).write_bytes(signed)
@@ -199,7 +199,7 @@ def test_a_report_whose_verdict_was_changed_is_refused() -> None:
 
 
 def left_out(folder: Path) -> tuple[list[str], list[str]]:
-    """The tags that are listed, and why others are not."""
+    """The tags that are listed, and the reasons why others are not."""
     said: list[str] = []
     found = read_records(LockFolder(folder, *tables()), (), said.append)
     return [record.stack.tag for record in found], said
@@ -207,7 +207,7 @@ def left_out(folder: Path) -> tuple[list[str], list[str]]:
 
 @pytest.fixture
 def locks(tmp_path: Path) -> Path:
-    """Two locks and the base."""
+    """A folder with two locks and the base's lock."""
     for name in (TAG, OTHER, "base-debian12"):
         shutil.copytree(IMAGES / name, tmp_path / "images" / name)
     return tmp_path / "images"

@@ -43,7 +43,7 @@ def test_both_languages_have_every_text_with_the_same_values() -> None:
 
 
 def test_no_name_of_a_text_is_used_twice() -> None:
-    """The tables of texts are joined."""
+    """The tables of texts are merged into one."""
     limits = tables()[1].limit_texts
     written = {name for name, pair in yaml.safe_load(texts._FILE.read_text()).items() if pair[0]}
     found = [*written, *SENTENCES, *texts.sentences.SENTENCES, *WARNINGS, *limits]
@@ -64,7 +64,7 @@ def test_every_text_of_a_template_and_of_the_script_exists() -> None:
 
 @pytest.mark.parametrize("path", ["index.html", "pick.html", "compare.html", f"tags/{PROVED}.html"])
 def test_the_script_has_the_texts_that_it_uses(path: str) -> None:
-    """Else it would stop at the first that is missing."""
+    """Otherwise it would stop at the first missing text."""
     script = (TEMPLATES / "site.js").read_text()
     body = re.search(
         rf"\n  function {FUNCTIONS.get(path, 'copying')}\(\) \{{\n.*?\n  \}}\n", script, re.DOTALL
@@ -103,7 +103,7 @@ def test_the_chinese_pages_have_no_english() -> None:
 
 
 def test_each_english_text_would_be_found() -> None:
-    """The test above fails if a text is not translated: none of them consists of names only."""
+    """Apart from known exceptions, the test above fails for each text that is not translated."""
     unnoticed = {name for name in ENGLISH if not english_in(re.sub(r"{\w+}", "", ENGLISH[name]))}
     without_words = {"gpus-of", "comma", "semicolon", "clause", "colon", "run_title", "other_language"}
     assert unnoticed - without_words == {"wheel", "pick_gpu", "pick_torch", "kind_python"}
@@ -118,9 +118,9 @@ def test_an_english_text_on_a_chinese_page_is_found(path: str) -> None:
         assert [text for text in chinese_texts(left) if english_in(text)] == ["Left out"]
 
 
-# --- texts that come as text ------------------------------------------------------------------------
+# --- messages of smoke_tests and titles of layers --------------------------------------------------
 
-#: What stands for the values in the messages of smoke_tests.
+#: Values that are inserted into the messages of smoke_tests.
 VALUES = {"hidden": "", "state": "cannot be written", "remedy": "a newer torch, or a build for a newer CUDA"}
 
 
@@ -178,7 +178,7 @@ def test_titles_of_layers(title: str, chinese: str | None) -> None:
 
 
 def test_the_patterns_stay_fast() -> None:
-    """A report chooses its messages: two values of any length at most, so that time grows with the square."""
+    """Messages of a report are untrusted: with at most two wildcards, the time is at most quadratic."""
     for table in phrases._phrases().values():
         assert max(phrase.english.pattern.count(".+?") for phrase in table) <= 2
 
@@ -221,7 +221,7 @@ def test_each_warning_is_in_both_languages(name: str) -> None:
 
 
 def test_messages_of_programs_are_marked_as_english_on_chinese_pages() -> None:
-    """The message of a failed check, and the fault of a statement, are quoted."""
+    """The messages of failed checks and of invalid statements stay in English."""
     image = next(image for image in listed().images if image.tag == PROVED)
     run = image.runs[0]
     failed = replace(run.findings[0], outcome="failed", message="AssertionError: 1 != 2")

@@ -50,7 +50,7 @@ def test_a_secret_is_found(path: str, text: str, kind: str, tmp_path: Path) -> N
         ("etc/ssl/certs/a.pem", "-----BEGIN CERTIFICATE-----\n"),
         ("etc/pip.conf", "[global]\nindex-url = https://pypi.example/simple\n"),
         ("etc/jupyter/jupyter_server_config.py", "# c.ServerApp.token = ''\n"),
-        ("etc/login.defs", "PASS_MAX_DAYS 99999\nPASSWORD = x\n"),  # no configuration of a client
+        ("etc/login.defs", "PASS_MAX_DAYS 99999\nPASSWORD = x\n"),  # not the configuration of a client
         ("etc/apt/sources.list.d/a.sources", "URIs: https://apt.example/\n"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The suite's reader of device code: any bytes, and which code a GPU loads."""
+"""The suite's reader of device code: it reads any bytes without an error, and selects a GPU's code."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_other_files_have_no_sections(data: bytes) -> None:
 
 
 def entry(name: str) -> Entry:
-    """`sm_90a`, `compute_80`, `lto_90`."""
+    """The entry with the name `sm_90a`, `compute_80` or `lto_90`."""
     kind, _, number = name.partition("_")
     kinds = {"sm": 2, "compute": PTX, "lto": LTO}
     return Entry(kinds[kind], divmod(int(number.rstrip("a")), 10), name.endswith("a"), 0, 1)

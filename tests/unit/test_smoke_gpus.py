@@ -1,4 +1,4 @@
-"""Faults of a host: the real probe queries a fake driver, and a message names what is missing."""
+"""Faults of a host: the real probe queries a fake driver, and the message names the fault."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_without_nvlink_the_pcie_path_is_reported() -> None:
 
 @needs_gcc
 def test_a_driver_without_its_management_library_is_queried() -> None:
-    """As in a container with only the compute capability: no free memory and no version."""
+    """As in a container with only the `compute` driver capability: free memory and version are unknown."""
     driver = probed(FAKE_NVML="9", FAKE_GPUS="2")
     assert (driver["driver"], driver["gpus"][0]["free"], driver["links"]) == (None, None, [])
     assert lacking(2, {"driver": driver, "shm": SHM}, CLAIMS) is None
@@ -155,7 +155,7 @@ def test_each_fault_of_a_host_has_its_message(fake: dict[str, str], sentence: st
 
 @needs_gcc
 def test_a_missing_device_node_is_reported() -> None:
-    """For any CUDA_VISIBLE_DEVICES."""
+    """Whatever CUDA_VISIBLE_DEVICES contains."""
     sentence = "host: no GPU device node here (/dev/nvidia0 ...)"
     assert lacks(1, nodes=0, FAKE_INIT="100", CUDA_VISIBLE_DEVICES="0") == sentence
     assert lacks(1, nodes=0, FAKE_INIT="100") == sentence

@@ -1,4 +1,4 @@
-"""Host faults end to end, and the error texts by which they are recognized."""
+"""Host faults from the runner to the report, and the error texts by which they are recognized."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ IMAGE = SmokeSubject(image=DIGEST, tag=CLAIMS["tag"], facts=FACTS)
 
 
 def checks_of(*checks: tuple[int, str]) -> str:
-    """Checks that pass, of these tiers and names."""
+    """The source of checks that pass, with these tiers and names."""
     return "\n".join(
         f"@pytest.mark.tier({tier})\ndef test_{name}(measure):\n    measure('x', 1)\n\n"
         for tier, name in checks
     )
 
 
-# One check for each tier; that of tier 0 examines shared memory. None may start on an unsuitable host.
+# One check for each tier; that of tier 0 needs shared memory. None may start on an unsuitable host.
 CHECKS = checks_of((0, "cpu_train"), (1, "one"), (2, "two"), (3, "bench"))
 
 
@@ -52,7 +52,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Here:
-    """A runtime without an image: this interpreter with *env*, after *before*."""
+    """A runtime without an image: it runs commands on this host with *env*, after the words *before*."""
 
     env: Mapping[str, str]
     before: Sequence[str] = ()
@@ -91,7 +91,7 @@ def report(
 
 
 def outcomes(found: SmokeReport) -> dict[str, str]:
-    """For each check the host's fault, if it was skipped for one, or its outcome."""
+    """The outcome of each check, or the host's fault if the check was skipped."""
     skipped = "skipped"
     return {
         finding.id: finding.message if finding.outcome == skipped else finding.outcome
@@ -131,7 +131,7 @@ def test_no_device_nodes(tmp_path: Path) -> None:
 
 @needs_gcc
 def test_a_full_gpu(tmp_path: Path) -> None:
-    """All messages: test_smoke_gpus.py."""
+    """test_smoke_gpus.py tests the other messages."""
     found = report(tmp_path, FAKE_GPUS="2", FAKE_FREE_MIB="1024")
     wanted = everywhere(
         "GPU 1 has 1 of 80 GiB free, but the check needs 4: other processes use the rest (see nvidia-smi)"
@@ -154,7 +154,7 @@ def test_one_gpu_is_enough_for_all_but_tier_2(tmp_path: Path) -> None:
 
 @needs_gcc
 def test_small_shared_memory(tmp_path: Path) -> None:
-    """DataLoader workers fail; messages between GPUs fail only without peer access."""
+    """DataLoader workers cannot run; NCCL needs shared memory only without peer access."""
     before, source = dev(tmp_path, "nvidia0", shm="1m"), CHECKS + checks_of((0, "nothing"))
     found = report(tmp_path, before, source=source, FAKE_GPUS="2", FAKE_PEERS="0")
     no_peers = (
@@ -170,7 +170,7 @@ def test_small_shared_memory(tmp_path: Path) -> None:
     assert found.verdict == "inconclusive"
 
 
-# Real texts, with their long lines; the table names the sources that print them.
+# Real texts, with their long lines; docs/smoke.md names the programs that print them.
 # ruff: noqa: E501
 TOO_OLD = (
     "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU "
@@ -257,7 +257,7 @@ HOSTS = [
         "RuntimeError: DataLoader worker (pid 2831817) is killed by signal: Killed. ",
     ),
 ]
-# Errors of a broken image or check; each is similar to one above.
+# Errors of a broken image or check; each is similar to an error above.
 IMAGES = [
     "RuntimeError: cuDNN version incompatibility: PyTorch was compiled against (9, 1, 0) but found runtime "
     "version (8, 9, 2). PyTorch already comes bundled with cuDNN.",

@@ -1,4 +1,4 @@
-"""What an image without torchaudio must import: all that is locked, and torch, numpy, torchvision anyway."""
+"""Required imports: torch, numpy and torchvision always, torchaudio if it is locked or installed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL = {"torch": TORCH, "numpy": "__version__ = '2.4'\narange = range", "torchvis
 
 
 def imported(folder: Path, modules: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """The run of the probe, with *modules* in place of the real ones."""
+    """The result of the probe, with *modules* instead of the real packages."""
     for name, code in modules.items():
         (folder / f"{name}.py").write_text(code)
     return subprocess.run(
@@ -39,7 +39,7 @@ def imported(folder: Path, modules: dict[str, str]) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("audio", [None, "__version__ = '2.11.0'"])
-def test_torchaudio_is_imported_if_it_is_there(tmp_path: Path, audio: str | None) -> None:
+def test_torchaudio_is_imported_if_it_is_installed(tmp_path: Path, audio: str | None) -> None:
     ran = imported(tmp_path, ALL if audio is None else {**ALL, "torchaudio": audio})
     versions = json.loads(ran.stdout)["versions"]
 
@@ -52,7 +52,7 @@ def test_a_torchaudio_that_refuses_this_torch_fails(tmp_path: Path) -> None:
     assert (ran.returncode, "other CUDA" in ran.stderr) == (1, True)
 
 
-def test_another_package_may_not_be_missing(tmp_path: Path) -> None:
+def test_other_packages_must_not_be_missing(tmp_path: Path) -> None:
     assert imported(tmp_path, {**ALL, "torchvision": "import nothing_like_it"}).returncode == 1
 
 
@@ -63,8 +63,8 @@ def test_another_package_may_not_be_missing(tmp_path: Path) -> None:
         ({"torch": "2.15.0"}, {"numpy": None, "torchvision": None}),
     ],
 )
-def test_a_locked_torchaudio_is_promised(locked: dict[str, str], promised: dict[str, Any]) -> None:
-    """An image that has none although it is locked has other versions, and fails."""
+def test_a_locked_torchaudio_is_expected(locked: dict[str, str], promised: dict[str, Any]) -> None:
+    """If it is locked but not installed, the versions differ from the expected ones, and the check fails."""
     facts = {"wheels": [{"name": name, "version": version} for name, version in locked.items()]}
     found = expected("promised_versions", facts, {})
 

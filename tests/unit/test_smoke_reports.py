@@ -110,7 +110,7 @@ def test_malformed_host_facts_are_ignored() -> None:
     ],
 )
 def test_an_invalid_finding_is_ignored(line: bytes) -> None:
-    """The report can be read again; an omitted finding is a failure with the reason."""
+    """The report can be read again; the check counts as failed, with the reason."""
     output = parse_output(json_lines({"event": "start", "id": "import"}) + line + b"\n")
     smoke_report = of_environment(json_lines({"event": "start", "id": "import"}) + line, SUITE, when=WHEN)
 
@@ -131,7 +131,7 @@ def test_any_output_of_the_runner_gives_a_valid_report(lines: list[bytes]) -> No
     started = json_lines({"event": "start", "id": "import"})
     try:
         smoke_report = of_environment(started + b"\n".join(lines), SUITE, when=None)
-    except ConfigError:  # of a check that is not in the suite
+    except ConfigError:  # a check that is not in the suite
         return
 
     assert forms.from_json(forms.to_json(smoke_report)) == smoke_report
@@ -141,7 +141,7 @@ def test_any_output_of_the_runner_gives_a_valid_report(lines: list[bytes]) -> No
 
 
 def environment(*events: dict[str, Any], ended: bool = True) -> SmokeReport:
-    """The report of such a run, in a suite of which one check is for images only."""
+    """The report of a run without an image; one check of the suite is for images only."""
     checks = (*SUITE.checks, SuiteCheck(id="lock", tier=0, of_image=True))
     end = [{"event": "end"}] * ended
     return of_environment(json_lines(*events, *end), replace(SUITE, checks=checks), when=WHEN)
@@ -166,7 +166,7 @@ def test_deselected_checks_are_not_in_the_report() -> None:
 
 
 def test_in_an_interrupted_run_the_remaining_checks_fail() -> None:
-    """Those of the tiers that it had reached, without checks of images."""
+    """The remaining checks of the tiers that had begun, except for checks of images."""
     smoke_report = environment(*run("import", "compile-cpu"), {"event": "start", "id": "cuda"}, ended=False)
 
     assert [(finding.id, finding.outcome) for finding in smoke_report.findings] == [
@@ -271,7 +271,7 @@ def test_hard(measure):
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """A suite of two checks, and the real runner's events."""
+    """A suite of two checks, and the events that the real runner writes for it."""
     folder = tmp_path_factory.mktemp("real")
     suite = suite_with(folder / "suite", {"test_two.py": BODIES})
     return suite, run_suite(suite, folder)
@@ -293,7 +293,7 @@ def smoke_read(folder: Path, suite: Path, events: list[dict[str, Any]], *more: s
 
 
 def test_smoke_read_makes_a_report_of_the_runners_output(real: Any, tmp_path: Path) -> None:
-    """Exit codes and output formats are those of `smoke run`."""
+    """Exit codes and output formats are the same as in a run."""
     suite, events = real
     done = smoke_read(tmp_path, suite, events, "--when", WHEN, "--junit", str(tmp_path / "r.xml"))
     smoke_report = forms.from_json((tmp_path / "r.json").read_bytes())
@@ -345,7 +345,7 @@ SKIPPED = found("cuda", "skipped", "host: no NVIDIA driver here", measured="{}",
 
 @pytest.mark.parametrize("runtime", ["rootfs", "crun", "runc", "environment", "docker", "podman"])
 def test_the_hint_depends_on_the_runtime(runtime: str) -> None:
-    """It mentions an engine only if one was used."""
+    """It mentions an engine only if an engine was used."""
     bare = json.dumps({"kernel": "6.1"})
     smoke_report = report(SKIPPED, runtime=runtime, verdict="inconclusive", host=bare)
     with pytest.raises(SmokeInconclusive) as raised:
@@ -359,7 +359,7 @@ def test_the_hint_depends_on_the_runtime(runtime: str) -> None:
 
 
 def test_only_failures_of_printed_checks_are_repeated() -> None:
-    """With all lines and values, together with the checks that were not printed, and the counts."""
+    """They have all lines and values; checks that were not printed, and the counts, follow."""
     failed = found("cuda", "failed", "first line\nsecond line")
     smoke_report = report(failed)
     printed = {finding for finding in smoke_report.findings if finding.id != "busbw"}

@@ -1,4 +1,4 @@
-"""The runner: any behaviour of a check becomes its finding, and the next check runs."""
+"""The runner: whatever a check does, it has a finding, and the next check runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_zz_valid(measure):
 """
 
 
-# Marks and body of checks that fail, by name. One suite has them all.
+# Marks and body of checks that fail, by name. One suite contains all of them.
 BAD = {
     "killed": ("", "import os, signal; measure('x', 1); os.kill(os.getpid(), signal.SIGSEGV)"),
     "hangs": (
@@ -43,7 +43,7 @@ BAD = {
 }
 
 
-# Others of that suite. `order` and `probe` look for modules and paths of the host, and pass.
+# Other checks of that suite. `order` and `probe` pass if they find no modules and paths of the host.
 MORE = {
     "test_compile_cpu.py": "@pytest.mark.tier(0)\ndef test_compile_cpu(measure):\n    raise SystemExit(3)\n",
     "test_bounds.py": "VALUES = {'bounds': {'a': {'equals': 2}, 'b': {'at_most': 2}}}\n"
@@ -83,7 +83,7 @@ class Ran:
     written: set[Path]
 
     def message(self, name: str) -> str:
-        """Of the check *name*, which failed."""
+        """The message of the check *name*, which failed."""
         finding = self.findings[name.replace("_", "-")]
         assert finding["outcome"] == "failed"
         return str(finding["message"])
@@ -91,7 +91,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """All checks of BAD and of MORE: of an old torch, with a `json` in pytest's folder."""
+    """The run of all checks of BAD and MORE, with an old torch, and a package `json` in pytest's folder."""
     folder = tmp_path_factory.mktemp("bad")
     checks = {
         f"test_{name}.py": f"@pytest.mark.tier(0)\n{marks}\ndef test_{name}(measure):\n    {body}\n"
@@ -110,7 +110,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def test_the_next_check_runs_after_any_failure(ran: Ran) -> None:
-    """Whatever PYTEST_ADDOPTS has. The image's modules are imported, not those of pytest's folder."""
+    """Whatever PYTEST_ADDOPTS contains. Modules of the image precede those of pytest's folder."""
     passed = {name for name, found in ran.findings.items() if found["outcome"] == "passed"}
     assert passed == {"order", "probe", "zz-valid"}
     assert list(ran.findings)[-1] == "zz-valid"
@@ -135,7 +135,7 @@ def test_a_check_that_does_not_apply_is_not_started(ran: Ran) -> None:
 
 def test_a_check_that_kills_its_process_fails_with_the_signals_name(ran: Ran) -> None:
     assert ran.message("killed").startswith("the process was killed by SIGSEGV")
-    assert "test_killed.py" in ran.message("killed")  # where it was, from pytest's faulthandler
+    assert "test_killed.py" in ran.message("killed")  # the position, from pytest's faulthandler
 
 
 def test_a_check_that_hangs_ends_at_its_limit_with_its_children(ran: Ran) -> None:
@@ -212,7 +212,7 @@ def test_an_environment_without_torch_is_a_usage_error(bare: Path, tmp_path: Pat
 
 
 def test_the_host_comes_first_with_torchs_configuration(tmp_path: Path, bare: Path) -> None:
-    """The configuration is text for readers; it is missing if torch cannot be imported."""
+    """The configuration is only information; it is missing if torch cannot be imported."""
     suite = suite_with(tmp_path / "suite", {"test_zz_valid.py": GOOD})
     host = run_suite(suite, tmp_path, python=str(bare))[0]
     assert (host["event"], host["torch_config"]) == ("host", None)
@@ -265,13 +265,13 @@ def test_the_catalogue_has_all_checks_of_tier_0_and_refuses_one_without_a_tier(t
 
 
 def test_no_module_of_the_suite_shadows_the_standard_library() -> None:
-    """A Python started in the suite's folder has that folder first in sys.path."""
+    """If Python starts in the suite's folder, this folder is first in sys.path."""
     names = {path.stem for path in (*SUITE.glob("*.py"), *(SUITE / "probes").glob("*.py"))}
     assert names & sys.stdlib_module_names == set()
 
 
 def test_the_suite_runs_on_python_3_10() -> None:
-    """The interpreter of ubuntu22.04: no newer syntax, no module that was added in 3.11."""
+    """ubuntu22.04 has Python 3.10: the suite has no newer syntax, and no module that was added in 3.11."""
     for path in SUITE.rglob("*.py"):
         tree = ast.parse(path.read_text(), feature_version=(3, 10))
         names = {

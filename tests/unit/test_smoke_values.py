@@ -120,7 +120,7 @@ def test_plain_values_are_equal_after_json(value: object) -> None:
 
 
 def measure_of(**declared: dict[str, Any]) -> Measure:
-    """The values of a check that declares *declared*; "a" and "b" are the expected values of an image."""
+    """A `measure` for a check that declares *declared*; the expected values have the names "a" and "b"."""
     return Measure(declared, {"a": 1, "b": ["x"]}.__getitem__)
 
 

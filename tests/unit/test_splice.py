@@ -1,4 +1,4 @@
-"""Layers of wheels: nothing is recompressed, digests are deterministic, every reader sees the same tar."""
+"""Layers of wheels: no stream is recompressed, digests are deterministic, all readers read the same tar."""
 
 import gzip
 import hashlib
@@ -52,30 +52,30 @@ def wheel(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process as a conversion worker."""
+    """Prepare this process as a conversion worker."""
     monkeypatch.setattr(build_worker, "_cancelled", multiprocessing.Event(), raising=False)
     monkeypatch.setattr(build_worker, "_progress", [0], raising=False)
 
 
 def test_the_golden_wheel_has_the_golden_digest() -> None:
-    """On any machine, by any version of any compressor: the digest follows from the wheel and the recipe."""
+    """On any machine and with any compressor: the digest depends only on the wheel and the recipe."""
     assert layer_facts(LAYER_WHEEL) == json.loads(LAYER.read_text())
 
 
 def test_the_same_wheel_twice(wheel: Path) -> None:
-    """No clock, no random number, no memory of the run before."""
+    """The layer depends on no clock, random number or earlier run."""
     assert layer_of([wheel]) == layer_of([wheel])
 
 
 def test_a_tail_read_beforehand_changes_nothing(wheel: Path) -> None:
-    """Some of the directory, the directory, all of the file: the layer is the same."""
+    """Whether the tail is a part of the zip directory, all of it, or the whole file."""
     size = wheel.stat().st_size
     assert {layer_of([wheel], tail=tail)[1] for tail in (0, 30, 2000, size)} == {layer_of([wheel])[1]}
 
 
 @pytest.mark.parametrize("tail", [0, 2000])
 def test_a_wheel_that_arrives_slowly(wheel: Path, tmp_path: Path, tail: int) -> None:
-    """Read behind a download, piece by piece, from before its first byte is there."""
+    """It is read during its download, piece by piece, starting before the first byte has arrived."""
     data = wheel.read_bytes()
     growing = tmp_path / "growing" / wheel.name
     growing.parent.mkdir()
@@ -106,7 +106,7 @@ def test_a_wheel_that_arrives_slowly(wheel: Path, tmp_path: Path, tail: int) -> 
 
 @pytest.mark.usefixtures("worker")
 def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Path) -> None:
-    """Cold, the interpreter compiles; warm, only the pack is read; damaged, it compiles again."""
+    """The interpreter compiles if the cache is empty or damaged; otherwise only the cached pack is read."""
 
     def job(cache: str, interpreter: str = sys.executable) -> Task:
         return Task(
@@ -137,7 +137,7 @@ def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Pa
 
 
 def test_deflate_streams_are_those_of_the_wheel(wheel: Path) -> None:
-    """Each one is in the blob, complete, as the only content of a gzip member."""
+    """Each stream is in the blob, complete, as the only content of a gzip member."""
     blob, _ = layer_of([wheel])
     data = wheel.read_bytes()
     streams = 0
@@ -178,7 +178,7 @@ def test_every_reader_sees_the_tar_of_the_diff_id(wheel: Path) -> None:
 
 
 def _by_zlib(blob: bytes) -> bytes:
-    """Inflate member by member; each must end where the next begins, the last at the end."""
+    """Decompress member by member; each must end where the next begins, and the last at the blob's end."""
     out = b""
     while blob:
         member = zlib.decompressobj(31)
@@ -213,7 +213,7 @@ def test_several_wheels_in_one_layer_share_identical_files(tmp_path: Path) -> No
 
 
 def test_pieces_of_any_size_make_the_same_members(tmp_path: Path) -> None:
-    """Files of about the sizes at which reading, inflating and gathering continue with the next piece."""
+    """Files with sizes near the limits at which reading, decompressing or collecting begin a new piece."""
     sizes = [size + more for size in (1 << 18, 1 << 20, 0xFFFF, 512) for more in (-1, 0, 1)]
     files = [
         File(path=f"p/{size}-{stored}", data=_noise(size), stored=stored)
@@ -230,12 +230,12 @@ def test_pieces_of_any_size_make_the_same_members(tmp_path: Path) -> None:
 
 
 def _noise(size: int) -> bytes:
-    """Bytes that deflate cannot make smaller."""
+    """Bytes that deflate cannot compress."""
     return hashlib.shake_128(b"noise").digest(size)
 
 
 def test_the_tar_ends_correctly(wheel: Path) -> None:
-    """Two empty blocks, no link, no device, no owner: GNU's and Python's readers report nothing."""
+    """It ends with two zero blocks, and GNU tar and tarfile report no error."""
     plain = gzip.decompress(layer_of([wheel])[0])
     assert plain.endswith(bytes(1024))
     with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
@@ -259,7 +259,7 @@ print(peak)
 
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "deflated"])
 def test_a_large_entry_is_not_read_into_memory(tmp_path: Path, *, stored: bool) -> None:
-    """64 MB in one file (deflated to 64 kB, so that one read inflates to all of it): a few pieces."""
+    """64 MB in one file, deflated to 64 kB: one read covers all of it, but only a few pieces are kept."""
     peaks = []
     for megabytes in (1, 64):
         spec = WheelSpec(
@@ -278,7 +278,7 @@ def test_a_large_entry_is_not_read_into_memory(tmp_path: Path, *, stored: bool) 
 
 
 def test_a_full_disk_is_reported(wheel: Path) -> None:
-    """A full disk is an OSError of the writer, not a short layer."""
+    """A full disk raises OSError in the writer; no truncated layer results."""
 
     class Full(io.BytesIO):
         def write(self, data: object) -> int:
@@ -290,5 +290,5 @@ def test_a_full_disk_is_reported(wheel: Path) -> None:
 
 
 def test_the_prefix_is_part_of_the_layer() -> None:
-    """Assumed by the goldens and all tests here."""
+    """The golden files and the tests here assume this prefix."""
     assert (SCHEME.prefix, SCHEME.site) == (PREFIX, "opt/venv/lib/python3.11/site-packages")

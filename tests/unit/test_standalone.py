@@ -60,7 +60,7 @@ def test_the_system_differs_from_its_base_in_the_python_only() -> None:
 
 
 def test_the_matrix_has_it_beside_its_base() -> None:
-    """By its name or its Python; --all has it too; without options it is not selected."""
+    """It is selected by its name or its Python, or by --all, but not by default."""
 
     def systems(**selection: tuple[str, ...]) -> list[str]:
         return [cell.os for cell in select(Selection(torch=("2.7",), **selection), GRID)]
@@ -81,7 +81,7 @@ def test_the_matrix_has_it_beside_its_base() -> None:
 
 
 def test_the_suite_reads_the_system_in_its_tag() -> None:
-    """smoke_tests/expected.py, which runs without torchkiln."""
+    """smoke_tests/expected.py parses the tag, because the suite runs without torchkiln."""
     from smoke_tests.expected import parse_tag
 
     assert parse_tag(TAG) == {
@@ -108,7 +108,7 @@ def test_a_path_is_relative_to_the_matrix_and_a_url_has_a_plus() -> None:
 
 ENTRY: Mapping[str, object] = {"python": "3.12", "os": "debian12", "archive": NAME, "sha256": "3" * 64}
 WRONG: Mapping[str, tuple[list[dict[str, object]], str]] = {
-    "the own Python": ([{**ENTRY, "python": "3.11"}], "debian12 has Python 3.11 already; remove this entry"),
+    "base's Python": ([{**ENTRY, "python": "3.11"}], "debian12 has Python 3.11 already; remove this entry"),
     "too old": ([{**ENTRY, "python": "3.9"}], "Python 3.9 is not supported; the oldest is 3.10"),
     "a number": ([{**ENTRY, "python": 3.12}], "put it in quotes"),
     "twice": ([dict(ENTRY), {**ENTRY, "archive": "b.tgz"}], "duplicate entry: Python 3.12 of debian12"),
@@ -171,11 +171,11 @@ CONTRADICTIONS: Mapping[str, tuple[dict[str, object], str]] = {
         {"base": replace(LOCKED.base, os="debian13")},
         "standalone: debian13 with Python 3.12.8, but the cell needs debian12",
     ),
-    "of the base's Python": (
+    "the resolution of the base's Python": (
         {"resolution": planned_lock().resolution},
         "standalone: not made from the archive in resolution.standalone",
     ),
-    "a cell without": (
+    "a cell without a standalone Python": (
         {"resolution": replace(LOCKED.resolution, standalone=None), "standalone": None},
         f"resolution.standalone: does not match {OS}",
     ),
@@ -194,12 +194,12 @@ def test_a_contradictory_lock_is_refused(name: str) -> None:
     "path", sorted((ROOT / "images").glob("*/lock.json")), ids=lambda path: path.parent.name
 )
 def test_committed_locks_do_not_change(path: Path) -> None:
-    """Byte by byte, and with them the digests of the images."""
+    """Their bytes do not change, so the digests of the images do not either."""
     assert to_json(from_json(path.read_bytes())) == path.read_bytes()
 
 
 def test_a_change_of_the_lock_names_the_python() -> None:
-    """Another version, or another archive of the same."""
+    """Another version, or another archive of the same version."""
     assert LOCKED.standalone
     newer = replace(LOCKED, standalone=replace(LOCKED.standalone, version="3.12.9"))
     (change,) = lock_change(TAG, LOCKED, newer).packages
@@ -211,7 +211,7 @@ def test_a_change_of_the_lock_names_the_python() -> None:
 
 
 def test_the_cache_keeps_what_its_build_needs() -> None:
-    """The layer, the Python that compiles, and the byte-code for each Python."""
+    """The layer, the Python that compiles, and the bytecode for each Python."""
     planned = plan(LOCKED, (), aliases=(), lock_digest=LOCK_DIGEST)
     found = build_needs(planned)
     torch = next(one for one in LOCKED.wheels if one.name == "torch")
@@ -233,7 +233,7 @@ def layers_of(standalone: bool) -> dict[str, WheelLayer]:
 
 
 def test_nvidias_layers_are_those_of_the_bases_python() -> None:
-    """The same cache key, and so the same bytes; no other layer is the same."""
+    """They have the same cache keys and so the same bytes; other layers are different."""
     own, other = layers_of(standalone=False), layers_of(standalone=True)
     shared = [title for title in own if key_of(own[title]) == key_of(other[title])]
 
@@ -253,7 +253,7 @@ def test_wheels_of_nvidia_for_one_python_are_not_shared() -> None:
 
 
 def test_the_python_is_above_the_shared_layers() -> None:
-    """A host shares extracted layers only from the lowest on."""
+    """A host shares unpacked layers only if all layers below them are the same."""
     layers = plan(LOCKED, (), aliases=(), lock_digest=LOCK_DIGEST).layers
     kinds = [layer.kind for layer in layers]
     at = kinds.index("standalone")
@@ -281,7 +281,7 @@ def test_the_image_says_which_python_it_has() -> None:
 
 
 def test_files_are_in_the_folder_of_the_bases_python(tmp_path: Path) -> None:
-    """Never below the link lib/python3.12, which the layer would replace by a folder; .pyc are for 3.12."""
+    """Not below the link lib/python3.12, which they would replace by a folder; .pyc files are for 3.12."""
     spec = WheelSpec(name="demo", files=(File(path="demo/__init__.py", data=b"x = 1\n"),))
     blob, _ = layer_of([write_wheel(spec, tmp_path)], code=lambda _: b"code", scheme=Scheme.of(PYTHON))
     site = "opt/venv/lib/python3.11/site-packages"
@@ -300,7 +300,7 @@ def test_a_wheel_cannot_replace_the_link(path: str, tmp_path: Path) -> None:
 
     with pytest.raises(BadWheel, match=r"would replace /opt/venv/lib/python3\.12.* of the virtual env"):
         layer_of([made], scheme=Scheme.of(PYTHON))
-    layer_of([made])  # in the image of the base's Python that is a folder as any other
+    layer_of([made])  # with the base's Python, it is a normal folder
 
 
 def test_no_dockerfile_is_rendered() -> None:
@@ -314,7 +314,7 @@ def test_no_dockerfile_is_rendered() -> None:
 def test_without_a_sandbox_the_archives_python_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stranger's matrix may name the archive."""
+    """An untrusted matrix may name the archive."""
     monkeypatch.setattr(sandbox, "fault", lambda: "no user namespaces")
     located: list[PythonArchive] = []
     pythons = StandalonePythons(

@@ -1,4 +1,4 @@
-"""The state of a cell, and reuse of a stored report instead of a run."""
+"""The state of a cell, and the reuse of a stored report instead of a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def answer(torch: str, cuda: str, flavor: Flavor = "runtime", os: str = "debian1
 
 
 def of(*known: SignedReport, image: bool = True) -> State:
-    """The state of the cell of which the reports are."""
+    """The state of the cell with these reports, with or without a predicted image."""
     record = CellRecord(locked=reports.LOCKED, image=reports.IMAGE if image else None, reports=known)
     return state(reports.LOCKED.resolution, record, POLICY, reports.SUITE)
 
@@ -110,7 +110,7 @@ def test_an_unavailable_cell_is_unavailable_with_any_reports() -> None:
 
 
 def test_an_untrusted_lock_counts_as_none() -> None:
-    """With any reports of its image."""
+    """Whatever reports of its image exist."""
     for locked in (
         replace(reports.LOCKED, untrusted=True),
         replace(reports.LOCKED, base=replace(reports.LOCKED.base, untrusted=True)),
@@ -123,7 +123,7 @@ AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 
 
 def report(**changes: Any) -> SmokeReport:
-    """Everything passed on two H200 an hour ago."""
+    """A report of an hour ago, in which all checks passed on two H200."""
     return replace(reports.report(when="2026-11-22T11:00:00Z"), **changes)
 
 
@@ -141,7 +141,7 @@ def question(**changes: Any) -> Question:
 
 
 def test_an_identical_run_is_reused() -> None:
-    """The newest report, also with further checks."""
+    """The newest report is used, also if it contains additional checks."""
     older, younger = report(), report(when="2026-11-22T11:30:00Z")
 
     assert reusable_report([younger, older], question(), at=AT, days=1) is younger
@@ -170,14 +170,14 @@ def failed(resolved: SmokeReport) -> tuple[Finding, ...]:
 
 
 def test_a_report_that_did_not_pass_is_not_reused() -> None:
-    """With any verdict in the report."""
+    """Whatever verdict the report states."""
     resolved = report()
     assert reusable_report([replace(resolved, verdict="inconclusive")], question(), at=AT, days=1) is None
     assert reusable_report([replace(resolved, findings=failed(resolved))], question(), at=AT, days=1) is None
 
 
 def test_a_later_failed_run_prevents_the_reuse_of_an_earlier_one() -> None:
-    """Even with fewer checks; an earlier failure does not matter."""
+    """Even if it ran fewer checks. A failure before the reused run does not matter."""
     passed, resolved = report(), report(when="2026-11-22T11:30:00Z")
     worse = replace(resolved, findings=failed(resolved)[:1], verdict="fail")
 
@@ -192,14 +192,14 @@ def test_a_later_failed_run_prevents_the_reuse_of_an_earlier_one() -> None:
 
 @pytest.mark.parametrize("when", [None, "yesterday", "2026-11-22T12:00:01Z", "2026-11-21T11:59:59Z"])
 def test_a_report_of_another_time_is_not_reused(when: str | None) -> None:
-    """Too old, of the future, or of no known time."""
+    """It is too old, from the future, or without a valid time."""
     assert reusable_report([replace(report(), when=when)], question(), at=AT, days=1) is None
     assert reusable_report([report()], question(), at=AT + timedelta(hours=23), days=1) is not None
     assert reusable_report([report()], question(), at=AT, days=0) is None
 
 
 def test_gpu_models_of_a_host(tmp_path: Path) -> None:
-    """As the kernel module lists them."""
+    """As the NVIDIA kernel module lists them in /proc."""
     for bus in ("0000:01:00.0", "0000:02:00.0"):
         place = tmp_path / "proc/driver/nvidia/gpus" / bus
         place.mkdir(parents=True)
@@ -220,7 +220,7 @@ def test_gpu_models_of_a_host(tmp_path: Path) -> None:
 def test_with_unknown_gpus_nothing_is_reused(
     monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], nodes: int, stored_question: bool
 ) -> None:
-    """A container with some of a host's GPUs, or an unknown kernel module: the checks run."""
+    """In a container with some of a host's GPUs, or with an unknown kernel module, the checks run again."""
     handed = tuple((f"nvidia{at}", Path("/dev/null")) for at in range(nodes))
     monkeypatch.setattr(driver, "driver_for", lambda *_: HostDriver(nodes=handed, libraries=(), tools=()))
     monkeypatch.setattr(driver, "models", lambda: names)

@@ -1,4 +1,4 @@
-"""The suite: its digest covers all that Python could load from it, and what runs is what was digested."""
+"""The suite: its digest covers all files that Python could load, and only the digested files run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IMAGE = SmokeSubject(image=Digest("sha256:" + "1" * 64), tag="t", facts=FACTS)
 
 
 def test_the_committed_suite_has_the_digest_that_reports_name() -> None:
-    """How the folder is read may change; reports that were made stay reports of this suite."""
+    """A change in how the folder is read must not change the digest, which existing reports contain."""
     assert suite_digest(SUITE) == "sha256:e21db97233d880be3d675925666e9d0f9bd84caa0b6fccf10f1cdd230fe7e11e"
 
 
@@ -41,7 +41,7 @@ def test_the_runner_inside_computes_the_same(tmp_path: Path) -> None:
 
 
 def test_the_probe_of_the_driver_is_part_of_a_suite_without_one(tmp_path: Path) -> None:
-    """It is the file of the images: digested, and in the copy that runs."""
+    """The images' file is used: it is in the digest and in the copy that runs."""
     images = DRIVER_PROBE.read_bytes()
     assert not (SUITE / "probes/driver.py").exists()
     assert load_suite(SUITE).files["probes/driver.py"] == images
@@ -70,7 +70,7 @@ def test_a_suite_may_have_a_probe_of_the_driver_of_its_own(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("command", [["runner.py"], ["-m", "pytest", "-q"]])
 def test_a_copied_folder_without_rootfs_is_incomplete(tmp_path: Path, command: list[str]) -> None:
-    """One sentence with the path, by the runner and by plain pytest."""
+    """The runner and plain pytest print one message with the path."""
     suite = suite_with(tmp_path / "suite", CHECK)
     (suite / "probes/driver.py").unlink()
     argv = [sys.executable, "-B", *command]
@@ -115,7 +115,7 @@ def _write(path: Path) -> None:
 
 
 def test_a_file_that_becomes_a_link_before_it_is_read(tmp_path: Path) -> None:
-    """The walk found a regular file; the link that replaced it is not followed."""
+    """The listing found a regular file; the link that then replaced it is not followed."""
     (tmp_path / "other.py").write_bytes(b"secret")
     (tmp_path / "test_one.py").symlink_to(tmp_path / "other.py")
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -154,7 +154,7 @@ def test_a_file_that_becomes_a_link_before_it_is_read(tmp_path: Path) -> None:
     ],
     ids=lambda value: value.encode("utf-8", "replace").decode() if isinstance(value, str) else "",
 )
-def test_what_no_digest_of_sources_covers_is_refused_by_name(
+def test_files_that_the_digest_cannot_cover_are_refused_by_name(
     tmp_path: Path, name: str, plant: Callable[[Path], None]
 ) -> None:
     suite = suite_with(tmp_path / "suite", CHECK)
@@ -170,7 +170,7 @@ def test_what_no_digest_of_sources_covers_is_refused_by_name(
     ["sitecustomize.py", "probes/__init__.py", "pytest.py", "tox.ini", "pyproject.toml", ".hidden/x.py"],
 )
 def test_each_further_file_is_another_suite(tmp_path: Path, name: str) -> None:
-    """What pytest or Python would pick up by its name alone moves the digest."""
+    """Files that pytest or Python would load because of their names change the digest."""
     suite = suite_with(tmp_path / "suite", CHECK)
     before = suite_digest(suite)
     (suite / name).parent.mkdir(exist_ok=True)
@@ -179,7 +179,7 @@ def test_each_further_file_is_another_suite(tmp_path: Path, name: str) -> None:
 
 
 def _byte_code(suite: Path, module: str, source: str) -> None:
-    """A .pyc that Python loads without comparing it with its source, and that the digest does not cover."""
+    """Write a .pyc that Python would load without checking the source, and that the digest does not cover."""
     evil = suite.parent / "evil.py"
     evil.write_text(source)
     for tag in ("cpython-311", sys.implementation.cache_tag):
@@ -190,7 +190,7 @@ def _byte_code(suite: Path, module: str, source: str) -> None:
 
 
 def test_planted_byte_code_is_not_loaded_on_the_host(tmp_path: Path) -> None:
-    """On the host, catalogue and rules are loaded from their sources, not from __pycache__."""
+    """On the host, the catalogue and the rules are loaded from their sources, not from __pycache__."""
     suite = suite_with(tmp_path / "suite", CHECK)
     marker = tmp_path / "ran"
     source = f"open({str(marker)!r}, 'w')\ndef catalogue(folder): return ()\n"
@@ -212,7 +212,7 @@ class Ended:
 
 @dataclass
 class Here:
-    """Runs the suite from where it was bound, with this interpreter."""
+    """A runtime that runs the suite from the bound folder, with this interpreter."""
 
     before: Callable[[], object] = lambda: None
     seen: list[str] = field(default_factory=list)
@@ -240,7 +240,7 @@ class Here:
 
 
 def run(suite: Path, tmp_path: Path, between: Callable[[], object] = lambda: None) -> tuple[str, Here]:
-    """The message of the check if the folder is changed by *between* after its digest was computed."""
+    """The check's message, and the runtime. *between* may change the folder after the digest is computed."""
     inside = Here(before=between)
     report = smoke(
         IMAGE, inside, Checks(suite=load_suite(suite)), wheels=tmp_path, when="2026-11-23T19:00:00Z"
@@ -249,7 +249,7 @@ def run(suite: Path, tmp_path: Path, between: Callable[[], object] = lambda: Non
 
 
 def test_planted_byte_code_is_not_loaded_inside_the_image(tmp_path: Path) -> None:
-    """The runner and pytest would both load it; it is not in the copy that they see."""
+    """The runner and pytest would load it, but it is not in the copy that they read."""
     suite = suite_with(tmp_path / "suite", CHECK)
     for module in ("measure", "conftest", "test_one", "test_one.cpython-311-pytest-8.4.2", "host"):
         _byte_code(suite, module, "import os\nos._exit(0)\n")
@@ -259,7 +259,7 @@ def test_planted_byte_code_is_not_loaded_inside_the_image(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("way", ["changed", "replaced", "linked"])
-def test_what_changes_behind_the_digest_has_no_effect(tmp_path: Path, way: str) -> None:
+def test_a_change_after_the_digest_has_no_effect(tmp_path: Path, way: str) -> None:
     """Another user with access to the folder writes into it between the digest and the run."""
     suite = suite_with(tmp_path / "suite", CHECK)
     passing = check_file("@pytest.mark.tier(0)\ndef test_one():\n    pass\n")
@@ -294,7 +294,7 @@ def test_a_run_leaves_nothing_in_the_suite(tmp_path: Path) -> None:
     "source",
     ["1/0", "def catalogue(folder): return [1]", "catalogue = None", "import nothing_of_that_name", "\0"],
 )
-def test_a_catalogue_that_breaks_is_one_sentence(tmp_path: Path, source: str) -> None:
+def test_a_broken_catalogue_is_reported_without_a_traceback(tmp_path: Path, source: str) -> None:
     suite = suite_with(tmp_path / "suite", CHECK)
     (suite / "catalogue.py").write_text(source)
     with pytest.raises(ConfigError, match="not a folder of smoke tests"):
@@ -309,7 +309,7 @@ def test_a_suite_without_requirements_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_requirements_are_those_that_were_digested(tmp_path: Path) -> None:
-    """pytest is installed from the bytes of the digest, although the file has changed since."""
+    """pytest is installed from the digested requirements, although the file has changed since."""
     suite = suite_with(tmp_path / "suite", CHECK)
     found = load_suite(suite)
     (suite / "requirements.txt").write_text("evil==1\n")

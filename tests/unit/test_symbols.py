@@ -1,4 +1,4 @@
-"""Libraries of a project's packages and of the parent image, compiled here: which are refused, and why."""
+"""Which libraries of a project's packages do not fit the parent image, and why; all are compiled here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def below(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def module(*uses: str, needs: tuple[Lib, ...] = (), **options: tuple[str, ...]) -> Lib:
-    """An extension module `_C`."""
+    """A library that is an extension module `_C`."""
     return Lib(name="_C.so", defines=("PyInit__C",), uses=uses, needs=needs, **options)
 
 
@@ -52,7 +52,7 @@ OLD_TORCH = Lib(name="libtorch_cuda_cu.so", defines=("_ZN2at3oldEv",))
 NEW_LIBC = replace(LIBC, defines=("arc4random", "newer"), versions={"GLIBC_2.39": ("newer",)})
 NEW_STDCPP = replace(LIBSTDCPP, defines=("_ZSt4new2",), versions={"GLIBCXX_3.4.32": ("_ZSt4new2",)})
 
-# For each kind of mismatch: a package that has it, what is said, and the same package without it.
+# For each kind of mismatch: a package with it, the message, and the same package without it.
 PAIRS: Mapping[str, tuple[Lib, str, Lib]] = {
     "another CUDA major": (
         module("cudaMalloc", needs=(OLD_CUDA,)),
@@ -136,7 +136,7 @@ def test_each_kind_of_mismatch_is_refused_and_the_same_without_it_is_not(kind: s
 
 
 def test_the_cxx11_abi_on_an_older_torch(tmp_path: Path) -> None:
-    """Before 2.7 the wheels of torch had the ABI before C++11."""
+    """Wheels of torch before 2.7 have the pre-C++11 ABI."""
     older = scene(tmp_path)
     torch = older.wheel("torch", {"torch/lib/libc10.so": Lib(name="libc10.so", defines=(f"{CHECK}Ss",))})
     older.fixed = (torch, *older.fixed[1:])
@@ -147,7 +147,7 @@ def test_the_cxx11_abi_on_an_older_torch(tmp_path: Path) -> None:
 
 
 def test_the_abi_of_a_function_that_returns_a_string(below: Scene) -> None:
-    """Its parameters are the same in both; the name of the newer one has a tag."""
+    """Its parameters are the same in both ABIs; the name in the C++11 ABI has a tag."""
     old = below.wheel("bad", {"bad/_C.so": module("_ZN3c104nameEv")})
     [found] = below.sentences(old)
     assert found.endswith(
@@ -175,7 +175,7 @@ PYTHON_312 = Lib(name="libpython3.12.so.1.0", defines=("PyModule_Create2", "PyNe
 def test_modules_are_checked_against_the_standalone_python(
     program: bool, below: Scene, tmp_path: Path
 ) -> None:
-    """Whose symbols are in its program or in the library of that; the base's Python has others."""
+    """Its symbols are in the program or in libpython; the base's Python has others."""
     path = "bin/python3.12" if program else "lib/libpython3.12.so.1.0"
     files: dict[str, Lib | bytes] = {path: PYTHON_312}
     if not program:
@@ -224,7 +224,7 @@ def test_without_the_layer_of_the_standalone_python_the_rest_is_checked(below: S
     assert found.unread == ("Python 3.12.8",)
 
 
-# What must not be refused: path -> library; none of them is loaded, or all of them find everything.
+# Libraries by path that must not be refused: they are not loaded, or find all that they need.
 UNKNOWN = "_ZN2at7unknownEv"
 SOUND: Mapping[str, Mapping[str, Lib]] = {
     "weak symbols": {"x/_C.so": module(weak=(UNKNOWN, "cudaNewer", "PyNewer_Thing"), needs=(CUDART,))},
@@ -253,11 +253,11 @@ SOUND: Mapping[str, Mapping[str, Lib]] = {
         "x/_C.so": module("_ZSt4new2", needs=(NEW_STDCPP,)),
         "x.libs/libstdc++.so.6": NEW_STDCPP,
     },
-    "a symbol of torch that it has itself": {
+    "a symbol of torch that the package also has": {
         "x/_C.so": module(UNKNOWN),
         "x/libx.so": Lib(name="libx.so", defines=(UNKNOWN,)),
     },
-    "modules for other Pythons beside": {
+    "additional modules for other Pythons": {
         "x/old/_C.cpython-310-x86_64-linux-gnu.so": module("_PyUnicode_Ready"),
         "x/_C.cpython-311-x86_64-linux-gnu.so": module("PyModule_Create2"),
     },
@@ -284,7 +284,7 @@ def test_what_may_be_missing_is_not_refused(kind: str, below: Scene) -> None:
 
 
 def test_operators_for_torch_are_checked_in_packages_that_need_it(below: Scene) -> None:
-    """`torch.ops` loads them when it is imported: a package without modules, or whose modules use torch."""
+    """Such a package, without modules or with modules that use torch, loads them by `torch.ops`."""
     ops, lack = Lib(name="libops.so", uses=(UNKNOWN,)), "needs at::unknown (_ZN2at7unknownEv)"
     uses = Lib(name="libuses.so", uses=(EMPTY,))
     below_a_module = {"x/_C.so": module(needs=(uses,)), "x/libuses.so": uses}
@@ -293,8 +293,8 @@ def test_operators_for_torch_are_checked_in_packages_that_need_it(below: Scene) 
         assert found.startswith(f"x/libops.so {lack}")
 
 
-def test_a_package_may_have_what_another_needs(below: Scene) -> None:
-    """As wheels of CUDA 11 beside a package for CUDA 11."""
+def test_a_library_may_be_in_another_package(below: Scene) -> None:
+    """For example, in wheels of CUDA 11 that a package for CUDA 11 requires."""
     user = below.wheel("user", {"user/_C.so": module("cudaMalloc", needs=(OLD_CUDA,))})
     provider = below.wheel("provider", {"nvidia/lib/libcudart.so.11.0": OLD_CUDA})
 
@@ -303,7 +303,7 @@ def test_a_package_may_have_what_another_needs(below: Scene) -> None:
 
 
 def test_without_a_wheel_nothing_is_refused_and_it_is_named(below: Scene) -> None:
-    """It could have what the others lack."""
+    """The missing wheel could contain the libraries that others need."""
     bad = below.wheel("bad", {"bad/_C.so": PAIRS["a newer torch"][0]})
     gone = replace(bad, name="gone", sha256="0" * 64)
 
@@ -337,7 +337,7 @@ def test_a_result_is_remembered_for_the_same_wheels(below: Scene) -> None:
 
 
 def test_files_that_are_no_libraries_are_left_out(below: Scene) -> None:
-    """A script with such a name, an empty file, a cut library, a library for another machine."""
+    """A script with a library's name, an empty file, a truncated library, a library for another machine."""
     whole = compiled(PAIRS["a newer torch"][0])
     arm = bytearray(whole)
     arm[18] = 183
@@ -358,8 +358,8 @@ def test_a_damaged_wheel_is_refused(below: Scene) -> None:
         below.check(wheel)
 
 
-def test_what_a_module_needs_is_checked_as_the_module(below: Scene) -> None:
-    """A library without Python's or torch's symbols; beside it one that nothing needs."""
+def test_libraries_that_a_module_needs_are_checked_like_the_module(below: Scene) -> None:
+    """A library without symbols of Python or torch is checked; one that no module needs is not."""
     core = Lib(name="libcore.so", defines=("core",), uses=("cudaMalloc",), needs=(OLD_CUDA,))
     middle = Lib(name="libmiddle.so", defines=("middle",), uses=("core",), needs=(core,))
     found = below.sentences(

@@ -1,4 +1,4 @@
-"""Renderings on real terminals of 60 and 120 columns: tags and numbers are whole; NO_COLOR, TERM=dumb."""
+"""Output on real terminals with 60 and 120 columns: tags and numbers are not split; NO_COLOR, TERM=dumb."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def demand_whole(parts: Sequence[str], screen: Screen) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_tags_and_numbers_are_whole(name: str, width: int) -> None:
-    """All of the JSON output, and each word that is printed where there is no terminal."""
+    """This holds for all values of the JSON output, and for each word of the output without a terminal."""
     screen = on_terminal(*COMMANDS[name], width=width)
 
     assert screen.code == 0
@@ -95,7 +95,7 @@ def test_tags_and_numbers_are_whole(name: str, width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_table_cuts_a_word(width: int) -> None:
-    """Rows as those of `catalog`, `gate`, `scan` and `cache`: only text is wrapped, at spaces."""
+    """Rows like those of `ls`, `gate`, `scan` and `cache`: only text is wrapped, at spaces."""
     tag = "2.11.0-cuda13.0-cudnn9-devel-ubuntu22.04"
     rows = [
         [
@@ -134,7 +134,7 @@ def test_text_is_shortened_at_a_space() -> None:
     ids=str,
 )
 def test_no_escape_sequences(arguments: Sequence[str], setting: Mapping[str, str], tmp_path: Path) -> None:
-    """On a terminal that has them, if NO_COLOR is set, and on one that has not."""
+    """Neither on a terminal with colours if NO_COLOR is set, nor on a terminal without colours."""
     env = {"TORCHKILN_CACHE": str(tmp_path)}
     assert on_terminal(*arguments, width=80, env={**env, **setting}).escapes == []
 
@@ -154,7 +154,7 @@ def test_colours_are_used_otherwise() -> None:
     ids=["option", "cell", "value"],
 )
 def test_one_style_of_errors(arguments: Sequence[str], error: str, hint: str) -> None:
-    """Those of the command line too: the cause, then what to do."""
+    """Also for errors of the command line: the cause, then the hint."""
     screen = on_terminal(*arguments, width=120, env={"NO_COLOR": "1"})
 
     first, *others = screen.lines

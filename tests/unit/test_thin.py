@@ -135,7 +135,7 @@ def test_every_kept_gpu_runs_as_before_and_no_code_is_kept_without_one() -> None
         ("", "3.7", True),
     ],
 )
-def test_code_for_a_capability_serves_the_minors_from_it_on(kept: str, capability: str, runs: bool) -> None:
+def test_code_for_a_capability_serves_this_and_later_minors(kept: str, capability: str, runs: bool) -> None:
     assert is_kept_for(capability, kept.split()) is runs
 
 
@@ -262,12 +262,12 @@ def test_an_invalid_axis_is_reported_with_its_line(text: str, message: str) -> N
 def test_a_tag_is_parsed_into_its_parts(
     kept: tuple[str, ...], own_use: bool, os: str, layer_format: str, day: str
 ) -> None:
-    """The inverse of `tag_of`, below a layer format and a date."""
+    """The inverse of `tag_of`, also with a layer format and a date in the tag."""
     selection = Selection(torch=("2.8",), cuda=("12.8",), os=(os,), gpus=kept, own_use=own_use and bool(kept))
     (cell,) = select(selection, replace(MATRIX, cuda=("12.8",)))
     resolution = resolve(cell, MATRIX, FACTS)
     if resolution.build is None:
-        return  # the build has no code for one of them
+        return  # the build has no code for one of the GPUs
     tag = tag_of(resolution)
     form = tag_suffix(layer_format)  # type: ignore[arg-type]
     whole = dated(f"{tag}{form}", day) if day else f"{tag}{form}"
@@ -279,7 +279,7 @@ def test_a_tag_is_parsed_into_its_parts(
     assert (parsed.gpus, parsed.own_use) == (kept, cell.own_use)
     assert parse_name(dated(tag, "20261122")) is None
     assert misfit(whole, base, MATRIX) is None
-    # The suite parses tags by itself, independently of the image.
+    # The suite has another parser of tags.
     of_suite = {"torch": "2.8.0", "cuda": "12.8", "cudnn": "9", "flavor": "runtime", "os": os}
     assert parse_tag(tag) == of_suite
     assert parse_tag(f"{tag}-") == dict.fromkeys(of_suite)
@@ -304,7 +304,7 @@ def test_examples_of_tags() -> None:
 @pytest.mark.parametrize(
     "tail", ["-ownuse", "-sm", "-sm9", "-ownuse-sm90", "-sm90-transformers", "-transformers"]
 )
-def test_what_no_image_is_called(tail: str) -> None:
+def test_invalid_suffixes_name_no_image(tail: str) -> None:
     assert parse_name(f"{FULL}{tail}") is None
     assert find_cell(f"{FULL}{tail}", MATRIX, FACTS) is None
 

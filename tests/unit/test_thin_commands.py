@@ -77,7 +77,7 @@ def test_another_full_lock_makes_it_stale(images: Path) -> None:
     assert f"{FULL} differs in {LOCKED.wheels[0].name}" in str(found.exception)
 
 
-def test_without_the_full_lock_there_is_none(tmp_path: Path) -> None:
+def test_without_the_full_lock_there_is_no_thin_lock(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for command in ("lock", "plan", "build --dry-run"):
         error = run(tmp_path / "images", command, *CELL, "--gpus", "9.0").exception
@@ -93,7 +93,7 @@ def test_it_cannot_be_upgraded_alone(images: Path, option: str) -> None:
     assert error.message == f"{THIN}: cannot be upgraded alone: it has the packages of {FULL}"
 
 
-def test_a_missing_thin_lock_is_made_for_a_plan_and_not_written(images: Path) -> None:
+def test_a_plan_makes_a_missing_thin_lock_without_writing_it(images: Path) -> None:
     for command in ("plan", "build --dry-run"):
         found = run(images, command, *CELL, "--gpus", "9.0")
         assert (found.exit_code, found.stdout.splitlines()[0]) == (0, THIN)
@@ -119,7 +119,7 @@ def test_a_written_thin_lock_of_another_rule_is_stale(images: Path, monkeypatch:
 
 
 def test_a_lock_of_another_rule_is_not_built(tmp_path: Path) -> None:
-    """As `verify --rebuild` builds locks of others, which are not compared with the matrix."""
+    """`verify --rebuild`, for example, builds locks of others, which are not compared with the matrix."""
     found = thin_locked()
     assert found.device_code is not None
     other = replace(found, device_code=replace(found.device_code, rule=DEVICE_CODE_RULE + 1))
@@ -180,7 +180,7 @@ def test_list_and_pick_show_thin_cells_of_the_matrix(images: Path) -> None:
 
 
 def test_run_and_smoke_have_another_gpus_option() -> None:
-    """It names GPUs to use; the other commands have the option of thin images."""
+    """There, --gpus selects GPUs of the host; in other commands, it selects thin images."""
     for words, of_thin in (
         ("build", True),
         ("lock", True),

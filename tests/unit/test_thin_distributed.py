@@ -1,4 +1,4 @@
-"""Thin images leave this machine: the gate, the licence of changed libraries, SBOM, comparison, list."""
+"""Distribution of thin images: gate, licence of changed libraries, SBOM, comparison, list."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ THIN = f"{TAG}-sm90"
 
 
 def built(publisher: Publisher, *, thin: bool, own_use: bool = False) -> ImageOnDisk:
-    """A small image of the full or of the thin cell, with its lock."""
+    """A small image of the full or the thin cell, with its lock."""
     wheels = small_wheels(publisher.folder / "wheels", salt=str(publisher.folder))
     locked = planned_cell(wheels, salt=str(publisher.folder)).locked
     locked = thin_locked(own_use=own_use, full=locked) if thin else locked
@@ -59,7 +59,7 @@ def built(publisher: Publisher, *, thin: bool, own_use: bool = False) -> ImageOn
 
 
 def publish(publisher: Publisher, image: ImageOnDisk, *more: str) -> KilnError:
-    """The error: no registry answers here."""
+    """The error of `publish`; no registry answers here."""
     lab = ("--trust", str(publisher.folder / "lab.pub.pem"), "--key", str(publisher.folder / "publisher.pem"))
     error = publisher.run("publish", image.ref, "--to", NOWHERE, *publisher.here, *lab, *more).exception
     assert isinstance(error, KilnError), error
@@ -67,7 +67,7 @@ def publish(publisher: Publisher, image: ImageOnDisk, *more: str) -> KilnError:
 
 
 def proof(publisher: Publisher, of: ImageOnDisk, **changes: Any) -> tuple[str, str]:
-    """The option for a signed report of that image."""
+    """The option `--report` with a signed report of that image."""
     return "--report", publisher.signed(replace(publisher.report(of, tag=of.ref), **changes))
 
 
@@ -113,7 +113,7 @@ def image_of(
     ref: str = "trial",
     above: bool = False,
 ) -> ImageOnDisk:
-    """An image with these labels, and *facts* as its image.json; *above*: below another layer."""
+    """An image with these labels and with *facts* as image.json; if *above*, another layer is on top."""
     store = BlobFolder(folder / "made")
     layers = [store.layer("base", tar_of(files(etc__motd=b"hello\n")))]
     if facts is not None:
@@ -160,13 +160,13 @@ def test_an_image_for_own_use_needs_the_confirmation(tmp_path: Path, case: str) 
 
 
 @pytest.mark.parametrize("case", FREE)
-def test_other_images_do_not(tmp_path: Path, case: str) -> None:
+def test_other_images_need_no_confirmation(tmp_path: Path, case: str) -> None:
     demand_licence(image_of(tmp_path, **FREE[case]), confirmed=False)
 
 
 @pytest.mark.parametrize("case", INVALID)
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_an_image_that_says_it_wrongly_is_refused(tmp_path: Path, case: str, confirmed: bool) -> None:
+def test_an_image_with_an_invalid_own_use_mark_is_refused(tmp_path: Path, case: str, confirmed: bool) -> None:
     with pytest.raises(VerificationFailed):
         demand_licence(image_of(tmp_path, **INVALID[case]), confirmed=confirmed)
 
@@ -287,7 +287,7 @@ def tree(kept: str, torch: str, numpy: str = "n", nvidia: str = "v", own_use: st
 
 
 def lines(a: WholeImage, b: WholeImage) -> tuple[list[str], list[str]]:
-    """Of the differences in files: those that are left, and the lines of expected ones."""
+    """The paths of unexpected differences in files, and the printed lines of expected differences."""
     entries = expected(a, b)
     found = sift((one for one in differences(a, b) if one.what != "setting"), entries)
     return [one.at for one in found.left], [*expected_text(found, entries)]
@@ -303,7 +303,7 @@ def test_the_libraries_that_are_cut_are_expected_to_differ() -> None:
     ]
 
 
-def test_no_other_file_is() -> None:
+def test_no_other_file_is_expected_to_differ() -> None:
     a = tree("", "a")
     left, shown = lines(a, tree("9.0", "b", numpy="x", nvidia="x"))
     assert (len(left), len(shown)) == (4, 2)

@@ -21,8 +21,8 @@ def test_every_release_and_capability_was_measured() -> None:
     assert all(row["own_use"] < row["thin"] < row["full"] for row in ROWS if row["thin"])
 
 
-def test_a_row_without_code_says_so() -> None:
-    """And the others keep two decimal places."""
+def test_a_row_without_code_is_marked() -> None:
+    """Other rows keep two decimal places."""
     rows = [{**row, "thin": None, "own_use": None} if row["gpu"] == "12.0" else row for row in ROWS]
     lines = sizes(rows).splitlines()[2:]
     assert len(lines) == len(CELLS)

@@ -1,4 +1,4 @@
-"""The OS tools of a devel image: packages, base, position of the layer, and nvcc's compiler."""
+"""The OS tools of a devel image: packages, base, position of the layer, and the compiler for nvcc."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cell(cuda: str, flavor: str = "devel", os: str = "debian12") -> Cell:
 
 
 def devel(name: str = "devel") -> LockedCell:
-    """A devel cell's lock."""
+    """The lock of a devel cell."""
     made = locked()
     devel_cell = replace(made.resolution.cell, flavor="devel")
     toolkit = replace(FACTS.toolkits["12.1"].toolkit, libraries=("nvidia/cublas/lib/libcublas.so.12",))
@@ -61,12 +61,12 @@ def planned(found: LockedCell) -> ImagePlan:
         ("12.1", "ubuntu24.04", "devel-gcc12"),
         ("11.7", "ubuntu22.04", "devel"),
         ("13.0", "ubuntu22.04", "devel"),
-        ("12.2", "debian12", "devel"),  # no own fact: that of 12.1
+        ("12.2", "debian12", "devel"),  # the facts do not have it: the entry of 12.1 applies
         ("11.9", "debian12", "devel-gcc11"),
         ("99.0", "debian12", "devel"),
     ],
 )
-def test_an_older_gcc_is_added_if_nvcc_refuses_the_systems(cuda: str, os: str, name: str) -> None:
+def test_an_older_gcc_is_added_if_nvcc_refuses_that_of_the_system(cuda: str, os: str, name: str) -> None:
     assert tools_of(cell(cuda, os=os), FACTS) == name
     assert tools_of(cell(cuda, "runtime", os), FACTS) is None
 
@@ -113,7 +113,7 @@ def test_the_older_gcc_is_beside_nvcc_with_every_name() -> None:
 
 
 def test_tools_are_above_the_toolkit_and_below_our_files() -> None:
-    """So runtime's and the toolkit's layers do not depend on the archive."""
+    """So the layers of runtime and toolkit do not depend on the OS archive."""
     image, runtime = planned(devel()), planned(locked())
 
     assert [layer.kind for layer in image.layers[-3:]] == ["wheels", "tools", "overlay"]

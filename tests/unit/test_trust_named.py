@@ -1,4 +1,4 @@
-"""Trust: only keys and policy named on the command line, each key only in its role."""
+"""Only keys and policies that the command line names are trusted, each key only in its role."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ assert OURS not in (WEAK, TRUSTING)
 
 @pytest.fixture
 def hostile(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder with files of another user."""
+    """The current folder, which contains a key and a matrix.yaml of another user."""
     folder = tmp_path / "cloned"
     folder.mkdir()
     (folder / "evil.pem").write_bytes(public_pem(UNKNOWN_KEY))
@@ -39,7 +39,7 @@ def hostile(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def by_an_unknown_key(scene: Scene) -> None:
-    """An image published and tested with the unknown key alone."""
+    """Publish an image that only the unknown key signed, including its report."""
     key = scene.publisher.folder / "publisher.pem"
     key.write_bytes(pem(UNKNOWN_KEY))
     report = scene.publisher.signed(scene.publisher.report(scene.image), key=UNKNOWN_KEY)
@@ -64,7 +64,7 @@ def test_verify_trusts_no_key_of_the_current_folder(scene: Scene, hostile: Path)
 def test_a_matrix_without_torchkilns_earlier_suites_has_no_other_policy(
     suites: str, noted: bool, scene: Scene, hostile: Path
 ) -> None:
-    """Only one that names other suites has."""
+    """A matrix differs in its policy only if it names other suites."""
     text, count = re.subn(r"(?m)^  suites:\n(    .*\n)+", f"  suites: {suites}\n", OURS)
     (hostile / "matrix.yaml").write_text(text)
 
@@ -72,7 +72,7 @@ def test_a_matrix_without_torchkilns_earlier_suites_has_no_other_policy(
     assert ("matrix.yaml: its policy not used" in scene.verify("--json").stderr) is noted
 
 
-def test_a_policy_file_that_is_named_counts(scene: Scene, hostile: Path) -> None:
+def test_a_policy_file_named_by_an_option_is_used(scene: Scene, hostile: Path) -> None:
     by_an_unknown_key(scene)
     done = scene.verify("--json", "--policy", "matrix.yaml", keys=())
 
@@ -85,7 +85,7 @@ def test_a_policy_file_that_is_named_counts(scene: Scene, hostile: Path) -> None
     "text", [WEAK, TRUSTING.replace("signed: false", "signed: true")], ids=["weak", "signed"]
 )
 def test_verify_uses_no_policy_of_the_current_folder(scene: Scene, hostile: Path, text: str) -> None:
-    """The image was published by a policy that demands less than ours."""
+    """The image was published with a policy that requires less than ours."""
     (hostile / "matrix.yaml").write_text(text)
     weak = scene.publisher.write(WEAK.encode(), "weak.yaml")
     failed = scene.publisher.report(scene.image, found("nccl-all-reduce", "failed", "hangs"), verdict="fail")
@@ -130,7 +130,7 @@ def test_gate_trusts_no_key_of_the_current_folder(scene: Scene, hostile: Path) -
     assert scene.publisher.run(*words, "--matrix", str(hostile / "matrix.yaml")).exit_code == 0
 
 
-def test_catalog_and_retract_trust_no_key_of_the_current_folder(scene: Scene, hostile: Path) -> None:
+def test_ls_and_withdraw_trust_no_key_of_the_current_folder(scene: Scene, hostile: Path) -> None:
     by_an_unknown_key(scene)
     result = json.loads(scene.publisher.run("ls", scene.target, "--json").stdout)
     assert (result["trusted"], result["signatures"]) == (False, "not verified")
@@ -148,7 +148,7 @@ def test_catalog_and_retract_trust_no_key_of_the_current_folder(scene: Scene, ho
 
 
 def test_a_cells_policy_cannot_disable_required_signatures(scene: Scene) -> None:
-    """`--trust` requires signatures; an exception with `signed: false` follows."""
+    """`--trust` requires signatures, even if a cell's policy has `signed: false`."""
     text = OURS + '  cells:\n    - {torch: "2.7.1", signed: false}\n'
     policy = scene.publisher.write(text.encode(), "policy.yaml")
     scene.publisher.keep(scene.publisher.report(scene.image))
@@ -173,7 +173,7 @@ def unsigned_bundle(scene: Scene) -> bytes:
 
 
 def roles(scene: Scene) -> tuple[str, ...]:
-    """The publisher's and the laboratory's key, each in its role."""
+    """Options that trust the publisher's and the laboratory's key, each in its role."""
     folder = scene.publisher.folder
     return (
         *("--key", f"publisher={folder / 'publisher.pub.pem'}"),
@@ -217,7 +217,7 @@ def test_a_laboratory_cannot_sign_for_a_publisher(scene: Scene, what: str) -> No
     scene.replace(kind, ByKey(ED).sign(attached_statement(scene, kind)).data)
 
     if what == "the decision":
-        assert scene.verify().exit_code == 0  # keys without a role count in both
+        assert scene.verify().exit_code == 0  # keys without a role count in both roles
     done = scene.verify(keys=roles(scene))
     assert isinstance(done.exception, VerificationFailed)
     assert why in done.exception.message

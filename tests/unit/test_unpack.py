@@ -1,4 +1,4 @@
-"""Layers become a root, and the layer that makes one tree of another."""
+"""Layers are unpacked to a root; and the layer with the differences of two trees."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_later_layers_add_and_replace(tmp_path: Path) -> None:
 
 
 def test_blocks_of_zeros_become_holes(tmp_path: Path) -> None:
-    """At any offset, and at the end; shorter runs are written, and the content is the same."""
+    """At any offset and at the end of a file; shorter runs of zeros are written; the content is unchanged."""
     text = b"text" * 5000
     content = {
         "end": text + bytes(3 << 20),
@@ -68,7 +68,7 @@ def test_blocks_of_zeros_become_holes(tmp_path: Path) -> None:
         content, True
     )
     allocated = {name: (root / name).stat().st_blocks * 512 for name in content}
-    assert allocated["only"] <= 32 << 10  # a block of which a reader passes two parts is written
+    assert allocated["only"] <= 32 << 10  # a block of zeros that arrives in two parts is written
     assert max(allocated[name] for name in ("end", "middle", "start")) < 128 << 10
     assert allocated["short"] >= len(content["short"])
 
@@ -93,7 +93,7 @@ def test_blocks_of_zeros_become_holes(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_reaches_out_is_refused_and_nothing_stays(
+def test_entries_that_leave_the_root_are_refused_and_nothing_stays(
     tmp_path: Path, entries: list[tuple[tarfile.TarInfo, bytes]], words: str
 ) -> None:
     outside = tmp_path / "outside"
@@ -177,7 +177,7 @@ def test_an_image_is_unpacked_once(tmp_path: Path) -> None:
 
 
 def test_other_users_do_not_reach_an_unpacked_image(tmp_path: Path) -> None:
-    """Its set-user-id programs would be root's on the host too."""
+    """Its set-user-id programs would also run as root on the host."""
     store = Store(tmp_path / "cache")
     root = unpacked_root(NOWHERE, [layer(tmp_path, entry("su", b"1", mode=0o4755))], store)
 
@@ -191,14 +191,14 @@ EPOCH = 1_600_000_000
 
 
 def upper(lower: list[Entry], whole: list[Entry]) -> bytes:
-    """The tar of the layer between two trees."""
+    """The tar of the layer that turns *lower* into *whole*."""
     out = io.BytesIO()
     write_upper([io.BytesIO(tar_of(lower))], io.BytesIO(tar_of(whole)), out, mtime=EPOCH)
     return out.getvalue()
 
 
 def test_a_new_file_with_several_names_is_written_once() -> None:
-    """Its first name has the content; what a base's file is linked to stays a file."""
+    """The first name has the content; a hard link to a file of the base becomes a file."""
     driver = [entry("./b", b"driver", mode=0o640), entry("./a", kind=HARD, to="./b", mode=0o640)]
     whole = [*BASE, *driver, entry("./c", kind=HARD, to="./b"), entry("./p", kind=HARD, to="./usr/bin/perl")]
     out = io.BytesIO()
@@ -266,7 +266,7 @@ def test_times_alone_are_no_difference_and_older_ones_stay() -> None:
 
 
 @pytest.mark.parametrize("change", ["mode", "uid", "gid", "xattr"])
-def test_what_belongs_to_a_file_is_a_difference(change: str) -> None:
+def test_attributes_of_a_file_are_a_difference(change: str) -> None:
     info, data = entry("./etc/a", b"1")
     if change == "xattr":
         info.pax_headers = {"SCHILY.xattr.user.x": "1"}
@@ -316,7 +316,7 @@ def test_names_of_any_length_and_script_come_through(name: str) -> None:
         ([*BASE, entry("./etc/b", kind=HARD, to="nowhere")], "is a hard link to nowhere"),
     ],
 )
-def test_what_no_layer_may_do_is_named(whole: list[Entry], words: str) -> None:
+def test_differences_that_a_layer_must_not_have_are_named(whole: list[Entry], words: str) -> None:
     with pytest.raises(BuildFailed) as caught:
         upper(BASE, whole)
     assert words in caught.value.message
@@ -337,11 +337,11 @@ LEAVES = st.one_of(
 )
 
 
-Leaves = dict[str, tuple[bytes, bytes, int]]  # path -> kind, content or target, mode
+Leaves = dict[str, tuple[bytes, bytes, int]]  # path -> (kind, content or target, mode)
 
 
 def entries(leaves: Leaves) -> list[Entry]:
-    """A tree with these leaves: each folder above one first; what would lie below a leaf is left out."""
+    """A tree with these leaves and their folders, folders first; paths below other leaves are left out."""
     paths = [path for path in leaves if not any(path.startswith(f"{other}/") for other in leaves)]
     folders = {"/".join(path.split("/")[:n]) for path in paths for n in range(1, path.count("/") + 1)}
     found = [entry(f"./{folder}", kind=FOLDER) for folder in sorted(folders)]
@@ -354,7 +354,7 @@ def entries(leaves: Leaves) -> list[Entry]:
 
 @given(st.dictionaries(PATHS, LEAVES, max_size=5), st.dictionaries(PATHS, LEAVES, max_size=5))
 def test_lower_and_layer_make_the_whole(lower: Leaves, more: Leaves) -> None:
-    """Or it is refused, because something would go; never a layer that makes another tree."""
+    """Lower and layer always give the whole; if paths would have to be deleted, it is an error instead."""
     below, whole = entries(lower), entries({**lower, **more})
     kinds = [
         {info.name.removeprefix("./").rstrip("/"): info.isdir() for info, _ in tree}

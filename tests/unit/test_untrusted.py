@@ -107,7 +107,7 @@ def test_the_lock_records_an_untrusted_source(locked: LockedCell, tmp_path: Path
 
 
 def test_a_lock_of_trusted_sources_has_no_mark() -> None:
-    """So committed locks keep their bytes."""
+    """So the bytes of committed locks do not change."""
     for locked in (reports.LOCKED, DEVEL):
         assert b"untrusted" not in to_json(locked)
         assert not is_untrusted(locked)
@@ -152,7 +152,7 @@ def test_an_unused_untrusted_index_does_not_count() -> None:
 
 
 class Shelf:
-    """An index with torch of that hash, and a companion of the default index."""
+    """A fake index that has torch with that hash, and numpy from the default index."""
 
     def __init__(self, sha256: str) -> None:
         self._sha256 = sha256

@@ -1,4 +1,4 @@
-"""Layers that remove paths of the layers below: written, unpacked, compared, verified; and on hard links."""
+"""Layers that remove paths of lower layers are written, unpacked, compared and verified; hard links."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def below(folder: Path) -> LayerBlob:
 
 
 def engines_tree(*layers: LayerBlob) -> set[str]:
-    """The paths by `read_tar`, which reads as engines do."""
+    """The paths that `read_tar` finds, which reads layers as engines do."""
     found: dict[str, object] = {}
     for each in layers:
         with open_layer(each.path) as stream:
@@ -68,7 +68,7 @@ def test_nothing_of_a_removed_path_is_left(tmp_path: Path, removed: tuple[str, .
 
     indexes = unpack(layers, tmp_path / "root")
 
-    above = {"lib"} if removed != ("lib",) else set()  # the folder of the whiteouts
+    above = {"lib"} if removed != ("lib",) else set()  # the folder that contains the whiteouts
     assert {path for path in tree_of_folder(tmp_path / "root") if path} == left | above
     assert set(joined(indexes)) - {""} == left | above
     assert engines_tree(*layers) == left | above
@@ -111,7 +111,7 @@ def test_a_link_is_removed_and_not_followed(tmp_path: Path) -> None:
         ([entry("lib/.wh.a"), entry("lib/a/x.py")], "the layer also removes it"),
     ],
 )
-def test_what_programs_would_read_differently_is_refused(
+def test_whiteouts_that_programs_would_read_differently_are_refused(
     tmp_path: Path, entries: list[tuple[tarfile.TarInfo, bytes]], words: str
 ) -> None:
     with pytest.raises(VerificationFailed, match=words):
@@ -119,7 +119,7 @@ def test_what_programs_would_read_differently_is_refused(
 
 
 def test_verify_knows_what_is_removed(tmp_path: Path) -> None:
-    """A layer above has a file in the removed folder, without the folder itself."""
+    """A layer above has a file in the removed folder, but no entry for the folder."""
     good = [
         below(tmp_path),
         removal(tmp_path, "lib/a/x.py"),

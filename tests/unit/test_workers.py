@@ -79,7 +79,7 @@ def test_a_process_that_cannot_start_is_reported(capfd: pytest.CaptureFixture[st
 
 
 def test_killed_workers_return_no_results(tmp_path: Path) -> None:
-    """Running calls are reported as dead; waiting ones are never started."""
+    """Running calls are reported as dead; waiting calls are never started."""
     with Workers(1, start) as workers:
         workers.submit(twice, 1).result()
         running = workers.submit(signal.pause)
@@ -95,7 +95,7 @@ def test_killed_workers_return_no_results(tmp_path: Path) -> None:
 
 
 def test_workers_of_a_killed_parent_end_silently(tmp_path: Path) -> None:
-    """Killed with an answer unread: to the worker the connection is then reset, not closed."""
+    """If the parent is killed before it reads an answer, the worker's connection is reset, not closed."""
     code = """
 import os, signal, time
 from torchkiln.util.processes import Workers
@@ -177,7 +177,7 @@ def test_a_lock_names_its_holder(other: subprocess.Popen[bytes], tmp_path: Path)
 
 
 def test_the_lock_of_a_killed_process_is_free_at_once(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """Its text is still there and ignored."""
+    """Its text still exists and is ignored."""
     lock = tmp_path / "lock"
     os.kill(other.pid, signal.SIGKILL)
     other.wait()
@@ -196,7 +196,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(other: subprocess.Popen[by
 def test_a_waiting_process_is_notified_once_of_the_holder(
     other: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    """And gets the lock as soon as the other ends."""
+    """It gets the lock as soon as the other process ends."""
     holders: list[Holder] = []
 
     def on_wait(found: Holder) -> None:
@@ -208,7 +208,7 @@ def test_a_waiting_process_is_notified_once_of_the_holder(
 
 
 def test_a_wait_can_be_cancelled(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """By an exception of `check`; the other's lock is unchanged."""
+    """An exception of `check` cancels it; the other process keeps the lock."""
     calls = []
 
     def check() -> None:
@@ -223,7 +223,7 @@ def test_a_wait_can_be_cancelled(other: subprocess.Popen[bytes], tmp_path: Path)
 
 
 def test_a_deleted_lock_file_does_not_break_exclusion(tmp_path: Path) -> None:
-    """Many threads, a lock file created and deleted each time: never two inside."""
+    """Several threads create and delete the lock file each time; never do two of them hold the lock."""
     inside, worst = [0], [0]
 
     def turn() -> None:
@@ -244,7 +244,7 @@ def test_a_deleted_lock_file_does_not_break_exclusion(tmp_path: Path) -> None:
 
 
 def test_a_lock_without_text_is_held(tmp_path: Path) -> None:
-    """Text that a full disk swallowed, or another release wrote."""
+    """The text may be missing because the disk was full, or may be of another release."""
     with hold(tmp_path / "lock"):
         for text in ("", "[]", '{"pid": "x"}', "{"):
             (tmp_path / "lock").write_text(text)
@@ -258,7 +258,7 @@ def test_a_lock_without_text_is_held(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_in_use_while_it_is_locked(tmp_path: Path) -> None:
-    """As the rootfs runtime does."""
+    """The rootfs runtime locks it."""
     from torchkiln.runtimes.rootfs import using
 
     assert not in_use(tmp_path)

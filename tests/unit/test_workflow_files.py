@@ -1,4 +1,4 @@
-"""The workflows as files: linters find no fault; the gate for other repositories; tools/release.py."""
+"""The workflow files: linters find no fault; the gate for other repositories; tools/release.py."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from torchkiln.util.places import ROOT
 
 
 def zizmor(folder: Path, *options: str) -> str:
-    """All its findings, with the auditor persona, which reports the most; without a network."""
+    """All findings of zizmor with the strictest persona, auditor, without a network; empty if none."""
     program = Path(sys.executable).with_name("zizmor")
     always = ["--offline", "--persona", "auditor", "--no-config", "--no-progress", "--strict-collection"]
-    always += ["--color", "never"]  # with CI set it would use colours without a terminal
+    always += ["--color", "never"]  # if CI is set, it uses colours even without a terminal
     done = subprocess.run(
         [program, *always, *options, folder],
         capture_output=True,
@@ -35,7 +35,7 @@ def zizmor(folder: Path, *options: str) -> str:
 
 
 def schema(kind: str, *files: Path) -> str:
-    """The errors of *files* by the schema that GitHub's or GitLab's editors use."""
+    """The errors of *files* according to the schema of GitHub or GitLab; empty if none."""
     from check_jsonschema import main  # imported here because it loads slowly
 
     done = CliRunner().invoke(main, ["--builtin-schema", f"vendor.{kind}", *map(str, files)])
@@ -47,7 +47,7 @@ def test_zizmor_finds_nothing() -> None:
 
 
 def test_findings_that_zizmor_ignores() -> None:
-    """Three calls by ./, for which it suggests $/. Each has a reason."""
+    """Three calls with a path that begins with ./, for which zizmor suggests $/. Each has a reason."""
     found = re.findall(r"^\w+\[([\w-]+)\]:", zizmor(GITHUB, "--no-ignores"), re.MULTILINE)
     ignored = [
         (file.name, rule, bool(reason.strip()))
@@ -76,7 +76,7 @@ def test_the_schemas_find_nothing() -> None:
 
 
 def test_calls_of_workflows_and_the_action_have_the_required_inputs() -> None:
-    """None of the three looks across files: inputs that are required, that exist, outputs that are named."""
+    """The linters do not compare files: required inputs, existing inputs, and used outputs."""
     faults = []
     for file in FILES:
         for name, job in loaded(file)["jobs"].items():
@@ -105,7 +105,7 @@ def test_calls_of_workflows_and_the_action_have_the_required_inputs() -> None:
 
 
 def test_pinned_versions_are_the_same_everywhere() -> None:
-    """One commit and version per action; only GitHub's actions."""
+    """Each action has one commit and version, and all actions are GitHub's."""
     pins = {
         found
         for file in (*FILES, ACTION)
@@ -116,7 +116,7 @@ def test_pinned_versions_are_the_same_everywhere() -> None:
 
 
 def test_write_permissions_have_a_reason() -> None:
-    """All others only read; the token for signing and the registry is in one job."""
+    """Other jobs only read; only one job has the token for signing and for the registry."""
     writing = {
         (file.name, name): {scope for scope, level in job["permissions"].items() if level == "write"}
         for file in FILES
@@ -133,7 +133,7 @@ def test_write_permissions_have_a_reason() -> None:
 
 
 def test_every_job_has_a_limit() -> None:
-    """Six hours are GitHub's; a called workflow has its own."""
+    """GitHub's default is six hours. A job that calls a workflow has the limits of that workflow."""
     assert [
         (file.name, name)
         for file in FILES
@@ -143,7 +143,7 @@ def test_every_job_has_a_limit() -> None:
 
 
 def test_files_are_yaml_without_duplicate_keys() -> None:
-    """PyYAML uses the last of two; GitHub refuses them."""
+    """PyYAML uses the last of two equal keys; GitHub refuses the file."""
 
     class Strict(yaml.BaseLoader):
         pass
@@ -193,7 +193,7 @@ def test_images_must_be_named_by_digest(place: Scene) -> None:
 
 
 def test_the_workflow_must_be_called_by_commit(place: Scene) -> None:
-    """A moved branch would be another gate, unnoticed."""
+    """If a branch moved, another gate would run unnoticed."""
     for ref in ("main", "v1.0.0", "", "1a2b3c4", "A" * 40):
         ran = gate(place, ref=ref)[-1]
         assert (ran.code, f"ref: {ref} is no commit" in ran.out) == (2, True), ref
@@ -201,7 +201,7 @@ def test_the_workflow_must_be_called_by_commit(place: Scene) -> None:
 
 
 def test_its_files_are_of_the_commit_named_by_the_caller(place: Scene) -> None:
-    """Not of the newest, and not of the caller's files."""
+    """Neither the newest commit nor the caller's files are used."""
     script = place.origin / ".github/actions/torch-gate/gate.sh"
     script.write_text("#!/bin/sh\nexit 77\n")
     newest = commit(place.origin)
@@ -239,7 +239,7 @@ def test_the_example_has_the_required_inputs() -> None:
 
 
 def test_the_action_in_another_job(place: Scene) -> None:
-    """Then GitHub downloads it, with its repository."""
+    """GitHub then downloads the action with its repository."""
     defaults = {key: step.get("default", "") for key, step in loaded(ACTION)["inputs"].items()}
     passed = {**defaults, "image": IMAGE, "script": SCRIPT, "keys": "a.pem"}
     ran = place.job("action.yml", "torch-gate", {f"inputs.{key}": text for key, text in passed.items()})
@@ -257,7 +257,7 @@ OTHER = "2.8.0-cuda12.1-cudnn9-runtime"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Scene:
-    """With a key in its folder."""
+    """A checkout with a key in its folder."""
     found = scene(tmp_path)
     (tmp_path / "key.pem").write_bytes(pem(P256))
     (tmp_path / "key.pem").chmod(0o600)
@@ -265,7 +265,7 @@ def checkout(tmp_path: Path) -> Scene:
 
 
 def released(checkout: Scene, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """`tools/release.py` in a clone."""
+    """Run `tools/release.py` in a clone."""
     runner: Runner = checkout.runner(**environ)
     command = [sys.executable, "tools/release.py", "--to", TO, "--key", str(checkout.folder / "key.pem")]
     return subprocess.run(
@@ -279,7 +279,7 @@ def released(checkout: Scene, *arguments: str, **environ: str) -> subprocess.Com
 
 
 def steps(checkout: Scene, tag: str) -> list[list[str]]:
-    """The commands for the image *tag*; paths by their last part."""
+    """The commands for the image *tag*; of paths, only the last component."""
     cell = ["--torch", tag.partition("-")[0]]
     commands = checkout.calls("torchkiln")
     mine = [words for words in commands if any(tag in word for word in words) or words[1:3] == cell]
@@ -335,7 +335,7 @@ def test_an_unknown_commit_is_an_error(checkout: Scene) -> None:
 
 
 def test_the_public_key_matches_the_private_key(tmp_path: Path) -> None:
-    """A key with a pass phrase too; the pass phrase stays for `publish`."""
+    """Also for a key with a passphrase; the passphrase stays in the environment for `publish`."""
     code = (
         "import sys, os, pathlib; sys.path.insert(0, 'tools'); import release;"
         "print(release.public_half(pathlib.Path(sys.argv[1])).decode(), end='');"
@@ -358,7 +358,7 @@ def test_the_public_key_matches_the_private_key(tmp_path: Path) -> None:
 
 
 def test_an_invalid_key_is_an_error(checkout: Scene) -> None:
-    """Before anything is built."""
+    """It is reported before anything is built."""
     done = released(checkout, "--key", "Makefile")
 
     assert done.returncode == 2

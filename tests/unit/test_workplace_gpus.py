@@ -1,4 +1,4 @@
-"""An image with device code for some GPUs is not started where no GPU can run it."""
+"""A thin image is not started if no GPU of the host can run its device code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def thin(*kept: str) -> Image:
 
 
 def of(*capabilities: str) -> Driver:
-    """A driver with a GPU of each of *capabilities*."""
+    """A driver with one GPU for each of *capabilities*."""
     found = []
     for text in capabilities:
         major, _, minor = text.partition(".")
@@ -41,11 +41,11 @@ def of(*capabilities: str) -> Driver:
     [
         ("9.0", "9.0", False),
         ("8.0", "9.0", True),
-        ("8.0", "8.6", False),  # machine code runs on later minors of its major
+        ("8.0", "8.6", False),  # machine code runs on higher minor versions of its major version
         ("8.6", "8.0", True),
         ("8.0,9.0", "8.9", False),
         ("8.0,9.0", "12.0", True),
-        ("9.0", "7.0,9.0", False),  # one can be used
+        ("9.0", "7.0,9.0", False),  # one GPU can be used
         ("9.0", "7.0,8.0", True),
         ("9.0", "", False),  # torch runs on the CPU
     ],
@@ -57,13 +57,13 @@ def test_binary_compatibility_decides(kept: str, here: str, refused: bool) -> No
 
 
 def test_an_image_with_all_device_code_starts_everywhere() -> None:
-    """As ever, with a warning: torch itself says it."""
+    """A warning is printed, as before; torch reports the error."""
     assert gpus.refusal(image(), of("3.5")) == ()
     assert list(report.unsupported(image(), of("3.5")))
 
 
 def test_the_refusal_says_what_to_use() -> None:
-    """What the image has, each GPU once, and the tag of the image that serves it, if there is one."""
+    """The image's capabilities, each GPU model once, and the full image's tag if that has code for it."""
     first, second = gpus.refusal(thin(), of("7.0", "7.0", "7.5"))
     unknown = gpus.refusal(thin(), of("12.0"))[1]
 
@@ -76,7 +76,7 @@ def test_the_refusal_says_what_to_use() -> None:
 
 
 def test_gpus_that_cannot_be_used_are_named() -> None:
-    """Beside one that can: at the start and by the doctor."""
+    """At the start and by the doctor, also if another GPU can be used."""
     found = of("9.0", "7.0")
     (warning,) = report.unsupported(thin(), found)
 
@@ -84,7 +84,7 @@ def test_gpus_that_cannot_be_used_are_named() -> None:
     assert FULL in warning
 
 
-def test_the_doctor_tells(place: Place) -> None:
+def test_the_doctor_reports_unsupported_gpus(place: Place) -> None:
     lines = {line.about: line for line in checks.run_all(thin(), of("9.0", "7.0"), machine())}
 
     assert lines["GPUs"].state == "problem"
@@ -133,7 +133,7 @@ def test_before_a_command(
 def test_before_the_services(
     allowed: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """1: with everything off there is nothing to run."""
+    """With exit code 1, the check has passed, and there is no service to run."""
     monkeypatch.setattr(command.image, "load", lambda: thin("9.0"))
     monkeypatch.setattr("workplace.services.runtime_folder", lambda: Path("/proc/none"))
     for name, value in {"FAKE_CAPABILITY": "70", "TORCHKILN_ANY_GPU": allowed}.items():
@@ -182,7 +182,7 @@ def test_the_entrypoint_stops_only_for_a_refusal(
 
 
 def test_what_comes_before_the_check(tmp_path: Path) -> None:
-    """`doctor` and `help` answer on every machine."""
+    """`doctor` and `help` work on every machine."""
     script = (PACKAGE.parent / "entrypoint").read_text()
 
     assert script.index("doctor | help)") < script.index("workplace gpus") < script.index('*) exec "$@"')

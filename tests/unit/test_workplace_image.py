@@ -1,4 +1,4 @@
-"""The image's metadata, and the messages of a container at its start."""
+"""The image's metadata, and the messages at the start of a container."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workplace.machine import SMALL_SHM
 from workplace.settings import SWITCHES
 
 VOLTA = Gpu(name="Tesla V100", capability=(7, 0), memory=16 << 30)
-# Faults, and texts that their warnings must contain. Each is tested alone, and all together.
+# Faults, and texts that their warnings must contain. They are tested one by one and all together.
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "fault": (
         {"fault": "CUDA does not start", "remedy": "restart the host"},
@@ -40,19 +40,19 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
 
 
 def warned(in_driver: dict[str, Any], in_machine: dict[str, Any]) -> list[str]:
-    """The warnings of a container with these troubles."""
+    """The warnings of a container with these faults."""
     return list(report.warnings(image(), driver(**in_driver), machine(**in_machine)))
 
 
 def test_without_faults_there_are_no_warnings() -> None:
     assert warned({}, {}) == []
     assert warned({}, {"shm": SMALL_SHM + 1}) == []
-    assert warned({"version": "525.60.13"}, {}) == []  # the oldest sufficient one
+    assert warned({"version": "525.60.13"}, {}) == []  # the oldest sufficient driver
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_each_fault_is_one_warning(what: str) -> None:
-    """Two GPUs of the same kind are one fault."""
+    """Two GPUs of the same model give one warning."""
     in_driver, in_machine, words = WRONG[what]
     (warning,) = warned(in_driver, in_machine)
 
@@ -69,7 +69,7 @@ def test_all_faults_are_reported() -> None:
 
 
 def test_a_container_without_a_gpu_warns_once() -> None:
-    """No driver, no version: neither is too old."""
+    """Without a driver there is no version that could be too old."""
     nothing = {"version": "", "cuda": "", "gpus": (), "passed": False, "fault": "no GPU", "remedy": "--gpus"}
     assert warned(nothing, {}) == ["no GPU: --gpus"]
 
@@ -105,7 +105,7 @@ def test_facts_describe_the_machine() -> None:
 
 
 def test_messages_go_to_stderr_with_our_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """So that they differ from those of services in the log."""
+    """So the log distinguishes them from messages of services."""
     report.say("one", "two")
 
     assert capsys.readouterr() == ("", "torchkiln: one\ntorchkiln: two\n")
@@ -126,7 +126,7 @@ def test_the_report_is_of_this_machine(
 
 @needs_gcc
 def test_a_shell_starts_with_a_summary_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Build facts, GPUs, and their faults."""
+    """Facts of the build, GPUs, and their faults."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.setenv("FAKE_DRIVER", "470.57.02")
     first, gpus, *rest = greeting.text(image()).splitlines()
@@ -140,7 +140,7 @@ def test_a_shell_starts_with_a_summary_of_the_image(monkeypatch: pytest.MonkeyPa
 
 @needs_gcc
 def test_a_shell_does_not_wait_for_a_slow_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It prints that, and starts. The doctor waits longer."""
+    """It prints a warning and starts. The doctor waits longer."""
     assert greeting.DRIVER_TIMEOUT < module.LIMIT
     monkeypatch.setattr(greeting, "DRIVER_TIMEOUT", 0.3)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
@@ -161,7 +161,7 @@ def test_help_lists_every_variable_with_its_default() -> None:
 
 
 def test_help_fits_80_columns() -> None:
-    """The table of switches, which is as long as their meanings."""
+    """The table of settings does."""
     table = helping.text(image()).partition("NAME=VALUE")[2].partition("\n\n")[0]
 
     assert max(map(len, table.splitlines())) <= helping.WIDTH
@@ -173,7 +173,7 @@ CAPABILITIES = [(major, minor) for major in range(3, 14) for minor in range(10)]
 
 
 def ours(archs: tuple[str, ...], capability: tuple[int, int]) -> bool:
-    """The result of the code that builds images."""
+    """The result of the code that plans images."""
     return how_served(archs, f"{capability[0]}.{capability[1]}") is not None
 
 
@@ -201,7 +201,7 @@ def test_image_json_is_read_as_the_build_writes_it(tmp_path: Path) -> None:
 
 
 def test_unknown_metadata_is_empty(tmp_path: Path) -> None:
-    """If CUDA's libraries are inside torch's wheel, the lock may not have their versions."""
+    """The lock may not have the versions of CUDA libraries that are inside torch's wheel."""
     texts = ("tag", "torch", "cuda", "wheel_cuda", "cudnn", "nccl", "python", "min_driver", "full_driver")
     warning = dict.fromkeys(texts, "1") | {"cudnn": None, "archs": [], "wheels": [], "schema": 1}
     (tmp_path / "image.json").write_text(json.dumps(warning))
@@ -210,7 +210,7 @@ def test_unknown_metadata_is_empty(tmp_path: Path) -> None:
 
 
 def test_supported_gpus_match_those_of_the_builder() -> None:
-    """Two programs that cannot share code, over all builds that are known and all GPUs there could be."""
+    """The two programs cannot share code; compared for all known builds and all possible capabilities."""
     differ = [pair for pair in product(BUILDS, CAPABILITIES) if serves(*pair) is not ours(*pair)]
 
     assert differ == []
@@ -227,7 +227,7 @@ def test_each_arch_separately(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sm", "compute"])
 @pytest.mark.parametrize("letter", ["a", "f"])
 def test_a_letter_after_an_arch_means_only_that_gpu(kind: str, letter: str) -> None:
-    """Stricter than the table of builds, which treats sm_90a as sm_90: none of its wheels has a letter."""
+    """Stricter than the planner, which treats sm_90a as sm_90, because no known wheel has such a letter."""
     for series, capability in product(SERIES, CAPABILITIES):
         archs, own = (f"{kind}_{series}{letter}",), (int(series[:-1]), int(series[-1]))
 
@@ -236,6 +236,6 @@ def test_a_letter_after_an_arch_means_only_that_gpu(kind: str, letter: str) -> N
 
 
 def test_an_invalid_arch_supports_nothing() -> None:
-    """A list of the future is passed over, not a traceback in every container."""
+    """Unknown names of a future image are ignored; they must not give a traceback in every container."""
     assert not serves(("sm_", "sm_next", "", "sm"), (9, 0))
     assert serves(("sm_next", "sm_90"), (9, 0))

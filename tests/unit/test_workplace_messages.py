@@ -1,4 +1,4 @@
-"""The texts in both languages, and how a container chooses one."""
+"""The texts in both languages, and how a container chooses the language."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from workplace.messages import TEXTS, language
 __all__ = ["place"]
 
 VOLTA = Gpu(name="Tesla V100", capability=(7, 0), memory=16 << 30)
-# Texts that code composes the key of.
+# Keys that the code composes.
 COMPOSED = re.compile(r"(state|about|setting|default|cuinit)\..+|problems\.[01]|help\..+")
-# Must be the same in both languages: options, variables, paths.
+# Options, variables and paths, which must be the same in both languages.
 TYPED = re.compile(r"(?<!\w)--[a-z-]+|[A-Z_]{6,}|/[a-z]+/[a-z/_]+")
 
 
@@ -72,7 +72,7 @@ def calls() -> Iterator[tuple[str, set[str]]]:
 
 
 def test_every_text_gets_its_values() -> None:
-    """A missing one would be a traceback in the one situation in which it is needed."""
+    """A missing value would give a traceback in the situation in which the message is needed."""
     assert [(key, names) for key, names in calls() if not placeholders(TEXTS[key][0]) <= names] == []
 
 
@@ -104,7 +104,7 @@ def test_every_text_is_used() -> None:
     ],
 )
 def test_the_locale_decides(environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for gettext: LC_ALL, LC_MESSAGES, LANG. An encoding other than UTF-8 gets English."""
+    """LC_ALL precedes LC_MESSAGES and LANG, as for gettext. Encodings other than UTF-8 get English."""
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "utf-8"))
 
     assert language(environ) == expected
@@ -120,14 +120,14 @@ def in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG", "zh_CN.UTF-8")
     for name in ("LC_ALL", "LC_MESSAGES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(messages, "_used", 0)  # and afterwards again
+    monkeypatch.setattr(messages, "_used", 0)  # restored afterwards
 
 
 @needs_gcc
 def test_the_doctor_in_chinese(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Words, columns and the number of problems; programs read the same JSON as ever."""
+    """Words, columns and the number of problems; the JSON output is the same in all languages."""
     in_chinese(monkeypatch)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.setenv("FAKE_DRIVER", "470.57.02")
@@ -159,7 +159,7 @@ TROUBLES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.usefixtures("chinese", "place")
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_every_line_is_chinese(trouble: str) -> None:
-    """Of the doctor and of the start. A line of values alone, such as "8.0 GiB", has no language."""
+    """Lines of the doctor and of the start, except for lines that only have values, such as "8.0 GiB"."""
     in_image, in_driver, in_machine = TROUBLES[trouble]
     found = (image(**in_image), driver(**in_driver), machine(**in_machine))
     lines = [*report.facts(*found[1:]), *report.warnings(*found)]
@@ -186,7 +186,7 @@ def test_faults_of_the_driver_are_chinese(init: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("chinese")
 def test_help_in_chinese() -> None:
-    """Each setting has a line, in the columns of a terminal."""
+    """Each setting has a line, aligned by the width of characters."""
     text = helping.text(image())
     table = text.partition("设置（-e NAME=VALUE）：\n")[2].partition("\n\n")[0].splitlines()
     width = [sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in line) for line in text.splitlines()]
@@ -222,5 +222,5 @@ def test_invalid_settings_in_chinese(
     ]
 
 
-def test_doctor_is_formatted_by_the_width_of_letters() -> None:
+def test_doctor_is_formatted_by_the_width_of_characters() -> None:
     assert (doctor._padded("ok", 8), doctor._padded("正常", 8)) == ("ok      ", "正常    ")

@@ -1,4 +1,4 @@
-"""The services of settings: their commands, log lines, and shared folder."""
+"""The services that the settings start: their commands, log lines, and shared folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workplace import services, ssh
 from workplace.settings import Jupyter, TensorBoard
 
 TOKENS = st.text("".join(map(chr, range(ord("!"), ord("~") + 1))), min_size=1)
-# A container's first process, below a folder.
+# The first process of a container, with all paths below a folder.
 CONTAINER = """
 import os, sys; sys.path.insert(0, {package!r})
 from pathlib import Path
@@ -31,7 +31,7 @@ sys.exit(services.run(settings.read(os.environ, root=False), image.load(Path({fa
 
 
 def lab(**more: object) -> Jupyter:
-    """The default Jupyter settings, with the changes *more*."""
+    """The default settings of Jupyter, changed by *more*."""
     defaults: dict[str, object] = {"token": None, "port": 8888, "base_url": "/", "origin": ""}
     return Jupyter(**defaults | more)  # type: ignore[arg-type]
 
@@ -52,7 +52,7 @@ def container(folder: Path, script: str = "", **environ: str) -> subprocess.Comp
 
 @given(TOKENS)
 def test_a_set_token_is_neither_in_the_process_list_nor_in_the_log(token: str) -> None:
-    """Command and log line are the same for all tokens; the environment contains it."""
+    """Command and log line do not depend on the token, which is passed in the environment."""
     service, line = services.jupyter(lab(token=token), {"MINE": "value"})
     with_another_token, same = services.jupyter(lab(token="quite another"), {})
 
@@ -69,7 +69,7 @@ def test_a_generated_token_is_in_the_log() -> None:
 
 
 def test_without_a_token_each_start_generates_one() -> None:
-    """192 bits, independent of that variable in the user's environment."""
+    """It has 192 bits; the user's JUPYTER_TOKEN in the environment is replaced."""
     made = {services.jupyter(lab(), {})[0].environ["JUPYTER_TOKEN"] for _ in range(5)}
 
     assert len(made) == 5
@@ -77,7 +77,7 @@ def test_without_a_token_each_start_generates_one() -> None:
 
 
 def test_disabled_authentication_is_logged() -> None:
-    """Jupyter ignores an empty variable, so an option is used too."""
+    """Jupyter ignores an empty variable, so an option is used, too."""
     service, line = services.jupyter(lab(token=""), {})
 
     assert "--IdentityProvider.token=" in service.command
@@ -111,7 +111,7 @@ def test_tensorboard_gets_its_settings() -> None:
 
 
 def test_the_container_has_the_exit_code_of_its_service(tmp_path: Path) -> None:
-    """The services are noted for the health check; the log has the image, the token, and the reason."""
+    """Services are recorded for the health check; the log has the image, the token, and the reason."""
     done = container(tmp_path, 'echo "$JUPYTER_TOKEN" >>token; exit 7', JUPYTER_PORT="9999")
     (token,) = (tmp_path / "token").read_text().split()  # started once: restarts are disabled
     defaults = done.stderr.splitlines()
@@ -162,7 +162,7 @@ def test_a_port_of_a_service_that_is_off_is_free(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
-    """A system that is read-only and has no tmpfs."""
+    """For example, on a read-only system without a tmpfs."""
     (tmp_path / "run").write_text("a file where a folder should be")
     done = container(tmp_path)
 
@@ -173,7 +173,7 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_shared_folder_is_private(tmp_path: Path) -> None:
-    """Created if it is missing; reused at a restart."""
+    """It is created if it is missing, and reused at a restart."""
     for _ in range(2):
         services._make_private(tmp_path / "deep/run")
 
@@ -182,7 +182,7 @@ def test_the_shared_folder_is_private(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["link", "others", "group", "owner"])
 def test_a_planted_folder_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/tmp is world-writable, and files of this folder give access to accounts."""
+    """/tmp is world-writable, and files in this folder give access to accounts."""
     place = tmp_path / "run"
     (tmp_path / "elsewhere").mkdir()
     if what == "link":
