@@ -134,9 +134,10 @@ class EnginePair:
         *,
         pull: bool = True,
     ) -> Sample:
-        """Build and push with *commands*, then pull with the other engine, which the sum does not include.
+        """Build and push with *commands*, then pull with the other engine; the sum does not include the pull.
 
-        Core-seconds are those of the commands, without engine and registry. Bytes: the registry's contents.
+        Core-seconds are those of the commands, without engine and registry; bytes are the registry's
+        contents.
         """
         environ = {**self.subject.environ, **self.engine, **more}
         build, push = (measure(argv, env=environ, cwd=self.subject.scratch)[0] for argv in commands)
