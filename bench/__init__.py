@@ -1,1 +1,1 @@
-"""Benchmarks against other tools, with the same inputs, in alternating rounds."""
+"""Benchmarks of torchkiln and other tools, with the same inputs, in alternating rounds."""

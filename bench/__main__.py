@@ -1,6 +1,6 @@
 """`python -m bench [NAME...]`: run benchmarks and write docs/bench.json, docs/bench.md and the plot.
 
-Prints the page on stdout and progress on stderr. The results of other benchmarks stay.
+Prints the page on stdout and progress on stderr. Results of benchmarks that are not run are kept.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NAMES = (*OF_SUBJECT, *OF_WORKSHOP)
 NOT_MEASURED = (
     "Nine real sets: their wheels are 28 GB of downloads; the growth by cells uses generated wheels.",
 )
-_QUICK = 100  # the quick set has 1/100 of the true sizes
+_QUICK = 100  # --quick uses 1/100 of the real sizes
 
 
 @click.command()
@@ -75,13 +75,13 @@ _QUICK = 100  # the quick set has 1/100 of the true sizes
 )
 @click.option("--rows", is_flag=True, help="print rows for docs/numbers.json instead of the page")
 def main(names: tuple[str, ...], rounds: int, quick: bool, output: Path | None, rows: bool) -> None:
-    """Run the benchmarks NAMES (none: all)."""
+    """Run the benchmarks NAMES, or all if there are none."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the scratch folder is deleted
     folder = output or (None if quick else ROOT / "docs")
     document = _previous(folder)
     for name in names or NAMES:
         document["benchmarks"][name] = _run(name, rounds, quick)
-        if folder:  # after each, so that an interruption loses nothing
+        if folder:  # after each benchmark, so that an interruption loses no results
             _publish(document, folder)
     text = pretty_json(report.number_rows(document)).decode() if rows else report.page(document)
     click.echo(text, nl=False)
@@ -108,7 +108,7 @@ def _run(name: str, rounds: int, quick: bool) -> dict[str, Any]:
 
 @contextmanager
 def _subject(cache: Store, scratch: Path, quick: bool) -> Iterator[Subject]:
-    """The real set; or a generated one of a hundredth of its size, on a local index."""
+    """The real set, or a generated set of a hundredth of its size on a local index."""
     if not quick:
         yield real(cache, scratch)
         return

@@ -1,6 +1,6 @@
 """Build images from an index, push them to a registry, and pull them into a second Docker engine.
 
-All contenders of a run share two Docker engines; each has its own empty registry.
+All contenders of a run share two Docker engines; each has an empty registry.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class EnginePair:
         return tag_of(self.subject.locked.resolution)
 
     def ours(self, *, bytecode: bool, base: bool = True, pull: bool = True) -> Sample:
-        """`build --ahead`, then `publish`. Without *pull* if another contender has pulled the same bytes."""
+        """`build --ahead`, then `publish`. *pull* is not needed if another contender has pulled the same
+        bytes."""
         cache = self.subject.cache("ours", wheels=False, bytecode=bytecode, base=base)
         layout = self.subject.scratch / "layout"
         with self._registry() as registry:
@@ -86,7 +87,7 @@ class EnginePair:
     def plain(self, requirements: str, *, bare: bool = False) -> Sample:
         """A Dockerfile with `pip install -r` of *requirements*, then `docker push`.
 
-        *bare*: from a bare Debian, on which apt installs the packages of our base.
+        :param bare: start from a bare Debian, on which apt installs the packages of torchkiln's base.
         """
         with self._registry() as registry, tempfile.TemporaryDirectory(dir=self.subject.scratch) as folder:
             secrets = self._lay(Path(folder), requirements, bare)
@@ -101,7 +102,7 @@ class EnginePair:
                 self._forget(name)
 
     def import_bases(self) -> None:
-        """Import our base and a bare Debian into the engine, for FROM lines."""
+        """Import torchkiln's base and a bare Debian into the engine, for FROM lines."""
         blob = self.subject.store.blob(self.subject.locked.base.digest)
         self._docker("import", str(blob), OUR_BASE)
         of = recipe(self.subject.locked.base.os)
@@ -133,9 +134,10 @@ class EnginePair:
         *,
         pull: bool = True,
     ) -> Sample:
-        """Build and push with *commands*, then pull with the other engine, which the sum does not include.
+        """Build and push with *commands*, then pull with the other engine; the sum does not include the pull.
 
-        Core-seconds are those of the commands, without engine and registry. Bytes: the registry's contents.
+        Core-seconds are those of the commands, without engine and registry; bytes are the registry's
+        contents.
         """
         environ = {**self.subject.environ, **self.engine, **more}
         build, push = (measure(argv, env=environ, cwd=self.subject.scratch)[0] for argv in commands)
@@ -187,7 +189,7 @@ def pip_secrets(subject: Subject) -> dict[str, bytes]:
 
 
 def engine_pair(subject: Subject) -> EnginePair:
-    """Two engines that end with this process.
+    """Two Docker engines that end with this process.
 
     :raises NoEngine: this machine cannot run one.
     """

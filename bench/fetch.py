@@ -1,8 +1,8 @@
 """`python -m bench.fetch METHOD N IMAGES TAG FOLDER`: download the wheels of a lock and do nothing else.
 
 METHOD is `curl` (N connections; nothing is hashed), `curl-ranges` (with a range request for each file) or
-`own` (our downloader, N threads). All look up the URLs with our code and an empty cache. Prints the number of
-downloaded bytes.
+`own` (torchkiln's downloader, N threads). All methods look up the URLs with torchkiln's code and an empty
+cache. Prints the number of downloaded bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchkiln.store.store import Store
 
 
 def streams() -> int:
-    """The maximum number of concurrent connections of our build."""
+    """The maximum number of concurrent connections of torchkiln's build."""
     return scheduler._STREAMS + scheduler._SMALL_STREAMS
 
 
@@ -43,7 +43,7 @@ def curl_ranges(downloads: Downloads, locked: LockedCell, folder: Path, connecti
 
 
 def own(downloads: Downloads, locked: LockedCell, folder: Path, connections: int) -> None:
-    """Download with our downloader, the largest first."""
+    """Download with torchkiln's downloader, the largest first."""
     with ThreadPoolExecutor(connections) as pool:
         fetched = [
             pool.submit(

@@ -21,7 +21,7 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
 _DATE = 33  # 1980-01-01
-_STEPS = (8 << 20, 1 << 20, 64 << 10, 4 << 10)  # bytes of data a piece
+_STEPS = (8 << 20, 1 << 20, 64 << 10, 4 << 10)  # bytes of data in a piece
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,12 +31,12 @@ class Piece:
     stream: bytes
     crc: int
     size: int
-    digest: str  # as in RECORD
+    digest: str  # the hash, as in RECORD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelShape:
-    """A wheel of *size* bytes, of which the part *words* (0 to 1) is compressible data."""
+    """A wheel of *size* bytes, of which the fraction *words* (0 to 1) is compressible data."""
 
     size: int
     words: float
@@ -61,7 +61,7 @@ def write_wheel(wheel: LockedWheel, shape: WheelShape, store: Store) -> LockedWh
 
 
 def named(name: str) -> LockedWheel:
-    """A wheel with the name *name*, not written yet."""
+    """A wheel with the name *name*, which is not written yet."""
     return LockedWheel(
         name=name,
         version="1.0",
@@ -84,7 +84,8 @@ def _files(wheel: LockedWheel, stem: str, shape: WheelShape) -> Iterator[tuple[s
             while missing >= len(piece.stream):
                 yield f"{top}/{kind}{number}.so", piece
                 missing, number = missing - len(piece.stream), number + 1
-    tags = "-".join(wheel.filename.removesuffix(".whl").split("-")[-3:])  # a build number may be before them
+    # The last three parts; a build number may precede them.
+    tags = "-".join(wheel.filename.removesuffix(".whl").split("-")[-3:])
     metadata = f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n"
     yield f"{stem}.dist-info/METADATA", _piece(metadata.encode())
     yield (
@@ -106,7 +107,7 @@ def _piece(data: bytes) -> Piece:
 
 @functools.cache
 def _data(kind: str, size: int) -> Piece:
-    """*size* bytes of noise or of words, which deflate to about two fifths."""
+    """*size* bytes of noise, or of words, which deflate compresses to about two fifths."""
     chance = random.Random(f"{kind} {size}")
     if kind == "noise":
         return _piece(chance.randbytes(size))

@@ -19,7 +19,7 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
-_LONG = 15.0  # seconds; a point that takes longer is measured once
+_LONG = 15.0  # seconds; a point that takes longer is measured only once
 _MIB = 1 << 20
 _STATE = "base and wheels in our cache, wheels in the page cache, layers not; locks without recorded layers"
 _PYTHON = f"{_STATE}; the base's Python extracted before"
@@ -38,7 +38,8 @@ class GrowthPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workshop:
-    """The folders for generated wheels: *base* is the user's cache, read only; *scratch* is beside it."""
+    """The folders for generated wheels: *base* is the user's cache, which is only read; *scratch* is beside
+    it."""
 
     base: Store
     scratch: Path
@@ -51,7 +52,7 @@ class Workshop:
 
 
 def cells(workshop: Workshop, rounds: int, say: Say) -> Outcome:
-    """1, 3 and 9 cells one after the other, with one cache, into one layout."""
+    """Measure 1, 3 and 9 cells, built one after the other with one cache into one layout."""
     divisor = 200 if workshop.quick else 10
     store = Store(workshop.scratch / "cells")
     tags = sorted((path.parent.name for path in (ROOT / "images").glob("*/lock.json")), reverse=True)
@@ -79,7 +80,7 @@ def cells(workshop: Workshop, rounds: int, say: Say) -> Outcome:
 
 
 def cores(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """1, 2, 4 ... cores, up to all."""
+    """Measure with 1, 2, 4 ... cores, up to all."""
     there = sorted(os.sched_getaffinity(0))
     counts = [count for count in (1, 2, 4, 8, 16) if count <= len(there)]
     points = [
@@ -129,7 +130,7 @@ def count(workshop: Workshop, rounds: int, say: Say) -> Outcome:
 
 
 def size(workshop: Workshop, rounds: int, say: Say) -> Outcome:
-    """One wheel of 1 to 1000 MB, of compressible and of incompressible data."""
+    """Measure one wheel of 1 to 1000 MB, with compressible and with incompressible data."""
     megabytes = (1, 10, 40) if workshop.quick else (1, 10, 100, 1000)
     points: list[GrowthPoint] = []
     for words, kind in ((1.0, "deflates to 2/5"), (0.0, "does not deflate")):
@@ -162,7 +163,7 @@ def size(workshop: Workshop, rounds: int, say: Say) -> Outcome:
 
 
 def measured(points: Sequence[GrowthPoint], rounds: int, say: Say) -> dict[tuple[str, ...], Side]:
-    """Measure all points in each round; long ones once."""
+    """Measure all points in each round; points that take long only once."""
     samples: dict[tuple[str, ...], list[Sample]] = {point.labels: [] for point in points}
     for turn in range(rounds):
         for point in points:

@@ -9,8 +9,8 @@ from html import escape
 
 from bench.plot import number, sheet
 
-_HEIGHT, _LEFT, _END, _TOP, _FLOOR = 420, 70, 590, 56, 372  # pixels; names are right of _END
-_MARKED = 40  # points; with more, they are not marked
+_HEIGHT, _LEFT, _END, _TOP, _FLOOR = 420, 70, 590, 56, 372  # pixels; the names of series are right of _END
+_MARKED = 40  # maximum number of points that are marked
 _COLOURS = (
     ("#0969da", "#58a6ff", "none"),
     ("#bc4c00", "#f0883e", "7 3"),
@@ -45,7 +45,7 @@ class Axis:
 
 
 def linear(title: str, values: Iterable[float]) -> Axis:
-    """From zero, with about six round ticks."""
+    """A linear axis from zero, with about six round ticks."""
     top = max(values) * 1.05
     unit = 10 ** math.floor(math.log10(top / 6))
     step = next(unit * times for times in (1, 2, 5, 10) if top / (unit * times) <= 7)
@@ -54,7 +54,7 @@ def linear(title: str, values: Iterable[float]) -> Axis:
 
 
 def decades(title: str, values: Iterable[float]) -> Axis:
-    """Logarithmic, with a tick at each power of ten."""
+    """A logarithmic axis, with a tick at each power of ten."""
     known = list(values)
     first, last = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
     last = max(last, first + 1)
@@ -63,7 +63,7 @@ def decades(title: str, values: Iterable[float]) -> Axis:
 
 
 def sizes(title: str, values: Iterable[float]) -> Axis:
-    """Logarithmic, of bytes, with a tick at each factor of 16 below the largest."""
+    """A logarithmic axis of bytes, with a tick at each factor of 16 below the largest."""
     known = list(values)
     low, high = min(known), max(known)
     ticks = []
@@ -87,7 +87,7 @@ def figure(value: float) -> str:
 
 
 def lines(title: str, legend: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
-    """The plot, with the series' names and last values on the right, sorted by these."""
+    """The plot, with the names and last values of the series on the right, sorted by last value."""
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
         across, up = x.part(point[0]), y.part(point[1])
@@ -105,7 +105,7 @@ def lines(title: str, legend: str, x: Axis, y: Axis, series: Sequence[Series]) -
 
 
 def _axes(x: Axis, y: Axis) -> Iterator[str]:
-    """Their lines, names and ticks."""
+    """The lines, names and ticks of both axes."""
     for value, name in x.ticks:
         at = _LEFT + (_END - _LEFT) * x.part(value)
         yield f'<path class="grid" d="M{at:.1f} {_TOP}V{_FLOOR}"/>'

@@ -36,12 +36,13 @@ def describe() -> dict[str, Any]:
             "kernel": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         },
         "versions": found,
-        "load": round(os.getloadavg()[0], 2),  # before the first run, to show whether the machine was idle
+        # Load before the first run, which shows whether the machine was idle.
+        "load": round(os.getloadavg()[0], 2),
     }
 
 
 def _commit() -> str:
-    """The short commit id, with a + if files have changed."""
+    """The short commit id, with a + if files differ from it."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -23,7 +23,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessSample:
-    """One process: times in core-seconds; `reaped`: of its children that have ended."""
+    """One process, with times in core-seconds; `reaped` is the time of its children that have ended."""
 
     parent: int
     command: str
@@ -38,7 +38,7 @@ class Watch:
     root: int
     peak: int = 0
     seen: dict[int, ProcessSample] = field(default_factory=dict)
-    threads: dict[int, float] = field(default_factory=dict)  # the root's, core-seconds
+    threads: dict[int, float] = field(default_factory=dict)  # core-seconds of the root process
 
 
 def measure(
@@ -48,11 +48,11 @@ def measure(
     cwd: Path,
     cores: frozenset[int] | None = None,
 ) -> tuple[Sample, bytes]:
-    """Run *argv* on *cores* (None: all); returns the measurements and its stdout.
+    """Run *argv* on *cores* (None: all); return the measurements and its stdout.
 
     Core-seconds are exact, from wait4 at the end; memory and stages are sampled ten times a second.
 
-    :raises Failed: its exit code is not 0.
+    :raises Failed: the exit code is not 0.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
         started = time.perf_counter()
@@ -89,10 +89,10 @@ def measure(
 
 
 def stage_seconds(watch: Watch, total: float) -> tuple[tuple[str, float], ...]:
-    """Core-seconds by stage, recognised by command lines and threads.
+    """Core-seconds by stage, which command lines and threads show.
 
-    download: the root's threads except the first; convert: worker processes; byte-code: the workers'
-    children; rest: the rest of *total* (start, plan, layout; and processes that no sample shows).
+    download: the threads of the root process except the first; convert: worker processes; byte-code: children
+    of workers; rest: the rest of *total* (start, plan, layout, and processes that no sample caught).
     """
     workers = {pid for pid, one in watch.seen.items() if "multiprocessing.spawn" in one.command}
     compilers = {
@@ -140,7 +140,7 @@ def _look_until(watch: Watch, over: threading.Event) -> None:
 
 
 def _look(watch: Watch) -> None:
-    """Take a sample; processes can end meanwhile."""
+    """Take a sample; processes can end while it is taken."""
     stats = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (text := _read(f"/proc/{entry.name}/stat")):

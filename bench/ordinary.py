@@ -17,7 +17,7 @@ _COMPRESSORS = {"gzip -6": "gzip -6", "pigz -6": "pigz -6 -p2"}
 
 
 def pip(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """From cached wheels to compressed layers, without the base; *rounds* is ignored."""
+    """Measure the way from cached wheels to compressed layers, without the base; *rounds* is ignored."""
     here, required = f"{sys.version_info[0]}.{sys.version_info[1]}", minor(subject.locked.base.python)
     if here != required:
         reason = f"pip, tar and gzip: the wheels are for Python {required}, and this is {here}"
@@ -51,7 +51,7 @@ def pip(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 
 def _theirs(subject: Subject, say: Say) -> tuple[tuple[Side, ...], tuple[str, ...]]:
-    """Run pip once, then each installed compressor on its result; returns also what was skipped."""
+    """Run pip once, then each installed compressor on the result; also return the skipped compressors."""
     venv = subject.scratch / "venv"
     found, left_out = [], []
     try:

@@ -39,7 +39,8 @@ class Bar:
 
 
 def bars(title: str, legend: str, rows: Sequence[Bar]) -> str:
-    """The chart. Scales start at zero; bars without a named scale share one per unit and kind of target."""
+    """The chart. Scales start at zero; bars without a named scale share a scale for each unit and kind of
+    target."""
     height = _TOP + _ROW * len(rows) + 16
     tops: dict[object, float] = {}
     for bar in rows:

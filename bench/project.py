@@ -1,4 +1,5 @@
-"""Benchmark changes of a project: image in the layout, then in a registry; against Docker's BuildKit.
+"""Benchmark changes of a project until its image is in a layout, and in a registry; against Docker's
+BuildKit.
 
 A line of code is changed (`project`), or a small package is added to the requirements (`package`).
 """
@@ -17,7 +18,7 @@ from bench.subject import KILN, Subject
 from tests.engine.root import NoEngine
 
 _DOCKER = "docker buildx build and docker push"
-# Pure Python, without dependencies: one is new in each round.
+# Pure-Python packages without dependencies; each round adds a new one.
 _SMALL = (
     *("humanize", "xmltodict", "toolz", "natsort", "unidecode", "inflection", "parse", "boltons", "pyfiglet"),
     *("sortedcontainers", "cachetools", "colorama"),
@@ -27,7 +28,8 @@ Change = Callable[[ProjectScene], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """What is changed in each round, and how it is reported. `changes`: for one side, by round."""
+    """The change in each round, and the text of its rows. `changes` gives the changes of one side, by
+    round."""
 
     name: str
     title: str
@@ -41,7 +43,7 @@ class _Row:
 
 
 def project(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """A changed line, built and pushed."""
+    """Measure a changed line of code, built and pushed."""
 
     def changes() -> Iterator[Change]:
         while True:
@@ -62,7 +64,7 @@ def project(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 
 def package(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """A small package added to the requirements: locked, built and pushed."""
+    """Measure a small package that is added to the requirements: locked, built and pushed."""
     present = {wheel.name for wheel in subject.locked.wheels}
     new = [name for name in _SMALL if name not in present]
 

@@ -40,7 +40,7 @@ _PACKAGES = """\
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \\
     --mount=type=cache,target=/root/.cache pip install -r requirements.txt
 """
-Command = tuple[str, Sequence[str]]  # the step that it is, and its words
+Command = tuple[str, Sequence[str]]  # name of the step, and words of the command
 
 
 @dataclass
@@ -68,7 +68,7 @@ class ProjectScene:
         (self.project / "requirements.txt").write_text("".join(f"{one}\n" for one in (first, *packages)))
 
     def ours(self, *, lock: bool) -> Sample:
-        """Build and push; *lock* first. Bytes: what the registry has more afterwards."""
+        """Build and push, with *lock* also lock first. Bytes: what is added to the registry."""
         cell, layout = self.subject.locked.resolution.cell, ("--output", str(self.folder / "layout"))
         chosen = ("--torch", cell.torch, "--cuda", cell.cuda, "--images", str(self.subject.images))
         named = ("--project", str(self.project), *chosen)
@@ -78,7 +78,7 @@ class ProjectScene:
         return self._measured([*locking, build], {"TORCHKILN_CACHE": str(self.cache)})
 
     def docker(self, engine: Mapping[str, str]) -> Sample:
-        """The same with the engine, from an image that it has."""
+        """Build and push with the engine, on an image that the engine has."""
         name = f"{self.registry.host}/team/docker:main"
         secrets = [
             word for each in ("pip", "ca") for word in ("--secret", f"id={each},src={self.folder}/{each}")
@@ -95,14 +95,15 @@ class ProjectScene:
         self._measured([("push", push)], {"TORCHKILN_CACHE": str(self.cache)})
 
     def engine(self) -> Mapping[str, str]:
-        """An engine with the image of the cell, under the name in the Dockerfile, which is written."""
+        """An engine with the image of the cell, under the name in the Dockerfile; the Dockerfile is written,
+        too."""
         engine = reach(os.getpid())
         parent = f"{self.registry.host}/team/ours:unproven-{tag_of(self.subject.locked.resolution)}"
         pull = ["docker", "pull", "--quiet", parent]
         subprocess.run(pull, env=dict(engine), stdout=subprocess.DEVNULL, check=True)
         for name, content in pip_secrets(self.subject).items():
             (self.folder / name).write_bytes(content)
-        packages = "" if self.subject.generated else _PACKAGES  # the generated pip does not run
+        packages = "" if self.subject.generated else _PACKAGES  # the pip of generated wheels does not run
         (self.folder / "Dockerfile").write_text(_DOCKERFILE.format(parent=parent, packages=packages))
         return engine
 
@@ -119,7 +120,8 @@ class ProjectScene:
 
 
 def _lock_nothing(subject: Subject, folder: Path) -> None:
-    """Write the lock of a project that needs only packages of the image: uv cannot use generated wheels."""
+    """Write the lock of a project that needs only packages of the image, because uv cannot use generated
+    wheels."""
     needs, tag = needs_of(folder, subject.locked, subject.store), tag_of(subject.locked.resolution)
     lock = ProjectLock(
         name=_NAME,
@@ -149,7 +151,7 @@ def project_scene(subject: Subject) -> Iterator[ProjectScene]:
             measure(build, env={**subject.environ, "TORCHKILN_CACHE": str(cache)}, cwd=subject.scratch)
             scene.push_parent()
             scene.change()
-            scene.ours(lock=False)  # makes the lock, and the layers of the packages
+            scene.ours(lock=False)  # creates the lock, and the layers of the packages
             os.sync()
             yield scene
     finally:

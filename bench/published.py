@@ -24,7 +24,7 @@ _STATE = (
 
 
 def published(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """With the base in our cache and in the engine."""
+    """Measure with the base in torchkiln's cache and in the engine."""
     at = engine_pair(subject)
     locked = _requirements(subject)
     contenders = (
@@ -93,7 +93,8 @@ def published_others(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 
 def published_cold(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """Without a base: ours builds it from Debian's archive, theirs installs its packages with apt."""
+    """Measure without a base: torchkiln builds it from Debian's archive; Docker installs the same packages
+    with apt."""
     at = engine_pair(subject)
     locked = _requirements(subject)
     ours, theirs = "ours, from nothing", "docker build from a bare Debian"

@@ -1,4 +1,4 @@
-"""`python -m bench.recompress IMAGES TAG STORE OUT`: a simple alternative: inflate, tar, isal at level 1.
+"""`python -m bench.recompress IMAGES TAG STORE OUT`: a simple alternative, inflate, tar, and isal at level 1.
 
 Makes every layer of the lock's plan from cached wheels, with a process per core, the largest first. It
 verifies each wheel's hash, and hashes the tar and the blob. It installs nothing (no launchers, no RECORD, no
@@ -47,7 +47,7 @@ class Recompressed(io.RawIOBase):
         return len(view)
 
     def end(self) -> int:
-        """Finish; returns the size of the blob."""
+        """Finish; return the size of the blob."""
         self._emit(self._compressor.flush())
         return self.size
 
@@ -58,7 +58,7 @@ class Recompressed(io.RawIOBase):
 
 
 def layer(spec: WheelLayer, wheels: tuple[Path, ...], out: Path) -> int:
-    """Write the *wheels* of *spec* as one blob to *out*; returns its size."""
+    """Write the *wheels* of *spec* as one blob to *out*; return its size."""
     with out.open("wb", buffering=_BUFFER) as file:
         sink = Recompressed(file)
         with tarfile.open(fileobj=sink, mode="w|", bufsize=_BUFFER) as tar:

@@ -13,19 +13,19 @@ from bench.results import STAGES, Figure, Outcome, Sample, Side, outcome_from_js
 _MIB = 1 << 20
 _HEAD = """# Benchmarks
 
-`make bench` writes this page; [bench.json](bench.json) has the values of every round. The rows of a
-table ran alternately (A B C, A B C, ...). A ratio is computed in each round. The tables show the median with
-minimum and maximum. Seconds are elapsed time, including the start of Python.
-Core-seconds are user and system time of the whole process tree, as the kernel counts them at its end. Memory
-is the largest sum of the PSS of all processes, read ten times a second. Sizes are decimal; a MiB is 2^20.
+`make bench` writes this page; [bench.json](bench.json) has the values of every round. The rows of a table
+ran alternately in one run (A B C, A B C, ...). Ratios compare two rows of the same round. The tables show
+the median, with minimum and maximum. Seconds are elapsed time, including the start of Python. Core-seconds
+are user and system time of the whole process tree, as the kernel counts them at its end. Memory is the
+largest sum of the PSS of all processes, read ten times a second. Sizes are decimal; a MiB is 2^20 bytes.
 
 ![The ratios and targets as bars](bench-ratios.svg)
 """
 _TAIL = """
 ## Reproduce
 
-    make bench                           all of it; run `make image` first: the wheels come from the cache
-    .venv/bin/python -m bench cold warm  only these; the results of the others stay
+    make bench                           all benchmarks; run `make image` first, which fills the cache
+    .venv/bin/python -m bench cold warm  only these benchmarks; the results of the others are kept
     .venv/bin/python -m bench --quick    small generated wheels, a local index: tests the benchmarks
 
 Use an idle machine; the sections above show the load average before each start. Nothing is written to the

@@ -58,7 +58,8 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A reported number: a value for each round, and an optional target for the median or the worst value."""
+    """A reported number, with a value for each round and an optional target for the median or the worst
+    value."""
 
     what: str
     unit: str  # "×", "s", "MB/s", "MiB"
@@ -87,7 +88,7 @@ class Outcome:
 
     name: str
     title: str
-    state: str  # of caches and page cache, the same for all sides
+    state: str  # the state of caches and page cache, the same for all sides
     sides: tuple[Side, ...] = ()
     figures: tuple[Figure, ...] = ()
     series: tuple[tuple[str, ...], ...] = ()
@@ -143,7 +144,7 @@ def outcome_from_json(value: Mapping[str, Any]) -> Outcome:
 
 
 def addresses_in(text: str, paths: Iterable[str]) -> list[str]:
-    """The addresses, and those of *paths*, in *text*, which must not be published."""
+    """The addresses, and the *paths* of this machine, that *text* contains and that must not be published."""
     return _ADDRESS.findall(text) + [path for path in paths if path in text]
 
 

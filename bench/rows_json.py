@@ -1,4 +1,4 @@
-"""Writes JSON with one line for each outer value: a small record with a readable diff."""
+"""Writes JSON with one line for each outer value, for files that are small and have readable diffs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmark publishing an image whose layers are in the registry already, against skopeo; and `verify`."""
+"""Benchmark publishing an image whose layers the registry already has, against skopeo; and `verify`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.keys import pem, public_pem
 from torchkiln.matrix.tags import tag_of
 
 _OURS, _SKOPEO, _VERIFY = "ours, publish", "skopeo copy", "ours, verify"
-_FIRST = "team/pytorch"  # the repository that has the layers from the start
+_FIRST = "team/pytorch"  # the repository that has the layers at the start
 
 
 @dataclass
@@ -44,21 +44,23 @@ class PublishScene:
         return f"{self.registry.host}/team/sibling-{self.count}"
 
     def publish(self, repository: str) -> Sample:
-        """Publish with signed SBOMs, provenance and gate decision; --override, as there are no reports."""
+        """Publish with signed SBOMs, provenance and gate decision; --override, because there are no
+        reports."""
         argv = [*KILN, "publish", self.tag, "--output", str(self.folder / "layout"), "--to", repository]
         argv += ["--images", str(self.subject.images)]
         argv += ["--key", str(self.folder / "key.pem"), "--override", "a benchmark", "--quiet"]
         return self._measured(argv)
 
     def skopeo(self, repository: str) -> Sample:
-        """Copy the image alone."""
+        """Copy only the image."""
         source, target = f"oci:{self.folder}/layout:{self.tag}", f"docker://{repository}:{self.tag}"
         return self._measured(
             ["skopeo", "copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false", source, target]
         )
 
     def verify(self) -> Sample:
-        """Verify without layers, with an empty cache. Without reports, it ends with 12 after all checks."""
+        """Verify without layers, with an empty cache. The exit code is 12 after all checks, because there are
+        no reports."""
         reference = f"{self.registry.host}/{_FIRST}:{self.tag}"
         words = [*KILN, "verify", reference, "--key", str(self.folder / "pub.pem"), "--quiet"]
         with tempfile.TemporaryDirectory(dir=self.folder) as cache:
@@ -75,7 +77,7 @@ class PublishScene:
 
 
 def sibling(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """With every layer in another repository of the registry."""
+    """Measure with all layers in another repository of the registry."""
     with _scene(subject) as scene:
         contenders = (
             Contender(

@@ -1,4 +1,4 @@
-"""Run the contenders of benchmarks in processes of their own; preparation is not timed."""
+"""Run each contender of a benchmark in a separate process; preparation is not timed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def alternate(contenders: Sequence[Contender], rounds: int, say: Say) -> dict[st
     for turn in range(rounds):
         for contender in contenders:
             if contender.rounds is None or turn < contender.rounds:
-                os.sync()  # so that no contender waits for the data of another
+                os.sync()  # so that no contender waits until the data of another is written
                 sample = contender.run()
                 samples[contender.name].append(sample)
                 taken = f"{sample.wall:.2f} s, {sample.core:.1f} core-seconds"
@@ -58,11 +58,11 @@ def build(
     images: Path | None = None,
     cores: frozenset[int] | None = None,
 ) -> Sample:
-    """Run our build into a layout, with its own cache; bytes: of its wheel layers.
+    """Run torchkiln's build into a layout, with a separate cache; bytes are those of its wheel layers.
 
     If .pyc files were missing in the cache, they are kept, and the build runs again.
 
-    :raises Failed: it failed, or .pyc files are missing again.
+    :raises Failed: the build failed, or .pyc files are missing again.
     """
     layout = subject.scratch / "layout"
     for _ in range(2):
@@ -88,7 +88,7 @@ def built(
     images: Path | None = None,
     cores: frozenset[int] | None = None,
 ) -> Sample:
-    """Run our build with *cache* into *layout*."""
+    """Run torchkiln's build with *cache* into *layout*."""
     sample, out = run(
         subject, [*subject.command(images), "--output", str(layout)], {"TORCHKILN_CACHE": str(cache)}, cores
     )
@@ -111,7 +111,7 @@ def keep_bytecode(subject: Subject) -> tuple[ImageLayer, ...]:
 
 
 def download(subject: Subject, method: str, connections: int) -> Sample:
-    """Download the wheels with bench.fetch; bytes: downloaded."""
+    """Download the wheels with bench.fetch; bytes are the downloaded bytes."""
     folder = subject.scratch / "bare"
     folder.mkdir()
     arguments = [
@@ -142,7 +142,7 @@ def recompress(subject: Subject) -> Sample:
 
 
 def pip_install(subject: Subject, venv: Path) -> Sample:
-    """Run pip in a new venv, from a folder of the same wheels; it compiles .pyc files, its default."""
+    """Run pip in a new venv, with a folder of the same wheels; by default it compiles .pyc files."""
     wheels = subject.scratch / "find-links"
     wheels.mkdir(exist_ok=True)
     for wheel in subject.locked.wheels:
@@ -181,7 +181,7 @@ def run(
     more: Mapping[str, str] | None = None,
     cores: frozenset[int] | None = None,
 ) -> tuple[Sample, bytes]:
-    """Measure *argv* in the subject's environment, in our checkout."""
+    """Measure *argv* in the subject's environment, in this checkout."""
     return measure(argv, env={**subject.environ, **(more or {})}, cwd=ROOT, cores=cores)
 
 

@@ -1,4 +1,4 @@
-"""The wheels that a benchmark builds: the real set from the user's cache (read only), or a generated one."""
+"""The wheels that a benchmark builds: the real set from the user's cache (only read), or a generated set."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Subject:
     store: Store  # only read
     scratch: Path  # on the same file system
     environ: Mapping[str, str]
-    options: tuple[str, ...] = ()  # of our build, in addition to those that name the cell
+    options: tuple[str, ...] = ()  # arguments of torchkiln's build, in addition to those that name the cell
 
     @property
     def generated(self) -> bool:
-        """Whether its wheels are generated."""
+        """Whether the wheels are generated."""
         return self.images != ROOT / "images"
 
     @property
@@ -57,7 +57,7 @@ class Subject:
         """A new cache folder.
 
         :param bytecode: with the .pyc packs and the base's Python.
-        :param python: with the base's Python, which a first build extracts in some seconds.
+        :param python: with the base's Python, which a first build extracts in a few seconds.
         :param base: with the base.
         """
         root = self.scratch / name
@@ -87,7 +87,7 @@ class Subject:
         return sum(1 for _ in (cache / "bytecode").glob("*.pack"))
 
     def command(self, images: Path | None = None) -> list[str]:
-        """The command of our build of the cell, without --output."""
+        """The command of torchkiln's build of the cell, without --output."""
         cell = self.locked.resolution.cell
         chosen = ["--torch", cell.torch, "--cuda", cell.cuda, "--images", str(images or self.images)]
         return [*KILN, "build", *chosen, *self.options, "--json", "--quiet"]
@@ -112,7 +112,7 @@ KILN = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py")]
 def real(store: Store, scratch: Path) -> Subject:
     """The cell of TAG.
 
-    :raises ConfigError: its wheels or its base are not in *store*.
+    :raises ConfigError: the cell's wheels or its base are not in *store*.
     """
     locked = load_locked(ROOT / "images", TAG)
     missing = [wheel.filename for wheel in locked.wheels if not store.has_wheel(wheel)]

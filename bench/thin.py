@@ -23,8 +23,8 @@ _KINDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     _THIN: (_GPUS, "`--gpus 9.0`: device code of libraries with an open licence"),
     _OWN: ((*_GPUS, "--own-use"), "`--gpus 9.0 --own-use`: of NVIDIA's libraries, too"),
 }
-_TIME = 2.5  # most seconds for each second of the image for all GPUs
-_GB: Mapping[tuple[str, str], float] = {  # of the set of 2.7.1 × 12.1
+_TIME = 2.5  # maximum ratio to the time of the image for all GPUs
+_GB: Mapping[tuple[str, str], float] = {  # sizes of the set of 2.7.1 × 12.1
     (_THIN, "gzip"): 2.88,
     (_THIN, "zstd"): 2.08,
     (_OWN, "gzip"): 1.85,
@@ -33,7 +33,7 @@ _GB: Mapping[tuple[str, str], float] = {  # of the set of 2.7.1 × 12.1
 
 
 def thin(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """Warm builds with all checks and with recorded layers, then the sizes in both formats."""
+    """Measure warm builds with all checks and with recorded layers, then the sizes in both formats."""
     unrecorded = subject.without_records()
     recorded = subject.scratch / "images-with-records"  # where a build writes the lock of a thin cell
     save(recorded, subject.locked)

@@ -1,7 +1,7 @@
-"""python -m bench.thin_sizes: builds thin images of several torch releases, and writes their sizes.
+"""`python -m bench.thin_sizes`: builds thin images of several torch releases, and writes their sizes.
 
-Measures into docs/thin-sizes.json; `--page` only writes table and chart of docs/thin.md from it. Downloads
-four sets of wheels (12 GB) and needs 15 GB of free space at a time; 25 minutes on two cores.
+The sizes are written to docs/thin-sizes.json; `--page` only writes table and chart of docs/thin.md from that
+file. Downloads four sets of wheels (12 GB) and needs 15 GB of free space at a time; 25 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def measured() -> Iterator[dict[str, Any]]:
 
 
 def _copy_base(torch: str, cuda: str, cache: Path) -> None:
-    """The base, so that it is not built again."""
+    """Copy the base, so that it is not built again."""
     [lock] = (ROOT / "images").glob(f"{torch}-cuda{cuda}-cudnn*-runtime/lock.json")
     digest = load_locked(ROOT / "images", lock.parent.name).base.digest
     source, target = Store(cache_root()).blob(digest), Store(cache).blob(digest)
@@ -55,7 +55,7 @@ def _copy_base(torch: str, cuda: str, cache: Path) -> None:
 
 
 def _bytes(folder: Path, *words: str) -> int | None:
-    """The compressed bytes of an image; None if there is none for these GPUs. The image is deleted."""
+    """Build an image and delete it; its compressed bytes, or None if there is no image for these GPUs."""
     layout = folder / "layout"
     argv = [sys.executable, str(ROOT / "build.py"), *words, "--images", str(folder / "images"), "--json"]
     environ = os.environ | {"TORCHKILN_CACHE": str(folder / "cache")}

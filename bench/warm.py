@@ -16,7 +16,7 @@ STATE = (
 
 
 def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """Layers from cached wheels, against bench.recompress."""
+    """Measure layers from cached wheels, against bench.recompress."""
     unrecorded = subject.without_records()
     full, rival = "ours, full verification", "isal at level 1"
     contenders = [
@@ -64,7 +64,8 @@ def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 
 def unchanged(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """The second build, against a start of Python; with three times as many rounds, as they are short."""
+    """Measure a second build, against a start of Python; three times as many rounds, because they are
+    short."""
     cache, layout = subject.cache("ours", wheels=True, bytecode=True), subject.scratch / "layout"
     try:
         sides.built(subject, cache, layout)

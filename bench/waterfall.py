@@ -1,4 +1,4 @@
-"""Draw how a value falls, step after step: what is left as a bar, and what the step took away beside it."""
+"""Draw how a value falls step by step: the rest as a bar, and beside it the part that the step removed."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python -m bench.zstd_levels LAYER ... [--levels 3,6,3+ldm24]
 
-LAYER is a gzip blob, as in the cache's blobs/sha256/. A level is a number, or NUMBER+ldmLOG: with
-long-distance matching in a window of 2 to the power LOG bytes. One thread; nothing is written.
+LAYER is a gzip blob, as in the cache's blobs/sha256/. A level is a number, or NUMBER+ldmLOG for
+long-distance matching in a window of 2 to the power LOG bytes. Uses one thread, and writes nothing.
 """
 
 from __future__ import annotations

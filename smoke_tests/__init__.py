@@ -1,1 +1,1 @@
-"""The checks that run inside an image. Never on sys.path: runner.py and one.py load the package by path."""
+"""The checks that run inside an image. It is never on sys.path: runner.py and one.py load it by path."""

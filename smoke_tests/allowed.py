@@ -16,7 +16,7 @@ def packages_folder(prefix: Path, python: str) -> str:
 
     In an image of another Python than the base's, lib/python3.12 is a link to lib/python3.11.
 
-    :raises ValueError: it is not below *prefix*.
+    :raises ValueError: the folder is not below *prefix*.
     """
     folder = prefix / f"lib/python{'.'.join(python.split('.')[:2])}/site-packages"
     return folder.resolve().relative_to(prefix.resolve()).as_posix()
@@ -25,7 +25,7 @@ def packages_folder(prefix: Path, python: str) -> str:
 def allowed_unresolved(
     wheels: Iterable[Mapping[str, Any]], site: str, listed: Path = LIST
 ) -> list[list[str]]:
-    """Sorted pairs that are unresolved in an image with *wheels*, whose packages are in the folder *site*.
+    """Sorted pairs that may be unresolved in an image with *wheels*, whose packages are in the folder *site*.
 
     An entry applies if one of its versions of its distribution is installed.
     """
@@ -41,7 +41,7 @@ def allowed_unresolved(
 def optional(
     pairs: Iterable[Sequence[str]], wheels: Iterable[Mapping[str, Any]], site: str, listed: Path = LIST
 ) -> list[list[str]]:
-    """The *pairs* that may be unresolved or not, in any version of the distribution that has the file.
+    """The *pairs* that are allowed, but need not be unresolved, in any version of the file's distribution.
 
     Files and sonames of these entries are patterns of fnmatch.
     """
@@ -60,5 +60,5 @@ def _pairs(entries: Iterable[Mapping[str, Any]], site: str) -> Iterator[tuple[st
 
 
 def _matches(pair: Sequence[str], pattern: tuple[str, str]) -> bool:
-    same_depth = pair[0].count("/") == pattern[0].count("/")  # * of fnmatch matches a slash, too
+    same_depth = pair[0].count("/") == pattern[0].count("/")  # fnmatch's * matches a slash, too
     return same_depth and fnmatchcase(pair[0], pattern[0]) and fnmatchcase(pair[1], pattern[1])

@@ -1,7 +1,7 @@
 """Decide whether a check applies, from facts and compute capability. Imports no torch.
 
-The reason is the id of a fact (torchkiln/data/compat.yaml has its text and sources), never prose: readers of
-a report, such as the gate, call this function again.
+The reason is the id of a fact, never a sentence, so that readers of a report, such as the gate, can compute
+it again. torchkiln/data/compat.yaml has the text and the sources of each fact.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Cell(NamedTuple):
     torch: tuple[int, ...]
     python: tuple[int, ...]
     flavor: str
-    capability: tuple[int, int] | None  # the lowest of the GPUs; None: no GPU, which excludes no check
+    capability: tuple[int, int] | None  # the lowest of the GPUs; None (no GPU) excludes no check
     cut: bool  # the image has device code for some GPUs only
 
 
@@ -53,7 +53,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
 
 
 def not_applicable(check: str, facts: Mapping[str, Any], capability: tuple[int, int] | None) -> str | None:
-    """The id of the fact because of which *check* does not apply to this image; None: it applies."""
+    """The id of the fact that excludes *check* for this image; None: the check applies."""
     rules = RULES.get(check, ())
     cell = _cell(facts, capability) if rules else None
     return next((fact for fact, excludes in rules if cell and excludes(cell)), None)

@@ -1,8 +1,8 @@
 """List the checks of a suite folder from their source, without importing them.
 
 A check is a function ``test_<name>`` with ``@pytest.mark.tier(n)``; its id is the name with hyphens. The
-literal VALUES declares its values by id (values.py). So the list is the same if torch cannot be imported, and
-the host knows the checks and their values without running the image.
+literal VALUES declares its values by id (values.py). The list is the same if torch cannot be imported, and
+the host gets the checks and their values without running the image.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Check(NamedTuple):
     file: str
     function: str
     limit: float  # seconds
-    of_image: bool  # it compares with a lock, so it does not apply to an environment without one
+    of_image: bool  # compares with a lock, so it does not apply to an environment without a lock
     values: dict[str, dict[str, Any]]  # by name, as declared in VALUES
 
 
 def catalogue(folder: Path) -> tuple[Check, ...]:
     """All checks of the suite in *folder*, sorted by tier and id.
 
-    :raises ValueError: a test function has no tier or no VALUES, or two have the same id.
+    :raises ValueError: a test function has no tier or no VALUES, or two functions have the same id.
     """
     found: dict[str, Check] = {}
     for path in sorted(folder.glob("test_*.py")):
@@ -67,7 +67,7 @@ def catalogue(folder: Path) -> tuple[Check, ...]:
 def digest(folder: Path) -> str:
     """The digest of the suite in *folder*, for a run without a host that computes it.
 
-    It covers the path of each file, and its bytes; of Python, the syntax tree without docstrings.
+    It covers the path of each file, and its bytes, or of Python its syntax tree without docstrings.
     torchkiln.smoke.suite computes the same without running code of the suite.
     """
     result = hashlib.sha256()
@@ -86,20 +86,20 @@ def digest(folder: Path) -> str:
 
 
 def driver_probe(folder: Path) -> Path:
-    """The script that queries the driver: the suite's own, which a copy made by torchkiln has; in a checkout
-    the one that images contain."""
+    """The script that queries the driver. A copy of the suite made by torchkiln contains it; in a checkout it
+    is in rootfs/, as images contain it."""
     own = folder / DRIVER_PROBE
     return own if own.exists() else folder.parent / _DRIVER_PROBE_OF_IMAGES
 
 
 def missing(folder: Path) -> str | None:
-    """A sentence if *folder* was copied without the file that is elsewhere; None: the suite is complete."""
+    """A sentence if *folder* was copied without the script of `driver_probe`; None: the suite is complete."""
     path = driver_probe(folder)
     return None if path.is_file() else f"{path}: no such file: copy rootfs/ of torchkiln beside smoke_tests/"
 
 
 def _tree(node: Any) -> str:
-    """A syntax tree as text. Empty fields are left out: newer Python versions have more of them."""
+    """A syntax tree as text, without empty fields, because newer Python versions add empty fields."""
     if isinstance(node, list):
         return "[" + ", ".join(_tree(item) for item in node) + "]"
     if isinstance(node, ast.Constant):
@@ -122,7 +122,7 @@ def _tree(node: Any) -> str:
 def _declared(body: list[ast.stmt], file: str) -> dict[str, dict[str, dict[str, Any]]]:
     """VALUES of a file, by check and name.
 
-    :raises ValueError: it is missing, is not a literal, or a declaration is not one of values.py's.
+    :raises ValueError: VALUES is missing or no literal, or a declaration is not valid by values.py.
     """
     literals = [
         node.value

@@ -7,8 +7,8 @@ from typing import Any
 
 
 def relative_error(found: Any, reference: Any) -> float:
-    """‖found - reference‖ / ‖reference‖ (Frobenius) in FP64; NaN, which is within no bound, if any value is
-    NaN or *reference* is all zero."""
+    """‖found - reference‖ / ‖reference‖ (Frobenius norm) in FP64. NaN, which is within no bound, if any value
+    is NaN or *reference* is all zero."""
     exact = reference.double()
     off, size = float((found.double() - exact).norm()), float(exact.norm())
     return off / size if size else math.nan

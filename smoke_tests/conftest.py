@@ -1,7 +1,8 @@
-"""Fixtures of the checks: `facts` and `claims` (passed from outside), `measure`; writes the result of each.
+"""Fixtures of the checks: `facts` and `claims` (passed from outside), and `measure`. Writes each check's
+result.
 
-Under runner.py each check has its own process, and the runner decides whether it runs. Under plain pytest
-this file decides with the same functions, and skips.
+runner.py runs each check in a separate process, and decides whether it runs. Under plain pytest, this file
+decides with the same functions, and skips the others.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-if "smoke_tests" not in sys.modules:  # the suite is not loaded by path yet: plain pytest, before 8.3
+if "smoke_tests" not in sys.modules:  # plain pytest before 8.3 has not loaded the suite by path yet
     runpy.run_path(str(Path(__file__).with_name("one.py")))["load_suite"](Path(__file__).parent)
 
 from smoke_tests.applicable import not_applicable
@@ -29,7 +30,7 @@ from smoke_tests.host import fault, host_facts
 from smoke_tests.measure import Measure
 
 HERE = Path(__file__).resolve().parent
-if not sys.dont_write_bytecode:  # a run writes nothing into the suite, not even bytecode
+if not sys.dont_write_bytecode:  # a run writes no file into the suite's folder, not even bytecode
     sys.dont_write_bytecode = True
     shutil.rmtree(HERE / "__pycache__", ignore_errors=True)
 
@@ -41,14 +42,14 @@ HOST = pytest.StashKey[dict[str, Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The two files that runner.py passes, and the options of plain pytest instead."""
+    """Add options for the two files that runner.py passes, and those for plain pytest instead."""
     parser.addoption("--kiln-facts", help="JSON: what the lock and the manifest say of this image")
     parser.addoption("--kiln-result", help="where the check's outcome and values are written")
     parser.addoption("--bench", action="store_true", help="plain pytest: run tier 3, the benchmark, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the suite's marks, also if the configuration of another project is used."""
+    """Register the suite's marks, because pytest may use the configuration of another project."""
     config.addinivalue_line("markers", "tier(n): 0 needs no GPU, 1 one GPU, 2 two or more, 3 the benchmark")
     config.addinivalue_line("markers", "limit(seconds): how long runner.py gives the check (default 300)")
 
@@ -91,7 +92,7 @@ def _facts(config: pytest.Config) -> dict[str, Any]:
 
 
 def _host(config: pytest.Config) -> dict[str, Any]:
-    """The description of this host: the runner's, which is in the report; else a new one."""
+    """The description of this host: that of the runner, which is in the report, or else a new one."""
     if HOST not in config.stash:
         config.stash[HOST] = _facts(config).get("host") or host_facts()
     return config.stash[HOST]
@@ -111,13 +112,13 @@ def facts(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def claims(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The expected versions of the software: of the lock; without an image, of the distributions."""
+    """The expected versions of the software, from the lock or, without an image, from the distributions."""
     return _facts(request.config)["claims"]
 
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """Records measured values; all are compared with VALUES when the check ends."""
+    """Record measured values; when the check ends, all are compared with VALUES."""
     return _measure(request.node)
 
 
@@ -142,7 +143,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Write the result after each phase; the first failure stays."""
+    """Write the result after each phase; a later phase does not replace the first failure."""
     report = yield
     path = _option(item.config, "--kiln-result")
     if path:
@@ -153,7 +154,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def _result(item: pytest.Item, call: Any, report: Any, before: dict[str, Any]) -> dict[str, Any]:
     values = _measure(item)
-    # Not a success before the check has ended: its process can still die.
+    # A check passes only when it has ended: until then its process can die.
     result = {"outcome": "failed", "message": "", "ran": False} | before
     if not result["message"] and (report.skipped or hasattr(report, "wasxfail")):
         reason = getattr(report, "wasxfail", "") or str(call.excinfo.value if call.excinfo else "")
@@ -166,7 +167,7 @@ def _result(item: pytest.Item, call: Any, report: Any, before: dict[str, Any]) -
 
 
 def _message(call: Any, report: Any) -> str:
-    """The error; with its location if it was not an assert of the suite."""
+    """The error message, with its location if the error is not an assert of the suite."""
     error = call.excinfo
     if error is None:
         return str(report.longrepr)

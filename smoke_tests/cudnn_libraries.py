@@ -7,18 +7,18 @@ import os
 import re
 from collections.abc import Iterable
 
-# cuDNN 8 has the first six, 9 the others. Not here, because cuDNN uses them for few operations only: the
-# engines that compile at run time (engines_runtime_compiled, engines_tensor_ir), and parts that newer
-# releases add. Those are only loaded, by probes/cudnn.py.
+# cuDNN 8 has the first six, cuDNN 9 the others. Libraries that cuDNN uses for few operations are left out,
+# and only loaded by probes/cudnn.py: the engines that compile at run time (engines_runtime_compiled,
+# engines_tensor_ir), and libraries that newer releases add.
 USED = frozenset(
     {
         *("ops_infer", "ops_train", "cnn_infer", "cnn_train", "adv_infer", "adv_train"),
         *("graph", "ops", "cnn", "adv", "heuristic", "engines_precompiled"),
     }
 )
-# Functions that compare a library's version with those that it depends on. Called through libcudnn, which
-# then loads the library by its own search. torch itself no longer calls libcudnn_cnn of cuDNN 9, which has
-# the older interface to convolutions.
+# Functions that compare a library's version with those of its dependencies. They are called through libcudnn,
+# which then loads the library by its own search. torch no longer calls libcudnn_cnn of cuDNN 9, which has the
+# older interface to convolutions.
 _VERSION_CHECKS = (
     *("OpsInfer", "OpsTrain", "CnnInfer", "CnnTrain", "AdvInfer", "AdvTrain"),
     *("Graph", "Ops", "Cnn", "Adv"),
@@ -34,7 +34,7 @@ def mapped() -> list[str]:
 
 
 def inconsistent(loaded: Iterable[str]) -> list[str]:
-    """The version checks of cuDNN that do not succeed, with their status, after calling all that it has."""
+    """Call all version checks of this cuDNN; those that do not succeed, with their status."""
     found = []
     for path in loaded:
         if not re.match(r"libcudnn(-[0-9a-f]+)?\.so", os.path.basename(path)):
@@ -48,7 +48,7 @@ def inconsistent(loaded: Iterable[str]) -> list[str]:
 
 
 def unused(libraries: Iterable[str], loaded: Iterable[str]) -> list[str]:
-    """The names of those of *libraries* that should be in use and are not among the *loaded* ones."""
+    """The names of *libraries* that should be in use but are not *loaded*."""
     names = {path: _NAME.match(os.path.basename(path)) for path in libraries}
     used = {path for path, name in names.items() if name and name[1] in USED}
     return sorted(os.path.basename(path) for path in used - set(loaded))

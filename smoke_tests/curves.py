@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-WINDOW = 20  # steps; smooths the noise of single batches
+WINDOW = 20  # steps; the average removes the noise of single batches
 
 
 def figures(value: float) -> float:
@@ -24,7 +24,7 @@ def smoothed(curve: Sequence[float]) -> list[float]:
 
 
 def widest_gap(first: Sequence[float], second: Sequence[float]) -> float:
-    """The largest distance between the smoothed curves; NaN if one has a NaN."""
+    """The largest distance between the smoothed curves; NaN if either contains NaN."""
     gaps = [abs(a - b) for a, b in zip(smoothed(first), smoothed(second), strict=True)]
     return next((gap for gap in gaps if gap != gap), max(gaps))
 

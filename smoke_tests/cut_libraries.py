@@ -1,4 +1,4 @@
-"""Compare the libraries of an image that has device code for some GPUs with those of the wheels."""
+"""Compare the libraries of an image that has device code for some GPUs only with those of the wheels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 from smoke_tests.fatbins import Entry, containers, loaded
 
 LARGE = 1_000_000  # bytes; smaller libraries are not cut
-_NVIDIA = re.compile(r"lib(?:cu|nv|nccl|npp)")  # names of NVIDIA's libraries, also in wheels of others
+# Names of NVIDIA's libraries; wheels of other projects also contain them.
+_NVIDIA = re.compile(r"lib(?:cu|nv|nccl|npp)")
 _CHUNK = 1 << 20
-_NAMED = 5  # most differences of one kind that are named, for each library
+_NAMED = 5  # maximum number of differences of one kind that are named for each library
 
 
 class Span(NamedTuple):
-    """The code of an entry: the wheel's where it is kept, otherwise zeros."""
+    """The code of an entry: if kept, the same bytes as in the wheel, otherwise zeros."""
 
     start: int
     stop: int
@@ -32,21 +33,21 @@ class Span(NamedTuple):
 
 
 class Library:
-    """The containers of one library of the image. All bytes but the code that no GPU loads are compared with
-    the wheel afterwards, headers too, so the wheel's library has the same containers."""
+    """The containers of one library of the image. The wheel's library has the same containers, because all
+    bytes except the code that no GPU loads are compared with the wheel, including the headers."""
 
     def __init__(self, data: bytes, gpus: Sequence[tuple[int, int]]) -> None:
         self.spans: list[Span] = []
         self.kept: Counter[str] = Counter()  # bytes by architecture
         self.zeroed = self.containers = self.unserved = 0
-        self.unread: list[int] = []  # containers that are not as the format says
+        self.unread: list[int] = []  # containers that do not follow the format
         for container in containers(data):
             self.containers += 1
             if container.entries is None:
                 self.unread.append(container.start)
             else:
                 self._add(container.start, container.entries, gpus)
-        if self.unread:  # then a library is not cut at all
+        if self.unread:  # such a library is not cut at all
             self.spans, self.zeroed = [span._replace(kept=True) for span in self.spans], 0
 
     def _add(self, at: int, entries: Sequence[Entry], gpus: Sequence[tuple[int, int]]) -> None:
@@ -64,8 +65,8 @@ class Library:
 
 
 def differences(library: Library, image: bytes, wheel: Iterator[bytes]) -> Iterator[tuple[str, str]]:
-    """How *image*, the bytes of *library*, is not what *wheel* without the other GPUs' code is: the kind of
-    difference (not_zeroed, lost, changed), and where."""
+    """How *image* (the bytes of *library*) differs from *wheel* without the code for other GPUs: the kind of
+    each difference (not_zeroed, lost, changed), and its place."""
     spans, at = library.spans, 0
     starts = [span.start for span in spans]
     for chunk in wheel:
@@ -109,7 +110,7 @@ def compare(
 ) -> dict[str, Any]:
     """The libraries of *wheel* as they are installed in *site*, and all other files by their RECORDs.
 
-    :param own_use: NVIDIA's libraries are cut, too; otherwise they are among the other files.
+    :param own_use: NVIDIA's libraries are cut, too; otherwise they count as other files.
     """
     seen: dict[str, Any] = {
         kind: [] for kind in ("absent", "not_zeroed", "lost", "changed", "unread", "other")
@@ -158,8 +159,8 @@ def _compare(
 
 
 def _other_rows(wheel: zipfile.ZipFile, site: Path, large: set[str]) -> list[str]:
-    """Files besides *large* that the installed RECORD does not list as the wheel's does. The check `lock`
-    compares the files with the installed RECORD."""
+    """Files, except *large*, that the installed RECORD lists otherwise than the wheel's RECORD. The check
+    `lock` compares the files with the installed RECORD."""
     record = next(name for name in wheel.namelist() if name.endswith(".dist-info/RECORD"))
     rows = _rows(wheel.read(record).decode())
     installed = _rows((site / record).read_text("utf-8")) if (site / record).is_file() else {}

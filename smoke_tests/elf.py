@@ -14,7 +14,7 @@ DT_NULL, DT_NEEDED, DT_STRTAB, DT_STRSZ, DT_SONAME = 0, 1, 5, 10, 14
 class Elf(NamedTuple):
     """The part of an ELF file that the dynamic loader uses."""
 
-    machine: int  # 62 is x86-64; cubins are ELF too, with 190
+    machine: int  # 62 is x86-64; cubins, which are ELF files too, have 190
     needed: tuple[str, ...]
     soname: str | None
     interpreter: str | None
@@ -77,8 +77,8 @@ def _at(file: BinaryIO, offset: int, size: int) -> bytes:
 
 
 def sections(data: bytes) -> list[tuple[str, int, int]]:
-    """Name, first byte and size of each section of the ELF file *data*, bytes or a mapped file; empty if it
-    has none or is another kind of file."""
+    """Name, offset and size of each section of the ELF file *data* (bytes or a mapped file); empty if it has
+    no sections or is not an ELF file."""
     if len(data) < 64 or data[:6] != b"\x7fELF\x02\x01":
         return []
     (table,) = struct.unpack_from("<Q", data, 40)

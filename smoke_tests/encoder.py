@@ -13,7 +13,7 @@ from torch.nn import functional
 
 CLASSES = 8
 _WORDS = 16  # of each class
-_SHARE = 0.25  # the part of a sentence's words that belong to its class
+_SHARE = 0.25  # fraction of a sentence's words that belong to its class
 
 
 class Shape(NamedTuple):
@@ -28,7 +28,7 @@ class Shape(NamedTuple):
 
 
 BERT_BASE = Shape(layers=12, width=768, heads=12, inner=3072, vocabulary=30522, positions=512)
-PARAMETERS = 108_891_648  # of the published BERT-base, without the pooler
+PARAMETERS = 108_891_648  # number of parameters of the published BERT-base, without the pooler
 
 
 class Layer(nn.Module):
@@ -83,14 +83,14 @@ class Classifier(nn.Module):
         self.encoder = Encoder(shape)
         self.head = nn.Linear(shape.width, CLASSES)
         generator = torch.Generator().manual_seed(seed)
-        for part in self.modules():  # as BERT is initialized
+        for part in self.modules():  # initialized as BERT is
             if isinstance(part, (nn.Linear, nn.Embedding)):
                 part.weight.data.normal_(std=0.02, generator=generator)
             if isinstance(part, nn.Linear):
                 nn.init.zeros_(part.bias)
         for layer in self.encoder.layers:
-            # At first a layer returns its input, as in fine-tuning. Twelve random layers learn nothing for
-            # about sixty steps, and rounding decides when that ends.
+            # At first a layer returns its input. Twelve random layers would learn nothing for about sixty
+            # steps, and rounding would decide when they start to learn.
             nn.init.zeros_(layer.joined.weight)
             nn.init.zeros_(layer.down.weight)
 
@@ -102,10 +102,10 @@ class Classifier(nn.Module):
 def sentences(
     count: int, length: int, *, seed: int, vocabulary: int = BERT_BASE.vocabulary
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random words, a quarter of them from a small vocabulary of the sentence's class; and the classes.
+    """Sentences of random words, a quarter of them from a small vocabulary of their class; and the classes.
 
     The classes alternate. A random batch would have more of one class, and after AdamW's first step, which
-    moves each weight by the full rate, a network with random weights would answer that class to everything.
+    moves each weight by the full rate, a network with random weights would always predict that class.
     """
     generator = torch.Generator().manual_seed(seed)
     classes = torch.arange(count) % CLASSES

@@ -16,7 +16,7 @@ class NoTorchError(Exception):
 
 
 def environment_facts() -> dict[str, Any]:
-    """Facts in the form that torchkiln writes for an image, as far as they are known in an environment.
+    """The facts of an environment that are known, in the form that torchkiln writes for an image.
 
     :raises NoTorchError: torch cannot be imported.
     """

@@ -12,23 +12,23 @@ from typing import Any
 
 DEFAULT_OS = "debian12"
 PROMISED = ("torch", "numpy", "torchvision", "torchaudio")
-OPTIONAL = ("torchaudio",)  # promised if it is locked: not every CUDA version has one
-NVLINK, PCIE, SHM, NET, NONE = LINKS = ("NVLink", "PCIe P2P", "SHM", "NET", "none")  # the best first
+OPTIONAL = ("torchaudio",)  # expected only if it is locked: not every CUDA version has torchaudio
+NVLINK, PCIE, SHM, NET, NONE = LINKS = ("NVLink", "PCIe P2P", "SHM", "NET", "none")  # the fastest first
 
 _TAG = re.compile(
     r"(?P<torch>[\d.]+)-cuda(?P<cuda>[\d.]+)-cudnn(?P<cudnn>\d+)-(?P<flavor>runtime|devel)"
-    r"(?:-(?!(?:debian|ubuntu)\d)[a-z][a-z0-9]*)*"  # its components, one word each
+    r"(?:-(?!(?:debian|ubuntu)\d)[a-z][a-z0-9]*)*"  # suffixes such as -sm90-ownuse
     r"(?:-(?P<os>(?:debian|ubuntu)[\d.]+))?"
 )
-# By the path between two GPUs (probes/driver.py). Across more than some PCIe switches NCCL may prefer the
-# host's memory, although the GPUs are peers: that depends on the processor.
+# By the path between two GPUs (probes/driver.py). If the path crosses more than PCIe switches, NCCL may
+# prefer the host's memory although the GPUs are peers: that depends on the processor.
 _SLOWEST_OF_PATH = {"NVLINK": NVLINK, "board": PCIE, "PIX": PCIE, "PXB": PCIE}
 
 
 def expected(name: str, facts: Mapping[str, Any], host: Mapping[str, Any]) -> Any:
     """The expected value *name*, for the image of *facts* on *host*.
 
-    :raises KeyError: there is no such value, or *facts* or *host* do not have what it is computed from.
+    :raises KeyError: there is no value *name*, or *facts* or *host* lack an input of it.
     """
     if name in _OF_IMAGE:
         return _OF_IMAGE[name](facts)
@@ -92,7 +92,7 @@ def _wheel_of(library: str, facts: Mapping[str, Any]) -> str | None:
 
 
 _OF_IMAGE: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    # torch lists what it was compiled for, also if the image has the code for some GPUs only.
+    # torch lists the GPUs that it was compiled for, even if the image has the code for some of them only.
     "archs": lambda facts: sorted(facts["claims"].get("wheel_archs") or facts["claims"]["archs"]),
     "build": lambda facts: facts["claims"]["torch"],
     "claims": lambda facts: facts["claims"],
@@ -115,7 +115,7 @@ _OF_HOST: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "gpus": lambda driver: len(driver["gpus"]),
     "gpu_names": lambda driver: [gpu["name"] for gpu in driver["gpus"]],
     "gpu_capabilities": lambda driver: [gpu["capability"] for gpu in driver["gpus"]],
-    # Of several GPUs, one process each: a list by rank.
+    # For several GPUs with one process each: a list by rank.
     "ranks": lambda driver: list(range(len(driver["gpus"]))),
     "worlds": lambda driver: [len(driver["gpus"])] * len(driver["gpus"]),
     "nccl_on_each": lambda driver: ["nccl"] * len(driver["gpus"]),
@@ -125,6 +125,6 @@ _OF_HOST: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "true_on_each_but_the_last": lambda driver: [True] * (len(driver["gpus"]) - 1),
     "share_of_memory": lambda driver: (
         1 / max(1, len(driver["gpus"])) + 0.1
-    ),  # its part, and a little for padding
+    ),  # its shard, and a little for padding
     "promised_link": lambda driver: LINKS.index(promised_link(driver)),
 }

@@ -1,9 +1,9 @@
 """Find the containers of device code in a library, and the entries that given GPUs load.
 
 A container ("fatbin") starts with a magic number; its entries are the code of one translation unit for
-several architectures. Containers in other sections than the linker's, such as in .rodata, are data of the
-library, and are not cut. The numbers are those of CUDA's fatbinary format, as seen in the wheels of torch 2.7
-to 2.11.
+several architectures. Containers outside of the linker's sections, such as in .rodata, are data of the
+library, and are not cut. The numbers are of CUDA's fatbinary format, as found in the wheels of torch 2.7 to
+2.11.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
         return f"{kind}{self.capability[0]}{self.capability[1]}{'a' * self.one_chip}"
 
     def runs_on(self, gpu: tuple[int, int]) -> bool:
-        """Whether it is machine code that a GPU of this capability can execute."""
+        """Whether the entry is machine code that a GPU of this capability can execute."""
         if self.kind != _MACHINE:
             return False
         if self.one_chip:
@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 
 
 class Container(NamedTuple):
-    """The entries of the container at byte *start*; None: they are not as the format says."""
+    """The entries of the container at byte *start*; None: they do not follow the format."""
 
     start: int
     entries: tuple[Entry, ...] | None
@@ -65,7 +65,7 @@ def _between(data: bytes, at: int, end: int) -> Iterator[Container]:
     at = data.find(MAGIC, at, end)
     while at >= 0:
         stop = _stop(data, at, end)
-        if stop is None:  # the same four bytes by chance
+        if stop is None:  # the magic number's four bytes by chance
             at = data.find(MAGIC, at + 1, end)
             continue
         entries = _entries(data, at + _CONTAINER.size, stop)
@@ -74,10 +74,10 @@ def _between(data: bytes, at: int, end: int) -> Iterator[Container]:
 
 
 def loaded(entries: Sequence[Entry], gpu: tuple[int, int]) -> list[Entry]:
-    """What a GPU of this capability can load: the machine code with the highest capability that runs on it,
-    and that for exactly this chip. Without machine code for exactly its capability, also the newest PTX that
-    the driver can compile for it: CU_JIT_FALLBACK_STRATEGY prefers PTX by default. NVIDIA does not document
-    whether the code for one chip is preferred."""
+    """The entries that a GPU of this capability can load: the machine code with the highest capability that
+    runs on it, and the code for exactly this chip. Without machine code for exactly its capability, also the
+    newest PTX that the driver can compile for it, because CU_JIT_FALLBACK_STRATEGY prefers PTX by default.
+    NVIDIA does not document whether the code for one chip is preferred."""
     machine = _candidates((entry for entry in entries if entry.runs_on(gpu)), gpu)
     if any(entry.capability == gpu and not entry.one_chip for entry in machine):
         return machine
@@ -86,14 +86,14 @@ def loaded(entries: Sequence[Entry], gpu: tuple[int, int]) -> list[Entry]:
 
 
 def _candidates(entries: Iterable[Entry], gpu: tuple[int, int]) -> list[Entry]:
-    """The highest that are not for one chip, and those for exactly this one."""
+    """The highest entries that are not for one chip only, and the entries for exactly this chip."""
     found = list(entries)
     plain = _best(entry for entry in found if not entry.one_chip)
     return [*plain, *(entry for entry in found if entry.one_chip and entry.capability == gpu)]
 
 
 def _best(entries: Iterable[Entry]) -> list[Entry]:
-    """Those of the highest capability."""
+    """The entries with the highest capability."""
     found = list(entries)
     highest = max((entry.capability for entry in found), default=None)
     return [entry for entry in found if entry.capability == highest]

@@ -20,7 +20,7 @@ from smoke_tests.closeness import relative_error
 from smoke_tests.curves import figures
 from smoke_tests.torch_api import grad_scaler, tensor_float
 
-LEARNING_RATE = 2e-5  # as BERT is fine-tuned, with its rise and fall (see `rates`)
+LEARNING_RATE = 2e-5  # as for BERT's fine-tuning, with the same rise and fall (see `rates`)
 WARM_UP = 0.1  # of the steps
 
 
@@ -49,7 +49,7 @@ class Training:
         self.model = copy.deepcopy(model).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
         self.scaler = grad_scaler() if self.half is torch.float16 else None
-        self.logits = ""  # what the last ones were, and where
+        self.logits = ""  # dtype and device of the last logits
 
     def step(self, words: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         """Forward, backward, AdamW; the loss before it, still on the device."""
@@ -77,14 +77,14 @@ def training(model: nn.Module, precision: str) -> Iterator[Training]:
     try:
         yield trained
     finally:
-        vars(trained).clear()  # the name in the caller's block outlives it
+        vars(trained).clear()  # because the caller's variable outlives the block
         _clear()
 
 
 def step_times(
     trained: Training, words: torch.Tensor, classes: torch.Tensor, *, warm: int, steps: int
 ) -> list[float]:
-    """Milliseconds of each of *steps* on the same batch, by the GPU's clock, after *warm* warm-up steps."""
+    """The milliseconds of each of *steps* steps on the same batch, by the GPU's clock, after *warm* steps."""
     words, classes = words.to(trained.device), classes.to(trained.device)
     torch.cuda.reset_peak_memory_stats()
     for _ in range(warm):
@@ -124,7 +124,7 @@ def losses(trained: Training, words: torch.Tensor, classes: torch.Tensor, *, ste
 
 def rates(steps: int) -> list[float]:
     """The rate of each step: it rises from 0, then falls to 0. AdamW's first steps move each weight by the
-    whole rate, also for a small gradient; with random weights and the full rate the loss would rise."""
+    whole rate, even if the gradient is small, so that the loss would rise with the full rate."""
     top = WARM_UP * steps
     return [LEARNING_RATE * min((at + 1) / top, (steps - at) / (steps - top)) for at in range(steps)]
 

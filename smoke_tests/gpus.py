@@ -1,6 +1,6 @@
 """Decide whether this host can run the checks of a tier.
 
-This happens before a check starts, so that a fault of the host is not reported as one of the image.
+This is decided before a check starts, so that a fault of the host is not reported as a fault of the image.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ GIB = 1 << 30
 FREE_NEEDED = {1: 4 * GIB, 2: 4 * GIB, 3: 22 * GIB}  # bytes on each GPU, by tier
 SHM_NEEDED = 64 << 20  # bytes, without peer access: NCCL's buffers are then in /dev/shm
 
-# What a CUresult of cuInit means for the user of the container. {}: the path of libcuda.
+# The meaning of cuInit's CUresult for the user of a container. {}: the path of libcuda.
 _INIT = {
     3: "the driver is shutting down or out of resources",
     34: "{} is the stub library of the CUDA toolkit, not a driver",
@@ -41,7 +41,7 @@ def lacking(tier: int, host: Mapping[str, Any], claims: Mapping[str, Any]) -> st
     """A sentence with the most specific reason why this host cannot run checks of *tier*; None: it can.
 
     :param host: the result of `host_facts`.
-    :param claims: of the build: wheel_cuda, min_driver, archs; gpus if it has code for these only.
+    :param claims: of the build: wheel_cuda, min_driver, archs; gpus if it has code only for some GPUs.
     """
     if tier == 0:
         return None
@@ -59,7 +59,7 @@ def serves(archs: Sequence[str], capability: tuple[int, int], *, jit: bool = Tru
     """
     for arch in archs:
         built, kind = _arch(arch), arch.partition("_")[0]
-        if arch.endswith("a"):  # code with instructions of one chip only, PTX too
+        if arch.endswith("a"):  # code for exactly one chip, machine code or PTX
             fits = built == capability
         elif kind == "sm":
             fits = built[0] == capability[0] and built <= capability
@@ -111,7 +111,7 @@ def _no_kernel(driver: Mapping[str, Any], claims: Mapping[str, Any]) -> str | No
     if fault := _not_kept(driver, claims):
         return fault
     archs, wheel, newest = claims.get("archs") or (), claims.get("wheel_cuda"), driver["cuda"]
-    # A driver compiles PTX only if it is at least as new as the compiler that made it.
+    # A driver compiles PTX only if the driver is at least as new as the compiler that made the PTX.
     jit = not (wheel and newest) or _numbers(newest) >= _numbers(wheel)
     for capability in sorted({_capability(gpu) for gpu in driver["gpus"]}) if archs else ():
         if not serves(archs, capability, jit=jit):

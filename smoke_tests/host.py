@@ -1,4 +1,4 @@
-"""Describe this machine for the report, and find what a check needs and it lacks. Imports no torch."""
+"""Describe this machine for the report, and find requirements of a check that it lacks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from smoke_tests.probe import probe
 SHM = Path("/dev/shm")
 SHM_NEEDED = 64 << 20  # bytes: Docker's own default
 IMAGE_FACTS = Path("/etc/torchkiln/image.json")
-DRIVER_LIMIT = 120.0  # seconds; eight GPUs without nvidia-persistenced take some twenty
+DRIVER_LIMIT = 120.0  # seconds; eight GPUs without nvidia-persistenced take about twenty
 SMI_LIMIT = 60.0
 _IMPORT_LIMIT = 240.0
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F][0-9a-fA-F/-]{7,}")
 
 
 def host_facts() -> dict[str, Any]:
-    """Kernel, cores, memory and shared memory (bytes), why no process can run as another user (None: it
-    can), the driver and its GPUs (see `driver_probe`), and the digest of image.json."""
+    """Kernel, cores, memory and shared memory (bytes), the reason why no process can run as another user
+    (None: it can), the driver and its GPUs (see `driver_probe`), and the digest of image.json."""
     return {
         "kernel": os.uname().release,
         "cores": len(os.sched_getaffinity(0)),
@@ -40,7 +40,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def host_texts() -> dict[str, str | None]:
-    """Output of other programs, for readers of the report only."""
+    """The output of other programs, which only people read in the report."""
     return {"nvidia_smi": _nvidia_smi(), "torch_config": _torch_config()}
 
 
@@ -111,7 +111,7 @@ def _nvidia_smi() -> str | None:
 
 
 def _torch_config() -> str | None:
-    """torch.__config__.show(); None if torch cannot be imported, which the checks report."""
+    """The output of torch.__config__.show(); None if torch cannot be imported, which the checks report."""
     try:
         return str(probe("torch_config", limit=_IMPORT_LIMIT))
     except AssertionError:

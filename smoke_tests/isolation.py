@@ -1,7 +1,7 @@
 """Start Python without the start-up code of the image, and find the image's packages all the same.
 
 `python -I -S` runs no .pth file, no sitecustomize and no usercustomize. But then the folders of packages are
-not on sys.path, and sys.prefix is not that of a virtual environment: `add_packages` sets both, as site does.
+not on sys.path, and sys.prefix is not the virtual environment's: `add_packages` sets both, as site does.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PYTEST = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "py"})  # never from the image
+# These are never loaded from the image.
+PYTEST = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "py"})
 # Variables that make the loader, Python or pytest run other code.
 _PREFIXES = ("LD_", "PYTEST_", "PYTHON", "GLIBC_TUNABLES")
-# On some hosts it has the folder of the driver. One that the image's config sets is found by the host.
+# On some hosts LD_LIBRARY_PATH has the driver's folder. torchkiln on the host reports an image that sets it.
 _OF_HOST = "LD_LIBRARY_PATH"
 
 
@@ -32,7 +33,7 @@ def add_packages() -> None:
     settings = _pyvenv(Path(sys.executable).parent)
     if settings is not None:
         sys.prefix = sys.exec_prefix = settings.pop("")
-    import site  # defines functions; with -S it runs nothing when it is imported
+    import site  # with -S the import only defines functions
 
     folders = site.getsitepackages([sys.prefix])
     if settings is not None and settings.get("include-system-site-packages") == "true":
@@ -66,7 +67,8 @@ class HarnessFinder:
 
 
 def add_pytest(folder: str) -> None:
-    """Take pytest from *folder*, also if the image has one; other modules only if the image has none."""
+    """Import pytest from *folder* even if the image has pytest; other modules only if the image lacks
+    them."""
     sys.meta_path.insert(0, HarnessFinder(folder))
     sys.path.append(folder)
 

@@ -1,8 +1,8 @@
 """The kernels that a call launches on the GPU, and the operators that it calls. Imports torch.
 
-torch.profiler records both: the operators itself, the kernels by CUPTI, which is a part of every CUDA build
-of torch. There is no fallback without CUPTI: a check that uses this traces a call with known kernels, too,
-and fails if they are missing.
+torch.profiler records the operators itself, and the kernels by CUPTI, which is in every CUDA build of torch.
+There is no fallback without CUPTI: a check that uses this module also traces a call with known kernels, and
+fails if they are missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 # The profiler drops kernels that lie outside its time window, and the clocks of CPU and GPU differ slightly.
 _MARGIN = 0.05  # seconds
-# torch's kernels that only move or set values: a product may need one for its bias, compiled or not.
+# torch's kernels that only move or set values: a product may need such a kernel for its bias, compiled or
+# not.
 _MOVES = ("copy_kernel", "FillFunctor")
 
 
@@ -35,7 +36,7 @@ class Launches(NamedTuple):
 
     @property
     def aten(self) -> list[str]:
-        """The launches of torch's own precompiled kernels that compute; products are cuBLAS's."""
+        """The launches of torch's precompiled kernels that compute; kernels of products are cuBLAS's."""
         own = [name for name in self.kernels if "at::native" in name or "2at6native" in name]
         return [name for name in own if not any(move in name for move in _MOVES)]
 
@@ -44,7 +45,7 @@ def launched(call: Callable[[], Any], folder: Path) -> Launches:
     """Run *call* under the profiler; the trace is written into *folder*."""
     path = folder / "trace.json"
     with _profiler():
-        torch.ones(1, device="cuda")  # CUPTI starts with the first trace, which may lack kernels
+        torch.ones(1, device="cuda")  # CUPTI starts with the first trace, in which kernels may be missing
         torch.cuda.synchronize()
     with _profiler() as trace:
         time.sleep(_MARGIN)

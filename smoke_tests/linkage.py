@@ -1,6 +1,6 @@
 """Find every (file, soname) below a folder that the dynamic loader cannot resolve.
 
-The files to check have NEEDED entries. The libraries are resolved by the real loader, as ldd does, because it
+All files with NEEDED entries are checked. The real loader resolves the libraries, as in ldd, because it
 handles RPATH, RUNPATH, $ORIGIN, ld.so.cache and LD_LIBRARY_PATH.
 """
 
@@ -22,8 +22,8 @@ class Linkage(NamedTuple):
 
     files: int
     needed: int  # (file, soname) pairs
-    unfound: tuple[tuple[str, str], ...]  # (path relative to the folder, soname), of libraries
-    unfound_programs: tuple[tuple[str, str], ...]  # likewise, of programs, for which nothing is preloaded
+    unfound: tuple[tuple[str, str], ...]  # (path relative to the folder, soname) of libraries
+    unfound_programs: tuple[tuple[str, str], ...]  # the same of programs, for which nothing is preloaded
     unversioned: tuple[str, ...]  # symbol versions that a found library does not have
 
 
@@ -58,7 +58,7 @@ def read_linkage(folder: Path) -> Linkage:
 
 
 def sonames(paths: Collection[str]) -> set[str]:
-    """The names under which these loaded files satisfy a NEEDED: their SONAME, else their file name."""
+    """The names by which these loaded files satisfy a NEEDED entry: the SONAME, or else the file name."""
     names = set()
     for path in map(Path, paths):
         elf = read_elf(path) if path.is_file() else None
@@ -79,7 +79,7 @@ def _resolve(loader: str, path: Path) -> tuple[set[str], list[str]]:
     """The sonames that the loader finds for *path*, and its messages on missing symbol versions."""
     done = subprocess.run(
         [loader, str(path)],
-        # What ldd sets: with `--list` a program that lacks a library ends in an error, not in a list.
+        # As ldd does; with `--list` the loader prints an error instead of a list if a library is missing.
         env=os.environ | {"LD_TRACE_LOADED_OBJECTS": "1"},
         capture_output=True,
         text=True,

@@ -1,7 +1,7 @@
 """Find the type of link that NCCL uses between GPUs, and compute its bandwidth.
 
-Bus bandwidth is defined as in nccl-tests (doc/PERFORMANCE.md): bytes / seconds * 2(n-1)/n for an all-reduce,
-which for any number of ranks n can be compared with the speed of one GPU's link.
+Bus bandwidth is defined as in nccl-tests (doc/PERFORMANCE.md): bytes / seconds * 2(n-1)/n for an all-reduce
+of n ranks. For any n, this can be compared with the speed of one GPU's link.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import Any
 
 from smoke_tests.expected import LINKS, NET, NONE, NVLINK, PCIE, SHM, promised_link
 
-# With these NCCL prints on stdout, which is the rank's output, how it connects the GPUs.
+# With these variables NCCL prints on stdout, which is the rank's output, how it connects the GPUs.
 NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH", "NCCL_DEBUG_FILE": ""}
 
-# GB/s at 1 GiB: more than the next slower type of link can reach.
-# NVLink, for each active link: one gives 20 to 50 in each direction, and the 18 of an H100 or H200 must give
-# 108, where PCIe 5.0 ends at 63 (two H200 gave 333). A bridge of few links needs less.
+# Bounds in GB/s at 1 GiB, each higher than the next slower type of link can reach. NVLink, for each active
+# link: a link gives 20 to 50 in each direction. The 18 links of an H100 or H200 must give 108 (two H200 gave
+# 333); PCIe 5.0 gives at most 63. For a bridge of few links the bound is lower.
 _NVLINK_EACH = 6.0
-# PCIe 3.0 x16 gives 10 to 12, x8 half of that. Through the host's memory every byte is copied twice by
-# kernels: two H200 gave 8, old and busy hosts give 2 to 4.
+# PCIe 3.0 x16 gives 10 to 12, x8 half of that. Through the host's memory, kernels copy each byte twice: two
+# H200 gave 8, and old or busy hosts give 2 to 4.
 _FLOORS = {PCIE: 5.0, SHM: 1.0}
 
 _VIA = re.compile(r"NCCL INFO Channel .* via (P2P|SHM|NET)\b")
-_RING = re.compile(r"NCCL INFO Pattern 4, .*\btype (\w+)/")  # 4 is the ring: the farthest pair in it
+# Pattern 4 is the ring; this is the type of its farthest pair.
+_RING = re.compile(r"NCCL INFO Pattern 4, .*\btype (\w+)/")
 
 
 def used_link(log: str) -> str:
@@ -43,7 +44,7 @@ def slowest(links: Iterable[str]) -> str:
 
 
 def floor(used: str, driver: Mapping[str, Any]) -> float:
-    """The minimum bus bandwidth in GB/s at 1 GiB: of the better one of *used* and the promised link."""
+    """The minimum bus bandwidth in GB/s at 1 GiB, for the faster of *used* and the promised link."""
     link = min(used, promised_link(driver), key=LINKS.index)
     if link == NVLINK:
         return _NVLINK_EACH * min(gpu["nvlinks"] or 1 for gpu in driver["gpus"])

@@ -39,8 +39,8 @@ class Measure:
         return {name: bound for name, bound in found.items() if name in self.measured}
 
     def faults(self, *, complete: bool = True) -> list[str]:
-        """A sentence for each value that is of another type or out of bounds; with *complete* also for each
-        value that was not measured, and if no value has a bound."""
+        """A sentence for each value that has another type or is out of bounds. With *complete*, also for each
+        value that was not measured, and one if no value has a bound."""
         threshold = self.threshold
         if complete and not threshold:
             return ["no value has a bound, so the check cannot fail"]
@@ -55,7 +55,8 @@ class Measure:
 
 
 def plain(value: Any) -> Any:
-    """*value* converted to JSON and back; infinities and NaN become text, within no numeric bound."""
+    """*value* converted to JSON and back; infinities and NaN become strings, which are within no numeric
+    bound."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -78,7 +79,7 @@ def fault(value: Any, bound: dict[str, Any]) -> str:
 
 
 def difference(value: Any, expected: Any) -> str:
-    """How *value* differs from *expected*; of objects and lists only the entries that differ."""
+    """How *value* differs from *expected*; for objects and lists, only the entries that differ."""
     if isinstance(value, dict) and isinstance(expected, dict):
         parts = [f"{key} is missing (expected {expected[key]!r})" for key in expected if key not in value]
         parts += [f"{key} is not expected (is {value[key]!r})" for key in value if key not in expected]

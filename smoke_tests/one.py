@@ -1,7 +1,7 @@
 """Run one check in this process: `python -I -B one.py SUITE WHEELS FILE::FUNCTION FACTS RESULT`.
 
-pytest comes from the folder of its wheels, never from the image. That folder is *appended* to sys.path, and
-the suite is loaded by path, so that other packages of the image come first and are not shadowed.
+pytest comes from the folder of its wheels, never from the image. The folder is *appended* to sys.path, and
+the suite is loaded by path, so that they do not shadow other packages of the image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def load_suite(folder: Path) -> None:
 
 
 def main(suite: str, wheels: str, node: str, facts: str, result: str) -> int:
-    """Run the check; pytest's exit code."""
+    """Run the check; return pytest's exit code."""
     load_suite(Path(suite))
     from smoke_tests.isolation import add_packages, add_pytest
 

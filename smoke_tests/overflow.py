@@ -1,4 +1,4 @@
-"""Steps in which one gradient is not finite, of two optimizers with one GradScaler.
+"""Steps of two optimizers with one GradScaler, in which one gradient is not finite.
 
 Imports torch; import it inside a check.
 """
@@ -14,8 +14,8 @@ import torch
 from smoke_tests.torch_api import grad_scaler
 from smoke_tests.training import Regression, scaled_step, weights
 
-# Every torch from 2.0 has these. A scaler passes its scale and its finding to a fused optimizer, which skips
-# the step itself; the step of other optimizers is not called.
+# Every torch from 2.0 on has these. To a fused optimizer, the scaler passes its scale and whether it found an
+# inf, and the optimizer skips the step; for other optimizers, the scaler does not call the step.
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False),
     "SGD foreach": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True),
@@ -23,7 +23,7 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
 }
 POISONS = ("nan", "inf", "-inf")
-# The parameter, of the four of a Regression, and the element of its gradient.
+# The parameter (one of the four of a Regression), and the element of its gradient.
 PLACES = {"first": (0, 0), "middle": (2, 1000), "last": (3, -1)}
 
 
@@ -31,14 +31,15 @@ class Overflow(NamedTuple):
     """The effect of a step in which one gradient of one of two optimizers is not finite."""
 
     case: str
-    moved: int  # the bits of how many weights and values of this optimizer's state changed
+    moved: int  # number of weights and state values of this optimizer whose bits changed
     moved_other: int  # the same of the other optimizer, whose gradients are finite
     scale_ratio: float  # the scale after the step divided by the one before
-    moved_afterwards: int  # as `moved`, by this optimizer's next step; 0 if a weight is not finite then
+    moved_afterwards: int  # as `moved`, in this optimizer's next step; 0 if a weight is not finite after it
 
 
 def overflows() -> list[Overflow]:
-    """For each optimizer: each value, in each place, in the first and in the second of two optimizers."""
+    """The effects for each optimizer: each value in each place, in the first and in the second of two
+    optimizers."""
     return [_overflow(*case) for case in itertools.product(OPTIMIZERS, POISONS, PLACES, (0, 1))]
 
 

@@ -19,7 +19,7 @@ def probe(name: str, *arguments: str, limit: float | None = None) -> Any:
     """The output of probes/*name*.py, run by the image's interpreter with its own sys.path.
 
     :param limit: seconds; None: the check's own limit is enough.
-    :raises AssertionError: it failed, was killed or timed out; a signal is named.
+    :raises AssertionError: the script failed, was killed or timed out; the message names a signal.
     """
     script = driver_probe(SUITE) if name == "driver" else SUITE / "probes" / f"{name}.py"
     command = [sys.executable, "-I", "-B", str(script), *arguments]
@@ -30,7 +30,7 @@ def probe(name: str, *arguments: str, limit: float | None = None) -> Any:
         stdout, stderr = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         process.kill()
-        # A process that is blocked in the kernel does not die.
+        # A process that is blocked in the kernel does not end.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=GRACE)
         raise AssertionError(f"probe {name} timed out after {limit:g} s") from None
@@ -52,7 +52,8 @@ def ending(code: int) -> str:
 
 
 def where(text: str, lines: int = 8) -> str:
-    """Where a process was when it was killed: the first lines of faulthandler's traceback; else the tail."""
+    """Where a process was when it was killed: the first lines of faulthandler's traceback, or else the
+    tail."""
     found = text.splitlines()
     start = next((at for at, line in enumerate(found) if line.startswith("Fatal Python error")), None)
     if start is None:

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from smoke_tests.closeness import relative_error
 
-# Libraries use other kernels for long sums: they divide a sum, and by default add its parts in half precision
-# (torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction).
+# For long sums, libraries use other kernels: they divide a sum, and by default add its parts in half
+# precision (torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction).
 TERMS = (64, 512, 1024, 8192)
 _SEED = 2
 _Shapes = list[tuple[int, ...]]
@@ -50,8 +50,8 @@ def _transposed(sizes: tuple[int, ...], batch: int, k: int) -> _Shapes:
 
 
 def _convolutions() -> Iterator[tuple[str, Product]]:
-    """Convolutions with one to three dimensions, and transposed ones. Padding 1 removes the border of the
-    latter, where sums have fewer terms."""
+    """Convolutions with one to three dimensions, plain and transposed. Padding 1 removes the border of
+    transposed ones, where sums have fewer terms."""
     for dimensions, sizes, batch in ((1, (9,), 4), (2, (5, 5), 2), (3, (3, 3, 3), 4)):
         plain = getattr(functional, f"conv{dimensions}d")
         transposed = functools.partial(getattr(functional, f"conv_transpose{dimensions}d"), padding=1)
@@ -82,8 +82,8 @@ def computed(dtype: torch.dtype) -> list[Computed]:
 
 
 def _computed(name: str, product: Product, terms: int, dtype: torch.dtype) -> Computed:
-    """The reference is FP64 on the CPU, from the same FP32 numbers. The sum of 8192 products of normal
-    numbers is about 90, far from FP16's 65504."""
+    """Compute *product*, and a reference in FP64 on the CPU from the same FP32 numbers. The sum of 8192
+    products of normally distributed numbers is about 90, far below FP16's maximum of 65504."""
     inputs = [torch.randn(shape) for shape in product.shapes(terms)]
     exact = product.compute(*(tensor.double() for tensor in inputs))
     with torch.autocast("cuda", dtype=dtype):

@@ -1,7 +1,7 @@
 """Run one rank in this process: `python -I -B rank.py SUITE MODULE:FUNCTION RANK WORLD FOLDER ARGUMENTS`.
 
-It uses GPU number RANK, finds the other ranks through FOLDER, and writes the result of the function of
-workers/ there.
+It uses GPU number RANK, finds the other ranks through FOLDER, and writes the result of FUNCTION, of a module
+in workers/, to FOLDER.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 def main(suite: str, worker: str, rank: str, world: str, folder: str, arguments: str) -> None:
     """Join the process group, run the function, write its result, leave the group."""
-    # Die with the parent process, which may be killed before it can end this one.
+    # End with the parent process, which may be killed before it can end this process.
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     faulthandler.enable()  # SIGABRT, which ends a rank that hangs, then prints a traceback
     runpy.run_path(f"{suite}/one.py")["load_suite"](Path(suite))

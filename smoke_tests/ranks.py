@@ -26,7 +26,7 @@ class Ending(NamedTuple):
 
     rank: int
     code: int | None  # exit status; a negative number is a signal; None: it was stopped
-    seconds: float  # from the start of the ranks to its end
+    seconds: float  # from the start of all ranks to the end of this rank
     output: str
     values: Any  # what its function returned; None: there is no result
 
@@ -34,10 +34,11 @@ class Ending(NamedTuple):
 def run_ranks(worker: str, *, limit: float, world: int | None = None, **arguments: Any) -> list[Any]:
     """The results of *worker* ("module:function" of workers/) by rank.
 
-    :param limit: seconds for all of them; a rank that is still running then is stopped and reported.
+    :param limit: seconds for all ranks; a rank that is still running then is stopped and reported.
     :param world: the number of ranks; None: one for each GPU that torch sees.
     :param arguments: keyword arguments for the function, as JSON.
-    :raises AssertionError: a rank failed, was killed or timed out; with its number and the end of its output.
+    :raises AssertionError: a rank failed, was killed or timed out; the message has its number and last
+        output.
     """
     return values_of(rank_endings(worker, limit=limit, world=world, **arguments))
 
@@ -80,7 +81,7 @@ def rank_endings(
 def values_of(endings: Sequence[Ending]) -> list[Any]:
     """The results of all ranks.
 
-    :raises AssertionError: one failed. The first failure is listed first: the others waited for that rank.
+    :raises AssertionError: a rank failed. The first failure comes first, because other ranks waited for it.
     """
     in_order = sorted(endings, key=lambda rank: (rank.code is None, rank.seconds, rank.code or 0))
     faults = [message for rank in in_order if (message := fault(rank))]
@@ -90,7 +91,7 @@ def values_of(endings: Sequence[Ending]) -> list[Any]:
 
 def fault(ended: Ending) -> str:
     """Why a rank failed, with its traceback or the end of its output; empty if it succeeded."""
-    # At the end of a process NCCL writes its log, after the error of the process.
+    # NCCL writes its log at the end of a process, after the error of the process.
     lines = [line for line in ended.output.splitlines() if " NCCL INFO " not in line]
     output = "\n".join(lines)
     if ended.code is None:
@@ -106,7 +107,8 @@ def fault(ended: Ending) -> str:
 
 
 def measure_group(measure: Callable[..., None], results: Sequence[Any]) -> None:
-    """The common conditions of checks with several GPUs: NCCL was used, and each rank had its own GPU."""
+    """Measure the common conditions of checks with several GPUs: NCCL was used, and each rank had another
+    GPU."""
     measure("backend", [rank["backend"] for rank in results])
     measure("gpus", [rank["device"] for rank in results])
 
@@ -114,7 +116,7 @@ def measure_group(measure: Callable[..., None], results: Sequence[Any]) -> None:
 def gpus_of_torch() -> int:
     """The number of GPUs that torch may use; creates no CUDA context in this process.
 
-    :raises AssertionError: fewer than two.
+    :raises AssertionError: there are fewer than two.
     """
     import torch
 
@@ -154,7 +156,7 @@ def _stop(started: Sequence[subprocess.Popen[bytes]]) -> set[int]:
     running = {rank for rank, process in enumerate(started) if process.poll() is None}
     for number in (signal.SIGABRT, signal.SIGKILL):
         for rank in running:
-            started[rank].send_signal(number)  # no effect if it has ended meanwhile
+            started[rank].send_signal(number)  # no effect if the process has ended meanwhile
         _await((started[rank] for rank in running), GRACE)
     for process in started:
         process.wait()

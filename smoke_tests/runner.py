@@ -1,9 +1,9 @@
 """Run the checks, and print one JSON object per line: the host, then the start and the end of each check.
 
-Start it as `python -I -B runner.py`; without facts it checks the environment that it runs in, and skips
-checks that need a lock. In an image it is started with -S, too: then the checks run without the image's
-start-up code (see isolation.py). Every check has its own process group, so that a check that dies, hangs or
-leaves children behind does not affect others.
+Start it as `python -I -B runner.py`. Without facts it checks the environment that it runs in, and skips
+checks that need a lock. In an image it is also started with -S, so that checks run without the image's
+start-up code (see isolation.py). Every check has a separate process group, so that a check that crashes,
+hangs or leaves children behind does not affect others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GRACE = 3.0  # seconds between asking for a traceback (SIGABRT) and SIGKILL
 
 
 def main() -> int:
-    """Run the selected checks; returns 0 for all outcomes, 2 if there is nothing to run."""
+    """Run the selected checks; return 0 whatever their outcome, or 2 if there is nothing to run."""
     options = _options()
     _load_suite()
     from smoke_tests.applicable import not_applicable
@@ -76,7 +76,8 @@ def main() -> int:
 
 
 def in_own_process(check: Any, options: argparse.Namespace, limit: float) -> dict[str, Any]:
-    """Run one check and read its result; without a result it has failed, with how the process ended."""
+    """Run one check and read its result. A check without a result failed; the message says how the process
+    ended."""
     from smoke_tests.isolation import flags
 
     scratch = Path(tempfile.mkdtemp(prefix="kiln-check-"))
@@ -134,7 +135,7 @@ def ended_by(command: list[str], env: dict[str, str], sink: Any, limit: float) -
 def environment(scratch: Path) -> dict[str, str]:
     """The variables of this process; caches and temporary files go to *scratch*, away from the image."""
     own = {
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the image's anyio brings a plugin
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the image's anyio installs a plugin of pytest
         "TMPDIR": str(scratch),
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
         "TRITON_CACHE_DIR": str(scratch / "triton"),
@@ -164,7 +165,7 @@ def emit(event: str, **values: Any) -> None:
 
 
 def refuse(sentence: str) -> int:
-    """Print why there is nothing to run; returns the exit code."""
+    """Print why there is nothing to run; return the exit code."""
     print(f"runner.py: {sentence}", file=sys.stderr)
     return 2
 

@@ -7,7 +7,8 @@ PARTS = 4
 VALUES = {
     "accumulate": {
         "device": {"equals": "cuda"},
-        # Each rounding to FP16 is off by 2**-11 at most, and there are few of them between the two.
+        # Each rounding to FP16 changes a value by at most 2**-11, and few roundings separate the two
+        # gradients.
         "gradient_error": {"at_most": 5e-3},
         "step_error": {"at_most": 5e-3},
         "fp32_error": {"at_most": 1e-2},
@@ -33,7 +34,7 @@ def test_accumulate(measure):
     measure("gradient_error", relative_error(summed, whole))
     measure("step_error", relative_error(summed_step, whole_step))
     measure("fp32_error", relative_error(summed, exact))
-    # No part alone gives the full gradient, or a missing accumulation would not be detected.
+    # No part alone may give the full gradient, or the check would not detect a missing accumulation.
     alone = [relative_error(_accumulated([part])[0], whole) for part in parts]
     measure("errors_alone", alone)
     measure("least_error_alone", min(alone))

@@ -7,10 +7,11 @@ import pytest
 
 from smoke_tests.closeness import relative_error
 
-SIZE, DEPTH = 256, 512  # sums of 512 products up to 4: FP16 holds every integer up to 2048, BF16 up to 256
-# For sums of up to 8192 products. Factors and result are rounded: an error of 4e-4 with FP16's eleven bits,
-# 3e-3 with BF16's eight; up to three times that if parts of a sum are added in half precision. Noise of 5 %
-# gives 5e-2.
+# Sums of 512 products up to 4: FP16 represents every integer up to 2048, BF16 up to 256.
+SIZE, DEPTH = 256, 512
+# Bounds for sums of up to 8192 products. Rounding factors and result gives an error of 4e-4 with FP16's
+# eleven bits and 3e-3 with BF16's eight, and up to three times that if parts of a sum are added in half
+# precision. Noise of 5 % gives 5e-2.
 PRODUCT_BOUNDS = {"torch.float16": 2e-3, "torch.bfloat16": 1.5e-2}
 
 VALUES = {
@@ -78,8 +79,8 @@ VALUES = {
 
 @pytest.mark.tier(1)
 def test_autocast_matmul(measure):
-    """FP16 out, the exact product of integer matrices; softmax and layer_norm in FP32, FP32 again outside;
-    every kind of product with sums of up to 8192 terms; new weights after a step."""
+    """The product of integer matrices is FP16 and exact; softmax, layer_norm and code outside are FP32; each
+    kind of product is precise for sums of up to 8192 terms; after a step, autocast uses the new weights."""
     import torch
     from torch.nn import functional
 
@@ -102,7 +103,7 @@ def test_autocast_matmul(measure):
 
 @pytest.mark.tier(1)
 def test_bf16(measure):
-    """BF16 out, and an error within its eight bits: three roundings by up to 2**-8 each."""
+    """The product is BF16, and its error is within three roundings by up to 2**-8 each."""
     import torch
 
     with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -126,7 +127,7 @@ def _products(measure, half):
     measure("product_dtypes", {name: "+".join(sorted(found)) for name, found in dtypes.items()})
     errors = {name: [figures(result.error) for result in results if result.name == name] for name in PRODUCTS}
     measure("product_errors", errors)
-    # NaN compares with nothing: it is imprecise, and the largest error.
+    # A NaN counts as imprecise, and as the largest error, because comparisons with NaN are false.
     imprecise = [result for result in results if not result.error <= bound]
     measure("imprecise_products", [f"{result.name} of {result.terms} terms" for result in imprecise])
     largest = max((result.error for result in results), key=lambda error: (math.isnan(error), error))
@@ -134,8 +135,8 @@ def _products(measure, half):
 
 
 def _weight_cache(measure, torch):
-    """Autocast casts a weight once in a block. The next block uses the weights after the step, like a copy of
-    the model, whose weights are in no cache."""
+    """Autocast casts a weight once in a block. The next block must use the weights after the step, as a copy
+    of the model does, whose weights are not in the cache."""
     from smoke_tests.training import Regression
 
     task = Regression()
@@ -150,12 +151,13 @@ def _weight_cache(measure, torch):
     task.optimizer.step()
     after, expected = outputs(task.model), outputs(copy.deepcopy(task.model))
     measure("change_by_step", relative_error(before, expected))
-    # The same kernels on the same numbers; not required bit by bit, because a library may choose others.
+    # The same kernels on the same numbers; equal bits are not required, because a library may choose other
+    # kernels.
     measure("error_after_step", relative_error(after, expected))
 
 
 def _integers(torch):
-    """A product of FP32 integer matrices under autocast, and the exact one by FP64 on the CPU."""
+    """A product of FP32 integer matrices under autocast, and the exact product, in FP64 on the CPU."""
     torch.manual_seed(0)
     left = torch.randint(0, 2, (SIZE, DEPTH)).double()
     right = torch.randint(-1, 5, (DEPTH, SIZE)).double()  # 384 on average
@@ -163,7 +165,8 @@ def _integers(torch):
 
 
 def _random_error(torch):
-    """‖product - reference‖ / ‖reference‖ by Frobenius, the reference in FP64 from the same FP32 numbers."""
+    """‖product - reference‖ / ‖reference‖ (Frobenius norm), with the reference in FP64 from the same FP32
+    numbers."""
     torch.manual_seed(1)
     left, right = torch.randn(SIZE, DEPTH, device="cuda"), torch.randn(DEPTH, SIZE, device="cuda")
     return relative_error(left @ right, left.double() @ right.double())

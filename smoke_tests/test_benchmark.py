@@ -8,11 +8,11 @@ from smoke_tests.curves import fall, figures, spread, widest_gap
 from smoke_tests.search import largest
 
 BATCH = 64  # sentences, for the peak memory
-# By length of the sentences: how many of them, steps to warm up, steps that count. With 64 sentences of 128
-# words an H200 takes 21 ms for a step in half precision, and a host about as long to launch its kernels. 256
-# of them have as many words as 64 of 512, and need as much memory.
+# By length of the sentences: number of sentences, warm-up steps, timed steps. With 64 sentences of 128 words,
+# an H200 takes 21 ms for a step in half precision, and a host takes about as long to launch its kernels. 256
+# such sentences have as many words as 64 sentences of 512 words, and need as much memory.
 TIMED = {128: (256, 3, 20), 512: (64, 3, 10)}
-LAUNCHES = (3, 10)  # steps to warm up, steps that count, of a single sentence
+LAUNCHES = (3, 10)  # warm-up steps and timed steps with a single sentence
 BUDGET = 16 << 30  # bytes of memory for the largest batch, the same on every GPU
 GRAIN = 512  # words; the largest batch is a multiple of it
 CURVE, CURVE_BATCH = 200, 32  # steps, sentences
@@ -23,7 +23,7 @@ VALUES = {
         "device": {"type": "string"},
         "torch": {"type": "string"},
         "build_cuda": {"type": "string"},
-        # TF32 rounds each factor by up to 5e-4 of itself, FP32 by 6e-8.
+        # The relative rounding error of each factor is up to 5e-4 in TF32, 6e-8 in FP32.
         "fp32_product_error": {"at_most": 1e-5},
         "tf32_product_error": {"at_least": 1e-5},
         "parameters": {"equals": 108891648},
@@ -34,7 +34,7 @@ VALUES = {
         "step_ms_spread_128": {"type": {"*": {"*": "number"}}},
         "launch_ms_128": {"type": {"*": ["number"]}},
         "launch_share_128": {"type": {"*": "number"}},
-        # Close to 1, the launches of the host would be timed, and not the GPU. The rest allows for variation.
+        # Close to 1, the host's launches would be timed instead of the GPU. The margin allows for variation.
         "largest_launch_share_128": {"at_most": 0.8},
         "samples_per_s_128": {"type": {"*": "number"}},
         "peak_bytes_128": {"type": {"*": "number"}},
@@ -69,7 +69,8 @@ VALUES = {
         },
         "speed_512": {"at_least": 1.5},
         "speed_over_tf32_512": {"type": "number"},
-        "memory_512": {"at_most": 0.7},  # longer sentences: weights and moments, which stay FP32, count less
+        # With longer sentences, weights and moments, which stay FP32, are a smaller part.
+        "memory_512": {"at_most": 0.7},
         "batch_512": {"at_least": 1.4},
         "loss_fp32": {"type": ["number"]},
         "loss_fall_fp32": {"at_most": 0.2},
@@ -115,10 +116,10 @@ def _run(model, precision, length):
 
     batch, warm, steps = TIMED[length]
     with training(model, precision) as trained:
-        # Several steps: one in which the GradScaler finds an inf makes no moments yet.
+        # Several steps, because a step in which the GradScaler finds an inf creates no moments.
         step_times(trained, *sentences(BATCH, length, seed=1), warm=4, steps=1)
         results = {"peak_bytes": torch.cuda.max_memory_allocated()}
-        torch.cuda.empty_cache()  # the larger batch does not fit into these blocks
+        torch.cuda.empty_cache()  # the larger batch does not fit into the cached blocks
         results["step_ms"] = step_times(trained, *sentences(batch, length, seed=1), warm=warm, steps=steps)
         results["logits"] = trained.logits
         warm, steps = LAUNCHES
@@ -140,7 +141,8 @@ def _compare(measure, length, results):
     }
     times, batch = table["step_ms"], TIMED[length][0]
     rate = {precision: figures(1000 * batch / median(steps)) for precision, steps in times.items()}
-    # A step of one sentence launches as many kernels, but with little work: it takes the host's time.
+    # A step of one sentence launches the same number of kernels with little work, so it takes the host's
+    # time.
     share = {name: figures(median(table["launch_ms"][name]) / median(times[name])) for name in times}
     peak, most = table["peak_bytes"], table["largest_batch"]
     measure(f"step_ms_{length}", times)
@@ -159,7 +161,7 @@ def _compare(measure, length, results):
 
 
 def _learn(measure, model):
-    """Both learn equally from the same sentences in the same order."""
+    """Compare the losses of FP32 and FP16 on the same sentences in the same order."""
     from smoke_tests.encoder import sentences
     from smoke_tests.finetune import losses, training
 

@@ -8,10 +8,12 @@ VALUES = {
     "checkpoint": {
         "device": {"equals": "cuda"},
         "calls": {"equals": [8, 16]},  # one for each block, then two
-        # The same kernels on the same numbers; not required bit by bit, because a library may choose others.
+        # The same kernels on the same numbers; equal bits are not required, because a library may choose
+        # other kernels.
         "gradient_error": {"at_most": 1e-5},
         "peaks": {"type": ["integer"]},
-        # At a time, the activations of one block are in memory, and the inputs of the others: about a third.
+        # Only the activations of one block and the inputs of the others are in memory at a time: about a
+        # third.
         "peak_ratio": {"at_most": 0.6},
     },
 }
@@ -34,7 +36,8 @@ def test_checkpoint(measure):
     def again(block, x):
         return checkpoint(block, x, use_reentrant=False)
 
-    _run(model, inputs, kept)  # the memory that libraries allocate at their first call must not count
+    # A first run, because memory that libraries allocate at their first call must not count.
+    _run(model, inputs, kept)
     plain, expected, calls = _run(model, inputs, kept)
     saved, found, calls_again = _run(model, inputs, again)
     measure("calls", [calls, calls_again])
@@ -44,7 +47,7 @@ def test_checkpoint(measure):
 
 
 def _run(model, inputs, through):
-    """Forward and backward, each block by *through*: the peak in bytes, the gradient, the calls of blocks."""
+    """Run forward and backward, each block by *through*: peak memory in bytes, gradient, calls of blocks."""
     import torch
 
     from smoke_tests.training import gradient, peak

@@ -39,7 +39,8 @@ def test_claims(facts, measure):
 
 
 def _matches(status, promised, wheel):
-    """Whether the CUDA version matches: native: the same version; minor-compat: same major and not older."""
+    """Whether the CUDA version matches: for native the same version, for minor-compat the same major, not
+    older."""
     if wheel is None:
         return False
     cuda, of_wheel = ([int(part) for part in version.split(".")] for version in (promised, wheel))

@@ -20,7 +20,7 @@ VALUES = {
 @pytest.mark.tier(2)
 @pytest.mark.limit(300)
 def test_collectives(measure):
-    """Broadcast from each rank, all-gather, reduce-scatter, and a ring of sends and receives: all exact."""
+    """Broadcast from each rank, all-gather, reduce-scatter, and a ring of sends and receives are exact."""
     results = run_ranks("collectives:exact", limit=240)
 
     measure_group(measure, results)

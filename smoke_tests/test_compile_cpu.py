@@ -16,7 +16,8 @@ VALUES = {
 @pytest.mark.tier(0)
 @pytest.mark.limit(300)
 def test_compile_cpu(measure):
-    """The result agrees, and the cache has a library built from the kernel; a fallback leaves none."""
+    """The result is correct, and the cache has a library built from the kernel, which a fallback would not
+    leave."""
     import torch
 
     torch.manual_seed(0)
@@ -34,7 +35,7 @@ def _fused(x, y):
 
 
 def _kernel_libraries(cache):
-    """Built libraries with the kernel's source beside them; Inductor's probe of vector units is none."""
+    """Built libraries with the kernel's source beside them, without Inductor's probe of vector units."""
     return [
         library
         for library in cache.rglob("*.so")

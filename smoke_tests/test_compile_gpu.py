@@ -7,8 +7,8 @@ import pytest
 
 from smoke_tests.closeness import relative_error
 
-# One operation of each pointwise part: before the product, after it, and in the backward pass. Inductor names
-# a kernel by its operations, in every release.
+# One operation of each pointwise part: before the product, after it, and in the backward pass. In every
+# release, Inductor names a kernel by its operations.
 FUSED = ("cos", "relu", "sin")
 # The operators of `_layer` and of its gradient that are not products. A compiled call runs them in its
 # kernels, and calls none of them.
@@ -25,7 +25,7 @@ VALUES = {
         "launches_of_eager": {"at_least": 8},
         "launches_of_compiled": {"type": "integer"},
         "launches_saved": {"at_least": 3},
-        # FP32 sums of 256 products have an error of some 3e-7, TF32's ten bits of 3e-4.
+        # Sums of 256 products have an error of about 3e-7 in FP32, and of 3e-4 with TF32's ten bits.
         "output_error": {"at_most": 1e-5},
         "x_error": {"at_most": 1e-5},
         "weight_error": {"at_most": 1e-5},
@@ -37,11 +37,11 @@ VALUES = {
 @pytest.mark.tier(1)
 @pytest.mark.limit(300)
 def test_compile_gpu(measure, monkeypatch, tmp_path):
-    """Result and gradients agree with FP64. The compiled call launches new kernels of its own operations,
-    none of those of eager, and fewer than eager.
+    """Result and gradients agree with FP64. The compiled call launches new kernels for its operations, none
+    of the kernels of eager mode, and fewer of them.
 
-    Names alone prove little: a kernel beside an eager call can have any. But the eager call must launch
-    torch's own kernels to get the result, and those are in the trace.
+    Names alone prove little, because a kernel beside an eager call can have any name. But an eager call must
+    launch torch's own kernels to get the result, and the trace would show them.
     """
     # New folders, so that every kernel is compiled now; plain pytest sets none.
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
@@ -59,7 +59,8 @@ def test_compile_gpu(measure, monkeypatch, tmp_path):
     exact = _trained(torch, _layer, [tensor.double() for tensor in inputs], gradient.double())
     before = cubins()
     compiled = torch.compile(_layer, fullgraph=True)
-    found = _trained(torch, compiled, inputs, gradient)  # compiles, and tries several forms of each kernel
+    # This call compiles, and tries several configurations of each kernel.
+    found = _trained(torch, compiled, inputs, gradient)
     new = {Path(path).stem for path in cubins() - before}
 
     eager = launched(lambda: _trained(torch, _layer, inputs, gradient), tmp_path)
@@ -86,18 +87,19 @@ def cubins():
 
 
 def _lacking(kernels):
-    """The operations that no kernel has in its name."""
+    """The operations that are in no kernel's name."""
     named = {part for kernel in kernels for part in kernel.split("_")}
     return [operation for operation in FUSED if operation not in named]
 
 
 def _layer(x, weight, bias):
-    """A product, which stays cuBLAS's, between pointwise operations, which become kernels."""
+    """A product, which cuBLAS computes, between pointwise operations, which Inductor compiles into
+    kernels."""
     return ((x * 2).sin() @ weight + bias).relu() * 0.5
 
 
 def _trained(torch, layer, inputs, gradient):
-    """Output and gradients of *layer*; not by backward(), which launches copies of its own."""
+    """Output and gradients of *layer*, without backward(), which launches additional copies."""
     inputs = [tensor.detach().requires_grad_() for tensor in inputs]
     output = layer(*inputs)
     gradients = torch.autograd.grad(output, inputs, gradient)

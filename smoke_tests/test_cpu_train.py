@@ -22,7 +22,7 @@ VALUES = {
 @pytest.mark.tier(0)
 @pytest.mark.limit(300)
 def test_cpu_train(measure):
-    """The weights change and the loss falls tenfold; each batch comes unchanged from another process."""
+    """The weights change, the loss falls tenfold, and each batch arrives unchanged from another process."""
     import torch
     from torch import nn
     from torch.utils.data import DataLoader

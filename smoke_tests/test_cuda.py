@@ -18,7 +18,8 @@ VALUES = {
         "archs": {"type": ["string"]},
         "served": {"expected": "true_on_each"},
         "wrong_sums": {"expected": "zero_on_each"},
-        # FP32 is off by about 1e-6, TF32 by 3e-4. NVIDIA_TF32_OVERRIDE=1 overrides torch's setting.
+        # The error of FP32 is about 1e-6, that of TF32 3e-4. NVIDIA_TF32_OVERRIDE=1 overrides torch's
+        # setting.
         "fp32_product_error": {"at_most": 1e-5},
     },
 }
@@ -26,8 +27,8 @@ VALUES = {
 
 @pytest.mark.tier(1)
 def test_cuda(measure):
-    """torch finds the GPUs that the driver lists, has code for each, and computes an exact result on each;
-    products of FP32 are in FP32."""
+    """torch finds the GPUs that the driver lists, has code for each, and computes an exact result on each.
+    FP32 products are not computed in TF32."""
     import torch
 
     from smoke_tests.finetune import product_error
@@ -47,7 +48,7 @@ def test_cuda(measure):
     measure("names", [gpu.name for gpu in found])
     capabilities = [[gpu.major, gpu.minor] for gpu in found]
     measure("capabilities", capabilities)
-    # A driver turns PTX into code only if it is as new as the compiler that wrote the PTX.
+    # A driver compiles PTX only if the driver is as new as the compiler that made the PTX.
     jit = tuple_of(driver["cuda"]) >= tuple_of(torch.version.cuda)
     archs = torch.cuda.get_arch_list()
     measure("archs", archs)

@@ -16,14 +16,14 @@ VALUES = {
         "loaded_by_import": {"type": ["string"]},
         "libraries_not_loadable": {"equals": []},
         "version": {"type": "string"},
-        "number_difference": {"equals": 0},  # another library may have answered one of the two calls
+        "number_difference": {"equals": 0},  # not 0 if different libraries answered the two calls
         "compiled_with": {"type": "string"},
         "major_difference": {"equals": 0},
         "minor_difference": {"at_least": 0},
         "locked": {"expected": "cudnn"},
         "acceptable": {"equals": True},
         "convolution_by": {"equals": "Cudnn"},
-        # FP32 sums of a thousand products have an error of some 1e-6, TF32's ten bits of 3e-4.
+        # Sums of a thousand products have an error of about 1e-6 in FP32, and of 3e-4 with TF32's ten bits.
         "output_error": {"at_most": 1e-5},
         "image_error": {"at_most": 1e-5},
         "filters_error": {"at_most": 1e-5},
@@ -47,11 +47,11 @@ VALUES = {
 
 @pytest.mark.tier(1)
 def test_cudnn(claims, measure):
-    """Versions and libraries; a convolution, a batch norm and an LSTM with their gradients, in strict FP32.
+    """Versions and libraries are right; a convolution, a batch norm and an LSTM are correct in strict FP32.
 
-    TF32 must not be in use. torch takes only those of cuDNN's engines for a convolution in FP32 that need no
-    tensor cores: NVIDIA_TF32_OVERRIDE=1 cannot change its result, at any shape. It does change products by
-    cuBLAS, for which torch has no such filter: one of them is measured too.
+    TF32 must not be in use. For a convolution in FP32, torch uses only cuDNN engines without tensor cores, so
+    NVIDIA_TF32_OVERRIDE=1 cannot change its result. It can change products by cuBLAS, for which torch has no
+    such filter, so a product is measured, too.
     """
     import torch
 
@@ -82,7 +82,7 @@ def test_cudnn(claims, measure):
     found = _compare(measure, _recurrent, torch, words, torch.randn(8, 32, 64), layer)
     measure("recurrent_by", found["by"])
     measure("product_error", product_error("fp32"))
-    # How far the bound is from TF32 at these shapes; not bounded, as GPUs below 8.0 have no TF32.
+    # TF32's error at these shapes, for comparison; it has no bound, because GPUs below 8.0 have no TF32.
     tensor_float(True)
     rounded = _convolved(torch, image.cuda(), filters.cuda(), gradient.cuda())["output_error"]
     exact = _convolved(torch, image.double(), filters.double(), gradient.double())["output_error"]
@@ -91,7 +91,7 @@ def test_cudnn(claims, measure):
     measure("version_checks_failed", inconsistent(mapped()))
     loaded = mapped()
     measure("libraries_not_used", unused(results["libraries"], loaded))
-    # Also a mixture of two cuDNN of the same version: each library must be one of the listed files.
+    # Each library must be one of the listed files, so that a mixture of two installations is detected.
     measure("libraries_from_elsewhere", sorted(set(loaded) - set(results["libraries"])))
 
 
@@ -102,13 +102,13 @@ def _stop_if_wrong(measure):
 
 
 def _versions(torch, claims, measure):
-    # Not torch.backends.cudnn.version(): on a mismatch that raises, and the numbers would not be recorded.
+    # Not torch.backends.cudnn.version(), which raises on a mismatch, so that no number would be recorded.
     library = torch._C._cudnn
     runtime, built = library.getRuntimeVersion(), library.getCompileVersion()
     major, minor, patch = runtime
     version = f"{major}.{minor}.{patch}"
     measure("version", version)
-    # The same as one number, 8902 or 90501, in case that another library answered the first call.
+    # The version as one number (8902 or 90501), in case another library answered the first call.
     number = major * (10_000 if major >= 9 else 1_000) + minor * 100 + patch
     measure("number_difference", library.getVersionInt() - number)
     measure("compiled_with", ".".join(map(str, built)))
@@ -118,7 +118,8 @@ def _versions(torch, claims, measure):
 
 
 def _backend(torch, image, filters):
-    """The implementation that conv2d uses for these inputs; those without cuDNN are correct too."""
+    """The implementation that conv2d uses for these inputs; implementations without cuDNN are correct,
+    too."""
     ones, zeros = [1, 1], [0, 0]
     return torch._C._select_conv_backend(image, filters, None, ones, ones, ones, False, zeros, 1).name
 

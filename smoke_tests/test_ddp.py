@@ -1,4 +1,4 @@
-"""ddp, ddp-amp: ranks with their own rows make a joint step, and skip one together."""
+"""ddp, ddp-amp: ranks with different rows make a joint step, and skip a step together."""
 
 from itertools import pairwise
 
@@ -13,7 +13,8 @@ VALUES = {
         "weights": {"type": [["string"]]},
         "different_ranks": {"equals": 1},
         "different_weights": {"equals": 3},  # at the start, after one step, after two
-        # The rounding of FP64, and how small a step is: 1e-13 was measured. One rank's rows alone: about 1.
+        # FP64's rounding relative to the size of a step: 1e-13 was measured. With one rank's rows alone,
+        # about 1.
         "error_after_step_1": {"at_most": 1e-10},
         "error_after_step_2": {"at_most": 1e-10},
     },
@@ -21,7 +22,7 @@ VALUES = {
         "backend": {"expected": "nccl_on_each"},
         "gpus": {"expected": "ranks"},
         "enabled": {"expected": "true_on_each"},
-        # Those of all ranks, without repetitions.
+        # The values of all ranks, without repetitions.
         "scales": {"equals": [[65536.0, 65536.0, 32768.0, 32768.0]]},  # at the start, and after each step
         "steps_taken": {"equals": [[True, False, True]]},
         "weights": {"type": [["string"]]},
@@ -33,7 +34,7 @@ VALUES = {
 @pytest.mark.tier(2)
 @pytest.mark.limit(300)
 def test_ddp(measure):
-    """Two steps equal those of one process with the joint batch, with the same bits on every rank."""
+    """Two steps equal those of one process with the joint batch, and all ranks have the same bits."""
     results = run_ranks("ddp:joint_steps", limit=240)
 
     measure_group(measure, results)

@@ -1,4 +1,4 @@
-"""device-code: an image for some GPUs has the code that they load from the full wheels, and nothing else."""
+"""device-code: an image for some GPUs keeps exactly the code that these GPUs load from the full wheels."""
 
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, distribution
@@ -20,11 +20,11 @@ VALUES = {
         # Bytes of device code.
         "kept": {"type": {"*": "integer"}},
         "zeroed": {"at_least": 1, "type": "integer"},
-        # Containers without code for any of the GPUs, by library: they are whole.
+        # Containers without code for any of the GPUs, by library; they are not cut.
         "unserved": {"type": {"*": "integer"}},
-        # Containers that do not follow the format: their libraries are whole.
+        # Containers that do not follow the format; their libraries are not cut.
         "unread": {"type": ["string"]},
-        # Libraries of the wheels that the image does not have, or in another size.
+        # Libraries of the wheels that are missing in the image, or have another size.
         "absent": {"equals": []},
         # Code that no GPU of the image loads.
         "not_zeroed": {"equals": []},
@@ -32,7 +32,7 @@ VALUES = {
         "lost": {"equals": []},
         # Any other byte of a library.
         "changed": {"equals": []},
-        # Other files that the installed RECORD does not list as the wheel's.
+        # Other files that the installed RECORD lists otherwise than the wheel's RECORD.
         "other": {"equals": []},
     },
 }
@@ -41,7 +41,7 @@ VALUES = {
 @pytest.mark.tier(0)
 @pytest.mark.limit(1200)
 def test_device_code(facts, measure):
-    """Every library over 1 MB of the wheels that were cut, byte for byte against the wheels."""
+    """Compare every library over 1 MB of the cut wheels with the wheels, byte for byte."""
     claims, files, names = facts["claims"], facts["wheel_files"], facts["device_code"]["wheels"]
     own_use = facts["device_code"]["own_use"]
     gpus = [tuple(int(part) for part in gpu.split(".")) for gpu in claims["gpus"]]

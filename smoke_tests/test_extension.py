@@ -19,7 +19,8 @@ VALUES = {
 @pytest.mark.tier(1)
 @pytest.mark.limit(300)
 def test_extension(measure, tmp_path):
-    """torch.utils.cpp_extension builds an operator in a process of its own; loaded here, it is exact."""
+    """torch.utils.cpp_extension builds an operator in another process; loaded in this process, it is
+    exact."""
     import torch
 
     numbers = torch.arange(1_000_000, device="cuda")  # first: without a GPU there is nothing to build for

@@ -13,7 +13,8 @@ VALUES = {
         "e4m3fn_dtype": {"equals": "torch.bfloat16"},
         "e4m3fn_wrong_integers": {"equals": 0},
         "e4m3fn_scales": {"type": ["number"]},
-        # Against the product of the rounded numbers: bfloat16 has eight bits, which alone err by 1.7e-3.
+        # Against the product of the rounded numbers: rounding the result to bfloat16's eight bits gives
+        # 1.7e-3.
         "e4m3fn_product_error": {"at_most": 5e-3},
         # Against the numbers before they were rounded to four bits: 3.8 % was measured.
         "e4m3fn_error": {"at_most": 0.06},
@@ -29,7 +30,8 @@ VALUES = {
 
 @pytest.mark.tier(1)
 def test_fp8(measure):
-    """Integers exactly; random matrices with scales far from 1 against FP64; e4m3 and e5m2 times e4m3."""
+    """Products of integers are exact, those of random matrices with scales far from 1 precise; e4m3 and
+    e5m2."""
     import torch
 
     torch.manual_seed(0)
@@ -39,7 +41,8 @@ def test_fp8(measure):
 
 
 def _integers(torch, kind, measure):
-    """Sums of 256 products of -1, 0 and 1, doubled by the scales: bfloat16 holds every even number to 512."""
+    """Sums of 256 products of -1, 0 and 1, doubled by the scales: bfloat16 represents all even numbers to
+    512."""
     from smoke_tests.torch_api import scaled_mm
 
     left = torch.randint(-1, 2, (ROWS, DEPTH), device="cuda").double()
@@ -51,7 +54,8 @@ def _integers(torch, kind, measure):
 
 
 def _random(torch, kind, measure):
-    """Small numbers, as gradients are, times large ones: each brought into its format's range by a scale."""
+    """Small numbers, as in gradients, times large numbers; a scale moves each into the range of its
+    format."""
     from smoke_tests.torch_api import scaled_mm
 
     left = torch.randn(ROWS, DEPTH, device="cuda").double() * 1e-3

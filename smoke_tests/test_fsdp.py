@@ -10,7 +10,7 @@ VALUES = {
         "gpus": {"expected": "ranks"},
         "bytes": {"type": [{"*": "number"}]},
         "errors": {"type": ["number"]},
-        # The rounding of FP64; gradients of another batch are off by about 1.
+        # FP64's rounding; with gradients of another batch, the error is about 1.
         "largest_error": {"at_most": 1e-9},
         "largest_memory_ratio": {"at_most": "share_of_memory"},
     },
@@ -20,7 +20,7 @@ VALUES = {
 @pytest.mark.tier(2)
 @pytest.mark.limit(300)
 def test_fsdp(measure):
-    """Two AdamW steps equal those of one GPU with the joint batch, and each rank holds only its shard."""
+    """Two AdamW steps equal those of one GPU with the joint batch; each rank has only its shard in memory."""
     results = run_ranks("fsdp:steps", limit=240)
 
     measure_group(measure, results)

@@ -12,11 +12,11 @@ VALUES = {
         "first_scale": {"equals": 65536.0},
         "scaled_over_loss": {"equals": 1.0},
         "finite_gradients": {"equals": True},
-        "gradient_error": {"at_most": 1e-2},  # of FP16: about 1e-3
+        "gradient_error": {"at_most": 1e-2},  # FP16's error: about 1e-3
         "master_weights": {"equals": ["torch.float32"]},
         "moved_error": {"at_most": 1e-2},  # the rate is 1
         "scales": {"equals": [65536.0, 65536.0, 131072.0]},
-        # Of overflow.py: the cases, and those that fail.
+        # From overflow.py: the number of cases, and the cases that fail.
         "overflows": {"equals": 72},
         "moved_by_overflow": {"equals": {}},
         "scale_not_halved": {"equals": {}},
@@ -28,7 +28,7 @@ VALUES = {
     "clip": {
         "device": {"equals": "cuda"},
         "true_norm": {"at_least": 1e-3},
-        "returned_norm": {"at_least": 0.99, "at_most": 1.01},  # FP16 gradients: about 1e-3 off
+        "returned_norm": {"at_least": 0.99, "at_most": 1.01},  # FP16's error: about 1e-3
         "norm_after": {"at_least": 0.99, "at_most": 1.001},
         "moved_after": {"at_least": 0.99, "at_most": 1.01},  # the rate is 1
         "norm_before": {"at_most": 1e-3},
@@ -39,8 +39,8 @@ VALUES = {
 
 @pytest.mark.tier(1)
 def test_grad_scaler(measure):
-    """Scaled by 65536, unscaled to the true gradient; the scale grows, and halves if one is not finite;
-    gradients that FP16 would round to 0 are right."""
+    """Gradients are scaled by 65536 and unscaled correctly, even if FP16 would round them to 0. The scale
+    grows, and halves if a gradient is not finite."""
     from smoke_tests.torch_api import grad_scaler
     from smoke_tests.training import Regression, device_of, scaled_step
 
@@ -60,7 +60,7 @@ def test_grad_scaler(measure):
 
 @pytest.mark.tier(1)
 def test_clip(measure):
-    """Clipped after unscale_, the true norm is the limit; clipped before it, the norm is far less or more."""
+    """Clipping after unscale_ gives the limit as the norm; before unscale_, a far smaller or larger norm."""
     from smoke_tests.torch_api import grad_scaler
     from smoke_tests.training import Regression, device_of
 
@@ -70,7 +70,7 @@ def test_clip(measure):
     measure("device", device_of(task.model))
     measure("true_norm", norm)
     returned, left, moved = _clipped(grad_scaler(), limit, unscale_first=True)
-    measure("returned_norm", returned / norm)  # FP16 gradients: some 1e-3 off
+    measure("returned_norm", returned / norm)  # FP16's error: about 1e-3
     measure("norm_after", left / limit)
     measure("moved_after", moved / limit)  # the rate is 1
     # Before unscale_ the limit applies to scaled gradients: with the scale 65536 the step is nearly 0, with a
@@ -93,7 +93,7 @@ def _first_step(measure, task, scaler):
     scaler.unscale_(task.optimizer)
     found = gradient(task.model)
     measure("finite_gradients", bool(found.isfinite().all()))
-    measure("gradient_error", relative_error(found, exact))  # of FP16: some 1e-3
+    measure("gradient_error", relative_error(found, exact))  # FP16's error: about 1e-3
     scaler.step(task.optimizer)
     scaler.update()
     dtypes = {str(parameter.dtype) for parameter in task.model.parameters()}
@@ -102,8 +102,8 @@ def _first_step(measure, task, scaler):
 
 
 def _overflows(measure):
-    """One gradient that is not finite, among thousands: its optimizer's weights and state do not change by a
-    bit, the other optimizer's step is taken, the scale halves, and training continues."""
+    """One of thousands of gradients is not finite: no bit of its optimizer's weights and state changes, the
+    other optimizer makes its step, the scale halves, and training continues."""
     from smoke_tests.overflow import overflows
 
     results = overflows()

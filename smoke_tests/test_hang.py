@@ -6,8 +6,8 @@ import pytest
 
 from smoke_tests.ranks import rank_endings
 
-# The defaults of torch from 2.2 on, and their names in 2.0 and 2.1: NCCL's watchdog ends the process (3: at
-# once; the older releases know only 1), without minutes of debug dumps before that.
+# The defaults of torch 2.2 and newer, and their names in 2.0 and 2.1: NCCL's watchdog ends the process (3: at
+# once; older releases know only 1), without first writing debug dumps for minutes.
 WATCHDOG = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     "NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -32,7 +32,8 @@ VALUES = {
 @pytest.mark.tier(2)
 @pytest.mark.limit(180)
 def test_hang(measure):
-    """The last rank never joins a collective: the others end by themselves in time, with the reason."""
+    """The last rank never joins a collective: the others end in time, without a signal from outside, with the
+    reason."""
     from smoke_tests.workers.hang import TIMEOUT, joined
 
     ranks = rank_endings("hang:absent", limit=90, env=WATCHDOG)

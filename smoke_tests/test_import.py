@@ -18,7 +18,7 @@ VALUES = {
 @pytest.mark.tier(0)
 @pytest.mark.limit(300)
 def test_import(facts, measure):
-    """A new interpreter imports each one; the seconds depend on the host and have no bound."""
+    """A new interpreter imports each package; the seconds depend on the host and have no bound."""
     imported = probe("imports")
 
     measure("seconds", imported["seconds"])

@@ -9,7 +9,7 @@ from smoke_tests.allowed import allowed_unresolved, optional, packages_folder
 from smoke_tests.linkage import read_linkage, sonames
 from smoke_tests.probe import probe
 
-# Of the driver: mounted by the container runtime, never part of an image.
+# Libraries of the driver: the container runtime mounts them; an image never contains them.
 DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1"}
 
 VALUES = {
@@ -19,7 +19,7 @@ VALUES = {
         "found_by_torch_only": {"type": [["string"]]},
         "import_torch": {"equals": ""},
         "unresolved": {"type": [["string"]]},
-        # Of allowed_unresolved.json.
+        # Entries of allowed_unresolved.json.
         "unresolved_not_listed": {"equals": []},
         "listed_but_resolved": {"equals": []},
         "unversioned": {"equals": []},
@@ -30,7 +30,8 @@ VALUES = {
 @pytest.mark.tier(0)
 @pytest.mark.limit(600)
 def test_linkage(facts, measure):
-    """The loader or `import torch` finds each needed library, or it is the driver's; others need a reason."""
+    """The loader or `import torch` finds each needed library, except the driver's and those with a listed
+    reason."""
     prefix = Path(sys.prefix)
     linkage = read_linkage(prefix)
     try:

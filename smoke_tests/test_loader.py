@@ -28,7 +28,8 @@ VALUES = {
 @pytest.mark.tier(1)
 @pytest.mark.limit(300)
 def test_loader(measure):
-    """A copy's call returns before the copy, a copy ends during a kernel, workers send pinned batches."""
+    """The call of a copy returns before the copy ends, a copy ends during a kernel, workers send pinned
+    batches."""
     import torch
 
     host = torch.arange(SIZE, dtype=torch.int32).pin_memory()
@@ -38,7 +39,8 @@ def test_loader(measure):
     measure("copy_wrong", _wrong(there, host))
     measure("ended_during_a_kernel", _overlapped(torch, there, host))
     measure("overlapped_wrong", _wrong(there, host))
-    pageable = torch.arange(SIZE, dtype=torch.int32)  # the driver may copy it either way
+    # The driver may copy pageable memory with or without waiting.
+    pageable = torch.arange(SIZE, dtype=torch.int32)
     measure("pageable_returned_before_the_copy", _returned_first(torch, there, pageable))
 
     rows = torch.arange(ROWS * WIDTH, dtype=torch.int32).reshape(ROWS, WIDTH)
@@ -88,8 +90,8 @@ def _wrong(there, host):
 
 
 def _loaded(torch, rows):
-    """Every batch in order, and the processes that read the rows."""
-    # fork, whatever Python's default is: the workers use no GPU, and need not import this file.
+    """All batches in order, and the ids of the processes that read the rows."""
+    # fork on every Python, because the workers use no GPU and need not import this file.
     loader = torch.utils.data.DataLoader(
         Rows(rows), batch_size=BATCH, num_workers=WORKERS, pin_memory=True, multiprocessing_context="fork"
     )

@@ -27,7 +27,7 @@ VALUES = {
 @pytest.mark.tier(0)
 @pytest.mark.limit(600)
 def test_lock(facts, measure):
-    """The installed set, the hash of every file, each .pyc against its source."""
+    """Compare the installed distributions, the hash of every file, and each .pyc with its source."""
     results = probe("installed")
     pip = subprocess.run(
         [sys.executable, "-I", "-B", "-m", "pip", "check"], capture_output=True, text=True, check=False

@@ -10,7 +10,7 @@ VALUES = {
         "device_fp32": {"equals": "cuda"},
         "device_amp": {"equals": "cuda"},
         "peaks": {"type": ["integer"]},
-        "peak_ratio": {"at_most": 0.8},  # nearly all memory is activations: about 0.55 is expected
+        "peak_ratio": {"at_most": 0.8},  # activations are nearly all of the memory, so about 0.55 is expected
         "held": {"type": ["integer"]},
         "reserved": {"type": ["integer"]},
         # Bytes; the activations of a step are 288 MiB.
@@ -25,12 +25,12 @@ VALUES = {
 
 @pytest.mark.tier(1)
 def test_memory(measure):
-    """Peaks of one and the same step in FP32 and AMP; bytes held after each of 20 steps; empty_cache."""
+    """Compare the peaks of a step in FP32 and AMP; measure bytes held after each of 20 steps; empty_cache."""
     import torch
 
     from smoke_tests.training import peak
 
-    _cache(measure)  # first, while no other tensor shares a segment with the block
+    _cache(measure)  # before other tensors share a segment with the block
     plain = peak(_stepper(measure, half=False))
     step = _stepper(measure, half=True)
     half = peak(step)
@@ -64,7 +64,7 @@ def _cache(measure):
 
 
 def _stepper(measure, *, half):
-    """A training step that has run before: the optimizer and the libraries have what they keep."""
+    """A training step that has run once, so that the optimizer and libraries have allocated their memory."""
     import torch
 
     from smoke_tests.torch_api import grad_scaler

@@ -23,8 +23,8 @@ VALUES = {
 
 @pytest.mark.tier(1)
 def test_nvrtc(measure, monkeypatch, tmp_path):
-    """NVRTC compiles a kernel of our own and one of torch's, and every element is correct."""
-    # A new cache: an older kernel would be loaded from it, and nothing compiled.
+    """NVRTC compiles a kernel of this check and one of torch's, and every element is correct."""
+    # A new cache, because torch would load an older kernel from the cache instead of compiling it.
     monkeypatch.setenv("USE_PYTORCH_KERNEL_CACHE", "1")
     monkeypatch.setenv("PYTORCH_KERNEL_CACHE_PATH", str(tmp_path))
     import torch

@@ -7,17 +7,19 @@ import pytest
 VALUES = {
     "offload": {
         "device": {"equals": "cuda"},
-        # The same kernels on the same numbers; not required bit by bit, because a library may choose others.
+        # The same kernels on the same numbers; equal bits are not required, because a library may choose
+        # other kernels.
         "gradient_error": {"at_most": 1e-5},
         "peaks": {"type": ["integer"]},
-        "peak_ratio": {"at_most": 0.6},  # only the operands of one operation stay: a quarter is expected
+        # Only the operands of one operation stay on the GPU, so a quarter is expected.
+        "peak_ratio": {"at_most": 0.6},
     },
 }
 
 
 @pytest.mark.tier(1)
 def test_offload(measure):
-    """save_on_cpu to pinned memory: the gradient is the same, the peak on the GPU lower."""
+    """With save_on_cpu to pinned memory, the gradient is the same and the GPU's peak memory is lower."""
     from torch.autograd.graph import save_on_cpu
 
     from smoke_tests.closeness import relative_error
@@ -35,7 +37,7 @@ def test_offload(measure):
 
 
 def _run(model, inputs, saving):
-    """Forward under *saving*, then backward: the peak in bytes, the gradient."""
+    """Run forward under *saving*, then backward: peak memory in bytes, gradient."""
     from smoke_tests.training import gradient, peak
 
     def step():

@@ -18,7 +18,7 @@ VALUES = {
         "flash_causal_made_by": {"equals": "ScaledDotProductFlashAttentionBackward0"},
         "math_full_made_by": {"type": "string"},
         "math_causal_made_by": {"type": "string"},
-        # FP16 has eleven bits, so each backend errs by less than 1e-3; a wrong mask or scale errs by 1e-1.
+        # FP16 has eleven bits, so each backend's error is below 1e-3; with a wrong mask or scale it is 1e-1.
         "flash_full_output": {"at_most": 5e-3},
         "flash_full_q": {"at_most": 1e-2},
         "flash_full_k": {"at_most": 1e-2},
@@ -43,7 +43,7 @@ VALUES = {
 
 @pytest.mark.tier(1)
 def test_sdpa(measure):
-    """Flash and math against FP64 and each other, causal and not, with gradients; flash refuses FP32."""
+    """Flash and math agree with FP64 and each other, causal or not, with gradients; flash refuses FP32."""
     import torch
 
     torch.manual_seed(0)
@@ -65,7 +65,7 @@ def test_sdpa(measure):
 
 
 def _attended(torch, backend, inputs, causal):
-    """Output, gradients, and what made the output, by *backend* alone."""
+    """Output, gradients, and the autograd node of the output, by *backend* only."""
     from smoke_tests.torch_api import only_sdpa
 
     attention = torch.nn.functional.scaled_dot_product_attention
@@ -74,7 +74,7 @@ def _attended(torch, backend, inputs, causal):
 
 
 def _trained(attention, inputs, dtype):
-    """Output and the gradients of q, k and v; and the name of what made the output."""
+    """Output, the gradients of q, k and v, and the name of the autograd node of the output."""
     *heads, gradient = (tensor.to(dtype, copy=True) for tensor in inputs)
     for head in heads:
         head.requires_grad_()
@@ -94,7 +94,7 @@ def _by_definition(torch, causal, q, k, v):
 
 
 def _float32_by_flash(torch, inputs):
-    """FlashAttention does not support FP32: if it is really forced, torch must refuse."""
+    """FlashAttention does not support FP32, so torch must refuse if the backend is really forced."""
     from smoke_tests.torch_api import only_sdpa
 
     q, k, v = (tensor.float() for tensor in inputs[:3])
@@ -102,6 +102,6 @@ def _float32_by_flash(torch, inputs):
         with only_sdpa("flash"):
             torch.nn.functional.scaled_dot_product_attention(q, k, v)
     except RuntimeError as error:
-        # "No available kernel", in 2.0 "No viable backend"; what else went wrong is not a refusal.
+        # "No available kernel", in 2.0 "No viable backend"; any other error is not a refusal.
         return "refused" if "No available" in str(error) or "No viable" in str(error) else str(error)
     return "computed"

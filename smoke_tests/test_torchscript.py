@@ -4,13 +4,13 @@ import io
 
 import pytest
 
-RUNS = 4  # the first runs profile, the later ones run the optimized code
+RUNS = 4  # the first runs profile, the later runs use the optimized code
 
 VALUES = {
     "torchscript": {
         "kind": {"type": "string"},
         "device": {"equals": "cuda"},
-        # FP32 throughout; a fused kernel may round elsewhere than separate ones.
+        # All in FP32; a fused kernel may round at other places than separate kernels.
         "high_errors": {"type": ["number"]},
         "high_error": {"at_most": 1e-5},
         "high_gradient_error": {"at_most": 1e-5},
@@ -55,7 +55,7 @@ def test_torchscript(measure):
 
 
 def _module(torch):
-    """Layers in a loop, and a branch on the data, which a mere trace would freeze."""
+    """Layers in a loop, and a branch that depends on the data, which torch.jit.trace would freeze."""
 
     class Gated(torch.nn.Module):
         def __init__(self):
@@ -75,7 +75,7 @@ def _module(torch):
 
 
 def _ran(module, inputs, gradient):
-    """What *module* gives for *inputs*, and the gradient of its sum."""
+    """The output of *module* for *inputs*, and the gradient of the output's sum."""
     module.zero_grad()
     found = module(inputs)
     found.sum().backward()

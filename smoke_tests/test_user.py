@@ -23,7 +23,7 @@ VALUES = {
 @pytest.mark.tier(0)
 @pytest.mark.limit(420)
 def test_user(facts, measure):
-    """Each starts a command through the entrypoint: imports, name, home folder."""
+    """Each user starts a command through the entrypoint: imports, name and home folder are right."""
     results = probe("user")
 
     measure("stderr", results["stderr"])

@@ -27,7 +27,8 @@ def only_sdpa(backend: str) -> contextlib.AbstractContextManager[None]:
 
 
 def scaled_mm(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
-    """a @ b of float8 matrices in bfloat16, *b* column-major. Before 2.5 the largest value came with it."""
+    """a @ b of float8 matrices in bfloat16, *b* column-major. torch before 2.5 also returns the largest
+    value."""
     found = torch._scaled_mm(a, b, out_dtype=torch.bfloat16, scale_a=scale_a, scale_b=scale_b)
     return found[0] if isinstance(found, tuple) else found
 
@@ -55,8 +56,8 @@ def tuple_of(version: str) -> tuple[int, int]:
 def tensor_float(allowed: bool) -> None:
     """Set whether FP32 products, convolutions and recurrent layers may use TF32.
 
-    From 2.9 on torch has a second set of switches (`fp32_precision`) and raises where it and the older one
-    disagree. These two set both sets, and mean the same in every torch.
+    torch 2.9 and newer have a second set of switches (`fp32_precision`) and raise if it disagrees with the
+    older set. The two switches used here set both, and mean the same in every torch.
     """
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed
@@ -65,7 +66,7 @@ def tensor_float(allowed: bool) -> None:
 def name_kernels_by_operation() -> None:
     """Let Inductor name each Triton kernel by its operations, as in triton_poi_fused_mul_sin_0.
 
-    By default the older releases call every kernel `triton_`. The first two settings are those of 2.0.
+    By default, older releases name every kernel `triton_`. The first two settings are for torch 2.0.
     """
     import torch._inductor.config as config
 

@@ -12,16 +12,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-ROWS, WIDTH = 256, 64  # of the regression
-# A block of the tower has 9 * 4 MiB of FP32 activations for the backward pass, and half a MiB of weights: all
-# together 288 MiB, far more than cuBLAS's workspace (32 MiB on Hopper) and the allocator's rounding (2 MiB).
+ROWS, WIDTH = 256, 64  # rows and columns of the regression
+# A block of the tower has 9 * 4 MiB of FP32 activations for the backward pass, and half a MiB of weights. All
+# blocks have 288 MiB, far more than cuBLAS's workspace (32 MiB on Hopper) and the allocator's rounding (2
+# MiB).
 DEPTH, _TOWER_ROWS, _TOWER_WIDTH = 8, 16384, 64
 
 
 class Regression:
-    """A perceptron, and rows to learn; with the same numbers each time.
+    """A perceptron, and rows to learn, with the same numbers each time.
 
-    The activation is smooth: at a kink, FP16 would move some rows to the other side.
+    The activation is smooth, because FP16 would move some rows to the other side of a kink.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Regression:
 
 
 def scaled_step(scaler: Any, *tasks: Regression, spoil: Callable[[], None] = lambda: None) -> None:
-    """A step of each task under one GradScaler; *spoil* is called before the scaler checks the gradients."""
+    """Make a step of each task under one GradScaler; call *spoil* before the scaler checks the gradients."""
     for task in tasks:
         task.optimizer.zero_grad()
         scaler.scale(task.loss()).backward()
@@ -55,7 +56,7 @@ def scaled_step(scaler: Any, *tasks: Regression, spoil: Callable[[], None] = lam
 
 
 class Block(nn.Module):
-    """The feed-forward half of a transformer's layer, without its norm."""
+    """The feed-forward half of a transformer layer, without its norm."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ def tower(dropout: float = 0.0) -> tuple[nn.Sequential, torch.Tensor]:
 
 
 def gradient(model: nn.Module) -> torch.Tensor:
-    """A copy of all gradients of *model* as one vector; a parameter without one is an error."""
+    """A copy of all gradients of *model* as one vector; a parameter without a gradient is an error."""
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 

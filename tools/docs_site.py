@@ -1,4 +1,5 @@
-"""A hook of MkDocs: adds the pages of the repository's root, rewrites links for the site, makes the menu."""
+"""A hook of MkDocs: adds the pages in the repository's root, rewrites links for the site, and builds the
+menu."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-# Pages that are not below docs/, and the folder's own index: their name on the site.
+# The names on the site of docs/README.md and of pages outside of docs/.
 PAGES: Mapping[str, str] = {
     "README.md": "index.md",
     "README.zh-CN.md": "index.zh-CN.md",
@@ -23,7 +24,7 @@ PAGES: Mapping[str, str] = {
     "SECURITY.md": "SECURITY.md",
     "CHANGELOG.md": "CHANGELOG.md",
 }
-# Not a page of MkDocs: `make docs` writes it afterwards (docs/catalogue.md).
+# Not a page of MkDocs: `make docs` adds it after the build (docs/catalogue.md).
 CATALOGUE = "catalogue/index.html"
 # The menu. Pages that are not listed are under the last heading.
 MENU: Mapping[str, tuple[str, ...]] = {
@@ -121,7 +122,8 @@ def _below(page: str, name: str) -> bool:
 def rewritten(markdown: str, page: str, repository: str = "") -> str:
     """*markdown* of the site's *page* with links between pages of the site.
 
-    A link to another file of the repository leads below the address *repository*; without one its text stays.
+    A link to another file of the repository goes to the address *repository*; without an address, only its
+    text stays.
     """
     source = next((source for source, name in PAGES.items() if name == page), f"docs/{page}")
 

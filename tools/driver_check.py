@@ -1,9 +1,9 @@
 """`python tools/driver_check.py ROOT [crun|runc]`: check that an unpacked image can use this host's GPUs.
 
-Runs in namespaces, or with the named program. `... NAME docker`: in the image NAME of the engine, with all
-GPUs, with the first one, and with none.
+Runs in namespaces, or with the named program. `... NAME docker` uses the image NAME of the Docker engine,
+with all GPUs, with the first GPU, and without a GPU.
 
-ROOT needs python3, but no torch. Each GPU is tested with libcuda alone: its name, and a kernel that the
+ROOT needs python3, but no torch. Each GPU is tested with libcuda only: its name, and a kernel that the
 driver compiles from PTX. Prints a JSON object with the mounted files and the output of nvidia-smi; exits with
 1 if a GPU fails.
 """
@@ -69,7 +69,7 @@ def inside() -> dict[str, Any]:
 
 
 def main(root: Path, program: str) -> int:
-    """Run `inside` and nvidia-smi in *root* with *program*; "": the rootfs runtime."""
+    """Run `inside` and nvidia-smi in *root* with *program*, or with the rootfs runtime if that is empty."""
     from torchkiln.runtimes.command import Bind, Exited, Program
     from torchkiln.runtimes.driver import driver_for
     from torchkiln.runtimes.oci import OciRuntime

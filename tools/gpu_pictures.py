@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 
 def pictures(known: Sequence[Run]) -> dict[str, str]:
-    """The plots by file name: three for each model of GPU, and one of all all-reduces."""
+    """The plots by file name: three for each model of GPU, and one for all runs of `busbw`."""
     found = {}
     for run, values in pictured(benchmarks(known)):
         found[f"gpu-speed-{run.name}.svg"] = speed(run, values)
@@ -37,7 +37,7 @@ def pictures(known: Sequence[Run]) -> dict[str, str]:
 
 
 def pictured(measured: Sequence[Benchmark]) -> list[Benchmark]:
-    """The benchmark of the newest torch on each model of GPU; the newest report of it."""
+    """For each model of GPU, the newest report with the benchmark of its newest torch."""
     found = {}
     for run, values in sorted(measured, key=lambda one: (Version(one[1]["torch"]), one[0].report.when or "")):
         found[values["device"]] = (run, values)
@@ -119,7 +119,7 @@ def _legend(run: Run, batches: Iterable[int]) -> str:
 def _bars(
     length: int, unit: str, spread: Mapping[str, Sequence[float]], target: float, *, met: bool
 ) -> Iterator[Bar]:
-    """A bar for each precision, with its lowest and highest value; AMP FP16 with its target."""
+    """A bar for each precision, with the lowest and highest value; for AMP FP16 also the target."""
     for precision, name in PRECISIONS.items():
         value, low, high = spread[precision]
         gated = precision == "fp16"

@@ -30,7 +30,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Its name, with a mark if it is of an earlier image."""
+        """The name of the report, with a mark if it is of an earlier image."""
         return f"{self.name} †" if self.earlier else self.name
 
     @property
@@ -101,12 +101,12 @@ Benchmark = tuple[Run, Mapping[str, Any]]
 
 
 def benchmarks(known: Iterable[Run]) -> list[Benchmark]:
-    """Those of *known* in which the check `benchmark` passed, each with its values."""
+    """The runs of *known* in which the check `benchmark` passed, each with its values."""
     return [(run, values) for run in known if (values := run.measured("benchmark"))]
 
 
 def footnote(shown: Iterable[Run]) -> str:
-    """The meaning of the mark, if one of *shown* has it."""
+    """The explanation of the mark, if one of *shown* has the mark."""
     return f"\n{EARLIER}" if any(run.earlier for run in shown) else ""
 
 
@@ -141,7 +141,8 @@ def lengths(benchmark: Mapping[str, Any]) -> list[int]:
 
 
 def timed_batches(benchmark: Mapping[str, Any]) -> dict[int, int]:
-    """The number of sentences in a timed step, by their length; older reports have one for all lengths."""
+    """The number of sentences in a timed step, by their length; older reports have one number for all
+    lengths."""
     timed = benchmark.get("timed_batch", {})
     return {length: timed.get(str(length), benchmark["batch"]) for length in lengths(benchmark)}
 

@@ -43,7 +43,7 @@ class ReportSummary:
     """The reports of one image, at least one."""
 
     reports: Sequence[SignedReport]
-    proved: bool  # they satisfy the gate, or did so: see `_was_cleared`
+    proved: bool  # the reports satisfy the gate, or did when they were made: see `_was_cleared`
 
     @property
     def passed(self) -> bool:
@@ -80,7 +80,7 @@ class ReportSummary:
         return ", ".join(f"`{name}`" for name in _failed(self._best()))
 
     def _best(self) -> SignedReport:
-        """The latest report with most checks; a failed one, if there is any."""
+        """The latest report with the most checks; of the failed reports, if there are any."""
         failed = [signed for signed in self.reports if _failed(signed)]
         return max(
             failed or self.reports, key=lambda signed: (len(signed.report.findings), signed.report.when or "")
@@ -100,8 +100,8 @@ class Square:
 
     answer: Resolution
     state: State
-    now: ReportSummary | None = None  # of the image that its lock gives today
-    earlier: ReportSummary | None = None  # of the image before it
+    now: ReportSummary | None = None  # reports of the image that the lock gives today
+    earlier: ReportSummary | None = None  # reports of the image before that one
     same_packages: bool = False  # whether the earlier image had the packages of the lock
     recorded: bool = False  # whether a public record has the hash of its torch wheel
 
@@ -119,7 +119,7 @@ class Square:
         return f"**{kind}**{mark}<br>{self._seen()}"
 
     def earlier_shown(self) -> ReportSummary | None:
-        """The reports of the earlier image, unless those of the present image show as much."""
+        """The reports of the earlier image, unless the reports of the present image prove as much."""
         if self.now is None or not self.now.passed:
             return self.earlier
         return self.earlier if self.earlier and self.earlier.on_gpus and not self.now.on_gpus else None
@@ -207,10 +207,11 @@ def _square(
 
 
 def _was_cleared(reports: Sequence[SignedReport], policy: Policy, locked: LockedCell, suite: Suite) -> bool:
-    """Whether *reports*, of one earlier image, satisfy the gate for that image with the suite that they used.
+    """Whether *reports* of one earlier image satisfy the gate for that image, with the suite that they used.
 
-    The contents of that suite are unknown, so every check of today's suite is required, with the values and
-    bounds of the reports. The lock of that image is unknown too: facts and image.json of *locked* are used.
+    The contents of that suite are unknown, so all checks of today's suite are required, with the values and
+    bounds in the reports. The lock of that image is unknown, too, so facts and image.json of *locked* are
+    used.
     """
     image_json = (IMAGES / tag_of(locked.resolution) / "image.json").read_bytes()
     assumed = {"image_json_sha256": hashlib.sha256(image_json).hexdigest()}
@@ -230,7 +231,8 @@ def _failed(signed: SignedReport) -> list[str]:
 
 
 def _counts(squares: Sequence[Square], states: Mapping[Cell, State]) -> str:
-    """The numbers of cells by state: of the cells shown, then of the other flavors and systems."""
+    """The numbers of cells by state: first the cells in the table, then those of other flavors and
+    systems."""
     kinds = Counter(square.answer.status.value for square in squares)
     statuses = ", ".join(f"{kinds[status.value]} {status.value}" for status in Status)
     before = sum((earlier := square.earlier_shown()) is not None and earlier.proved for square in squares)

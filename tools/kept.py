@@ -41,20 +41,20 @@ def proofs(folder: Path) -> list[SignedReport]:
 
 
 def on_gpus(signed_reports: Sequence[SignedReport]) -> list[SignedReport]:
-    """Those of runs on a host with GPUs."""
+    """The reports of runs on a host with GPUs."""
     return [signed for signed in signed_reports if hosts.gpus(json.loads(signed.report.host))]
 
 
 def without_gpus(folder: Path) -> list[SignedReport]:
-    """The reports in *folder* of runs in an image without a GPU; they are not signed."""
+    """The unsigned reports in *folder* of runs in an image without a GPU."""
     found = [one.signed for one in kept_in(folder) if not one.signed.signed]
     return [signed for signed in found if not hosts.gpus(json.loads(signed.report.host))]
 
 
 def as_declared_by(reports: Sequence[SignedReport], suite: Suite) -> Suite:
-    """*suite* with the digest, values and bounds of *reports*, which an earlier suite made.
+    """*suite* with the digest, values and bounds of *reports*, which were made with an earlier suite.
 
-    A report does not contain its suite, so its own bounds are taken for the declared ones.
+    A report does not contain its suite, so the bounds in the report count as the declared bounds.
     """
     latest = max(reports, key=lambda signed: signed.report.when or "").report
     values = {

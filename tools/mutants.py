@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Change single expressions of torchkiln/ and run the tests that import the changed module: do they fail?
+"""Change single expressions of torchkiln/, run the tests that import the changed module, and see if they
+fail.
 
     .venv/bin/python tools/mutants.py --seed 2026 --count 60 [--start 0]
 
 Works in a temporary git worktree of HEAD. Prints for each mutant: killed or survived, place, change, tests.
-A survivor is a missing test, an expression without effect, or a module whose tests are not among the nearest.
+A mutant survives if a test is missing, if the expression has no effect, or if the test that would fail is not
+among the nearest tests.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT_S = 420  # for a file of tests; a mutant that hangs is killed
-_FARTHEST = 4  # imports between a module and its tests
-_NO_TESTS = 5  # pytest's exit code if all tests of a file are for `make proof`
+LIMIT_S = 420  # seconds for a test file; a mutant that hangs counts as killed
+_FARTHEST = 4  # maximum number of imports between a module and its tests
+_NO_TESTS = 5  # pytest's exit code if no test ran: all tests of the file are for `make proof`
 _OPPOSITE = {
     ast.Eq: "!=",
     ast.NotEq: "==",
@@ -73,7 +75,7 @@ def mutants(path: Path) -> Iterator[Mutant]:
 
 
 def _changed(node: ast.AST, source: str) -> tuple[ast.expr, str]:
-    """The expression to replace, and its replacement; empty: none."""
+    """The expression to replace, and its replacement; empty if there is none."""
 
     def code(part: ast.AST) -> str:
         return ast.get_source_segment(source, part) or ""
@@ -111,7 +113,7 @@ class NearestTests:
         self.helpers = {path.stem: path.read_text() for path in sorted((tree / "tests").glob("*.py"))}
 
     def of(self, module: Path) -> list[str]:
-        """The test files for *module*: at most 17, the nearest by imports first, also through helpers."""
+        """At most 17 test files for *module*, nearest first, by the imports of tests and of their helpers."""
         found: dict[Path, None] = {}
         level, seen = [module], {module}
         for distance in range(_FARTHEST):
@@ -149,20 +151,22 @@ class NearestTests:
 def outcome(tree: Path, mutant: Mutant, tests: list[str]) -> tuple[str, str]:
     """killed or SURVIVED, and the test that failed.
 
-    A process for each file, nearest first: within a process, tests/conftest.py puts the slowest first.
+    Each file runs in a separate process, nearest first, because in one process tests/conftest.py would run
+    the
+        slowest file first.
     """
     for test in tests:
         sound = mutant.path.read_bytes()
         mutant.apply()
         fault = _fault(tree, test)
         mutant.path.write_bytes(sound)
-        if fault and not _fault(tree, test):  # a test that fails anyway kills nothing
+        if fault and not _fault(tree, test):  # a test that fails without the mutant, too, does not count
             return "killed", fault
     return "SURVIVED", ""
 
 
 def _fault(tree: Path, test: str) -> str:
-    """The first failed test of a file; empty: none."""
+    """The first failed test of a file; empty if none failed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not proof", "-n", "0", test]
     command += ["-p", "no:cacheprovider"]
     environ = {**os.environ, "PYTHONPATH": str(tree), "TORCHKILN_TEST_PACKAGES": "no"}

@@ -1,4 +1,4 @@
-"""Test which tools can read our gzip layers, and write the table in docs/readers.md.
+"""Test which tools can read torchkiln's gzip layers, and write the table in docs/readers.md.
 
     .venv/bin/python tools/readers.py
 

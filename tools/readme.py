@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the generated parts of both READMEs and of docs/ from matrix, facts, locks and the commands' output.
 
-A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`,
+A generated part is between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`,
 `numbers` (with `; first N rows`), `folders` and `modules` (of torchkiln), `switches` (of a container),
 `output of COMMAND` (with `; first N lines`), or `transcript NAME` (recorded by tools/transcripts.py).
 `--check` writes nothing and exits with 5 if anything is stale.
@@ -39,7 +39,7 @@ TRANSCRIPTS = ROOT / "docs" / "transcripts"
 NUMBERS = ROOT / "docs" / "numbers.json"
 _OUTPUT = re.compile(r"output of (?P<command>.+?)(; first (?P<count>\d+) lines)?")
 _FIGURES = re.compile(r"numbers(; first (?P<count>\d+) rows)?")
-_WIDTH = 150  # characters; a longer line of output is cut, visibly
+_WIDTH = 150  # characters; a longer line of output is cut and marked
 
 
 def filled(text: str) -> str:
@@ -78,7 +78,7 @@ def output(command: str, count: int | None) -> str:
 
 
 def _settings() -> list[tuple[str, str, str]]:
-    """The settings of a container, as its `help` has them."""
+    """The settings of a container, as its `help` lists them."""
     code = "import json; from workplace.settings import switches; print(json.dumps(switches()))"
     # Not imported here: -B keeps Python from creating a __pycache__ in rootfs/.
     place = f"import sys; sys.path.append({str(ROOTFS / 'opt/torchkiln')!r})"

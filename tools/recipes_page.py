@@ -92,7 +92,7 @@ def _cells(record: Record, row: Row, base: Row | None, *, efficiency: bool) -> l
 
 
 def _label(record: Record, row: Row) -> str:
-    """Its name, with the number of GPUs if the record has it for several numbers."""
+    """The name of the row, with the number of GPUs if the record has this row for several numbers."""
     others = {other.gpus for other in record.rows if (other.group, other.name) == (row.group, row.name)}
     return f"{row.name}, {row.gpus} GPUs" if len(others) > 1 else row.name
 
@@ -103,7 +103,7 @@ def _row(record: Record, group: str, name: str) -> Row | None:
 
 
 def falls(record: Record) -> list[tuple[str, float]]:
-    """The steps of the picture; those that were not measured are left out."""
+    """The steps of the picture, without those that were not measured."""
     found = [(name, _row(record, "together", name)) for name in record.waterfall]
     return [(name, row.peak_bytes / GIB) for name, row in found if row and row.peak_bytes]
 
@@ -116,7 +116,8 @@ def picture(record: Record) -> str:
 
 
 def scaling(record: Record) -> list[Row]:
-    """One GPU, then DDP on more and more; empty if the record has fewer than three numbers of GPUs."""
+    """The rows for one GPU and for DDP on more GPUs; empty if the record has fewer than three numbers of
+    GPUs."""
     found = [row for row in record.rows if row.group == "gpus" and row.name in (record.first["gpus"], "DDP")]
     measured = sorted((row for row in found if row.samples_per_s), key=lambda row: row.gpus)
     return measured if len({row.gpus for row in measured}) > 2 else []

@@ -23,7 +23,7 @@ Outcome = Literal["measured", "out of memory", "unavailable", "failed", "no time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """Device and software of a record; the last five are None on a CPU."""
+    """Device and software of a record; the last five fields are None on a CPU."""
 
     torch: Text
     python: Text
@@ -37,7 +37,7 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One run. The figures are None unless the outcome is "measured"; those of memory also on a CPU."""
+    """One run. The figures are None unless the outcome is "measured"; figures of memory are None on a CPU."""
 
     name: Text
     group: Group
@@ -50,8 +50,8 @@ class Row:
     timed_steps: Count | None
     peak_bytes: Count | None
     reserved_bytes: Count | None
-    scale: Amount | None  # of the GradScaler, after the last step
-    losses: tuple[float, ...]  # of each step, up to the first that is not finite
+    scale: Amount | None  # the GradScaler's scale after the last step
+    losses: tuple[float, ...]  # the loss of each step, up to the first loss that is not finite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +83,7 @@ def schema() -> dict[str, Any]:
 def from_json(data: bytes, where: str) -> Record:
     """The record in *data*.
 
-    :raises ValueError: it is not valid; with the place of each fault.
+    :raises ValueError: it is not valid; the message has the place of each fault.
     """
     document = json_of(data)
     if faults := sentences(document, schema(), where):

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tier", default="2", help="of the checks that run here")
     options = parser.parse_args(arguments)
     since = ["--changed-since", options.since] if options.since else []
-    # Every step is a command that can be repeated by itself.
+    # Every step is a command that you can repeat separately.
     listed = subprocess.run([*KILN, "ci", "matrix", "--all", *since], stdout=subprocess.PIPE, check=False)
     if listed.returncode:
         return listed.returncode
@@ -66,7 +66,7 @@ def release(cell: dict[str, str], options: argparse.Namespace, public: Path) -> 
     if options.reports:
         reports = ["--report", str(options.reports)]
         reports += [word for key in keys for word in ("--trust", str(key))]
-    else:  # the gate accepts this machine's own run
+    else:  # the gate accepts the run on this machine
         steps.append(["smoke", "run", tag, "--tier", options.tier])
     steps.append(["gate", tag, *reports])
     steps.append(["publish", tag, "--to", options.to, *reports, "--key", str(options.key)])

@@ -2,7 +2,7 @@
 """Record docs/session.svg: torchkiln is installed into an empty folder, and its image starts JupyterLab.
 
 Every command runs, with the user's package index and cache, which decide the times. Port 8888 must be free.
-Only a token and the paths of this machine are replaced.
+In the recording, only a token and the paths of this machine are replaced.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "session.svg"
 WIDTH = 110
 _TOKEN = re.compile(r"(token=[0-9a-f]{4})[0-9a-f]+")
-# Addresses of other hosts: fonts, for which the viewer's own will do, and the generator's comment.
+# Addresses of other hosts: of fonts, which the viewer replaces by its own, and in the generator's comment.
 _ADDRESSES = re.compile(r"\s*(@font-face \{.*?\}|<!--.*?-->)", re.DOTALL)
 _READY = "ServerApp] Jupyter Server"
 _LIMIT_S = 120
 
 
 class Session:
-    """A terminal in the empty folder `home`, and what it showed."""
+    """A terminal in the empty folder `home`, and its output."""
 
     def __init__(self, home: Path, environ: dict[str, str]) -> None:
         self.home = home
@@ -42,7 +42,7 @@ class Session:
     def run(self, line: str, *, last: int = 6) -> None:
         """Show the command *line* and the last lines of its output.
 
-        :raises SystemExit: it failed.
+        :raises SystemExit: the command failed.
         """
         self._prompt(line)
         began = time.monotonic()

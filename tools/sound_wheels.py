@@ -1,10 +1,11 @@
-"""Check that no sound wheel of the index is refused on the image of 2.7.1, and record what it took.
+"""Check that no sound wheel of the index is refused on the image of 2.7.1, and record the CPU time of each
+check.
 
-    .venv/bin/python -m tools.sound_wheels                      # the wheels of sound-wheels.csv again
-    .venv/bin/python -m tools.sound_wheels polars vllm==0.10.1.1 # add these, by default their newest releases
+    .venv/bin/python -m tools.sound_wheels                      # check the wheels of sound-wheels.csv again
+    .venv/bin/python -m tools.sound_wheels polars vllm==0.10.1.1 # add these wheels; default: newest release
 
-Each wheel is downloaded, checked alone with no records of symbols, as in the first `lock` on a machine, and
-deleted. Exits with 9 if one is refused. Wheels of the image that the cache lacks are downloaded.
+Each wheel is downloaded, checked alone and without cached symbols, as in the first `lock` on a machine, and
+deleted. Exits with 9 if a wheel is refused. Wheels of the image that are not in the cache are downloaded.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 LIST = ROOT / "tools" / "sound-wheels.csv"
-_AT_ONCE, _BYTES = 8, 2 << 30  # wheels on disk at a time
+_AT_ONCE, _BYTES = 8, 2 << 30  # maximum number of wheels on disk at a time
 _FIELDS = ("name", "version", "filename", "sha256", "size", "libraries", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """A wheel, and what its check found and took."""
+    """A wheel, with the findings and the CPU time of its check."""
 
     wheel: LockedWheel
     libraries: int
-    seconds: float  # of CPU
+    seconds: float  # CPU time
     faults: tuple[str, ...]
     unread: tuple[str, ...]
 
@@ -72,7 +73,7 @@ class OnTheImage:
 
     @cached_property
     def request(self) -> IndexRequest:
-        """For which Python and C library the wheels are."""
+        """The request for wheels: Python version and C library."""
         cell = self.cell.resolution.cell
         return IndexRequest(
             requirements=(),
@@ -85,7 +86,7 @@ class OnTheImage:
         )
 
     def link(self, kept: Store) -> None:
-        """Link what the check reads of the image; a wheel that *kept* lacks is downloaded.
+        """Link the files of the image that the check reads; download a wheel that *kept* lacks.
 
         :raises ConfigError: *kept* does not have the base.
         """
@@ -100,7 +101,8 @@ class OnTheImage:
         _link(kept.blob(base.digest), self.store.blob(base.digest))
 
     def wheel_of(self, text: str) -> LockedWheel | None:
-        """The wheel of `NAME==VERSION`, or of the newest release of `NAME`; None: it is for any platform."""
+        """The wheel of `NAME==VERSION`, or of the newest release of `NAME`; None if it is for any
+        platform."""
         name, _, version = text.partition("==")
         wanted = self.request
         version = version or self.index.newest(name, wanted, SpecifierSet())

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-HOST = "gpu-box"  # the name of this machine for SSH
+HOST = "gpu-box"  # the host name of this machine in SSH commands
 _TIMEOUT = "120"  # seconds
 _PROMPT = re.compile(r"[$#] \Z")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 # Ids of containers, tokens and fingerprints, which change with each recording.
 _RANDOM = re.compile(r"\b([0-9a-f]{4})(?:[0-9a-f]{44}|[0-9a-f]{60})\b|(SHA256:[\w+/]{4})[\w+/]{39}")
-# ssh does not use HOME to find its files. $OUTWARD: options of `docker run` that this machine needs.
+# ssh does not use HOME to find its files, so -F is set. $OUTWARD: options of `docker run` that this machine
+# needs.
 _SHELL = """
 docker() { if [ "$1" = run ]; then command docker run $OUTWARD "${@:2}"; else command docker "$@"; fi; }
 ssh() { command ssh -tt -F ~/.ssh/config "$@"; }
@@ -76,7 +77,7 @@ def plain(shown: str) -> list[str]:
 
 @contextmanager
 def terminal(environ: Mapping[str, str], outward: Sequence[str], folder: Path) -> Iterator[Terminal]:
-    """A terminal whose `docker run` has the options *outward*; in *folder*, which the engine can mount."""
+    """A terminal in *folder*, which the engine can mount; its `docker run` gets the options *outward*."""
     with tempfile.TemporaryDirectory(dir=folder) as made:
         home = Path(made)
         for name in (".ssh", "workspace"):

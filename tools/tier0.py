@@ -3,9 +3,9 @@
 
     python build.py --all && .venv/bin/python tools/tier0.py [TAG ...] && .venv/bin/python tools/readme.py
 
-Only images that match their committed locks are run; for others the reason is printed. Without TAG, images
-with a signed report of tier 0 are skipped, too. A run that passed here within the policy's `age` is not
-repeated. Exits with the highest exit code of the runs.
+Only images that match their committed locks are tested; for others the reason is printed. Without TAG, images
+with a signed report of tier 0 are skipped, too. If the checks passed on this machine within the policy's
+`age`, they are not repeated. Exits with the highest exit code of the runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def report_path(tag: str) -> Path:
 
 
 def why_not(expected: Digest | None, present: Digest | None) -> str:
-    """Why an image is not run; empty if it matches its lock."""
+    """Why an image is not tested; empty if it matches its lock."""
     if expected is None:
         return "its lock has no recorded layers: build it, then run `python build.py lock --record`"
     if present is None:
@@ -48,7 +48,7 @@ def why_not(expected: Digest | None, present: Digest | None) -> str:
 
 
 def signed_here() -> set[str]:
-    """The tags of the images of today that have a signed report of tier 0."""
+    """The tags whose current image has a signed report of tier 0."""
     reports = (signed.report for signed in proofs(PROOFS))
     return {
         report.tag

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Record the output of real commands in docs/transcripts/*.txt, which tools/readme.py puts into pages.
 
-Run it after a build when the output has changed. It needs the real packages and, for the image, a Docker
-engine, the user's or that of the tests. Paths of this machine are removed; omissions are marked with an
-ellipsis.
+Run it after a build when the output of commands has changed. It needs the real packages and, for containers,
+a Docker engine: the user's, or else the engine of the tests. Paths of this machine are removed; an ellipsis
+marks omissions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def ran(arguments: list[str], *, both: bool) -> list[str]:
 
 
 def summary(lines: list[str]) -> list[str]:
-    """The start and the end of the table of layers."""
+    """The first and the last lines of the table of layers."""
     return [*lines[:4], f"          … {len(lines) - 11} layers left out", *lines[-7:]]
 
 
@@ -129,7 +129,7 @@ def record(names: list[str]) -> None:
     environ = reach(os.getpid())
     argv = [sys.executable, "build.py", *CELL.split(), "--load", "--quiet"]
     subprocess.run(argv, cwd=ROOT, env=dict(environ), stdout=subprocess.DEVNULL, check=True)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:  # the tests' own engine can mount it too
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:  # the tests' engine can mount it, too
         folder = Path(made)
         folder.chmod(0o755)
         with terminal(environ, outward(folder), folder) as shell:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Serves the use, memory, power and temperature of this machine's NVIDIA GPUs for Prometheus, by NVML.
 
-Needs Python 3.8 and the driver, no packages. Without a GPU it prints the reason to stderr, and
-`torchkiln_nvml_up` is 0. A value that a GPU does not have, such as the use of a MIG instance, is left out.
+Needs Python 3.8 or newer and the driver, no packages. Without a driver it prints the reason to stderr, and
+`torchkiln_nvml_up` is 0. A value that a GPU does not report, such as the use of a MIG instance, is left out.
 With `--log FILE` it also serves the speed and loss in the output of a training run, and NCCL's warnings.
 """
 
@@ -17,29 +17,29 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 LIBRARY = "libnvidia-ml.so.1"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_TEXT = 96  # bytes; longer than any text of NVML
-_MOST = 16 << 20  # bytes of a log that are read at a time
-_LINE = 1 << 16  # bytes; a longer line is not the recipes'
+_TEXT = 96  # bytes; longer than any string that NVML returns
+_MOST = 16 << 20  # bytes that are read from a log at a time
+_LINE = 1 << 16  # bytes; the recipes print no longer line
 # What the recipes print (/opt/torchkiln/examples/recipes/watch.py), and NCCL with NCCL_DEBUG=WARN.
 _STEP = re.compile(
     rb"\bstep +(?P<step>\d{1,12})  loss (?P<loss>\S{1,24})  scale (?P<loss_scale>\S{1,24})  "
     rb".*?(?P<samples_per_second>\d{1,12}) samples/s\s*$"
 )
 _WARNING = re.compile(rb"\bNCCL WARN\b")
-# Name, help; each is a gauge, and a counter if it ends with _total.
+# Name and help of each metric. A name that ends with _total is a counter, any other a gauge.
 METRICS = {
     "torchkiln_nvml_up": "1 if the driver answers",
     "torchkiln_gpus": "GPUs of this machine, or of this container",
     "torchkiln_gpu_info": "name, UUID and driver of a GPU; always 1",
-    "torchkiln_gpu_utilization_ratio": "part of the last sample in which a kernel ran",
+    "torchkiln_gpu_utilization_ratio": "fraction of the last sample period in which a kernel ran",
     "torchkiln_gpu_memory_total_bytes": "memory of the GPU",
-    "torchkiln_gpu_memory_used_bytes": "memory in use, with that of the driver",
-    "torchkiln_gpu_power_watts": "power now",
+    "torchkiln_gpu_memory_used_bytes": "memory in use, including the driver's",
+    "torchkiln_gpu_power_watts": "current power draw",
     "torchkiln_gpu_power_limit_watts": "power limit in force",
-    "torchkiln_gpu_temperature_celsius": "temperature of the chip",
+    "torchkiln_gpu_temperature_celsius": "temperature of the GPU chip",
     "torchkiln_training_step": "last step in the log",
     "torchkiln_training_loss": "loss of this step",
-    "torchkiln_training_loss_scale": "scale of the gradients at this step; 1 without a scaler",
+    "torchkiln_training_loss_scale": "loss scale of the gradient scaler at this step; 1 without a scaler",
     "torchkiln_training_samples_per_second": "samples per second of all processes",
     "torchkiln_nccl_warnings_total": "NCCL's warnings and errors in the log",
 }
@@ -73,9 +73,9 @@ class Nvml:
         self.call("nvmlInit_v2")
 
     def call(self, name, *arguments):
-        """Call a function.
+        """Call the NVML function *name*.
 
-        :raises NoAnswer: it fails, or this driver does not have it.
+        :raises NoAnswer: the function fails, or this driver does not have it.
         """
         try:
             code = getattr(self._library, name)(*arguments)
@@ -85,7 +85,7 @@ class Nvml:
             raise NoAnswer(f"{name} returned {code}")
 
     def value(self, name, kind, *arguments):
-        """What a function writes to its last argument; None if it fails."""
+        """The *kind* that the NVML function *name* writes to its last argument; None if the call fails."""
         result = kind()
         try:
             self.call(name, *arguments, ctypes.byref(result))
@@ -94,7 +94,7 @@ class Nvml:
         return result
 
     def text(self, name, *arguments):
-        """The text that a function writes; empty if it fails."""
+        """The string that the NVML function *name* writes; empty if the call fails."""
         buffer = ctypes.create_string_buffer(_TEXT)
         try:
             self.call(name, *arguments, buffer, ctypes.c_uint(_TEXT))
@@ -106,7 +106,7 @@ class Nvml:
 def samples(nvml):
     """The samples of all GPUs: name of the metric, labels, value.
 
-    :raises NoAnswer: the driver does not answer any more.
+    :raises NoAnswer: the driver no longer answers.
     """
     count = ctypes.c_uint()
     nvml.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
@@ -137,7 +137,7 @@ def _of_gpu(nvml, gpu, labels, driver):
 
 
 def page(found):
-    """Samples in Prometheus' text format, sorted by metric."""
+    """The samples *found* in Prometheus' text format, in the order of METRICS."""
     lines = []
     for metric, meaning in METRICS.items():
         values = [(labels, value) for name, labels, value in found if name == metric]
@@ -166,7 +166,7 @@ class TrainingLog:
         self._last, self._warnings = {}, 0
 
     def samples(self):
-        """Read what was added; the samples of the last step, and of all warnings since the start."""
+        """Read the new lines; the samples of the last step, and the number of warnings since the start."""
         for line in self._added():
             self._warnings += bool(_WARNING.search(line))
             self._last = _step(line) or self._last
@@ -201,7 +201,7 @@ class TrainingLog:
 
 
 def _step(line):
-    """The values of a line of the recipes; empty if it is another one."""
+    """The values in a line that the recipes print; empty for any other line."""
     found = _STEP.search(line)
     if not found:
         return {}
@@ -212,14 +212,14 @@ def _step(line):
 
 
 class Source:
-    """Reads the GPUs and logs; loads the driver's library again after it failed. One thread at a time."""
+    """Reads the GPUs and logs, one thread at a time. After a failure it loads the driver's library again."""
 
     def __init__(self, say, logs=()):
         self._nvml, self._say, self._fault, self._lock = None, say, None, threading.Lock()
         self._logs = [TrainingLog(path) for path in logs]
 
     def read(self):
-        """The page of this moment."""
+        """The page with the current values."""
         with self._lock:
             try:
                 self._nvml = self._nvml or Nvml()
@@ -257,8 +257,12 @@ def handler(source):
 def main():
     """Serve until stopped, or print one page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--address", default="127.0.0.1", help="0.0.0.0: all (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=9400, help="default: %(default)s")
+    parser.add_argument(
+        "--address",
+        default="127.0.0.1",
+        help="address to listen on; 0.0.0.0 for all interfaces (default: %(default)s)",
+    )
+    parser.add_argument("--port", type=int, default=9400, help="port to listen on (default: %(default)s)")
     parser.add_argument(
         "--log", action="append", default=[], metavar="FILE", help="output of a training run; repeatable"
     )
@@ -272,7 +276,7 @@ def main():
         server = ThreadingHTTPServer((options.address, options.port), handler(source))
     except (OSError, OverflowError) as error:
         parser.error(f"cannot listen on {options.address}:{options.port}: {error}")
-    source.read()  # reports at once if there is no GPU
+    source.read()  # reports a missing driver at the start
     address, port = server.server_address[:2]
     print(f"exporter: http://{address}:{port}/metrics", file=sys.stderr, flush=True)
     try:

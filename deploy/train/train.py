@@ -9,7 +9,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps
 
-    import torch  # after the options: --help is immediate
+    import torch  # after the options, so that --help does not wait for the import
     import torch.distributed as dist
 
     local = int(os.environ["LOCAL_RANK"])

@@ -1,4 +1,4 @@
-"""Fit a line with torch, on a GPU if there is one; prints the loss before and after."""
+"""Fit a line with torch, on a GPU if there is one; print the loss before and after."""
 
 import argparse
 
@@ -8,7 +8,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps
 
-    import torch  # after the options: --help is immediate
+    import torch  # after the options, so that --help does not wait for the import
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)

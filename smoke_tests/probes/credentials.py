@@ -8,8 +8,8 @@ import sys
 
 FOLDERS = ("/etc", "/root", "/home", "/opt/torchkiln", "/run", "/srv", "/tmp", "/usr/local/etc", "/var")
 OF_SUITE = ("/opt/torchkiln/smoke_tests", "/opt/torchkiln/pytest-wheels", "/opt/torchkiln/smoke-facts.json")
-MOST = 1 << 20  # bytes; a larger file is neither a configuration nor a key
-# Files that contain nothing else, by the end of their path.
+MOST = 1 << 20  # bytes; no configuration file or key is larger
+# Files that contain only credentials, by the end of their path.
 NAMES = (
     *("/ssh_host_*_key", "/authorized_keys", "/authorized_keys2", "/etc/ssh/authorized_keys/*"),
     *("/id_rsa", "/id_dsa", "/id_ecdsa", "/id_ed25519"),
@@ -17,7 +17,7 @@ NAMES = (
     *("/.aws/credentials", "/.docker/config.json", "/.kube/config", "/huggingface/token", "/kaggle.json"),
     "/jupyter_cookie_secret",
 )
-# Configurations in which a password can be, and how it looks there.
+# Configuration files that can contain a password, and the pattern of the password.
 CONFIGURATIONS = (
     *("pip.conf", "uv.toml", ".condarc", "condarc", ".mambarc", ".npmrc", "*.list", "*.sources"),
     *(".gitconfig", "gitconfig", ".wgetrc", "wgetrc", ".curlrc", "auth.conf", "environment"),
@@ -43,8 +43,8 @@ def main():
 
 
 def files(*tops):
-    """The regular files below *tops*, links not followed, without those of the suite and of other mounts: an
-    engine mounts secrets of its host at /run/secrets."""
+    """The regular files below *tops*, without following links; without files of the suite and of other
+    mounts, because an engine may mount secrets of its host at /run/secrets."""
     device = os.stat("/").st_dev
     for top in tops:
         if os.path.isfile(top):
@@ -59,7 +59,7 @@ def files(*tops):
 
 
 def contents(path):
-    """What the file at *path* contains; None: no secret."""
+    """The kind of secret in the file at *path*; None: no secret."""
     if any(fnmatch.fnmatch(path, f"*{name}") for name in NAMES):
         return "a key or credentials"
     try:

@@ -1,7 +1,7 @@
 """Load every library of the cuDNN that torch uses; print their paths, and the errors of those that fail.
 
-It runs in a process of its own: a library that is loaded once satisfies every later search for its name, so
-cuDNN's own search would not be tested afterwards.
+It runs in a separate process: a library that is already loaded satisfies every later search for its name, so
+cuDNN's own search would not be tested.
 """
 
 import csv
@@ -22,7 +22,7 @@ def of_distributions():
     """The libraries in NVIDIA's distribution of cuDNN, by its RECORD, which also lists a deleted file."""
     for found in distributions():
         if DISTRIBUTION.fullmatch((found.metadata["Name"] or "").lower().replace("_", "-")):
-            # Not found.files: from Python 3.12 on it leaves deleted files out.
+            # Not found.files, which from Python 3.12 on leaves out deleted files.
             paths = [row[0] for row in csv.reader((found.read_text("RECORD") or "").splitlines())]
             libraries = [path for path in paths if LIBRARY.fullmatch(os.path.basename(path))]
             yield from (os.path.realpath(found.locate_file(path)) for path in libraries)
@@ -36,7 +36,8 @@ def mapped():
 
 
 def beside(loaded):
-    """The libraries in the folders of *loaded*: conda's cuDNN, and that inside of torch's own wheels."""
+    """The libraries in the folders of *loaded*: of conda's cuDNN, and of the cuDNN inside torch's own
+    wheels."""
     for folder in sorted({os.path.dirname(path) for path in loaded}):
         names = [name for name in os.listdir(folder) if LIBRARY.fullmatch(name)]
         yield from (os.path.realpath(os.path.join(folder, name)) for name in names)
@@ -55,7 +56,7 @@ def fault(path):
 
 loaded = mapped()
 libraries = set(of_distributions())
-if loaded and not libraries & set(loaded):  # no distribution, or not the one that torch uses
+if loaded and not libraries & set(loaded):  # there is no distribution, or torch uses another cuDNN
     libraries = set(beside(loaded))
 faults = [message for path in sorted(libraries) if (message := fault(path))]
 print(json.dumps({"loaded": loaded, "libraries": sorted(libraries), "faults": faults}))

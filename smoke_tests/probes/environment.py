@@ -10,7 +10,7 @@ import torch
 
 flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)()
 versions = {}
-for found in distributions():  # in the order of sys.path: the first is the one that is imported
+for found in distributions():  # in the order of sys.path: Python imports the first
     versions.setdefault((found.metadata["Name"] or "").lower().replace("_", "-"), found.version)
 
 
@@ -21,7 +21,8 @@ def of(library):
 
 
 def own_nccl():
-    """The NCCL that torch is linked with, if it is not from a distribution (as with conda)."""
+    """The version of the NCCL that torch is linked with, if that is not from a distribution (as with
+    conda)."""
     if not hasattr(torch._C, "_nccl_version"):
         return None
     return ".".join(map(str, torch.cuda.nccl.version()))

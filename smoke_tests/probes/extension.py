@@ -16,7 +16,7 @@ os.chdir(folder)
 setuptools.setup(
     name="kiln",
     ext_modules=[cpp_extension.CUDAExtension("kiln", [source])],
-    # Without ninja: no image has it, and the build is the same.
+    # Without ninja, which not every image has; the build is the same.
     cmdclass={"build_ext": cpp_extension.BuildExtension.with_options(use_ninja=False)},
     script_args=["build_ext", "--build-lib", folder, "--build-temp", folder],
 )

@@ -1,4 +1,5 @@
-"""List the distributions of this environment, and compare every file, .pyc too, with its RECORD."""
+"""List the distributions of this environment, and compare every file, including .pyc files, with its
+RECORD."""
 
 import _imp
 import base64
@@ -14,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SITE = Path(sysconfig.get_path("purelib"))
-UNCHECKED = (
-    b"\1\0\0\0"  # in a .pyc's header: its hash is that of its source, and Python does not compare them
-)
-UNHASHED = re.compile(r"\.pyc$|\.dist-info/RECORD(\.jws|\.p7s)?$")  # the specification lets these go without
+UNCHECKED = b"\1\0\0\0"  # flag in a .pyc's header: has the hash of its source, which Python does not check
+# The specification allows rows without a hash for these.
+UNHASHED = re.compile(r"\.pyc$|\.dist-info/RECORD(\.jws|\.p7s)?$")
 
 
 HASHES = {"sha256", "sha384", "sha512", "sha3_256", "sha3_384", "sha3_512", "blake2b", "blake2s"}
@@ -49,7 +49,7 @@ def judge(row):
 
 
 def other_python():
-    """The tag of the Python whose folder the packages are in, `cpython-311`; None: that of this Python.
+    """The tag of the Python in whose folder the packages are, such as `cpython-311`; None: this Python.
 
     In an image of another Python than the base's, lib/python3.12 is a link to lib/python3.11, and layers that
     both images have contain byte-code for the base's Python.
@@ -67,7 +67,8 @@ OTHER_PYTHON = other_python()
 def stale(path):
     """Whether a .pyc is for another Python, or is hash-based and was made from another source.
 
-    Python does not compare unchecked ones. Those for `OTHER_PYTHON` must be unchecked, as torchkiln's are.
+    Python does not check unchecked .pyc files. Those for `OTHER_PYTHON` must be unchecked, as torchkiln's
+    are.
     """
     if path.suffix != ".pyc":
         return False
@@ -82,14 +83,14 @@ def stale(path):
 
 
 def made_from(source, magic):
-    """The hash of *source* in byte-code of the Python with this magic number; None: there is no source."""
+    """The hash of *source* as in a .pyc of the Python with this magic number; None: there is no source."""
     if not source.is_file():
         return None
     return _imp.source_hash(int.from_bytes(magic, "little"), source.read_bytes())
 
 
 def source_of(path):
-    """The path of a .pyc's source; importlib's own function rejects builder.bak.cpython-311.pyc."""
+    """The path of a .pyc's source; importlib's function would reject builder.bak.cpython-311.pyc."""
     if path.parent.name != "__pycache__":
         return path.with_suffix(".py")
     stem = re.sub(r"\.opt-[^.]+$", "", path.stem)

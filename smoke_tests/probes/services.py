@@ -1,6 +1,6 @@
-"""Prepare the services by the image's entrypoint, without starting one, and run what starts and checks them.
+"""Let the image's entrypoint prepare the services without starting them, and test tini and the health check.
 
-No port is opened: the rootfs runtime shares the host's network.
+No port is opened, because the rootfs runtime shares the host's network.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def main():
 
 
 def run(*argv, **env):
-    """Exit code and output of a command; a code of None if it cannot be started or does not end."""
+    """Exit code and output of a command; the code is None if it cannot be started or does not end."""
     try:
         done = subprocess.run(
             argv,
@@ -56,9 +56,10 @@ def run(*argv, **env):
 
 
 def prepared(folder):
-    """What the entrypoint prepares, and what sshd says about its configuration.
+    """The files that the entrypoint prepares, and sshd's check of its configuration.
 
-    JupyterLab and sshd on one port: the entrypoint finds that after its preparation, and starts nothing.
+    JupyterLab and sshd get the same port: the entrypoint detects this after the preparation, and starts
+    nothing.
     """
     key = folder / "key"
     run("/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key))
@@ -85,7 +86,8 @@ def prepared(folder):
 
 
 def run_healthcheck_of_refused_port():
-    """The healthcheck if a service does not answer: a port that is reserved, and on which nothing listens."""
+    """Run the health check for a service that does not answer: its port is reserved, but no program listens
+    on it."""
     PREPARED.mkdir(parents=True, exist_ok=True)
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
@@ -95,9 +97,9 @@ def run_healthcheck_of_refused_port():
 
 
 def tini():
-    """What a command under the image's entrypoint observes, and the exit code after a SIGTERM to tini.
+    """The output of `payload` under the image's entrypoint, and the exit code after a SIGTERM to tini.
 
-    With TINI_SUBREAPER tini adopts orphans without being process 1.
+    With TINI_SUBREAPER, tini adopts orphans even if it is not process 1.
     """
     command = [*TINI, sys.executable, "-I", "-B", __file__, "payload"]
     try:
@@ -126,7 +128,7 @@ def tini():
 
 
 def payload():
-    """Print the parent, and what became of an orphaned grandchild; then wait for SIGTERM."""
+    """Print the parent process, and whether an orphaned grandchild was reaped; then wait for SIGTERM."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     source, sink = os.pipe()
     child = os.fork()

@@ -28,14 +28,14 @@ def cudnn() -> str | None:
 
 
 def nccl() -> str | None:
-    """The version that the library reports; needs no GPU."""
+    """The version that NCCL's library reports; needs no GPU."""
     if not hasattr(torch._C, "_nccl_version"):
         return None
     return ".".join(map(str, importlib.import_module("torch.cuda.nccl").version()))
 
 
 def wheel_version(part: str) -> str | None:
-    """The version of NVIDIA's wheel for *part*, under its name for any CUDA version."""
+    """The version of NVIDIA's wheel for *part*, whatever CUDA version is in the wheel's name."""
     for found in importlib.metadata.distributions():
         if re.fullmatch(rf"nvidia-{part}(-cu\d+)?", (found.metadata["Name"] or "").lower()):
             return found.version

@@ -55,9 +55,10 @@ print(json.dumps({
 
 
 def become(uid):
-    """Change this process to *uid*:*uid*; if only one uid is mapped, in a user namespace of its own.
+    """Change this process to *uid*:*uid*; if only one uid is mapped, in a new user namespace.
 
-    There it remains the owner of the image's files: `unreadable` finds what others cannot read.
+    In that namespace the process still owns the image's files, so `unreadable` finds files that others cannot
+    read.
     """
     try:
         os.setgroups([])
@@ -77,7 +78,7 @@ def become(uid):
 
 
 def run(uid, home):
-    """What a process of this user reports, with its exit code and the end of stderr."""
+    """Run a process as this user; its output, exit code and the end of stderr."""
     env = {name: value for name, value in os.environ.items() if name not in OF_RUNNER} | {"HOME": home}
     try:
         done = subprocess.run(
@@ -93,13 +94,14 @@ def run(uid, home):
     except (OSError, subprocess.SubprocessError) as error:
         return {"exit_code": None, "stderr": f"{type(error).__name__}: {error}"}
     output = {"exit_code": done.returncode, "stderr": "\n".join(done.stderr.strip().splitlines()[-5:])}
-    with contextlib.suppress(ValueError, IndexError):  # without a result each of its values is out of bounds
+    with contextlib.suppress(ValueError, IndexError):  # without a result, each value is out of bounds
         output |= json.loads(done.stdout.splitlines()[-1])
     return output
 
 
 def unreadable(top, most=20):
-    """Files that others cannot read, and folders that they cannot enter, in *top*; at most so many."""
+    """Files below *top* that other users cannot read, and folders that they cannot enter; a limited
+    number."""
     found = []
     for folder, _, names in os.walk(top):
         for path in (folder, *(os.path.join(folder, name) for name in names)):
@@ -111,7 +113,7 @@ def unreadable(top, most=20):
 
 
 def fault():
-    """Why no process can run as another user here; None: one can."""
+    """Why no process can run as another user here; None if it can."""
     argv = [sys.executable, "-I", "-B", __file__, "become"]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

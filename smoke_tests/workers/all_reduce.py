@@ -11,7 +11,7 @@ from smoke_tests.torch_api import all_reduced
 
 SIZES = (1, 1000, 1 << 18, (1 << 22) + 3)  # elements: one, few, many, and not a multiple of a power of two
 DTYPES = ("int32", "int64", "float32", "float16", "bfloat16")
-_EXACT = 255  # bfloat16 holds every integer up to 256
+_EXACT = 255  # bfloat16 represents every integer up to 256
 
 
 def exact(rank: int, world: int) -> dict[str, Any]:
@@ -43,6 +43,7 @@ def about(rank: int) -> dict[str, Any]:
 
 
 def _sent(rank: int, world: int, size: int, dtype: str) -> torch.Tensor:
-    """0, 1, 2 ... repeated, with another start on each rank, and so small that every sum is exact."""
+    """0, 1, 2 ... repeated, with another start on each rank; the numbers are so small that every sum is
+    exact."""
     steps = torch.arange(size, device="cuda")
     return ((steps + rank) % (_EXACT // world + 1)).to(getattr(torch, dtype))

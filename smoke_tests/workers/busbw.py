@@ -12,7 +12,7 @@ from smoke_tests.workers.all_reduce import about
 SIZES = tuple(1024 * 4**power for power in range(11))  # bytes: 1 KiB to 1 GiB
 _WARM_UP = 3
 _ROUNDS = 5
-_BIG = 64 << 20  # bytes; from here on few turns a round are exact enough
+_BIG = 64 << 20  # bytes; from this size on, few calls per round are precise enough
 
 
 def by_size(rank: int, world: int) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def by_size(rank: int, world: int) -> dict[str, Any]:
     buffer = torch.empty(SIZES[-1] // 4, dtype=torch.float32, device="cuda")
     parts = {str(size): buffer[: size // 4] for size in SIZES}
     wrong = {size: _wrong(part, rank, world) for size, part in parts.items()}
-    buffer.zero_()  # sums of sums of anything else would soon be infinite
+    buffer.zero_()  # because repeated sums of other numbers would soon be infinite
     return about(rank) | {"wrong": wrong, "seconds": {size: _rounds(part) for size, part in parts.items()}}
 
 
@@ -32,7 +32,8 @@ def _wrong(part: torch.Tensor, rank: int, world: int) -> int:
 
 
 def _rounds(part: torch.Tensor) -> list[float]:
-    """As in nccl-tests: many in a row between two events, because a single one is mostly launch time."""
+    """Time each round as nccl-tests do: many calls between two events, because a single call is mostly launch
+    time."""
     turns = 5 if part.numel() * part.element_size() >= _BIG else 20
     for _ in range(_WARM_UP):
         dist.all_reduce(part)

@@ -13,7 +13,7 @@ COUNT = (1 << 20) + 3  # elements of each rank: many, and not a multiple of a po
 
 
 def exact(rank: int, world: int) -> dict[str, Any]:
-    """The numbers of wrong elements; for broadcast one for each rank that sent."""
+    """The numbers of wrong elements; for broadcast, one number for each sending rank."""
     return about(rank) | {
         "broadcast": [_broadcast(source, rank, world) for source in range(world)],
         "all_gather": _all_gather(rank, world),
@@ -35,7 +35,7 @@ def _all_gather(rank: int, world: int) -> int:
 
 
 def _reduce_scatter(rank: int, world: int) -> int:
-    """Block number b, of which rank b gets the sum, is b + 1 times the sender's numbers."""
+    """Each rank sends blocks: block b, whose sum rank b gets, is b + 1 times the sender's numbers."""
     blocks = torch.cat([_of(rank, world) * (block + 1) for block in range(world)])
     received = torch.zeros(COUNT, dtype=torch.int64, device="cuda")
     dist.reduce_scatter_tensor(received, blocks)
@@ -53,7 +53,7 @@ def _ring(rank: int, world: int) -> int:
 
 
 def _of(rank: int, world: int) -> torch.Tensor:
-    """Different numbers, which no other rank has."""
+    """Different numbers, which no other rank sends."""
     return torch.arange(COUNT, device="cuda") * world + rank
 
 

@@ -21,9 +21,9 @@ STEPS = 2
 def joint_steps(rank: int, world: int) -> dict[str, Any]:
     """Every rank's weights after each step, and on rank 0 their distance from those of one process.
 
-    In FP64 a difference is only rounding, and the bound leaves no room for an error such as TF32's.
+    In FP64 only rounding differs, so the bound is too small for an error such as TF32's.
     """
-    torch.manual_seed(rank)  # other weights on each rank: DDP must distribute those of rank 0
+    torch.manual_seed(rank)  # other weights on each rank, because DDP must distribute those of rank 0
     model = _model().double().cuda()
     start, alone = flat(model.parameters()), copy.deepcopy(model)
     model = DistributedDataParallel(model, device_ids=[rank])
@@ -34,7 +34,7 @@ def joint_steps(rank: int, world: int) -> dict[str, Any]:
         own = slice(rank * ROWS, (rank + 1) * ROWS)
         _step(model, optimizers[0], rows[own], targets[own])
         digests.append(digest(model))
-        if rank == 0:  # DDP started from its weights
+        if rank == 0:  # DDP started from the weights of rank 0
             _step(alone, optimizers[1], rows, targets)
             moved, expected = flat(model.parameters()) - start, flat(alone.parameters()) - start
             errors.append(relative_error(moved, expected))
@@ -42,7 +42,7 @@ def joint_steps(rank: int, world: int) -> dict[str, Any]:
 
 
 def scaled_steps(rank: int, world: int) -> dict[str, Any]:
-    """Three steps under AMP, each rank with its own scaler; in the second the last rank's loss is inf."""
+    """Three steps under AMP, each rank with a scaler; in the second step the last rank's loss is inf."""
     torch.manual_seed(0)
     model = DistributedDataParallel(_model().cuda(), device_ids=[rank])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

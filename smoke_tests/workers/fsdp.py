@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel: each rank holds its part of weights and optimizer; the steps are the same."""
+"""FullyShardedDataParallel: each rank holds its shard of weights and optimizer; the steps are the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smoke_tests.closeness import relative_error
 from smoke_tests.workers.all_reduce import about
 from smoke_tests.workers.weights import flat
 
-LAYERS, WIDTH = 4, 2048  # 128 MiB of weights in FP64, as much of gradients, twice as much for AdamW
+LAYERS, WIDTH = 4, 2048  # in FP64: 128 MiB of weights, 128 MiB of gradients, 256 MiB of AdamW's state
 ROWS = 4  # of each rank
 STEPS = 2
 
@@ -21,7 +21,7 @@ STEPS = 2
 def steps(rank: int, world: int) -> dict[str, Any]:
     """Two steps, first unsharded with the joint batch, then sharded, with the bytes that each run held.
 
-    In FP64, as for ddp; also because AdamW's quotient would amplify FP32's rounding errors.
+    In FP64, as in ddp, and because AdamW's quotient would amplify FP32's rounding errors.
     """
     square = torch.ones(8, 8, dtype=torch.float64, device="cuda")
     square @ square  # cuBLAS allocates memory at its first call
@@ -38,8 +38,8 @@ def steps(rank: int, world: int) -> dict[str, Any]:
 def _train(
     model: nn.Module, own: slice, world: int, weights: Callable[[nn.Module], torch.Tensor]
 ) -> tuple[torch.Tensor, int]:
-    """The weights after the steps, and the bytes of them, their gradients and the optimizer on this rank."""
-    # Not foreach: torch 2.0 leaves steps out when the last tensor of a list belongs to another rank.
+    """The weights after the steps, and the bytes of weights, gradients and optimizer on this rank."""
+    # Not foreach, because torch 2.0 omits steps if the last tensor of a list belongs to another rank.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     for step in range(STEPS):
         rows, targets = (one[own].double().cuda() for one in _batch(step, world))
@@ -56,7 +56,7 @@ def _model() -> nn.Module:
 
 
 def _sharded(rank: int) -> nn.Module:
-    """Each layer is a unit, as usual, so that only one at a time is gathered."""
+    """Each layer is an FSDP unit, as usual, so that only one layer at a time is gathered."""
     options: dict[str, Any] = {"device_id": rank, "use_orig_params": True}
     units = [FullyShardedDataParallel(layer, **options) for layer in _model()]
     return FullyShardedDataParallel(nn.Sequential(*units), **options)

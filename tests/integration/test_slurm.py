@@ -163,8 +163,8 @@ def test_the_pages_commands(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "IMAGE: name a squashfs file, or the folder of a bundle"),
-        (["a bundle"], "SCRIPT: name a Python file in this folder"),
+        ([], "IMAGE is required: a squashfs file, or the folder of a bundle"),
+        (["a bundle"], "SCRIPT is required: a Python file in this folder"),
         (["nowhere", "train.py"], "nowhere: No such file or directory"),
     ],
 )
@@ -205,9 +205,9 @@ def test_an_image_becomes_a_squashfs_file(tmp_path: Path) -> None:
     assert any(line.endswith(" /bin/two words -> sh") for line in files)
     assert not any("/proc/" in line or "/dev/null" in line for line in files)
     again = made()
-    assert (again.returncode, "image.sqsh exists" in again.stderr) == (2, True)
+    assert (again.returncode, "image.sqsh: File exists" in again.stderr) == (2, True)
     missing = made("two", "other.sqsh")
-    assert (missing.returncode, "two could not be converted" in missing.stderr) == (1, True)
+    assert (missing.returncode, "two: conversion failed" in missing.stderr) == (1, True)
     assert sorted(path.name for path in tmp_path.glob("*.sqsh*")) == ["image.sqsh"]
 
 

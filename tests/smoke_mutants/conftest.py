@@ -1,7 +1,8 @@
-"""Most mutants are part of `make proof`, and of `make gpu-mutants`: those that run torch take minutes.
+"""Most mutants are part of `make proof` and `make gpu-mutants`, because mutants that run torch take minutes.
 
-`make mutants` runs all, and writes proved.json if they pass. TORCHKILN_MUTANTS=SEED, as `.ci/run` sets it,
-runs a random sixteenth if nothing has changed since then: the suite, the mutants, torch. Without it all run.
+`make mutants` runs all, and writes proved.json if they pass. With TORCHKILN_MUTANTS=SEED, as in `.ci/run`,
+only a random sixteenth runs if the suite, the mutants and torch have not changed since then; without it, all
+run.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import pytest
 
 from tests.smoke_mutants.mutant import PYTHON
 
-#: Files and tests that are part of `make test`. The other tests of device-code protect the suite alone.
+#: Files and tests that are part of `make test`. The other tests of device-code only protect the suite.
 QUICK = {
     *("test_linkage", "test_lock", "test_shared_objects"),
     *("test_an_image_that_was_cut_correctly_passes", "test_on_another_gpu_the_host_is_to_blame"),
 }
-#: Never left out of `make proof`: SECURITY.md names it as the test of an attack.
+#: Always part of `make proof`, because SECURITY.md names it as the test of an attack.
 ALWAYS = "test_each_difference_is_found"
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -52,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the record of a run in which all passed; not of a part, nor of one where all are skipped."""
+    """Record that all mutants passed; not if only a part ran, or if all were skipped."""
     if _CHOICE != "record" or exitstatus or not PYTHON or "PYTEST_XDIST_WORKER" in os.environ:
         return
     options, named = session.config.option, {Path(name).resolve() for name in session.config.args}
@@ -66,7 +67,7 @@ def _proved() -> bool:
 
 
 def _state() -> dict[str, Any]:
-    """What decides the outcome of the mutants."""
+    """The versions on which the outcome of the mutants depends: hash of the files, torch."""
     digest = hashlib.sha256()
     for path in _files():
         digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())

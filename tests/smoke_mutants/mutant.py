@@ -1,7 +1,7 @@
-"""A check in a mutant: the environment or the call of torch is broken on purpose, never the check.
+"""Run a check in a mutant: the environment or torch is broken on purpose, never the check.
 
-The broken environment is a venv over the one that has torch, and a .pth file in it runs the mutant's code
-whenever a Python of that venv starts: in the check's process and in each rank that it starts.
+The broken environment is a venv on top of the environment that has torch. A .pth file in the venv runs the
+mutant's code whenever its Python starts: in the check's process, and in each rank that the check starts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ PYTHON = os.environ.get("TORCHKILN_TORCH_PYTHON") or (
 needs_torch = pytest.mark.skipif(
     not PYTHON, reason="no torch here: set TORCHKILN_TORCH_PYTHON to an interpreter that has it"
 )
-alone = pytest.mark.alone  # it times a GPU or fills it: no other test may run at the same time
-# With a namespace of its own, so that its functions find its other definitions.
-# Once: some Pythons read the file twice if lib64 is a link to lib.
+# The test times a GPU or fills its memory, so no other test may run at the same time.
+alone = pytest.mark.alone
+# In a separate namespace, so that the mutant's functions find its other definitions.
+# Only once, because some Pythons read the file twice if lib64 is a link to lib.
 _HOOK = (
     "import os, sys; 'kiln_mutant' in sys.modules or sys.modules.update(kiln_mutant=os) or "
     "exec(compile(os.environ.get('KILN_MUTANT', ''), 'mutant', 'exec'), {'__name__': ''})\n"
@@ -60,7 +61,7 @@ on_cpu = (needs_torch, without_gpu)
 
 
 def needs_gpus(count: int) -> pytest.MarkDecorator:
-    """Mark a test that needs *count* GPUs: it runs by `make gpu-mutants` on a machine that has them."""
+    """Mark a test that needs *count* GPUs: `make gpu-mutants` runs it on a machine that has them."""
     return pytest.mark.skipif(
         gpus() < count, reason=f"needs {count} GPUs: make gpu-mutants on a machine that has them"
     )
@@ -75,7 +76,7 @@ def check(
     limit: float = 300,
     **env: str,
 ) -> dict[str, Any]:
-    """The finding (outcome, message, measured ...) of the check *id* in a process that runs *mutant* first.
+    """The finding (outcome, message, measured, ...) of the check *id* in a process that runs *mutant* first.
 
     :param mutant: Python source; it may import torch and replace what it finds there.
     :param facts: the facts of a lock; None: those of the environment's distributions.
@@ -98,7 +99,7 @@ def check(
 
 
 def broken(finding: Mapping[str, Any]) -> list[str]:
-    """The names of the values out of bounds, from the check's message."""
+    """The names of the values that are out of bounds, from the check's message."""
     return [line.split(":")[0] for line in str(finding["message"]).splitlines()]
 
 
@@ -123,7 +124,7 @@ def _node(id: str) -> str:
 
 
 def pytest_folder() -> str:
-    """The folder of this process's pytest, for the end of the other interpreter's path."""
+    """The folder of this process's pytest, to be appended to the other interpreter's path."""
     return str(Path(pytest.__file__).parent.parent)
 
 
@@ -132,6 +133,7 @@ def torch_prints(code: str, mutant: str = "") -> Any:
     head = f"import json, pathlib, runpy, sys\nsys.path.append({pytest_folder()!r})\n"
     head += f"runpy.run_path('{SUITE}/one.py')['load_suite'](pathlib.Path('{SUITE}'))"
     command = [PYTHON, "-I", "-B", "-c", "\n".join((mutant, head, code))]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow on a busy machine
+    # One thread, because threads that wait for each other are slow on a busy machine.
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])

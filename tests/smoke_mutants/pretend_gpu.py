@@ -1,4 +1,5 @@
-"""A CPU in place of a GPU (torch 2.4 or newer): it makes CPU tensors of "cuda" ones and counts their bytes.
+"""A CPU in place of a GPU (torch 2.4 or newer): "cuda" tensors become CPU tensors, and their bytes are
+counted.
 
 No check may pass here, because each one measures the device of its tensors. All other values are within
 their bounds, so that mutants can be distinguished without a GPU. Times, kernels and the allocator's segments
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 
 class Redirect(TorchFunctionMode):
-    """Run calls for "cuda" on the CPU; under autocast run in FP32 what CUDA's does."""
+    """Run calls for "cuda" on the CPU; under autocast, run in FP32 what CUDA's autocast runs in FP32."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -34,7 +35,7 @@ class Redirect(TorchFunctionMode):
 class Account(TorchDispatchMode):
     """The bytes of all live storages, their peak, and the bytes that an allocator would reserve.
 
-    Pinned memory belongs to the host: here it is ordinary memory and is not counted.
+    Pinned memory belongs to the host: it is ordinary memory here, and is not counted.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,8 @@ class Account(TorchDispatchMode):
 
     @staticmethod
     def product(func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> torch.Tensor:
-        """Half precision computed in FP32 and rounded once, as on GPUs; FP16 on a CPU is 50 times slower."""
+        """A product in half precision, computed in FP32 and rounded once, as on GPUs; FP16 on a CPU is 50
+        times slower."""
         found: torch.Tensor
         if not _is_half(args[0]):
             found = func(*args, **options)
@@ -83,7 +85,7 @@ class Account(TorchDispatchMode):
         self.height = self.held
 
     def empty(self) -> None:
-        """Release what is not in use."""
+        """Release the bytes that are not in use."""
         self.reserved = self.held
 
 

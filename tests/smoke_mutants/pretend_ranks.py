@@ -1,4 +1,4 @@
-"""Ranks with a fake GPU each: gloo in NCCL's place, tensors on the CPU.
+"""Ranks with a fake GPU each: gloo in place of NCCL, and tensors on the CPU.
 
 Run before a check with several GPUs, it shows without one that all its values are within their bounds, and
 which of them a mutant breaks. The back end is reported as gloo, so that no check passes here. Links and
@@ -53,7 +53,7 @@ def on_cpu(kind: Any, **always: Any) -> Any:
 
 
 def with_option(function: Callable[..., Any], name: str, value: Any) -> Callable[..., Any]:
-    """*function*, always called with this option."""
+    """*function*, which is always called with this option."""
     return lambda *args, **options: function(*args, **(options | {name: value}))
 
 

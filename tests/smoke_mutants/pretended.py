@@ -1,4 +1,4 @@
-"""Broken environments for checks: on a real GPU, or on a CPU in place of one."""
+"""Run checks in broken environments, on a real GPU or on a CPU in its place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def broken_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str
 
 
 def faults_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> list[str]:
-    """The same with the whole message of each value."""
+    """The values that *mutant* broke in the check *id*, as `broken_by`, with the whole message of each."""
     result = _result(mutant, id, tmp_path, pretend, env)
     lines = result["message"].splitlines()
     assert result["outcome"] == ("failed" if lines else "passed")
@@ -46,7 +46,8 @@ def fails_with(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: st
 
 
 def _result(mutant: str, id: str, tmp_path: Path, pretend: bool, env: dict[str, str]) -> dict[str, Any]:
-    """The result of a check that ended. A pretended GPU is slow, and uses one core: tests run in parallel."""
+    """The result of a check that ended. A fake GPU is slow and uses one core, because tests run in
+    parallel."""
     code = (PRETEND if pretend else "") + mutant
     if pretend:
         env = {"OMP_NUM_THREADS": "1"} | env
@@ -60,7 +61,7 @@ def _of_device(line: str) -> bool:
 
 
 def skip_unless_it_applies(check: str) -> None:
-    """Skip the test if the runner would not run *check* either, by the same facts."""
+    """Skip the test if the runner, by the same facts, would skip *check*."""
     if fact := not_applicable(check, environment(), _capability()):
         pytest.skip(f"not applicable: {fact}")
 

@@ -1,4 +1,4 @@
-"""Mutants of cuda, grad-scaler, clip and accumulate: no GPU, TF32, or a scaler that does not do its work."""
+"""Mutants of cuda, grad-scaler, clip and accumulate: no GPU, TF32, or a scaler that does not work."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NO_SCALE_ON_LOSS = SCALER + (
     "    return loss\n"
     "amp.GradScaler.scale = scale\n"
 )
-# A gradient that is not finite remains so when it is unscaled, and then `found` is 1.
+# A gradient that is not finite is still not finite after it is unscaled, and then `found` is 1.
 BLIND = """
 import torch
 real = torch._amp_foreach_non_finite_check_and_unscale_
@@ -155,7 +155,7 @@ SCALER_MUTANTS = {
     "a scale that never grows": (NEVER_GROWS, ["scales"]),
     "a scale that is never halved": (NEVER_BACKS_OFF, ["scale_not_halved"]),
 }
-# Also by a pattern of the cases that fail.
+# By a pattern of the cases that fail, too.
 OVERFLOW_MUTANTS = {
     "blind to NaN": (SEES_NO_NAN, MISSED, ": nan"),
     "blind to inf": (SEES_NO_INF, MISSED, ": inf"),

@@ -37,7 +37,8 @@ torch.set_float32_matmul_precision("high")
 torch.set_float32_matmul_precision = lambda precision: None
 """
 NO_STEP = "import torch\ntorch.optim.AdamW.step = lambda self, closure=None: None"
-# In half precision a step is limited by the host, not by the GPU, but is still faster than one in FP32.
+# In half precision, the host limits the speed of a step, not the GPU, but the step is still faster than in
+# FP32.
 SLOW_HOST = """
 import time, torch
 
@@ -72,7 +73,7 @@ def test_without_autocast_every_bound_fails(tmp_path: Path) -> None:
 @alone
 @needs_gpus(1)
 def test_tf32_is_not_accepted_as_fp32(tmp_path: Path) -> None:
-    """The other values may pass, because the base is fast too; the error of the product shows it."""
+    """The other values may pass, because FP32 is then as fast; the error of the product detects TF32."""
     result = check("benchmark", tmp_path, ALWAYS_TF32, limit=LIMIT)
     assert result["outcome"] == "failed"
     assert broken(result)[0] == "fp32_product_error"
@@ -146,8 +147,9 @@ print(json.dumps(float((ours(hidden) - theirs(hidden)).abs().max())))
     assert torch_prints(code) < 1e-5
 
 
-# A fake GPU for this check (with pretend_gpu.py): its speed depends on the size of the products, its memory
-# is what the check allows, and it has TF32 if enabled. The encoder is small, so that the check ends.
+# A fake GPU for this check (with pretend_gpu.py). Its speed depends on the size of the products, its memory
+# is the amount that the check allows, and it has TF32 if enabled. The encoder is small, so that the check
+# ends soon.
 SMALL_GPU = """
 clock, room, plain, keep = [0.0], [1 << 60], account.product, account.add
 
@@ -176,7 +178,7 @@ torch.cuda.get_device_name = lambda: "pretended"
 torch.cuda.mem_get_info = lambda: (1 << 30, 1 << 30)
 torch.cuda.set_per_process_memory_fraction = lambda part: room.__setitem__(0, part * (1 << 30))
 """
-# Like SLOW_HOST, by the clock of the small GPU.
+# Like SLOW_HOST, with the clock of the small fake GPU.
 SLOW_CLOCK = """
 class Slow(torch.autocast):
     def __exit__(self, *raised):
@@ -252,7 +254,7 @@ print(json.dumps(result))
 
 @needs_torch
 def test_a_small_encoder_learns_alike_at_each_precision() -> None:
-    """Each starts with the same weights; autocast reports the type of the products."""
+    """Each training starts with the same weights; autocast reports the type of the products."""
     result = torch_prints(STEPS)
     assert {name: one[2] for name, one in result.items()} == {
         "fp32": "torch.float32 on cpu",
@@ -305,7 +307,7 @@ print(json.dumps([bool((words == again).all()), bool((words == other).all()), le
 
 @needs_torch
 def test_all_settings_of_tf32_agree() -> None:
-    """torch 2.9 and newer have two sets of them, and raise when they are read and disagree."""
+    """torch 2.9 and newer have two sets of settings, and raise if the sets disagree when they are read."""
     code = """
 import torch
 from smoke_tests.torch_api import tensor_float
@@ -345,7 +347,7 @@ def test_the_trend_of_a_curve_counts_and_not_its_noise() -> None:
     flat = [2.0 + item for item in noise]
     steep = [2.0 * 0.9**step for step in range(200)]
 
-    assert fall(flat) == pytest.approx(0.8)  # of a first value that is 2.5
+    assert fall(flat) == pytest.approx(0.8)  # relative to a first value of 2.5
     assert fall(steep) < 1e-3
     assert widest_gap(flat, [2.0] * 200) == pytest.approx(0)
     assert widest_gap(flat, steep) > 1.9

@@ -1,4 +1,4 @@
-"""Mutants of compile-gpu, nvrtc and extension: no compiler, another one, or a result of eager."""
+"""Mutants of compile-gpu, nvrtc and extension: no compiler, another compiler, or a result of eager mode."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ held = torch.zeros(64, device="cuda")
 def run():
     NAME[(1,)](held, 64, SIZE=64)
 """
-# torch.compile compiles and runs a kernel of its own, and runs the function in eager mode.
+# torch.compile compiles and runs an unrelated kernel, and runs the function in eager mode.
 BESIDE = """
 import sys, torch
 sys.path.append({folder!r})
@@ -60,7 +60,7 @@ def compile(function, **options):
 
 torch.compile = compile
 """
-# The compiled function runs, in both directions, but the result is that of eager.
+# The compiled function runs forward and backward, but the result is that of eager mode.
 DISCARDED = """
 import torch
 real = torch.compile
@@ -111,7 +111,7 @@ def test_compile_gpu_fails_if_eager_runs_as_well(kernel: str, names: list[str], 
 
 @needs_gpus(1)
 def test_compile_gpu_fails_if_the_compiled_result_is_discarded(tmp_path: Path) -> None:
-    """All kernels of the function are launched, and those of eager as well."""
+    """All kernels of the function are launched, and those of eager mode, too."""
     skip_unless_it_applies("compile-gpu")
     assert broken(check("compile-gpu", tmp_path, DISCARDED)) == EAGER_RAN
 

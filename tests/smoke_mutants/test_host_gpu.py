@@ -1,6 +1,6 @@
 """Host faults on a real GPU, through the runner: each has its message, and no check passes.
 
-Ranks that are killed or hang are tried without a GPU too, over gloo (see pretend_ranks.py).
+Ranks that are killed or hang are also tested without a GPU, over gloo (see pretend_ranks.py).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def run(
     claims: Mapping[str, Any] | None = None,
     **env: str,
 ) -> dict[str, Mapping[str, Any]]:
-    """The runner's findings with this torch, or with *mutant* in it."""
+    """The runner's findings with this torch, changed by *mutant* if there is one."""
     facts = environment()
     return findings(
         run_suite(
@@ -176,7 +176,7 @@ def test_memory_in_use_by_another_process(tmp_path: Path) -> None:
 @alone
 @needs_gpus(1)
 def test_memory_allocated_by_another_process_during_the_check(tmp_path: Path) -> None:
-    """By this torch's own message: a host fault, unless the check itself allocates too much."""
+    """The message of this torch shows a host fault, unless the check itself allocates too much."""
     suite = suite_with(tmp_path / "suite", {"test_crowded.py": CROWDED})
     found = run(tmp_path, "--tier", "1", suite=suite)
     assert {finding["outcome"] for finding in found.values()} == {"failed"}
@@ -200,7 +200,7 @@ def test_torch_2_0_on_a_hopper_gpu(tmp_path: Path) -> None:
 
 @needs_gpus(1)
 def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
-    """NCCL refuses; the start of the ranks is wrong, which is not a host fault."""
+    """NCCL refuses this; it is a fault of the program that starts the ranks, not of the host."""
     found = run(tmp_path, "--only", "sum", suite=ranks(tmp_path), mutant=ON_ONE_GPU)["sum"]
     assert found["outcome"] == "failed"
     assert "Duplicate GPU detected" in found["message"]
@@ -209,7 +209,7 @@ def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
 
 @anywhere
 def test_a_rank_killed_from_outside(mutant: str, tmp_path: Path) -> None:
-    """As by the kernel when memory runs out: the rank is named, and the image is not at fault."""
+    """As when the kernel kills it for lack of memory: the rank is named, and the image is not at fault."""
     suite = ranks(tmp_path)
     hand = threading.Thread(target=kill, args=(suite, 1))
     hand.start()
@@ -223,7 +223,8 @@ def test_a_rank_killed_from_outside(mutant: str, tmp_path: Path) -> None:
 
 @anywhere
 def test_a_rank_that_hangs(mutant: str, tmp_path: Path) -> None:
-    """It ends at the time limit, with the stack of each rank. The image may be at fault, so it fails."""
+    """The check ends at the time limit, with the stack of each rank, and fails, because the image may be at
+    fault."""
     suite = ranks(tmp_path, limit=20)
     found = run(tmp_path, "--only", "wait", suite=suite, mutant=mutant)["wait"]
     assert found["outcome"] == "failed"
@@ -234,14 +235,14 @@ def test_a_rank_that_hangs(mutant: str, tmp_path: Path) -> None:
 
 
 def ranks(tmp_path: Path, limit: int = 120) -> Path:
-    """A suite of two checks with two ranks: one waits, one sums."""
+    """A suite of two checks with two ranks: one check waits, the other sums."""
     suite = suite_with(tmp_path / "suite", {"test_ranks.py": RANKS.format(limit=limit)})
     (suite / "workers" / "waiting.py").write_text(WAITING)
     return suite
 
 
 def kill(suite: Path, rank: int) -> None:
-    """Send SIGKILL to that rank of *suite*, found by its command line, as soon as it waits."""
+    """Send SIGKILL to the rank of *suite*, found by its command line, as soon as it waits."""
     wanted = [str(suite / "rank.py").encode(), str(suite).encode(), b"waiting:wait", str(rank).encode()]
     started, patience = suite / "workers" / f"started-{rank}", time.monotonic() + 90
     while not started.exists() and time.monotonic() < patience:

@@ -64,7 +64,7 @@ def test_cudnn_fails_without_one_of_its_libraries_and_names_it(tmp_path: Path) -
 @needs_gpus(1)
 @needs_gcc
 def test_cudnn_fails_without_the_library_itself(tmp_path: Path) -> None:
-    """torch itself cannot be imported then."""
+    """Without the library, torch cannot be imported."""
     result = check("cudnn", tmp_path, **without_library(tmp_path, "libcudnn.so"))
     assert result["outcome"] == "failed"
     assert "libcudnn.so" in result["message"]
@@ -102,7 +102,7 @@ def test_cudnn_fails_if_tf32_cannot_be_disabled(tmp_path: Path) -> None:
 
 @needs_gpus(1)
 def test_cudnn_fails_if_the_environment_forces_tf32(tmp_path: Path) -> None:
-    """cuBLAS uses it; convolutions run on engines without tensor cores despite the variable."""
+    """cuBLAS obeys the variable; convolutions still run on engines without tensor cores."""
     result = check("cudnn", tmp_path, NVIDIA_TF32_OVERRIDE="1")
     assert "product_error" in broken(result)
     assert set(broken(result)) <= {name for name in result["measured"] if name.endswith("_error")}
@@ -145,7 +145,7 @@ def test_sdpa_fails_if_the_future_is_not_masked(tmp_path: Path) -> None:
 @needs_torch
 @without_gpu
 def test_sdpa_on_the_cpu_fails_only_in_the_implementation(tmp_path: Path) -> None:
-    """The flash attention of the CPU is another one, which accepts FP32."""
+    """The CPU has another flash attention, which accepts FP32."""
     others = {"float32_by_flash", "flash_full_made_by", "flash_causal_made_by"}
     (tmp_path / "sound").mkdir()
     (tmp_path / "mutant").mkdir()

@@ -1,4 +1,4 @@
-"""Mutants of linkage: libraries built by gcc, each with another fault."""
+"""Mutants of linkage: libraries that gcc builds, each with a different fault."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = needs_gcc
 
 
 def library(folder: Path, name: str, *needs: str, rpath: str = "") -> Path:
-    """lib<name>.so with the soname lib<name>.so.1 that needs others of *folder*."""
+    """Build lib<name>.so with the soname lib<name>.so.1, which needs other libraries of *folder*."""
     folder.mkdir(exist_ok=True)
     path = folder / f"lib{name}.so.1"
     calls = "".join(f"int {other}(void); int use_{other}(void) {{ return {other}(); }}\n" for other in needs)
@@ -132,7 +132,7 @@ def test_the_list_of_exceptions_is_only_for_the_installed_version() -> None:
     ],
 )
 def test_plugins_may_be_unresolved_in_any_version(file: str, soname: str, expected: bool) -> None:
-    """A new release of the library has others, and must not need another list."""
+    """A new release of the library has other plug-ins, and must not need a new list."""
     wheels = [{"name": "nvidia-nvshmem-cu13", "version": "9.9"}, {"name": "triton", "version": "4.0"}]
     site = "lib/python3.11/site-packages"
     pair = [f"{site}/{file}", soname]
@@ -160,7 +160,7 @@ LIST_OF_ONE = {
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """/opt/venv of such an image, with two libraries of torchaudio, of which one needs the other."""
+    """/opt/venv of such an image, with two libraries of torchaudio, one of which needs the other."""
     prefix = tmp_path / "venv"
     venv.create(prefix, with_pip=False, symlinks=True)
     (prefix / f"lib/python{OWN}").rename(prefix / f"lib/python{BASE}")
@@ -204,7 +204,7 @@ def test_an_entry_that_does_not_occur_below_the_target_is_reported(linked: Path)
 
 
 def test_the_packages_must_be_those_of_the_locked_python(linked: Path) -> None:
-    """The folder of a third one is no link to them."""
+    """The folder of a third Python is not a link to them."""
     (linked / LIBRARIES / "liba.so.1").unlink()
     assert broken(run(linked, python="3.10.1")) == ["unresolved_not_listed", "listed_but_resolved"]
 

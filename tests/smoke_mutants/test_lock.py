@@ -64,7 +64,7 @@ def test_an_unchanged_environment_has_no_fault(site: Path) -> None:
 
 
 def test_a_file_with_a_dot_in_its_stem_has_byte_code_too(site: Path) -> None:
-    """As builder.bak.py of datasets: importlib raises for the path of such a source."""
+    """An example is builder.bak.py of datasets: importlib raises an error for the path of such a source."""
     install(site, "gamma", {"gamma/builder.bak.py": b"NAME = 'gamma'\n"})
     found = seen(site)
     assert not any(found[kind] for kind in ("broken", "absent", "changed", "unhashed", "stale", "unowned"))
@@ -76,7 +76,7 @@ def test_a_file_with_a_dot_in_its_stem_has_byte_code_too(site: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["sha512", "sha384", "blake2b"])
 def test_a_record_may_use_a_stronger_hash(site: Path, algorithm: str) -> None:
-    """As the wheel specification allows; the hash is computed."""
+    """The wheel specification allows this; the check computes the hash."""
     record = site / "beta-1.0.dist-info" / "RECORD"
     data = (site / "beta" / "__init__.py").read_bytes()
     digest = base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).rstrip(b"=").decode()
@@ -189,7 +189,7 @@ def test_byte_code_for_the_bases_python_is_accepted_below_the_link(linked: Path)
 
 
 def test_byte_code_for_another_python_is_stale_in_an_ordinary_image(linked: Path) -> None:
-    """Without the link; a folder of the other Python beside it changes nothing."""
+    """The image has no link; a folder of the other Python beside the packages changes nothing."""
     lib = linked.parents[1]
     (lib / f"python{OWN}").unlink()
     (lib / f"python{BASE}").rename(lib / f"python{OWN}")
@@ -202,7 +202,7 @@ def test_byte_code_for_another_python_is_stale_in_an_ordinary_image(linked: Path
 
 @pytest.mark.parametrize("target", ["python3", "python", f"../python{BASE}", "python2.7"])
 def test_another_link_accepts_no_byte_code_for_the_bases_python(linked: Path, target: str) -> None:
-    """Neither to a folder without the version of a Python, nor out of lib, nor to that of a third Python."""
+    """Such as a link to a folder without a Python version, out of lib, or to the folder of a third Python."""
     lib = linked.parents[1]
     (lib / f"python{OWN}").unlink()
     (lib / f"python{BASE}").rename(lib / target)
@@ -211,7 +211,7 @@ def test_another_link_accepts_no_byte_code_for_the_bases_python(linked: Path, ta
 
 
 def _another_source(site: Path) -> str:
-    """The RECORD agrees."""
+    """Byte-code of another source, with a RECORD that agrees."""
     source = b"NAME = 'another'\n"
     digest = base64.urlsafe_b64encode(hashlib.sha256(source).digest()).rstrip(b"=").decode()
     record = site / "alpha-1.0.dist-info" / "RECORD"
@@ -229,7 +229,7 @@ def _no_source(site: Path) -> str:
 
 
 def _by_time(site: Path) -> str:
-    """Python compares time and size of its source; a third one can be meant."""
+    """Byte-code for which Python compares time and size of the source, so it can be of a third source."""
     stat = (site / "alpha" / "__init__.py").stat()
     times = b"".join(number.to_bytes(4, "little") for number in (0, int(stat.st_mtime), stat.st_size))
     (site / FOREIGN).write_bytes(HEADERS[BASE][:4] + times + b"code")
@@ -237,7 +237,7 @@ def _by_time(site: Path) -> str:
 
 
 def _checked_hash(site: Path) -> str:
-    """Not what torchkiln makes."""
+    """Byte-code with a checked hash, which torchkiln does not make."""
     head = HEADERS[BASE]
     (site / FOREIGN).write_bytes(head[:4] + b"\3\0\0\0" + head[8:] + b"code")
     return FOREIGN
@@ -255,7 +255,7 @@ def _third_python(site: Path) -> str:
 
 
 def _longer_tag(site: Path) -> str:
-    """Of a Python of the same version that is not CPython."""
+    """Byte-code with the tag of a Python of the same version that is not CPython."""
     to = FOREIGN.replace(TAG, f"not{TAG}")
     _move(site, to)
     return to
@@ -268,14 +268,14 @@ def _optimized(site: Path) -> str:
 
 
 def _beside_its_source(site: Path) -> str:
-    """Which Python would load without the source, were it its own."""
+    """Byte-code beside its source, which Python could load without the source."""
     to = "alpha/__init__.pyc"
     _move(site, to)
     return to
 
 
 def _under_this_pythons_name(site: Path) -> str:
-    """This Python compiles the source again."""
+    """Byte-code under this Python's name, which this Python would replace by compiling the source."""
     to = FOREIGN.replace(TAG, str(sys.implementation.cache_tag))
     _move(site, to)
     return to

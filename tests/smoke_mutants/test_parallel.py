@@ -12,12 +12,12 @@ NO_WRAPPER = """
 import torch
 torch.nn.parallel.DistributedDataParallel = lambda module, **options: module
 """
-# Each rank keeps the weights of its own seed.
+# Each rank keeps the weights of a different seed.
 NOT_DISTRIBUTED = """
 from torch.nn.parallel import distributed
 distributed._sync_module_states = lambda *some, **options: None
 """
-# Rank 1 dies in the backward pass, when the first gradients were sent.
+# Rank 1 dies in the backward pass, after the first gradients were sent.
 DIES_IN_BACKWARD = """
 import os, signal, torch, torch.distributed as dist
 real = torch.nn.parallel.DistributedDataParallel
@@ -46,7 +46,7 @@ def whole(self, module, *more, **options):
     real(self, module, *more, **(options | {"sharding_strategy": fsdp.ShardingStrategy.NO_SHARD}))
 fsdp.FullyShardedDataParallel.__init__ = whole
 """
-# Each rank gets the shards of the first gathering again; gloo gathers into a list.
+# Each later all-gather returns the shards of the first; gloo gathers into a list.
 STALE = """
 import torch.distributed as dist
 first = {}

@@ -1,6 +1,6 @@
 """Without a GPU every check of tiers 1 to 3 fails, even if the runner's test of the host is bypassed.
 
-Each runs with a torch that has no GPU: a CPU build, or all GPUs are hidden. New checks are included.
+Each check runs with a torch that has no GPU: a CPU build, or all GPUs are hidden. New checks are included.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_every_tier_has_checks() -> None:
 
 
 def test_the_runner_starts_none_of_them_and_gives_the_reason(tmp_path: Path) -> None:
-    """Each is skipped with the host's reason or does not apply; none passes or blames the image."""
+    """Each check is skipped with the host's reason or does not apply; none passes or blames the image."""
     only = [word for check in PROMISED for word in ("--only", check.id)]
     found = findings(run_suite(SUITE, tmp_path, "--tier", "3", *only, env=_HIDDEN))
     assert set(found) == {check.id for check in PROMISED}

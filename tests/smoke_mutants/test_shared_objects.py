@@ -27,7 +27,7 @@ CODE = (
 
 @pytest.fixture
 def caller(tmp_path: Path) -> Path:
-    """A library that needs a cuDNN 9.5.1 with symbol versions, as the real one has them."""
+    """A library that needs a cuDNN 9.5.1 with symbol versions, as the real cuDNN has."""
     (tmp_path / "map").write_text("libcudnn.so.9 { global: *; };\n")
     real, caller = tmp_path / "libcudnn.so.9", tmp_path / "libcaller.so"
     _build(
@@ -117,13 +117,13 @@ def test_a_library_of_cudnn_that_is_hidden_or_deleted_is_named(part: str, site: 
 
 def test_a_library_of_cudnn_that_others_need_is_named_by_each(site: Path) -> None:
     (site / "nvidia" / "cudnn" / "lib" / "libcudnn_graph.so.9").unlink()
-    faults = _probed(site)["faults"]  # with some linkers only its own file needs it
+    faults = _probed(site)["faults"]  # with some linkers, only the library's own file needs it
     assert faults
     assert all("libcudnn_graph.so.9: cannot open" in fault for fault in faults)
 
 
 def test_without_a_distribution_the_libraries_are_those_in_the_folder_of_the_loaded_one(site: Path) -> None:
-    """As with conda: each library once, although a link for the linker is in the same folder."""
+    """As with conda. Each library is listed once, although a link for the linker is in the same folder."""
     shutil.rmtree(next(site.glob("*.dist-info")))
     folder = site / "nvidia" / "cudnn" / "lib"
     (folder / "libcudnn_ops.so.9").rename(folder / "libcudnn_ops.so.9.5.1")

@@ -1,4 +1,4 @@
-"""Mutants of checkpoint, offload, memory and torchscript: no saving of memory, or other results."""
+"""Mutants of checkpoint, offload, memory and torchscript: no memory is saved, or results differ."""
 
 from __future__ import annotations
 

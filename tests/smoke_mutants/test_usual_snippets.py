@@ -1,4 +1,4 @@
-"""docs/smoke.md, executed: the usual snippets pass without a GPU, and the example of a check is one.
+"""Run the code of docs/smoke.md: the usual snippets pass without a GPU, and the example is a valid check.
 
 test_promised.py tests that the checks named by the snippets fail there.
 """
@@ -54,7 +54,7 @@ def test_there_are_snippets() -> None:
 def test_the_example_is_a_check_and_its_mutant_breaks_it(
     broken_seed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU it fails in that; its other values are those of the page."""
+    """The mutant breaks `equal`; without a GPU, `device` is out of bounds, too."""
     monkeypatch.setattr(harness, "SUITE", suite_with(tmp_path / "suite", {"test_seeds.py": EXAMPLE}))
     mutant = _argument(MUTANT) if broken_seed else ""
     finding = check("seeds", tmp_path, mutant if gpus() else PRETEND + mutant)

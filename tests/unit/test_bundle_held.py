@@ -223,7 +223,7 @@ def test_a_layer_that_is_damaged_or_missing_is_refused(
 
     lost, taken = (layer.digest for layer in second.layers[:2])
     lines = caught.value.message.splitlines()
-    assert lines[0] == "the bundle of 2.8.0 lacks layers, and was made for a host that has them"
+    assert lines[0] == "the bundle of 2.8.0 lacks layers: it was made for a host that has them"
     assert lines[1] == f"  layer {lost}, which the image first has:"
     assert words in lines[2]
     assert str(first.layers[0].path) in lines[2] or harm is Path.unlink

@@ -135,7 +135,7 @@ HOSTILE_FILES = {
 def test_a_file_in_a_folder_of_modules_that_no_record_has(image: Image, name: str, recorded: bool) -> None:
     path, data = HOSTILE_FILES[name]
     assert image.faults(entry(path, data), recorded=recorded) == [
-        f"files in folders of modules that no RECORD has (1): {path}"
+        f"files in Python's module folders that no RECORD lists (1): {path}"
     ]
 
 
@@ -152,7 +152,7 @@ def test_a_file_of_the_base_that_is_replaced(image: Image, path: str) -> None:
 def test_a_library_that_the_loader_preloads(image: Image) -> None:
     found = image.faults(entry("etc/ld.so.preload", b"/hostile.so\n"), entry("hostile.so", b"\x7fELF"))
     assert found == [
-        "files that configure the loader, and are not of the lock's layers (1): etc/ld.so.preload"
+        "files that configure the loader, and are not in the lock's layers (1): etc/ld.so.preload"
     ]
 
 
@@ -170,7 +170,7 @@ def test_an_edited_file_with_an_edited_record_is_another_layer(image: Image) -> 
     edited = distribution("torch", "2.7.1", EDITED)
     [sentence] = image.faults(torch=edited)
     assert sentence.startswith("layer 2 is sha256:")
-    assert sentence.endswith(f"; by the lock: {image.locked[1]}")
+    assert sentence.endswith(f"; in the lock: {image.locked[1]}")
     assert image.faults(torch=edited, recorded=False) == []  # a limitation: see ADR 34
 
 
@@ -232,7 +232,7 @@ def test_code_without_a_hash_and_a_weak_hash(image: Image) -> None:
 )
 def test_a_variable_that_the_lock_does_not_set(image: Image, name: str, value: str) -> None:
     assert image.faults(env=ENV | {name: value}) == [
-        f"the image's config sets {name}={value}; by the lock: no such variable"
+        f"the image's config sets {name}={value}; in the lock: no such variable"
     ]
 
 
@@ -242,21 +242,21 @@ def test_the_texts_of_an_image_are_no_error_of_the_host(image: Image) -> None:
     found = image.faults(entry(f"{SITE}/{text}.py", b""), env=ENV | {"X": text})
     assert (
         found[0]
-        == "the image's config sets X=No\\x20space\\x20left\\x20on\\x20device; by the lock: no such variable"
+        == "the image's config sets X=No\\x20space\\x20left\\x20on\\x20device; in the lock: no such variable"
     )
     assert not any(text in sentence for sentence in found)
 
 
 def test_a_variable_of_another_value_and_none(image: Image) -> None:
     assert image.faults(env={"PATH": "/hostile:/usr/bin"}) == [
-        "the image's config does not set LD_LIBRARY_PATH; by the lock: LD_LIBRARY_PATH=/usr/local/nvidia/lib",
-        "the image's config sets PATH=/hostile:/usr/bin; by the lock: PATH=/opt/venv/bin:/usr/bin",
+        "the image's config does not set LD_LIBRARY_PATH; in the lock: LD_LIBRARY_PATH=/usr/local/nvidia/lib",
+        "the image's config sets PATH=/hostile:/usr/bin; in the lock: PATH=/opt/venv/bin:/usr/bin",
     ]
 
 
 def test_ten_names_and_a_count(image: Image) -> None:
     [sentence] = image.faults(*(entry(f"{SITE}/m{number:02}.py", b"") for number in range(12)))
-    assert sentence.startswith("files in folders of modules that no RECORD has (12): ")
+    assert sentence.startswith("files in Python's module folders that no RECORD lists (12): ")
     assert sentence.endswith(f"{SITE}/m09.py, and 2 more")
 
 
@@ -264,7 +264,7 @@ def test_another_number_of_layers(image: Image) -> None:
     tree = joined(layer_index(blob) for blob in image.sound)
     ids = [blob.diff_id for blob in image.sound]
     locked = LockedFiles(layers=tuple(image.locked[:-1]), wheels=WHEELS, env=ENV)
-    assert faults(tree, ids, ENV, locked)[0] == "the image has 4 layers; by the lock: 3"
+    assert faults(tree, ids, ENV, locked)[0] == "the image has 4 layers; in the lock: 3"
 
 
 @given(

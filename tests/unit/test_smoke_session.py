@@ -225,8 +225,8 @@ def test_no_program_of_an_image_that_differs_from_its_lock_is_started(
     assert {finding.outcome for finding in report.findings} == {"failed"}
     assert messages.pop(report.findings[0].id) == [
         "the image differs from its lock",
-        "the image's config sets LD_PRELOAD=/opt/hostile.so; by the lock: no such variable",
-        "the image's config sets PYTEST_PLUGINS=hostile; by the lock: no such variable",
+        "the image's config sets LD_PRELOAD=/opt/hostile.so; in the lock: no such variable",
+        "the image's config sets PYTEST_PLUGINS=hostile; in the lock: no such variable",
     ]
     assert {tuple(lines[:1]) for lines in messages.values()} == {
         ("not run: the image differs from its lock",)

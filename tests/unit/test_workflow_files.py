@@ -193,10 +193,10 @@ def test_images_must_be_named_by_digest(place: Scene) -> None:
 
 
 def test_the_workflow_must_be_called_by_commit(place: Scene) -> None:
-    """If a branch moved, another gate would run unnoticed."""
+    """Otherwise a branch or a tag that moves would replace the gate unnoticed."""
     for ref in ("main", "v1.0.0", "", "1a2b3c4", "A" * 40):
         ran = gate(place, ref=ref)[-1]
-        assert (ran.code, f"ref: {ref} is no commit" in ran.out) == (2, True), ref
+        assert (ran.code, f"ref: invalid commit {ref}: " in ran.out) == (2, True), ref
     assert place.calls() == []
 
 

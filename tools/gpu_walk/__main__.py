@@ -1,6 +1,6 @@
-"""python -m gpu_walk RESULTS.json, in an image: calls every library, and 500 operators of torch.
+"""`python -m gpu_walk RESULTS.json` in an image: calls every CUDA library, and 500 operators of torch.
 
-The image has no `expecttest`, which torch's operator database imports: add it to PYTHONPATH.
+torch's operator database imports `expecttest`, which is not in the image: add it to PYTHONPATH.
 `python -m tools.gpu_walk.compare FULL.json THIN.json` compares the results of two images.
 """
 
@@ -20,7 +20,7 @@ from gpu_walk.results import result_of
 from gpu_walk.startup import startup
 
 COUNT, SEED, CHUNK = 500, 2026, 50
-AT_ONCE = 6  # processes; an illegal access makes a process's GPU unusable, but not that of others
+AT_ONCE = 6  # processes; after an illegal access, the GPU is unusable for this process, but not for others
 
 
 def main(target: str) -> None:
@@ -53,12 +53,13 @@ def _in_a_process(part: str) -> dict[str, Any]:
 
 
 def print_part(part: str) -> None:
-    """Call the library *part*, or the operators from the number *part* on; print names and results."""
+    """Call the library *part*, or the operators from number *part* on; print names and results."""
     if part in LIBRARIES:
         for name, call in LIBRARIES[part]():
             print(json.dumps([f"{part} {name}", result_of(call)]), flush=True)
         return
-    from gpu_walk.operators import operators  # forbids to assign flags, so not for the libraries
+    # Only here, because the import forbids to set flags, which the libraries need.
+    from gpu_walk.operators import operators
 
     for name, result in operators(COUNT, SEED, slice(int(part), int(part) + CHUNK)):
         print(json.dumps([f"operator {name}", result]), flush=True)

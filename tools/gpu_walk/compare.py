@@ -1,4 +1,4 @@
-"""python -m tools.gpu_walk.compare FULL.json THIN.json: are the results of two images on one GPU the same?"""
+"""`python -m tools.gpu_walk.compare FULL.json THIN.json`: compares the results of two images on one GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 KINDS = ("identical", "close", "different")
-_CLOSE = 1e-3  # of sums of absolute values; results of float16 with atomic additions differ less
+_CLOSE = 1e-3  # relative difference of sums of absolute values; float16 with atomic additions differs less
 
 
 def verdict(full: Mapping[str, Any], thin: Mapping[str, Any]) -> str:
@@ -28,7 +28,8 @@ def verdict(full: Mapping[str, Any], thin: Mapping[str, Any]) -> str:
 
 
 def main(full_file: str, thin_file: str) -> int:
-    """Print a summary, the calls that differ, and the times of fresh processes; 1 if a call differs."""
+    """Print a summary, the calls that differ, and the times of fresh processes; return 1 if a call
+    differs."""
     full, thin = (json.loads(Path(file).read_text()) for file in (full_file, thin_file))
     names = sorted(full["calls"].keys() | thin["calls"].keys())
     missing = {"error": "not called"}

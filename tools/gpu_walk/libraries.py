@@ -1,4 +1,4 @@
-"""Calls every library of CUDA that torch uses, in the types and modes that select other kernels."""
+"""Calls every CUDA library that torch uses, in the types and modes that select different kernels."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def cublaslt() -> Calls:
 
 
 def cudnn() -> Calls:
-    """Convolutions in all directions, with all engines; recurrent layers, attention, others."""
+    """Convolutions in all directions with all engines, recurrent layers, attention, and others."""
     for dtype, benchmark, dims in itertools.product(FLOATS, (False, True), (1, 2, 3)):
         for kind in ("", "transpose"):
             for groups, size in ((1, 3), (4, 3), (1, 1), (1, 5)):
@@ -215,7 +215,7 @@ def cusparselt() -> Calls:
 
 
 def cusolver() -> Calls:
-    """Decompositions by cuSOLVER and by MAGMA; absolute values, as signs are free."""
+    """Decompositions by cuSOLVER and by MAGMA; absolute values, because the signs are not determined."""
     for dtype, library, n in itertools.product(LAPACK, ("cusolver", "magma"), (16, 200)):
         for name, call in {
             "svd": lambda a: torch.linalg.svdvals(a),
@@ -249,7 +249,7 @@ def cufft() -> Calls:
 
 
 def curand() -> Calls:
-    """Generators of libcurand, which torch links but does not call, and torch's own."""
+    """Random generators of libcurand, which torch links but does not call, and of torch."""
     for kind in (100, 101, 121, 141, 142, 161, 200, 201, 202, 203):  # CURAND_RNG_*
         yield f"generator {kind}", lambda: _generated(kind)
     for name in ("uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "geometric_"):

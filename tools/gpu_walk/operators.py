@@ -1,4 +1,4 @@
-"""Calls operators of torch's own operator database, a sample of operators and types, with their gradients."""
+"""Calls a sample of the operators and types in torch's operator database, with their gradients."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.utils import _pytree as pytree
 from gpu_walk.results import result_of
 
 SAMPLES = 2  # inputs for each operator and type
-# Memory that nobody wrote, or results that differ from run to run.
+# These return uninitialized memory, or results that differ from run to run.
 _UNDEFINED = ("empty", "new_empty", "resize", "as_strided_scatter")
 
 
 def operators(
     count: int, seed: int, chosen: slice, device: str = "cuda"
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and results of those *chosen* among *count* pairs of operator and type, by *seed*."""
+    """Names and results of the *chosen* among *count* pairs of operator and type, which *seed* selects."""
     pairs = [
         (f"{op.name}{f'.{op.variant_test_name}' if op.variant_test_name else ''}:{str(dtype)[6:]}", op, dtype)
         for op in op_db

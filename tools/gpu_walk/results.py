@@ -1,4 +1,4 @@
-"""The result of a call on a GPU: values that two images on the same GPU can be compared by."""
+"""The result of a call on a GPU, as values by which two images on the same GPU can be compared."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 def result_of(call: Callable[[], Any]) -> dict[str, Any]:
     """The tensors that *call* returns, as a hash and a sum; or its error.
 
-    The sum is of the finite absolute values, in float64. Sums in another order, for example with atomic
-    additions, change the hash, but the sum only by rounding.
+    The sum is of the finite absolute values, in float64. If a kernel adds in another order, for example with
+    atomic additions, the hash changes, but the sum changes only by rounding.
     """
     torch.manual_seed(0)
     try:
@@ -22,7 +22,8 @@ def result_of(call: Callable[[], Any]) -> dict[str, Any]:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return _described([value.detach() for value in values])
-    except Exception as error:  # any error of a library is a result, which both images must have
+    # An error of a library is a result, too, which must be the same in both images.
+    except Exception as error:
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]}
 
 

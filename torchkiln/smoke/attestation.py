@@ -1,7 +1,7 @@
 """Sign smoke reports, and read reports with their signatures.
 
-A signed report is an in-toto statement, version 1: its subject is the image's digest, its predicate the whole
-report. If there is a signed report, its content is used, never that of the unsigned file beside it.
+A signed report is an in-toto statement, version 1. Its subject is the image's digest, and its predicate is
+the whole report. If there is a signed report, the unsigned file beside it is not used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HINT = "do not use this file; get the original again"
 def statement_of(report: SmokeReport) -> Statement:
     """*report* as a statement about its image.
 
-    :raises ConfigError: it is of an environment, and not of an image.
+    :raises ConfigError: it is the report of an environment, not of an image.
     """
     if report.image is None or report.tag is None:
         raise ConfigError(
@@ -38,7 +38,7 @@ def statement_of(report: SmokeReport) -> Statement:
 def report_of(signed: Statement, *, where: str) -> SmokeReport:
     """The inverse of `statement_of`.
 
-    :raises VerificationFailed: *signed* is of another type, or its subject is not the report's image.
+    :raises VerificationFailed: *signed* has another type, or its subject is not the report's image.
     :raises ConfigError: its report is invalid.
     """
     if signed.kind != PREDICATE:
@@ -52,7 +52,7 @@ def report_of(signed: Statement, *, where: str) -> SmokeReport:
 def attest(report: SmokeReport, key: PrivateKey) -> bytes:
     """The signed statement with *report*, as the content of a file.
 
-    :raises ConfigError: it is of an environment, and not of an image.
+    :raises ConfigError: it is the report of an environment, not of an image.
     """
     return sign(PAYLOAD_TYPE, payload(statement_of(report)), key)
 
@@ -63,7 +63,7 @@ def beside(path: Path) -> Path:
 
 
 def files(folder: Path) -> list[Path]:
-    """The JSON files in *folder*; of a report with a signed form only that."""
+    """The reports in *folder*: the signed form of each, or else its plain JSON file."""
     found = sorted(folder.glob("*.json"))
     return [path for path in found if path.name.endswith(".dsse.json") or not beside(path).exists()]
 
@@ -80,7 +80,7 @@ class Filed:
         """The report and its signers; without *trusted* keys, signatures are not verified.
 
         :raises ConfigError: the report is invalid.
-        :raises VerificationFailed: no key in *trusted* made the signature, or it is of another content.
+        :raises VerificationFailed: no key in *trusted* made the signature, or it signs other content.
         """
         name = self.path.name
         if _is_envelope(self.data):
@@ -100,7 +100,7 @@ class Filed:
 
 
 def filed(path: Path) -> Filed:
-    """Read the report *path*, plain or signed; the signed form of a plain report is read from `beside` it.
+    """Read the report *path*, plain or signed; for a plain report, read the signed form beside it, too.
 
     :raises ConfigError: it cannot be read.
     """
@@ -111,10 +111,10 @@ def filed(path: Path) -> Filed:
 
 
 def read(path: Path, trusted: Sequence[PublicKey] = ()) -> SignedReport:
-    """Read the report *path* with its signers: `filed` and `signed_report`.
+    """Read the report *path* with its signers.
 
     :raises ConfigError: it cannot be read, or is invalid.
-    :raises VerificationFailed: no key in *trusted* made the signature, or it is of another content.
+    :raises VerificationFailed: no key in *trusted* made the signature, or it signs other content.
     """
     return filed(path).signed_report(trusted)
 
@@ -139,7 +139,7 @@ def demand_sound(report: SignedReport, *, signed: bool) -> None:
 
 
 def _opened(data: bytes, trusted: Sequence[PublicKey], name: str) -> tuple[SmokeReport, tuple[str, ...]]:
-    """Verify the signature, then the type, then parse the payload."""
+    """Verify the signature and the payload type, then parse the payload."""
     envelope = decode(data, where=name)
     signers = verify(envelope, trusted, where=name) if trusted else ()
     if envelope.payload_type != PAYLOAD_TYPE:
@@ -162,5 +162,5 @@ def _data(path: Path) -> bytes:
         return read_file(path, 2 * LIMIT)  # base64 makes it a third longer
     except OSError as error:
         raise ConfigError(
-            f"{path}: {error.strerror}", hint="pass a file of `torchkiln smoke TAG --report FILE`"
+            f"{path}: {error.strerror}", hint="pass a file that `torchkiln smoke TAG --report FILE` wrote"
         ) from error

@@ -1,7 +1,8 @@
 """Compare the values of a report with the declarations of the suite.
 
-A report is not trusted: its bounds must be those that the suite declares, computed again from the lock and
-from the report's description of the host, and each declared value must be present, of its type and in bounds.
+A report is not trusted. Its bounds must equal those that the suite declares, computed again from the lock and
+the report's description of the host. Each declared value must be present, within its bounds, and have its
+type.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _SHOWN = 80  # characters of a value in a message
 def declared_faults(
     check: SuiteCheck, finding: Finding, suite: Suite, facts: Mapping[str, Any], host: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Why the values of *finding*, reported as passed, are not those that *check* declares.
+    """How the values of *finding*, which was reported as passed, differ from the declarations of *check*.
 
-    For a check of another suite, which only a clearance names, the bounds of the report count.
+    A check without declared values, as in a clearance of another suite, is not compared.
 
-    :param facts: of the image, from the lock by `expected.facts_of`.
+    :param facts: the facts of the image, from `expected.facts_of`.
     :param host: the description of the host in the report.
     """
     if check.values is None:
@@ -35,7 +36,7 @@ def declared_faults(
     for name in sorted(measured.keys() - check.values.keys()):
         yield f"{printable(name[:_SHOWN])} is not a value of this check"
     for name in sorted(threshold.keys() - measured.keys()):
-        yield f"{printable(name[:_SHOWN])} has a bound and no value"
+        yield f"{printable(name[:_SHOWN])} has a bound, but no value"
     for name, rule in check.values.items():
         if name not in measured:
             yield f"{name} is missing"

@@ -19,7 +19,7 @@ SCHEMA = 1
 def facts_of(
     locked: LockedCell, config: Mapping[str, Any], *, tag: str, lock_digest: Digest, manifest: Digest
 ) -> dict[str, Any]:
-    """The claims of the lock for the image *manifest* named *tag*, and what its config says.
+    """The claims of the lock for the image *manifest* named *tag*, and the settings in its config.
 
     :param config: the settings for containers: the field `config` of the image's config.
     :raises ConfigError: the cell is unavailable, so there is no image.
@@ -37,7 +37,7 @@ def facts_of(
             "wheel_cuda": build.cuda,
             "status": resolution.status.value,
             "flavor": cell.flavor,
-            "os": locked.base.os,  # with another Python it is still that system
+            "os": locked.base.os,  # the name of the system without a standalone Python
             "python": locked.python.version,
             "cudnn": build.cudnn,
             "nccl": build.nccl,

@@ -1,6 +1,6 @@
 """Keep the reports of this machine's runs in the cache, so that an identical run need not be repeated.
 
-Each report is signed by this machine's key; others in the cache are ignored.
+Each report is signed by this machine's key; reports without that signature are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TYPE = "application/vnd.torchkiln.kept-run+json"  # payload type
 
 
 class KeptRunsListener(Protocol):
-    """Receives warnings about kept runs."""
+    """Receives warnings about the reports of earlier runs that are kept in the cache."""
 
     def unsigned_runs(self, count: int) -> None:
         """*count* records in the cache are not signed by this machine's key."""
@@ -52,7 +52,7 @@ class KeptRuns:
         return reusable_report(self._reports(), question, at=at, days=days)
 
     def keep(self, report: SmokeReport) -> None:
-        """Store *report*, with any verdict. If that fails, only the listener is called."""
+        """Store *report*, whatever its verdict. If that fails, call the listener and raise nothing."""
         try:
             self.store.put_record(_KIND, key_of(report), signed(self.store, _TYPE, to_json(report)))
         except (KilnError, OSError) as error:

@@ -12,7 +12,7 @@ _GIB = 1 << 30
 
 
 def fits(host: Any) -> bool:
-    """Whether *host*, which comes from the image and is not trusted, matches host.schema.json."""
+    """Whether *host* matches host.schema.json; it comes from the image and is not trusted."""
     return not violations(host, shipped("host"))
 
 
@@ -23,7 +23,7 @@ def gpus(host: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def capability(host: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The lowest compute capability of its GPUs; None if there are none."""
+    """The lowest compute capability of the GPUs; None if there are none."""
     return min(((gpu["capability"][0], gpu["capability"][1]) for gpu in gpus(host)), default=None)
 
 

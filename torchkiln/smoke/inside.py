@@ -14,10 +14,10 @@ from torchkiln.runtimes.runtime import RunnableImage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InsideImage:
-    """A prepared image; commands run without its entrypoint. See `run.Inside`."""
+    """A prepared image, as `run.Inside`; commands run without its entrypoint."""
 
     ready: RunnableImage
-    user: str | None = None  # UID:GID; None: the image's
+    user: str | None = None  # UID:GID; None: the user of the image's config
     workdir: str | None = None  # None: the image's
     python: str = f"{PREFIX}/bin/python"
 

@@ -1,7 +1,7 @@
 """Compares the files and the config of an image with its lock, before any of its programs runs.
 
-A layer with the diff_id of a layer of the lock has the right files. In other layers, each file that Python
-can import or run at start-up must be in the RECORD of a locked distribution with its hash.
+A layer whose diff_id is in the lock has the right files. In other layers, the RECORD of a locked distribution
+must list each file that Python can import or run at start-up, with its hash.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torchkiln.oci.layer_index import TreeItem
 _NAMED = 10  # most paths in a message
 _VALUE = 120  # most characters of a variable
 _VENV = PREFIX.lstrip("/")
-# Folders of modules: of the standard library, of distributions, of a user.
+# Folders with modules: the standard library, site-packages, and a user's site-packages.
 _MODULES = re.compile(rf"^{_VENV}/|(^|/)lib(64)?/python3(\.\d+)?/|(^|/)(site|dist)-packages/")
 _PROGRAMS = re.compile(r"^(usr/(local/)?)?(s?bin|lib(32|64|x32)?)/")
 _LOADER = re.compile(r"^etc/ld\.so\.")  # preloaded libraries, and folders of libraries
 _UNHASHED = re.compile(r"\.pyc$|\.dist-info/RECORD$")
-# Of a distribution itself: some contain copies of others, with their METADATA and RECORD.
+# Only at the top of site-packages: some distributions contain copies of others, with METADATA and RECORD.
 _METADATA = re.compile(r"(^|/)(site|dist)-packages/[^/]+\.dist-info/METADATA$")
 _RECORD = re.compile(r"(^|/)(site|dist)-packages/[^/]+\.dist-info/RECORD$")
 
@@ -56,10 +56,10 @@ def faults(
     env: Mapping[str, str],
     locked: LockedFiles,
 ) -> tuple[str, ...]:
-    """How an image differs from its lock; each text names at most ten paths, and their number.
+    """How an image differs from its lock; each text names at most ten paths, and the number of all.
 
-    :param tree: its files, of layers with these *diff_ids*, lowest first.
-    :param env: the variables in its config.
+    :param tree: the files of its layers, which have these *diff_ids*, lowest first.
+    :param env: the environment variables in its config.
     """
     known = {number for number, diff_id in enumerate(diff_ids) if _at(locked.layers, number) == diff_id}
     found = [*_env(env, locked.env), *_layers(diff_ids, locked.layers)]
@@ -75,15 +75,15 @@ def _env(env: Mapping[str, str], expected: Mapping[str, str]) -> Iterator[str]:
                 f"sets {_quoted(f'{name}={env[name][:_VALUE]}')}" if name in env else f"does not set {name}"
             )
             wish = f"{name}={expected[name][:_VALUE]}" if name in expected else "no such variable"
-            yield f"the image's config {value}; by the lock: {wish}"
+            yield f"the image's config {value}; in the lock: {wish}"
 
 
 def _layers(diff_ids: Sequence[Digest], expected: Sequence[Digest | None]) -> Iterator[str]:
     if len(diff_ids) != len(expected) + 1:
-        yield f"the image has {len(diff_ids)} layers; by the lock: {len(expected) + 1}"
+        yield f"the image has {len(diff_ids)} layers; in the lock: {len(expected) + 1}"
     for number, (found, wish) in enumerate(zip(diff_ids, expected, strict=False)):
         if wish is not None and found != wish:
-            yield f"layer {number + 1} is {found}; by the lock: {wish}"
+            yield f"layer {number + 1} is {found}; in the lock: {wish}"
 
 
 def _distributions(
@@ -91,7 +91,7 @@ def _distributions(
 ) -> Iterator[str]:
     """Distributions that are not in the lock, missing, of another version, or installed twice."""
     installed: dict[str, list[str]] = {}
-    others = set()  # not in the lock, and not of a known layer, as a package of the OS is
+    others = set()  # not in the lock, nor in a known layer, as the OS packages are
     for path, item in tree.items():
         if _METADATA.search(path) and item.entry.text is not None:
             name, version = _identity(item.entry.text)
@@ -129,9 +129,9 @@ def _files(tree: Mapping[str, TreeItem], known: Collection[int]) -> Iterator[str
     kinds = (
         ("files that differ from their RECORD", changed),
         ("files in a RECORD that are missing", missing),
-        ("files in folders of modules that no RECORD has", unknown),
+        ("files in Python's module folders that no RECORD lists", unknown),
         ("files that replace those of the lock's layers", replaced),
-        ("files that configure the loader, and are not of the lock's layers", loader),
+        ("files that configure the loader, and are not in the lock's layers", loader),
     )
     yield from (_sentence(what, which) for what, which in kinds if which)
 
@@ -143,7 +143,7 @@ def _recorded(tree: Mapping[str, TreeItem]) -> dict[str, str]:
         if not _RECORD.search(path) or item.entry.text is None:
             continue
         site = path.rsplit("/", 2)[0]
-        with contextlib.suppress(csv.Error):  # then no RECORD has the other files
+        with contextlib.suppress(csv.Error):  # the rest of a malformed RECORD counts as not listed
             for row in csv.reader(io.StringIO(item.entry.text)):
                 if len(row) == 3:
                     place = posixpath.normpath(posixpath.join("/", site, row[0])).lstrip("/")
@@ -153,7 +153,7 @@ def _recorded(tree: Mapping[str, TreeItem]) -> dict[str, str]:
 
 
 def _has_hash(sha256: str, recorded: str, path: str) -> bool:
-    """Whether a file has the recorded hash; without one, whether the specification allows that."""
+    """Whether a file has the recorded hash; without a hash, whether the specification allows none."""
     if not recorded:
         return bool(_UNHASHED.search(path))
     algorithm, _, value = recorded.partition("=")
@@ -178,7 +178,7 @@ def _sentence(what: str, names: Iterable[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Text of the image without spaces: it cannot contain an error that `verdict.host_fault` knows."""
+    """*text* of the image without spaces, so that `verdict.host_fault` finds no error in it."""
     return text.replace(" ", "\\x20")
 
 

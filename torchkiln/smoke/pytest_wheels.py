@@ -23,7 +23,7 @@ _PLATFORMS = (
 
 
 def pytest_wheels(requirements: bytes, store: Store) -> Path:
-    """The folder with *requirements* (the bytes of the file) for Python 3.10 and newer; cached.
+    """The cached folder with the packages of *requirements* (a file's bytes), for Python 3.10 and newer.
 
     pip uses the user's own configuration of index, certificate and proxy.
 
@@ -33,7 +33,7 @@ def pytest_wheels(requirements: bytes, store: Store) -> Path:
 
 
 def wheels_for(python: str, requirements: bytes, store: Store) -> Path:
-    """As `pytest_wheels`, with compiled modules for CPython *python* ("3.11").
+    """As `pytest_wheels`, but also wheels with compiled modules, for CPython *python* ("3.11").
 
     :raises BuildFailed: a wheel cannot be downloaded, or its hash does not match.
     """
@@ -57,7 +57,7 @@ def _installed(requirements: bytes, store: Store, tags: Sequence[str], what: str
             try:
                 temporary.rename(folder)
             except OSError:
-                # Another process was faster; its folder is identical.
+                # Another process made the folder first; its content is the same.
                 if not folder.is_dir():
                     raise
     finally:

@@ -18,8 +18,8 @@ from torchkiln.util.schema import sentences, shipped, violations
 from torchkiln.util.strict_json import json_of
 
 SCHEMA = 2
-LIMIT = 16 << 20  # bytes; usual reports have 50 kB, but measured values can be lists
-_ENGINES = ("docker", "podman")  # runtimes whose containers get GPUs by an option
+LIMIT = 16 << 20  # bytes; reports usually have 50 kB, but measured values can be long lists
+_ENGINES = ("docker", "podman")  # runtimes that give a container GPUs only by an option
 _LINE = 160  # characters of a message that are printed while the checks run
 _JSON_FIELDS = ("measured", "threshold")  # fields of a Finding that hold JSON
 _HINT = "pass a report that `smoke --report FILE` wrote"
@@ -42,7 +42,7 @@ def document(report: SmokeReport) -> dict[str, Any]:
 def from_json(data: bytes, *, where: str = "report.json") -> SmokeReport:
     """The inverse of `to_json`; the verdict is not computed again.
 
-    :raises ConfigError: *data* is not a valid report; with the place of each fault.
+    :raises ConfigError: *data* is not a valid report; the message has the place of each fault.
     """
     try:
         return from_document(json_of(data), where=where)
@@ -53,7 +53,7 @@ def from_json(data: bytes, *, where: str = "report.json") -> SmokeReport:
 def from_document(content: Any, *, where: str) -> SmokeReport:
     """The inverse of `document`; *content* can be any JSON value.
 
-    :raises ConfigError: it is not a valid report; with the place of each fault.
+    :raises ConfigError: it is not a valid report; the message has the place of each fault.
     """
     found = sentences(content, shipped("smoke-report"), where) or list(_inconsistencies(content, where))
     if found:
@@ -76,7 +76,7 @@ def finding_of(check: Mapping[str, Any]) -> Finding:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of `document`: that of `SmokeReport`, with `findings` named `checks`, and of a host."""
+    """The JSON Schema of `document`: `SmokeReport`, with `findings` named `checks`, and the host."""
     found, host = codec.schema_of(SmokeReport), dict(shipped("host"))
     definitions = {**found["$defs"], **host.pop("$defs"), "host": host}
     properties = found["properties"]
@@ -138,7 +138,7 @@ def _project_hint(report: SmokeReport) -> str:
 
 
 def _gpu_hint(report: SmokeReport) -> str:
-    """How to provide the GPUs that checks of *report* were skipped for; else empty."""
+    """A hint how to provide GPUs, if checks of *report* were skipped without them; else empty."""
     skipped = any(finding.outcome == "skipped" and finding.tier for finding in report.findings)
     if report.verdict != "inconclusive" or not skipped or hosts.gpus(json.loads(report.host)):
         return ""
@@ -201,7 +201,7 @@ def to_markdown(report: SmokeReport) -> str:
 
 
 def to_line(finding: Finding, width: int, reasons: Mapping[str, str]) -> str:
-    """One line for a terminal while the others run: the values, or the first line of the message."""
+    """The line for a finished check in a terminal: its values, or the first line of its message."""
     messages = "\n".join(_messages(finding, reasons)).splitlines()
     text = f"{messages[0][:_LINE]}{'…' * (len(messages[0]) > _LINE)}" if messages else values(finding)
     return printable(f"{_start(finding, width)}  {text}".rstrip())
@@ -239,7 +239,7 @@ def to_lines(
 
 
 def _of_project(report: SmokeReport) -> list[str]:
-    """Lines on the parent of a project's image; none for other images."""
+    """Lines about the parent image of a project's image; none for other images."""
     if (run := report.project) is None:
         return []
     started = [f"Python runs at each start: {', '.join(run.at_start)}"] if run.at_start else []

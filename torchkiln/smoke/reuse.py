@@ -1,7 +1,7 @@
 """Find a kept report that can replace a run: same image, suite and GPUs, recent, and passed.
 
-A later failure of any check makes earlier passes unusable, because the image is at fault. A later run that
-is inconclusive, because the host is at fault, does that for its inconclusive checks only.
+A later failure of any check makes earlier passes unusable, because the image is at fault. A later
+inconclusive run, in which the host is at fault, makes only the passes of its inconclusive checks unusable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Question:
     image: Digest
     suite: Digest
     runtime: str
-    gpus: tuple[str, ...]  # models, one each
+    gpus: tuple[str, ...]  # the model of each GPU
     checks: frozenset[str]  # ids
 
 
@@ -36,8 +36,8 @@ def reusable_report(
 ) -> SmokeReport | None:
     """The latest report that answers *question* and is at most *days* old at the time *at*.
 
-    None if in a later run of the same image on the same GPUs a check failed, or one of the requested checks
-    was inconclusive.
+    None if a check failed, or a requested check was inconclusive, in a later run of the same image on the
+    same GPUs.
     """
     same = [
         report for report in kept if _is_same(report, question) and age_of(report, at) <= timedelta(days=days)
@@ -49,10 +49,10 @@ def reusable_report(
 
 
 def key_of(report: SmokeReport) -> str:
-    """Its key in the cache, in hex; a later report with the same key replaces an earlier one.
+    """The key of *report* in the cache, in hex; a later report with the same key replaces an earlier one.
 
-    So a pass or a failure replaces a pass or a failure of the same checks. An inconclusive report only
-    replaces one with the same outcomes: neither a failure nor a pass is lost by it.
+    A pass or a failure replaces an earlier pass or failure of the same checks. An inconclusive report only
+    replaces a report with the same outcomes, so that no failure and no pass is lost.
     """
     checks: Sequence[object] = sorted(_ids(report))
     if report.verdict == "inconclusive":
@@ -62,7 +62,7 @@ def key_of(report: SmokeReport) -> str:
 
 
 def age_of(report: SmokeReport, at: datetime) -> timedelta:
-    """The time since its start; timedelta.max if the start is unknown or in the future."""
+    """The time from the start of the run to *at*; timedelta.max if the start is unknown or in the future."""
     try:
         start = datetime.strptime(report.when or "", TIME).replace(tzinfo=timezone.utc)
     except ValueError:

@@ -26,7 +26,7 @@ from torchkiln.util.scratch import scratch
 SUITE_LIMIT = 1800.0  # seconds for all checks together
 _WHEELS = "/opt/torchkiln/wheels"  # in the image
 _SUITE = "name the suite that ran: --suite FOLDER"
-_EXTRA_S = 60.0  # seconds beyond that, because the runner enforces the limit itself
+_EXTRA_S = 60.0  # seconds more than the limit, which the runner itself enforces
 
 
 class Ended(Protocol):
@@ -41,7 +41,7 @@ class Ended(Protocol):
 
 
 class Inside(Protocol):
-    """What smoke() needs of a runtime: run commands in one image, with read-only binds.
+    """The part of a runtime that `smoke` uses: it runs commands in one image, with read-only binds.
 
     Each line of stdout is passed to *on_line* when it is complete.
     """
@@ -66,7 +66,7 @@ class Inside(Protocol):
 class Checks:
     """The checks of a suite to run.
 
-    :raises ConfigError: the suite has no check with a name in *only*, or it is of a higher tier.
+    :raises ConfigError: a name in *only* is not a check of the suite, or is one of a tier above *tier*.
     """
 
     suite: Suite
@@ -105,12 +105,12 @@ class SmokeSubject:
     tag: str
     facts: Mapping[str, Any] = field(hash=False)
     verified: str | None = None  # when its unpacked files were compared with its layers
-    # by name: the files of the wheels whose libraries were cut, to compare these with
+    # by name: the files of the wheels whose libraries were cut, for the check `device-code`
     wheels: Mapping[str, Path] = field(default_factory=dict, hash=False)
 
 
 def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """The host's environment variables that are passed to the suite: settings of NCCL for this machine."""
+    """The variables in *environ* that the suite gets: this machine's settings of NCCL and NVSHMEM."""
     prefixes = ("NCCL_", "NVSHMEM_", "TORCH_SYMM_MEM_")
     return {name: value for name, value in environ.items() if name.startswith(prefixes)}
 
@@ -171,8 +171,8 @@ def not_run(
 ) -> SmokeReport:
     """The report on an image whose files or config differ from its lock; none of its programs was started.
 
-    All checks failed, since values that its programs report would prove nothing. `lock` has all reasons, or
-    the first check if it is not selected.
+    All checks count as failed, because values from its programs would prove nothing. The finding of `lock`
+    has all reasons, or that of the first check if `lock` is not selected.
     """
     differs = "the image differs from its lock"
     reasons, short = "\n".join((differs, *faults)), f"not run: {differs}\n{faults[0]}"
@@ -195,7 +195,7 @@ def not_run(
 
 
 def _of_image(subject: SmokeSubject, runtime: str, checks: Checks) -> dict[str, Any]:
-    """The fields of a report that name image, suite, runtime and time."""
+    """The fields of a report for image, suite, runtime and time."""
     return {
         "image": subject.image,
         "tag": subject.tag,
@@ -210,7 +210,7 @@ def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str =
 
     A check that was started but has no result, or that an interrupted run did not reach, has failed.
 
-    :raises ConfigError: *stdout* is not the output of a runner, or of one with another suite.
+    :raises ConfigError: *stdout* is not the output of a runner, or the runner had another suite.
     """
     output = parse_output(stdout)
     if not output.started:
@@ -279,7 +279,7 @@ def _no_result(check: SuiteCheck, output: RunnerOutput, how: str) -> Finding:
 
 
 def _checked(found: Finding, suite: Suite, facts: Mapping[str, Any], host: Mapping[str, Any]) -> Finding:
-    """*found*, failed if the suite's own rule, evaluated here, disagrees on whether the check applies."""
+    """*found*; failed if the suite's rule, evaluated on this side, disagrees on whether the check applies."""
     fact = suite.not_applicable(found.id, facts, hosts.capability(host))
     if found.outcome == "not-applicable" and fact != found.message:
         return replace(
@@ -291,9 +291,9 @@ def _checked(found: Finding, suite: Suite, facts: Mapping[str, Any], host: Mappi
 
 
 def _with_killed(found: Finding, killed: int) -> Finding:
-    """A failed finding with the number of processes that the kernel killed, which cannot report it."""
+    """*found*; if it failed, with the number of processes that the kernel killed for lack of memory."""
     if found.outcome != "failed" or killed <= 0:
         return found
     processes = f"{killed} process{'es' * (killed > 1)}"
-    note = f"during the run the kernel of that machine killed {processes} because memory ran out"
+    note = f"the kernel of that machine killed {processes} during the run: out of memory"
     return replace(found, message=f"{found.message}\n{note}".strip())

@@ -11,7 +11,7 @@ from torchkiln.smoke import hosts
 from torchkiln.smoke.report import finding_of
 from torchkiln.util.strict_json import DEPTH, json_of
 
-_MOST = 1000  # checks in a report, and faults: the lines of a run have no limit
+_MOST = 1000  # checks in a report, and faults; the number of lines that a run prints is not limited
 _NESTING = 6  # levels of JSON that a report and a signed statement add around a line of the runner
 
 
@@ -27,17 +27,17 @@ class RunnerOutput:
 
 
 class OutputReader:
-    """Reads the lines of one run; lines of other programs are ignored."""
+    """Reads the output lines of one run; lines that other programs printed are ignored."""
 
     def __init__(self) -> None:
         self.host: dict[str, Any] = {}
-        self._started: dict[str, None] = {}  # in their order
+        self._started: dict[str, None] = {}  # in the order of the lines
         self._findings: dict[str, Finding] = {}
         self._invalid: list[str] = []
         self._complete = False
 
     def read(self, line: bytes) -> Finding | None:
-        """Read one line; returns its finding, if it is the first of that check."""
+        """Read one line; return its finding, if it is the first finding of that check."""
         try:
             event = json_of(line, depth=DEPTH - _NESTING)
             kind = event.pop("event")
@@ -64,7 +64,7 @@ class OutputReader:
 
     @property
     def output(self) -> RunnerOutput:
-        """All that was read."""
+        """The parsed output so far."""
         return RunnerOutput(
             self.host, tuple(self._started), dict(self._findings), self._complete, tuple(self._invalid)
         )

@@ -46,20 +46,20 @@ class SmokeRequest:
     runtime: str = "rootfs"  # of RUNTIMES
     gpus: str | None = None
     shm_size: int = 1 << 30  # bytes
-    force: bool = False  # run, even if there is a kept report
+    force: bool = False  # run the checks even if there is a kept report
 
 
 class SmokeListener(runtime.RuntimeListener, history.KeptRunsListener, Protocol):
     """Receives progress messages of a session."""
 
     def answered(self, report: SmokeReport) -> None:
-        """The kept *report* replaces the run."""
+        """No check runs, because the kept *report* answers the request."""
 
     def starts(self, request: SmokeRequest) -> None:
-        """The checks start."""
+        """The checks start to run."""
 
     def finished(self, finding: Finding) -> None:
-        """A check has ended, and others still run."""
+        """A check has ended; others may still run."""
 
 
 class SilentSmokeListener(runtime.SilentRuntimeListener):
@@ -78,7 +78,7 @@ class SilentSmokeListener(runtime.SilentRuntimeListener):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeSession:
-    """The common settings of the runs of a command."""
+    """Runs checks; has the settings that all runs of a command share."""
 
     images: Path  # the folder of locks
     matrix: Callable[[], Matrix]  # for the maximum age of kept runs in its policy, and its repository
@@ -86,9 +86,9 @@ class SmokeSession:
     listener: SmokeListener = field(default_factory=SilentSmokeListener)
 
     def run(self, ref: str | None, layout: Path, request: SmokeRequest) -> SmokeReport:
-        """Run the checks of *request* in the image *ref*, a tag or digest, of *layout*; None: its only image.
+        """Run the checks of *request* in the image *ref* (tag or digest) of *layout*; None: its only image.
 
-        :raises ConfigError: there is no such image, or no lock of it.
+        :raises ConfigError: there is no such image, or no lock for it.
         :raises ToolMissing: the engine cannot be reached, or this host does not allow namespaces.
         """
         image, tag, locked = image_and_lock(ref, layout, self.images)
@@ -109,7 +109,7 @@ class SmokeSession:
             tag=tag,
             facts=facts,
             verified=seen.when,
-            wheels={} if in_engine else cut_wheels(locked, self.store),  # it may be on another machine
+            wheels={} if in_engine else cut_wheels(locked, self.store),  # an engine may be remote
         )
         when = start.strftime(TIME)
         if seen.faults:
@@ -150,17 +150,17 @@ class SmokeSession:
 
 
 def cut_wheels(locked: LockedCell, store: Store) -> dict[str, Path]:
-    """By name, the files of the wheels whose libraries are cut in the image; those that *store* has."""
+    """The files in *store* of the wheels whose libraries are cut in the image, by name."""
     names = locked.device_code.wheels if locked.device_code else ()
     found = (wheel for wheel in locked.wheels if wheel.name in names and store.has_wheel(wheel))
     return {wheel.name: store.wheel(wheel) for wheel in found}
 
 
 def image_and_lock(ref: str | None, layout: Path, images: Path) -> tuple[ImageOnDisk, str, LockedCell]:
-    """The image *ref* of *layout*, or its only one; its tag, and its lock in *images*.
+    """The image *ref* of *layout* (None: its only image), its tag, and its lock in *images*.
 
-    :raises ConfigError: there is no such image, or it is that of a project.
-    :raises Stale: there is no lock of it.
+    :raises ConfigError: there is no such image, or it is the image of a project.
+    :raises Stale: there is no lock for it.
     """
     image = open_layout(layout).image(ref)
     if parent := labels(image).get(PARENT_LABEL):
@@ -174,7 +174,7 @@ def image_and_lock(ref: str | None, layout: Path, images: Path) -> tuple[ImageOn
 
 
 def _question(image: ImageOnDisk, request: SmokeRequest) -> Question | None:
-    """The question for kept reports; None if they cannot be used, or if the GPUs are unknown."""
+    """The question for kept reports; None if kept reports cannot be used, or if the GPUs are unknown."""
     checks = request.checks
     if request.force or checks.nonce or RUNTIMES[request.runtime].in_engine or _visible(os.environ):
         return None

@@ -1,7 +1,7 @@
 """Read the files of a folder into memory without following links, and write them as a read-only copy.
 
-The digest and the copy that runs are made from the same bytes, so that a file cannot be changed in between. A
-folder with links or special files is an error.
+The digest and the copy that runs are made from the same bytes, so that nobody can change a file in between.
+Links and special files are errors.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path, PurePosixPath
 from torchkiln.util.scratch import scratch
 
 BYTECODE = "__pycache__"  # ignored
-_MAX_DEPTH = 16  # of folders
-_MAX_ENTRIES = 5_000  # files and folders; our own suite has 70
-_MAX_FILE = 8 << 20  # bytes; our own largest file has 9 kB
+_MAX_DEPTH = 16  # nested folders
+_MAX_ENTRIES = 5_000  # files and folders; torchkiln's suite has 70
+_MAX_FILE = 8 << 20  # bytes; the largest file of torchkiln's suite has 9 kB
 _MAX_TOTAL = 64 << 20  # bytes of all files
-# Files besides *.py that Python imports or runs at startup, and that cannot be reviewed.
+# Files other than *.py that Python imports or runs at startup, and that nobody can review as source.
 _COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".pth", ".egg", ".zip", ".whl", ".egg-link")
 
 
@@ -61,7 +61,7 @@ def write_tree(files: Mapping[str, bytes], folder: Path) -> None:
 
 @contextmanager
 def copied(files: Mapping[str, bytes], name: str) -> Iterator[Path]:
-    """*files* in a temporary folder *name*, inside one that other users cannot enter.
+    """A temporary folder *name* with *files*, inside a folder that other users cannot enter.
 
     :raises ConfigError: other users can write to the folder for temporary files.
     """
@@ -71,7 +71,7 @@ def copied(files: Mapping[str, bytes], name: str) -> Iterator[Path]:
 
 
 def _walk(descriptor: int, above: str, depth: int) -> Iterator[tuple[str, bytes | None]]:
-    """(path, content) of everything in an open folder and below; content is None for a folder."""
+    """(path, content) of each file and folder below an open folder; content is None for a folder."""
     if not depth:
         raise ValueError(f"{above!r}: folders are nested more than {_MAX_DEPTH} levels deep")
     with os.scandir(descriptor) as listed:
@@ -82,7 +82,7 @@ def _walk(descriptor: int, above: str, depth: int) -> Iterator[tuple[str, bytes 
                 raise ValueError(f"{above!r}: more than {_MAX_ENTRIES} files in one folder")
     for name in sorted(names):
         path = above + name
-        if not name.isprintable():  # it would break the lines that are hashed
+        if not name.isprintable():  # such a name would break the lines that are hashed
             raise ValueError(f"{path!r}: the file name contains control characters, or is not UTF-8")
         mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
         if stat.S_ISDIR(mode):

@@ -1,7 +1,7 @@
 """Load a folder of checks as a suite: its digest, its checks, and which of them apply to a cell.
 
-The folder is read once. The digest, the catalogue and every run use these bytes, so that a file that is
-changed or added later has no effect. Comments and docstrings are not part of the digest, and are removed
+The folder is read once. The digest, the catalogue and every run use these bytes, so that later changes of the
+folder have no effect. Comments and docstrings are not part of the digest, and are removed
 before a run.
 """
 
@@ -21,7 +21,7 @@ from torchkiln.smoke.suite_source import canonical, stripped
 from torchkiln.util.places import ROOTFS, SMOKE_TESTS
 
 REQUIREMENTS = "requirements.txt"  # pytest and what it needs, with hashes
-# Images contain this file for `doctor`; a suite without one of its own uses it, too.
+# Images contain this file for `doctor`; a suite without this file uses torchkiln's, too.
 DRIVER_PROBE = "probes/driver.py"
 _DRIVER_PROBE_OF_IMAGES = ROOTFS / "opt/torchkiln/workplace/driver_probe.py"
 
@@ -39,9 +39,9 @@ class SuiteCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suite:
-    """The checks in *folder*; *digest* is that of its *files*."""
+    """The checks in *folder*; *digest* is the digest of *files*."""
 
-    folder: Path  # for messages; it is not read again
+    folder: Path  # for messages; the folder is not read again
     files: Mapping[str, bytes] = field(hash=False, repr=False)
     digest: Digest
     checks: tuple[SuiteCheck, ...]
@@ -49,7 +49,7 @@ class Suite:
     expected: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Any]  # name, facts, host
 
     def runnable(self) -> dict[str, bytes]:
-        """The files to run: Python without comments and docstrings, which the digest does not cover."""
+        """The files to run; Python without comments and docstrings, which the digest does not cover."""
         return {path: _code(path, data) for path, data in self.files.items()}
 
     def tier_of(self, names: Iterable[str]) -> int:
@@ -73,8 +73,8 @@ class Suite:
 def load_suite(folder: Path | None = None) -> Suite:
     """The suite in *folder*; None: torchkiln's own.
 
-    Its modules catalogue, applicable and expected are run here, outside of any image. They are compiled from
-    the bytes that were hashed; bytecode in the folder is not loaded.
+    Its modules catalogue, applicable and expected run in this process, not in an image. They are compiled
+    from the bytes that were hashed; bytecode in the folder is not loaded.
 
     :raises ConfigError: it is not a valid suite, or contains a file that is not source or data.
     """
@@ -97,7 +97,7 @@ def load_suite(folder: Path | None = None) -> Suite:
 
 
 def suite_digest(folder: Path) -> Digest:
-    """The digest of all files: of Python the syntax tree without docstrings, of others the bytes.
+    """The digest of all files: of the syntax tree without docstrings of Python files, of the bytes of others.
 
     :raises ConfigError: a file is not allowed in a suite: a link, a device, compiled code.
     """

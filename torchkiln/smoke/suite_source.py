@@ -1,7 +1,7 @@
 """Remove comments and docstrings from the source of a check, and write its syntax tree as text.
 
-A suite's digest does not cover comments and docstrings, so that rewording one needs no new GPU reports. They
-cannot have an effect either: `stripped` removes them from the copy that runs.
+A suite's digest does not cover comments and docstrings, so that a reworded comment needs no new GPU reports.
+They cannot change the result of a check: `stripped` removes them from the copy that runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tokenize
 from collections.abc import Iterator
 from functools import lru_cache
 
-# Fields of the syntax tree without effect at run time.
+# Fields of the syntax tree that have no effect at run time.
 _NO_EFFECT = frozenset({"kind", "type_comment", "type_ignores"})
 
 
@@ -40,7 +40,7 @@ def stripped(source: bytes) -> bytes:
     text = _text(source)
     lines = [line.encode() for line in text.split("\n")]
     for token in _tokens(text):
-        if token.type == tokenize.COMMENT:  # the last of its line: columns before it stay as they are
+        if token.type == tokenize.COMMENT:  # the last token: other columns of the line stay
             row, column = token.start
             lines[row - 1] = lines[row - 1].decode()[:column].encode()
     for body in _documented(_parsed(text)):
@@ -89,7 +89,7 @@ def _documented(tree: ast.Module) -> Iterator[list[ast.stmt]]:
 
 
 def _written(value: object) -> str:
-    """A *value* of a syntax tree as text. Empty fields are left out: newer Pythons have more of them."""
+    """A *value* of a syntax tree as text, without empty fields, because newer Pythons add empty fields."""
     if isinstance(value, ast.Constant):
         return f"Constant({value.value!a})"
     if isinstance(value, ast.AST):

@@ -18,25 +18,28 @@ class _Text(Protocol):
 
 
 class _OthersMemory:
-    """torch's "CUDA out of memory" (c10/cuda/CUDACachingAllocator.cpp), if by its figures other processes
-    use more of the GPU's memory than this one, and without them the allocation would have succeeded."""
+    """Searches for torch's error "CUDA out of memory", if other processes caused it.
+
+    By the figures in the message (c10/cuda/CUDACachingAllocator.cpp), they use more of the GPU's memory than
+    this process, and without them the allocation would have succeeded.
+    """
 
     _amount = r"([\d.]+) (bytes|[KMG]iB)"
     _tried = re.compile(rf"CUDA out of memory\. Tried to allocate {_amount}")
     _capacity = re.compile(
-        rf"total capaci?ty of {_amount} of which {_amount} is free"  # from 2.1 on; at first with a typo
-        rf"|{_amount} total capacity; .*?{_amount} free"  # before 2.1
+        rf"total capaci?ty of {_amount} of which {_amount} is free"  # from torch 2.1 on; at first with a typo
+        rf"|{_amount} total capacity; .*?{_amount} free"  # torch before 2.1
     )
     _own = re.compile(
         rf"this process has {_amount} memory in use"  # if NVML lists the processes
         rf"|{_amount} is allocated by PyTorch(?:.*?, and {_amount} is reserved)?"
-        rf"|{_amount} reserved in total by PyTorch"  # before 2.1
+        rf"|{_amount} reserved in total by PyTorch"  # torch before 2.1
     )
-    _context = 1 << 30  # bytes of a process besides its tensors: CUDA's context, cuBLAS, NCCL
+    _context = 1 << 30  # bytes that a process needs besides tensors: CUDA's context, cuBLAS, NCCL
     _units: ClassVar[Mapping[str, int]] = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
     def search(self, message: str) -> bool:
-        """Whether *message* is such an error."""
+        """Whether *message* has this error."""
         tried, capacity, own = (
             self._bytes(text.search(message)) for text in (self._tried, self._capacity, self._own)
         )
@@ -53,7 +56,7 @@ class _OthersMemory:
 
 
 # Errors that only a host can cause, with the source files that print them. Errors that a broken image can
-# cause too are not in it: "out of memory" without figures, "unknown error", mixed driver versions.
+# also cause are left out: "out of memory" without figures, "unknown error", mixed driver versions.
 HOST_FAULTS: tuple[tuple[_Text, str], ...] = (
     # c10/cuda/CUDAFunctions.cpp; cudaErrorInsufficientDriver
     (
@@ -81,7 +84,7 @@ HOST_FAULTS: tuple[tuple[_Text, str], ...] = (
         "a GPU is lost or broken",
     ),
     (_OthersMemory(), "other processes use the GPU's memory"),
-    # NCCL's misc/shmutils.cc; before the disk below, because its message contains the system's
+    # NCCL's misc/shmutils.cc; above the full disk below, because NCCL's message contains the system's message
     (
         re.compile(r"Error while creating shared memory segment /dev/shm/|failed to extend /dev/shm/"),
         "/dev/shm is too small for NCCL",
@@ -101,7 +104,7 @@ HOST_FAULTS: tuple[tuple[_Text, str], ...] = (
     ),
     (re.compile(r"No space left on device"), "the disk for temporary files is full"),
     (re.compile(r"Cannot allocate memory|can't start new thread"), "out of memory or processes"),
-    # The runner, ranks.py and torch/csrc/DataLoader.cpp; processes do not send SIGKILL to themselves
+    # The runner, ranks.py and torch/csrc/DataLoader.cpp; a process does not send SIGKILL to itself
     (
         re.compile(
             r"(?m)^(the process|rank \d+) was killed by SIGKILL$"
@@ -113,7 +116,7 @@ HOST_FAULTS: tuple[tuple[_Text, str], ...] = (
 
 
 def verdict(findings: Iterable[Finding]) -> Verdict:
-    """`fail`: the image is at fault; `inconclusive`: the host is, or no check passed; else `pass`."""
+    """`fail`: the image is at fault; `inconclusive`: the host is, or no check passed; `pass`: otherwise."""
     findings = tuple(findings)
     failed = [finding for finding in findings if faults(finding)]
     if any(host_fault(finding) is None for finding in failed):
@@ -125,7 +128,7 @@ def verdict(findings: Iterable[Finding]) -> Verdict:
 
 
 def faults(finding: Finding) -> list[str]:
-    """Why *finding* failed: its own message, or bounds that the values of a passed check violate."""
+    """Why *finding* failed: its message, or the bounds that the values of a passed check violate."""
     if finding.outcome == "failed":
         return [finding.message]
     if finding.outcome != "passed":
@@ -148,7 +151,7 @@ def host_fault(finding: Finding) -> str | None:
 
 
 def is_within(value: Any, bound: dict[str, Any]) -> bool:
-    """Whether *value* is within every part of *bound*: `equals`, `at_least`, `at_most`; False for others."""
+    """Whether *value* satisfies all of *bound*: `equals`, `at_least`, `at_most`; False for another key."""
     return bool(bound) and all(_within(value, kind, limit) for kind, limit in bound.items())
 
 

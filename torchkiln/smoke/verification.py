@@ -22,12 +22,12 @@ from torchkiln.store.store import Store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """The result of the comparison outside of the image."""
+    """The result of the verification."""
 
     faults: tuple[str, ...]  # how the image differs from its lock
     when: (
         str | None
-    )  # when the unpacked files were compared with the layers, in UTC; None: an engine has them
+    )  # when the unpacked files were compared with the layers, in UTC; None: an engine unpacks them
 
 
 def verification(
@@ -35,7 +35,7 @@ def verification(
 ) -> Verification:
     """Verify *image*; an unpacked copy that differs from its layers is replaced first.
 
-    :param in_engine: an engine starts it, by the digest of its config, and it is not unpacked.
+    :param in_engine: an engine starts the image by the digest of its config; torchkiln does not unpack it.
     :raises VerificationFailed: a layer is damaged.
     :raises BuildFailed: it cannot be unpacked.
     """
@@ -62,7 +62,7 @@ def verified_tree(
 
 
 def _recorded(planned: ImagePlan, store: Store) -> Sequence[Digest | None]:
-    """The diff_id of each layer below the overlay: by the lock, or by *store*, if it made the layer."""
+    """The diff_id of each layer below the overlay, from the lock, or from *store* if it made the layer."""
     in_lock = {layer.title: layer.blob.diff_id for layer in planned.locked.layers}
     found: list[Digest | None] = []
     for spec in planned.layers:
@@ -77,7 +77,7 @@ def _made(spec: MadeLayer, store: Store) -> Digest | None:
     """The diff_id of the layer that *store* made of verified wheels; None if it made none."""
     try:
         from torchkiln.build.records import record_of
-    except ImportError:  # a bundle has no libdeflate, and its cache no layer that was made there
+    except ImportError:  # a bundle has no libdeflate, and no layer is made on its host
         return None
     made = record_of(spec, store)
     return made.blob.diff_id if made and made.verified else None

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs $SCRIPT in $IMAGE, in the current folder, and exits as the script does. With $KEYS or $IDENTITY the
-# image is verified first, from the registry alone: its publisher, and that it passed on GPUs.
+# Runs $SCRIPT in $IMAGE, in the current folder, and exits with the script's exit code. With $KEYS or $IDENTITY,
+# `torchkiln verify` first checks the image in the registry: who published it, and that its checks passed on GPUs.
 set -euo pipefail
 
 fail() {
@@ -8,7 +8,7 @@ fail() {
   exit 2
 }
 
-[[ $IMAGE =~ ^[^@]+@sha256:[0-9a-f]{64}$ ]] || fail "$IMAGE: not by digest (REPOSITORY@sha256:…); a tag can move"
+[[ $IMAGE =~ ^[^@]+@sha256:[0-9a-f]{64}$ ]] || fail "$IMAGE: a digest is required, because a tag can move: REPOSITORY@sha256:…"
 
 if [ -n "$KEYS$IDENTITY" ]; then
   signers=(${IDENTITY:+--identity "$IDENTITY"} ${ISSUER:+--issuer "$ISSUER"})

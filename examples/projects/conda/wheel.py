@@ -1,6 +1,6 @@
-"""Puts micromamba, a static program, into a wheel, so that a project can install it: python wheel.py PROGRAM.
+"""Put the static program micromamba into a wheel, so that a project can install it.
 
-The same program and Python give the same bytes.
+Usage: python wheel.py PROGRAM. The same program and Python version give the same bytes.
 """
 
 import base64
@@ -35,7 +35,7 @@ out = Path(__file__).parent / "wheels" / f"micromamba-{VERSION}-{TAG}.whl"
 out.parent.mkdir(exist_ok=True)
 with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
     for path, data in files.items():
-        entry = zipfile.ZipInfo(path)  # of 1980
+        entry = zipfile.ZipInfo(path)  # with the fixed date 1980-01-01
         entry.external_attr = (0o100755 if path.startswith(SCRIPTS) else 0o100644) << 16  # regular files
         archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
 print(out)

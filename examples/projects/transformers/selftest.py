@@ -1,4 +1,4 @@
-"""Runs a small BERT with random weights: no download, no GPU."""
+"""Run a small BERT with random weights. Needs no download and no GPU."""
 
 import torch
 from transformers import BertConfig, BertModel

@@ -46,7 +46,7 @@ class BundleFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BundleParts:
-    """The parts of a bundle. Folders are included completely."""
+    """The parts of a bundle. Each folder is included with all files."""
 
     image: ImageOnDisk
     tag: str
@@ -57,11 +57,11 @@ class BundleParts:
     interpreter: Path
     packages: Path
     pytest: Path
-    arguments: Sequence[str]  # of `smoke run`, before those of run.py
+    arguments: Sequence[str]  # arguments for `smoke run`, placed before those of run.py
 
 
 def contents(parts: BundleParts, held: Mapping[Digest, HeldLayer]) -> tuple[BundleFile, ...]:
-    """All files, blobs last, without the layers *held*.
+    """All files, blobs last, without the layers *held*, which the host has.
 
     :raises VerificationFailed: a blob of the layout is missing.
     """
@@ -70,7 +70,7 @@ def contents(parts: BundleParts, held: Mapping[Digest, HeldLayer]) -> tuple[Bund
         for place, folder in _folders(parts).items()
         for path in _files(folder)
     ]
-    # From memory, as hashed: the folder may have changed since.
+    # From memory, as hashed, because the folder may have changed since.
     small += [_bytes(f"checkout/smoke_tests/{path}", data) for path, data in parts.suite.runnable().items()]
     small += [
         _file("checkout/matrix.yaml", parts.matrix),

@@ -1,7 +1,7 @@
 """Completes a bundle that was made with `--have FILE`, on the GPU host, with layers of earlier bundles there.
 
-A layer is hashed first, and then linked; or hashed while it is copied, if the earlier bundle is on another
-file system. When the image is unpacked, its bytes are hashed again, as those of every layer.
+A layer is hashed and then hard-linked. If the earlier bundle is on another file system, the layer is hashed
+while it is copied. All layers are hashed again when the image is unpacked.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _CHUNK = 1 << 20
 
 
 class _Unusable(Exception):
-    """A file is not the layer that its name says; the message says why."""
+    """A file is not the layer of its name; the message says why."""
 
 
 def bundles_beside(bundle: Path) -> list[Path]:
-    """The other bundles in the folder that has *bundle*."""
+    """The other bundles in the parent folder of *bundle*."""
     try:
         beside = sorted(bundle.parent.iterdir())
     except OSError:
@@ -39,9 +39,9 @@ def bundles_beside(bundle: Path) -> list[Path]:
 
 
 def named_bundles(folders: Sequence[Path]) -> list[Path]:
-    """*folders*, each a bundle's.
+    """*folders* as a list.
 
-    :raises ConfigError: one is not.
+    :raises ConfigError: one of them is not the folder of a bundle.
     """
     faults = [f"--from {folder}: not the folder of a bundle" for folder in folders if not _is_bundle(folder)]
     if faults:
@@ -50,21 +50,21 @@ def named_bundles(folders: Sequence[Path]) -> list[Path]:
 
 
 def _is_bundle(folder: Path) -> bool:
-    return os.path.isdir(folder / _BLOBS)  # False, too, for a folder that may not be read
+    return os.path.isdir(folder / _BLOBS)  # also False for a folder that this user cannot read
 
 
 def missing_layers(bundle: Path, held: Sequence[HeldLayer]) -> list[HeldLayer]:
-    """The layers in *held*, which *bundle* omits, that no earlier run has put into it."""
+    """The layers in *held* (which *bundle* was made without) that are not in the bundle yet."""
     layout = Layout(bundle / LAYOUT)
     return [layer for layer in held if not os.path.lexists(layout.blob(layer.digest))]
 
 
 def complete(bundle: Path, tag: str, missing: Sequence[HeldLayer], folders: Sequence[Path]) -> None:
-    """Put the layers *missing* of the image *tag* into *bundle*, from the bundles in *folders*.
+    """Add the *missing* layers of the image *tag* to *bundle*, from the bundles in *folders*.
 
     Each layer appears complete or not at all.
 
-    :raises VerificationFailed: layers are found nowhere, or only damaged; it names each.
+    :raises VerificationFailed: layers are missing or damaged in all *folders*; the message names each layer.
     :raises BuildFailed: the disk is full or not writable.
     """
     layout = Layout(bundle / LAYOUT)
@@ -79,14 +79,14 @@ def complete(bundle: Path, tag: str, missing: Sequence[HeldLayer], folders: Sequ
     if faults:
         searched = ", ".join(map(str, folders)) or f"no other bundle in {bundle.parent}"
         raise VerificationFailed(
-            "\n".join((f"the bundle of {tag} lacks layers, and was made for a host that has them", *faults)),
+            "\n".join((f"the bundle of {tag} lacks layers: it was made for a host that has them", *faults)),
             hint=f"searched: {searched}; name the folders of earlier bundles: python3 run.py --from FOLDER;"
             " or make this bundle again with the list of `python3 run.py --have`, or without --have",
         )
 
 
 def _search(layer: HeldLayer, target: Path, folders: Sequence[Path]) -> list[str] | None:
-    """None, if *layer* was taken from one of *folders*; else what is wrong with it in those that have it."""
+    """Take *layer* from one of *folders*; return None, or the faults of its files if none is usable."""
     faults = []
     for folder in folders:
         source = Layout(folder / LAYOUT).blob(layer.digest)
@@ -129,9 +129,9 @@ def _same_device(file: BinaryIO, folder: Path) -> bool:
 
 
 def _check(file: BinaryIO, digest: Digest, use: Callable[[bytes], object]) -> None:
-    """Pass all of *file* to *use*.
+    """Pass the content of *file* to *use*.
 
-    :raises _Unusable: it has another digest, or cannot be read.
+    :raises _Unusable: the file has another digest, or cannot be read.
     """
     hasher = hashlib.sha256()
     file.seek(0)
@@ -149,21 +149,21 @@ def _check(file: BinaryIO, digest: Digest, use: Callable[[bytes], object]) -> No
 
 
 def _linked(file: BinaryIO, target: Path) -> bool:
-    """Make *target* a hard link to the open file, whatever has its name now; return whether it is one."""
+    """Hard-link *target* to the open file, even if its path was replaced; return whether that worked."""
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.link(f"/proc/self/fd/{file.fileno()}", target.name, dst_dir_fd=folder)  # follows the link in /proc
         return True
     except FileExistsError:
-        return True  # by another process, which checked it as well
-    except OSError:  # no hard links, too many of them, or another user's file
+        return True  # made by another process, which checked the layer, too
+    except OSError:  # hard links are not supported, the file has too many, or it belongs to another user
         return False
     finally:
         os.close(folder)
 
 
 def layers_of(folders: Sequence[Path], say: Callable[[str], None]) -> dict[Digest, str]:
-    """The undamaged layers in *folders*, each with the tag of an image; *say* gets why one is left out."""
+    """The undamaged layers in *folders*, each with its image's tag; *say* gets the reason for each other."""
     held: dict[Digest, str] = {}
     for folder in folders:
         try:

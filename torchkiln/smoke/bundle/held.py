@@ -1,6 +1,6 @@
-"""The list of layers that a GPU host has: read for `--have FILE`, written by a bundle's `run.py --have`.
+"""The list of layers that a GPU host has: `run.py --have` of a bundle writes it, `--have FILE` reads it.
 
-A line has a digest and, if it is known, the tag of an image with that layer. Lines that start with # are
+Each line has a digest and, if known, the tag of an image with that layer. Lines that start with # are
 comments.
 """
 
@@ -18,16 +18,16 @@ from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.util.schema import shown
 from torchkiln.util.strict_json import read_file
 
-LIMIT = 1 << 20  # bytes; a line has about 110, an image at most 22 layers
+LIMIT = 1 << 20  # bytes; a line has about 110 bytes, and an image has at most 22 layers
 _TAG = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _LINE = re.compile(rf"(sha256:[0-9a-f]{{64}})(?:[ \t]+({_TAG}))?")
-_NAMED = 5  # most faults in a message
+_NAMED = 5  # maximum number of faults in a message
 _HINT = "write it on the GPU host, with the run.py of a bundle there: python3 run.py --have > have.txt"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldLayer:
-    """A layer that a bundle leaves out, because the host has it; of an image *tag*, if that is known."""
+    """A layer that a bundle leaves out, because the host has it; *tag*: an image with it, or empty."""
 
     digest: Digest
     size: int  # bytes
@@ -51,7 +51,7 @@ def held_to_json(layers: Iterable[HeldLayer]) -> dict[str, Any]:
 def held_from_json(value: Mapping[str, Any]) -> tuple[HeldLayer, ...]:
     """The inverse of `held_to_json`.
 
-    :raises ValueError: a key is not a digest, and would name a file outside of the layout.
+    :raises ValueError: a key is not a digest, so that it could name a file outside of the layout.
     """
     return tuple(
         HeldLayer(digest=parse_digest(digest), size=layer["size"], tag=layer["tag"])
@@ -60,9 +60,9 @@ def held_from_json(value: Mapping[str, Any]) -> tuple[HeldLayer, ...]:
 
 
 def read_held(path: Path) -> dict[Digest, str]:
-    """The layers in the list *path*, with the tag of each or "".
+    """The layers in the list *path*, each with its tag or "".
 
-    :raises ConfigError: it cannot be read, is too long, or has a malformed line.
+    :raises ConfigError: the list cannot be read, is too long, or has a malformed line.
     """
     try:
         return parse_held(read_file(path, LIMIT))
@@ -73,7 +73,7 @@ def read_held(path: Path) -> dict[Digest, str]:
 
 
 def parse_held(data: bytes) -> dict[Digest, str]:
-    """The layers in *data*, with the tag of each or "". Of a digest that is listed twice, the first counts.
+    """The layers in *data*, each with its tag or "". If a digest is listed twice, the first line counts.
 
     :raises ValueError: a line is malformed; the message has a line for each.
     """
@@ -94,7 +94,7 @@ def parse_held(data: bytes) -> dict[Digest, str]:
 
 
 def held_lines(held: Mapping[Digest, str]) -> Iterator[str]:
-    """The list of *held*, line by line, which `parse_held` reads; a tag that it would refuse is left out."""
+    """The lines of the list of *held*, for `parse_held`; a tag that `parse_held` would refuse is left out."""
     yield "# layers on this host, for: torchkiln smoke run --bundle FOLDER --have FILE"
     for digest, tag in held.items():
         yield f"{digest} {tag}" if re.fullmatch(_TAG, tag) else digest

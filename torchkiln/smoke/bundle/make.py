@@ -19,7 +19,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 
 _REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-# GNU tar, and the libraries of tar and of compiled packages; those of Python are extracted with it.
+# GNU tar, and the libraries of tar and of compiled packages; Python is extracted with its libraries.
 _ALSO = rf"usr/bin/tar|{LIBRARIES}/lib(acl|selinux|pcre2-8|gcc_s)\.so\.[^/]+"
 
 
@@ -34,7 +34,7 @@ def parts_of(
     arguments: Sequence[str],
     store: Store,
 ) -> Iterator[BundleParts]:
-    """The parts of the bundle that runs *suite* in *image*; temporary files are removed at the end.
+    """The parts of the bundle that runs *suite* in *image*; temporary files are removed at the exit.
 
     :raises VerificationFailed: the lowest layer is not the base in the lock, or is damaged.
     :raises BuildFailed: packages cannot be downloaded, or the disk is full.

@@ -34,7 +34,7 @@ def write_tar(files: Sequence[BundleFile], target: Path) -> None:
 
 
 def write_folder(files: Sequence[BundleFile], target: Path) -> None:
-    """Write the folder *target*, which must not exist. Raises as `write_tar`, and ConfigError."""
+    """Write the folder *target*. Raises as `write_tar`, and ConfigError if *target* exists."""
     with _atomic(target, folder=True) as temporary:
         for file in files:
             path = temporary / file.path
@@ -78,7 +78,7 @@ def _stream(files: Sequence[BundleFile], out: Sink) -> None:
 
 @contextlib.contextmanager
 def _reading(file: BundleFile) -> Iterator[_Checked]:
-    """The content of *file*, which is compared with its digest at the end."""
+    """A stream of the content of *file*; at its end the digest is verified."""
     try:
         raw: BinaryIO = io.BytesIO(file.source) if isinstance(file.source, bytes) else file.source.open("rb")
     except OSError as error:
@@ -88,7 +88,7 @@ def _reading(file: BundleFile) -> Iterator[_Checked]:
 
 
 class _Checked:
-    """A stream that verifies the digest of a file at the end."""
+    """A stream that verifies the digest of a file at its end."""
 
     def __init__(self, file: BundleFile, raw: BinaryIO) -> None:
         self._file, self._raw, self._hash = file, raw, hashlib.sha256()

@@ -1,1 +1,1 @@
-"""Checks the image of a project: what its packages promise, beside the proof of the parent image."""
+"""Checks the image of a project: its packages and its own test. Reports of the parent image prove torch."""

@@ -1,6 +1,6 @@
 """Reads what the image of a project states about itself: the parent image, its packages, its settings.
 
-The builder of the image wrote it; the gate compares it with the layers (`gate/project`).
+The builder of the image wrote these statements; the gate compares them with the layers (`gate/project`).
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ _SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccountWheel:
-    """A wheel of the project, by project.json."""
+    """A wheel of the project, as project.json lists it."""
 
     name: str
     version: str
     sha256: str  # hex
-    origin: str = ""  # a file of the project, a URL or an sdist; empty: an index
+    origin: str = ""  # a file of the project, a URL or an sdist; empty: from an index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccountPackage:
-    """An OS package of the project, by project.json."""
+    """An OS package of the project, as project.json lists it."""
 
     name: str
     version: str
@@ -103,23 +103,23 @@ class ProjectAccount:
 
     name: str
     parent: str  # the tag of the parent image
-    parent_image: Digest  # its manifest
+    parent_image: Digest  # the digest of its manifest
     parent_lock: Digest
     requirements: tuple[str, ...]
     wheels: tuple[AccountWheel, ...]
-    removed: tuple[str, ...]  # packages of the parent image that wheels replace
+    removed: tuple[str, ...]  # packages of the parent image that the project's wheels replace
     packages: tuple[AccountPackage, ...]
     settings: ProjectSettings
-    files: int  # in the layer of its code, without project.json
+    files: int  # in the layer with its code, without project.json
 
 
 def is_project(image: ImageOnDisk) -> bool:
-    """Whether *image* says that it is the image of a project."""
+    """Whether *image* is labelled as the image of a project."""
     return PARENT_LABEL in labels(image)
 
 
 def account_of(image: ImageOnDisk) -> ProjectAccount:
-    """What *image*, that of a project, states about itself; its top layer is read.
+    """What the project's *image* states about itself; its top layer is read.
 
     :raises VerificationFailed: the layer is damaged, or project.json or the label is invalid or missing.
     :raises ConfigError: the settings in its code are invalid.
@@ -138,7 +138,7 @@ def account_of(image: ImageOnDisk) -> ProjectAccount:
     _demand_label(image, document["parent"])
 
     def read(name: str) -> bytes | None:
-        """Not through a link."""
+        """The file is not read through a link."""
         found = contents.texts.get(f"{APP}/{name}")
         return None if found is None else found.encode()
 

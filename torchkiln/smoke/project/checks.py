@@ -1,6 +1,6 @@
 """The checks of a project's image: imports, `pip check`, shared libraries, the project's own test.
 
-Commands run in the image; what they print is not trusted.
+Commands run in the image; their output is not trusted.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from torchkiln.smoke.run import Ended, Inside, exit_status
 from torchkiln.util.strict_json import json_of
 
 LIMIT = 1800.0  # seconds of a check
-PLACE = "/opt/torchkiln/smoke-project"  # in the image: the suite, and linkage_probe.py beside it
+PLACE = "/opt/torchkiln/smoke-project"  # in the image: the folder with the suite and linkage_probe.py
 PROBE = "linkage_probe.py"
-# Of the driver: mounted by the container runtime, never part of an image.
+# Libraries of the driver: the container runtime mounts them; an image never contains them.
 DRIVER = frozenset({"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1"})
-RULES = 2  # increase it when the result of a check can change: it is part of the suite's digest
-_LINES = 1000  # last lines of an output that are kept
-_SHOWN = 20  # of these, in the message of a failed test
+RULES = 2  # part of the suite's digest: increase it when the result of a check can change
+_LINES = 1000  # number of last lines of an output that are kept
+_SHOWN = 20  # number of these lines in the message of a failed test
 _FOUND = '{"from": '
-# Prints from where a module is imported: its file, or the folders of a namespace package.
+# Prints where a module is imported from: its file, or the folders of a namespace package.
 IMPORT = """
 import importlib.util, json, sys
 name = sys.argv.pop()
@@ -44,25 +44,25 @@ print(json.dumps({"from": [spec.origin, *(spec.submodule_search_locations or ())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectSubject:
-    """What the checks compare an image with.
+    """The expectations that the checks compare an image with.
 
-    `installed` has the files of each distribution by its RECORD in the image's layers, relative to /.
+    `installed` has the files of each distribution, from its RECORD in the image's layers, relative to /.
     """
 
     named: tuple[str, ...]  # packages that the project itself requires
-    added: tuple[str, ...]  # packages that it adds, or replaces
+    added: tuple[str, ...]  # packages that it adds or replaces
     installed: Mapping[str, tuple[str, ...]] = field(hash=False)
     site: str  # site-packages, relative to /
     may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages whose libraries may lack any
     suite: Path | None = None  # the folder that is mounted at PLACE
-    test: tuple[str, ...] = ()  # the command of the project's own test; empty: it has none
+    test: tuple[str, ...] = ()  # the command of the project's own test; empty: none
 
 
 Check = Callable[[ProjectSubject, Inside, float], Finding]
 
 
 def check_imports(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
-    """Import each top-level package of each distribution that the project names, in a process of its own."""
+    """Import each top-level package of each distribution that the project requires, in a separate process."""
     began, failed, faults = time.monotonic(), list[str](), list[str]()
     modules = {name: modules_of(subject.installed.get(name, ()), subject.site) for name in subject.named}
     for package, names in modules.items():
@@ -85,7 +85,7 @@ def check_imports(subject: ProjectSubject, inside: Inside, limit_s: float) -> Fi
 
 
 def check_pip(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
-    """`pip check`, without the project's code on sys.path."""
+    """Run `pip check`, without the project's code on sys.path."""
     began = time.monotonic()
     ended, lines = _run(inside, (inside.python, "-I", "-m", "pip", "check"), limit_s)
     broken = [line for line in lines if line.strip()] if ended.code or ended.timed_out else []
@@ -95,7 +95,7 @@ def check_pip(subject: ProjectSubject, inside: Inside, limit_s: float) -> Findin
 
 
 def check_linkage(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
-    """The libraries of the added packages find what they need, by the loader or after `import torch`."""
+    """Check that the loader or `import torch` provides the libraries that added packages need."""
     began = time.monotonic()
     owners = {f"/{path}": name for name in subject.added for path in subject.installed.get(name, ())}
     libraries = [path for path in owners if LIBRARY.fullmatch(path.rpartition("/")[2])]
@@ -140,7 +140,7 @@ def _linkage(
 
 
 def check_test(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
-    """The project's own test ends with exit code 0."""
+    """Run the project's own test, which must end with exit code 0."""
     began = time.monotonic()
     ended, lines = _run(inside, subject.test, limit_s)
     faults = []
@@ -156,12 +156,12 @@ CHECKS: Mapping[str, Check] = {
     "import": check_imports,
     "pip-check": check_pip,
     "linkage": check_linkage,
-    "test": check_test,  # the last: the project's code runs in it
+    "test": check_test,  # the last check, because the project's code runs in it
 }
 
 
 def _import_fault(name: str, inside: Inside, left_s: float, limit_s: float) -> str:
-    """Why *name* cannot be imported; empty: it can.
+    """Why *name* cannot be imported; empty if it can.
 
     :param left_s: the seconds that are left of *limit_s*.
     """
@@ -182,7 +182,7 @@ def _import_fault(name: str, inside: Inside, left_s: float, limit_s: float) -> s
 
 
 def last_error(stderr: bytes) -> str:
-    """The last line of the last traceback in *stderr*, without further lines of the message; else empty."""
+    """The first line of the error message of the last traceback in *stderr*; empty without a traceback."""
     _, found, trace = stderr.decode("utf-8", "replace").rpartition("Traceback (most recent call last):\n")
     lines = (line for line in trace.splitlines() if line and not line[0].isspace()) if found else ()
     return next(iter(lines), "")
@@ -199,7 +199,7 @@ class _Probed:
 
 
 def _probed(line: str) -> _Probed:
-    """:raises ValueError, KeyError, TypeError: *line* is not its output."""
+    """:raises ValueError, KeyError, TypeError: *line* is not the output of linkage_probe.py."""
     values = json_of(line.encode())
     return _Probed(
         missing=[(str(file), str(soname)) for file, soname in values["missing"]],
@@ -212,7 +212,7 @@ def _probed(line: str) -> _Probed:
 def _run(
     inside: Inside, argv: Sequence[str], limit_s: float, binds: Mapping[str, Path] | None = None
 ) -> tuple[Ended, list[str]]:
-    """How *argv* ended, and the last lines of its output."""
+    """Run *argv*; how it ended, and the last lines of its output."""
     lines: deque[bytes] = deque(maxlen=_LINES)
     ended = inside.run(argv, binds=binds or {}, timeout_s=limit_s, on_line=lines.append)
     return ended, [line.decode("utf-8", "replace") for line in lines]

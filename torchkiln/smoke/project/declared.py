@@ -1,4 +1,4 @@
-"""Declares the checks of a project's image: their values and bounds, as a suite declares those of its own."""
+"""Declares the values and bounds of the checks of a project's image, as a suite does for its checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torchkiln.smoke.suite import SuiteCheck
 
-#: check -> value -> its bound, or its type.
+#: Check -> value -> the bound or the type of the value.
 DECLARED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "import": {
         "packages": {"at_least": 0},
@@ -19,7 +19,7 @@ DECLARED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "linkage": {"libraries": {"at_least": 0}, "missing": {"equals": []}, "versions": {"equals": []}},
     "test": {"exit_code": {"equals": 0}},
 }
-TEST = "test"  # only if the project has one
+TEST = "test"  # only if the project has a test
 
 
 def declared_checks() -> tuple[SuiteCheck, ...]:

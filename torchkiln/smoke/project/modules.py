@@ -1,4 +1,4 @@
-"""Finds the modules to import of a distribution, from the paths in its RECORD. Pure."""
+"""Finds the modules of a distribution to import, from the paths in its RECORD."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PACKAGE = "__init__"
 def modules_of(paths: Iterable[str], site: str) -> tuple[str, ...]:
     """The top-level packages of the distribution with the files *paths*, as dotted names; sorted.
 
-    Of a namespace package, these are the packages in it. Extension modules beside packages, names that begin
-    with an underscore, and modules in folders without __init__.py are imported by the others, some of them
-    only after another package: they are returned if there is nothing else.
+    For a namespace package, these are the packages in it. Extension modules beside packages, names that begin
+    with an underscore, and modules in folders without __init__.py are returned only if there is nothing else:
+    other modules import them, and some can only be imported after another package.
 
     :param paths: relative to /.
     :param site: site-packages, relative to /.

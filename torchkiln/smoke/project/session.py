@@ -1,6 +1,6 @@
 """Runs the checks of a project in its image and makes the report, as `smoke --project` does.
 
-The image must be the one that was built from the project's lock. torch itself is not checked: its layers are
+The image must be the one that was built from the project's lock. torch is not checked: its layers are
 those of the parent image, whose reports prove it.
 """
 
@@ -49,7 +49,7 @@ _PROBE = Path(__file__).with_name(PROBE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedProjectFolder:
-    """A project, its lock and settings, and the lock of the cell below its image; all belong together."""
+    """A project, its lock and settings, and the lock of its parent image's cell."""
 
     folder: Path
     needs: ProjectNeeds
@@ -62,15 +62,15 @@ class LockedProjectFolder:
 class ProjectChecks:
     """The checks to run, and where.
 
-    :raises ConfigError: there is no check with a name in *only*.
+    :raises ConfigError: a name in *only* is not a check.
     """
 
     only: tuple[str, ...] = ()  # ids; empty: all
     may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages whose libraries may lack any
-    limit_s: float = LIMIT  # of each check
+    limit_s: float = LIMIT  # seconds for each check
     runtime: str = "rootfs"  # of RUNTIMES
     shm_size: int = 1 << 30  # bytes
-    gpus: str | None = None  # as `RuntimeSettings`, but None: none
+    gpus: str | None = None  # as in `RuntimeSettings`, but None means no GPUs
     nonce: str | None = None  # chosen by the requester and copied into the report
 
     def __post_init__(self) -> None:
@@ -79,9 +79,9 @@ class ProjectChecks:
             raise ConfigError.of(faults, hint=f"available: {', '.join(CHECKS)}")
 
     def selected(self, test: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """The ids of the selected checks, in their order, for a project with that *test*.
+        """The ids of the selected checks, in their order, for a project with the test command *test*.
 
-        :raises ConfigError: its test is named, and it has none.
+        :raises ConfigError: the check `test` is selected, but the project has no test.
         """
         if TEST in self.only and not test:
             raise ConfigError(
@@ -111,11 +111,11 @@ def check_project(
     listener: ProjectListener,
     repository: Callable[[], str],
 ) -> SmokeReport:
-    """Run *checks* in the image of *project* in *layout*, without a GPU by default; the report is kept.
+    """Run *checks* in the image of *project* in *layout*, and keep the report. By default there is no GPU.
 
-    :param repository: the repository of its images in an engine.
+    :param repository: the repository of the project's images in an engine.
     :raises ConfigError: there is no such image, or *checks* have an unknown name.
-    :raises Stale: it was built from another lock, or with other settings.
+    :raises Stale: the image was built from another lock, or with other settings.
     :raises VerificationFailed: a layer is damaged.
     :raises ToolMissing: the runtime or the engine is not available.
     """
@@ -174,8 +174,8 @@ def started(paths: Iterable[str], site: str) -> tuple[str, ...]:
 def project_image(project: LockedProjectFolder, layout: Path) -> tuple[ImageOnDisk, ProjectAccount]:
     """The image of *project* in *layout*, and what it states about itself.
 
-    :raises ConfigError: there is none, or one of that name is not a project's.
-    :raises Stale: it was built from another lock, or its test is another one.
+    :raises ConfigError: there is no such image, or it is not the image of a project.
+    :raises Stale: it was built from another lock, or with another test.
     """
     name, build = project.lock.name, f"run: torchkiln build --project {project.folder}"
     found = open_layout(layout)
@@ -193,7 +193,7 @@ def project_image(project: LockedProjectFolder, layout: Path) -> tuple[ImageOnDi
         raise stale
     if account.settings.test != project.settings.test:
         raise Stale(
-            f"{layout}: {name} was built with another test than {project.folder / SETTINGS} has now",
+            f"{layout}: {name} was built with another test than that in {project.folder / SETTINGS}",
             hint=f"{build}; git must not ignore {SETTINGS}, and it must not be a link",
         )
     return image, account
@@ -205,7 +205,7 @@ def subject_of(
     may_lack: tuple[str, ...] = (),
     suite: Path | None = None,
 ) -> ProjectSubject:
-    """The subject of the checks for an image with these *records*, path -> text of RECORD."""
+    """The subject of the checks for an image with *records* (path -> text of a RECORD)."""
     python = project.cell.python
     scheme, environment = Scheme.of(python), environment_of(python.version)
     asked = (one for one in project.needs.requirements if one.by_name)
@@ -220,7 +220,7 @@ def subject_of(
 
 
 def _facts_of(account: ProjectAccount) -> Any:
-    """What an image states about the lock that it was built from."""
+    """The facts in *account* about the lock that the image was built from, as `_of_lock` has them."""
     return {
         "name": account.name,
         "requirements": list(account.requirements),
@@ -249,7 +249,7 @@ def _of_lock(lock: ProjectLock) -> Any:
 
 @contextmanager
 def probe_folder(*, needed: bool) -> Iterator[Path | None]:
-    """A folder with linkage_probe.py and the suite that it uses."""
+    """A temporary folder with linkage_probe.py and the suite that it uses; None if it is not *needed*."""
     if not needed:
         yield None
         return

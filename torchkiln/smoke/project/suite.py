@@ -1,4 +1,4 @@
-"""Makes the suite of a project's checks: what runs in its image, by one digest."""
+"""Makes the suite of a project's checks, with a digest of the programs that run in its image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchkiln.smoke.suite import Suite, load_suite
 
 
 def project_suite() -> Suite:
-    """The checks of a project. Its digest covers the programs that run in the image, and what must hold."""
+    """The checks of a project. The digest covers the programs that run in the image, and the bounds."""
     probe = Path(__file__).with_name(PROBE).read_bytes()
     suite = load_suite()  # the probe uses it
     programs = {"rules": RULES, "values": DECLARED, "import": IMPORT, "probe": probe.decode()}
