@@ -205,9 +205,10 @@ def test_a_wheel_that_was_built_is_built_again_on_another_machine(
         small.build(lock)
     assert "own-1.tar.gz: checksum mismatch: the wheel built now has sha256 " in caught.value.message
 
-    builder = Builder(small, b"VALUE = 5\n")
-    with patch("torchkiln.build.rebuilt.SandboxedBuilder", lambda **_: builder):
+    builder, options = Builder(small, b"VALUE = 5\n"), list[dict[str, object]]()
+    with patch("torchkiln.build.rebuilt.SandboxedBuilder", lambda **given: options.append(given) or builder):
         small.build(lock)
+        assert options[0]["locate"] == MATRIX.locate  # of the archive of a standalone Python
         assert builder.asked == [("own-1.tar.gz", ("backend",))]
         small.build(lock)
     assert len(builder.asked) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import PythonArchive
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
@@ -92,10 +93,10 @@ def build_project(
             f"{FILE} was made for another lock of {project.parent}", hint="run: torchkiln lock --project DIR"
         )
     demand_own_name(project.name, tag_of(locked.resolution), matrix)
-    _check_libraries(source, _with_own_wheels(source, locked, environment), final=False)
+    _check_libraries(source, _with_own_wheels(source, locked, environment, matrix.locate), final=False)
     below, plan = build_planned(locked, matrix, facts, layout, environment, options=options)
     # Wheels are built on the base that was used, which may not be the locked one.
-    environment = _with_own_wheels(source, plan.locked, environment)
+    environment = _with_own_wheels(source, plan.locked, environment, matrix.locate)
     _check_libraries(source, environment, final=True)
     started, store = time.monotonic(), environment.store
     parent = Parent(plan=plan, manifest=below.image.manifest)
@@ -135,7 +136,7 @@ def rebuild_project(
     :raises ConfigError: the code hides a package of the image.
     """
     started = time.monotonic()
-    environment = _with_own_wheels(source, before.parent_plan.locked, environment)
+    environment = _with_own_wheels(source, before.parent_plan.locked, environment, options.sources.locate)
     parent = Parent(plan=before.parent_plan, manifest=before.parent.image.manifest)
     final = plan_project(parent, before.lock, source.code, before.effect, source.settings)
     with environment.store.claim(f"builds {final.tag}", build_needs(final)):
@@ -218,16 +219,22 @@ def _with_packages(project: ProjectLock, parent: ImagePlan, environment: Environ
     return replace(project, apt=apt)
 
 
-def _with_own_wheels(source: ProjectSource, cell: LockedCell, environment: Environment) -> Environment:
+def _with_own_wheels(
+    source: ProjectSource,
+    cell: LockedCell,
+    environment: Environment,
+    locate: Callable[[PythonArchive], str],
+) -> Environment:
     """*environment* with a fetcher that also provides the project's wheels that no index has.
 
     :param cell: the cell on whose base wheels are built again.
+    :param locate: the path or URL of the archive of its standalone Python.
     """
 
     def rebuild(wheel: LockedWheel, origin: Origin) -> Path:
         from torchkiln.build.rebuilt import rebuilt  # imported here because it loads slowly
 
-        return rebuilt(wheel, origin, cell, environment)
+        return rebuilt(wheel, origin, cell, environment, locate)
 
     fetcher = ProjectWheels(
         environment.fetcher,

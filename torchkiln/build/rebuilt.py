@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from torchkiln.build.environment import Environment
@@ -9,7 +10,7 @@ from torchkiln.build.fetched import fetched
 from torchkiln.build.sdist import SandboxedBuilder
 from torchkiln.errors import BuildFailed
 from torchkiln.index.settings import index_settings
-from torchkiln.model.cell import Source
+from torchkiln.model.cell import PythonArchive, Source
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.progress import Reporting
 from torchkiln.model.project import BuiltFrom, GitCommit, Origin
@@ -17,9 +18,16 @@ from torchkiln.project.repositories import Repositories
 from torchkiln.project.sdists import SourceCode
 
 
-def rebuilt(wheel: LockedWheel, origin: Origin, cell: LockedCell, environment: Environment) -> Path:
+def rebuilt(
+    wheel: LockedWheel,
+    origin: Origin,
+    cell: LockedCell,
+    environment: Environment,
+    locate: Callable[[PythonArchive], str],
+) -> Path:
     """The path of *wheel* in the cache, built from the sdist and with the build requirements of *origin*.
 
+    :param locate: the path or URL of the archive of the cell's standalone Python.
     :raises BuildFailed: the wheel cannot be built, or has other bytes than the locked wheel.
     """
     built = origin.built
@@ -38,7 +46,9 @@ def rebuilt(wheel: LockedWheel, origin: Origin, cell: LockedCell, environment: E
         fetched(file, environment)
     code = SourceCode(archive=sdist, folder=(origin.git.subdirectory if origin.git else "") or ".")
     report = Reporting(say=environment.say, observer=environment.observer)
-    builder = SandboxedBuilder(store=environment.store, environ=environment.environ, report=report)
+    builder = SandboxedBuilder(
+        store=environment.store, environ=environment.environ, report=report, locate=locate
+    )
     found = builder.again(code, cell, built.requires).wheel
     if found.sha256 != wheel.sha256:
         why = "" if built.reproducible else "; it was not reproducible when it was locked"
