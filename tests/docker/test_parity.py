@@ -180,7 +180,7 @@ def test_an_image_is_the_same_as_itself_in_the_engine(both: Scene) -> None:
         (("docker:nowhere:1", TAG), 2, "nowhere:1: no such image in the engine at"),
         (("--files", TAG, "docker:nowhere:1"), 2, "nowhere:1: no such image in the engine at"),
         ((TAG, "2.7.1-cuda12.1"), 2, "did you mean 2.7-cuda12.1-"),
-        (("--allow", "x", TAG, TAG), 2, "--allow needs --files"),
+        (("--allow", "x", TAG, TAG), 2, "--allow requires --files"),
         (("--files", "--allow", "nowhere.yaml", TAG, TAG), 2, "nowhere.yaml: No such file"),
     ],
 )

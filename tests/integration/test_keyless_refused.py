@@ -212,7 +212,7 @@ def test_both_a_key_and_keyless(scene: Job) -> None:
     done = scene.publisher.publish(scene.target, "--keyless", "--report", scene.report)
 
     assert getattr(done.exception, "exit_code", None) == 2
-    assert "--key and --keyless cannot be used together" in str(done.exception)
+    assert "--key cannot be used with --keyless" in str(done.exception)
 
 
 def test_the_message_of_an_error_or_of_its_cause() -> None:

@@ -319,4 +319,4 @@ def test_options_that_projects_do_not_have(commands: Commands, option: tuple[str
     code, _, messages = commands.build(*option)
 
     assert code == 2
-    assert f"{option[0]} cannot be combined with --project" in messages
+    assert f"{option[0]} cannot be used with --project" in messages

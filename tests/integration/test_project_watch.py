@@ -286,9 +286,9 @@ def test_ctrl_c_ends_it_with_130(watch: Watch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--watch", "--tag", "main"), "--tag needs --to"),
+        (("--watch", "--tag", "main"), "--tag requires --to"),
         (("--watch", "--licence-confirmed"), "--licence-confirmed needs --to"),
-        (("--plain-http",), "--plain-http needs --to"),
+        (("--plain-http",), "--plain-http requires --to"),
         (("--watch", "--to", "localhost:1/a", "--tag", "2.7.1-20260101"), "2.7.1-20260101"),
     ],
 )

@@ -324,7 +324,7 @@ def test_options_of_run_py_come_first(
         (["--from"], "--from: write --have, or --from FOLDER"),
         (["--from="], "--from=: write --have, or --from FOLDER"),
         (["--have=x"], "--have=x: write --have, or --from FOLDER"),
-        (["--have", "--tier", "2"], "--have runs nothing: --tier 2 cannot be combined with it"),
+        (["--have", "--tier", "2"], "--have runs nothing: --tier 2 cannot be used with it"),
         (["--tier", "2", "--from", "a"], "--have and --from come before the other options"),
     ],
 )

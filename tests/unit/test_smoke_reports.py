@@ -337,7 +337,7 @@ def test_key_without_report_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_bytes(pem(ED))
     done = CliRunner().invoke(smoke, ["run", "no-such-tag", "--key", str(tmp_path / "key.pem")])
 
-    assert "--key needs --report" in str(done.exception)
+    assert "--key requires --report" in str(done.exception)
 
 
 SKIPPED = found("cuda", "skipped", "host: no NVIDIA driver here", measured="{}", threshold="{}")

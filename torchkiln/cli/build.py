@@ -146,11 +146,11 @@ def build(
     """
     _refuse_other_engine_options(ctx, engine)
     if tier and not smoke:
-        raise click.UsageError("--tier needs --smoke")
+        raise click.UsageError("--tier requires --smoke")
     if project is not None:
-        refuse(ctx, _NOT_OF_PROJECTS, "cannot be combined with --project")
+        refuse(ctx, _NOT_OF_PROJECTS, "cannot be used with --project")
         if plain_http:
-            raise click.UsageError("--plain-http needs --to")
+            raise click.UsageError("--plain-http requires --to")
         from torchkiln.build.build import BuildOptions
         from torchkiln.cli.shared.project_build import build_and_push
         from torchkiln.project.ready import ProjectRequest

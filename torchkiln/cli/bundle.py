@@ -40,7 +40,7 @@ class BundleTarget:
             raise ConfigError(f"--part-size {self.part_size}: too small", hint="use 1m or more")
         if self.part_size is not None and self.is_tar:
             raise ConfigError(
-                f"--bundle {self.place}: --part-size needs a folder, not a tar",
+                f"--bundle {self.place}: --part-size requires a folder, not a tar",
                 hint="name it without .tar, or omit --part-size",
             )
 

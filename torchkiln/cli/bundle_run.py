@@ -103,7 +103,7 @@ def own_options(arguments: list[str]) -> tuple[list[str], bool, list[str]]:
         else:
             leave(USAGE, f"{name}{equals}{value}: write --have, or --from FOLDER")
     if have and rest:
-        leave(USAGE, f"{HAVE} runs nothing: {' '.join(rest)} cannot be combined with it")
+        leave(USAGE, f"{HAVE} runs nothing: {' '.join(rest)} cannot be used with it")
     if rest[:1] != ["run"] and any(word.partition("=")[0] in (HAVE, FROM) for word in rest):
         leave(USAGE, f"{HAVE} and {FROM} come before the other options")
     return folders, have, rest

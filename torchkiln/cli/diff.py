@@ -63,7 +63,7 @@ def diff(
     Exits with 0 even if the images differ, unless --exit-code is used.
     """
     if allow and not files:
-        raise click.UsageError("--allow needs --files")
+        raise click.UsageError("--allow requires --files")
     pair = (*names, *(chosen.tags() if chosen.any else ()))
     if len(pair) != 2:
         raise ConfigError(f"diff compares two images, not {len(pair)}", hint="see: torchkiln diff --help")

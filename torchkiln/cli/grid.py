@@ -43,9 +43,9 @@ T = TypeVar("T")
 def list_command(as_json: bool, github: bool, since: str | None, images: Path, chosen: CellOptions) -> None:
     """List the cells of the matrix, with status, driver, GPU capabilities and tag."""
     if github and as_json:
-        raise click.UsageError("--json and --github cannot be used together")
+        raise click.UsageError("--json cannot be used with --github")
     if since is not None and not github:
-        raise click.UsageError("--changed-since needs --github")
+        raise click.UsageError("--changed-since requires --github")
     cells, matrix, facts = chosen.cells()
     resolutions = [resolve(cell, matrix, facts) for cell in cells]
     if github:

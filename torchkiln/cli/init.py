@@ -44,9 +44,9 @@ def init(torch: str | None, cuda: str | None, devcontainer: bool, image: str | N
     With --devcontainer write a dev container for VS Code and other tools. Existing files are never changed.
     """
     if image is not None and not devcontainer:
-        raise click.UsageError("--image needs --devcontainer")
+        raise click.UsageError("--image requires --devcontainer")
     if image is not None and (torch or cuda):
-        raise click.UsageError("--image cannot be combined with --torch or --cuda")
+        raise click.UsageError("--image cannot be used with --torch or --cuda")
     if devcontainer:
         from torchkiln.cli.shared.devcontainer import write_devcontainer
 

@@ -97,13 +97,13 @@ def lock(
     Prints the changed packages, and the project's name.
     """
     if allow_missing and project is None:
-        raise click.UsageError("--allow-missing needs --project")
+        raise click.UsageError("--allow-missing requires --project")
     if as_json and since is None and project is None:
-        raise click.UsageError("--json needs --diff or --project")
+        raise click.UsageError("--json requires --diff or --project")
     if project is not None:
         if upgrade_base or record or by_record or since is not None:
             raise click.UsageError(
-                "--project cannot be combined with --upgrade-base, --record, --public-record or --diff"
+                "--project cannot be used with --upgrade-base, --record, --public-record or --diff"
             )
         cell, locks = project_cell(chosen, project.folder, images)
         wanted = ProjectRequest(

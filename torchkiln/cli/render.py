@@ -38,7 +38,7 @@ def render(chosen: CellOptions, images: Path, check: bool, rootfs: Path | None) 
     Thin images, and those with a standalone Python, have no Dockerfile.
     """
     if check and rootfs:
-        raise click.UsageError("--check and --rootfs cannot be used together")
+        raise click.UsageError("--check cannot be used with --rootfs")
     if rootfs and rootfs.exists() and any(rootfs.iterdir()):
         raise ConfigError(f"--rootfs {rootfs}: directory not empty", hint="name a new folder")
     grid, known = chosen.grid()

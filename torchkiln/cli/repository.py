@@ -61,7 +61,7 @@ def ls(
     if target is None and site is None:
         raise click.MissingParameter(param_hint="'REGISTRY/REPOSITORY'", param_type="argument")
     if as_json and site is not None:
-        raise click.UsageError("--json and --site cannot be used together")
+        raise click.UsageError("--json cannot be used with --site")
     known = facts.load()
     grid = matrix.read(matrix_file, known)
     registry_name, found = "", list[CatalogEntry]()

@@ -106,7 +106,7 @@ def run(
         named = locate(name, output, chosen)
     selected = RUNTIMES[runtime]
     if not selected.in_engine and (ports or of_engine):
-        raise click.UsageError("--publish and docker:NAME need --runtime docker")
+        raise click.UsageError("--publish and docker:NAME require --runtime docker")
     settings = RuntimeSettings(env=tuple(_variables(variables)), gpus=gpus, shm_size=parse_size(shm_size))
     to_run = Command(
         argv=command,

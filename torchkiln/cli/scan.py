@@ -92,7 +92,7 @@ def scan(
     no scanner is installed or the scanner fails, with 12 if the report is about another image.
     """
     if report and tool:
-        raise click.UsageError("--report and --tool cannot be used together: a report needs no scanner")
+        raise click.UsageError("--report cannot be used with --tool: a report needs no scanner")
     named = named_image(name, output, chosen, command="scan")
     today = datetime.now(timezone.utc).date()
     listed = allow or (LIST if LIST.exists() else None)

@@ -147,7 +147,7 @@ def run(
         from torchkiln.cli.shared.project_smoke import smoke_project
         from torchkiln.smoke.project.session import ProjectChecks
 
-        refuse(ctx, _NOT_OF_PROJECTS, "cannot be combined with --project")
+        refuse(ctx, _NOT_OF_PROJECTS, "cannot be used with --project")
         checks = ProjectChecks(
             only=only,
             may_lack=allow_missing,
@@ -161,7 +161,7 @@ def run(
         smoke_project(project, chosen, (images, output), checks, files, key)
         return
     if allow_missing:
-        raise click.UsageError("--allow-missing needs --project")
+        raise click.UsageError("--allow-missing requires --project")
     image = named_image(name, output, chosen, command="smoke run")
     if bundle and (key_file or report_file or junit or markdown or as_json):
         raise ConfigError(
@@ -169,9 +169,9 @@ def run(
             hint="use --key, --report, --junit, --markdown and --json with the bundle's run.py",
         )
     if part_size and not bundle:
-        raise ConfigError("--part-size needs --bundle", hint="add --bundle FOLDER")
+        raise ConfigError("--part-size requires --bundle", hint="add --bundle FOLDER")
     if have and not bundle:
-        raise ConfigError("--have needs --bundle", hint="add --bundle FOLDER")
+        raise ConfigError("--have requires --bundle", hint="add --bundle FOLDER")
     shared = parse_size(shm_size)
     key = _key(key_file, report_file, nonce)
     suite = load_suite(suite_folder)
@@ -202,7 +202,7 @@ def run(
 def _key(key_file: Path | None, report_file: Path | None, nonce: str | None) -> PrivateKey | None:
     """The key that signs the report; it is read before the run, which may take long."""
     if key_file and not report_file:
-        raise ConfigError("--key needs --report", hint="add --report report.json")
+        raise ConfigError("--key requires --report", hint="add --report report.json")
     demand(nonce, "nonce")
     return private_key(key_file) if key_file else None
 

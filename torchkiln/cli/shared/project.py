@@ -66,7 +66,7 @@ def project_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if project is None:
             if extras or groups:
-                raise click.UsageError(f"--{'extra' if extras else 'group'} needs --project")
+                raise click.UsageError(f"--{'extra' if extras else 'group'} requires --project")
             return command(*arguments, project=None, **values)
         choice = choice_of(extras, groups) if extras or groups else None
         return command(*arguments, project=ProjectOptions(project, choice), **values)

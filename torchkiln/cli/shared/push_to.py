@@ -62,12 +62,12 @@ def push_to_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **values: Any,
     ) -> Any:
         if values["watch"] and values["project"] is None:
-            raise click.UsageError("--watch needs --project")
+            raise click.UsageError("--watch requires --project")
         if target and values["project"] is None:
-            raise click.UsageError("--to needs --project; for another image: torchkiln push TAG --to …")
+            raise click.UsageError("--to requires --project; for another image: torchkiln push TAG --to …")
         for option, given in (("--tag", tags), ("--licence-confirmed", licence_confirmed)):
             if given and not target:
-                raise click.UsageError(f"{option} needs --to")
+                raise click.UsageError(f"{option} requires --to")
         to = None
         if target:
             to = PushTo(target=target, tags=tags, plain_http=plain_http, licence_confirmed=licence_confirmed)

@@ -59,7 +59,7 @@ class CellOptions:
         """
         if self.own_use and not self.kept_gpus:
             raise ConfigError(
-                "--own-use needs --gpus", hint="name the GPUs of the image, for example --gpus 9.0"
+                "--own-use requires --gpus", hint="name the GPUs of the image, for example --gpus 9.0"
             )
         return Selection(
             torch=self.torch,
@@ -102,7 +102,7 @@ class CellOptions:
             found = tuple(dict.fromkeys((*found, *select(self.selection(), matrix))))
         elif self.flavor or self.os_names or self.python or self.kept_gpus or self.own_use:
             raise ConfigError(
-                "--flavor, --os, --python and --gpus cannot be combined with a TAG",
+                "--flavor, --os, --python and --gpus cannot be used with a TAG",
                 hint=f"leave them out, or name the cell by options instead of {self.names[0]}",
             )
         if not self.lockable:

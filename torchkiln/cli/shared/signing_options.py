@@ -32,7 +32,7 @@ def signer_of(key_file: Path | None, keyless: bool, *, demanded: bool) -> Signer
     from torchkiln.attest.signers import ByKey, Unsigned
 
     if key_file and keyless:
-        raise ConfigError("--key and --keyless cannot be used together", hint="use one of them")
+        raise ConfigError("--key cannot be used with --keyless", hint="use one of them")
     if key_file:
         return ByKey(private_key(key_file))
     if keyless:
