@@ -106,6 +106,6 @@ def refused(python: ConfinedPython, cache: Path, sources: dict[str, bytes] = SOU
     assert list((cache / "bytecode").glob("*")) == []
     assert list((cache / "tmp").glob("*")) == []
     message = caught.value.message
-    assert message.startswith("the base's Python ")
+    assert message.startswith("the image's Python ")
     assert "\n" not in message
     return message

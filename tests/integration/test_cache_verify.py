@@ -46,7 +46,7 @@ def test_a_damaged_layer_and_its_repair(scene: Scene) -> None:
         done = scene.run("verify", *args)
         assert isinstance(done.exception, VerificationFailed)
         assert done.exception.exit_code == 12
-        assert done.exception.message.endswith(f"they are damaged too: t in {scene.layout}")
+        assert done.exception.message.endswith(f"these tags use damaged files: t in {scene.layout}")
         assert "build these tags again" in done.exception.hint
         assert "torch 1.0: checksum mismatch: sha256 is" in done.stdout
     assert len(scene.files("blobs")) == 4

@@ -44,7 +44,7 @@ class Bytecode:
     def result(self) -> Iterable[Code]:
         """All .pyc files, which then are in the cache.
 
-        :raises BuildFailed: the base's Python failed.
+        :raises BuildFailed: the image's Python failed.
         """
         if self.cached is not None:
             return self.cached
@@ -60,7 +60,7 @@ class Bytecode:
             self._store.adopt(pack, self._pack)
         except ValueError as error:
             raise BuildFailed(
-                f"the base's Python returned invalid byte-code: {error}",
+                f"the image's Python returned invalid byte-code: {error}",
                 hint="the base is damaged or malicious, or the disk is faulty: run it again",
             ) from error
         finally:
