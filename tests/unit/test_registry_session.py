@@ -325,9 +325,9 @@ def test_other_references_are_refused_with_a_message(text: str) -> None:
         ("registry.example/app:.a", "invalid tag '.a'"),
         ("registry.example/app:a:b", "invalid tag 'a:b'"),
         ("registry.example/app:" + "a" * 129, "invalid tag"),
-        ("registry.example/app@sha256:12", "invalid digest: not sha256"),
-        ("registry.example/app@sha512:" + "0" * 128, "invalid digest: not sha256"),
-        ("registry.example/app@" + DIGEST.upper(), "invalid digest: not sha256"),
+        ("registry.example/app@sha256:12", "invalid digest: it must be sha256:<64 hex"),
+        ("registry.example/app@sha512:" + "0" * 128, "invalid digest: it must be sha256:<64 hex"),
+        ("registry.example/app@" + DIGEST.upper(), "invalid digest: it must be sha256:<64 hex"),
         ("registry.example/" + "a" * 250, "longer than 255"),
     ],
 )
