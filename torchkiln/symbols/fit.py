@@ -188,7 +188,7 @@ class _Check:
         return missing_library(name, sorted(others), "") if others else None
 
     def _version(self, name: str, version: str) -> Lack | None:
-        """A symbol version (GLIBCXX_3.4.32) that the image's library *name* lacks; the loader requires it."""
+        """The symbol version (GLIBCXX_3.4.32) that the loader requires and the library *name* lacks."""
         if is_c_library(name):
             found = self._parent.base().get(name)
         else:

@@ -143,7 +143,6 @@ def _cut(pieces: Iterable[bytes], spans: Sequence[Span]) -> list[tuple[int, byte
 def _libraries(path: Path, size: int, filename: str) -> tuple[WheelEntry, ...]:
     """The entries named like a shared library; cached, because torch's wheel has 11,000 entries."""
 
-
     with WheelFile(path, size) as file:
         found = entries(file, filename)
     return tuple(entry for entry in found if LIBRARY.fullmatch(entry.name.rpartition("/")[2]))
