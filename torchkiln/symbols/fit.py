@@ -1,4 +1,4 @@
-"""Decides whether packages' shared libraries can be loaded in an image, with its torch, CUDA, Python and base.
+"""Decides whether shared libraries of packages can be loaded in an image: its torch, CUDA, Python and base.
 
 Pure. A fault is reported only if it is certain: a symbol counts as missing if none of the libraries that
 could define it does, in whatever order they are loaded. Not checked are weak symbols, libraries that are only
