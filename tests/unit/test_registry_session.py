@@ -310,7 +310,7 @@ def test_other_references_are_refused_with_a_message(text: str) -> None:
         ("registry.example:https/app", "invalid host"),
         ("-registry.example/app", "invalid host"),
         ("registry..example/app", "invalid host"),
-        ("user:secret@registry.example/app", "invalid digest: not"),
+        ("user:secret@registry.example/app", "invalid digest: it must be"),
         ("[::g]:5000/app", "invalid host"),
         ("[1:2]:5000/app", "invalid host"),
         ("registry.example/", "invalid repository name ''"),
