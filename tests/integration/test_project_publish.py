@@ -135,9 +135,7 @@ def test_verify_reads_the_image_below_if_it_is_there(there: Scene, server: Regis
     del server.repository("team/app").manifests[there.parent.manifest.replace(":", "-")]  # its statements
     without = verified(there, server)
 
-    assert (
-        f"{TAG}@{there.parent.manifest} is not in this repository: its own reports were not read" in alone[1]
-    )
+    assert f"{TAG}@{there.parent.manifest} is not in this repository: its reports were not read" in alone[1]
     assert beside[0] == 0, beside[1]
     count = len(there.parent.layers)
     assert f"is verified; its layers are the lowest {count} of this image" in beside[1]

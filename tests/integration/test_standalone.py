@@ -201,7 +201,10 @@ def test_the_image_is_rebuilt_from_its_lock_and_its_own_layers(images: Images, t
     assert (point.good, point.text) == (True, f"rebuilt from its lock: {images.other.manifest}")
     assert images.cell.standalone
     assert reading.fetched[:2] == [images.cell.base.digest, images.cell.standalone.digest]
-    assert without.text == f"no layer is {images.cell.standalone.diff_id[:19]}, the Python in the lock"
+    assert (
+        without.text
+        == f"no layer has the diff_id {images.cell.standalone.diff_id[:19]} of the Python in the lock"
+    )
 
 
 def test_a_wrong_archive_is_refused_before_the_base_is_needed(tmp_path: Path) -> None:

@@ -149,9 +149,9 @@ def test_an_existing_file_is_not_overwritten(folder: Path, place: str, what: str
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("--image", "a b"), 2, "--image a b: not the name of an image"),
-        (("--image", "-v"), 2, "not the name of an image"),
-        (("--image", 'a","runArgs":["--privileged'), 2, "not the name of an image"),
+        (("--image", "a b"), 2, "--image a b: invalid reference format"),
+        (("--image", "-v"), 2, "invalid reference format"),
+        (("--image", 'a","runArgs":["--privileged'), 2, "invalid reference format"),
         (("--image", "a:b", "--torch", "2.7"), 2, "--image cannot be used with --torch or --cuda"),
         ((), 3, "nothing selected"),
         (("--torch", "2.7"), 2, "init --devcontainer takes one image, but the options select 3"),

@@ -223,7 +223,7 @@ def test_a_lock_is_stale_if_other_packages_are_required() -> None:
         LOCK, parent_lock=lock_digest(cell), inputs=inputs_digest(needs, cell), apt=APT, wheels=(), removed=()
     )
     assert outdated(lock, needs, cell) == ""
-    told = "made for other OS packages than apt in the settings has now"
+    told = "made for other OS packages than the setting apt has now"
     assert outdated(lock, NEEDS, cell) == told
     assert outdated(lock, replace(needs, apt=("curl",)), cell) == told
     assert outdated(replace(lock, apt=None), needs, cell) == told

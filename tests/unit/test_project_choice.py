@@ -95,7 +95,7 @@ def test_groups_without_a_project_table(tmp_path: Path) -> None:
     found = read(tmp_path, {"pyproject.toml": text}, choice_of([], ["train"]))
 
     assert (found.name, [one.text for one in found.requirements]) == ("my-project", ["datasets"])
-    assert "none of pylock.toml" in refused(tmp_path, {"pyproject.toml": text}, NO_CHOICE)
+    assert "no pylock.toml" in refused(tmp_path, {"pyproject.toml": text}, NO_CHOICE)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_groups_without_a_project_table(tmp_path: Path) -> None:
             "--extra gpux: pyproject.toml has no such extra; it has: all, docs, gpu-x, round, trip\n"
             "--extra nope: pyproject.toml has no such extra; it has: all, docs, gpu-x, round, trip\n"
             "--group dve: pyproject.toml has no such group; it has: both, dev, lint\n"
-            "name one that it has, or choose none: --extra ''",
+            "choose an extra or a group that exists, or choose none: --extra ''",
         ),
         (["dev"], [], "--extra dev: "),
         ([], ["docs"], "--group docs: "),
@@ -134,13 +134,16 @@ CHAIN = (
         ),
         ('a = [{include-group = "b"}]\nb = [{include-group = "b"}]', "b: a cycle of include-group: b > b"),
         ('a = [{include-group = "nope"}]\nb = []', "'nope': pyproject.toml has no such group; it has: a, b"),
-        ('a = [{include-group = "b", more = 1}]\nb = []', "not a requirement or {include-group = NAME}"),
-        ("a = [1]", "a: 1: not a requirement or {include-group = NAME}"),
+        (
+            'a = [{include-group = "b", more = 1}]\nb = []',
+            "not a valid requirement or {include-group = NAME}",
+        ),
+        ("a = [1]", "a: 1: not a valid requirement or {include-group = NAME}"),
         ('a = "x"', "the value has the wrong type: it must be a list"),
         ('a = []\nA = ["x"]', "[dependency-groups]: 'a' and 'A' are the same name"),
-        ('a = []\n"b c" = []', "[dependency-groups]: 'b c' is not a name"),
+        ('a = []\n"b c" = []', "[dependency-groups]: 'b c' is not a valid name"),
         ('a = ["x[nope]"]', "x[nope]: pyproject.toml has no extra nope; it has: gpu"),
-        ('a = ["y ="]', "pyproject.toml:8: y =: not a requirement"),
+        ('a = ["y ="]', "pyproject.toml:8: y =: invalid requirement"),
         ('a = ["y @ hg+https://h.invalid/y"]', "only git+https:// is supported, not hg+"),
         (CHAIN, "more than 50 levels"),
         ("a = [" + "'y'," * 5001 + "]", "5000 requirements"),
@@ -159,7 +162,7 @@ def test_extras_that_a_build_backend_computes(tmp_path: Path) -> None:
     found = refused(tmp_path, {"pyproject.toml": text}, choice_of(["gpu"], []))
 
     assert "--extra gpu: pyproject.toml has no such extra; it has none" in found
-    assert "those that a build backend computes (dynamic) are not read" in found
+    assert "dynamic extras, which a build backend computes, are not read" in found
 
 
 def test_many_paths_to_one_extra_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_a_lock_is_read_as_it_was_written_and_not_after_a_change() -> None:
     assert "duplicate wheel" in reason(wheels=[wheels[0], *wheels])
     assert "sorted by name" in reason(wheels=wheels[::-1])
     torch = {**wheels[0], "name": "torch", "version": "2.7.1", "filename": "torch-2.7.1-py3-none-any.whl"}
-    assert "torch is the image's" in reason(wheels=[*wheels, torch])
+    assert "torch is part of the image" in reason(wheels=[*wheels, torch])
 
 
 def test_origins_are_those_of_the_wheels_that_no_index_has() -> None:
@@ -67,9 +67,9 @@ def test_origins_are_those_of_the_wheels_that_no_index_has() -> None:
         lock = replace(LOCK, wheels=(own,), origins=(origin,))
         assert from_json(to_json(lock)) == lock
     for wheel, origins, why in (
-        (own, (), "must be those of the wheels that no index has"),
-        (WHEEL, (path,), "must be those of the wheels that no index has"),
-        (own, (replace(path, name="other"),), "must be those of the wheels that no index has"),
+        (own, (), "must list exactly the wheels that are not from an index"),
+        (WHEEL, (path,), "must list exactly the wheels that are not from an index"),
+        (own, (replace(path, name="other"),), "must list exactly the wheels that are not from an index"),
         (own, (replace(path, url=url.url),), "must have exactly one of path, url and built"),
         (own, (Origin(name="datasets"),), "must have exactly one of path, url and built"),
         (own, (replace(path, path="wheels/../../x.whl"),), "is not in the project's folder"),

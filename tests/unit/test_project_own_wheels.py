@@ -121,7 +121,7 @@ def test_a_changed_file_makes_the_lock_stale(project: Workspace) -> None:
     put(project, "mine", "1.0", payload=b"two")
     code, _, messages = project.lock("--check")
     assert code == 5
-    assert "made with other bytes of wheels/mine-1.0-py3-none-any.whl" in messages
+    assert "made with another content of wheels/mine-1.0-py3-none-any.whl" in messages
     (project.folder / "wheels/mine-1.0-py3-none-any.whl").unlink()
     assert project.lock("--check")[0] == 0
     settings(project, 'wheels = "other"\n')
@@ -138,8 +138,10 @@ def test_a_wheel_for_another_python_or_platform_is_skipped(project: Workspace) -
     code, messages = messages_of(project, "ops\n")
     assert code == 4
     for end in ("1.0-cp312-cp312-linux_x86_64", "1.1-cp311-cp311-win_amd64"):
-        assert f"skipped: wheels/ops-{end}.whl: not a wheel for Python 3.11.2" in messages
-    assert "skipped: wheels/ops-1.2-cp311-cp311-manylinux_2_39_x86_64.whl: not a wheel for" in messages
+        assert f"skipped: wheels/ops-{end}.whl: not a supported wheel for Python 3.11.2" in messages
+    assert (
+        "skipped: wheels/ops-1.2-cp311-cp311-manylinux_2_39_x86_64.whl: not a supported wheel for" in messages
+    )
     assert "skipped: wheels/ops-1.3-py3-none-any.whl: requires Python >=3.12" in messages
     put(project, "ops", "0.9", tag="cp311-cp311-linux_x86_64")
     assert versions(project.locked("ops\n")) == {"ops": "0.9"}
@@ -264,7 +266,10 @@ def test_invalid_wheels_are_all_named(project: Workspace) -> None:
     settings(project)
     code, messages = messages_of(project, "fine\n")
     assert code == 2
-    assert "wheels/fine-2.0-py3-none-any.whl: METADATA is that of fine 1.0: rename the file" in messages
+    assert (
+        "wheels/fine-2.0-py3-none-any.whl: the file name does not match METADATA (fine 1.0): rename the file"
+        in messages
+    )
     assert "wheels/zip-1.0-py3-none-any.whl: " in messages
 
     (folder / "a b.whl").write_bytes(b"x")
@@ -346,7 +351,9 @@ def test_in_a_folder_such_a_name_is_refused(project: Workspace) -> None:
     (project.folder / "wheels" / RELEASED).write_bytes(data)
     settings(project)
     code, messages = messages_of(project, "flash-attn\n")
-    why = "METADATA is that of flash-attn 2.8.3: rename the file, or require it by its path"
+    why = (
+        "the file name does not match METADATA (flash-attn 2.8.3): rename the file, or require it by its path"
+    )
     assert (code, f"wheels/{RELEASED}: {why}" in messages) == (2, True)
 
 

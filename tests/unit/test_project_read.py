@@ -88,17 +88,17 @@ def test_a_requirements_file_with_everything_that_pip_knows_and_a_lock_can_hold(
         ("x @ file:///tmp/x.whl", "not the file name of a wheel"),
         ("--index-url https://user:secret@host.invalid/simple", "a project cannot choose the index"),
         ("-i https://host.invalid/simple", "a project cannot choose the index"),
-        ("-f wheels", "folders of wheels are not named here"),
-        ("--pre", "pre-releases are not used"),
+        ("-f wheels", "this option is not supported"),
+        ("--pre", "this option is not supported"),
         ("--no-binary :all:", "only wheels can be locked"),
         ("--frobnicate", "this option is not supported"),
         ("a==1 --config-settings=x=y", "only --hash is supported"),
         (f"a==1 --hash=md5:{SHA}", "only sha256:<64 hex digits> is supported"),
-        ("a==${VERSION}", "environment variables are not replaced"),
-        ("a=1", "not a requirement"),
+        ("a==${VERSION}", "environment variables are not expanded"),
+        ("a=1", "invalid requirement"),
         ("-r https://host.invalid/r.txt", "not a file in the project's folder"),
         ("-r ../outside.txt", "not a file in the project's folder"),
-        ("-r requirements.txt", "this file is being read already"),
+        ("-r requirements.txt", "the file recursively includes itself"),
         ("-r missing.txt", "No such file or directory"),
         ("-r link.txt", "not a file in the project's folder"),
     ],
@@ -114,7 +114,7 @@ def test_each_line_that_cannot_be_locked_is_named(tmp_path: Path, line: str, rea
     assert len(found) == 2
     assert found[0].startswith("requirements.txt:2: ")
     assert reason in found[0]
-    assert found[1].startswith("requirements.txt:3: b=2: not a requirement")
+    assert found[1].startswith("requirements.txt:3: b=2: invalid requirement")
     assert "secret" not in "".join(found)
 
 
@@ -202,8 +202,8 @@ def test_a_pyproject_without_dependencies_leaves_them_to_requirements_txt(tmp_pa
     assert (found.name, found.source, found.requires_python) == ("x", "requirements.txt", ">=3.11")
     found = read(tmp_path / "b", {"pyproject.toml": "[tool.x]\n", "requirements.txt": "idna"})
     assert (found.name, found.source) == ("my-project", "requirements.txt")
-    assert "none of pylock.toml" in refused(tmp_path / "c", {"pyproject.toml": text})[0]
-    assert "none of pylock.toml" in refused(tmp_path / "d", {"README": ""})[0]
+    assert "no pylock.toml" in refused(tmp_path / "c", {"pyproject.toml": text})[0]
+    assert "no pylock.toml" in refused(tmp_path / "d", {"README": ""})[0]
 
 
 @pytest.mark.parametrize(

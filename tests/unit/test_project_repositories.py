@@ -141,8 +141,7 @@ def test_the_setting_must_name_the_package(scene: Forge) -> None:
     code, messages = scene.fails(f"\ntool @ {scene.url()}@{commit}\n")
     assert code == 2
     assert (
-        "requirements.txt:2: tool: source code of a repository, which the setting build does not name"
-        in messages
+        "requirements.txt:2: tool: the setting build does not allow building it from source code" in messages
     )
     assert 'build = ["other", "tool"]' in messages
     assert scene.forge.requests == scene.builder.built == []
@@ -167,7 +166,7 @@ def test_pre_releases_and_local_versions(scene: Forge) -> None:
     scene.server.add("default", "user", "1.0", requires=["tool>=1.0"], date=OLD)
     found = scene.locked(f"user\ntool @ {scene.url()}@{commit}\n")
     assert versions(found) == {"tool": "1.6.dev0+cu121", "user": "1.0"}
-    warning = "warning: tool: 1 file is a pointer of Git LFS, whose content is not fetched"
+    warning = "warning: tool: 1 file is a Git LFS pointer, whose content is not fetched"
     assert warning in scene.messages
 
 
@@ -192,7 +191,7 @@ def test_a_package_of_the_image_is_replaced(scene: Forge) -> None:
     (scene.folder / FILE).unlink()
     scene.forge.requests.clear()
     code, messages = scene.fails(f"torch @ {scene.url('torch')}@{commit}\n")
-    assert (code, "the image has torch 2.7.1, which is fixed" in messages) == (2, True)
+    assert (code, "the image has torch 2.7.1, which a project cannot replace" in messages) == (2, True)
     assert "require torch without a repository" in messages
     assert scene.forge.requests == []
 
@@ -248,7 +247,7 @@ def test_a_pylock(scene: Forge) -> None:
     [
         (
             "tool @ git+https://h.invalid/tool@v1 --hash=sha256:" + "0" * 64,
-            "a commit has no --hash: remove it",
+            "a repository cannot have a --hash: remove it",
         ),
         ("-c bounds.txt", "a constraint cannot be a repository"),
     ],
@@ -270,7 +269,7 @@ def test_a_damaged_lock_is_refused(scene: Forge) -> None:
         (replace(origin.git, url="ext::sh"), "is not the URL of a repository"),
         (replace(origin.git, commit="main"), "is not a commit of 40 hex digits"),
         (replace(origin.git, revision="-x"), "is not the branch or tag"),
-        (replace(origin.git, subdirectory="../x"), "is not in the repository"),
+        (replace(origin.git, subdirectory="../x"), "is not inside the repository"),
     ):
         data = to_json(replace(lock, origins=(replace(origin, git=change),)))
         with pytest.raises(Stale, match=why):

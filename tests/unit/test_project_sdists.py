@@ -145,7 +145,7 @@ def test_only_what_is_named_is_built(scene: Scene) -> None:
     scene.put("unnamed", "1.0")
     code, messages = scene.fails("unnamed\n")
     assert code == 4
-    assert 'is built from its code in a sandbox (build = ["NAME"])' in messages
+    assert 'have it built in a sandbox (build = ["NAME"])' in messages
     assert scene.builder.built == []
     scene.settings('build = ["other"]\n')
     assert scene.fails("unnamed\n")[0] == 4
@@ -281,8 +281,8 @@ def test_build_systems(text: str, found: BuildSystem) -> None:
         ("[build-system]\nrequires = [3]", "requires is not a list of strings"),
         ('[build-system]\nrequires = ["a=1"]', "its build requires 'a=1', which is not a valid requirement"),
         ('[build-system]\nbuild-backend = "a b"', "is not the name of a module"),
-        ('[build-system]\nbackend-path = [".."]', "leads out of the sdist"),
-        ('[build-system]\nbackend-path = ["/etc"]', "leads out of the sdist"),
+        ('[build-system]\nbackend-path = [".."]', "is not a relative path inside the sdist"),
+        ('[build-system]\nbackend-path = ["/etc"]', "is not a relative path inside the sdist"),
     ],
 )
 def test_invalid_build_systems(text: str, why: str) -> None:

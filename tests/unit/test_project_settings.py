@@ -57,7 +57,7 @@ def test_without_settings_nothing_changes(tmp_path: Path) -> None:
         ),
         (
             {"torchkiln_toml": "", "pyproject_toml": "[tool.torchkiln]\n"},
-            "torchkiln.toml: pyproject.toml has [tool.torchkiln], too",
+            "torchkiln.toml: pyproject.toml also has [tool.torchkiln]",
         ),
     ],
 )

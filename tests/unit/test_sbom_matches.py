@@ -251,7 +251,7 @@ def bad_hash(content: Json) -> None:
             lambda content: content.update(
                 {key: [1] for key in ("packages", "components") if key in content}
             ),
-            "list of mappings",
+            "list of JSON objects",
             id="numbers",
         ),
     ],

@@ -305,7 +305,7 @@ def test_the_folder_can_come_back(scene: Scene) -> None:
         lambda: scene.folder.rename(elsewhere), nothing, lambda: elsewhere.rename(scene.folder)
     )
 
-    assert events == [f"--project {scene.folder}: not a folder", "same"]
+    assert events == [f"--project {scene.folder}: no such directory", "same"]
 
 
 @pytest.mark.parametrize("when", ["reading", "building"])

@@ -1,4 +1,4 @@
-"""Defines what a project requires, as it is written in its files."""
+"""Defines the requirements of a project, as its files state them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Repository:
 
     url: str  # https, without credentials and fragment
     revision: str  # a commit, else a branch or a tag; "HEAD": the default branch
-    subdirectory: str = ""  # with the package, relative to the root
+    subdirectory: str = ""  # the package's folder, relative to the root
 
     @property
     def commit(self) -> str:
@@ -29,7 +29,7 @@ class Repository:
 
     @property
     def text(self) -> str:
-        """As pip writes it."""
+        """The URL that pip accepts: "git+https://host/path@revision"."""
         return f"git+{self.url}@{self.revision}" + (
             f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
         )
@@ -41,15 +41,15 @@ class Asked:
 
     text: str  # PEP 508, "datasets>=4"
     where: str  # "requirements.txt:3"
-    hashes: tuple[str, ...] = ()  # hex sha256 of the files that may be used; (): every file
+    hashes: tuple[str, ...] = ()  # hex sha256 of the files that may be used; (): any file
     by_name: bool = True  # False: a lock file pins it, and it may be a dependency of another package
-    path: str = ""  # of the wheel in the project's folder that is required, "wheels/own-1.0-py3-none-any.whl"
-    url: str = ""  # of the wheel that is required; `hashes` has its sha256
-    repository: Repository | None = None  # the wheel that is built from it is required; `text` has no version
+    path: str = ""  # of a required wheel in the project's folder, "wheels/own-1.0-py3-none-any.whl"
+    url: str = ""  # of a required wheel; `hashes` has its sha256
+    repository: Repository | None = None  # a wheel built from it is required; `text` has no version
 
     @property
     def by_file(self) -> bool:
-        """Whether one file is required, and no other of its package."""
+        """Whether the requirement names a file or a repository, so that no wheel of an index satisfies it."""
         return bool(self.path or self.url or self.repository)
 
     @property
@@ -91,13 +91,13 @@ class ProjectNeeds:
     is_lock: bool = False  # the source pins every package, also dependencies
     apt: tuple[str, ...] = ()  # OS packages, "git-lfs=3.3.0-1"; sorted
     choice: Choice = NO_CHOICE  # the requirements include those of these extras and groups
-    wheels: str = ""  # the setting: a folder of wheels in the project's folder
-    own: tuple[FolderWheel, ...] = ()  # those in it, and those that the requirements name by path
-    build: tuple[str, ...] = ()  # the setting: normalized names of packages whose sdists may be built
+    wheels: str = ""  # the setting `wheels`: a folder in the project's folder
+    own: tuple[FolderWheel, ...] = ()  # the wheels in that folder, and those that requirements name by path
+    build: tuple[str, ...] = ()  # the setting `build`: normalized names of packages whose sdists may be built
 
 
 def hashes_of(asked: Iterable[Asked]) -> dict[str, frozenset[str]]:
-    """The hashes that are allowed for each package for which *asked* lists some."""
+    """The allowed hashes by package name, without the packages for which *asked* lists none."""
     found: dict[str, frozenset[str]] = {}
     for one in asked:
         if one.hashes:

@@ -1,4 +1,4 @@
-"""Reads [build-system] of the pyproject.toml in an sdist, which is not trusted (PEP 517, 518). Pure."""
+"""Reads the table [build-system] of an sdist's pyproject.toml, which is not trusted (PEP 517, 518). Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from packaging.requirements import InvalidRequirement, Requirement
 from torchkiln.util.toml import toml_of
 
 _MOST = 100  # requirements
-_LONGEST = 500  # characters of one
+_LONGEST = 500  # characters of a requirement
 _BACKEND = re.compile(r"[A-Za-z_][\w.]{0,199}(:[A-Za-z_][\w.]{0,199})?", re.ASCII)
 _PART = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildSystem:
-    """What builds an sdist; the default is that of one without pyproject.toml."""
+    """The build backend of an sdist and its requirements; the defaults apply if it has no pyproject.toml."""
 
     requires: tuple[str, ...] = ("setuptools>=40.8.0",)  # PEP 508
     backend: str = "setuptools.build_meta:__legacy__"
-    path: tuple[str, ...] = ()  # folders of the sdist with the backend
+    path: tuple[str, ...] = ()  # backend-path: folders of the sdist from which the backend is imported
 
 
 def build_system(text: bytes) -> BuildSystem:
-    """The build system in *text*, a pyproject.toml; empty: there is no such file.
+    """The build system in *text*, a pyproject.toml; an empty *text* stands for a missing file.
 
     :raises ValueError: it is invalid.
     """
@@ -42,7 +42,7 @@ def build_system(text: bytes) -> BuildSystem:
     if not isinstance(backend, str) or not _BACKEND.fullmatch(backend):
         raise ValueError("[build-system] build-backend is not the name of a module")
     if any(not _PART.fullmatch(part) or ".." in part.split("/") for part in path if part != "."):
-        raise ValueError("[build-system] backend-path leads out of the sdist")
+        raise ValueError("[build-system] backend-path is not a relative path inside the sdist")
     return BuildSystem(requires=build_requirements(requires), backend=backend, path=tuple(path))
 
 

@@ -22,9 +22,9 @@ _NAMED = "name the package: NAME @ git+https://…"
 
 
 def repository_required(text: str) -> tuple[str, Repository] | None:
-    """What the requirement *text* requires, in PEP 508 without a version, and the repository that it names.
+    """The package (PEP 508, without a version) and the repository that the requirement *text* names.
 
-    None: it names no repository.
+    None: *text* names no repository.
 
     :raises ValueError: it cannot be locked; the message says why.
     """
@@ -52,9 +52,9 @@ def repository_required(text: str) -> tuple[str, Repository] | None:
     try:
         package = Requirement(f"{named or egg} ; {marker}" if marker else named or egg)
     except InvalidRequirement:
-        raise ValueError("not a requirement") from None
+        raise ValueError("invalid requirement") from None
     if egg and canonicalize_name(egg) != canonicalize_name(package.name):
-        raise ValueError(f"egg={egg} is not {package.name}")
+        raise ValueError(f"egg={egg} does not match the name {package.name}")
     return str(package), _repository(place, values.get("subdirectory", ""))
 
 
@@ -72,10 +72,10 @@ def repository_at(url: str, revision: str, subdirectory: str) -> Repository:
     if _COMMIT.fullmatch(revision):
         revision = revision.lower()
     elif not _REVISION.fullmatch(revision) or len(revision) > 200 or ".." in revision:
-        raise ValueError(f"{revision[:100]!r} is not the name of a commit, a branch or a tag")
+        raise ValueError(f"{revision[:100]!r} is not a valid name of a commit, a branch or a tag")
     folder = posixpath.normpath(subdirectory) if subdirectory else ""
     if folder.startswith(("/", "../")) or folder == ".." or not folder.isprintable() or len(folder) > 1000:
-        raise ValueError("its subdirectory is not a folder of the repository")
+        raise ValueError("invalid subdirectory: it must be a relative path inside the repository")
     return Repository(url=url, revision=revision, subdirectory="" if folder == "." else folder)
 
 
@@ -84,7 +84,7 @@ def _repository(place: str, subdirectory: str) -> Repository:
     kind, _, url = place.partition("+")
     if kind.lower() != "git":
         raise ValueError(f"only git+https:// is supported, not {kind}+")
-    # A branch may have slashes: the revision begins after the last @ of the path, as in pip.
+    # The name of a branch may have slashes; as in pip, the revision begins after the last @ of the path.
     scheme, _, rest = url.partition("://")
     host, _, path = rest.partition("/")
     before, at, revision = path.rpartition("@")
@@ -96,7 +96,7 @@ def _repository(place: str, subdirectory: str) -> Repository:
 
 
 def _fragment(text: str) -> dict[str, str]:
-    """The values after the # of a URL."""
+    """The values of egg= and subdirectory= in *text*, the fragment of a URL."""
     found: dict[str, str] = {}
     for part in filter(None, text.split("&")):
         key, _, value = part.partition("=")

@@ -24,12 +24,12 @@ _SHA256 = re.compile(r"(?:.*&)?sha256=([0-9a-f]{64})(?:&.*)?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelRequirement:
-    """A requirement of one wheel; of `path` and `url` one is set."""
+    """A requirement that names one wheel; either `path` or `url` is set."""
 
-    text: str  # PEP 508, by its name and version
+    text: str  # PEP 508, with the wheel's name and version
     path: str = ""  # relative to the project's folder, normalized
     url: str = ""  # without a fragment
-    sha256: str = ""  # in the URL's fragment
+    sha256: str = ""  # that of the URL's fragment; "": it has none
 
 
 def wheel_required(text: str) -> WheelRequirement | None:
@@ -69,7 +69,7 @@ def _exact(target: str, name: str, extras: str, marker: str) -> str:
         raise ValueError("not the file name of a wheel") from None
     if name and canonicalize_name(name) != project:
         raise ValueError(f"this is a wheel of {project}, not of {name}")
-    # Without its local version, which METADATA may lack: see `own_wheels.local_wheel`.
+    # The local version is left out, because METADATA may lack it: see `own_wheels.local_wheel`.
     return f"{project}{extras}=={version.public}" + (f" ; {marker}" if marker else "")
 
 
@@ -85,7 +85,7 @@ def _inside(target: str) -> str:
 
 
 def _demand_plain(url: str) -> None:
-    """:raises ValueError: *url* is not valid, or has a login or a query, which a lock must not have."""
+    """:raises ValueError: *url* is invalid, or has credentials or a query, which a lock must not contain."""
     if why := unsafe(url, url):
         raise ValueError(why)
     if urlsplit(url).query:

@@ -10,14 +10,14 @@ from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError
 
-HINT = "name one that it has, or choose none: --extra ''"
-HOW_TO_NAME = "use letters, digits, and between them '.', '_' and '-'"
+HINT = "choose an extra or a group that exists, or choose none: --extra ''"
+HOW_TO_NAME = "use letters and digits, with '.', '_' or '-' between them"
 _NAME = re.compile(r"[A-Z0-9]|[A-Z0-9][A-Z0-9._-]{0,198}[A-Z0-9]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What is installed beside a project's dependencies; the names are normalized, and sorted."""
+    """The extras and groups to install in addition to a project's dependencies; normalized names, sorted."""
 
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Choice:
         return choice_of({*self.extras} & {*extras}, {*self.groups} & {*groups})
 
     def unknown(self, source: str, extras: Collection[str], groups: Collection[str]) -> list[str]:
-        """A fault for each chosen name that is not among those of the file *source*."""
+        """A fault for each chosen name that the file *source* does not define."""
         return [
             f"--{kind} {name}: {source} has no such {kind}{listed(known)}"
             for kind, chosen, known in (("extra", self.extras, extras), ("group", self.groups, groups))
@@ -56,9 +56,9 @@ NO_CHOICE = Choice()
 
 
 def choice_of(extras: Iterable[str], groups: Iterable[str]) -> Choice:
-    """The choice by names as they are written; empty ones choose nothing.
+    """The choice of *extras* and *groups*, whose names are normalized; empty names are ignored.
 
-    :raises ConfigError: texts that are not names; lists all.
+    :raises ConfigError: some names are invalid; lists all of them.
     """
     faults: list[str] = []
     found = Choice(
@@ -76,7 +76,7 @@ def is_name(text: str) -> bool:
 
 
 def listed(known: Collection[str]) -> str:
-    """The end of a message about a name that is none of *known*."""
+    """The end of a message about an unknown name: lists the *known* names."""
     if not known:
         return "; it has none"
     shown = sorted(known)[:30]

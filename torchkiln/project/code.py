@@ -1,7 +1,8 @@
 """Reads the code of a project: the files of its folder that are copied into its image.
 
-In a git checkout these are the tracked files and the others that git does not ignore. The folder is not
-trusted: no program that it names is started, and no link leads out of it.
+In a git checkout these are the tracked files, and the untracked files that git does not ignore. The folder is
+not trusted: no program that its git configuration names is started, and a link to a target outside of the
+folder is an error.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ MOST_BYTES = 64 << 20  # data sets and checkpoints are mounted, not copied with 
 MOST_FILES = 20_000
 _LISTED = 10  # most lines of a message
 _SHOWN = 3  # largest files in a message
-_NEVER = frozenset({".git", "__pycache__"})  # also if they are tracked
-# Outside of git only: what a .gitignore usually has.
+_NEVER = frozenset({".git", "__pycache__"})  # left out, even if git tracks them
+# Also left out of a folder without git: what a .gitignore usually lists.
 _NOT_CODE = _NEVER | {
     *(".hg", ".svn", ".venv", "venv", "dist", "build", "node_modules", "wandb", "mlruns"),
     *(".tox", ".nox", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".cache"),
@@ -61,7 +62,7 @@ def read_code(folder: Path, without: Collection[str] = ()) -> ProjectCode:
     :raises ToolMissing: it is a git checkout, and git is not installed.
     """
     if not folder.is_dir():
-        raise ConfigError(f"--project {folder}: not a folder", hint="name the folder of the project")
+        raise ConfigError(f"--project {folder}: no such directory", hint="name the folder of the project")
     by_git, paths = in_checkout(folder), code_paths(folder, without)
     plain: set[str] = set()
     found = {path: status for path in sorted(paths) if (status := _status(folder, path, plain))}
@@ -92,7 +93,7 @@ def code_paths(folder: Path, without: Collection[str] = ()) -> dict[str, bool]:
 
 
 def _checkout(folder: Path, below: str) -> Iterator[tuple[str, bool]]:
-    """The files of a checkout and of the repositories in it, and whether they are tracked."""
+    """The files of a checkout and of the repositories nested in it, and whether git tracks each."""
     for name, tracked in checkout_files(folder / below).items():
         path = posixpath.join(below, name.rstrip("/"))
         if not _NEVER.isdisjoint(path.split("/")):
@@ -106,7 +107,7 @@ def _checkout(folder: Path, below: str) -> Iterator[tuple[str, bool]]:
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Everything in a folder without version control that is likely to be code; nothing is tracked."""
+    """The files of a folder without git that are likely to be code; none of them is tracked."""
     for above, folders, names in os.walk(folder, followlinks=False):
         links = [name for name in folders if Path(above, name).is_symlink()]
         folders[:] = [
@@ -125,8 +126,8 @@ def _walk(folder: Path) -> Iterator[tuple[str, bool]]:
 def _status(folder: Path, path: str, plain: set[str]) -> os.stat_result | None:
     """The status of the file itself, not of a link's target; None: it does not exist.
 
-    :param plain: the folders that are no links, so far.
-    :raises ConfigError: it is behind a link: git still tracks a file whose folder was replaced by one.
+    :param plain: folders that are known not to be links; this function adds to them.
+    :raises ConfigError: a folder above the file is a link: it replaced a folder whose files git still tracks.
     """
     parent = posixpath.dirname(path)
     while parent and parent not in plain:
@@ -179,7 +180,7 @@ def _read(
                 faults.append(f"{path}: {fault}")
             links.append(OverlayLink(path=path, target=target))
         elif not stat.S_ISREG(status.st_mode):
-            faults.append(f"{path}: only files and links can be in an image")
+            faults.append(f"{path}: not a regular file or a symbolic link")
         else:
             try:
                 data, mode = read_with_mode(folder / path, MOST_BYTES, follow=False)
@@ -204,9 +205,9 @@ def _read(
 
 
 def _name_fault(path: str) -> str:
-    """Why no file of an image can have this name; empty if one can."""
+    """Why a file of an image cannot have this name; empty if it can."""
     if any(part.startswith(WHITEOUT) for part in path.split("/")):
-        return f"a name that begins with {WHITEOUT} deletes files of an image"
+        return f"a name that begins with {WHITEOUT} is a whiteout: it deletes files of an image"
     return "" if path.isprintable() else "the name has control characters, or is not UTF-8"
 
 
@@ -215,7 +216,7 @@ def _link_fault(folder: Path, path: str, target: str) -> str:
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
     leaves = target.startswith("/") or inside == ".." or inside.startswith("../")
     if leaves or not target.isprintable() or not (folder / path).resolve().is_relative_to(folder.resolve()):
-        return f"a link to {printable(target)}, which is not in the folder"
+        return f"a symbolic link to {printable(target)}, which is outside of the folder"
     return ""
 
 

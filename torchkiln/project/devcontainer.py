@@ -1,6 +1,6 @@
-"""Writes the text of a devcontainer.json, by which VS Code and others open a folder in a container. Pure.
+"""Writes the text of a devcontainer.json, with which VS Code and others open a folder in a container. Pure.
 
-The properties are those of the specification, by schemas/devContainer.base.schema.json of devcontainers/spec.
+The properties follow schemas/devContainer.base.schema.json of the repository devcontainers/spec.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchkiln.util.files import pretty_json
 # Where tools look for the file; the first is the one that is written.
 PLACES = (".devcontainer/devcontainer.json", ".devcontainer.json")
 SHM_SIZE = "8g"
-_USER = "root"  # of the images: it may install packages into /opt/venv
+_USER = "root"  # the user of the images, who may install packages into /opt/venv
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]{0,254}(@sha256:[0-9a-f]{64})?", re.ASCII)
 _PORTS = {8888: "JupyterLab", 6006: "TensorBoard"}
 _EXTENSIONS = ("ms-python.python", "ms-toolsai.jupyter")
@@ -25,21 +25,21 @@ _EXTENSIONS = ("ms-python.python", "ms-toolsai.jupyter")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevContainer:
-    """A container in which a folder is opened."""
+    """The container in which a tool opens a folder."""
 
     name: str
-    image: str  # as an engine knows it
+    image: str  # the name by which Docker or Podman finds it
     folder: str  # where the folder is mounted, "/app"
 
 
 def demand_image_name(text: str) -> str:
-    """*text*, the name of an image for an engine.
+    """*text*, which is a valid name of an image for Docker or Podman.
 
-    :raises ConfigError: it cannot be one.
+    :raises ConfigError: it is not.
     """
     if not _IMAGE.fullmatch(text):
         raise ConfigError(
-            f"--image {text[:100]}: not the name of an image",
+            f"--image {text[:100]}: invalid reference format",
             hint="write [REGISTRY/]REPOSITORY:TAG, as in registry.example:5000/team/my-project:main",
         )
     return text
@@ -57,7 +57,7 @@ def _document(container: DevContainer) -> Mapping[str, Any]:
         "workspaceMount": f"source=${{localWorkspaceFolder}},target={container.folder},type=bind",
         "workspaceFolder": container.folder,
         "remoteUser": _USER,
-        "hostRequirements": {"gpu": "optional"},  # tools then add --gpus all where the engine can
+        "hostRequirements": {"gpu": "optional"},  # tools then add --gpus all if the engine supports GPUs
         "runArgs": [f"--shm-size={SHM_SIZE}"],
         "mounts": [
             # Downloads of pip, uv, Hugging Face and torch.hub outlive the container.
@@ -67,7 +67,7 @@ def _document(container: DevContainer) -> Mapping[str, Any]:
         "portsAttributes": {
             str(port): {"label": label, "onAutoForward": "notify"} for port, label in _PORTS.items()
         },
-        "otherPortsAttributes": {"onAutoForward": "ignore"},  # torchrun and NCCL listen on many
+        "otherPortsAttributes": {"onAutoForward": "ignore"},  # torchrun and NCCL listen on many ports
         "postCreateCommand": "",
         "customizations": {
             "vscode": {

@@ -1,7 +1,7 @@
-"""Decides what a project's packages do to the files of the parent image, and refuses what its proof forbids.
+"""Determines which files of the parent image a project's packages change, and refuses changes to tested ones.
 
-Pure. torch, NVIDIA's libraries and triton stay as they were proved: no file of theirs is replaced, removed or
-shadowed, and none is added to their folders.
+Pure. torch, NVIDIA's libraries and triton stay as they were tested: none of their files is replaced, removed
+or shadowed, and no file is added to their folders.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchkiln.project.installed import Files
 from torchkiln.wheel.install import Scheme
 
 _LISTED = 8  # most lines of a message
-_NAMESPACES = frozenset({"nvidia"})  # other distributions may have folders of their own in it
+_NAMESPACES = frozenset({"nvidia"})  # namespace packages: several distributions have folders in them
 _AT_START = re.compile(r"(site|user)customize(\.pyc?|(\.[^/]*)?\.so|/.*)?")
 _MODULE = re.compile(r"([^./]+)(\.pyc?|(\.[^/]*)?\.so|/.*)")
 
@@ -27,10 +27,10 @@ _MODULE = re.compile(r"([^./]+)(\.pyc?|(\.[^/]*)?\.so|/.*)")
 class Effect:
     """What the packages of a project change in the parent image."""
 
-    removed: tuple[str, ...] = ()  # paths of replaced packages, folders where nothing else is in them; sorted
+    removed: tuple[str, ...] = ()  # paths of replaced packages: files, or whole folders; sorted
     at_start: tuple[str, ...] = ()  # files that Python runs at each start: "x.pth of x"
-    modules: tuple[str, ...] = ()  # names of the protected packages in an import; sorted
-    overwritten: tuple[str, ...] = ()  # sentences on files of other packages that get another content
+    modules: tuple[str, ...] = ()  # names by which the fixed packages are imported; sorted
+    overwritten: tuple[str, ...] = ()  # sentences about overwritten files of other packages
 
 
 def effect_of(
@@ -42,9 +42,9 @@ def effect_of(
 ) -> Effect:
     """The effect of the packages *added* on an image with the packages *parent* and *replaced*.
 
-    :param parent: files by package; without byte-code where RECORD is that of a wheel.
+    :param parent: files by package; without byte-code if they were read from the RECORD of a wheel.
     :param replaced: packages of the image that are removed, with their byte-code.
-    :param fixed: names of *parent* that must stay as they are.
+    :param fixed: names of the packages of *parent* that must not change.
     :raises BuildFailed: a package would change a fixed one, has a sitecustomize or usercustomize module, or
         has a file where another has a folder.
     """
@@ -78,9 +78,9 @@ def effect_of(
 def removed_paths(
     replaced: Mapping[str, Files], kept: Mapping[str, Files], scheme: Scheme
 ) -> tuple[str, ...]:
-    """The paths to remove, so that nothing of *replaced* is left, and everything of *kept*.
+    """The paths to remove to delete all files of *replaced*, but none of *kept*.
 
-    A folder in which nothing else is left is removed as a whole: no empty namespace package remains.
+    A folder without other files is removed as a whole: Python would import it as an empty namespace package.
     """
     if not replaced:
         return ()
@@ -88,7 +88,7 @@ def removed_paths(
     folders = {
         folder for path in (*owned, f"{scheme.site}/x", f"{scheme.scripts}/x") for folder in parents(path)
     }
-    # The byte-code of sources; RECORDs of wheels do not have it.
+    # These folders have the byte-code of kept sources; RECORDs of wheels do not list it.
     folders |= {f"{posixpath.dirname(path)}/__pycache__" for path in owned if path.endswith(".py")}
     gone = {path for files in replaced.values() for path in files if path not in owned}
     return tuple(
@@ -113,19 +113,19 @@ def shadowing(
 
 
 def runs_at_start(path: str) -> bool:
-    """Whether Python runs the file at each start if its folder is on sys.path; *path* is relative to that."""
+    """Whether Python runs the file at each start if the folder to which *path* is relative is on sys.path."""
     return _AT_START.fullmatch(path) is not None
 
 
 def _module_of(file: OverlayFile | OverlayLink, root: str) -> str:
-    """The module that *file* is, or is in, if *root* is on sys.path; a link may be a package."""
+    """The top-level module that contains *file* if *root* is on sys.path; a link may lead to a package."""
     path = file.path.removeprefix(root)
     found = _MODULE.fullmatch(path)
     return found[1] if found else path if isinstance(file, OverlayLink) else ""
 
 
 def fixed_units(parent: Mapping[str, Files], fixed: Set[str], scheme: Scheme) -> dict[str, str]:
-    """Folder in site-packages -> the fixed package to which all of it belongs."""
+    """The folders in site-packages of which all files belong to one fixed package -> the package's name."""
     units = {}
     for name in fixed & parent.keys():
         for path in parent[name]:
@@ -162,16 +162,16 @@ def _changes_fixed(
 
 
 def _folder_conflicts(parent: Mapping[str, Files], added: Mapping[str, Files]) -> Iterator[str]:
-    """Files where the image has a folder, or the reverse: an engine would remove the folder."""
+    """Faults for files where the image has a folder, or the reverse: an engine would remove the folder."""
     below = {path: name for name, files in parent.items() for path in files}
     folders = {folder: name for path, name in below.items() for folder in parents(path)}
     for package, files in added.items():
         for path in files:
             if path in folders:
-                yield f"{package}: the file {path} is a folder of {folders[path]}"
+                yield f"{package}: the file {path} replaces a folder of {folders[path]}"
             for folder in parents(path):
                 if folder in below:
-                    yield f"{package}: the folder {folder} is a file of {below[folder]}"
+                    yield f"{package}: the folder {folder} replaces a file of {below[folder]}"
 
 
 def _customize(added: Mapping[str, Files], scheme: Scheme) -> Iterator[tuple[str, str]]:

@@ -133,19 +133,19 @@ def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
         yield "apt: debs: must be sorted by name, each name once"
     yield from _origin_faults(document)
     if "torch" in names:
-        yield "wheels: torch is the image's, and cannot be in the lock of a project"
+        yield "wheels: torch is part of the image, and cannot be in the lock of a project"
 
 
 def _origin_faults(document: Mapping[str, Any]) -> Iterator[str]:
     origins = document.get("origins", [])
     own = [wheel["name"] for wheel in document["wheels"] if wheel["index"] == Source.PROJECT.value]
     if own != [origin["name"] for origin in origins]:
-        yield "origins: must be those of the wheels that no index has"
+        yield "origins: must list exactly the wheels that are not from an index"
     for number, origin in enumerate(origins):
         if origin.keys() - {"name"} not in ({"path"}, {"url"}, {"built"}, {"git", "built"}):
             yield f"origins[{number}]: must have exactly one of path, url and built; and git only with built"
         if {".", ".."} & {*origin.get("git", {}).get("subdirectory", "").split("/")}:
-            yield f"origins[{number}]: {shown(origin['git']['subdirectory'])} is not in the repository"
+            yield f"origins[{number}]: {shown(origin['git']['subdirectory'])} is not inside the repository"
         if {".", ".."} & {*origin.get("path", "").split("/")}:
             yield f"origins[{number}]: {shown(origin['path'])} is not in the project's folder"
 

@@ -23,16 +23,16 @@ def read_inside(root: Path, path: Path, limit: int = LIMIT) -> bytes:
 
 
 def target_inside(root: Path, path: Path) -> Path:
-    """The file or folder to which *path* leads, without links.
+    """*path* with all symbolic links resolved.
 
-    :raises ValueError: there is none, or it is not in *root*.
+    :raises ValueError: the target does not exist, or is not in *root*.
     """
     try:
         target = path.resolve(strict=True)
     except OSError as error:
         raise ValueError(error.strerror or "cannot be read") from None
-    except RuntimeError:  # Python 3.10 to 3.12: links that lead to each other
-        raise ValueError("a link to itself") from None
+    except RuntimeError:  # Python 3.10 to 3.12: a loop of links
+        raise ValueError("too many levels of symbolic links") from None
     if not target.is_relative_to(root.resolve()):
         raise ValueError("not a file in the project's folder")
     return target
@@ -43,7 +43,7 @@ class Lines:
 
     def __init__(self, name: str, text: str) -> None:
         self._name = name
-        self._numbers: dict[str, int] = {}  # a line, or a text in quotes -> its first line
+        self._numbers: dict[str, int] = {}  # a line, or a text in quotes -> the number of its first line
         for number, line in enumerate(text.splitlines(), 1):
             for words in (line.strip(), *(found[2] for found in _QUOTED.finditer(line))):
                 self._numbers.setdefault(words, number)

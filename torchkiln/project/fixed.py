@@ -1,7 +1,6 @@
 """Decides which packages of an image a project cannot replace, and checks what it requires of them.
 
-torch's binary interface, its CUDA libraries and the packages that are built for it belong together, and were
-tested together.
+torch, its CUDA libraries and the packages that are built for its binary interface (ABI) were tested together.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torchkiln.project.asked import Asked, ProjectNeeds
 
 _FAMILY = ("torch", "torchvision", "torchaudio")
 _COMPILERS = frozenset({"triton", "pytorch-triton"})
-_LIBRARIES = re.compile(r"nvidia-.+-cu[0-9]+")  # of any CUDA; nvidia-ml-py is none
+_LIBRARIES = re.compile(r"nvidia-.+-cu[0-9]+")  # for any version of CUDA; nvidia-ml-py does not match
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +41,7 @@ def _is_fixed(wheel: LockedWheel) -> bool:
 
 
 def constraints_of(wheels: Iterable[LockedWheel]) -> tuple[str, ...]:
-    """The constraints that keep the fixed ones of *wheels*, and numpy's major version, in PEP 508."""
+    """The constraints (PEP 508) that pin the fixed packages of *wheels*, and numpy's major version."""
     found = [f"{wheel.name}=={wheel.version}" for wheel in fixed_wheels(wheels).values()]
     for wheel in wheels:
         if wheel.name == "numpy":
@@ -54,7 +53,7 @@ def constraints_of(wheels: Iterable[LockedWheel]) -> tuple[str, ...]:
 def movable(
     needs: ProjectNeeds, asked: Sequence[Asked], fixed: Mapping[str, LockedWheel], torches: Iterable[str]
 ) -> tuple[tuple[Asked, ...], tuple[Ignored, ...]]:
-    """*asked* without what concerns *fixed* packages, and the pins that were ignored.
+    """*asked* without the requirements of *fixed* packages, and the pins that were ignored.
 
     :param torches: the releases of torch that the matrix has with this CUDA, for the hint.
     :raises ConfigError: a requirement excludes the image's version of a fixed package; lists all.
@@ -74,20 +73,21 @@ def movable(
         if one.by_file:
             faults.append(
                 f"{one.where}: {one.path or one.text}: the image has {one.name} {wheel.version}, which"
-                " is fixed"
+                " a project cannot replace"
             )
             hints.append(f"require {one.name} without a {'repository' if one.repository else 'file'}")
         elif _includes(requirement.specifier, wheel.version):
             if (pin := _pin(requirement.specifier)) and Version(pin) != Version(wheel.version):
                 ignored.append(Ignored(name=one.name, version=pin, where=one.where))
-            if requirement.extras:  # their packages are needed
+            if requirement.extras:  # the packages of the extras are needed
                 extras = ",".join(sorted(requirement.extras))
                 kept.append(Asked(text=f"{one.name}[{extras}]", where=one.where, by_name=one.by_name))
         elif needs.is_lock and one.name not in _FAMILY:
             ignored.append(Ignored(name=one.name, version=_pin(requirement.specifier), where=one.where))
         else:
             faults.append(
-                f"{one.where}: {one.text}: the image has {one.name} {wheel.version}, which is fixed"
+                f"{one.where}: {one.text}: the image has {one.name} {wheel.version}, which a project cannot"
+                " replace"
             )
             hints += _hints(one, requirement.specifier, torches)
     if faults:
@@ -96,14 +96,14 @@ def movable(
 
 
 def _includes(specifier: SpecifierSet, version: str) -> bool:
-    """Whether *specifier* includes *version*, whose CUDA variant does not count: 2.7.1+cu118 is a 2.7.1."""
+    """Whether *specifier* includes *version*; the CUDA variant is ignored: 2.7.1+cu118 counts as 2.7.1."""
     public = Version(version).public
     text = re.sub(r"\+[A-Za-z0-9.]+", "", str(specifier))
     return SpecifierSet(text).contains(public, prereleases=True)
 
 
 def _pin(specifier: SpecifierSet) -> str:
-    """The version that *specifier* pins; "" if it is no pin."""
+    """The version that *specifier* pins; "" if it pins none."""
     pins = [one.version for one in specifier if one.operator == "==" and not one.version.endswith(".*")]
     return pins[0] if pins else ""
 
@@ -117,4 +117,4 @@ def _hints(one: Asked, specifier: SpecifierSet, torches: Iterable[str]) -> Itera
         else:
             yield "change the requirement: the matrix has no torch with this CUDA that fits it"
     else:
-        yield f"remove the version of {one.name}: the image has the one for its torch"
+        yield f"require {one.name} without a version: the image has the version that fits its torch"

@@ -17,7 +17,7 @@ from torchkiln.project.inputs import inputs_digest
 
 
 def outdated(lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> str:
-    """How *lock* differs from what *needs* and *parent* would give, as a phrase; empty: it does not."""
+    """Why *lock* is outdated for *needs* and *parent*, as a phrase; empty: it is not outdated."""
     tag = tag_of(parent.resolution)
     if lock.parent != tag:
         return f"made for {lock.parent}, not for {tag}"
@@ -26,20 +26,22 @@ def outdated(lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> str:
     if (choice := choice_of(lock.extras, lock.groups)) != needs.choice:
         return f"made {choice.phrase}, not {needs.choice.phrase}"
     if needs.apt != (lock.apt.requested if lock.apt else ()):
-        return "made for other OS packages than apt in the settings has now"
+        return "made for other OS packages than the setting apt has now"
     if lock.inputs != inputs_digest(needs, parent):
         return f"made from other requirements than {needs.source} has now"
     if changed := _changed(lock, needs):
-        return f"made with other bytes of {changed}"
+        return f"made with another content of {changed}: its sha256 has changed"
     before = {wheel.name: wheel.version for wheel in parent.wheels}
     names = {wheel.name for wheel in lock.wheels}
     if fixed := sorted(names & fixed_wheels(parent.wheels).keys()):
         return f"replaces packages that are fixed in {tag}: {', '.join(fixed)}"
-    return "" if {*lock.removed} == names & before.keys() else f"replaces other packages than {tag} has"
+    if {*lock.removed} != names & before.keys():
+        return f"its list of removed packages does not match the packages of {tag}"
+    return ""
 
 
 def _changed(lock: ProjectLock, needs: ProjectNeeds) -> str:
-    """The first locked file of the project's folder that is there with other bytes; "" if there is none."""
+    """The first locked file of the project's folder whose sha256 has changed; "" if there is none."""
     present = {wheel.path: wheel.sha256 for wheel in needs.own}
     locked = {wheel.name: wheel.sha256 for wheel in lock.wheels}
     paths = ((origin.path, locked[origin.name]) for origin in lock.origins)

@@ -11,7 +11,7 @@ from torchkiln.wheel.metadata import metadata_in
 
 
 def wheels_of_image(image: LockedCell, store: Store) -> tuple[LocalWheel, ...]:
-    """The wheels of *image*, each as the only one of its package; none if *store* lacks one of them."""
+    """The wheels of *image*, each as the only candidate of its package; () if *store* lacks any of them."""
     if not all(map(store.has_wheel, image.wheels)):
         return ()
     return tuple(
@@ -21,7 +21,7 @@ def wheels_of_image(image: LockedCell, store: Store) -> tuple[LocalWheel, ...]:
             filename=wheel.filename,
             sha256=wheel.sha256,
             size=wheel.size,
-            requires_python="",  # it is installed
+            requires_python="",  # not checked: the image has the wheel already
             metadata=partial(_metadata, wheel, store),
             only=True,
         )

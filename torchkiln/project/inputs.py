@@ -1,4 +1,4 @@
-"""Computes the digest of what determines a project's lock, by which a stale lock is detected."""
+"""Computes the digest of the inputs of a project's lock, by which an outdated lock is detected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RULES = 1  # increase it when the same inputs result in other wheels
 
 
 def inputs_digest(needs: ProjectNeeds, cell: LockedCell) -> Digest:
-    """The digest of what the project's files, the image and the rules determine."""
+    """The digest of the requirements and settings of the project, the image's lock, and `RULES`."""
 
     def form(asked: Asked) -> list[object]:
         repository = asked.repository.text if asked.repository else ""
@@ -26,7 +26,7 @@ def inputs_digest(needs: ProjectNeeds, cell: LockedCell) -> Digest:
             "constraints": [form(asked) for asked in needs.constraints],
             "requires_python": needs.requires_python,
             "parent": lock_digest(cell),
-            # Left out if empty, so that locks from before there were these stay fresh.
+            # These keys are left out if empty, so that locks that are older than the keys stay fresh.
             **({"extras": choice.extras} if choice.extras else {}),
             **({"groups": choice.groups} if choice.groups else {}),
             **({"apt": needs.apt} if needs.apt else {}),

@@ -1,4 +1,4 @@
-"""Reads which files each package of an image has, from the RECORDs in a layer or in the wheels themselves."""
+"""Lists the files of each package of an image, from the RECORD files in a layer or in wheels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Files = Mapping[str, str]
 
 
 def files_in_layer(blob: Path, scheme: Scheme) -> dict[str, Files]:
-    """The files of each package whose wheel was installed into the layer *blob*, with the byte-code, by name.
+    """The files, with byte-code, of each package that was installed into the layer *blob*, by package name.
 
     :raises VerificationFailed: the layer is damaged, or a RECORD names a file outside of the environment.
     """
@@ -39,7 +39,7 @@ def files_in_layer(blob: Path, scheme: Scheme) -> dict[str, Files]:
 
 
 def files_of_records(texts: Mapping[str, str], scheme: Scheme) -> dict[str, Files]:
-    """The files of each distribution in site-packages, by name.
+    """The files of each distribution in site-packages, by its name.
 
     :param texts: path -> contents of each RECORD of an image or a layer.
     :raises VerificationFailed: a RECORD names a file outside of the environment.
@@ -64,9 +64,9 @@ def _absolute(row: str, record: str, scheme: Scheme) -> str:
 
 
 def files_of_wheel(path: Path, wheel: LockedWheel, scheme: Scheme) -> Files:
-    """The files of *wheel*, which is at *path* and was installed before; without its byte-code.
+    """The files that an installation of *wheel*, which is at *path*, creates; without byte-code.
 
-    :raises BadWheel: it cannot be read.
+    :raises BadWheel: the wheel cannot be read.
     """
     name = install.parse_name(wheel.filename)
     try:

@@ -1,4 +1,4 @@
-"""Refuses packages of a project whose libraries lack something in the image, by reading their symbols."""
+"""Refuses packages of a project whose shared libraries need a library or a symbol that the image lacks."""
 
 from __future__ import annotations
 
@@ -55,11 +55,13 @@ def require_known(may_lack: Sequence[str], lock: ProjectLock) -> None:
             f"--allow-missing {name}: neither a library nor a package that the project adds"
             for name in unknown
         ]
-        raise ConfigError.of(faults, hint="name a library, libtbb.so.12, or a package of torchkiln.lock.json")
+        raise ConfigError.of(
+            faults, hint="name a library (libtbb.so.12), or a package of torchkiln.lock.json"
+        )
 
 
 def still_known(may_lack: Sequence[str], lock: ProjectLock) -> tuple[str, ...]:
-    """The *may_lack* that are libraries or packages of *lock*, sorted."""
+    """The names in *may_lack* that are those of libraries or of packages of *lock*, sorted."""
     return tuple(sorted({name for name in may_lack if _is_known(name, lock)}))
 
 

@@ -1,7 +1,8 @@
 """Locks the packages of a project for the image of one cell.
 
-The image's torch, CUDA libraries and what is built for them are fixed. Its other packages keep their versions
-where the project's requirements allow that; new packages are as new as if all of these could move.
+The image's torch, its CUDA libraries and the packages that are built for them are fixed. The other packages
+of the image keep their versions where the project's requirements allow that. New packages get the newest
+versions that fit the fixed packages.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ProjectIndex(Resolver, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parent:
-    """The image on which a project goes.
+    """The image on which a project is installed.
 
     `bound`: the packages that the matrix binds to PyTorch's own index; `known`: wheels for which no index is
     queried; `torches`: the releases of torch that the matrix has with this CUDA; `wheels`: see `Settler`.
@@ -72,7 +73,7 @@ class ProjectVersions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedProject:
-    """A lock, and what people should know before it is used."""
+    """A lock, and what its user should know."""
 
     lock: ProjectLock
     source: str  # the file with the requirements
@@ -80,7 +81,7 @@ class LockedProject:
     behind: tuple[Behind, ...] = ()
     notes: tuple[str, ...] = ()  # sentences
     yanked: tuple[tuple[str, str, str], ...] = ()  # name, version and reason of yanked wheels
-    unread: tuple[str, ...] = ()  # what the check of the libraries needs, and the build will have
+    unread: tuple[str, ...] = ()  # what the check of the libraries needs and the cache lacks
 
 
 def lock_project(
@@ -94,11 +95,11 @@ def lock_project(
 ) -> LockedProject:
     """The lock of the project with *needs* on the image *parent*.
 
-    :param local: the wheels that may be chosen beside those of the index.
+    :param local: the wheels that may be chosen in addition to those of the index.
     :param untrusted: the untrusted indexes; the lock is marked if it uses one.
     :raises ConfigError: the project excludes the image's Python or one of its fixed packages.
     :raises Unresolvable: its requirements conflict with each other or with the fixed packages.
-    :raises BuildFailed: an index is at fault, or a file has another hash than the project requires.
+    :raises BuildFailed: an index cannot be read, or a file has another hash than the project requires.
     """
     cell, tag = parent.lock, tag_of(parent.lock.resolution)
     _require_python(needs, cell)
@@ -122,8 +123,8 @@ def lock_project(
     except Unresolvable as error:
         raise Unresolvable(
             f"{needs.name}: {needs.source} cannot be installed in {tag}: {error.message}",
-            hint=f"change the requirements in {needs.source}, or choose another --torch; a package without"
-            ' wheels needs one in a folder (wheels = "wheels"), or is built from its code in a sandbox'
+            hint=f"change the requirements in {needs.source}, or choose another --torch; if a package has no"
+            ' wheels, put one into a folder (wheels = "wheels"), or have it built in a sandbox'
             ' (build = ["NAME"]): see docs/projects.md',
         ) from error
     now = before | {wheel.name: wheel for wheel in wheels}
@@ -159,10 +160,10 @@ def _moves(pin: Pin, before: LockedWheel | None, *, by_file: bool) -> bool:
 
 
 def _origins(wheels: Iterable[LockedWheel], needs: ProjectNeeds) -> tuple[Origin, ...]:
-    """Where those of *wheels* come from that no index has; without what they are built from."""
+    """The origins of the *wheels* that are not from an index; `Sdists.finish` adds how they were built."""
     urls = {one.name: one.url for one in needs.requirements if one.url}
     required = {one.path for one in needs.requirements if one.path}
-    # A wheel that is required by path may also be in the folder of the setting.
+    # A wheel that is required by path may also be in the folder of the setting: the required path is used.
     ordered = sorted(needs.own, key=lambda wheel: wheel.path in required)
     paths = {wheel.sha256: wheel.path for wheel in ordered}
     return tuple(
@@ -195,8 +196,8 @@ def _request(
 ) -> IndexRequest:
     """The request for one environment with the packages of *parent* and of the project.
 
-    The project's come first: uv chooses versions in that order. All packages of the image are required, as
-    those that nothing needs any more stay in it.
+    The project's requirements come first, because uv chooses versions in that order. All packages of the
+    image are required, because the image keeps even those that no other package requires any more.
     """
     resolution, known = parent.lock.resolution, {wheel.name for wheel in parent.known}
     names = (wheel.name for wheel in parent.lock.wheels)
@@ -224,6 +225,6 @@ def _require_hashes(asked: Iterable[Asked], wheels: Mapping[str, LockedWheel]) -
             raise BuildFailed(
                 f"{wheel.filename}: checksum mismatch: its sha256 {wheel.sha256} is not one of those that the"
                 " project allows",
-                hint="the index, or the image, has another file than the one that the project was locked"
-                " with: compare both, or make the project's lock again",
+                hint="the index or the image has another file than the project's lock file names: compare"
+                " both files, or make that lock file again",
             )

@@ -18,13 +18,13 @@ class Move:
     name: str
     before: str  # the image's version; "": it has none
     after: str  # the version with the project
-    asked: tuple[str, ...] = ()  # where the project asks for it, "requirements.txt:3"
+    asked: tuple[str, ...] = ()  # where the project requires it, "requirements.txt:3"
     via: tuple[str, ...] = ()  # the packages that require it
     ignored: str = ""  # the version that a lock file pins; the image's is kept
 
     @property
     def why(self) -> str:
-        """Who requires it, for people."""
+        """What requires it, as text for the user."""
         if self.ignored:
             return f"{', '.join(self.asked)} has {self.ignored}, ignored"
         return ", ".join((*self.asked, *self.via)) or "the image's own packages"

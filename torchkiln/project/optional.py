@@ -14,7 +14,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.project.choice import HINT, Choice, listed
 from torchkiln.project.pyproject_file import FILE, Pyproject
 
-_DEPTH = 50  # groups and extras that name each other
+_DEPTH = 50  # levels of groups and extras that include each other
 _MOST = 5_000  # requirements, each once with each marker
 _LONGEST = 4_000  # characters of a requirement, and of a marker
 _INCLUDE = "include-group"
@@ -22,11 +22,11 @@ _TABLES = {"extra": "project.optional-dependencies", "group": "dependency-groups
 
 
 def optional_requirements(file: Pyproject, choice: Choice) -> list[tuple[str, str]]:
-    """The requirements of *choice*, and the string in *file* from which each is.
+    """The requirements of *choice*, each with the string in *file* from which it comes.
 
     An extra of the project itself, `my-project[gpu]`, stands for the requirements of that extra.
 
-    :raises ConfigError: a name is unknown, or a chosen list is wrong.
+    :raises ConfigError: a name is unknown, or a chosen list is invalid.
     """
     if not choice.any:
         return []
@@ -50,7 +50,7 @@ class _Walk:
     def add(self, kind: str, name: str, above: tuple[tuple[str, str], ...], marker: Marker | None) -> None:
         """Add the list *name*, which the last of *above* names, for environments with *marker*."""
         if (kind, name) in above and kind == "extra":
-            return  # they are listed already, for more environments
+            return  # its requirements are listed already, and for at least these environments
         if (kind, name) in above:
             names = [each for _, each in above[above.index((kind, name)) :]]
             raise _wrong(kind, names[0], f"a cycle of {_INCLUDE}: {' > '.join((*names, name))}")
@@ -76,7 +76,7 @@ class _Walk:
         included = value.get(_INCLUDE) if isinstance(value, dict) and len(value) == 1 else None
         if kind != "group" or not isinstance(included, str):
             table = f" or {{{_INCLUDE} = NAME}}" if kind == "group" else ""
-            raise _wrong(kind, name, f"{str(value)[:100]}: not a requirement{table}")
+            raise _wrong(kind, name, f"{str(value)[:100]}: not a valid requirement{table}")
         if (target := canonicalize_name(included)) not in self.lists["group"]:
             known = listed(self.lists["group"])
             raise _wrong(kind, name, f"{_INCLUDE} {included[:100]!r}: {FILE} has no such group{known}")
@@ -88,7 +88,7 @@ class _Walk:
         except InvalidRequirement:
             requirement = None
         if requirement is None:
-            self.found.append((text, text))  # its reader says what is wrong
+            self.found.append((text, text))  # the reader of the requirement reports the error
             return
         if marker is not None:
             own = f" and ({requirement.marker})" if requirement.marker else ""
@@ -110,5 +110,5 @@ def _wrong(kind: str, name: str, why: str) -> ConfigError:
 
 def _hint(file: Pyproject, choice: Choice) -> str:
     if choice.extras and "optional-dependencies" in file.project.get("dynamic", ()):
-        return f"write the extras into {FILE}: those that a build backend computes (dynamic) are not read"
+        return f"write the extras into {FILE}: dynamic extras, which a build backend computes, are not read"
     return HINT

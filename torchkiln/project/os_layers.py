@@ -1,4 +1,4 @@
-"""Says which layers of an image have OS packages, and which files torchkiln puts above them. Pure."""
+"""Lists the layers of an image that have OS packages, and the files that torchkiln adds above them. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def layers_of(locked: LockedCell) -> OsLayers:
 
 
 def own_paths(plan: ImagePlan) -> frozenset[str]:
-    """The files that torchkiln puts above the OS into the image of *plan*."""
+    """The paths of the files and links that torchkiln adds above the OS in the image of *plan*."""
     layers = plan.of(OverlayLayer)
     files = [file.path for layer in layers for file in layer.files]
     links = [link.path for layer in layers for link in layer.links]

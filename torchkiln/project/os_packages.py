@@ -1,4 +1,4 @@
-"""Locks the OS packages of a project on those of its image."""
+"""Locks the OS packages of a project, in addition to those of its image."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def with_packages(
 ) -> LockedProject:
     """*found* with the OS packages *requested*, locked for the image of *plan*.
 
-    :param kept: those of the present lock, used if they are for the same; None: lock them anew.
+    :param kept: the OS packages of the present lock, used if request and layers are the same; None: lock them
+        anew.
     :raises BuildFailed: the image's base is not in *store*, and the archive has other packages by now.
     :raises KilnError: as `lock_apt` does.
     """
@@ -53,7 +54,7 @@ def kept_packages(apt: LockedApt | None, upgrade: tuple[str, ...]) -> LockedApt 
 def _demand_layers(layers: OsLayers, store: Store, environ: Mapping[str, str], report: Reporting) -> None:
     """Check that the locked blobs are in *store*, or make them.
 
-    :raises BuildFailed: the archive gives others.
+    :raises BuildFailed: a blob is missing, and the archive now has other packages than the locked ones.
     """
     try:
         base, os_name = layers.base, layers.base.os
@@ -62,7 +63,7 @@ def _demand_layers(layers: OsLayers, store: Store, environ: Mapping[str, str], r
             tools.ensure(layers.tools, base, store, locked_only=True, environ=environ, report=report)
     except BuildFailed as error:
         raise BuildFailed(
-            f"OS packages are locked on the image's own base: {error.message}",
-            hint="import the locked one, from a machine that has it: torchkiln base import FILE; or lock the"
-            " image with today's packages: torchkiln lock TAG --upgrade-base",
+            f"OS packages can be locked only on the base in the image's lock: {error.message}",
+            hint="import that base from a machine that has it: torchkiln base import FILE; or lock the image"
+            " with today's packages: torchkiln lock TAG --upgrade-base",
         ) from error

@@ -1,7 +1,7 @@
 """Reads the wheels in a project's folder: those of the setting `wheels`, and those required by path.
 
-The files are not trusted, and may change: what is locked is the sha256 of the bytes that were read, and a
-build compares the bytes that it uses with it.
+The files are not trusted, and may change: the lock has the sha256 of the bytes that were read, and a build
+compares it with that of the bytes that it uses.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from torchkiln.util.strict_json import open_plain
 from torchkiln.wheel.metadata import metadata_in
 
 MOST = 500  # wheels
-_HINT = "replace the file, or remove it; other files than wheels are ignored"
+_HINT = "replace the file, or remove it; files that are not wheels are ignored"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,249}")
 _RECORDS = "own-wheels"
-_SETTLED = 2.0  # seconds after its last change, in which a file may change again without another time
+_SETTLED = 2.0  # seconds after a change in which a file may change again and keep the same timestamps
 _CHUNK = 1 << 20
 
 
 def with_own_wheels(needs: ProjectNeeds, folder: Path, wheels: str, store: Store) -> ProjectNeeds:
     """*needs* with the wheels in the project's *folder*; *wheels* is the setting.
 
-    A folder that does not exist has none: `demand_wheels_folder` checks it.
+    A missing folder counts as an empty one; `demand_wheels_folder` refuses it.
 
-    :raises ConfigError: it is not in the project's folder, or files in it cannot be read or have no valid
-        name; lists all faults.
+    :raises ConfigError: the folder is not in the project's folder, or files in it cannot be read or have no
+        valid name; lists all faults.
     """
     asked = (*needs.requirements, *needs.constraints)
     places = {one.path: f"{one.where}: {one.path}" for one in asked if one.path}
@@ -77,10 +77,11 @@ def local_wheels(
 ) -> tuple[tuple[LocalWheel, ...], tuple[str, ...]]:
     """The wheels of *needs* in the project's *folder* that fit an image, the best of each version.
 
-    Also sentences about those that do not fit.
+    The second value has sentences about the wheels that do not fit.
 
     :param fixed: names of packages that cannot be replaced.
-    :param python: the image's, "3.11.2"; *tags*: those that it accepts, best first.
+    :param python: the version of the image's Python, "3.11.2".
+    :param tags: the tags of wheels that the image accepts, best first.
     :raises ConfigError: a wheel that fits is invalid, or one that is required by path does not fit; lists
         all faults.
     """
@@ -91,10 +92,10 @@ def local_wheels(
     for wheel in needs.own:
         asked = required.get(wheel.path)
         if wheel.name in fixed:
-            left_out.append(f"{wheel.path}: {wheel.name} is fixed in the image")
+            left_out.append(f"{wheel.path}: a project cannot replace {wheel.name} of the image")
             continue
         if parse_wheel_filename(wheel.filename)[3].isdisjoint(tags):
-            why = f"{wheel.path}: not a wheel for Python {python} and the image's Linux"
+            why = f"{wheel.path}: not a supported wheel for Python {python} on the image's Linux"
             if asked:
                 faults.append(f"{asked.where}: {why}")
             left_out.append(why)
@@ -146,7 +147,11 @@ def _listed(folder: Path, wheels: str) -> Iterator[str]:
 
 
 def _wheel(folder: Path, path: str, store: Store) -> FolderWheel:
-    """:raises ValueError: it is not the name of a wheel, or not in *folder*; OSError: it cannot be read."""
+    """The wheel at *path* in *folder*.
+
+    :raises ValueError: the file name is not that of a wheel, or the file is empty or not in *folder*.
+    :raises OSError: the file cannot be read.
+    """
     filename = path.rpartition("/")[2]
     try:
         if not _NAME.fullmatch(filename):
@@ -161,9 +166,9 @@ def _wheel(folder: Path, path: str, store: Store) -> FolderWheel:
 
 
 def digest_of(path: Path, store: Store) -> tuple[str, int]:
-    """SHA-256 and size of the file *path*: those of the cache if it did not change since.
+    """SHA-256 and size of the file *path*; from the cache if the file has not changed.
 
-    :raises OSError: it cannot be read, or is not a regular file.
+    :raises OSError: the file cannot be read, or is not a regular file.
     """
     key = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
     with open_plain(path, follow=False) as file:
@@ -186,7 +191,7 @@ def digest_of(path: Path, store: Store) -> tuple[str, int]:
 
 
 def _local(wheel: FolderWheel, folder: Path, asked: Asked | None) -> LocalWheel:
-    """:raises BadWheel: the wheel is invalid; ValueError: it is not that of its file name."""
+    """:raises BadWheel: the wheel is invalid. :raises ValueError: METADATA does not match the file name."""
     data = metadata_in(target_inside(folder, folder / wheel.path), wheel.filename)
     return local_wheel(wheel, data, only=asked is not None)
 
@@ -194,11 +199,11 @@ def _local(wheel: FolderWheel, folder: Path, asked: Asked | None) -> LocalWheel:
 def local_wheel(wheel: FolderWheel, data: bytes, *, only: bool) -> LocalWheel:
     """*wheel* with its METADATA *data*, for a resolver.
 
-    Release pages append to the file name alone what the wheel was built for, 2.8.3+cu12torch2.7. A wheel with
-    such a name has the version and the file name of METADATA, because pip refuses the other. In a folder
-    several such files could have one version, so it must be required by path or URL.
+    Some projects state in the file name alone what a wheel was built for: 2.8.3+cu12torch2.7. Such a wheel
+    gets the version in METADATA, also in its file name, because pip refuses wheels in which both differ. It
+    must be required by path or URL, because several such files in a folder can have the same version.
 
-    :param only: it is required by path or URL.
+    :param only: the wheel is required by path or URL.
     :raises ValueError: METADATA is invalid, or has another name or version than the file name.
     """
     metadata = read_metadata(data)
@@ -210,8 +215,8 @@ def local_wheel(wheel: FolderWheel, data: bytes, *, only: bool) -> LocalWheel:
     labelled = version != named and version == Version(named.public)
     if canonicalize_name(metadata.name) != wheel.name or not (version == named or (labelled and only)):
         raise ValueError(
-            f"METADATA is that of {metadata.name[:100]} {metadata.version[:100]}: rename the file"
-            + (", or require it by its path" if labelled else "")
+            f"the file name does not match METADATA ({metadata.name[:100]} {metadata.version[:100]}): rename"
+            " the file" + (", or require it by its path" if labelled else "")
         )
     return LocalWheel(
         name=wheel.name,
@@ -232,7 +237,7 @@ def _without_label(filename: str) -> str:
 
 
 def _python_fault(wheel: LocalWheel, python: str) -> str:
-    """Why the Python of an image cannot have *wheel*; "" if it can."""
+    """Why *wheel* does not support the version *python*; "" if it does."""
     try:
         fits = SpecifierSet(wheel.requires_python).contains(python, prereleases=True)
     except InvalidSpecifier:
@@ -241,7 +246,7 @@ def _python_fault(wheel: LocalWheel, python: str) -> str:
 
 
 def from_index(locked: Iterable[LockedWheel], own: Iterable[LocalWheel]) -> tuple[str, ...]:
-    """Sentences on those of *locked* that come from an index although there are *own* wheels of them."""
+    """Sentences about *locked* wheels from an index of whose packages the folder has *own* wheels, too."""
     versions = {wheel.name: wheel.version for wheel in own}
     return tuple(
         f"{wheel.name} {wheel.version} is from the package index; the project's folder has"

@@ -104,7 +104,7 @@ def _roots(code: ProjectCode) -> tuple[str, ...]:
 
 
 def at_start(code: ProjectCode, effect: Effect) -> tuple[str, ...]:
-    """What Python runs at each start in the image because of the project."""
+    """The files of the project that Python runs at each start in the image."""
     roots = _roots(code)
     own = (
         f"{APP}/{file.path}"
@@ -151,7 +151,7 @@ def _config(
 
 
 def _facts(parent: Parent, project: ProjectLock, started: tuple[str, ...]) -> Mapping[str, Any]:
-    """The contents of /etc/torchkiln/project.json: what the image has beside its parent."""
+    """The contents of /etc/torchkiln/project.json: what the image has in addition to its parent."""
     origins = {origin.name: origin.text for origin in project.origins}
     return {
         "schema": SCHEMA,

@@ -161,7 +161,8 @@ def _form(asked: Asked) -> tuple[str, str, str]:
 def _locked_forms(entry: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The values of `_form` for an entry of uv.lock's requires-dist.
 
-    The repository of a requirement without one is in [tool.uv.sources].
+    An entry with a repository has two values: without it, because pyproject.toml can name the repository in
+    [tool.uv.sources] instead of the requirement, and with it.
     """
     with suppress(InvalidSpecifier, ValueError):
         name = canonicalize_name(str(entry.get("name", "")))

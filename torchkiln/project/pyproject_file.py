@@ -1,4 +1,4 @@
-"""Parses the parts of pyproject.toml that are used."""
+"""Parses the parts of pyproject.toml that torchkiln uses."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _KINDS = {"name": str, "requires-python": str, "dependencies": list, "dynamic": 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pyproject:
-    """pyproject.toml; the default is a missing file.
+    """The contents of pyproject.toml; the default stands for a missing file.
 
-    Extras and groups are checked when they are used: a project without a choice of them may have wrong ones.
+    Extras and groups are checked only when some are chosen.
     """
 
     document: Mapping[str, Any] = field(default_factory=dict)
@@ -40,13 +40,13 @@ class Pyproject:
     def extras(self) -> dict[str, Any]:
         """The values in [project.optional-dependencies], not checked, by normalized name.
 
-        :raises ConfigError: it is not a table, or has keys that are not names, or are the same when they are
-            normalized.
+        :raises ConfigError: the value is not a table, a key is not a valid name, or two keys have the same
+            normalized name.
         """
         return _by_name(self.project.get("optional-dependencies", {}), "project.optional-dependencies")
 
     def groups(self) -> dict[str, Any]:
-        """Those in [dependency-groups], in the same way.
+        """The values in [dependency-groups], not checked, by normalized name.
 
         :raises ConfigError: as `extras`.
         """
@@ -80,7 +80,7 @@ def _by_name(table: object, where: str) -> dict[str, Any]:
     written: dict[str, str] = {}
     for name, value in table.items():
         if not is_name(name):
-            raise ConfigError(f"{FILE}: [{where}]: {name[:100]!r} is not a name", hint=HOW_TO_NAME)
+            raise ConfigError(f"{FILE}: [{where}]: {name[:100]!r} is not a valid name", hint=HOW_TO_NAME)
         key = canonicalize_name(name)
         if key in found:
             raise ConfigError(

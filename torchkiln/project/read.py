@@ -1,7 +1,7 @@
-"""Reads what a project's folder requires, from the first of four files that it has.
+"""Reads the requirements of a project, from the first of four files that its folder has.
 
-They are pylock.toml, uv.lock, [project] dependencies of pyproject.toml, and requirements.txt. Nothing of the
-project is run.
+The files are pylock.toml, uv.lock, pyproject.toml with [project] dependencies, and requirements.txt. No code
+of the project is run.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def read_project(
     """What the project in *folder*, with the extras and groups of *choice*, requires in an image with
     *environment*.
 
-    :raises ConfigError: there is none of the files, or the one that is used is wrong, lacks an extra or a
-        group, or has requirements that cannot be locked; lists all faults with their lines.
+    :raises ConfigError: none of the files exists, or the used one is invalid, lacks an extra or a group, or
+        has requirements that cannot be locked; lists all faults with their lines.
     :raises Stale: uv.lock was made from another pyproject.toml.
     """
     demand_folder(folder)
     file = _pyproject(folder)
     name = pyproject.name_of(file, folder.resolve().name)
     if _has(folder, pylock.FILE):
-        # The lock says which extras and groups there are.
+        # pylock.toml determines which extras and groups exist.
         there = choice.within(file.extras(), file.groups()) if choice.any else choice
         own = pyproject.needs_of_pyproject(file, name, there).requirements
         named = frozenset(asked.name for asked in own)
@@ -71,8 +71,7 @@ def read_project(
     if is_static or (choice.groups and file.groups() and not file.project):
         return pyproject.needs_of_pyproject(file, name, choice)
     raise ConfigError(
-        f"{folder}: none of pylock.toml, uv.lock, pyproject.toml with [project] dependencies, and"
-        " requirements.txt",
+        f"{folder}: no pylock.toml, uv.lock, pyproject.toml with [project] dependencies, or requirements.txt",
         hint="write the packages that the project needs into requirements.txt",
     )
 
@@ -80,7 +79,7 @@ def read_project(
 def demand_folder(folder: Path) -> None:
     """:raises ConfigError: *folder* does not exist."""
     if not folder.is_dir():
-        raise ConfigError(f"--project {folder}: not a folder", hint="name the folder of the project")
+        raise ConfigError(f"--project {folder}: no such directory", hint="name the folder of the project")
 
 
 def _pyproject(folder: Path) -> Pyproject:

@@ -1,4 +1,4 @@
-"""Provides the locks for the image of a project: its own, and that of its cell."""
+"""Provides the locks for the image of a project: the project's lock, and that of its cell."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from torchkiln.store.store import Store
 class ProjectRequest:
     """The project in `folder` on the image of `cell`; `as_of` and `upgrade` as in `LockRequest`.
 
-    `choice`: the extras and groups; `may_lack`: libraries that may be missing, and packages whose libraries
-    may lack any; None: those of the project's lock.
+    `choice`: the extras and groups; `may_lack`: names of libraries that may be missing, and of packages whose
+    libraries are not checked. None: the values of the project's lock.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class ProjectRequest:
     may_lack: tuple[str, ...] | None = None
 
     def chosen(self, lock: ProjectLock | None) -> Choice:
-        """The extras and groups of the project, whose present lock is *lock*."""
+        """`choice`; if that is None, the extras and groups of *lock*, the project's present lock."""
         if self.choice is None:
             return choice_of(lock.extras, lock.groups) if lock else NO_CHOICE
         return self.choice
@@ -57,8 +57,8 @@ def ready_project(
 ) -> tuple[ProjectLock, LockedCell]:
     """The lock of the project and that of its cell; both are fresh.
 
-    :param lock: makes that of the project on the cell's; called if there is none.
-    :raises ConfigError: the project's files are wrong.
+    :param lock: makes the project's lock for the cell's lock; called if the project has none.
+    :raises ConfigError: the project's files are invalid.
     :raises Stale: a lock is outdated.
     """
     parent, present = fresh_parent(locks, request.cell, environ), load_project(request.folder)
@@ -72,7 +72,7 @@ def ready_project(
 def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO_CHOICE) -> ProjectNeeds:
     """What the project in *folder* requires in the image of *parent*, with the extras and groups of *choice*.
 
-    :raises ConfigError: a file is wrong, lacks an extra or a group, or has requirements that cannot be
+    :raises ConfigError: a file is invalid, lacks an extra or a group, or has requirements that cannot be
         locked; lists all faults.
     :raises Stale: uv.lock was made from another pyproject.toml.
     """
@@ -87,7 +87,7 @@ def needs_of(folder: Path, parent: LockedCell, store: Store, choice: Choice = NO
     return with_own_wheels(needs, folder, settings.wheels, store)
 
 
-@lru_cache(maxsize=1)  # `build --watch` asks after each change of the code
+@lru_cache(maxsize=1)  # `build --watch` calls it after each change of the code
 def _exported(name: str, lock: bytes, store: Store, choice: Choice) -> str:
     from torchkiln.index.uv_lock import exported  # imported here because it loads slowly
 

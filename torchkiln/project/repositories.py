@@ -35,7 +35,7 @@ class Repositories:
     def commit_of(self, repository: Repository, known: GitCommit | None) -> GitCommit:
         """The commit that *repository* names.
 
-        :param known: that of the present lock, which is kept if the branch or tag is the same.
+        :param known: the commit in the present lock, which is kept if the branch or tag is the same.
         :raises BuildFailed: the repository cannot be read, or does not have the branch or tag.
         """
         url, revision, folder = repository.url, repository.revision, repository.subdirectory
@@ -45,7 +45,9 @@ class Repositories:
             return replace(known, subdirectory=folder)
         full = revision == "HEAD" or revision.startswith("refs/")
         paths = (revision,) if full else (f"refs/heads/{revision}", f"refs/tags/{revision}")
-        names = [name for path in paths for name in (f"{path}^{{}}", path)]  # first the commit of a tag
+        names = [
+            name for path in paths for name in (f"{path}^{{}}", path)
+        ]  # ^{} is the commit of an annotated tag
         with self._git() as git:
             found = git.references(url, *names)
         for name in names:
@@ -89,8 +91,10 @@ class Repositories:
         finally:
             temporary.unlink(missing_ok=True)
         if pointers:
-            what = "1 file is a pointer" if pointers == 1 else f"{pointers} files are pointers"
-            self.say(f"warning: {name}: {what} of Git LFS, whose content is not fetched")
+            what = (
+                "1 file is a Git LFS pointer" if pointers == 1 else f"{pointers} files are Git LFS pointers"
+            )
+            self.say(f"warning: {name}: {what}, whose content is not fetched")
         return found
 
     @contextmanager
@@ -102,10 +106,10 @@ class Repositories:
 
 
 def demand_allowed(asked: Collection[Asked], build: Collection[str]) -> None:
-    """Check *asked*, requirements of repositories.
+    """Check *asked*, which are requirements that name repositories.
 
-    :raises ConfigError: one is of a package that *build*, the setting, does not name, or two of the same
-        package name different commits.
+    :raises ConfigError: the setting *build* does not name a package, or two requirements of one package name
+        different repositories or revisions.
     """
     faults: list[str] = []
     hints: list[str] = []
@@ -118,9 +122,11 @@ def demand_allowed(asked: Collection[Asked], build: Collection[str]) -> None:
             hints.append(f"require one revision of {one.name}")
         elif other is one and one.name not in build:
             faults.append(
-                f"{one.where}: {one.name}: source code of a repository, which the setting build does not name"
+                f"{one.where}: {one.name}: the setting build does not allow building it from source code"
             )
-            hints.append(f"to run its code in a sandbox, set in torchkiln.toml: build = [{named}]")
+            hints.append(
+                f"to build it in a sandbox, which runs its code, set in torchkiln.toml: build = [{named}]"
+            )
     if faults:
         raise ConfigError.of(faults, hint="; ".join(dict.fromkeys(hints)))
 
@@ -128,7 +134,7 @@ def demand_allowed(asked: Collection[Asked], build: Collection[str]) -> None:
 def _archive(name: str, code: GitCommit, sha256: str, size: int) -> SourceCode:
     archive = LockedWheel(
         name=name,
-        version="",  # its wheel has it
+        version="",  # only its wheel states it
         filename=f"{name}-{code.commit[:12]}.tar",
         sha256=sha256,
         size=size,

@@ -1,6 +1,6 @@
-"""Reads requirements.txt by pip's rules, strictly: what a lock cannot represent is an error with its line.
+"""Reads requirements.txt by pip's rules; a line that a lock cannot represent is an error.
 
-Files are untrusted: size, number and depth are limited, and nested files must be in the project's folder.
+Files are untrusted: size, number and depth are limited, and included files must be in the project's folder.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torchkiln.project.files import read_inside
 from torchkiln.util.strict_json import text_of
 
 _FILES = 50
-_DEPTH = 10  # files that name each other
+_DEPTH = 10  # levels of files that include each other
 _MOST = 5_000  # requirements of all files
 _LONGEST = 4_000  # characters of a requirement without its hashes
-_COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")  # linear, also in a line of spaces
+_COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")  # linear time, even for a line of spaces
 _COMMENT_LINE = re.compile(r"\s*#")
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _HASH = re.compile(r"\s--hash[=\s]\s*(\S+)")
@@ -35,12 +35,12 @@ _PATH = re.compile(r"(\.|/|~|file:)|.*(\.whl|\.tar\.gz|\.zip)(\[.*\])?\s*$|[^\s;
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 _BUILD = (
-    "build a wheel of source code (python -m pip wheel --no-deps), put it into a folder in the project's, and"
-    " require it by path: ./wheels/NAME.whl"
+    "build a wheel from the source code (python -m pip wheel --no-deps), put it into a folder of the project,"
+    " and require it by path: ./wheels/NAME.whl"
 )
 _SOURCE = "source code at a direct URL cannot be locked"
 _FOLDER = 'name a folder of wheels in torchkiln.toml: wheels = "wheels"'
-_INDEX = "the index is that of pip's or uv's configuration: PIP_INDEX_URL or UV_DEFAULT_INDEX"
+_INDEX = "set the index in the configuration of pip or uv: PIP_INDEX_URL or UV_DEFAULT_INDEX"
 _CORRECT = "correct the lines"
 # option -> what is wrong with it, and what to do
 _REFUSED = {
@@ -49,8 +49,8 @@ _REFUSED = {
         ("-i", "--index-url", "--extra-index-url", "--no-index", "--trusted-host"),
         ("a project cannot choose the index", _INDEX),
     ),
-    **dict.fromkeys(("-f", "--find-links"), ("folders of wheels are not named here", _FOLDER)),
-    "--pre": ("pre-releases are not used", "name a pre-release in its requirement: NAME==2.0rc1"),
+    **dict.fromkeys(("-f", "--find-links"), ("this option is not supported", _FOLDER)),
+    "--pre": ("this option is not supported", "name a pre-release in its requirement: NAME==2.0rc1"),
     "--no-binary": ("only wheels can be locked", _CORRECT),
 }
 _IGNORED = frozenset({"--prefer-binary", "--only-binary", "--require-hashes", "--use-feature"})
@@ -132,7 +132,9 @@ class _Reader:
         where = where or path.name
         self.files += 1
         if self.files > _FILES or len(above) >= _DEPTH:
-            self.found.refuse(f"{where}: more than {_FILES} files, or {_DEPTH} levels of them")
+            self.found.refuse(
+                f"{where}: more than {_FILES} files, or more than {_DEPTH} levels of included files"
+            )
             return
         try:
             text = text_of(read_inside(self.root, path)).removeprefix("\ufeff")
@@ -161,17 +163,17 @@ class _Reader:
         try:
             target = path.resolve()
         except (OSError, ValueError, RuntimeError):
-            self.found.refuse(f"{where}: not a path")
+            self.found.refuse(f"{where}: invalid path")
             return
         if _URL.match(value):
             self.found.refuse(f"{where}: not a file in the project's folder")
         elif target in above:
-            self.found.refuse(f"{where}: this file is being read already")
+            self.found.refuse(f"{where}: the file recursively includes itself")
         else:
             self.read(path, above, constraint=constraint, where=where)
 
     def _shown(self, path: Path) -> str:
-        """*path* for messages: below the project's folder."""
+        """*path* for messages, relative to the project's folder."""
         try:
             return str(path.resolve().relative_to(self.root))
         except (OSError, ValueError, RuntimeError):
@@ -195,7 +197,7 @@ def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, 
     if len(text) > _LONGEST:
         raise _Unsupported(f"{shown}…: longer than {_LONGEST} characters")
     if _VARIABLE.search(text):
-        raise _Unsupported(f"{shown}: environment variables are not replaced")
+        raise _Unsupported(f"{shown}: environment variables are not expanded")
     if re.search(r"\s--?[A-Za-z]", text):
         raise _Unsupported(f"{shown}: only --hash is supported as an option of a requirement")
     try:
@@ -204,7 +206,11 @@ def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, 
         raise _Unsupported(f"{shown}: {error}") from None
     if repository:
         if constraint or hashes:
-            why = "a constraint cannot be a repository" if constraint else "a commit has no --hash: remove it"
+            why = (
+                "a constraint cannot be a repository"
+                if constraint
+                else "a repository cannot have a --hash: remove it"
+            )
             raise _Unsupported(f"{shown}: {why}")
         return Asked(text=repository[0], where=where, by_name=by_name, repository=repository[1])
     if wheel is None:
@@ -236,7 +242,7 @@ def _requirement(text: str, *, constraint: bool) -> Requirement:
     except InvalidRequirement as error:
         if _PATH.match(text):
             raise _Unsupported(f"{shown}: a local file must be a wheel", _BUILD) from None
-        raise _Unsupported(f"{shown}: not a requirement: {str(error).splitlines()[0][:200]}") from None
+        raise _Unsupported(f"{shown}: invalid requirement: {str(error).splitlines()[0][:200]}") from None
     if requirement.url:
         raise _Unsupported(f"{shown}: {_SOURCE}", _BUILD)
     if constraint and requirement.extras:

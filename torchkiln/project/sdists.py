@@ -1,8 +1,8 @@
 """Offers sdists to the resolver as if they were wheels, and builds those whose METADATA it needs.
 
-A commit of a repository is built before, as only its wheel has the version.
+A commit of a git repository is built before the resolver runs, because only its wheel states its version.
 
-Only packages that the project names in its setting `build` are built, as building runs their code.
+Only packages that the setting `build` of the project names are built, because a build runs their code.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ Resolve = Callable[[tuple[str, ...]], tuple[LockedWheel, ...]]
 class SourceCode:
     """What a wheel is built from: an sdist, or the archive of a commit, in the cache."""
 
-    archive: LockedWheel  # its version is "" if only the wheel has it
-    folder: str = "."  # the package's, below the archive's only top-level folder
+    archive: LockedWheel  # its version is "" if only the wheel states it
+    folder: str = "."  # the package's folder, below the archive's only top-level folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltSdist:
-    """A wheel that was built, which is in the cache, with its METADATA."""
+    """A wheel that was built from source code and is in the cache, with its METADATA."""
 
     wheel: LockedWheel
     metadata: bytes = field(repr=False)
-    requires: tuple[LockedWheel, ...]  # of the build
+    requires: tuple[LockedWheel, ...]  # the wheels that the build used
 
 
 class SdistBuilder(Protocol):
@@ -66,7 +66,7 @@ class SdistBuilder(Protocol):
     def build(self, code: SourceCode, cell: LockedCell, resolve: Resolve) -> BuiltSdist:
         """The wheel of *code* for the image of *cell*.
 
-        :raises BuildFailed: the build fails, exceeds a limit, or makes something else than this wheel.
+        :raises BuildFailed: the build fails, exceeds a limit, or does not make this wheel.
         :raises ToolMissing: this host has no sandbox.
         """
         ...
@@ -94,17 +94,18 @@ class Sdists:
         self._index, self._cell, self._builder, self._as_of = index, cell, builder, as_of
         self._known = known
         self._listed: dict[str, SourceCode] = {}  # by sha256
-        self._commits: dict[str, GitCommit] = {}  # those of which these are archives
+        self._commits: dict[str, GitCommit] = {}  # by the sha256 of their archives
         self._built: dict[str, BuiltSdist] = {}
         self._building = threading.RLock()  # one build at a time: each may use gigabytes
 
     def local(
         self, names: Iterable[str], own: Collection[LocalWheel], tags: Collection[Tag]
     ) -> Iterator[LocalWheel]:
-        """The sdists of *names* of versions without a wheel with one of *tags*, on the index or in *own*.
+        """The sdists of *names*, only of versions of which neither the index nor *own* has a fitting wheel.
 
-        :raises BuildFailed: a page cannot be read.
-        :raises ConfigError: a package that must not be built is named.
+        :param tags: the tags of wheels that the image accepts.
+        :raises BuildFailed: a page of the index cannot be read.
+        :raises ConfigError: *names* has packages that are fixed in the image.
         """
         there = {(wheel.name, Version(wheel.version)) for wheel in own}
         fixed = fixed_wheels(self._cell.wheels)
@@ -117,7 +118,7 @@ class Sdists:
             try:
                 files, _ = uploaded_before(self._index.pages, name, Source.DEFAULT, self._as_of)
             except Unresolvable:
-                continue  # if something requires it, the resolver says so
+                continue  # the resolver reports the package if something requires it
             safe, _ = release_files(files, name)
             fitting = {version for file in safe for version in _fitting(file, tags)}
             for file in safe:
@@ -127,7 +128,7 @@ class Sdists:
                 yield self._offered(name, version, file)
 
     def of_commit(self, code: SourceCode, commit: GitCommit) -> LocalWheel:
-        """The wheel of *code*, an archive of *commit*, built now; no other of its package may be chosen.
+        """Build the wheel of *code*, an archive of *commit*; no other wheel of its package may be chosen.
 
         :raises BuildFailed: as `SdistBuilder.build`.
         """
@@ -146,7 +147,7 @@ class Sdists:
         )
 
     def finish(self, lock: ProjectLock) -> ProjectLock:
-        """*lock* with the wheels that were built in place of their sdists."""
+        """*lock*, in which the wheels that were built replace their sdists."""
         origins = {origin.name: origin for origin in lock.origins}
         wheels = []
         for wheel in lock.wheels:
@@ -158,7 +159,7 @@ class Sdists:
             origins[wheel.name] = Origin(
                 name=wheel.name,
                 git=self._commits.get(wheel.sha256),
-                # The build has measured an sdist whose size the index does not have.
+                # Read after `_of`, which sets the size of an sdist if the index does not state it.
                 built=self._from(self._listed[wheel.sha256], built),
             )
         return replace(lock, wheels=tuple(wheels), origins=tuple(origins[name] for name in sorted(origins)))
@@ -166,7 +167,7 @@ class Sdists:
     def required(self, texts: tuple[str, ...]) -> tuple[LockedWheel, ...]:
         """The wheels of the packages that a build requires, and of their dependencies, in the cache.
 
-        :raises BuildFailed: they conflict, or one is a package of the image that cannot be in a build.
+        :raises BuildFailed: they conflict, or one is fixed in the image, as torch is.
         """
         self._demand_free(canonicalize_name(Requirement(text).name) for text in texts)
         cell, pages = self._cell.resolution.cell, self._index.pages
@@ -189,7 +190,7 @@ class Sdists:
         return found
 
     def _demand_free(self, names: Iterable[str]) -> None:
-        """:raises BuildFailed: *names*, which a build requires, has packages that are fixed in the image."""
+        """:raises BuildFailed: a build requires *names*, and some of these are fixed in the image."""
         if wrong := sorted(set(names) & fixed_wheels(self._cell.wheels).keys()):
             raise BuildFailed(
                 f"its build requires {', '.join(wrong)}: only packages that are built without torch are"
@@ -218,7 +219,7 @@ class Sdists:
         )
 
     def _of(self, sha256: str) -> BuiltSdist:
-        """The wheel of the sdist with *sha256*, built if it was not."""
+        """The wheel of the sdist with *sha256*, which the first call builds."""
         with self._building:
             if sha256 not in self._built:
                 if len(self._built) >= MOST:
@@ -241,7 +242,7 @@ class Sdists:
         return self._builder.build(code, self._cell, resolve)
 
     def _same_as(self, known: BuiltFrom) -> Resolve:
-        """The build requirements of the previous lock, which give the same wheel."""
+        """A `Resolve` that returns the build requirements of the previous lock, which give the same wheel."""
 
         def resolve(_: tuple[str, ...]) -> tuple[LockedWheel, ...]:
             for wheel in known.requires:

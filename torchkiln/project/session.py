@@ -63,10 +63,10 @@ def lock_folder(
     """Lock a project; nothing is written. Versions of its present lock are kept unless upgraded.
 
     :param builder: builds sdists that the project's settings name.
-    :param report: gets the steps in which OS packages are installed.
-    :raises ConfigError: the project's files are wrong, exclude the image's Python or torch, or its name is
-        that of another image.
-    :raises Stale: the cell is not locked, or its lock is stale; or uv.lock is.
+    :param report: receives the progress messages.
+    :raises ConfigError: the project's files are invalid, or exclude the image's Python or torch, or the
+        project's name is that of another image.
+    :raises Stale: the cell is not locked, or its lock or uv.lock is outdated.
     :raises Unresolvable: the requirements conflict, a package is not built for the image, or the archive
         cannot provide the OS packages.
     :raises BuildFailed: the OS packages cannot be installed in the image, or would change it; or source code
@@ -130,7 +130,7 @@ def lock_folder(
 
 
 def _with_allowed(lock: ProjectLock, request: ProjectRequest, previous: ProjectLock | None) -> ProjectLock:
-    """*lock* with the libraries that may be missing: those of *request*, else of the *previous* lock."""
+    """*lock* with the libraries that may be missing, from *request*, else from the *previous* lock."""
     if request.may_lack is None:
         may_lack = still_known(previous.may_lack if previous else (), lock)
     else:
@@ -140,7 +140,8 @@ def _with_allowed(lock: ProjectLock, request: ProjectRequest, previous: ProjectL
 
 
 def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex, say: Callable[[str], None]) -> None:
-    """Download those of *wheels* whose libraries are checked, and which the build needs, too; not gigabytes.
+    """Download the *wheels* whose libraries must be checked, unless they exceed `_MOST_FETCHED` bytes.
+
 
     :raises BadWheel: a file differs from the lock.
     """
@@ -158,7 +159,7 @@ def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex, say: Callable[[st
             downloads.fetch_wheel(wheel, store)
         except BadWheel:
             raise
-        except BuildFailed:  # the build says why, if it needs the file
+        except BuildFailed:  # the build reports it, if it needs the file
             pass
 
     with ThreadPoolExecutor(_STREAMS) as pool:
@@ -168,7 +169,7 @@ def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex, say: Callable[[st
 def _local(
     needs: ProjectNeeds, folder: Path, parent: LockedCell, index: PackageIndex
 ) -> tuple[tuple[LocalWheel, ...], tuple[str, ...]]:
-    """The wheels of *needs* that no index has and that fit the image, and sentences about the others."""
+    """The wheels of *needs* from its folder or by URL that fit the image, and sentences about the others."""
     python, fixed = parent.python.version, fixed_wheels(parent.wheels).keys()
     found, left_out = local_wheels(needs, folder, fixed, python, _tags(parent))
     by_url = (
@@ -182,7 +183,7 @@ def _local(
 def _repositories(needs: ProjectNeeds, parent: LockedCell) -> tuple[Asked, ...]:
     """The requirements of *needs* that name a repository, for the image; without those of fixed packages.
 
-    :raises ConfigError: the setting build does not name the package, or two name different repositories.
+    :raises ConfigError: as `demand_allowed`.
     """
     environment, fixed = environment_of(parent.python.version), fixed_wheels(parent.wheels)
     found = [one for one in needs.requirements if one.repository and one.name not in fixed]
@@ -194,7 +195,7 @@ def _repositories(needs: ProjectNeeds, parent: LockedCell) -> tuple[Asked, ...]:
 def _built(
     required: Iterable[Asked], sources: Repositories, sdists: Sdists, known: Mapping[str, GitCommit]
 ) -> tuple[LocalWheel, ...]:
-    """The wheels of what *required* requires of repositories.
+    """Build the wheels of the repositories that *required* names.
 
     :param known: the commits of the present lock by package.
     """

@@ -21,8 +21,8 @@ from torchkiln.util.toml import toml_of
 FILE = "torchkiln.toml"
 _TABLE = "tool.torchkiln"
 
-# They decide which programs start, which libraries are loaded, and which GPUs an engine provides; the image
-# was tested with its own values.
+# These variables decide which programs start, which libraries are loaded, and which GPUs an engine provides.
+# The image was tested with the values that it sets.
 _PROTECTED = re.compile(
     r"(LD|NVIDIA|TORCHKILN|PIP|UV)_.*|PATH|VIRTUAL_ENV|BASH_ENV|ENV|GLIBC_TUNABLES"
     r"|PYTHON(?!UNBUFFERED$|HASHSEED$|FAULTHANDLER$|WARNINGS$|DONTWRITEBYTECODE$).*"
@@ -43,7 +43,7 @@ _Package = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectSettings:
-    """What the image of a project has beside its packages and its code."""
+    """The settings of a project's image, in addition to its packages and its code."""
 
     command: Annotated[
         tuple[fields.Line, ...],
@@ -51,7 +51,7 @@ class ProjectSettings:
     ] = ()
     apt: Annotated[
         tuple[fields.AptPackage, ...],
-        Meta(max_length=200, description="packages of the image's OS, with what they need"),
+        Meta(max_length=200, description="packages of the image's OS, installed with their dependencies"),
     ] = ()
     env: Annotated[
         Mapping[_Variable, fields.Line],
@@ -65,7 +65,7 @@ class ProjectSettings:
         tuple[_Package, ...],
         Meta(
             max_length=100,
-            description="packages without wheels, whose source code is built, and so runs, in a sandbox",
+            description="packages without wheels that are built in a sandbox; the build runs their code",
         ),
     ] = ()
     wheels: Annotated[
@@ -104,7 +104,7 @@ def settings_from(read: Callable[[str], bytes | None]) -> ProjectSettings:
     found = [(where, value) for where, value in _tables(read) if value is not None]
     if len(found) > 1:
         raise ConfigError(
-            f"{FILE}: {PYPROJECT} has [{_TABLE}], too", hint="move the settings into one of the two files"
+            f"{FILE}: {PYPROJECT} also has [{_TABLE}]", hint="move the settings into one of the two files"
         )
     return settings_of(*found[0]) if found else NO_SETTINGS
 
@@ -123,7 +123,7 @@ def settings_of(where: str, document: object) -> ProjectSettings:
 
 
 def is_protected(name: str) -> bool:
-    """Whether no project can set the variable *name*."""
+    """Whether a project must not set the environment variable *name*."""
     return _PROTECTED.fullmatch(name) is not None
 
 
@@ -137,7 +137,7 @@ def schema() -> dict[str, Any]:
 
 
 def _tables(read: Callable[[str], bytes | None]) -> Iterator[tuple[str, object | None]]:
-    """Where settings can be, and what is there; None: nothing."""
+    """The places of settings in the files that exist, each with its value; None: the table is missing."""
     for name in (FILE, PYPROJECT):
         try:
             if (data := read(name)) is None:
@@ -153,7 +153,7 @@ def _tables(read: Callable[[str], bytes | None]) -> Iterator[tuple[str, object |
 
 
 def _faults(document: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong in *document*, which matches the schema."""
+    """The faults in *document*, which matches the schema."""
     for name in document.get("env", {}):
         if is_protected(name):
             yield f"env: {name} cannot be set: the tests of the image depend on it"

@@ -1,4 +1,4 @@
-"""Chooses versions: of a project's new packages the newest, of the image's packages its own, if possible.
+"""Chooses versions: the newest ones of a project's new packages, and the image's versions of its packages.
 
 A resolver that prefers the image's versions, or sees all its packages, may choose an old release of a new
 package that has no bounds yet: datasets 2.14.4, because the image has a newer fsspec than datasets 4 allows.
@@ -66,18 +66,18 @@ class Settler:
     def settled(self, wanted: IndexRequest) -> tuple[Pin, ...]:
         """The versions for *wanted*.
 
-        First the versions of new packages, as in an environment of the project alone; then all, where the
-        image's packages keep their versions if these allow it.
+        First it chooses the versions of new packages, as in an environment of the project alone. Then it
+        chooses all versions; the image's packages keep theirs if the new packages allow that.
 
         :raises Unresolvable: the requirements conflict.
         """
         try:
             return self._around(self._alone(wanted), wanted)
-        except Unresolvable:  # the image's other packages do not fit to these versions
+        except Unresolvable:  # the image's other packages conflict with these versions
             return self._around(self.index.pins(replace(wanted, keep=_pairs(self.kept))), wanted)
 
     def _alone(self, wanted: IndexRequest) -> tuple[Pin, ...]:
-        """The versions for the project's requirements and the fixed packages, without what these require."""
+        """The versions for the project's requirements; what the fixed packages require is ignored."""
         fixed = fixed_wheels(self.parent.wheels)
         own = without(fixed, self.own)
         known = tuple(
@@ -107,7 +107,7 @@ class Settler:
         keep = _pairs({**before, **self.kept})
         request = replace(wanted, constraints=(*wanted.constraints, *new), keep=keep)
         if offered := self._unmoved(wanted):
-            # Usually nothing of the image has to move: then its 130 pages need not be read.
+            # Usually no package of the image has to change: then their 130 pages of the index are not read.
             with suppress(Unresolvable):
                 return self.index.pins(replace(request, local=(*request.local, *offered)))
         return self.index.pins(request)
@@ -124,7 +124,7 @@ class Settler:
 def newest_possible(
     asked: Iterable[Asked], pins: tuple[Pin, ...], wanted: IndexRequest, settler: Settler
 ) -> tuple[tuple[Pin, ...], tuple[Behind, ...]]:
-    """Try the newest release of each new package that the project names and *pins* has in an old version.
+    """Try the newest release of each package that the project names and of which *pins* has an old version.
 
     :return: the versions, and the packages that stay far behind.
     """
@@ -133,7 +133,7 @@ def newest_possible(
     asked = tuple(asked)
     for name, newest in _far_behind(asked, pins, wanted, settler.index):
         versions = _versions(pins)
-        if not _far(versions[name], newest):  # another package that was renewed needed it
+        if not _far(versions[name], newest):  # the upgrade of another package upgraded it, too
             continue
         why, newer = "", replace(wanted, constraints=(*wanted.constraints, f"{name}=={newest}"))
         if versions[name] == image.get(name):
@@ -153,7 +153,7 @@ def newest_possible(
 
 
 def _lowered(names: Iterable[str], before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Which of *names* is older *after* than *before*, as a phrase; empty: none."""
+    """A phrase about the first of *names* that is older *after* than *before*; empty: there is none."""
     for name in names:
         if name in before and name in after and Version(after[name]) < Version(before[name]):
             return f"with it, {name} would be {after[name]}, not {before[name]}"

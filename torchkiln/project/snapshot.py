@@ -1,4 +1,4 @@
-"""Notices that the files of a project may have changed, without reading them."""
+"""Detects that the files of a project may have changed, without reading them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torchkiln.project.pyproject_file import FILE as PYPROJECT
 from torchkiln.project.read import REQUIREMENTS
 from torchkiln.project.settings import FILE as SETTINGS
 
-#: By path: whatever a change of the file's bytes, type or mode also changes.
+#: By path: values of lstat, of which some change with the file's bytes, type or mode.
 Snapshot = Mapping[str, tuple[int, ...]]
 
-# git may ignore these, which determine lock and settings.
+# These files determine the lock and the settings; they are included even if git ignores them.
 _ALSO = (pylock.FILE, pyproject.LOCK, PYPROJECT, REQUIREMENTS, FILE, SETTINGS)
 
 
 def snapshot(folder: Path, beside: Iterable[Path] = ()) -> Snapshot:
-    """What the file system says of the code in *folder*, of its locks and settings, and of *beside*.
+    """The lstat values of the code in *folder*, of its locks and settings, and of the files *beside*.
 
     Empty if the folder cannot be listed; `read_code` says why.
     """
@@ -41,14 +41,14 @@ def snapshot(folder: Path, beside: Iterable[Path] = ()) -> Snapshot:
             status.st_mode,
             status.st_size,
             status.st_mtime_ns,
-            status.st_ctime_ns,  # also if the modification time was set back
+            status.st_ctime_ns,  # changes even if the modification time is set back
             status.st_ino,
         )
     return found
 
 
 def changed_paths(before: ProjectCode, after: ProjectCode) -> tuple[str, ...]:
-    """The paths that differ, sorted; `+` marks a new one, `-` one that is gone."""
+    """The paths that differ, sorted; `+` marks a new path, `-` a removed one."""
     old, new = _by_path(before), _by_path(after)
     paths = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
     return tuple(path if path in old and path in new else f"{'+-'[path in old]}{path}" for path in paths)

@@ -1,4 +1,4 @@
-"""The values of environment markers in an image."""
+"""Gives the values of environment markers (PEP 508) in an image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchkiln.model.platform import LINUX_AMD64
 
 
 def environment_of(python: str) -> dict[str, str]:
-    """The values of markers for CPython *python*, "3.11.2" or "3.11", on Linux; extras are empty."""
+    """The values of markers for CPython *python*, "3.11.2" or "3.11", on Linux; `extra` is empty."""
     release = python if python.count(".") > 1 else f"{python}.0"
     return {
         "implementation_name": "cpython",

@@ -1,4 +1,4 @@
-"""Fetches all wheels of a project: from an index, its folder, by URL, or built from sdists."""
+"""Fetches the wheels of a project: from an index, from its folder, or by URL; or builds them from sdists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rebuild = Callable[[LockedWheel, Origin], Path]
 
 
 class ProjectWheels:
-    """A Fetcher for the wheels of the project in *folder*; *indexes* fetches those that an index has."""
+    """A Fetcher for the wheels of the project in *folder*; *indexes* fetches the wheels of indexes."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ProjectWheels:
         """See Fetcher."""
         if origin := self._built(wheel):
             with self._building:
-                os.replace(self._rebuild(wheel, origin), path)  # the caller adopts it, as any download
+                os.replace(self._rebuild(wheel, origin), path)  # the caller moves it into the cache
             on_progress(wheel.size)
         else:
             self._of(wheel).fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)

@@ -1,4 +1,4 @@
-"""Downloads the wheels of a project that no index has, from its folder or by URL."""
+"""Downloads the wheels of a project that are not from an index: from its folder or by URL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchkiln.wheel.metadata import metadata_in
 
 
 class OwnDownloads(Downloads):
-    """Downloads wheels that no index has, of the project in *folder*, by their origins."""
+    """Downloads the wheels of the project in *folder* that are not from an index, by their origins."""
 
     def __init__(self, pages: Pages, folder: Path, origins: Iterable[Origin]) -> None:
         super().__init__(pages)
@@ -38,7 +38,7 @@ class OwnDownloads(Downloads):
         return FileAt(filename=file.filename, url=url, size=file.size, sha256=file.sha256)
 
     def _checked(self, file: LockedWheel, origin: Origin) -> Path:
-        """The file in the project's folder; its reader compares the sha256 again.
+        """The file in the project's folder; the caller compares the sha256 of the bytes that it reads again.
 
         :raises BuildFailed: it is missing, or has another sha256.
         """
@@ -62,9 +62,10 @@ class OwnDownloads(Downloads):
 
 
 def keep_own_wheels(lock: ProjectLock, folder: Path, pages: Pages) -> None:
-    """Put the wheels of *lock* that no index has into the cache: their files may be gone later.
+    """Put the wheels of *lock* that are not from an index into the cache: their files may vanish later.
 
-    :raises BuildFailed: a file is not the locked one any more.
+
+    :raises BuildFailed: a file differs from the lock.
     """
     downloads = OwnDownloads(pages, folder, lock.origins)
     for wheel in lock.wheels:
@@ -75,7 +76,7 @@ def keep_own_wheels(lock: ProjectLock, folder: Path, pages: Pages) -> None:
 def wheel_by_url(asked: Asked, folder: Path, pages: Pages) -> LocalWheel:
     """The wheel that *asked* requires by URL, which is now in the cache.
 
-    :raises BuildFailed: it cannot be read, or has another sha256, name or version.
+    :raises BuildFailed: the file cannot be read, or has another sha256, name or version.
     """
     (sha256,) = {*asked.hashes}
     filename = unquote(urlsplit(asked.url).path).rpartition("/")[2]
@@ -100,6 +101,8 @@ def wheel_by_url(asked: Asked, folder: Path, pages: Pages) -> LocalWheel:
             f"{asked.where}: {redact(asked.url)}: {why}",
             hint="compare the URL and the sha256 with what the project publishes",
         ) from error
-    with suppress(FileExistsError):  # under the name in the lock, so that it is downloaded once
+    with suppress(
+        FileExistsError
+    ):  # also under the name in the lock, so that the build does not download it again
         os.link(path, pages.store.wheel(replace(wheel, filename=own.filename)))
     return own

@@ -1,4 +1,4 @@
-"""The statements attached to an image in a registry that a trusted key or identity signed.
+"""Reads the statements that are attached to an image in a registry and signed by a trusted key or identity.
 
 The kind of a statement follows from its signed content alone: anyone who can write to the registry can change
 annotations and artifact types.
@@ -28,15 +28,15 @@ _MAX_SHOWN = 3  # retractions without a trusted signature
 class AttachedStatements:
     """The statements attached to one image."""
 
-    by_kind: Mapping[str, tuple[OpenedStatement, ...]]  # those that count, by predicate type
+    by_kind: Mapping[str, tuple[OpenedStatement, ...]]  # accepted ones, by predicate type
     damaged: tuple[str, ...]  # faults: altered, lost, or a trusted statement of another image
-    untrusted: int  # without a trusted signature, or in an unknown format: ignored, not faults
-    other_role: int = 0  # of these, signed by a trusted key that is not trusted for statements of their kind
+    untrusted: int  # number of those without a trusted signature or in an unknown format: ignored
+    other_role: int = 0  # those of `untrusted` whose key is trusted only for other kinds of statements
     untrusted_retractions: tuple[str, ...] = ()  # the reasons in retractions without a trusted signature
 
     @property
     def retractions(self) -> tuple[OpenedStatement, ...]:
-        """The retractions that count, of every version."""
+        """The accepted retractions, of every version of their format."""
         return tuple(
             opened
             for kind, statements in self.by_kind.items()

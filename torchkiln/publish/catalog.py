@@ -39,12 +39,12 @@ class CatalogEntry:
 
     @property
     def only_for(self) -> Gpus:
-        """The capabilities whose device code a thin image keeps, by its version; empty: all."""
+        """The capabilities whose device code a thin image keeps, by its version label; empty: all."""
         return parsed.gpus if (parsed := parse_name(self.version)) else ()
 
     @property
     def own_use(self) -> bool:
-        """Whether NVIDIA's libraries are changed, by its version."""
+        """Whether NVIDIA's libraries in the image are changed, by its version label."""
         return (parsed := parse_name(self.version)) is not None and parsed.own_use
 
     @property
@@ -59,7 +59,7 @@ class CatalogEntry:
 
     @property
     def notices(self) -> tuple[Value, ...]:
-        """What a user of it has to know, for any language; faults are messages of the program, in English."""
+        """What a user of the image must know, to be put into any language; faults are always in English."""
         found = [sentence("retracted", reason=self.retracted)] if self.retracted else []
         found += [sentence("override", reason=self.override)] if self.override else []
         found += [sentence("only-for", capabilities=", ".join(self.only_for))] if self.only_for else []

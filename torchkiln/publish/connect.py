@@ -14,7 +14,7 @@ from torchkiln.util.http.session import Network
 def open_registry(
     repository: Repository, environ: Mapping[str, str], *, plain_http: bool = False
 ) -> Registry:
-    """Open the registry; Docker's login, and certificates and proxy from *environ* and pip's configuration.
+    """Open the registry, with Docker's login, and the network settings of *environ* and pip's configuration.
 
     :raises ConfigError: a setting is invalid.
     """

@@ -14,7 +14,7 @@ from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.referrers import Payload, payload_of
 
 _JOBS = 4
-_ALL = 32 << 20  # bytes of all statements of one image; those of a publication have five million
+_ALL = 32 << 20  # bytes of all statements of one image; a publication has about five million
 A = TypeVar("A")
 B = TypeVar("B")
 

@@ -1,4 +1,4 @@
-"""Refuses to distribute an image in which NVIDIA's libraries are changed, unless the right is confirmed."""
+"""Refuses to distribute an image with changed NVIDIA libraries, unless the user confirms the right to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchkiln.util.schema import shown
 from torchkiln.util.strict_json import json_of
 
 LABEL = "torchkiln.own_use"
-_SMALL = 16 << 20  # bytes; the layer with image.json has a tenth of a megabyte
+_SMALL = 16 << 20  # bytes; the layer with image.json has about 0.1 MB
 
 
 def demand_licence(image: ImageOnDisk, *, confirmed: bool) -> None:
@@ -51,7 +51,7 @@ def is_for_own_use(image: ImageOnDisk) -> bool:
 
 
 def _in_image_json(image: ImageOnDisk) -> bool:
-    """What the topmost image.json in a small layer says; large layers have only wheels or archives."""
+    """The value in the topmost image.json. Large layers are not read: they have only wheels or archives."""
     for layer in reversed(image.layers):
         if layer.size > _SMALL:
             continue

@@ -1,4 +1,4 @@
-"""The tags under which an image is published, from its lock. Pure."""
+"""Determines the tags under which an image is published, from its lock. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Publishes a cleared image: the tested digest, its statements, the dated tag, the moving tags.
+"""Publishes a cleared image with its statements, and sets its tags.
 
-In this order: blobs, the manifest by its digest, the statements, the dated tag, the moving tags. An
+The order is: blobs, the manifest by its digest, the statements, the dated tag, the moving tags. An
 interrupted run leaves no incomplete image under a tag, and the next run completes it. The manifest is read
 once: the tags are set for the bytes whose digest was cleared.
 """
@@ -33,7 +33,7 @@ from torchkiln.registry.referrers import attach, content, referrers
 from torchkiln.registry.session import Registry
 from torchkiln.smoke.attestation import PREDICATE, statement_of
 
-SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # has no content but the image's digest
+SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # the statement contains only the image's digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,14 +71,15 @@ def publish(
 ) -> PublishedImage:
     """Push the cleared image and its statements to *repository*, and set its tags.
 
-    The gate's decision, its reports, the tags and a bare signature are attached too.
+    The gate's decision, its reports, a statement of the tags, and a signature in cosign's form are attached,
+    too.
 
-    :param trust: whose retractions count.
-    :param say: receives the retractions that do not count.
+    :param trust: the keys and identities whose retractions are obeyed.
+    :param say: receives messages about invalid statements and ignored retractions.
     :raises ConfigError: the image is not the cleared one, or a tag is invalid or must not move.
     :raises GateRefused: the image was retracted, and there is no override.
     :raises VerificationFailed: the layout's bytes do not match their digests; no tag was set.
-    :raises RegistryError: a request failed, or the dated tag is another image.
+    :raises RegistryError: a request failed, or the dated tag already exists for another image.
     """
     cleared, image, names = prepared.cleared, prepared.image, prepared.names
     if image.manifest != cleared.result.image:
@@ -152,13 +153,13 @@ def _attach_missing(
 def _find(
     statement: Statement, reading: RepositoryReader, present: Sequence[Referrer], signer: Signer
 ) -> Digest | None:
-    """The referrer with the same statement by the same signer."""
+    """The referrer with the same statement by the same signer; None: there is none."""
     for referrer in present:
         if statement.kind not in referrer.annotations.values():
             continue
         try:
             data, kind = content(reading, referrer, statement.image, FORMS, LIMIT)
-        except VerificationFailed:  # damaged, or of another tool: ours is attached beside it
+        except VerificationFailed:  # damaged, or made by another tool: ours is attached in addition
             continue
         if signer.matches(statement, data, kind):
             return referrer.digest

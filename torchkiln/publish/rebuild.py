@@ -1,8 +1,8 @@
 """Rebuilds a published image from its lock, and compares the digests.
 
-The image is not trusted, whatever its signature: the Python of its lowest layer runs only in a sandbox. The
-build has an empty cache of its own, which is deleted afterwards. Wheels and bases are linked into it from the
-user's cache; nothing is copied back, because that Python could have written it.
+The image is not trusted, even if it is signed: the Python of its lowest layer runs only in a sandbox. The
+build uses an empty cache, which is deleted afterwards. Wheels and bases are linked into that cache from the
+user's cache. Nothing is copied back, because the image's Python could have written it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def rebuild(
     locked: LockedCell,
     context: RebuildContext,
 ) -> Point:
-    """Build *locked* on the image's own layers of base, tools and Python, and compare the digests.
+    """Build *locked* on the image's layers of base, tools and Python, and compare the digests.
 
     A layer in another format than the lock's is compressed again by the lock's encoder.
 
@@ -74,7 +74,7 @@ def rebuild(
     for kind, artefact in _artefacts(locked).items():
         layer = next((each for each in image.layers if each.diff_id == artefact.diff_id), None)
         if layer is None:
-            return _bad(f"no layer is {artefact.diff_id[:19]}, the {kind} in the lock")
+            return _bad(f"no layer has the diff_id {artefact.diff_id[:19]} of the {kind} in the lock")
         found.setdefault(kind, layer)
     with _empty_cache(context.store) as (own, folder):
         _link_files(locked, context.store, own)

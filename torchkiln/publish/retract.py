@@ -26,11 +26,11 @@ from torchkiln.util.versions import numbers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MovedTag:
-    """A tag that was moved off the retracted image, or could not be."""
+    """A tag of the retracted image that was moved to another image, deleted, or left where it was."""
 
     tag: str
     to: str | None  # a dated tag; None: no good image is left for it
-    gone: bool = False  # deleted instead; False: the registry does not support that, and the tag stays
+    gone: bool = False  # with `to` None: it was deleted; False: the registry does not support that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Retraction:
     """The result of `retract`."""
 
     digest: Digest
-    statement: Digest | None  # of its manifest; None: a trusted key had retracted the image before
+    statement: Digest | None  # digest of its manifest; None: a trusted key retracted the image before
     moved: tuple[MovedTag, ...]
 
 
@@ -79,7 +79,7 @@ def _move(
 ) -> MovedTag:
     """Move *tag* to the newest of *others* that may have it; without one, delete it.
 
-    An image that was not published under the tag gets a statement that it is now.
+    If that image was not published under the tag, a statement that names the tag is attached to it.
     """
     best = max(
         (

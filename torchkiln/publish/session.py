@@ -1,4 +1,4 @@
-"""Publishes images of a layout: gate, tags, statements, registry.
+"""Publishes images of a layout: runs the gate, makes tags and statements, and pushes to the registry.
 
 Errors that can be found without the registry are raised before the first request.
 """
@@ -94,7 +94,7 @@ class PublishTarget:
     day: str  # the suffix of the dated tag
     names: tuple[str, ...] = ()  # tags instead of those that follow from the lock; for one image
     override: str | None = None  # the reason to publish although the gate refuses
-    licence_confirmed: bool = False  # the right to distribute NVIDIA's libraries with changes
+    licence_confirmed: bool = False  # the user has the right to distribute NVIDIA's libraries with changes
     mount_from: tuple[str, ...] = ()  # repositories of the same registry to mount layers from
     plain_http: bool = False
     jobs: int = JOBS
@@ -102,14 +102,14 @@ class PublishTarget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishSession:
-    """The common settings of the publications of a command."""
+    """The settings of a command that publishes images."""
 
     layout: Path
     images: Path  # the folder of locks
     matrix: Matrix
     facts: Facts
     store: Store
-    inputs: GateInputs  # of the gate
+    inputs: GateInputs
     signer: Signer
     environ: Mapping[str, str]  # for Docker's login, network settings, and the builder's id
     listener: PublishListener = field(default_factory=SilentPublishListener)
@@ -151,7 +151,7 @@ class PublishSession:
             return self.send(ref, prepared, registry, target)
 
     def prepare(self, ref: str, target: PublishTarget) -> PreparedImage:
-        """Everything that needs no registry: tags, the gate's decision, statements.
+        """Prepare everything that needs no registry: tags, the gate's decision, statements.
 
         :raises ConfigError: no such image or lock, or an invalid tag.
         :raises GateRefused: a requirement of the policy is not met, or the image is for own use only.

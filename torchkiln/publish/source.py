@@ -1,4 +1,4 @@
-"""The source of torchkiln: the commit of its checkout and whether files differ from it, or the package."""
+"""Finds the source of torchkiln: the commit of its checkout, and whether files differ; or the package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TIMEOUT = 20.0  # seconds
 
 def source_of() -> SourceRevision | SourcePackage | None:
     """The installed package, or the commit that git reports; None: a checkout without git."""
-    if INSTALLED:  # git would report the repository around the environment
+    if INSTALLED:  # git would report a repository that contains the environment
         return SourcePackage(version=__version__)
     revision = _git("rev-parse", "--verify", "HEAD")
     if revision is None:

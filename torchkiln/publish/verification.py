@@ -98,7 +98,7 @@ class VerifySession:
     """The settings by which images are verified."""
 
     policy: Policy
-    policy_matrix: Matrix  # that of the policy's file; its aliases count
+    policy_matrix: Matrix  # from the file of the policy; defines the aliases
     suite: Suite
     trust: Trust
     matrix: Matrix  # for plans and rebuilds

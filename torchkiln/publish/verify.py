@@ -1,7 +1,7 @@
 """Verifies an image in a registry from its manifest, config and statements, and returns all faults.
 
-These are some hundred kilobytes; layers are not downloaded. Statements count if a trusted key or identity
-signed them; others are ignored and counted.
+These documents have some hundred kilobytes; layers are not downloaded. Statements that no trusted key or
+identity signed are ignored, and their number is reported.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Verification:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyCriteria:
-    """The criteria for images."""
+    """The criteria by which an image is verified."""
 
     policy: Policy
     suite: Suite
-    matrix: Matrix  # whose aliases count
+    matrix: Matrix  # defines the aliases
     at: datetime  # now
     planned: Callable[[LockedCell], ImagePlan]  # the plan of a lock
 
@@ -134,7 +134,7 @@ def _of_signatures(statements: AttachedStatements, trust: Trust) -> Iterator[Poi
 
 
 def _origin(statements: AttachedStatements) -> tuple[Origin | None, Point]:
-    """The provenance. Several must have the same lock, because the registry decides on their order."""
+    """The provenance. Several statements must have the same lock, as the registry decides their order."""
     found = statements.all(PROVENANCE)
     if not found:
         return None, Point(what="provenance", good=False, text="no trusted provenance found")
@@ -195,7 +195,7 @@ def _of_name(
 def _of_lock(provenance: Origin, image: ImageOnDisk, planned: Callable[[LockedCell], ImagePlan]) -> Point:
     """Compute configuration and layers from the lock, and compare them."""
     if provenance.recipe != RECIPE:
-        text = f"made by recipe {provenance.recipe}; this torchkiln has {RECIPE}: not compared"
+        text = f"not compared: made by recipe {provenance.recipe}, but this torchkiln has recipe {RECIPE}"
         return Point(what="lock", good=True, text=text)
     try:
         plan = planned(provenance.locked)
@@ -203,7 +203,7 @@ def _of_lock(provenance: Origin, image: ImageOnDisk, planned: Callable[[LockedCe
         return Point(what="lock", good=False, text=error.message)
     blobs = predicted_blobs(plan)
     if len(blobs) != len(image.layers):
-        text = f"it has {len(image.layers)} layers, but {len(blobs)} in its lock"
+        text = f"it has {len(image.layers)} layers, but its lock has {len(blobs)}"
         return Point(what="lock", good=False, text=text)
     pairs = list(zip(plan.layers, blobs, image.layers, strict=True))
     if wrong := [layer.title for layer, blob, actual in pairs if blob and blob.diff_id != actual.diff_id]:
@@ -232,7 +232,8 @@ def _of_reports(
 ) -> Point:
     """Check the reports against the policy; for another suite, against its checks in the gate's decision.
 
-    They may have any age, because the gate checked it at publication, but not be of the future.
+    Old reports are accepted, because the gate checked their age at publication; reports from the future are
+    not.
     """
     suite = criteria.suite
     signed_reports, wrong = reports_in(statements)

@@ -31,12 +31,12 @@ def verify_below(
     verify: Callable[[ImageOnDisk], Verification],
     store: Store | None = None,
 ) -> Iterator[Point]:
-    """Verify the parent of *image*, that of a project, and that *image* is on it.
+    """Verify the parent image of *image*, and that *image*, the image of a project, has its layers lowest.
 
     :param folder: for the documents of the parent image.
     :param verify: verifies an image of the repository.
-    :param store: for lists of files, if the layers of *image* were downloaded and verified: they are compared
-        as the gate does; None: they were not.
+    :param store: a cache for lists of files. The layers of *image*, which were downloaded and verified
+        before, are then compared as the gate does. None: they were not downloaded.
     :raises RegistryError: a request failed.
     """
     label = labels(image).get(PARENT_LABEL, "")
@@ -47,7 +47,7 @@ def verify_below(
         return
     found = reading.manifest(digest)
     if found is None:
-        text = f"{label} is not in this repository: its own reports were not read"
+        text = f"{label} is not in this repository: its reports were not read"
         yield Point(what=_WHAT, good=True, text=text)
         return
     below = pulling.documents(reading, found, folder, "below")

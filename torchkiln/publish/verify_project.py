@@ -56,7 +56,7 @@ class ProjectCriteria:
 
     policy: Policy
     at: datetime  # now
-    signed: bool  # signatures are verified: reports need one
+    signed: bool  # signatures are verified, and reports must be signed
 
 
 #: (what, whether it is good, text) of each step.
@@ -66,7 +66,7 @@ Found = tuple[str, bool, str]
 def verify_project(
     statements: AttachedStatements, image: ImageOnDisk, criteria: ProjectCriteria, *, tag: str | None
 ) -> Iterator[Found]:
-    """Verify *image*, that of a project, by its *statements*; *tag* is the name to verify, or None."""
+    """Verify *image*, the image of a project, by its *statements*; *tag* is the name to verify, or None."""
     try:
         below, test, override = _decided(statements)
     except KilnError as error:
@@ -74,7 +74,7 @@ def verify_project(
         return
     cited = f"{below['tag']}@{below['digest']}"
     if labels(image).get(PARENT_LABEL) != cited:
-        yield "gate", False, f"the decision is about a project on {cited}, not on the one in the label"
+        yield "gate", False, f"the decision is about a project on {cited}, but the label names another image"
     elif override:
         yield "gate", False, f"published with --override: {override}"
     else:
@@ -90,7 +90,7 @@ def verify_project(
 
 
 def _decided(statements: AttachedStatements) -> tuple[dict[str, Any], list[str], str | None]:
-    """What the decision says of the parent image, the command of the test, and the reason of an override.
+    """From the gate's decision: facts of the parent image, the test's command, and the reason of an override.
 
     :raises VerificationFailed: there is no trusted decision about the image of a project.
     """
@@ -112,7 +112,7 @@ def _of_reports(
     test: Sequence[str],
     criteria: ProjectCriteria,
 ) -> Found:
-    """Evaluate the reports of the project's checks again; they may have any age, but not be of the future."""
+    """Evaluate the reports of the project's checks again, but not their age; none may be from the future."""
     policy = replace(
         criteria.policy,
         signed=criteria.signed,
@@ -126,7 +126,7 @@ def _of_reports(
         name = signed.name
         run = signed.report.project
         if run is None or f"{run.parent}@{run.parent_image}" != cited or not _ran(run, test):
-            wrong.append(f"{name}: not of the checks of this project on {cited}")
+            wrong.append(f"{name}: not a report on the checks of this project on {cited}")
         wrong += [f"{name}: {text}" for text in request_faults(signed, policy, suite, None, criteria.at)]
     checks = [check for check in suite.checks if check.id != TEST or test]
     for check in checks:
@@ -142,7 +142,7 @@ def _ran(run: ProjectRun, test: Sequence[str]) -> bool:
 
 
 def _of_sboms(statements: AttachedStatements, image: ImageOnDisk) -> Found:
-    """Both documents are of this image; `--full` compares them with the layers."""
+    """Check that both documents are of this image; `--full` compares them with the layers."""
     wrong = []
     for kind, name in ((SPDX, "SPDX"), (CYCLONEDX, "CycloneDX")):
         documents = statements.all(kind)
@@ -155,7 +155,7 @@ def _of_sboms(statements: AttachedStatements, image: ImageOnDisk) -> Found:
                 wrong.append(error.message)
                 continue
             if found.image != image.manifest:
-                wrong.append(f"{name}: the SBOM is of {found.image}")
+                wrong.append(f"{name}: the SBOM is of {found.image}, not of this image")
     text = "\n".join(wrong) or "SPDX and CycloneDX are of this image; --full compares them with its layers"
     return "sbom", not wrong, text
 

@@ -1,4 +1,4 @@
-"""Has the warnings of images in a repository, in English; `ls --site` has them in Chinese, too."""
+"""Defines the warnings about images in a repository, in English; `ls --site` has them in Chinese, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blobs to upload. A file is hashed while it is sent: the last piece of a damaged file is never sent."""
+"""Reads blobs to upload. A file is hashed while it is sent; the last piece of a damaged file is not sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FileBlob:
 
     @property
     def what(self) -> str:
-        """For errors."""
+        """The name of the blob in error messages."""
         return f"blob {self.digest[:19]}"
 
     def pieces(self, start: int) -> Iterator[bytes]:
@@ -67,7 +67,7 @@ class MemoryBlob:
 
     @property
     def what(self) -> str:
-        """For errors."""
+        """The name of the blob in error messages."""
         return f"blob {self.digest[:19]}"
 
     def pieces(self, start: int) -> Iterator[bytes]:
@@ -77,7 +77,7 @@ class MemoryBlob:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """The part of a blob that is left to send; can be iterated again."""
+    """The part of a blob that is not sent yet; can be iterated several times."""
 
     size: int
     pieces: Callable[[], Iterator[bytes]]

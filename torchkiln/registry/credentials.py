@@ -22,8 +22,10 @@ _LIMIT = 4 << 20
 _TIMEOUT = 60.0  # seconds for a helper, which may ask its user for a passphrase
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ABSENT = "credentials not found"  # the message of every helper for an unknown registry
-_LOG_IN = "it is Docker's configuration: fix it, or log in again"
-_HUB_KEY = "https" + "://index.docker.io/v1/"  # under which `docker login` keeps Docker Hub's
+_LOG_IN = "correct this configuration file of Docker or Podman, or log in again: docker login"
+_HUB_KEY = (
+    "https" + "://index.docker.io/v1/"
+)  # the key under which `docker login` stores the credentials of Docker Hub
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

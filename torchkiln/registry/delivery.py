@@ -1,4 +1,4 @@
-"""Gets a blob into a repository: it exists, is mounted from another repository, or is uploaded.
+"""Delivers a blob to a repository: finds it there, mounts it from another repository, or uploads it.
 
 HEAD ── 200: it exists
 POST ?mount=&from= ── 201: mounted
@@ -37,7 +37,7 @@ class Delivered:
 
 
 class Delivery:
-    """Gets blobs into one repository; thread-safe."""
+    """Delivers blobs to one repository; thread-safe."""
 
     def __init__(self, registry: Registry, repository: Repository) -> None:
         self._registry, self._base = registry, f"/v2/{repository.name}/blobs"
@@ -46,7 +46,7 @@ class Delivery:
     def deliver(
         self, blob: FileBlob | MemoryBlob, sources: tuple[str, ...], on_progress: Callable[[int], None]
     ) -> Delivered:
-        """Get *blob* into the repository, unless it exists there.
+        """Mount or upload *blob*, unless the repository has it.
 
         :param sources: repositories of this registry that may have it.
         :param on_progress: called with the number of bytes that were sent, each once.
@@ -63,7 +63,7 @@ class Delivery:
                 on_progress(blob.size)
                 return Delivered(digest=blob.digest, size=blob.size, how="mounted", source=source)
             if place:
-                break  # the registry began an upload instead; another mount request would leave it unused
+                break  # the registry began an upload instead, which another mount request would leave unused
         sent = Upload(
             self._registry, self._scopes, self._base, blob, place, self._is_there, on_progress
         ).run()

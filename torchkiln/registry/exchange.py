@@ -19,12 +19,12 @@ from torchkiln.util.http.session import LimitedSession, Network
 
 _PIECE = 1 << 20  # bytes of a body that are read at once
 _CONNECT = 10.0  # seconds
-_SILENCE = 120.0  # seconds for a piece of a blob, and for the response: registries take long before a 201
+_SILENCE = 120.0  # seconds for a piece of a blob, and for a response: registries can be slow to send a 201
 _DOCUMENT = 20.0  # seconds for a document, from the request to its last byte
 
 
 class RegistrySession(LimitedSession):
-    """A session without cookies and netrc: `tokens` has the logins."""
+    """A session without cookies and netrc; `tokens` makes the Authorization headers."""
 
     def __init__(self, network: Network, *, local: bool) -> None:
         super().__init__(replace(network, proxy=None) if local else network)
@@ -36,7 +36,7 @@ class RegistrySession(LimitedSession):
         )
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        """As in requests, without netrc."""
+        """Remove the header as requests does, but do not read netrc."""
         if self.should_strip_auth(response.request.url, prepared_request.url):  # type: ignore[no-untyped-call]
             prepared_request.headers.pop("Authorization", None)
 
@@ -97,7 +97,7 @@ class Exchange:
 
     def _pieces(self, response: requests.Response, *, renewed: bool) -> Iterator[bytes]:
         """The pieces of a blob; if *renewed*, the time limit is for each piece."""
-        # Not `stream`: it does not limit the length of a chunk's size line.
+        # Not `raw.stream`, which does not limit the length of a chunk's size line.
         while piece := response.raw.read(_PIECE, decode_content=False):
             if renewed:
                 self._deadlines.renew(_SILENCE)

@@ -1,6 +1,6 @@
-"""Records in the cache to which repositories a blob was pushed, so that the next push can mount it.
+"""Records in the cache the repositories to which a blob was pushed, so that the next push can mount it.
 
-It is only a hint: a wrong record costs one request.
+A record is only a hint: a wrong one costs one request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST = 3  # repositories of a blob; one that has it is enough
 
 
 class History:
-    """The records in *store*; with None there are none."""
+    """The records in *store*; None: nothing is recorded."""
 
     def __init__(self, store: Store | None) -> None:
         self._store = store

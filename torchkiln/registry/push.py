@@ -167,7 +167,7 @@ class BlobUploads:
         """
         futures = tuple(self._under_way.values())
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:  # a failed one; leaving the context ends the others
+        for future in done:  # one of them failed; leaving the context ends the others
             if error := future.exception():
                 raise self._error or error
         return tuple(future.result() for future in futures)
@@ -198,7 +198,7 @@ class BlobUploads:
         )
 
     def _unless_failed(self, blob: FileBlob) -> Delivered:
-        """Deliver the blob, unless another failed: a pool's thread would start it before the caller stops."""
+        """Deliver the blob, unless another one failed: the pool may start this one before it is shut down."""
         if self._error is not None:
             raise self._error
         try:

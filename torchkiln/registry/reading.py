@@ -31,7 +31,7 @@ from torchkiln.util.strict_json import json_of
 
 _DOCKER = "application/vnd.docker.distribution.manifest."
 _ACCEPT = ", ".join((MANIFEST_TYPE, INDEX_TYPE, f"{_DOCKER}v2+json", f"{_DOCKER}list.v2+json"))
-_PROGRESS = 64 << 10  # bytes that an attempt must bring to count as progress
+_PROGRESS = 64 << 10  # bytes that an attempt must receive to count as progress
 _MOST_PAGES = 200
 _MOST_TAGS = 5000
 _LINK = 4 << 10  # characters of a Link header
@@ -108,15 +108,15 @@ class RepositoryReader:
         return found.digest if found else None
 
     def require(self, name: str) -> Document:
-        """`manifest`, which must exist.
+        """The manifest under *name*, as `manifest`.
 
-        :raises ConfigError: it does not; the hint has similar tags.
+        :raises ConfigError: there is none; the hint has similar tags.
         """
         found = self.manifest(name)
         if found is None:
             try:
                 near = [tag for tag in self.tags() if tag.startswith(name[:5])][:5]
-            except RegistryError:  # too many: they are only for the hint
+            except RegistryError:  # the tags are needed only for the hint
                 near = []
             hint = f"similar tags: {', '.join(near)}" if near else "`torchkiln ls` lists the tags"
             raise ConfigError(f"{self.repository}: {name}: manifest unknown", hint=hint)
@@ -201,7 +201,7 @@ class RepositoryReader:
                 )
 
     def _invalid_list(self, what: str) -> RegistryError:
-        return RegistryError(f"{self.repository}: {what}: not valid", hint=REGISTRY_AT_FAULT)
+        return RegistryError(f"{self.repository}: invalid response: {what}", hint=REGISTRY_AT_FAULT)
 
     def small(self, digest: Digest, limit: int) -> bytes:
         """The blob *digest*, of at most *limit* bytes.

@@ -20,7 +20,7 @@ _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_TAG_FORM = "letters, digits, _ . - and at most 128 of them"
+_TAG_FORM = "at most 128 letters, digits, _ . -"
 _LONGEST = 255  # characters of a name with its host
 _FORM = "write HOST[:PORT]/REPOSITORY, as in registry.example:5000/team/pytorch-cuda"
 
@@ -56,7 +56,7 @@ def parse_reference(text: str) -> ImageReference:
     """
     rest, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
-        raise ConfigError(f"{text}: invalid digest: not sha256: and 64 hex digits", hint=_FORM)
+        raise ConfigError(f"{text}: invalid digest: it must be sha256:<64 hex digits>", hint=_FORM)
     host, slash, path = rest.partition("/")
     if "://" in text:
         raise ConfigError(f"{text}: invalid reference: it has a scheme", hint=_FORM)

@@ -1,7 +1,7 @@
 """Attaches artifacts to an image and lists them: OCI 1.1 referrers, or the tag schema of older registries.
 
-A registry that supports referrers returns `OCI-Subject` for a manifest with a subject. For others the list is
-an index under the tag `sha256-<hex>`, which each client rewrites to add to it.
+A registry that supports referrers returns `OCI-Subject` for a manifest with a subject. For other registries
+the list is an index under the tag `sha256-<hex>`, which each client rewrites to add an entry.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MOST = 500  # referrers of one image; a publication has about ten
 _ATTEMPTS = 5  # to update the list while other clients write it
 
 
-#: Tags of such lists.
+#: Tags of lists of referrers.
 LIST = re.compile(r"sha256-[0-9a-f]{64}(\.[a-z]+)?")
 
 
@@ -62,7 +62,7 @@ class ReferrerList:
     """The referrers of an image."""
 
     selected: tuple[Referrer, ...]
-    others: int  # of other kinds, and entries that are not valid
+    others: int  # number of referrers of other kinds, and of invalid entries
 
 
 def listing(reading: RepositoryReader, digest: Digest, kinds: Collection[str] | None = None) -> ReferrerList:
@@ -97,7 +97,7 @@ def listing(reading: RepositoryReader, digest: Digest, kinds: Collection[str] | 
 def referrers(
     reading: RepositoryReader, digest: Digest, kinds: Collection[str] | None = None
 ) -> list[Referrer]:
-    """The selected referrers of `listing`, which see."""
+    """The selected referrers of `listing`."""
     return list(listing(reading, digest, kinds).selected)
 
 
@@ -183,7 +183,7 @@ def payload_of(
 ) -> Payload:
     """The document that *referrer* attaches to the image *subject*, of one of the media *types*.
 
-    :raises Foreign: it has another form.
+    :raises UnknownFormat: the manifest has another form, or the document another media type.
     :raises VerificationFailed: it is missing, belongs to another image, or does not match its digest.
     :raises RegistryError: a request failed.
     """
@@ -208,7 +208,8 @@ def content(
 ) -> tuple[bytes, str]:
     """The document of `payload_of` and its media type.
 
-    :raises VerificationFailed: as `payload_of`; it is longer than *limit* bytes, or damaged.
+    :raises UnknownFormat: as `payload_of`.
+    :raises VerificationFailed: as `payload_of`; or the document is longer than *limit* bytes, or damaged.
     """
     payload = payload_of(reading, referrer, subject, types)
     return reading.small(payload.digest, limit), payload.media_type

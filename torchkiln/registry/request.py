@@ -1,4 +1,4 @@
-"""A request to a registry."""
+"""Defines a request to a registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A registry's HTTP response: status, headers, bounded body, and the text of an error."""
+"""Defines a registry's HTTP response: status, headers, a body of limited size, and the text of an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LONGEST = 300  # characters of a registry's error message
 
 #: The hint for an invalid response.
 REGISTRY_AT_FAULT = (
-    "the registry, or a proxy in front of it, is at fault: check its address, or report it to its operator"
+    "the registry, or a proxy in front of it, is at fault: check the address, or tell the registry's operator"
 )
 
 

@@ -1,4 +1,4 @@
-"""Requests to a registry, with authentication and retries."""
+"""Sends requests to a registry, with authentication and retries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchkiln.util.http.failures import certificate_fault, reason_of
 from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry, retry_after
 from torchkiln.util.http.session import DIRECT, Network
 
-_FIRST_ATTEMPTS = 3  # to connect at all: most likely the host name is wrong
+_FIRST_ATTEMPTS = 3  # for the first connection, which most often fails because the host name is wrong
 _RENEWALS = 3  # of a token for one request: it may expire again while requests of other threads are sent
 _ALL = 256 << 20  # bytes of all documents from one registry
 READS = 40.0  # seconds of attempts and pauses after which a read is not retried
@@ -42,8 +42,8 @@ class TokenExpired(Transient):
 class Registry:
     """The client of one registry; thread-safe.
 
-    :param plain_http: no TLS; otherwise only for localhost.
-    :param sleep: for tests.
+    :param plain_http: use HTTP without TLS, which otherwise is used only for localhost.
+    :param sleep: replaces the pauses between attempts; for tests.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Registry:
         )
 
     def request_once(self, request: HttpRequest) -> HttpResponse:
-        """The response to one request, errors like 404 included.
+        """The response to one request, including errors such as 404.
 
         :raises Transient: no connection, 5xx, 429: a retry may help.
         :raises TokenExpired: a 401 for a body that cannot be sent again.
@@ -120,7 +120,7 @@ class Registry:
         for renewals in range(_RENEWALS + 1):
             before = used
             used = self._authenticator.header(scopes or ()) if ours and scopes is not None else None
-            if renewals and used == before:  # a password: further attempts may lock the account
+            if renewals and used == before:  # the same password again: further attempts may lock the account
                 break
             login = {"Authorization": used} if used else {}
             response = self._send(replace(request, url=url, headers={**request.headers, **login}))

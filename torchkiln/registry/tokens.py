@@ -1,4 +1,4 @@
-"""Authorization headers for a registry: basic, or bearer tokens that are fetched, cached and renewed."""
+"""Makes Authorization headers for a registry: basic, or with bearer tokens, which are cached and renewed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from torchkiln.util.strict_json import json_of
 Scopes = tuple[str, ...]  # ("repository:team/app:pull,push",)
 _DEFAULT_LIFE = 60.0  # seconds that a token is valid if the response has no expires_in, by the specification
 _LONGEST = 32 << 10  # characters of a token, which is in the header of each request
-_USED_LIFE = 0.8  # of its life, after which a token is not used for a new request
+_USED_LIFE = 0.8  # share of a token's life after which it is not used for a new request
 
 
 class TokenRequest(Protocol):
-    """Sends one request with only these headers, with retries."""
+    """Sends one request with only the given headers, and repeats it if it fails."""
 
     def __call__(
         self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None

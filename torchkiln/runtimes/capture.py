@@ -1,4 +1,4 @@
-"""Receive the output of a process while it runs, and end it when its time is over."""
+"""Receives the output of a process while it runs, and kills the process when its time is over."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LineSink:
         """Do nothing: a line that is not complete is not passed on."""
 
     def close(self) -> None:
-        """The output has ended: pass on a last line without a line break."""
+        """Pass on a last line without a line break, when the output has ended."""
         if self._rest:
             self._pass_on()
 
@@ -83,7 +83,7 @@ def receive(
     timeout_s: float | None,
     kill: Callable[[subprocess.Popen[bytes]], None],
 ) -> bool:
-    """Write the output of *process* to *out* and *err* until it ends; whether *timeout_s* was exceeded.
+    """Write the output of *process* to *out* and *err* until it ends; return whether it exceeded *timeout_s*.
 
     :param kill: ends the process and all that it started; its output so far is still received.
     """
@@ -110,7 +110,7 @@ def receive(
                     selector.unregister(key.fileobj)
     try:
         process.wait(remaining())
-    except subprocess.TimeoutExpired:  # it closed its output and went on
+    except subprocess.TimeoutExpired:  # it closed its output, but did not end
         kill(process)
         process.wait()
         timed_out = True

@@ -1,4 +1,4 @@
-"""Data classes of the runtimes: a command, its settings and mounts, and its exit status."""
+"""Defines data classes of the runtimes: a command, its settings and mounts, and its exit status."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Bind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeSettings:
-    """RuntimeSettings that all commands in an image share."""
+    """Settings that all commands in an image share."""
 
-    env: tuple[str, ...] = ()  # NAME=VALUE, in addition to the image's own
+    env: tuple[str, ...] = ()  # NAME=VALUE, in addition to those of the image
     gpus: str | None = None  # "all", "none", a number, "device=ID,ID"; None: all if there are any
     shm_size: int = 1 << 30  # bytes of /dev/shm, which DataLoader workers and NCCL use
 
@@ -69,7 +69,7 @@ class Exited:
     """How a command ended. `code` is the exit code, or 128 plus the number of the signal that killed it."""
 
     code: int
-    stdout: bytes  # empty if it was passed through, or on to a function line by line
+    stdout: bytes  # empty if the command wrote to the caller's stream, or a function received each line
     stderr: bytes
     timed_out: bool
 

@@ -1,4 +1,4 @@
-"""Run a command in a container of a Docker engine, and remove the container.
+"""Runs a command in a container of a Docker engine, and removes the container.
 
 `run` passes streams and signals through with the Docker SDK. A terminal needs the Docker client instead: see
 `docker_args.client_command`.
@@ -80,7 +80,7 @@ def run(
 ) -> int:
     """Run *container* on *engine* and return its exit code: 128 plus the number of a signal that killed it.
 
-    Signals that are put into *signals* meanwhile are sent to the command. A repeated one kills it, because
+    Signals that are put into *signals* meanwhile are sent to the command. A repeated signal kills it, because
     process 1 ignores signals that it has no handler for.
 
     :param stdin: a descriptor to read from; None: the command gets no input.
@@ -107,7 +107,7 @@ def run(
             return code
         raise _refused(engine, reason, error.is_client_error()) from error
     except BrokenPipeError:
-        raise  # of our own output, not of the engine
+        raise  # the reader of our output has gone, not the engine
     except (DockerException, OSError) as error:
         raise ToolMissing(
             f"lost the connection to the engine at {engine.host}: {error}", hint="run: docker ps --all"
@@ -181,8 +181,8 @@ def _follow(
     """Start the container, and pass streams and signals through until it is removed."""
     from docker.errors import NotFound
 
-    # Both before the start, because the container may exit at once. Events are filtered here and not by the
-    # engine, because Podman's filter has other names for actions ("died").
+    # Both are opened before the start, because the container may exit at once. Events are filtered here and
+    # not by the engine, because Podman's filter has other names for actions ("died").
     events = api.events(filters={"container": name}, decode=True)
     attached = api.attach_socket(name, {"stdin": stdin is not None, "stdout": 1, "stderr": 1, "stream": 1})
     connection: sockets.socket = getattr(attached, "_sock", attached)

@@ -1,4 +1,4 @@
-"""Describe a container of an engine, and write the `docker run` command line for it."""
+"""Describes a container of an engine, and writes the `docker run` command line for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Container:
 
 
 def client_command(container: Container, *, terminal: bool, podman_at: str = "") -> list[str]:
-    """The `docker run` command line that is equivalent to `run`; with *terminal*, `--tty` is added.
+    """The `docker run` command line that is equivalent to `docker.run`; with *terminal*, it has `--tty`.
 
     :param podman_at: the address of a Podman engine; only Podman's own client can request its GPUs.
     """
@@ -58,7 +58,7 @@ def client_command(container: Container, *, terminal: bool, podman_at: str = "")
 
 
 def cdi_devices(gpus: str) -> list[str]:
-    """Docker's --gpus as CDI names: "all", "2" the first two, "device=1,GPU-3f…"."""
+    """Docker's --gpus as CDI names: "all", "2" (the first two GPUs), "device=1,GPU-3f…"."""
     kind, _, ids = gpus.partition("=")
     names = ids.split(",") if ids else [kind] if kind == "all" else [str(index) for index in range(int(kind))]
     return [f"{CDI_KIND}={name}" for name in names]

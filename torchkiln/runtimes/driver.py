@@ -1,6 +1,6 @@
-"""Find the parts of the host's NVIDIA driver that a container needs: device nodes, libraries, tools.
+"""Finds the parts of the host's NVIDIA driver that a container needs: device nodes, libraries, tools.
 
-They are found as NVIDIA's container toolkit finds them: in the loader's cache, then in the folders of
+They are found as NVIDIA's container toolkit finds them: in the loader's cache, then in the library folders of
 distributions; NVIDIA_DRIVER_CAPABILITIES selects among them. The list was tested on two H200 with driver 580
 (torch 2.7.1: matmul, AMP, torch.compile, NVRTC, PTX, NCCL), and completed from the toolkit.
 

@@ -1,12 +1,12 @@
-"""Start an untrusted command that may start others in an unpacked image. A program of its own.
+"""Starts an untrusted command, which may start others, in an unpacked image. A separate program.
 
     python -I -S -c "import enclosed; enclosed.main()"    with the folder of this file on sys.path
 
-The spec is JSON on stdin; the command's stdin is empty. All namespaces are new, so there is no network, no
-process and no file of the host but the image and the bound folders, all of which are read-only. What the
-command writes is in memory, in a file system of limited size, and is discarded. It runs as the user nobody,
-without capabilities, and cannot make user namespaces; a seccomp filter and resource limits apply. An error
-before it starts goes to stderr, with exit code 125.
+The spec is JSON on stdin; the command's stdin is empty. All namespaces are new, so the command has no
+network, and sees no process and no file of the host. It sees the image and the bound folders, which are
+read-only. What it writes is in memory, in a file system of limited size, and is discarded. It runs as the
+user nobody, without capabilities, and cannot make user namespaces; a seccomp filter and resource limits
+apply. An error before the command starts goes to stderr, with exit code 125.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
         },
         private_user,
     )
-    enter.mount("tmpfs", "/sys", "tmpfs", enter.RDONLY, "mode=555,size=4k")  # that of the host
+    enter.mount("tmpfs", "/sys", "tmpfs", enter.RDONLY, "mode=555,size=4k")  # hides the host's /sys
     os.makedirs(spec["workdir"], mode=0o1777, exist_ok=True)
     os.chmod(spec["workdir"], 0o1777)
     os.chdir(spec["workdir"])

@@ -1,4 +1,4 @@
-"""The runtime `docker`: the Docker or Podman engine of DOCKER_HOST or the current context.
+"""Implements the runtime `docker`: the Docker or Podman engine of DOCKER_HOST or the current context.
 
 The image is loaded into the engine if it is missing there.
 """

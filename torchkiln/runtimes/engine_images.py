@@ -1,4 +1,4 @@
-"""Prepare an engine for a container: load the image, and choose how it gets GPUs."""
+"""Prepares an engine for a container: loads the image, and chooses how the container gets GPUs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def image_on(engine: Engine, source: ImageSource, listener: RuntimeListener) -> 
 def parse_gpus(text: str | None) -> str | None:
     """Check *text*: `all`, `none`, `2` or `device=0,GPU-3f…`; returned unchanged.
 
-    :raises ConfigError: it is something else.
+    :raises ConfigError: *text* is invalid.
     """
     if text is not None and not re.fullmatch(r"all|none|\d{1,4}|device=[\w.:-]+(,[\w.:-]+)*", text):
         raise ConfigError(f"--gpus {text}: must be all, none, a number or device=ID,ID")
@@ -55,7 +55,7 @@ def parse_gpus(text: str | None) -> str | None:
 
 
 def gpus_on(engine: Engine, requested: str | None, listener: RuntimeListener) -> tuple[str, bool]:
-    """A container's `gpus` and `cdi`; if none are requested, all GPUs that *engine* supports."""
+    """A container's `gpus` and `cdi`; if *requested* is None, all GPUs that *engine* supports."""
     local = engine.host.startswith("unix:")
     if requested in ("none", "0"):
         return "", False

@@ -1,18 +1,19 @@
-"""Start a process in an unpacked image. A separate program that uses the standard library alone.
+"""Starts a process in an unpacked image. A separate program that uses only the standard library.
 
     python -I -S enter.py SPEC_FD FAULT_FD
 
 The spec is JSON on SPEC_FD. An error before the command runs is written to FAULT_FD, which closes when the
-command starts. It creates namespaces for mounts, processes, host name and IPC (and one for users if it is not
-root), mounts an overlay over the image, makes it the root, fills /proc, /dev, /sys and the files of /etc that
-belong to a machine, and executes the command as process 1. All mounts are private and end with the process.
+command starts. The program creates namespaces for mounts, processes, host name and IPC, and one for users if
+it does not run as root. It mounts an overlay over the image and makes that the root. It fills /proc, /dev,
+/sys and the files of /etc that belong to a machine, and executes the command as process 1. All mounts are
+private and end with the process.
 
     start([ROOT, LIMITS, FILTER, COUNT, NAME=VALUE..., COMMAND...])
 
-A sandbox for an untrusted command; `sandbox.py` uses it. All namespaces are new, so there is no network; the
-root is one read-only folder without /proc and /dev; the user is nobody, without capabilities; a seccomp
-filter and resource limits apply. An error goes to stderr, with exit code 125. Without a COMMAND it only
-creates the sandbox.
+Runs an untrusted command in a sandbox; `sandbox.py` uses it. All namespaces are new, so there is no network.
+The root is one read-only folder without /proc and /dev. The user is nobody, without capabilities; a seccomp
+filter and resource limits apply. An error goes to stderr, with exit code 125. Without a COMMAND only the
+sandbox is created.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def drop_privileges(private_user: bool) -> None:
         os.setresgid(NOBODY, NOBODY, NOBODY)
         _drop_bounding()
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        _LIBC.unshare(NEWUSER)  # may fail: some hosts allow it to root alone, who made the others
+        _LIBC.unshare(NEWUSER)  # may fail: some hosts allow only root to create user namespaces
     _drop_bounding()
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     call("capset", header, (ctypes.c_uint32 * 6)())
@@ -201,7 +202,7 @@ def map_ids(uid_line: str, gid_line: str) -> None:
 def prepare(spec: dict[str, Any], private_user: bool) -> None:
     mount(None, "/", None, REC | PRIVATE)
     # Opened before the root changes, because paths have another meaning afterwards; and in this namespace,
-    # because a mount of another one cannot be bound.
+    # because a mount of another namespace cannot be bound.
     image = os.open(spec["root"], os.O_PATH | os.O_DIRECTORY)
     places = {**{name: f"/dev/{name}" for name in _NODES}, **dict(spec["nodes"])}
     nodes = {name: os.open(place, os.O_PATH) for name, place in places.items()}
@@ -225,8 +226,8 @@ def prepare(spec: dict[str, Any], private_user: bool) -> None:
     os.mkdir(root + old, 0o700)
     call("syscall", _SYS_PIVOT_ROOT, root.encode(), (root + old).encode())
     os.chdir("/")
-    # From here on every path is resolved inside the image. Its links can lead outside only through /proc and
-    # an open descriptor: so files are created in the image before /proc is mounted, and descriptors closed.
+    # From here on every path is resolved inside the image. Links in the image can lead outside only through
+    # /proc and an open descriptor. So files are created before /proc is mounted, and descriptors are closed.
     loader = spec["libraries"] and os.access(LDCONFIG, os.X_OK)
     _make_places(spec["files"] | ({LOADERS: DRIVER + "\n"} if loader else {}))
     targets = [target for _, target, _ in binds]
@@ -342,7 +343,7 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
     os.umask(0o022)
     os.makedirs(spec["workdir"], exist_ok=True)  # as root, whatever the command's user
     os.chdir(spec["workdir"])
-    # Python ignores the first two, `torchkiln run` on a terminal the others; reset them for the command.
+    # Python ignores the first two, and `torchkiln run` on a terminal ignores the others: reset all of them.
     for name in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT):
         signal.signal(name, signal.SIG_DFL)
     if private_user:

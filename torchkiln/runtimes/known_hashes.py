@@ -1,7 +1,7 @@
 """Keeps the hashes of files that were read, so that an unchanged file need not be read again.
 
 A file is unchanged if its size, times and inode are. On a local file system a program can set the mtime of a
-file, but not its ctime. On NFS and FUSE a server sets both: there every file is read every time.
+file, but not its ctime. On NFS and FUSE a server sets both, so every file is read every time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOCAL = {
     0x01021994: "tmpfs",
     0x794C7630: "overlay",
 }
-_RECENT_NS = 2_000_000_000  # a file that changed so shortly before may change again with the same ctime
+_RECENT_NS = 2_000_000_000  # a file that changed this shortly before may change again with the same ctime
 _STATFS = 256  # bytes; longer than struct statfs
 
 Stamp = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode
@@ -36,7 +36,7 @@ Stamp = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode
 
 @dataclass(kw_only=True, slots=True)
 class KnownHashes:
-    """The hashes of the files below one root, by path. `add` may be called by several threads."""
+    """The hashes of the files below one root, by path. Several threads may call `add`."""
 
     known: Mapping[str, tuple[Stamp, str]] = field(default_factory=dict)
     seen: dict[str, tuple[Stamp, str]] = field(default_factory=dict)
@@ -52,19 +52,19 @@ class KnownHashes:
         return sha256
 
     def add(self, path: str, found: os.stat_result, sha256: str) -> None:
-        """Note the hash of a file that was read after *found*."""
+        """Note the hash of a file that was read after its status *found*."""
         self.read += 1
         if max(found.st_ctime_ns, found.st_mtime_ns) < self.began_ns - _RECENT_NS:
             self.seen[path] = (stamp_of(found), sha256)
 
 
 def stamp_of(found: os.stat_result) -> Stamp:
-    """What changes when the content of a file does."""
+    """The values in *found* that change when the content of the file changes."""
     return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
 def is_local(folder: Path) -> bool:
-    """Whether the file system of *folder* is the kernel's own: a program cannot set a ctime."""
+    """Whether only the kernel sets a ctime in the file system of *folder*, not a server or a program."""
     buffer = ctypes.create_string_buffer(_STATFS)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.statfs(os.fsencode(folder), buffer) != 0:

@@ -1,4 +1,4 @@
-"""Files of /etc that belong to a machine and not to an image, for containers without an engine."""
+"""Writes the files of /etc that belong to a machine and not to an image, for containers without an engine."""
 
 from __future__ import annotations
 

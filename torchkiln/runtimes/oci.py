@@ -1,8 +1,8 @@
-"""Run a command in an unpacked image with crun or runc, confined as in a Docker engine.
+"""Runs a command in an unpacked image with crun or runc, confined as in a Docker engine.
 
 The command has Docker's capabilities, and a device cgroup that allows the standard devices and the GPUs. The
 runtime runs in a PID namespace, so that the container ends when this process ends. The image is the lower
-side of an overlay, so nothing writes to it.
+layer of an overlay, so nothing writes to it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchkiln.runtimes.rootfs import using
 PROGRAMS = ("crun", "runc")
 _CGROUPS = "/sys/fs/cgroup"
 _CGROUP_TIMEOUT_S = 5.0
-# Runs in its own mount and PID namespace. $1: scratch folder, $2: image, $3: runtime, $4: container name.
+# Runs in a new mount and PID namespace. $1: scratch folder, $2: image, $3: runtime, $4: container name.
 _SCRIPT = """\
 set -e
 cd "$1"
@@ -45,7 +45,7 @@ mkdir over/upper over/work
 mount -t overlay overlay -o lowerdir=lower,upperdir=over/upper,workdir=over/work root
 exec "$3" --root "$1/state" --log "$1/log" --log-format json run --bundle "$1" "$4"
 """
-# Docker's own (github.com/moby/moby, oci/caps/defaults.go).
+# Docker's default capabilities (github.com/moby/moby, oci/caps/defaults.go).
 _CAPABILITIES = (
     "CAP_AUDIT_WRITE CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_FSETID CAP_KILL CAP_MKNOD CAP_NET_BIND_SERVICE"
     " CAP_NET_RAW CAP_SETFCAP CAP_SETGID CAP_SETPCAP CAP_SETUID CAP_SYS_CHROOT"
@@ -83,7 +83,7 @@ class OciRuntime:
         executable = shutil.which(self.program)
         if executable is None or os.geteuid() != 0:
             reason = "is not installed" if executable is None else "requires root"
-            raise ToolMissing(f"{self.program} {reason}", hint="use --runtime rootfs, which needs neither")
+            raise ToolMissing(f"{self.program} {reason}", hint="use --runtime rootfs")
         name = f"torchkiln-{secrets.token_hex(6)}"
         with using(image_root), tempfile.TemporaryDirectory(prefix=f"{name}-") as scratch:
             if self.driver and self.driver.libraries:
@@ -104,7 +104,7 @@ class OciRuntime:
         return result
 
     def _files(self, scratch: Path) -> list[Bind]:
-        """Mounts of the machine's own files and of the driver."""
+        """The mounts of the files of /etc that belong to a machine, and of the driver."""
         texts = machine_files(self.hostname)
         if self.driver and self.driver.libraries:
             texts[enter.LOADERS] = f"{enter.DRIVER}\n"

@@ -1,7 +1,7 @@
-"""Create a container with GPUs in Podman, by CDI.
+"""Creates a container with GPUs in Podman, by CDI.
 
 Podman's Docker API ignores device requests (issue 19338 of containers/podman), so the container is created
-with Podman's own API at the same socket; all other requests use Docker's. Tested with Podman 4.3.
+with Podman's own API at the same socket; all other requests use Docker's API. Tested with Podman 4.3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run a command in an unpacked image without an engine, in Linux namespaces.
+"""Runs a command in an unpacked image without an engine, in Linux namespaces.
 
 The command writes to an overlay that is discarded when it ends, never to the image. It uses the host's
 network. This is not a security boundary: run only programs that you would run directly on the host.
@@ -52,8 +52,8 @@ class RootfsRuntime:
         """Run *program* in *image_root*.
 
         With *capture* its output is returned and its input is *stdin*; otherwise it inherits the streams of
-        this process. With *on_line* each line of stdout is passed to it instead of being returned. After
-        *timeout_s* seconds it is killed, with everything that it started.
+        this process. With *on_line* each line of stdout is passed to that function instead of being returned.
+        After *timeout_s* seconds the program is killed, with everything that it started.
 
         :raises ConfigError: a path or bind is invalid.
         :raises ToolMissing: this host does not allow the namespaces.

@@ -1,4 +1,4 @@
-"""Protocols of a runtime, which `run` and `smoke` use; table.py lists the runtimes."""
+"""Defines the protocols of a runtime, which `run` and `smoke` use; table.py lists the runtimes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ImageSource:
     ref: str | None  # its tag or digest; None: the only image of the layout
     layout: Path
     store: Store
-    repository: Callable[[], str]  # its repository in engines; only they call it
+    repository: Callable[[], str]  # the name of its repository in engines; only engines call it
     image: ImageOnDisk | None = None  # if it was read already
 
     def read(self) -> ImageOnDisk:
@@ -39,7 +39,7 @@ class RuntimeListener(Protocol):
     def say(self, line: str) -> None: ...
 
     def unpacks(self, image: ImageOnDisk, *, there: bool) -> None:
-        """*image* is needed unpacked; *there*: it is unpacked already."""
+        """*image* must be unpacked; *there*: it is unpacked already."""
 
     def progress(self) -> AbstractContextManager[Observer]:
         """A context with an observer for the duration of a task."""
@@ -66,8 +66,8 @@ class RunnableImage(Protocol):
     def captured(self, command: Command, *, timeout_s: float, on_line: OnLine) -> Exited:
         """Run *command* without input and with read-only binds, and capture its stderr.
 
-        Each line of stdout is passed to *on_line* when it is complete. After *timeout_s* seconds everything
-        that it started is killed.
+        Each line of stdout is passed to *on_line* when it is complete. After *timeout_s* seconds the command
+        and everything that it started is killed.
         """
 
     def passed_through(self, command: Command, streams: Streams) -> int:
@@ -90,7 +90,7 @@ class Runtime(Protocol):
 
     @property
     def interactive(self) -> bool:
-        """Whether it can pass streams through, as `run` needs."""
+        """Whether it can pass the caller's streams through, which `run` requires."""
 
     def check(self, command: Command, settings: RuntimeSettings) -> None:
         """Check what can be checked before the image is prepared.

@@ -1,7 +1,8 @@
-"""Run an untrusted program in a sandbox in which it can only compute.
+"""Runs an untrusted program in a sandbox in which it can only compute.
 
-It has one read-only folder and its three standard streams; no network, no other processes, no files of the
-host and none of the caller's environment variables. Its output is untrusted data, which the caller checks.
+The program has one read-only folder and three standard streams. It has no network, no other processes, no
+files of the host, and none of the caller's environment variables. Its output is untrusted data, which the
+caller checks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The seccomp filter of the sandbox: an allowlist of the system calls of a program that only computes.
+"""Makes the seccomp filter of the sandbox: an allowlist of system calls for a program that only computes.
 
 All other calls fail with ENOSYS, as on an older kernel, so that a C library falls back. A program cannot
-create processes, connect, mount, trace or send signals. A call with the numbers of another architecture
-(i386, x32) kills the program, because they mean other calls there.
+create processes, connect, mount, trace or send signals. A call by a number of another architecture (i386,
+x32) kills the program, because the same numbers mean other calls there.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ ALLOWED: Mapping[str, int] = {
 }
 
 # Calls that a program which builds a package does not need: namespaces, mounts, other processes' memory,
-# keys, the kernel's own interfaces. It runs without capabilities, so most of them would fail anyway.
+# keys, the kernel's own interfaces. The program has no capabilities, so most of them would fail anyway.
 DENIED: Mapping[str, int] = {
     "ptrace": 101,
     "pivot_root": 155,
@@ -149,7 +149,7 @@ def builder_program() -> bytes:
 
 
 def _this_architecture() -> list[tuple[int, int, int, int]]:
-    """The steps that kill a program which uses the numbers of another one; the number is loaded then."""
+    """The steps that kill a program that calls for another architecture, and then load the call's number."""
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, _X86_64),

@@ -1,4 +1,4 @@
-"""The table of runtimes for `run` and `smoke`. To add a runtime, write a module and add a row here."""
+"""Lists the runtimes for `run` and `smoke`. To add a runtime, write a module and add a row here."""
 
 from __future__ import annotations
 

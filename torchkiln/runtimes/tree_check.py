@@ -18,9 +18,10 @@ _WRITABLE = 0o022  # by others than the owner
 
 
 def differences(root: Path, tree: Mapping[str, TreeItem], hashes: KnownHashes) -> list[str]:
-    """How the files below *root* differ from *tree*, as sorted sentences.
+    """The differences between the files below *root* and *tree*, as sorted sentences.
 
-    Without root, the owner is the caller, and files that their owner must not read are not read.
+    If the caller is not root, the expected owner is the caller, and files that the owner cannot read are
+    skipped.
     """
     expected = {path: item.entry for path, item in tree.items()}
     found = dict(_walk(root))

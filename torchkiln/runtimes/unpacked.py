@@ -1,4 +1,4 @@
-"""Runtimes that start commands in an image that is unpacked in the cache, with this host's GPU driver."""
+"""Implements runtimes that start commands in an image unpacked in the cache, with this host's GPU driver."""
 
 from __future__ import annotations
 

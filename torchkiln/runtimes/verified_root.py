@@ -1,4 +1,4 @@
-"""Unpacks an image in the cache, and verifies the files of one that was unpacked before."""
+"""Unpacks an image in the cache, and verifies the files of an image that was unpacked before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def layers_of(image: ImageOnDisk) -> list[LayerBlob]:
 def unpacked(image: ImageOnDisk, store: Store, listener: RuntimeListener, *, reuse: bool = True) -> Path:
     """The unpacked *image* in the cache, unpacked at the first call.
 
-    :param reuse: files of an unpacked image that is below it may be used.
+    :param reuse: the files of an unpacked parent image may be used.
     :raises VerificationFailed: a layer is damaged.
     :raises BuildFailed: the disk is full or not writable.
     """
@@ -47,11 +47,11 @@ def verified(
 ) -> tuple[Mapping[str, TreeItem], str]:
     """Compare the unpacked *image* with its layers; return its tree and the time of the comparison, in UTC.
 
-    A copy that differs, or without signed indexes, is deleted and unpacked again.
+    A copy that differs or has no signed indexes is deleted, and the image is unpacked again.
 
     :raises VerificationFailed: a layer is damaged.
-    :raises BuildFailed: it differs while a command runs in it, or differs again after it was unpacked, or the
-        disk is full or not writable.
+    :raises BuildFailed: the copy differs while a command runs in it, or differs again after it was unpacked;
+        or the disk is full or not writable.
     """
     root, layers = unpacked(image, store, listener), layers_of(image)
     tree = kept_tree(store, layers)

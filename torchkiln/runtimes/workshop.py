@@ -1,6 +1,7 @@
 """Runs an untrusted command that builds something in an unpacked image, in a sandbox without network.
 
-See `enclosed.py` for what it can do. Here time and memory are limited, and its output, which is untrusted.
+`enclosed.py` describes what the command can do. This module limits its time, its memory, and its output,
+which is untrusted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NOT_STARTED = 125
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a command may use."""
+    """The resources that a command may use."""
 
     seconds: float = 900.0
     memory: int = 4 << 30  # bytes that all its processes hold together

@@ -1,11 +1,11 @@
-"""Read vulnerabilities.yaml: known vulnerabilities that are accepted until a date, each with a reason.
+"""Reads vulnerabilities.yaml: known vulnerabilities that are accepted until a date, each with a reason.
 
     - id: CVE-2026-1234
       package: libfoo1          # optional; without it: in any package
       reason: no image opens the port; upstream's fix is in the next point release
       until: 2026-12-31
 
-Each entry needs a reason and an end, so that the list is reviewed.
+Each entry needs a reason and an end date, so that the list is reviewed from time to time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _entry(file: Located, number: int, on: date, faults: list[str]) -> AllowedVu
 
 
 def _check_unique(file: Located, found: list[AllowedVulnerability], faults: list[str]) -> None:
-    """Reject two entries for the same vulnerability and package: one of the two ends would be ignored."""
+    """Reject two entries for the same vulnerability and package: one of the two dates would be ignored."""
     first: dict[tuple[str, str | None], AllowedVulnerability] = {}
     for number, entry in enumerate(found):
         other = first.setdefault((entry.id, entry.package), entry)

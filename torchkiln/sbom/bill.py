@@ -1,4 +1,4 @@
-"""Combine a lock and an image's package metadata into a bill: components with version, hash, licence, purl.
+"""Combines a lock and an image's package metadata into a bill: components with version, hash, licence, purl.
 
 Versions and hashes come from the lock, licences from the image. If the two disagree, no bill is made. Missing
 data is listed in notes, never guessed.
@@ -30,9 +30,9 @@ from torchkiln.sbom.evidence import Distribution, Evidence, InstalledPackage
 from torchkiln.sbom.licences import Licence
 from torchkiln.sbom.listed import TOOLKIT
 
-#: wheel, program, toolkit (NVIDIA's archives): from the lock. os: from dpkg. library: CUDA, cuDNN and NCCL,
-#: which are part of a wheel. vendored: a copy of a Python distribution inside another package. project: code.
-#: interpreter: a standalone Python.
+#: wheel, toolkit (NVIDIA's archives): from the lock. os: from dpkg. library: CUDA, cuDNN and NCCL, which are
+#: part of a wheel. vendored: a copy of a Python distribution inside another package. project: a project's
+#: code. interpreter: a standalone Python.
 Kind = Literal["wheel", "os", "toolkit", "library", "vendored", "project", "interpreter"]
 DebKey = tuple[str, str, str]  # name, version, architecture
 
@@ -57,7 +57,9 @@ class BillComponent:
     source: str = ""  # its source package, "gcc-12 12.2.0-14"
     evidence: str = ""  # the file of the image that its data comes from
     remark: str = ""
-    modified: str = field(default="", repr=False)  # how its files in the image differ from that file's
+    modified: str = field(
+        default="", repr=False
+    )  # how its files in the image differ from those in the file of `sha256`
 
     @property
     def ref(self) -> str:
@@ -240,7 +242,7 @@ def _of_deb(package: InstalledPackage, debs: Mapping[DebKey, str], distro: tuple
 
 
 def _vendored(dist: Distribution, wheels: Iterable[str]) -> BillComponent:
-    """Its carrier is the wheel that is named like its top-level folder, if there is one."""
+    """A vendored copy; its carrier is the wheel named like its top-level folder, if there is such a wheel."""
     _, _, below = dist.path.partition("/site-packages/")
     top = canonicalize_name(below.split("/")[0]) if below else ""
     return BillComponent(

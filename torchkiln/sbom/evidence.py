@@ -1,8 +1,8 @@
-"""Parse the package metadata in an image's layers.
+"""Parses the package metadata in an image's layers.
 
 Python distributions are described in `*.dist-info/METADATA`, OS packages in dpkg's status, their licences in
-`usr/share/doc/*/copyright`, the wheels in /etc/torchkiln/image.json and project.json. All of it comes from
-the image, so it can be forged or broken: invalid metadata is an error, and not skipped.
+`usr/share/doc/*/copyright`, the wheels in /etc/torchkiln/image.json and project.json. All of this comes from
+the image, so it can be forged or broken: invalid metadata is an error, and is not skipped.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def evidence_of(texts: Mapping[str, str], links: Mapping[str, str]) -> Evidence:
     distributions = tuple(sorted(_distributions(texts, faults), key=lambda dist: (dist.name, dist.path)))
     packages = tuple(sorted(_packages(texts, links, faults), key=lambda deb: (deb.name, deb.architecture)))
     wheels, archives = (_from_json(texts, IMAGE_JSON, key, faults) for key in ("wheels", "archives"))
-    wheels |= _from_json(texts, PROJECT_JSON, "wheels", faults)  # those that it removes are among them
+    wheels |= _from_json(
+        texts, PROJECT_JSON, "wheels", faults
+    )  # a removed wheel is always replaced by one of the same name
     of_wheels = [dist.name for dist in distributions if dist.of_a_wheel]
     faults += [f"{name} is installed twice" for name in _repeated(of_wheels)]
     of_dpkg = [f"{package.name}:{package.architecture}" for package in packages]
@@ -139,7 +141,7 @@ def _distributions(texts: Mapping[str, str], faults: list[str]) -> Iterator[Dist
 
 
 def _python_licences(expression: str, words: str, classifiers: list[str]) -> tuple[Licence, ...]:
-    """From License-Expression, else License, else the classifiers."""
+    """The licences in License-Expression, else in License, else in the classifiers."""
     if expression:
         return (of_expression(expression) or of_words(expression),)
     if words.strip() not in _UNKNOWN:
@@ -196,7 +198,7 @@ def _copyright(package: str, texts: Mapping[str, str], links: Mapping[str, str])
 
 
 def _debian_licences(text: str) -> tuple[Licence, ...]:
-    """The licences in a machine-readable copyright file; none from another file."""
+    """The licences in a machine-readable copyright file; () for any other file."""
     if len(text) > _MAX_TEXT or not _MACHINE_READABLE.search(text[:2000]):
         return ()
     try:

@@ -1,4 +1,4 @@
-"""Make the bill of an image of a layout from its lock, its layers, and the record of its base's files."""
+"""Makes the bill of an image of a layout from its lock, its layers, and the record of its base's files."""
 
 from __future__ import annotations
 

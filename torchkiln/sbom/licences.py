@@ -1,4 +1,4 @@
-"""Convert a package's licence metadata to SPDX expressions.
+"""Converts a package's licence metadata to SPDX expressions.
 
 Nothing is guessed. A valid SPDX expression is kept. Debian's short names are converted by the table in their
 specification (machine-readable copyright files, 1.0). Anything else becomes a LicenseRef with the original
@@ -127,7 +127,7 @@ def _debian_families(name: str) -> Iterator[str]:
 
 
 def _referred(name: str, text: str) -> Licence:
-    """A LicenseRef by name and text, because two packages can use one name for different texts."""
+    """A LicenseRef whose id depends on *name* and *text*: packages use one name for different texts."""
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:40].rstrip("-.") or "unnamed"
     short = hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()[:8]
     reference = LicenceReference(id=f"LicenseRef-{slug}-{short}", name=name or "unnamed", text=text)

@@ -1,7 +1,7 @@
-"""Read the components that an SPDX 2.3 or CycloneDX 1.6 document lists.
+"""Reads the components that an SPDX 2.3 or CycloneDX 1.6 document lists.
 
 The reader is strict, and accepts documents such as `spdx` and `cyclonedx` write. It does not use the
-libraries that write them, so that it finds their faults.
+libraries that write these documents, so that it finds faults of those libraries.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def listed(document: bytes, *, where: str = "SBOM") -> SbomContents:
             raise ValueError(f"longer than {LIMIT} bytes")
         content = json_of(document)
         if not isinstance(content, dict):
-            raise ValueError("not a mapping")
+            raise ValueError("not a JSON object")
         if content.get("spdxVersion") == "SPDX-2.3":
             return _spdx(content)
         if content.get("bomFormat") == "CycloneDX" and content.get("specVersion") == "1.6":
@@ -161,7 +161,7 @@ def _mappings(value: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]
         raise ValueError(f"{key}: not a list, or too long")
     for item in found:
         if not isinstance(item, dict):
-            raise ValueError(f"{key}: not a list of mappings")
+            raise ValueError(f"{key}: not a list of JSON objects")
         yield item
 
 

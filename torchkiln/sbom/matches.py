@@ -1,4 +1,4 @@
-"""Compare an SBOM with an image or with a lock."""
+"""Compares an SBOM with an image or with a lock."""
 
 from __future__ import annotations
 

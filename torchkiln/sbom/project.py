@@ -1,4 +1,4 @@
-"""Make the bill of a project's image: of the parent image with the project's packages, and of its code."""
+"""Makes the bill of a project's image: packages of the parent image and of the project, and its code."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def bill_of_project(
 
     :param images: the folder of locks.
     :param name: of the repository.
-    :raises VerificationFailed: a layer is damaged, or its packages are not those of the parent image with
-        those that project.json lists.
+    :raises VerificationFailed: a layer is damaged, or the packages are not those that the parent image's lock
+        and project.json list.
     :raises ConfigError: the committed record of the base's files is invalid.
     """
     locked, image = project.locked, project.image
@@ -54,7 +54,7 @@ def bill_of_project(
 
 
 def _of_origin(part: BillComponent, origin: str) -> BillComponent:
-    """*part*, a wheel, with where it comes from; a commit is also in its package URL."""
+    """*part*, a wheel, with its origin in the remark; a commit is also in its package URL."""
     purl = PackageURL.from_string(part.purl)
     if origin.startswith("git+"):
         purl = purl._replace(qualifiers={**dict(purl.qualifiers), "vcs_url": origin})
@@ -75,7 +75,7 @@ def _with_packages(project: ProjectImage) -> LockedCell:
 
 
 def _itself(project: ProjectImage) -> BillComponent:
-    """The project's code, by the digest of its layer: it has no other version that the image states."""
+    """The project's code; its version is from its layer's diff_id, because the image states no other."""
     name, files = project.account.name, project.account.files
     version = project.image.layers[-1].diff_id.removeprefix("sha256:")[:12]
     return BillComponent(

@@ -1,4 +1,4 @@
-"""Read the package metadata of an image from its layers, and cache it by layer.
+"""Reads the package metadata of an image from its layers, and caches it by layer.
 
 A layer is decompressed completely to verify its digest, which takes a minute for an image. A layer that was
 built from wheels in the store is not decompressed: the metadata is read from the wheels. The result is cached
@@ -43,7 +43,7 @@ def read_evidence(
 ) -> Evidence:
     """The package metadata in *image*.
 
-    :param made_of: the wheels from which *store* built layers, by diff_id.
+    :param made_of: the wheels in *store* from which layers were built, by the layer's diff_id.
     :raises VerificationFailed: a layer is damaged, or its package metadata is invalid.
     """
     with ThreadPoolExecutor(jobs) as pool:

@@ -1,8 +1,8 @@
-"""Run Trivy or Grype on an image of a layout.
+"""Runs Trivy or Grype on an image of a layout.
 
 The scanner runs in an empty folder and without the user's settings: a `.trivyignore`, a `.grype.yaml` or a
-variable could hide findings, which only torchkiln's own list may do. The user's settings of the vulnerability
-database are passed.
+variable could hide findings, which only torchkiln's vulnerabilities.yaml may do. Only the user's settings of
+the vulnerability database are passed on.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _run(argv: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: f
     tool = Path(argv[0]).name
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         try:
-            # In its own session, so that it can be killed with all its child processes.
+            # In a new session, so that it can be killed with all its child processes.
             process = subprocess.Popen(
                 argv,
                 cwd=folder,

@@ -1,4 +1,4 @@
-"""Read the JSON reports of Trivy and Grype.
+"""Reads the JSON reports of Trivy and Grype.
 
 Trivy: the report of `trivy image --format json`, SchemaVersion 2 (pkg/types/report.go in its repository).
 Grype: the document of `grype -o json` (grype/presenter/models), whose format has no version.
@@ -17,7 +17,7 @@ from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.strict_json import json_of
 
 LIMIT = 64 << 20  # bytes; a report with all packages has some megabytes
-_UNNAMED = "an unnamed version"  # there is a fix, so it must count as one
+_UNNAMED = "an unnamed version"  # the report says that there is a fix, but not in which version
 _HINT = "pass the unchanged output of `trivy image --format json` or `grype -o json`"
 
 

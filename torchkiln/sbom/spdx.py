@@ -1,4 +1,4 @@
-"""Write a bill as an SPDX 2.3 document in JSON."""
+"""Writes a bill as an SPDX 2.3 document in JSON."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _tool(bill: Bill) -> Actor:
 
 
 def _modified(part: BillComponent, bill: Bill) -> Annotation:
-    """SPDX 2.3 has no field for it; the checksum is that of the unmodified file."""
+    """The modification of *part*, for which SPDX 2.3 has no field; the checksum is of the unmodified file."""
     return Annotation(
         spdx_id=f"SPDXRef-{part.ref}",
         annotation_type=AnnotationType.OTHER,

@@ -1,4 +1,4 @@
-"""Wrap a bill's SPDX and CycloneDX documents in in-toto statements about the image."""
+"""Wraps a bill's SPDX and CycloneDX documents in in-toto statements about the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide from a scanner's findings, a threshold and a list of accepted findings whether an image passes."""
+"""Decides whether an image passes, by a scanner's findings, a threshold and a list of accepted findings."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Scan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Threshold:
-    """The lowest severity that is refused, and whether vulnerabilities without a fix count."""
+    """The lowest severity that is refused, and whether vulnerabilities without a fix are refused, too."""
 
     severity: Severity = Severity.HIGH
     unfixed: Literal["count", "ignore"] = "count"
@@ -101,7 +101,10 @@ class ScanVerdict:
 
     refused: tuple[Vulnerability, ...]
     allowed: tuple[tuple[Vulnerability, AllowedVulnerability], ...]
-    passed_over: tuple[tuple[Severity, int], ...]  # numbers below the threshold, highest severity first
+    passed_over: tuple[
+        tuple[Severity, int], ...
+    ]  # number of findings that the threshold does not refuse, highest severity first
+
     expired: tuple[AllowedVulnerability, ...]
     idle: tuple[AllowedVulnerability, ...]  # valid, but without a finding
 

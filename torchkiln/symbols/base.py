@@ -1,4 +1,4 @@
-"""Reads the dynamic symbols of the libraries in a base, and of its Python or a standalone one."""
+"""Reads the dynamic symbols of a base's libraries, and of its Python or a standalone Python."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.oci.tar_reader import TarReader, pieces_of
 from torchkiln.symbols.names import is_c_library, of_python
 
-_MOST = 64 << 20  # bytes of one file; Python has seven million
-_MOST_STANDALONE = 256 << 20  # as for files of the archive; with debugging symbols it has a hundred million
+_MOST = 64 << 20  # bytes of one file; the Python executable has 7 MB
+_MOST_STANDALONE = 256 << 20  # the limit for files of the archive; Python with debugging symbols has 100 MB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseSymbols:
-    """The libraries of the compiler by SONAME, and the symbols of Python's C API."""
+    """The C and C++ runtime libraries by SONAME, and the symbols of Python's C API."""
 
     libraries: Mapping[str, Dynamic]
     python: frozenset[str]
@@ -54,7 +54,7 @@ def read_base(blob: Path, python: str) -> BaseSymbols:
 def read_standalone(blob: Path, version: str) -> frozenset[str]:
     """The symbols of the C API in the layer *blob* of the standalone Python *version*, "3.12.8".
 
-    Its program has them, or the library of that.
+    They are in its executable or in its libpython.
 
     :raises VerificationFailed: it is damaged.
     """

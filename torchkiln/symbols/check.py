@@ -1,4 +1,4 @@
-"""Checks the libraries of the wheels that a project adds to an image, by what the cache has of both."""
+"""Checks the libraries of the wheels that a project adds to an image, with files in the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchkiln.symbols.known import RECORDS, CachedParent, has_platform, librari
 from torchkiln.symbols.library import Library
 from torchkiln.symbols.modules import for_other_python
 
-_RULES = 2  # raise it when `fit` decides otherwise
+_RULES = 2  # raise it when `fit` gives other faults
 
 
 def check_wheels(
@@ -27,7 +27,7 @@ def check_wheels(
 ) -> Fit:
     """The faults of the libraries of *added* on an image with *fixed* packages, and what is not in *store*.
 
-    Without all of the wheels *added* nothing is a fault: one could have what another needs.
+    If a wheel of *added* is missing, there are no faults: it could have what another wheel needs.
 
     :param standalone: the image's Python; None: that of the base.
     :raises BadWheel: a wheel is malformed.

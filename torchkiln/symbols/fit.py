@@ -1,10 +1,10 @@
-"""Decides whether the libraries of packages find what they need in an image: its torch, CUDA, Python, base.
+"""Decides whether shared libraries of packages can be loaded in an image: its torch, CUDA, Python and base.
 
-Pure. Only what is certain is a fault: a symbol counts as missing if no library that could have it
-does, whatever the order in which they are loaded. It does not check weak symbols, libraries that are only
-opened by path, those that use torch in packages that work without it, those for other accelerators, and
-needed libraries that the image would not have in any case, such as libtbb.so.12. If one of several variants
-fits (`x_cuda118.so`, `x_cuda126.so`), the others need not.
+Pure. A fault is reported only if it is certain: a symbol counts as missing if none of the libraries that
+could define it does, in whatever order they are loaded. Not checked are weak symbols, libraries that are only
+opened by path, libraries for other accelerators, libraries that use torch in packages that work without
+torch, and needed libraries that belong neither to torch nor to CUDA, such as libtbb.so.12. If one of several
+variants of a library fits (`x_cuda118.so`, `x_cuda126.so`), faults of the others are ignored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Unreadable(Exception):
 
 
 class ParentSymbols(Protocol):
-    """The parent image; a method raises Unreadable if what it needs is not there."""
+    """The parent image; a method raises Unreadable if a file that it needs is not in the cache."""
 
     def owner(self, name: str) -> str:
         """The fixed package with the library *name*; "" if none has it."""
@@ -59,7 +59,7 @@ class ParentSymbols(Protocol):
         ...
 
     def python(self) -> frozenset[str]:
-        """The symbols that Python has."""
+        """The symbols of the C API that the image's Python defines."""
         ...
 
     def release(self, package: str) -> str:
@@ -73,7 +73,7 @@ class Fault:
 
     package: str
     path: str
-    library: str  # whose absence or content is the reason
+    library: str  # the library that is missing, or lacks a symbol or a version
     sentence: str
 
 
@@ -88,7 +88,7 @@ class Fit:
 def fit(libraries: Sequence[Library], parent: ParentSymbols, python: str) -> Fit:
     """Check the *libraries* of all packages that are added to an image.
 
-    :param python: the image's, "3.11".
+    :param python: the version of the image's Python, "3.11".
     """
     own = {name for library in libraries for name in library.names}
     check = _Check(libraries, own, parent)
@@ -108,11 +108,11 @@ def fit(libraries: Sequence[Library], parent: ParentSymbols, python: str) -> Fit
 
 
 def _imported(libraries: Sequence[Library]) -> Iterator[Library]:
-    """Extension modules, libraries that use torch, which `torch.ops` loads, and what these need.
+    """Extension modules, libraries that use torch (`torch.ops` loads them), and the libraries that both need.
 
     Packages open other libraries by path, and often continue without them: bitsandbytes has one for each
-    CUDA. The same holds for libraries that use torch in a package whose modules do not use it: open3d has
-    operators for one torch.
+    version of CUDA. The same holds for libraries that use torch in a package whose modules do not use torch:
+    open3d has operators for one release of torch.
     """
     modules = [library for library in libraries if _is_module(library)]
     loaded = _with_needed(modules, libraries)
@@ -123,7 +123,7 @@ def _imported(libraries: Sequence[Library]) -> Iterator[Library]:
 
 
 def _with_needed(waiting: Iterable[Library], libraries: Sequence[Library]) -> list[Library]:
-    """Those *waiting*, and what they need of *libraries*."""
+    """The libraries *waiting*, and those of *libraries* that they need."""
     by_name = {name: library for library in libraries for name in library.names}
     found = {id(library): library for library in waiting}
     rest = list(found.values())
@@ -136,7 +136,7 @@ def _with_needed(waiting: Iterable[Library], libraries: Sequence[Library]) -> li
 
 
 def _concerns(library: Library, python: str) -> bool:
-    """Whether the image may load it: not for another Python or accelerator."""
+    """Whether the image may load *library*: it is not for another Python or accelerator."""
     if any(map(is_foreign, library.dynamic.needed)):
         return False
     other = _OTHER_PYTHON.search(library.name)
@@ -188,7 +188,7 @@ class _Check:
         return missing_library(name, sorted(others), "") if others else None
 
     def _version(self, name: str, version: str) -> Lack | None:
-        """A version of symbols that the library *name* of the image does not have; the loader demands it."""
+        """The symbol version (GLIBCXX_3.4.32) that the loader requires and the library *name* lacks."""
         if is_c_library(name):
             found = self._parent.base().get(name)
         else:
@@ -210,7 +210,7 @@ class _Check:
                 yield place, symbols
 
     def _place(self, symbol: str, holder: str, library: Library) -> str:
-        """Where *symbol* must be: in the library of CUDA that is named, in torch, in Python; "": unknown."""
+        """Where *symbol* must be defined: the name of a library, torch, or Python; "": unknown."""
         if holder:
             return holder if holder not in self._own and not is_c_library(holder) else ""
         if of_torch(symbol):
@@ -261,7 +261,7 @@ def _uses_torch(library: Library) -> bool:
 
 
 def _is_module(library: Library) -> bool:
-    """Whether it is an extension module of Python, which can only be loaded by it."""
+    """Whether *library* is an extension module of Python, which only Python can load."""
     found = _MODULE.fullmatch(library.name)
     init = f"PyInit_{found['name']}" if found else ""
     return any(init in names for names in library.dynamic.defined.values())

@@ -1,4 +1,4 @@
-"""Provides the symbols of wheels and bases from the cache, where they are read once."""
+"""Provides the symbols of wheels and bases, which are read once and then kept in the cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchkiln.symbols.names import of_torch
 from torchkiln.symbols.wheels import library_sizes, read_libraries
 
 RECORDS = "symbols"
-_RULES = 1  # raise it when what is read or kept changes
+_RULES = 1  # raise it when the content of the records changes
 
 
 def library_names(wheel: LockedWheel, store: Store) -> Mapping[str, int]:
@@ -56,10 +56,10 @@ def libraries_of(wheel: LockedWheel, store: Store) -> tuple[Library, ...]:
 
 
 def _library(wheel: LockedWheel, path: str, store: Store) -> Dynamic:
-    """One library of a wheel that others need; torch's without what is not torch's."""
+    """One library of a fixed package, with the symbols that other libraries may need."""
 
     def read() -> dict[str, Any]:
-        # The libraries of CUDA are written in C: few symbols, all of which others may need.
+        # The libraries of CUDA have C interfaces with few symbols; other libraries may need all of them.
         keep = is_claimed if wheel.name == "torch" else _is_of_torch_or_c
         found = dict(read_libraries(_place(wheel, store), wheel.filename, keep=keep, only={path}))
         return {"dynamic": to_json(found[path]) if path in found else None}
@@ -71,7 +71,7 @@ def _library(wheel: LockedWheel, path: str, store: Store) -> Dynamic:
 
 
 def _is_of_torch_or_c(symbol: str) -> bool:
-    """Whether it is torch's, or not of C++."""
+    """Whether *symbol* is one of torch, or not a C++ symbol."""
     return not symbol.startswith("_Z") or of_torch(symbol)
 
 
@@ -146,13 +146,13 @@ class CachedParent:
 
 
 def is_unread(wheel: LockedWheel, store: Store) -> bool:
-    """Whether the libraries of *wheel* are not known, and it is not in *store*."""
+    """Whether the libraries of *wheel* were not read yet, and *wheel* is not in *store*."""
     known = store.record(RECORDS, _key(("libraries", wheel.sha256))) is not None
     return has_platform(wheel) and not known and not store.has_wheel(wheel)
 
 
 def has_platform(wheel: LockedWheel) -> bool:
-    """Whether *wheel* is for one platform, as those with shared libraries are."""
+    """Whether *wheel* is for one platform, as wheels with shared libraries are."""
     return not wheel.filename.endswith("-any.whl")
 
 

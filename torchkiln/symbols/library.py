@@ -1,4 +1,4 @@
-"""Defines a library of a wheel, with what the check needs to know of it; its JSON form is cached."""
+"""Defines a shared library of a wheel, with the symbols that the check needs; its JSON form is cached."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Library:
 
 
 def is_claimed(symbol: str) -> bool:
-    """Whether *symbol* is one of torch, CUDA or Python, by its name."""
+    """Whether *symbol* belongs to torch, CUDA or Python, according to its name."""
     return of_torch(symbol) or of_python(symbol) or bool(cuda_library(symbol))
 
 
 def to_json(found: Dynamic) -> dict[str, Any]:
-    """*found* as JSON values, without undefined symbols that the check does not use: most of them."""
+    """*found* as JSON values, without the undefined symbols that the check does not use, which are most."""
     undefined = (
         (name, version, library)
         for name, version, library in found.undefined

@@ -1,4 +1,4 @@
-"""Finds wheels whose extension modules are all for other Pythons than their file name says. Pure."""
+"""Finds wheels whose extension modules are all for other versions of Python than the file name says. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FOR_ONE_PYTHON = re.compile(r"-cp\d+-[^-]+-[^-]+\.whl")
 def for_other_python(package: str, filename: str, paths: Sequence[str], python: str) -> Fault | None:
     """The fault of the wheel *filename* with the libraries *paths*, if Python cannot import any module of it.
 
-    :param python: the image's, "3.11".
+    :param python: the version of the image's Python, "3.11".
     """
     tagged = {path: found["version"] for path in paths if (found := _TAGGED.search(path))}
     importable = python.replace(".", "") in tagged.values() or any(map(_UNTAGGED.search, paths))

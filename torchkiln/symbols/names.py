@@ -43,7 +43,8 @@ _SPECIALS = {"TV": "vtable for ", "TT": "VTT for ", "TI": "typeinfo for ", "TS":
 
 _PYTHON = re.compile(r"_?Py[A-Z_]")
 _STEM = re.compile(r"(?P<stem>[^/]+?)\.so(?:\.(?P<version>[\d.]+))?")
-# Libraries of other accelerators: what needs one is not for the image's GPUs. musl: for another C library.
+# A library that needs one of these is for other accelerators than NVIDIA GPUs, or (musl) for another C
+# library.
 _FOREIGN = re.compile(
     r"lib(torch|c10)_(hip|xpu|npu|musa|mlu)\.so|lib(amdhip64|hsa-runtime64|sycl|rccl|ascendcl|musart|cnrt)\b"
     r"|lib(hip|roc)[a-z]+\.so|libc\.musl-"
@@ -102,10 +103,9 @@ def version_of(name: str) -> str:
 
 
 def qualified(symbol: str) -> str:
-    """The part of a mangled name up to the end of its qualified name: without parameters; "" if it has none.
+    """A mangled name without parameters and ABI tags; "" if it has no qualified name.
 
-    Without ABI tags. Symbols that begin with it, but for their tags, are the same function with other
-    parameters.
+    Symbols that begin with the result, apart from ABI tags, are the same function with other parameters.
     """
     names, end = _components(symbol)
     found = symbol[: end + 1] if len(names) > 1 and symbol[end : end + 1] in _ENDS else ""
@@ -113,7 +113,7 @@ def qualified(symbol: str) -> str:
 
 
 def readable(symbol: str) -> str:
-    """`c10::detail::torchCheckFail` for a mangled name, without parameters; others as they are."""
+    """`c10::detail::torchCheckFail` for a mangled name, without parameters; other symbols are unchanged."""
     names, end = _components(symbol)
     if not names:
         return symbol

@@ -1,4 +1,4 @@
-"""Says what a library lacks in an image, and which build of it that suggests. Pure."""
+"""Words what a library lacks in an image, and for what it was probably built. Pure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _RANK = ("", _OTHER, _NEW_ABI, _OLD_ABI)  # the most specific one last
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lack:
-    """What a library lacks: `library` is missing itself, or does not have what is needed."""
+    """What a library lacks: `library` is missing, or lacks a symbol or a version."""
 
     library: str
     sentence: str
 
 
 def missing_library(name: str, others: Sequence[str], torch: str) -> Lack:
-    """The library *name* is not in the image, which has *others* of that name, or which has *torch*."""
+    """The image lacks the library *name*; it has the versions *others* of it, or the release *torch*."""
     if others:
         major = version_of(name).partition(".")[0]
         built = f": built for CUDA {major}" if name.startswith(("libcudart", "libcublas")) and major else ""
@@ -42,7 +42,7 @@ def missing_version(name: str, version: str, versions: Collection[str]) -> Lack:
 
 
 def missing_symbols(symbols: Sequence[str], library: str, release: str, there: Iterable[str]) -> Lack:
-    """*symbols* are not among those that are *there*, in the libraries of *release*."""
+    """The libraries of *release* lack *symbols*; the symbols that they have are *there*."""
     present = [(symbol.replace(ABI_TAG, ""), symbol) for symbol in there]
     reasons = [(symbol, _why(symbol, present)) for symbol in symbols[:_MOST]]
     first, why = max(reasons, key=lambda one: _RANK.index(one[1]))
@@ -54,7 +54,7 @@ def missing_symbols(symbols: Sequence[str], library: str, release: str, there: I
 
 
 def _why(symbol: str, present: Iterable[tuple[str, str]]) -> str:
-    """What the symbols of the same function suggest; "" if there is none.
+    """What the symbols of the same function suggest about the build; "" if there are none.
 
     :param present: the symbols that the searched libraries define, each without and with its ABI tags.
     """

@@ -1,7 +1,7 @@
 """Reads the dynamic symbols of the libraries in a wheel on disk; the wheel is not trusted.
 
-A large library is inflated without keeping it: the symbols are at its beginning, or at its end where a tool
-has changed them. If they are elsewhere, by the section table, it is inflated again.
+A large library is decompressed without keeping all of it: its symbols are usually at its beginning, or at its
+end if a tool has changed them. If the section table names another place, the library is decompressed again.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def read_libraries(
 
 
 def library_in(pieces: Pieces, size: int, keep: Callable[[str], bool]) -> Dynamic | None:
-    """The dynamic symbols of a library of *size* bytes; None: it is no such library, or malformed.
+    """The dynamic symbols of a library of *size* bytes; None: it is malformed, or not for x86-64.
 
-    :param pieces: returns its bytes from the beginning; called again if they are needed twice.
+    :param pieces: returns the bytes of the library from the beginning; called again if they are needed twice.
     """
     try:
         parts = _likely_parts(pieces(), size)
@@ -141,7 +141,8 @@ def _cut(pieces: Iterable[bytes], spans: Sequence[Span]) -> list[tuple[int, byte
 
 @cache
 def _libraries(path: Path, size: int, filename: str) -> tuple[WheelEntry, ...]:
-    """The entries that have the name of a shared library. torch's are read one by one, of 11,000 entries."""
+    """The entries named like a shared library; cached, because torch's wheel has 11,000 entries."""
+
     with WheelFile(path, size) as file:
         found = entries(file, filename)
     return tuple(entry for entry in found if LIBRARY.fullmatch(entry.name.rpartition("/")[2]))
