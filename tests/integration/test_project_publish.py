@@ -120,7 +120,7 @@ def test_verify_reads_what_was_published(there: Scene, server: RegistryServer) -
     assert "SPDX and CycloneDX match the image" in full[1]
 
 
-def test_verify_reads_the_image_below_if_it_is_there(there: Scene, server: RegistryServer) -> None:
+def test_verify_reads_the_parent_image_if_it_is_there(there: Scene, server: RegistryServer) -> None:
     """With all of its statements; without it, it says so."""
     published(there, server)
     alone = verified(there, server)
