@@ -149,7 +149,7 @@ def test_a_container_with_the_callers_user_id(workplace: Workplace, work: Path) 
 
 
 def test_a_job_of_github_actions(workplace: Workplace, name: str, shared: Path) -> None:
-    """The runner starts `container:` with another entrypoint and HOME, and runs steps by `docker exec sh -e`."""
+    """The runner starts `container:` with another entrypoint and HOME; `docker exec sh -e` runs the steps."""
     home, job = shared / "home", shared / "work"
     for folder in (home, job):
         folder.mkdir()

@@ -75,7 +75,7 @@ def test_services_stop_on_request(workplace: Workplace, tmp_path: Path) -> None:
 
 
 def test_a_service_that_dies_is_restarted(workplace: Workplace) -> None:
-    """With the same token; after three exits in a minute, the container exits with the service's exit code."""
+    """With the same token; after three exits in a minute, the container exits with the same exit code."""
     kill = ("pkill", "-KILL", "-f", "jupyter-lab")
     with workplace.started() as container:
         for times in range(1, 3):

@@ -246,7 +246,7 @@ def test_a_server_with_wrong_bytes_gets_only_one_more_request(wheels: list[Path]
 def test_nothing_of_a_bad_wheel_is_stored(
     kind: str, wheels: list[Path], tmp_path: Path, *, ranges: bool
 ) -> None:
-    """Its hash matches the lock, but the build refuses it by name, and stores neither its layer nor its file."""
+    """Its hash matches the lock, but the build refuses it by name, and stores neither layer nor file."""
     valid = write_wheel(SPEC, tmp_path / "valid")
     bad = tmp_path / "bad" / valid.name
     bad.parent.mkdir()
