@@ -195,7 +195,7 @@ def ids(environ: Mapping[str, str], name: str) -> list[str]:
 def test_a_context_selects_the_other_engine(
     scene: Scene, second_engine: Mapping[str, str], context: str
 ) -> None:
-    """That engine builds from the sent context only, and runs the image; the first does not have the image."""
+    """That engine builds from the sent context only, and runs the image, which the first does not have."""
     before = ids(scene.environ, NAME)
     ran = scene.kiln("--engine", "docker", "--json", DOCKER_HOST="", DOCKER_CONTEXT=context)
     assert ran.returncode == 0, ran.stderr

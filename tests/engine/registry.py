@@ -89,7 +89,7 @@ def docker_registry(folder: Path) -> Iterator[RunningRegistry]:
 
 @contextmanager
 def serving(argv: Sequence[str], host: str, log: Path) -> Iterator[int]:
-    """Run *argv*, a registry at *host*, while the context lasts; *log* gets its output. Yields the process id.
+    """Run *argv*, a registry at *host*, while the context lasts; yields its process id. *log*: its output.
 
     :raises NoEngine: the registry does not respond; the message has the end of its output.
     """

@@ -52,7 +52,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")  # some minutes, and 13 GB until the module ends
 def by_docker(image: dict[str, Any], engine: Mapping[str, str], room: None) -> Iterator[Mapping[str, str]]:
-    """The environment of an engine that built the cell's Dockerfile, in which pip installs the same wheels."""
+    """The environment of an engine that built the cell's Dockerfile, where pip installs the same wheels."""
     command = [
         sys.executable,
         str(ROOT / "build.py"),

@@ -236,7 +236,7 @@ def _handler(server: RegistryServer) -> type[BaseHTTPRequestHandler]:
             return {"Docker-Content-Digest": digest} if server.behaviour.tells_digests else {}
 
         def read(self, into: bytearray | None = None) -> None:
-            """The request's body; if the connection breaks, the bytes received so far."""
+            """Read the request's body *into* a buffer, which keeps the bytes if the connection breaks."""
             left = int(self.headers.get("Content-Length") or 0)
             while left and (piece := self.rfile.read1(min(left, _PIECE))):  # type: ignore[attr-defined]
                 left -= len(piece)

@@ -1,7 +1,7 @@
-"""Most mutants are part of `make proof`, and of `make gpu-mutants`: those that run torch take minutes.
+"""Most mutants are part of `make proof` and `make gpu-mutants`, because those that run torch take minutes.
 
-`make mutants` runs all, and writes proved.json if they pass. TORCHKILN_MUTANTS=SEED, as `.ci/run` sets it,
-runs a random sixteenth if nothing has changed since then: the suite, the mutants, torch. Without it all run.
+`make mutants` runs all, and writes proved.json if they pass. If suite, mutants and torch have not changed
+since, TORCHKILN_MUTANTS=SEED, which `.ci/run` sets, runs a random sixteenth. Without that variable, all run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHOICE = os.environ.get("TORCHKILN_MUTANTS", "")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the slow tests of this folder; leave most of them out if they passed with the same files."""
+    """Mark the slow tests of this folder, and deselect most of them if they passed with the same files."""
     here = (item for item in items if item.path.parent == HERE)
     slow = [item for item in here if QUICK.isdisjoint((item.path.stem, item.name.partition("[")[0]))]
     for item in slow:
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the record of a run in which all passed; not of a part, nor of one where all are skipped."""
+    """Write the record if all tests ran and passed; not for a selection, nor if all are skipped."""
     if _CHOICE != "record" or exitstatus or not PYTHON or "PYTEST_XDIST_WORKER" in os.environ:
         return
     options, named = session.config.option, {Path(name).resolve() for name in session.config.args}
@@ -66,7 +66,7 @@ def _proved() -> bool:
 
 
 def _state() -> dict[str, Any]:
-    """What decides the outcome of the mutants."""
+    """The hash of all files that determine the results of the mutants, and the version of torch."""
     digest = hashlib.sha256()
     for path in _files():
         digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
