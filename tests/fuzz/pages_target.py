@@ -1,6 +1,6 @@
 """Fuzz the reader of index pages: it must reject a page with a message, or agree with pypi_simple.
 
-For an invalid page, the readers may differ; torchkiln's must reject it with a message or return correct types.
+For an invalid page, the readers may differ; torchkiln must reject it with a message or return correct types.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ KINDS = "result = [str(output.dtype), torch.backends.cuda.matmul.allow_tf32, tor
 
 
 def test_high_is_tf32() -> None:
-    """"high" only sets the switch for matrix products; TF32 has the range of FP32, FP16 has not."""
+    """ "high" only sets the switch for matrix products; TF32 has the range of FP32, FP16 has not."""
     assert scene("wrong", "high", HIGH, KINDS) == ["torch.float32", True, True]
     assert scene("right", "high", HIGH, KINDS) == ["torch.bfloat16", False, True]
     large = "x, model = torch.full((1, 1), 1e5), nn.Identity()\n"
@@ -186,7 +186,7 @@ whole, = torch.autograd.grad(functional.mse_loss(model(x), y), [model.weight])
 
 
 def test_the_rate_of_parts_of_a_batch() -> None:
-    """With the wrong lines, a step is N·√N times too long; without both factors it is that of the batch."""
+    """With the wrong lines, a step is N·√N times as long; without both factors it is that of the batch."""
     step = "result = float((rate * model.weight.grad).norm() / (base_rate * whole).norm())"
     assert scene("wrong", "rate", PARTS, step) == pytest.approx(8.0)
     assert scene("right", "rate", PARTS, step) == pytest.approx(1.0)
