@@ -1,4 +1,4 @@
-"""A check in a mutant: the environment or the call of torch is broken on purpose, never the check.
+"""Runs a check in a mutant: the environment or a function of torch is broken on purpose, never the check.
 
 The broken environment is a venv over the one that has torch, and a .pth file in it runs the mutant's code
 whenever a Python of that venv starts: in the check's process and in each rank that it starts.
@@ -30,9 +30,9 @@ PYTHON = os.environ.get("TORCHKILN_TORCH_PYTHON") or (
 needs_torch = pytest.mark.skipif(
     not PYTHON, reason="no torch here: set TORCHKILN_TORCH_PYTHON to an interpreter that has it"
 )
-alone = pytest.mark.alone  # it times a GPU or fills it: no other test may run at the same time
-# With a namespace of its own, so that its functions find its other definitions.
-# Once: some Pythons read the file twice if lib64 is a link to lib.
+alone = pytest.mark.alone  # measures a GPU's speed or fills its memory: runs alone
+# The mutant runs in a separate namespace, so that its functions find its other definitions, and only once,
+# because some Pythons read the .pth file twice if lib64 is a link to lib.
 _HOOK = (
     "import os, sys; 'kiln_mutant' in sys.modules or sys.modules.update(kiln_mutant=os) or "
     "exec(compile(os.environ.get('KILN_MUTANT', ''), 'mutant', 'exec'), {'__name__': ''})\n"
@@ -41,7 +41,7 @@ _HOOK = (
 
 @functools.cache
 def gpus() -> int:
-    """The number of GPUs that torch finds."""
+    """The number of GPUs that PYTHON's torch finds."""
     code = "import torch; print(torch.cuda.device_count())"
     return int(subprocess.check_output([PYTHON, "-I", "-c", code])) if PYTHON else 0
 
@@ -60,7 +60,7 @@ on_cpu = (needs_torch, without_gpu)
 
 
 def needs_gpus(count: int) -> pytest.MarkDecorator:
-    """Mark a test that needs *count* GPUs: it runs by `make gpu-mutants` on a machine that has them."""
+    """Mark a test that needs *count* GPUs; `make gpu-mutants` runs it on a machine that has them."""
     return pytest.mark.skipif(
         gpus() < count, reason=f"needs {count} GPUs: make gpu-mutants on a machine that has them"
     )
@@ -78,7 +78,7 @@ def check(
     """The finding (outcome, message, measured ...) of the check *id* in a process that runs *mutant* first.
 
     :param mutant: Python source; it may import torch and replace what it finds there.
-    :param facts: the facts of a lock; None: those of the environment's distributions.
+    :param facts: the facts of a lock; if None, those of the environment's distributions.
     :param env: environment variables, added to those of this process.
     """
     facts_file, result = tmp_path / "facts.json", tmp_path / "result.json"
@@ -123,7 +123,7 @@ def _node(id: str) -> str:
 
 
 def pytest_folder() -> str:
-    """The folder of this process's pytest, for the end of the other interpreter's path."""
+    """The folder of this process's pytest, which is appended to the other interpreter's sys.path."""
     return str(Path(pytest.__file__).parent.parent)
 
 
@@ -132,6 +132,6 @@ def torch_prints(code: str, mutant: str = "") -> Any:
     head = f"import json, pathlib, runpy, sys\nsys.path.append({pytest_folder()!r})\n"
     head += f"runpy.run_path('{SUITE}/one.py')['load_suite'](pathlib.Path('{SUITE}'))"
     command = [PYTHON, "-I", "-B", "-c", "\n".join((mutant, head, code))]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow on a busy machine
+    env = os.environ | {"OMP_NUM_THREADS": "1"}  # more threads are slow on a busy machine
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])

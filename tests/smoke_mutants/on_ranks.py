@@ -1,4 +1,4 @@
-"""Mutants of checks of several GPUs: on real GPUs, and on ranks with fake ones."""
+"""Mutants of checks with several GPUs: on real GPUs, and on ranks with fake GPUs."""
 
 from __future__ import annotations
 

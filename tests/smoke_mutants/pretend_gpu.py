@@ -1,8 +1,8 @@
-"""A CPU in place of a GPU (torch 2.4 or newer): it makes CPU tensors of "cuda" ones and counts their bytes.
+"""Replaces a GPU by the CPU (torch 2.4 or newer): "cuda" tensors become CPU tensors, whose bytes are counted.
 
-No check may pass here, because each one measures the device of its tensors. All other values are within
-their bounds, so that mutants can be distinguished without a GPU. Times, kernels and the allocator's segments
-are not imitated.
+No check may pass with it, because each check measures the device of its tensors. All other values are within
+their bounds, so that mutants can be told apart without a GPU. Times, kernels and the allocator's segments are
+not imitated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 
 class Redirect(TorchFunctionMode):
-    """Run calls for "cuda" on the CPU; under autocast run in FP32 what CUDA's does."""
+    """Run calls for "cuda" on the CPU; under autocast, run the same functions in FP32 as on CUDA."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -34,7 +34,7 @@ class Redirect(TorchFunctionMode):
 class Account(TorchDispatchMode):
     """The bytes of all live storages, their peak, and the bytes that an allocator would reserve.
 
-    Pinned memory belongs to the host: here it is ordinary memory and is not counted.
+    Pinned memory belongs to the host, so it is ordinary memory here, and not counted.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Account(TorchDispatchMode):
 
     @staticmethod
     def product(func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> torch.Tensor:
-        """Half precision computed in FP32 and rounded once, as on GPUs; FP16 on a CPU is 50 times slower."""
+        """Compute half precision in FP32 and round once, as GPUs do; FP16 on a CPU is 50 times slower."""
         found: torch.Tensor
         if not _is_half(args[0]):
             found = func(*args, **options)
@@ -64,7 +64,7 @@ class Account(TorchDispatchMode):
         return found.to(args[0].dtype)
 
     def add(self, storage: Any, of_host: bool) -> None:
-        """Count *storage* until it is freed."""
+        """Count the bytes of *storage* until it is freed."""
         key, size = id(storage), 0 if of_host else storage.nbytes()
         if key in self.known:
             return
@@ -83,7 +83,7 @@ class Account(TorchDispatchMode):
         self.height = self.held
 
     def empty(self) -> None:
-        """Release what is not in use."""
+        """Release reserved memory that is not in use."""
         self.reserved = self.held
 
 
@@ -97,7 +97,7 @@ def _here(value: Any) -> Any:
 
 
 def _on_cpu(kind: Any) -> Any:
-    """*kind*, a class whose first argument is a device type, always for the CPU."""
+    """A subclass of *kind* that uses the CPU whatever device type its first argument names."""
 
     class OnCpu(kind):  # type: ignore[misc]
         def __init__(self, device: str = "cuda", **options: Any) -> None:

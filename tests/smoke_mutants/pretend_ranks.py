@@ -1,8 +1,7 @@
-"""Ranks with a fake GPU each: gloo in NCCL's place, tensors on the CPU.
+"""Ranks with one fake GPU each: gloo instead of NCCL, and tensors on the CPU.
 
-Run before a check with several GPUs, it shows without one that all its values are within their bounds, and
-which of them a mutant breaks. The back end is reported as gloo, so that no check passes here. Links and
-speed are not imitated.
+With it, a check for several GPUs runs without GPUs: its values must be within their bounds, and a mutant must
+break some. The back end is reported as gloo, so that no check passes. Links and speed are not imitated.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def held() -> int:
 
 
 def on_cpu(kind: Any, **always: Any) -> Any:
-    """*kind*, a class whose first argument is a device type, always for the CPU."""
+    """A subclass of *kind* that uses the CPU whatever device type its first argument names."""
 
     class OnCpu(kind):  # type: ignore[misc]
         def __init__(self, device: str = "cuda", **options: Any) -> None:
@@ -53,7 +52,7 @@ def on_cpu(kind: Any, **always: Any) -> Any:
 
 
 def with_option(function: Callable[..., Any], name: str, value: Any) -> Callable[..., Any]:
-    """*function*, always called with this option."""
+    """*function* with an option that is always set."""
     return lambda *args, **options: function(*args, **(options | {name: value}))
 
 

@@ -1,4 +1,4 @@
-"""Broken environments for checks: on a real GPU, or on a CPU in place of one."""
+"""Broken environments for checks, on a real GPU or on a CPU that replaces it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def broken_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str
 
 
 def faults_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> list[str]:
-    """The same with the whole message of each value."""
+    """Like `broken_by`, but with the complete message of each value."""
     result = _result(mutant, id, tmp_path, pretend, env)
     lines = result["message"].splitlines()
     assert result["outcome"] == ("failed" if lines else "passed")
@@ -46,7 +46,7 @@ def fails_with(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: st
 
 
 def _result(mutant: str, id: str, tmp_path: Path, pretend: bool, env: dict[str, str]) -> dict[str, Any]:
-    """The result of a check that ended. A pretended GPU is slow, and uses one core: tests run in parallel."""
+    """The result of a check that ended. A fake GPU is slow, and uses one core, as tests run in parallel."""
     code = (PRETEND if pretend else "") + mutant
     if pretend:
         env = {"OMP_NUM_THREADS": "1"} | env
@@ -60,7 +60,7 @@ def _of_device(line: str) -> bool:
 
 
 def skip_unless_it_applies(check: str) -> None:
-    """Skip the test if the runner would not run *check* either, by the same facts."""
+    """Skip the test if the runner would not run *check* with the same facts."""
     if fact := not_applicable(check, environment(), _capability()):
         pytest.skip(f"not applicable: {fact}")
 
@@ -80,8 +80,8 @@ int cudnnGetProperty(int which, int *value) {{
 }}
 """
 
-# rtld-audit(7): the loader calls this for each name that it searches. Not NULL for a hidden one: the error
-# would lack the name, which it has where a file is missing.
+# rtld-audit(7): the loader calls this for each name that it searches. Hidden libraries get a missing path
+# instead of NULL, so that the error message contains the name, as for a file that is missing.
 _AUDIT = """
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -101,7 +101,8 @@ def another_cudnn(folder: Path, version: tuple[int, int, int]) -> dict[str, str]
     """The environment in which another cuDNN is found first, which returns *version*."""
     major, minor, patch = version
     number = major * (10_000 if major >= 9 else 1_000) + minor * 100 + patch
-    # Not by cuDNN's own soname: the loader would take it for the library that torch needs, and miss the rest.
+    # The soname differs from cuDNN's: otherwise the loader would use the library for torch, which needs more
+    # functions.
     source = _CUDNN.format(number=number, major=major, minor=minor, patch=patch)
     return {"LD_PRELOAD": str(_built(folder / "libanother_cudnn.so", source))}
 

@@ -1,4 +1,4 @@
-"""Mutants of cuda, grad-scaler, clip and accumulate: no GPU, TF32, or a scaler that does not do its work."""
+"""Mutants of cuda, grad-scaler, clip and accumulate: no GPU, TF32, or a faulty scaler."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NEVER_BACKS_OFF = SCALER + (
     "    return made\n"
     "amp.GradScaler = made\n"
 )
-# The gradients are checked for infinities, and stay scaled.
+# The gradients are checked for infinities, but remain scaled.
 UNSCALES_NOTHING = SCALER + (
     "real = amp.GradScaler.unscale_\n"
     "def unscale_(self, optimizer):\n"
@@ -59,7 +59,7 @@ NO_SCALE_ON_LOSS = SCALER + (
     "    return loss\n"
     "amp.GradScaler.scale = scale\n"
 )
-# A gradient that is not finite remains so when it is unscaled, and then `found` is 1.
+# Unscaling keeps a gradient that is not finite, so torch sets `found` to 1; the mutant ignores some of them.
 BLIND = """
 import torch
 real = torch._amp_foreach_non_finite_check_and_unscale_
@@ -122,7 +122,7 @@ def clip(parameters, limit):
     return torch.cat([one.grad.flatten() for one in parameters]).norm()
 torch.nn.utils.clip_grad_norm_ = clip
 """
-# unscale_ comes too late, as in a training loop that does not call it and clips before scaler.step.
+# unscale_ runs too late, as in a training loop that clips before scaler.step without calling unscale_.
 UNSCALES_LATE = SCALER + (
     "real, step = amp.GradScaler.unscale_, amp.GradScaler.step\n"
     "amp.GradScaler.unscale_ = lambda self, optimizer: None\n"
@@ -155,7 +155,7 @@ SCALER_MUTANTS = {
     "a scale that never grows": (NEVER_GROWS, ["scales"]),
     "a scale that is never halved": (NEVER_BACKS_OFF, ["scale_not_halved"]),
 }
-# Also by a pattern of the cases that fail.
+# With a pattern of the cases that must fail.
 OVERFLOW_MUTANTS = {
     "blind to NaN": (SEES_NO_NAN, MISSED, ": nan"),
     "blind to inf": (SEES_NO_INF, MISSED, ": inf"),
@@ -195,7 +195,7 @@ def test_cuda_passes_in_a_sound_environment(tmp_path: Path) -> None:
 @needs_torch
 @pytest.mark.parametrize("id", ["autocast-matmul", "bf16", "grad-scaler", "clip", "accumulate"])
 def test_it_fails_without_a_gpu(id: str, tmp_path: Path) -> None:
-    """No check uses the CPU instead of a GPU; a torch without CUDA is a mutant of this test, too."""
+    """No check falls back to the CPU; a torch without CUDA counts as a mutant."""
     result = check(id, tmp_path, CUDA_VISIBLE_DEVICES="")
     assert result["outcome"] == "failed"
     assert re.search("CUDA|NVIDIA", result["message"])
@@ -209,7 +209,7 @@ def test_cuda_fails_without_a_gpu(tmp_path: Path) -> None:
 
 @needs_gpus(1)
 def test_cuda_fails_if_torch_finds_no_gpu(tmp_path: Path) -> None:
-    """As with a torch that was built for the CPU only."""
+    """Like a torch that was built for the CPU only."""
     result = check("cuda", tmp_path, "import torch\ntorch.cuda.is_available = lambda: False\n")
     assert (result["outcome"], broken(result)[0]) == ("failed", NO_GPU)
     assert result["measured"]["exposed"] >= 1
@@ -280,7 +280,7 @@ def test_grad_scaler_fails_in_these_cases(
 def test_grad_scaler_fails_if_scale_and_unscale_do_not_match(
     mutant: str, names: set[str], pretend: bool, tmp_path: Path
 ) -> None:
-    """The weights then have wrong values; which other values are out of bounds depends on chance."""
+    """The weights then have wrong values; chance decides which other values are out of bounds."""
     assert names <= set(broken_by(mutant, "grad-scaler", tmp_path, pretend=pretend))
 
 

@@ -23,7 +23,7 @@ class BFloat(torch.autocast):
         super().__init__(device, **(options | {"dtype": torch.bfloat16}))
 torch.autocast = BFloat
 """
-# The product is FP32's, and only the result is rounded to half precision.
+# The product is computed in FP32, and only its result is rounded to half precision.
 ROUNDED_LATE = """
 import torch
 real = torch.Tensor.__matmul__
@@ -45,7 +45,7 @@ torch.nn.functional.softmax = softmax
 NEVER_ENDS = "import torch\ntorch.autocast.__exit__ = lambda self, *error: None\n"
 CACHE_STAYS = "import torch\ntorch.clear_autocast_cache = lambda: None\n"
 
-# A function that autocast runs in FP32.
+# A function that stays in FP32 under autocast.
 STAYS_IN_FLOAT = """
 import torch
 real = {module}.{name}
@@ -65,7 +65,7 @@ FUNCTIONS = {
     **dict.fromkeys(CONVOLUTIONS, "torch.nn.functional"),
 }
 
-# Kernels of half precision whose results are off by 5 %, if a sum has more than so many terms.
+# Half precision kernels whose results are off by 5 % if their sums have more than a given number of terms.
 NOISE = """
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,4 +1,4 @@
-"""Mutants of benchmark, and its parts that need no GPU: encoder, training step, search, curves."""
+"""Mutants of benchmark, and tests of its parts that need no GPU: encoder, training step, search, curves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ torch.set_float32_matmul_precision("high")
 torch.set_float32_matmul_precision = lambda precision: None
 """
 NO_STEP = "import torch\ntorch.optim.AdamW.step = lambda self, closure=None: None"
-# In half precision a step is limited by the host, not by the GPU, but is still faster than one in FP32.
+# A host that limits the speed of a step in half precision, which is still faster than one in FP32.
 SLOW_HOST = """
 import time, torch
 
@@ -61,7 +61,7 @@ def test_benchmark_passes_in_a_sound_environment(tmp_path: Path) -> None:
 @alone
 @needs_gpus(1)
 def test_without_autocast_every_bound_fails(tmp_path: Path) -> None:
-    """The type of the output, speed, memory and largest batch, at both lengths."""
+    """Those of output type, speed, memory and largest batch, at both lengths."""
     result = check("benchmark", tmp_path, NO_AUTOCAST, limit=LIMIT)
     assert result["outcome"] == "failed"
     assert broken(result) == [
@@ -72,7 +72,7 @@ def test_without_autocast_every_bound_fails(tmp_path: Path) -> None:
 @alone
 @needs_gpus(1)
 def test_tf32_is_not_accepted_as_fp32(tmp_path: Path) -> None:
-    """The other values may pass, because the base is fast too; the error of the product shows it."""
+    """The product's error must be out of bounds; speeds may be, too, because the baseline is then faster."""
     result = check("benchmark", tmp_path, ALWAYS_TF32, limit=LIMIT)
     assert result["outcome"] == "failed"
     assert broken(result)[0] == "fp32_product_error"
@@ -90,7 +90,7 @@ def test_an_optimizer_without_effect_fails(tmp_path: Path) -> None:
 @alone
 @needs_gpus(1)
 def test_a_host_that_is_too_slow_for_the_gpu_fails(tmp_path: Path) -> None:
-    """In BF16, because the GradScaler of FP16 waits for the GPU in each step."""
+    """The check uses BF16 for this, because the GradScaler of FP16 waits for the GPU in each step."""
     result = check("benchmark", tmp_path, SLOW_HOST, limit=LIMIT)
     names = {f"largest_launch_share_{length}" for length in LENGTHS}
     assert "largest_launch_share_512" in broken(result)
@@ -107,7 +107,7 @@ def test_benchmark_fails_without_a_gpu(tmp_path: Path) -> None:
 
 @needs_torch
 def test_the_encoder_has_the_parameters_of_bert_base() -> None:
-    """Counted from its published shape, and from its weights."""
+    """The number is computed from its published shape, and counted from its weights."""
     vocabulary, positions, width, inner = 30522, 512, 768, 3072
     norm = 2 * width
     layer = 4 * (width * width + width) + 2 * width * inner + inner + width + 2 * norm
@@ -124,7 +124,7 @@ print(json.dumps([PARAMETERS, sum(weight.numel() for weight in made.parameters()
 
 @needs_torch
 def test_a_layer_is_torchs_own_encoder_layer() -> None:
-    """With the same weights it gives the same numbers."""
+    """With the same weights, both give the same numbers."""
     code = f"""
 import torch
 from smoke_tests.encoder import Layer, Shape
@@ -147,7 +147,7 @@ print(json.dumps(float((ours(hidden) - theirs(hidden)).abs().max())))
 
 
 # A fake GPU for this check (with pretend_gpu.py): its speed depends on the size of the products, its memory
-# is what the check allows, and it has TF32 if enabled. The encoder is small, so that the check ends.
+# is what the check allows, and TF32 works if enabled. The encoder is small, so that the check is fast.
 SMALL_GPU = """
 clock, room, plain, keep = [0.0], [1 << 60], account.product, account.add
 
@@ -176,7 +176,7 @@ torch.cuda.get_device_name = lambda: "pretended"
 torch.cuda.mem_get_info = lambda: (1 << 30, 1 << 30)
 torch.cuda.set_per_process_memory_fraction = lambda part: room.__setitem__(0, part * (1 << 30))
 """
-# Like SLOW_HOST, by the clock of the small GPU.
+# Like SLOW_HOST, with the clock of the fake GPU.
 SLOW_CLOCK = """
 class Slow(torch.autocast):
     def __exit__(self, *raised):
@@ -223,7 +223,7 @@ print(json.dumps([result.measured, result.faults()]))
 @needs_torch
 @without_gpu
 def test_each_bound_fails_on_a_small_fake_gpu(mutant: str, names: list[str]) -> None:
-    """Except for the logits, which detect the fake."""
+    """The bounds of the logits are not considered, because these always fail on a fake GPU."""
     measured, faults = torch_prints(SMALL_CHECK, PRETEND + SMALL_GPU + mutant)
     where = {f"logits_{length}" for length in LENGTHS}
     found = [fault.split(":")[0] for fault in faults]
@@ -252,7 +252,7 @@ print(json.dumps(result))
 
 @needs_torch
 def test_a_small_encoder_learns_alike_at_each_precision() -> None:
-    """Each starts with the same weights; autocast reports the type of the products."""
+    """All precisions start with the same weights; the type of the logits depends on autocast."""
     result = torch_prints(STEPS)
     assert {name: one[2] for name, one in result.items()} == {
         "fp32": "torch.float32 on cpu",
@@ -305,7 +305,7 @@ print(json.dumps([bool((words == again).all()), bool((words == other).all()), le
 
 @needs_torch
 def test_all_settings_of_tf32_agree() -> None:
-    """torch 2.9 and newer have two sets of them, and raise when they are read and disagree."""
+    """torch 2.9 and newer have two sets of settings, and raise an error on reading if they disagree."""
     code = """
 import torch
 from smoke_tests.torch_api import tensor_float

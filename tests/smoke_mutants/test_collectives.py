@@ -1,4 +1,4 @@
-"""Mutants of nccl-all-reduce, collectives and busbw: another backend or link, messages that are not sent."""
+"""Mutants of nccl-all-reduce, collectives and busbw: another backend or link, or data that is not sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOTHING = """
 import torch.distributed as dist
 dist.all_reduce = lambda tensor, *more, **options: None
 """
-# Rank 1 sends its elements, and keeps them.
+# Rank 1 sends its elements, but does not receive the sum.
 WRONG_ON_ONE = """
 import torch.distributed as dist
 real = dist.all_reduce
@@ -151,7 +151,7 @@ def test_busbw_fails_and_names_the_slower_link_if_p2p_is_off(pretend: bool, tmp_
 @alone
 @on_gpus
 def test_busbw_fails_over_sockets(pretend: bool, tmp_path: Path) -> None:
-    """Without direct links and without shared memory, NCCL uses the network."""
+    """NCCL uses the network if direct links and shared memory are disabled."""
     result = tried("busbw", tmp_path, pretend=pretend, NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
     assert result["outcome"] == "failed"
     assert result["measured"]["link"] not in (promised_link(probe("driver")), SHM)

@@ -1,4 +1,4 @@
-"""Mutants of compile-gpu, nvrtc and extension: no compiler, another one, or a result of eager."""
+"""Mutants of compile-gpu, nvrtc and extension: no compiler, another compiler, or results of eager mode."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ held = torch.zeros(64, device="cuda")
 def run():
     NAME[(1,)](held, 64, SIZE=64)
 """
-# torch.compile compiles and runs a kernel of its own, and runs the function in eager mode.
+# torch.compile compiles and runs an unrelated kernel, and runs the function in eager mode.
 BESIDE = """
 import sys, torch
 sys.path.append({folder!r})
@@ -60,7 +60,7 @@ def compile(function, **options):
 
 torch.compile = compile
 """
-# The compiled function runs, in both directions, but the result is that of eager.
+# The compiled function runs forward and backward, but the result comes from eager mode.
 DISCARDED = """
 import torch
 real = torch.compile
@@ -111,7 +111,7 @@ def test_compile_gpu_fails_if_eager_runs_as_well(kernel: str, names: list[str], 
 
 @needs_gpus(1)
 def test_compile_gpu_fails_if_the_compiled_result_is_discarded(tmp_path: Path) -> None:
-    """All kernels of the function are launched, and those of eager as well."""
+    """All kernels of the function are launched, and those of eager mode as well."""
     skip_unless_it_applies("compile-gpu")
     assert broken(check("compile-gpu", tmp_path, DISCARDED)) == EAGER_RAN
 
@@ -147,7 +147,7 @@ TRACE = """
 
 @needs_torch
 def test_a_trace_is_read_as_launches_and_operators() -> None:
-    """Only kernels that the GPU ran are launches; a program can give annotations any name."""
+    """Only kernels that ran on the GPU count as launches, because a program can give annotations any name."""
     code = f"""
 from smoke_tests.launches import parse
 seen = parse(json.loads({TRACE!r}))
@@ -164,7 +164,7 @@ print(json.dumps([len(seen.kernels), seen.triton, seen.aten, sorted(seen.operato
 @needs_torch
 @without_gpu
 def test_a_compiled_call_calls_no_pointwise_operator(tmp_path: Path) -> None:
-    """With this torch's compiler for the CPU: the part of the check that needs no GPU."""
+    """This part of the check needs no GPU; it uses torch's compiler for the CPU."""
     code = f"""
 import torch
 from smoke_tests.launches import launched
@@ -228,7 +228,7 @@ def test_nvrtc_on_the_cpu_computes_correctly_and_compiles_nothing(tmp_path: Path
 
 
 def without_nvcc(home: Path) -> dict[str, str]:
-    """The environment in which CUDA's home is *home*, and no nvcc is in PATH."""
+    """An environment whose CUDA_HOME is *home*, and whose PATH has no nvcc."""
     places = os.environ["PATH"].split(os.pathsep)
     path = os.pathsep.join(place for place in places if not Path(place, "nvcc").exists())
     return {"PATH": path, "CUDA_HOME": str(home), "CUDA_PATH": str(home)}

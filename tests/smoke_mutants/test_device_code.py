@@ -1,4 +1,4 @@
-"""Mutants of device-code: an image that was cut for 9.0 and is not what such an image must be. No GPU."""
+"""Mutants of device-code, without a GPU: images for 9.0 whose libraries were cut incorrectly."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from torchkiln.smoke.runner_output import parse_output
 from torchkiln.smoke.suite import load_suite
 
 LIBRARY, SECOND, SMALL = "torch/lib/libtorch_cuda.so", "torch/lib/liblinalg.so.1", "torch/lib/libsmall.so"
-# Containers as those of torch, cuDNN, cuBLASLt and cuSPARSE. For 9.0 the second keeps its PTX, and the last
-# is whole, because it has no code for that GPU.
+# Containers like those of torch, cuDNN, cuBLASLt and cuSPARSE. For 9.0, the second keeps its PTX, and the
+# last is not cut, because it has no code for that GPU.
 CONTAINERS: Sequence[Sequence[Code]] = (
     (Code(80), Code(86), Code(90), Code(90, flags=ONE_CHIP | 0x2011), Code(90, PTX)),
     (Code(70, PTX), Code(80)),
@@ -66,7 +66,7 @@ class Scene:
     )
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file of the image, with its row in the RECORD, as someone does who hides a change."""
+        """Replace a file of the image and its row in RECORD, like someone who hides a change."""
         files = {path: (self.site / path).read_bytes() for path in self.full if "dist-info" not in path}
         install(self.site, with_metadata("torch", {**files, name: data}))
 
@@ -93,7 +93,7 @@ class Scene:
 
 
 def dropped(place: Placed) -> bool:
-    """Whether no GPU of 9.0 loads it."""
+    """Whether a GPU of 9.0 does not load the code at *place*."""
     if place.container in (0, 3):
         return not (place.code.arch == 90 and place.code.kind == MACHINE)
     return place.container == 1 and place.code.kind == MACHINE
@@ -126,7 +126,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_an_image_that_was_cut_correctly_passes(scene: Scene, tmp_path: Path) -> None:
-    """With what it measured; the gate computes the same bounds."""
+    """It reports its values, for which the gate computes the same bounds."""
     found = scene.run(tmp_path)
 
     assert (found["outcome"], found["message"]) == ("passed", "")
@@ -176,7 +176,7 @@ def _header_byte(scene: Scene) -> int:
 
 
 def _wrong_capability(scene: Scene) -> None:
-    """An image for 8.0 under the name of one for 9.0."""
+    """An image for 8.0 that claims to be for 9.0."""
     for name, places in scene.places.items():
         others = [
             place
@@ -192,7 +192,7 @@ def _needed_ptx(scene: Scene) -> None:
 
 
 def _needed_container(scene: Scene) -> None:
-    """A container is whole, or has code for the GPU."""
+    """A container without code for the GPU must not be cut; this one lost an entry."""
     place = next(place for place in scene.places[LIBRARY] if place.container == 4 and place.code.arch == 80)
     scene.write(LIBRARY, zeroed((scene.site / LIBRARY).read_bytes(), [place]))
 
@@ -253,7 +253,7 @@ def _uninstalled(scene: Scene) -> None:
 def test_each_difference_is_found(
     scene: Scene, tmp_path: Path, mutate: Callable[[Scene], None], expected: dict[str, str]
 ) -> None:
-    """Although the RECORD of the image has the hashes of its files, so that `lock` would pass."""
+    """RECORD has the hashes of the changed files, so that `lock` would pass."""
     mutate(scene)
     found = scene.run(tmp_path)
     faults = {line.split(":")[0]: line for line in found["message"].splitlines()}
@@ -273,7 +273,7 @@ def test_an_image_without_the_distribution(scene: Scene, tmp_path: Path) -> None
 
 
 def test_a_wheel_that_is_not_the_locked_one(scene: Scene, tmp_path: Path) -> None:
-    """It would prove nothing about the lock's."""
+    """A comparison with another wheel would prove nothing about the lock's."""
     found = scene.run(tmp_path, wheels=[{"name": "torch", "version": "1.0", "sha256": "0" * 64}])
 
     assert (found["outcome"], found["message"].split(":")[0]) == ("failed", "wheels")
@@ -286,7 +286,7 @@ def test_another_rule_is_not_judged_by_this_one(scene: Scene, tmp_path: Path) ->
 
 
 def test_without_the_wheels_it_is_not_run(scene: Scene, tmp_path: Path) -> None:
-    """Skipped, so that the verdict is inconclusive; never passed."""
+    """The check is skipped, so that the verdict is inconclusive."""
     found = scene.run(tmp_path, wheel_files={})
 
     assert found["outcome"] == "skipped"
@@ -366,7 +366,7 @@ def test_a_container_outside_of_the_linkers_sections_is_not_cut(scene: Scene, tm
 
 
 def test_a_container_that_does_not_follow_the_format(scene: Scene, tmp_path: Path) -> None:
-    """Its library is not cut, and the check says so."""
+    """Its library is not cut, and the check reports it as unread."""
     data, places = library(CONTAINERS)
     damaged = bytearray(data)
     damaged[places[-1].start - 60] = 99  # the length of the last entry's header
@@ -390,7 +390,7 @@ def _host(*capabilities: Sequence[int]) -> dict[str, Any]:
 
 
 def test_on_another_gpu_the_host_is_to_blame() -> None:
-    """Before the checks of tier 1, in the words of an image for some GPUs."""
+    """The checks of tier 1 do not start, and the message describes a thin image."""
     claims = {"gpus": ["8.0", "9.0"], "archs": ["sm_80", "sm_90"], "wheel_cuda": "12.6"}
 
     assert lacking(1, _host((9, 0), (8, 6)), claims) is None

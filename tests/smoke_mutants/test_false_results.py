@@ -1,7 +1,7 @@
 """Start-up code of an environment that writes a passing result for a check that fails.
 
-The checks of an image run without its start-up code and with a pytest of their own. The host finds the same
-files before it starts anything: see tests/unit/test_outside.py.
+The checks of an image run without the image's start-up code and with the host's pytest. The host finds such
+files before it starts a check: see tests/unit/test_outside.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.needs import needs_gcc
 from tests.smoke_mutants.mutant import pytest_folder
 from tests.smoke_suites import FACTS, findings, run_suite, suite_with
 
-# A check that fails, with what it sees of its process.
+# A check that fails, and reports its process's variables and paths.
 FAILING_CHECK = """
 import json, os, sys
 

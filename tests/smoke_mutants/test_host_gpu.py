@@ -1,6 +1,6 @@
-"""Host faults on a real GPU, through the runner: each has its message, and no check passes.
+"""Host faults on a real GPU, through the runner: each has a specific message, and no check passes.
 
-Ranks that are killed or hang are tried without a GPU too, over gloo (see pretend_ranks.py).
+Ranks that are killed or hang are also tested without a GPU, over gloo (see pretend_ranks.py).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def fault_of(found: Mapping[str, Any]) -> str | None:
 def test_the_check_passes_on_this_host(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """The host's description is written to the XML file of --junitxml."""
+    """Without a fault; the host's description is written to the XML file of --junitxml."""
     found = run(tmp_path, "--tier", "1", "--only", "cuda")["cuda"]
     assert (found["outcome"], found["message"]) == ("passed", "")
     names = found["measured"]["names"]
@@ -176,7 +176,7 @@ def test_memory_in_use_by_another_process(tmp_path: Path) -> None:
 @alone
 @needs_gpus(1)
 def test_memory_allocated_by_another_process_during_the_check(tmp_path: Path) -> None:
-    """By this torch's own message: a host fault, unless the check itself allocates too much."""
+    """torch's message shows a host fault, unless the check itself allocates too much."""
     suite = suite_with(tmp_path / "suite", {"test_crowded.py": CROWDED})
     found = run(tmp_path, "--tier", "1", suite=suite)
     assert {finding["outcome"] for finding in found.values()} == {"failed"}
@@ -187,7 +187,7 @@ def test_memory_allocated_by_another_process_during_the_check(tmp_path: Path) ->
 
 @needs_gpus(1)
 def test_torch_2_0_on_a_hopper_gpu(tmp_path: Path) -> None:
-    """The message for an image of torch 2.0.1+cu117: the runner has its archs from the lock."""
+    """The message for an image of torch 2.0.1+cu117, whose archs the runner reads from the lock."""
     if probe("driver")["gpus"][0]["capability"] != [9, 0]:
         pytest.skip("the GPU here is no Hopper")
     archs = ["sm_37", "sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86"]  # torchkiln/data/compat.yaml
@@ -200,7 +200,7 @@ def test_torch_2_0_on_a_hopper_gpu(tmp_path: Path) -> None:
 
 @needs_gpus(1)
 def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
-    """NCCL refuses; the start of the ranks is wrong, which is not a host fault."""
+    """NCCL refuses it; the ranks were started incorrectly, which is not a host fault."""
     found = run(tmp_path, "--only", "sum", suite=ranks(tmp_path), mutant=ON_ONE_GPU)["sum"]
     assert found["outcome"] == "failed"
     assert "Duplicate GPU detected" in found["message"]
@@ -209,7 +209,7 @@ def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
 
 @anywhere
 def test_a_rank_killed_from_outside(mutant: str, tmp_path: Path) -> None:
-    """As by the kernel when memory runs out: the rank is named, and the image is not at fault."""
+    """Like the kernel's OOM killer: the message names the rank, and the image is not blamed."""
     suite = ranks(tmp_path)
     hand = threading.Thread(target=kill, args=(suite, 1))
     hand.start()
@@ -223,7 +223,7 @@ def test_a_rank_killed_from_outside(mutant: str, tmp_path: Path) -> None:
 
 @anywhere
 def test_a_rank_that_hangs(mutant: str, tmp_path: Path) -> None:
-    """It ends at the time limit, with the stack of each rank. The image may be at fault, so it fails."""
+    """The check fails at the time limit, with the stack of each rank, because the image may be the cause."""
     suite = ranks(tmp_path, limit=20)
     found = run(tmp_path, "--only", "wait", suite=suite, mutant=mutant)["wait"]
     assert found["outcome"] == "failed"
@@ -241,7 +241,7 @@ def ranks(tmp_path: Path, limit: int = 120) -> Path:
 
 
 def kill(suite: Path, rank: int) -> None:
-    """Send SIGKILL to that rank of *suite*, found by its command line, as soon as it waits."""
+    """Send SIGKILL to a rank of *suite*, which is found by its command line, as soon as it waits."""
     wanted = [str(suite / "rank.py").encode(), str(suite).encode(), b"waiting:wait", str(rank).encode()]
     started, patience = suite / "workers" / f"started-{rank}", time.monotonic() + 90
     while not started.exists() and time.monotonic() < patience:

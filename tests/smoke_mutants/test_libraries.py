@@ -1,4 +1,4 @@
-"""Mutants of cudnn, sdpa and fp8: another library instead of torch's, or another computation."""
+"""Mutants of cudnn, sdpa and fp8: a library that is not torch's, or another computation."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def test_cudnn_fails_without_the_library_itself(tmp_path: Path) -> None:
 def test_cudnn_fails_if_another_implementation_computes(tmp_path: Path) -> None:
     result = check("cudnn", tmp_path, "import torch\ntorch.backends.cudnn.enabled = False")
     assert broken(result)[:3] == ["acceptable", "convolution_by", "recurrent_by"]
-    # The libraries that were not used then, unless a version check loads them.
+    # The libraries that are not in use then, unless a version check loads them.
     assert set(broken(result)[3:]) <= {"libraries_not_used"}
 
 
-# FP32 factors lose thirteen bits, as in TF32.
+# FP32 factors lose 13 bits, as in TF32.
 ALWAYS_TF32 = """
 import torch
 import torch.nn.functional as functional
@@ -102,7 +102,7 @@ def test_cudnn_fails_if_tf32_cannot_be_disabled(tmp_path: Path) -> None:
 
 @needs_gpus(1)
 def test_cudnn_fails_if_the_environment_forces_tf32(tmp_path: Path) -> None:
-    """cuBLAS uses it; convolutions run on engines without tensor cores despite the variable."""
+    """The variable affects cuBLAS; convolutions run on engines without tensor cores nevertheless."""
     result = check("cudnn", tmp_path, NVIDIA_TF32_OVERRIDE="1")
     assert "product_error" in broken(result)
     assert set(broken(result)) <= {name for name in result["measured"] if name.endswith("_error")}
@@ -145,7 +145,7 @@ def test_sdpa_fails_if_the_future_is_not_masked(tmp_path: Path) -> None:
 @needs_torch
 @without_gpu
 def test_sdpa_on_the_cpu_fails_only_in_the_implementation(tmp_path: Path) -> None:
-    """The flash attention of the CPU is another one, which accepts FP32."""
+    """The CPU has a different flash attention, which accepts FP32."""
     others = {"float32_by_flash", "flash_full_made_by", "flash_causal_made_by"}
     (tmp_path / "sound").mkdir()
     (tmp_path / "mutant").mkdir()
@@ -154,7 +154,7 @@ def test_sdpa_on_the_cpu_fails_only_in_the_implementation(tmp_path: Path) -> Non
 
 
 def without_scale(*names: str) -> str:
-    """A mutant whose product uses 1 for the scales of *names*."""
+    """A mutant whose product ignores the scales of *names*."""
     return (
         "import torch\nreal = torch._scaled_mm\n"
         "def product(a, b, **options):\n"

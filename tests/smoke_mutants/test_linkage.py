@@ -23,7 +23,7 @@ pytestmark = needs_gcc
 
 
 def library(folder: Path, name: str, *needs: str, rpath: str = "") -> Path:
-    """lib<name>.so with the soname lib<name>.so.1 that needs others of *folder*."""
+    """Build lib<name>.so with the soname lib<name>.so.1, which needs other libraries of *folder*."""
     folder.mkdir(exist_ok=True)
     path = folder / f"lib{name}.so.1"
     calls = "".join(f"int {other}(void); int use_{other}(void) {{ return {other}(); }}\n" for other in needs)
@@ -132,7 +132,7 @@ def test_the_list_of_exceptions_is_only_for_the_installed_version() -> None:
     ],
 )
 def test_plugins_may_be_unresolved_in_any_version(file: str, soname: str, expected: bool) -> None:
-    """A new release of the library has others, and must not need another list."""
+    """A new release of the library may have other plugins, without a change of the list."""
     wheels = [{"name": "nvidia-nvshmem-cu13", "version": "9.9"}, {"name": "triton", "version": "4.0"}]
     site = "lib/python3.11/site-packages"
     pair = [f"{site}/{file}", soname]
@@ -141,10 +141,10 @@ def test_plugins_may_be_unresolved_in_any_version(file: str, soname: str, expect
     assert allowed_unresolved(wheels, site) == []
 
 
-# --- an image of another Python than the base's: lib/python3.12 is a link to lib/python3.11 ---------
+# --- an image with a standalone Python: lib/python3.12 is a link to lib/python3.11 -------------------
 
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
-BASE = "3.11" if OWN != "3.11" else "3.12"  # the base's Python, whose folder has the packages
+BASE = "3.11" if OWN != "3.11" else "3.12"  # the base's Python, whose folder contains the packages
 LIBRARIES = f"lib/python{BASE}/site-packages/torchaudio/lib"
 LIST_OF_ONE = {
     "entries": [
@@ -160,7 +160,7 @@ LIST_OF_ONE = {
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """/opt/venv of such an image, with two libraries of torchaudio, of which one needs the other."""
+    """/opt/venv of such an image, with two libraries of torchaudio; one needs the other."""
     prefix = tmp_path / "venv"
     venv.create(prefix, with_pip=False, symlinks=True)
     (prefix / f"lib/python{OWN}").rename(prefix / f"lib/python{BASE}")
@@ -174,7 +174,7 @@ def linked(tmp_path: Path) -> Path:
 
 
 def run(prefix: Path, python: str = f"{OWN}.0") -> Mapping[str, Any]:
-    """The finding of the check in that environment, with a list of one entry."""
+    """The finding of the check in the environment *prefix*, with a list of one entry."""
     folder = prefix.parent
     suite = suite_with(folder / "suite", {"test_linkage.py": (SUITE / "test_linkage.py").read_text()})
     (suite / LIST.name).write_text(json.dumps(LIST_OF_ONE))
@@ -192,7 +192,7 @@ def test_a_listed_library_may_be_missing_below_the_target_of_the_link(linked: Pa
 
 
 def test_a_library_that_is_missing_below_the_target_is_reported(linked: Path) -> None:
-    library(linked / LIBRARIES, "another", "a")  # without a path: the library beside it is not found
+    library(linked / LIBRARIES, "another", "a")  # without RPATH, it does not find the library beside it
     (linked / LIBRARIES / "liba.so.1").unlink()
     found = run(linked)
     assert broken(found) == ["unresolved_not_listed"]
@@ -204,7 +204,7 @@ def test_an_entry_that_does_not_occur_below_the_target_is_reported(linked: Path)
 
 
 def test_the_packages_must_be_those_of_the_locked_python(linked: Path) -> None:
-    """The folder of a third one is no link to them."""
+    """A third Python has no link to the packages."""
     (linked / LIBRARIES / "liba.so.1").unlink()
     assert broken(run(linked, python="3.10.1")) == ["unresolved_not_listed", "listed_but_resolved"]
 

@@ -1,4 +1,4 @@
-"""Mutants of loader: memory that is not pinned, copies that wait, no workers."""
+"""Mutants of loader: memory that is not pinned, blocking copies, no workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE_STREAM = (
 
 
 def loader(options: str) -> str:
-    """A mutant whose DataLoader replaces the caller's options by *options*."""
+    """A mutant whose DataLoader overrides the caller's options by *options*."""
     return (
         "import torch.utils.data as data\nreal = data.DataLoader\n"
         f"data.DataLoader = lambda rows, **options: real(rows, **(options | dict({options})))"
@@ -75,7 +75,7 @@ def test_loader_fails_with_a_mutant(mutant: str, names: list[str], tmp_path: Pat
 
 @needs_gpus(1)
 def test_loader_fails_if_pinning_does_nothing(tmp_path: Path) -> None:
-    """Whether a copy of pageable memory waits depends on the driver."""
+    """Other values depend on the driver, because a copy of pageable memory may block or not."""
     finding = check("loader", tmp_path, PINS_NOTHING)
     assert finding["outcome"] == "failed"
     assert {"pinned", "batches_pinned"} <= set(broken(finding))

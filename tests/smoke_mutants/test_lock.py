@@ -1,4 +1,4 @@
-"""Mutants of lock: an environment of two small wheels, and its differences from its lock."""
+"""Mutants of lock: an environment of two small wheels that differs from its lock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def install(site: Path, name: str, files: dict[str, bytes]) -> None:
-    """Install as pip does: the files, byte code, METADATA and RECORD."""
+    """Install like pip: the files, byte-code, METADATA and RECORD."""
     info = f"{name}-1.0.dist-info"
     rows = []
     for path, data in {**files, f"{info}/METADATA": f"Name: {name}\nVersion: 1.0\n".encode()}.items():
@@ -64,7 +64,7 @@ def test_an_unchanged_environment_has_no_fault(site: Path) -> None:
 
 
 def test_a_file_with_a_dot_in_its_stem_has_byte_code_too(site: Path) -> None:
-    """As builder.bak.py of datasets: importlib raises for the path of such a source."""
+    """Like builder.bak.py of datasets; importlib raises an error for the path of such a source."""
     install(site, "gamma", {"gamma/builder.bak.py": b"NAME = 'gamma'\n"})
     found = seen(site)
     assert not any(found[kind] for kind in ("broken", "absent", "changed", "unhashed", "stale", "unowned"))
@@ -76,7 +76,7 @@ def test_a_file_with_a_dot_in_its_stem_has_byte_code_too(site: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["sha512", "sha384", "blake2b"])
 def test_a_record_may_use_a_stronger_hash(site: Path, algorithm: str) -> None:
-    """As the wheel specification allows; the hash is computed."""
+    """The wheel specification allows it; the check computes the hash."""
     record = site / "beta-1.0.dist-info" / "RECORD"
     data = (site / "beta" / "__init__.py").read_bytes()
     digest = base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).rstrip(b"=").decode()
@@ -143,7 +143,7 @@ def test_an_extra_distribution_is_reported(site: Path) -> None:
     assert seen(site)["installed"]["gamma"] == "1.0"
 
 
-# --- an image of another Python than the base's: lib/python3.12 is a link to lib/python3.11 ---------
+# --- an image with a standalone Python: lib/python3.12 is a link to lib/python3.11 -------------------
 
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 ALPHA = b"NAME = 'alpha'\n"
@@ -152,7 +152,7 @@ HEADERS = {
     "3.11": bytes.fromhex("a70d0d0a0100000073d64148fbcd2efe"),
     "3.12": bytes.fromhex("cb0d0d0a0100000007f0d6c16de046da"),
 }
-BASE = "3.11" if OWN != "3.11" else "3.12"  # the base's Python, whose folder has the packages
+BASE = "3.11" if OWN != "3.11" else "3.12"  # the base's Python, whose folder contains the packages
 TAG = f"cpython-{BASE.replace('.', '')}"
 FOREIGN = f"alpha/__pycache__/__init__.{TAG}.pyc"
 FAULTS = ("broken", "absent", "changed", "unhashed", "stale", "unowned")
@@ -177,7 +177,7 @@ def _rename_in_record(site: Path, old: str, new: str) -> None:
 
 
 def _move(site: Path, to: str) -> None:
-    """Give the byte-code for the base's Python another path."""
+    """Move the byte-code for the base's Python to another path."""
     (site / FOREIGN).rename(site / to)
     _rename_in_record(site, FOREIGN, to)
 
@@ -189,7 +189,7 @@ def test_byte_code_for_the_bases_python_is_accepted_below_the_link(linked: Path)
 
 
 def test_byte_code_for_another_python_is_stale_in_an_ordinary_image(linked: Path) -> None:
-    """Without the link; a folder of the other Python beside it changes nothing."""
+    """There is no link; a folder of the other Python makes no difference."""
     lib = linked.parents[1]
     (lib / f"python{OWN}").unlink()
     (lib / f"python{BASE}").rename(lib / f"python{OWN}")
@@ -202,7 +202,7 @@ def test_byte_code_for_another_python_is_stale_in_an_ordinary_image(linked: Path
 
 @pytest.mark.parametrize("target", ["python3", "python", f"../python{BASE}", "python2.7"])
 def test_another_link_accepts_no_byte_code_for_the_bases_python(linked: Path, target: str) -> None:
-    """Neither to a folder without the version of a Python, nor out of lib, nor to that of a third Python."""
+    """The link leads to a folder without a version, out of lib, or to the folder of a third Python."""
     lib = linked.parents[1]
     (lib / f"python{OWN}").unlink()
     (lib / f"python{BASE}").rename(lib / target)
@@ -211,7 +211,7 @@ def test_another_link_accepts_no_byte_code_for_the_bases_python(linked: Path, ta
 
 
 def _another_source(site: Path) -> str:
-    """The RECORD agrees."""
+    """Change the source, and RECORD with it."""
     source = b"NAME = 'another'\n"
     digest = base64.urlsafe_b64encode(hashlib.sha256(source).digest()).rstrip(b"=").decode()
     record = site / "alpha-1.0.dist-info" / "RECORD"
@@ -229,7 +229,7 @@ def _no_source(site: Path) -> str:
 
 
 def _by_time(site: Path) -> str:
-    """Python compares time and size of its source; a third one can be meant."""
+    """Byte-code that Python validates by the source's time and size."""
     stat = (site / "alpha" / "__init__.py").stat()
     times = b"".join(number.to_bytes(4, "little") for number in (0, int(stat.st_mtime), stat.st_size))
     (site / FOREIGN).write_bytes(HEADERS[BASE][:4] + times + b"code")
@@ -237,7 +237,7 @@ def _by_time(site: Path) -> str:
 
 
 def _checked_hash(site: Path) -> str:
-    """Not what torchkiln makes."""
+    """Byte-code with a checked hash, which torchkiln does not make."""
     head = HEADERS[BASE]
     (site / FOREIGN).write_bytes(head[:4] + b"\3\0\0\0" + head[8:] + b"code")
     return FOREIGN
@@ -255,7 +255,7 @@ def _third_python(site: Path) -> str:
 
 
 def _longer_tag(site: Path) -> str:
-    """Of a Python of the same version that is not CPython."""
+    """Byte-code of a Python with the same version that is not CPython."""
     to = FOREIGN.replace(TAG, f"not{TAG}")
     _move(site, to)
     return to
@@ -268,14 +268,14 @@ def _optimized(site: Path) -> str:
 
 
 def _beside_its_source(site: Path) -> str:
-    """Which Python would load without the source, were it its own."""
+    """Byte-code in the place where Python loads it if the source is missing."""
     to = "alpha/__init__.pyc"
     _move(site, to)
     return to
 
 
 def _under_this_pythons_name(site: Path) -> str:
-    """This Python compiles the source again."""
+    """The base's byte-code under the name of this Python's."""
     to = FOREIGN.replace(TAG, str(sys.implementation.cache_tag))
     _move(site, to)
     return to

@@ -1,4 +1,4 @@
-"""Mutants of ddp, ddp-amp and fsdp: ranks that train alone, die or are not sharded."""
+"""Mutants of ddp, ddp-amp and fsdp: ranks that train alone, die, or keep unsharded weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_DISTRIBUTED = """
 from torch.nn.parallel import distributed
 distributed._sync_module_states = lambda *some, **options: None
 """
-# Rank 1 dies in the backward pass, when the first gradients were sent.
+# Rank 1 dies in the backward pass, after the first gradients were sent.
 DIES_IN_BACKWARD = """
 import os, signal, torch, torch.distributed as dist
 real = torch.nn.parallel.DistributedDataParallel
@@ -46,7 +46,7 @@ def whole(self, module, *more, **options):
     real(self, module, *more, **(options | {"sharding_strategy": fsdp.ShardingStrategy.NO_SHARD}))
 fsdp.FullyShardedDataParallel.__init__ = whole
 """
-# Each rank gets the shards of the first gathering again; gloo gathers into a list.
+# Each all_gather returns the shards of the first one; gloo gathers into a list.
 STALE = """
 import torch.distributed as dist
 first = {}

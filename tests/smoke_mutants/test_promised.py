@@ -1,6 +1,6 @@
-"""Without a GPU every check of tiers 1 to 3 fails, even if the runner's test of the host is bypassed.
+"""Without a GPU, every check of tiers 1 to 3 fails, even if the runner's test of the host is bypassed.
 
-Each runs with a torch that has no GPU: a CPU build, or all GPUs are hidden. New checks are included.
+Each runs with a torch that finds no GPU: a CPU build, or hidden GPUs. New checks are included automatically.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.smoke_suites import FACTS, SUITE, findings, run_suite
 
 PROMISED = [check for check in catalogue(SUITE) if check.tier > 0]
 LIMIT = 120  # seconds; a check that needs a GPU fails at once
-# Messages of checks that failed for another reason: an error of the check or of the harness.
+# Messages of checks that failed because of an error in the check or the harness.
 _OTHERWISE = re.compile(
     r"(Name|Import|ModuleNotFound|Syntax|Indentation|Lookup|Key|Index|UnboundLocal|Recursion|Attribute)Error"
     r"|fixture '|^no result|timed out after|no value has a bound|skipped itself"
@@ -38,7 +38,7 @@ def test_every_tier_has_checks() -> None:
 
 
 def test_the_runner_starts_none_of_them_and_gives_the_reason(tmp_path: Path) -> None:
-    """Each is skipped with the host's reason or does not apply; none passes or blames the image."""
+    """Each check is skipped because of the host, or does not apply; none passes or fails."""
     only = [word for check in PROMISED for word in ("--only", check.id)]
     found = findings(run_suite(SUITE, tmp_path, "--tier", "3", *only, env=_HIDDEN))
     assert set(found) == {check.id for check in PROMISED}

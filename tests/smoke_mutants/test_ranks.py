@@ -1,4 +1,4 @@
-"""Ranks that die, raise or never join, with a real torch, over gloo and NCCL: each is named and stopped."""
+"""Ranks that die, raise or never join, with a real torch over gloo and NCCL: each is named, and all stop."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def test_hang_fails_at_its_limit_if_a_collective_waits_an_hour(pretend: bool, tm
 
 @anywhere
 def test_hang_fails_if_the_absent_rank_joins(pretend: bool, tmp_path: Path) -> None:
-    """No rank waited."""
+    """Then no rank waited for another."""
     names = broken_by(NO_RANK_ABSENT, "hang", tmp_path, pretend=pretend)
     assert names == ["ended_in_error", "timeout_reported"]

@@ -1,4 +1,4 @@
-"""The broken environments of shared_objects.py, tested with a fake cuDNN: each causes its fault."""
+"""The broken environments of pretended.py for libraries, tested with a fake cuDNN: each causes its fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODE = (
 
 @pytest.fixture
 def caller(tmp_path: Path) -> Path:
-    """A library that needs a cuDNN 9.5.1 with symbol versions, as the real one has them."""
+    """A library that needs a fake cuDNN 9.5.1 with symbol versions, like the real one."""
     (tmp_path / "map").write_text("libcudnn.so.9 { global: *; };\n")
     real, caller = tmp_path / "libcudnn.so.9", tmp_path / "libcaller.so"
     _build(
@@ -66,7 +66,7 @@ PARTS = ("", "_adv", "_engines_runtime_compiled", "_graph", "_ops")
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with a torch that loads its cuDNN, and with NVIDIA's distribution of it."""
+    """A folder with a fake torch that loads cuDNN, and with NVIDIA's distribution of cuDNN."""
     folder = tmp_path / "site"
     libraries = folder / "nvidia" / "cudnn" / "lib"
     libraries.mkdir(parents=True)
@@ -90,7 +90,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def _probed(site: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What probes/cudnn.py prints in an environment with *site*; paths as names."""
+    """The output of probes/cudnn.py in an environment with *site*; paths are reduced to names."""
     code = f"import runpy, sys; sys.path.insert(0, {str(site)!r}); runpy.run_path({str(PROBE)!r})"
     command = [sys.executable, "-I", "-S", "-c", code]  # without the cuDNN of this environment
     done = subprocess.run(command, env=os.environ | (env or {}), capture_output=True, text=True, check=True)
@@ -123,7 +123,7 @@ def test_a_library_of_cudnn_that_others_need_is_named_by_each(site: Path) -> Non
 
 
 def test_without_a_distribution_the_libraries_are_those_in_the_folder_of_the_loaded_one(site: Path) -> None:
-    """As with conda: each library once, although a link for the linker is in the same folder."""
+    """Like with conda; each library is listed once, although the folder also has a link for the linker."""
     shutil.rmtree(next(site.glob("*.dist-info")))
     folder = site / "nvidia" / "cudnn" / "lib"
     (folder / "libcudnn_ops.so.9").rename(folder / "libcudnn_ops.so.9.5.1")
@@ -140,7 +140,7 @@ def test_a_distribution_that_torch_does_not_use_is_ignored(site: Path) -> None:
 
 
 def test_libraries_of_cudnn_that_torch_uses_must_be_in_use() -> None:
-    """Engines that compile at run time, and names of later releases, need not be."""
+    """Engines that compile at run time, and libraries of later releases, are exempt."""
     names = ("", "_adv", "_cnn", "_engines_runtime_compiled", "_engines_tensor_ir", "_graph", "_later")
     paths = [f"/opt/lib/libcudnn{name}.so.9" for name in names]
     assert unused(paths, ["/opt/lib/libcudnn_graph.so.9"]) == ["libcudnn_adv.so.9", "libcudnn_cnn.so.9"]

@@ -1,6 +1,6 @@
-"""Mutants of the checks that run torch: the environment or the call of torch is broken, never the check.
+"""Mutants of the checks that run torch: the environment or a function of torch is broken, never the check.
 
-They need an interpreter with torch (a CPU build is enough): this one, or the one of TORCHKILN_TORCH_PYTHON.
+They need an interpreter with torch (a CPU build is enough): this one, or that of TORCHKILN_TORCH_PYTHON.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_compile_cpu_fails_if_torch_falls_back_to_eager(tmp_path: Path) -> None:
 
 
 def test_a_cpu_build_of_torch_fails_archs_and_claims(tmp_path: Path) -> None:
-    """Only if the interpreter's torch has no CUDA; that build is the mutant."""
+    """A CPU build is the mutant; skipped if the interpreter's torch has CUDA."""
     code = "import torch, sys; sys.exit(torch.version.cuda is not None)"
     if subprocess.run([PYTHON, "-I", "-c", code], check=False).returncode:
         pytest.skip("this torch is built for CUDA: set TORCHKILN_TORCH_PYTHON to one that is not")

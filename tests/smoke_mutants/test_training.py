@@ -1,4 +1,4 @@
-"""Mutants of checkpoint, offload, memory and torchscript: no saving of memory, or other results."""
+"""Mutants of checkpoint, offload, memory and torchscript: no memory is saved, or the results differ."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def script(module):
     return real(other)
 torch.jit.script = script
 """
-# A trace has recorded only one side of a branch.
+# A trace records only one side of a branch.
 ONLY_TRACES = """
 import torch
 def script(module):
@@ -114,7 +114,7 @@ def test_it_passes_and_each_mutant_breaks_its_values(name: str, pretend: bool, t
 @needs_torch
 @pytest.mark.parametrize("id", ["checkpoint", "offload", "memory", "torchscript"])
 def test_it_fails_without_a_gpu(id: str, tmp_path: Path) -> None:
-    """No check uses the CPU instead of a GPU; a torch without CUDA is a mutant of this test, too."""
+    """No check falls back to the CPU; a torch without CUDA counts as a mutant."""
     finding = check(id, tmp_path, CUDA_VISIBLE_DEVICES="")
     assert finding["outcome"] == "failed"
     assert re.search("CUDA|NVIDIA", finding["message"])

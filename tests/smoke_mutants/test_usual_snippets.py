@@ -1,4 +1,4 @@
-"""docs/smoke.md, executed: the usual snippets pass without a GPU, and the example of a check is one.
+"""docs/smoke.md, executed: the usual snippets pass without a GPU, and the example of a check works.
 
 test_promised.py tests that the checks named by the snippets fail there.
 """
@@ -28,7 +28,7 @@ EXAMPLE, MUTANT = _BLOCK.findall(SECTIONS["Adding a check"])
 
 
 def title(snippet: str) -> str:
-    """The check named in the first line."""
+    """The check that the snippet's first line names."""
     return snippet.partition("\n")[0].removeprefix("# ")
 
 
@@ -54,7 +54,7 @@ def test_there_are_snippets() -> None:
 def test_the_example_is_a_check_and_its_mutant_breaks_it(
     broken_seed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU it fails in that; its other values are those of the page."""
+    """Without a GPU, the value `device` also fails; all other values are as on the page."""
     monkeypatch.setattr(harness, "SUITE", suite_with(tmp_path / "suite", {"test_seeds.py": EXAMPLE}))
     mutant = _argument(MUTANT) if broken_seed else ""
     finding = check("seeds", tmp_path, mutant if gpus() else PRETEND + mutant)
@@ -63,7 +63,7 @@ def test_the_example_is_a_check_and_its_mutant_breaks_it(
 
 
 def _argument(source: str) -> str:
-    """The argument *mutant* of the call of check()."""
+    """The argument *mutant* of the call of check() in *source*."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     called = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "check")
     found = ast.literal_eval(called.args[2])
