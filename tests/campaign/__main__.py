@@ -1,4 +1,4 @@
-"""The complete campaign, for `python -m tests.campaign`: every disturbance, its log and its page."""
+"""The complete campaign, run by `python -m tests.campaign`: all disturbances, the log and the page."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _table(head: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
 
 
 def main() -> int:
-    """Run it; returns 0 if nothing was lost."""
+    """Run the campaign; returns 0 if no fault was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--instants", type=int, default=120, help="runs that a signal must hit")
@@ -140,7 +140,7 @@ def main() -> int:
 
 
 def _instants(reference: Reference, seed: int, hits_required: int, jobs: int) -> Iterator[Record]:
-    """Instants until *hits_required* runs were hit; a run that ended before its signal does not count."""
+    """Interrupt runs until *hits_required* were hit; a run that ended before its signal does not count."""
     drawn = draw(seed, reference)
     hit = 0
     while hit < hits_required:
@@ -150,7 +150,7 @@ def _instants(reference: Reference, seed: int, hits_required: int, jobs: int) ->
 
 
 def summary(records: list[Record], *, seed: int, instants: int, spoilt: tuple[str, ...]) -> dict[str, Any]:
-    """The log: disturbances, results, losses."""
+    """The log: counts, faults and all records."""
     hits = [record for record in records if record.group == "instant" and not record.late]
     return {
         "seed": seed,

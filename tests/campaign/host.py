@@ -23,7 +23,7 @@ _READ_ONLY = "(?s)error: .*Read-only file system.*hint: "
 
 
 def can_mount() -> bool:
-    """Whether this host allows a mount namespace; only root certainly may."""
+    """Whether this process may create a mount namespace and mount in it, which requires root."""
     if os.geteuid() or not (shutil.which("unshare") and shutil.which("nsenter")):
         return False
     return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
@@ -96,10 +96,10 @@ def _limited(
 
 
 def _failing(op: str, number: int) -> Disturbance:
-    """The file system reports an error that it normally never does."""
+    """The file system reports an unusual error at every *op*."""
     part = "/dist/" if op in ("sync", "link") else "/cache/"
     environ = {"TRACER_FAIL": f"{part} {OPS.index(op)} {number}"}
-    codes = (0,) if op == "link" else (6,)  # files that cannot be linked are copied
+    codes = (0,) if op == "link" else (6,)  # if linking fails, files are copied
     sentence = "" if op == "link" else os.strerror(number)
     name = f"{errno.errorcode[number]} at each {op}"
     return _disturbance(name, codes, sentence, lambda trial: trial.run(environ=environ))
@@ -148,7 +148,7 @@ def _do(trial: Trial, *command: str) -> None:
 
 
 def _folder(trial: Trial, which: str) -> str:
-    """For the output, its parent, which the user makes; the build makes the layout itself."""
+    """The folder to mount on: the cache, or the parent of the output, because the build makes the output."""
     folder = trial.cache if which == "cache" else trial.output.parent
     folder.mkdir(parents=True, exist_ok=True)
     return str(folder)

@@ -1,4 +1,4 @@
-"""Draw from a seed the instants at which runs are interrupted: signal, target, and time or event."""
+"""Draw instants at which runs are interrupted from a seed: signal, target, and time or event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.campaign.trials import STARTS, Disturbance, Reference
 _INTERRUPTED = r"error: interrupted; completed work is kept"
 _TERMINATED = r"error: terminated; completed work is kept"
 _WORKER = r"error: a worker process was killed"
-# name → signal, victim, exit codes, the message. A shell shows -2 as 130: it came before our handler.
+# name → signal, target, exit codes, message. The code is -2 or -15 if no handler was set yet.
 _KILLS: dict[str, tuple[signal.Signals, str, tuple[int, ...], str]] = {
     "Ctrl-C": (signal.SIGINT, "group", (130, -2), _INTERRUPTED),
     "SIGINT": (signal.SIGINT, "root", (130, -2), _INTERRUPTED),
@@ -35,7 +35,7 @@ _OP_WEIGHTS = {"write": 5, "read": 4, "rename": 5, "link": 1, "unlink": 1, "sync
 
 
 def draw(seed: int, reference: Reference) -> Iterator[Disturbance]:
-    """An endless sequence of instants, deterministic for *seed* and the counts."""
+    """An endless sequence of instants, determined by *seed* and the counts of *reference*."""
     dice = random.Random(seed)
     while True:
         kind = dice.choices(list(_KILLS), _WEIGHTS)[0]
@@ -123,7 +123,7 @@ def _workers(parent: int) -> list[int]:
 
 
 def twice(trial: Trial) -> Ran:
-    """Ctrl-C twice, because the run does not end at once."""
+    """Ctrl-C four times, like a user who does not wait for the end of the run."""
 
     def act(shared: Shared, process: subprocess.Popen[str]) -> Counts:
         while process.poll() is None and not shared.totals()["parent", "read"]:

@@ -1,4 +1,4 @@
-"""Faults of an index or a network in a build; each once."""
+"""Faults of an index or a network during a build, each once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.campaign.trials import Disturbance
 from tests.servers.index_server import Faults
 
 _BIG = "torch-2.7.1"  # converted during the download
-_SMALL = "small_03"  # shares its layer, and is downloaded before
+_SMALL = "small_03"  # several small wheels share a layer, and are downloaded first
 
 
 def faults() -> Iterator[Disturbance]:
@@ -90,7 +90,7 @@ def _restore(trial: Trial) -> None:
 
 
 def _vanishes(trial: Trial) -> Ran:
-    """Cut every connection, and accept no more."""
+    """Cut every connection and accept no new ones, as soon as bytes of a big wheel arrive."""
     trial.server.faults.pace = 4e6
 
     def act(shared: Shared, process: subprocess.Popen[str]) -> Counts:
@@ -102,7 +102,7 @@ def _vanishes(trial: Trial) -> Ran:
 
 
 def _silent(trial: Trial) -> Ran:
-    """A build that gives up must not wait for the silent index."""
+    """Ctrl-C while the index sends nothing: the build must end without waiting for it."""
     _set(trial, silent=90.0, only=_BIG)
 
     def act(shared: Shared, process: subprocess.Popen[str]) -> Counts:

@@ -1,7 +1,7 @@
-"""Find faults in a cache and an output after an accident. Shares no code with torchkiln.
+"""Find faults in a cache and an output after an interruption, without code of torchkiln.
 
-Written from the documented form of both (docs/architecture.md, the OCI image layout), not from the code that
-writes them: a misunderstanding there must not hide here.
+It is written from the documents (docs/architecture.md, the OCI image layout), so that it does not repeat
+mistakes of torchkiln's code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """The inputs and results of an undisturbed build."""
+    """The inputs and the result of an undisturbed build."""
 
     wheels: Mapping[str, bytes]  # by file name
     manifest: str = ""  # "" until it is known
@@ -41,14 +41,14 @@ class Oracle:
     _hashes: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def faults(self) -> tuple[str, ...]:
-        """Faults that no accident may leave, a line each, "kind: text"."""
+        """Faults that no interruption may leave, each as a line "kind: text"."""
         self._hashes = {}
         found = [*self._blobs(self.cache / "blobs" / "sha256"), *self._wheels(), *self._records()]
         found += [*self._packs(), *self._interpreters(), *self._layout()]
         return tuple(found)
 
     def leftovers(self) -> tuple[str, ...]:
-        """Work in progress: allowed after an accident, but not after the next complete run."""
+        """Files of work in progress: allowed after an interruption, but not after the next complete run."""
         found = list((self.cache / "tmp").glob("*"))
         for root in (self.cache, self.layout, self.layout.parent):
             pattern = "*" if root == self.layout.parent else "**/*"
@@ -57,11 +57,11 @@ class Oracle:
         return tuple(sorted({str(path) for path in found}))
 
     def healed(self) -> tuple[str, ...]:
-        """Faults, and all differences from the result of an undisturbed build."""
+        """Faults, leftovers, and all differences from the result of an undisturbed build."""
         found = [*self.faults(), *(f"left over: {path}" for path in self.leftovers())]
         names = self._tags()
         if self.truth.manifest not in names.values():
-            found.append(f"digest: the layout has {names}, undisturbed it is {self.truth.manifest}")
+            found.append(f"digest: the layout has {names}, an undisturbed build has {self.truth.manifest}")
         there = {path.name for path in (self.cache / "blobs" / "sha256").glob("*")}
         if self.truth.blobs and there != self.truth.blobs:
             found.append(f"blobs: {sorted(there ^ self.truth.blobs)} too many or too few")
@@ -105,7 +105,7 @@ class Oracle:
                     yield f"record: {path} has {fault}"
 
     def _packs(self) -> Iterator[str]:
-        """A pack ends in 0xffffffff and the hash of all before that."""
+        """A pack must end in 0xffffffff and the hash of all bytes before."""
         for path in sorted((self.cache / "bytecode").glob("*.pack")):
             data = path.read_bytes()
             if data[-36:-32] != b"\xff" * 4 or hashlib.sha256(data[:-36]).digest() != data[-32:]:
@@ -190,7 +190,7 @@ class Oracle:
         return known
 
 
-_INFLATED: dict[str, str] = {}  # the inflated hash of blobs; their own hash is computed each time
+_INFLATED: dict[str, str] = {}  # the hashes of uncompressed blobs; that of a compressed blob is never cached
 
 
 def fingerprint(root: Path) -> str:

@@ -1,7 +1,7 @@
 """Debian's Python, as in a base: program, loader, C library and the modules that byte-code compilation needs.
 
-A base's Python runs in a sandbox with only its own files, so a script that starts the host's Python does
-not work.
+A base's Python runs in a sandbox that has only the base's files, so a script that starts the host's Python
+does not work.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ print(json.dumps([os.path.dirname(os.__file__), *files]))
 
 
 def python_tree() -> dict[str, tuple[int, bytes]]:
-    """Path from the root → mode and content."""
-    program = Path("/usr/bin/python3").resolve()  # not this process's, which may need a libpython
+    """The files: path from the root → mode and content."""
+    program = Path("/usr/bin/python3").resolve()  # not this process's Python, which may need a libpython
     listed = subprocess.run(
         [program, "-I", "-S", "-B", "-c", _LIST_FILES], capture_output=True, text=True, check=True
     )

@@ -33,7 +33,7 @@ from torchkiln.model.lock import LockedBase, LockedCell, OsPackage
 from torchkiln.oci.encode import ENCODER, encode
 
 ROOT = Path(__file__).resolve().parents[2]
-MARKER = "TORCHKILN_CAMPAIGN"  # its value is unique to a run, and identifies the run's processes
+MARKER = "TORCHKILN_CAMPAIGN"  # an environment variable whose value identifies the processes of a run
 TIMEOUT = 600.0  # seconds until a run counts as hung
 _MATRIX = """\
 torch: ["2.7.1"]
@@ -64,10 +64,10 @@ class Ran:
     out: str
     err: str
     seconds: float
-    left: tuple[str, ...] = ()  # its processes that survived it for too long
+    left: tuple[str, ...] = ()  # processes of the run that did not end in time
     flying: Counts = field(default_factory=dict)  # operations in progress at the signal
     fired: bool = False  # whether the planned event occurred
-    hit: bool = False  # whether a signal was sent by the clock
+    hit: bool = False  # whether a signal was sent at the planned time
 
 
 class Scene:
@@ -76,7 +76,7 @@ class Scene:
     def __init__(self, folder: Path, *, seed: int = 0) -> None:
         self.folder = folder
         self.tracer = compile_tracer(folder)
-        # A copy, so that edits during the campaign have no effect.
+        # The campaign runs a copy, so that edits of the checkout have no effect.
         self.checkout = folder / "checkout"
         for name in ("torchkiln", "rootfs", "templates"):
             shutil.copytree(ROOT / name, self.checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -95,7 +95,7 @@ class Scene:
         self._runs = itertools.count(1)
 
     def trial(self, name: str) -> Trial:
-        """A trial with an empty cache and output, and its own index."""
+        """A trial with an empty cache and output, and a separate index server."""
         return Trial(scene=self, folder=self.folder / "trials" / name)
 
     @property
@@ -143,8 +143,8 @@ class Trial:
     folder: Path
     cache: Path = Path()
     output: Path = Path()
-    prefix: tuple[str, ...] = ()  # a command that runs the build's command
-    root: Path = Path("/")  # the build's root, as seen from here
+    prefix: tuple[str, ...] = ()  # words before the build's command line, such as those of nsenter
+    root: Path = Path("/")  # the build's root folder, as a path in this process
 
     def __post_init__(self) -> None:
         self.cache, self.output = self.folder / "cache", self.folder / "out" / "dist"
@@ -165,7 +165,7 @@ class Trial:
         return self.root / path.relative_to("/")
 
     def command(self, *more: str) -> list[str]:
-        """The command line, as a user writes it."""
+        """The command line of the build."""
         where = self.scene.folder
         options = {
             "--torch": "2.7",
@@ -186,7 +186,7 @@ class Trial:
         environ: Mapping[str, str] | None = None,
         preexec: Callable[[], None] | None = None,
     ) -> Ran:
-        """Run to the end. *act* may send signals meanwhile; it returns the operations in progress or None."""
+        """Run the build. *act* may send signals; it returns the operations in progress or None."""
         mark = f"{os.getpid()}-{self.scene.number()}"
         place = self.folder / "counters"
         shared = Shared(place)
@@ -217,7 +217,7 @@ class Trial:
             seconds = time.monotonic() - started
             left = survivors(mark, str(self.folder))
             if hung:
-                left = (*left, "the run itself: it hung")
+                left = (*left, "the build itself: timed out")
             return Ran(
                 code=process.returncode,
                 out=out.strip(),
@@ -259,7 +259,7 @@ class Trial:
 
 
 def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Its output. Does not wait for end of file: a surviving process may hold the pipes."""
+    """The output of *process*. It does not wait for EOF, because a surviving process may hold the pipes."""
     assert process.stdout
     assert process.stderr
     files = {process.stdout: "out", process.stderr: "err"}
@@ -291,10 +291,10 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def survivors(mark: str, folder: str, *, timeout: float = 60.0) -> tuple[str, ...]:
-    """Processes of the run *mark* that are alive after *timeout* seconds; they are then killed.
+    """Kill processes of the run *mark* that are alive after *timeout* seconds; returns their commands.
 
-    A worker checks once a second whether its parent lives. The base's Python has an empty environment and is
-    recognised by its output path, which is in *folder*.
+    A worker checks once a second whether its parent is alive. The base's Python has an empty environment, and
+    is recognised by its output path, which is in *folder*.
     """
     deadline = time.monotonic() + timeout
     while found := _living(mark, folder):
@@ -342,7 +342,7 @@ def _spec(name: str, size: int, dice: random.Random) -> WheelSpec:
 
 
 def _base(dice: random.Random) -> bytes:
-    """A root with the requirements of a base: a package list and a Python."""
+    """The tar of a minimal base: a package list and a Python."""
     files = {
         **python_tree(),
         "usr/share/ballast": (0o644, dice.randbytes(3_000_000)),

@@ -19,7 +19,7 @@ Counts = dict[str, int]
 
 
 def compiler() -> str | None:
-    """A C compiler of this host, if it has one."""
+    """The path of a C compiler, or None."""
     return shutil.which("cc") or shutil.which("gcc")
 
 
@@ -89,7 +89,7 @@ class Shared:
         return self._table(0)
 
     def flying(self) -> Counts:
-        """Operations in progress, by name, of parent and workers; when the plan has fired, at that time."""
+        """The number of operations in progress, by name; at the planned event, if it has occurred."""
         if self.fired:
             return _summed(self._table(2))
         begun, ended = self._table(0), self._table(1)

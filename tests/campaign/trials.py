@@ -28,7 +28,7 @@ PACE = 40e6  # bytes a second on each connection, so that a download can be inte
 class Disturbance:
     """A disturbance of a run, and the expected message.
 
-    codes: the accepted exit codes; 0 if the run must recover. sentence: a pattern for stderr.
+    codes: the accepted exit codes; 0 if the run must succeed. sentence: a pattern for stderr.
     """
 
     group: str
@@ -38,14 +38,14 @@ class Disturbance:
     run: Callable[[Trial], Ran]
     start: str = "empty"
     detail: dict[str, Any] = field(default_factory=dict)
-    around: Callable[[Trial], AbstractContextManager[None]] = lambda trial: nullcontext()  # both runs
-    undo: Callable[[Trial], None] = lambda trial: None  # before the next run
+    around: Callable[[Trial], AbstractContextManager[None]] = lambda trial: nullcontext()  # for both runs
+    undo: Callable[[Trial], None] = lambda trial: None  # called before the next run
     late: Callable[[Ran], bool] = lambda ran: False  # whether the disturbance came too late
 
 
 @dataclass(kw_only=True)
 class Record:
-    """The result of a disturbance; `wrong` is empty if all is right."""
+    """The result of a disturbance; `wrong` lists the faults."""
 
     group: str
     name: str
@@ -56,11 +56,11 @@ class Record:
     seconds: float
     flying: dict[str, int]
     late: bool = False
-    halves: int = 0  # wheels of which it left a new partial download
+    halves: int = 0  # the number of new partial downloads
     leftovers: int = 0  # leftover files of work in progress
     cached: int = 0  # bytes of wheels in the cache at the start of the next run
     fetched: int = 0  # bytes of wheels that the next run requested
-    again: int = 0  # bytes that it had and requested again
+    again: int = 0  # bytes in the cache that the next run requested again
     wrong: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Reference:
         self.scene = scene
         self.trial = scene.trial("reference")
         with self.trial.server:
-            first = self.trial.run()  # compiles the byte-code of our modules and of pip
+            first = self.trial.run()  # so that Python's byte-code of torchkiln and pip is cached
             if first.code:
                 raise RuntimeError(f"the undisturbed build failed: {first.err}")
             shutil.rmtree(self.trial.cache)
@@ -101,7 +101,7 @@ class Reference:
         return Oracle(self.truth, self.trial.cache, self.trial.output).healed()
 
     def measure(self) -> None:
-        """Measure the duration of a run from each start, and its operations."""
+        """Measure the duration and the operations of a run from each start."""
         for start in STARTS:
             with self.scene.trial(f"measured-{start}") as trial:
                 self.prepare(trial, start)
@@ -111,7 +111,7 @@ class Reference:
                     raise RuntimeError(f"from {start}: {ran}")
 
     def prepare(self, trial: Trial, start: str) -> None:
-        """Fill the cache of *trial*. Whole files are hard links: a store never writes into one."""
+        """Fill the cache of *trial*. Complete files are hard links, since the store never changes them."""
         trial.server.faults.pace = PACE
         if start == "empty":
             return
@@ -137,7 +137,7 @@ _ALL = ("wheels", "interpreters", "blobs", "bytecode", "records/layers")
 
 
 def _layers(cache: Path, wheels: Iterable[str]) -> Iterator[Path]:
-    """Record and blob of the layers that hold *wheels*, found by the names in them."""
+    """The records and blobs of the layers that contain *wheels*, found by the paths in the layers."""
     for record in list((cache / "records/layers").iterdir()):
         blob = cache / "blobs/sha256" / json.loads(record.read_bytes())["digest"].removeprefix("sha256:")
         with gzip.open(blob) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
@@ -147,7 +147,7 @@ def _layers(cache: Path, wheels: Iterable[str]) -> Iterator[Path]:
 
 
 def provoke(reference: Reference, name: str, disturbance: Disturbance, *, heal: bool = True) -> Record:
-    """Run *disturbance* on a separate cache and output; then the run that must recover."""
+    """Run *disturbance* with a separate cache and output, and then the build that must recover."""
     with reference.scene.trial(name) as trial:
         reference.prepare(trial, disturbance.start)
         with disturbance.around(trial):
@@ -156,7 +156,7 @@ def provoke(reference: Reference, name: str, disturbance: Disturbance, *, heal: 
             record = _judge(disturbance, ran, trial, oracle)
             disturbance.undo(trial)
             trial.server.faults = Faults()
-            if ran.code == 0:  # it is complete; nothing may be left for the next run
+            if ran.code == 0:  # the build is complete, so no work in progress may be left
                 record.wrong += oracle.healed()
             elif heal:
                 _heal(record, trial, oracle, reference.truth)
@@ -181,7 +181,7 @@ def _judge(disturbance: Disturbance, ran: Ran, trial: Trial, oracle: Oracle) -> 
     )
     if not late and ran.code not in disturbance.codes:
         record.wrong.append(f"exit code {ran.code}, not {disturbance.codes}")
-    # A negative code: the signal killed it before it could print a message.
+    # A negative code means that the signal killed the process before it could print a message.
     if not late and ran.code >= 0 and not re.search(disturbance.sentence, ran.err):
         record.wrong.append(f"sentence: no match for {disturbance.sentence!r}")
     if record.wrong or "Traceback" in ran.err:
@@ -192,7 +192,7 @@ def _judge(disturbance: Disturbance, ran: Ran, trial: Trial, oracle: Oracle) -> 
 
 
 def _heal(record: Record, trial: Trial, oracle: Oracle, truth: Truth) -> None:
-    """The next run: it succeeds with the digest, cleans up, and requests no byte that is there."""
+    """The next run must give the digest, clean up, and not request bytes that are in the cache."""
     have = _bytes_there(oracle.cache, truth)
     before = len(trial.server.sent)
     ran = trial.run()
@@ -203,7 +203,7 @@ def _heal(record: Record, trial: Trial, oracle: Oracle, truth: Truth) -> None:
     record.wrong += [f"next run: survivor: {command}" for command in ran.left]
     for filename, data in truth.wheels.items():
         responses = [sent for sent in trial.server.sent[before:] if sent.path.endswith("/" + filename)]
-        # A request for the directory at the end of a wheel has both ends of its range.
+        # Open-ended ranges only: a request for a wheel's zip directory has a range with an end.
         came = sum(sent.count for sent in responses if sent.requested.endswith("-") or not sent.requested)
         record.fetched += came
         record.again += max(came - (len(data) - have[filename]), 0)
@@ -237,7 +237,7 @@ def _last_message(err: str, trial: Trial) -> str:
 def provoke_all(
     reference: Reference, disturbances: Iterable[Disturbance], *, jobs: int, heal: bool = True
 ) -> list[Record]:
-    """Each of *disturbances*, *jobs* at a time; the records in their order."""
+    """Provoke each of *disturbances*, *jobs* at a time; returns the records in that order."""
     numbers = itertools.count()
 
     def one(disturbance: Disturbance) -> Record:

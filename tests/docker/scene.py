@@ -52,7 +52,7 @@ class Scene:
         return self.command("build", *cell, *arguments, **environ)
 
     def publish(self, target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`publish TAG` under that tag alone, though nothing was proved."""
+        """`publish TAG` under the tag `trial`, with an override of the gate."""
         words = ("--images", str(self.images), "--to", target, "--tag", "trial", "--override", "a test")
         return self.command("publish", TAG, *words, *arguments)
 
@@ -77,7 +77,7 @@ class Scene:
 
 @pytest.fixture(scope="session")
 def scene(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Scene:
-    """Lock, wheels and base; the base from the user's cache, if it is there."""
+    """Lock, wheels and base; the base comes from the user's cache if that has it."""
     root = tmp_path_factory.mktemp("docker")
     user_cache, store = Store(cache_root()), Store(root / "cache")
     locked = load_locked(ROOT / "images", TAG)
@@ -109,7 +109,7 @@ _LEFT_OUT = re.compile(
 def slim_base(
     base: LockedBase, user_cache: Store, store: Store, factory: pytest.TempPathFactory
 ) -> LockedBase:
-    """Write a slim copy of *base*, which *user_cache* has, into *store*; it is made once in a test run."""
+    """Write a slim copy of *base*, which is in *user_cache*, into *store*; it is made once in a test run."""
 
     def make(folder: Path) -> None:
         tar = folder / "base.tar"
@@ -144,7 +144,7 @@ TELL_TALE = "tell-tale"
 
 @dataclass(frozen=True, kw_only=True)
 class Fresh:
-    """Tools built just now; `store` has their blob and the base's."""
+    """Newly built tools; `store` has their blob and the base's."""
 
     base: LockedBase
     tools: LockedTools
@@ -172,7 +172,7 @@ def cached_base(base: LockedBase, folder: Path) -> Store:
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
-    """With a scratch folder and an environment that would show if they leaked."""
+    """Tools built with a recognizable environment, so that tests detect a leak."""
     base = artefact.read_lock(ROOT / "images", "debian12")
     assert base is not None
     store = cached_base(base, tmp_path_factory.mktemp("cache"))

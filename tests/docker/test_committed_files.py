@@ -27,7 +27,7 @@ BASE = "torchkiln-test-base:by-hand"
 LIST = str(ROOT / "torchkiln/data/parity.yaml")
 SIBLING = "2.4.1-cuda12.1-cudnn9-runtime"  # a name that no other test uses in the engine
 CHANGED = "2.5.1-cuda12.1-cudnn9-runtime"
-EXTRA = tuple(f"extra-{number}" for number in range(8))  # with sympy and pip too many to mount each
+EXTRA = tuple(f"extra-{number}" for number in range(8))  # too many for one mount each
 STEPS = ("triton", "torch", "wheels-3")  # that install wheels, in order
 
 
@@ -58,26 +58,26 @@ class Checkout:
         return ran.stdout
 
     def build(self, tag: str) -> tuple[list[str], list[str]]:
-        """Run the printed commands; the steps that ran, and those that were in BuildKit's cache."""
+        """Run the printed commands; returns the steps that ran and those from BuildKit's cache."""
         download, build = self.commands(tag)
         self.run(download)
         return steps(self.run(build))
 
     def python(self, folder: Path, interpreter: str) -> Checkout:
-        """The same, with the `pip` of *interpreter*."""
+        """The checkout with a `pip` of *interpreter*, whose script is put into *folder*."""
         script(folder / "pip", f'exec {interpreter} -m pip "$@"')
         return replace(self, environ={**self.environ, "PATH": f"{folder}:{self.environ['PATH']}"})
 
 
 def script(place: Path, text: str) -> None:
-    """An executable shell script."""
+    """Write an executable shell script."""
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(f"#!/bin/sh\n{text}\n")
     place.chmod(0o755)
 
 
 def steps(output: str) -> tuple[list[str], list[str]]:
-    """The steps of the Dockerfile that ran and those that were cached, by a word of each."""
+    """The steps of the Dockerfile that ran and those that were cached, each as one word."""
     names = dict(re.findall(r"^#(\d+) \[[^\]]* \d+/\d+\] (.*)$", output, re.MULTILINE))
     ended = dict(re.findall(r"^#(\d+) (CACHED|DONE)", output, re.MULTILINE))
     ran, cached = [], []
@@ -88,7 +88,7 @@ def steps(output: str) -> tuple[list[str], list[str]]:
 
 
 def short(name: str) -> str:
-    """A word for a step."""
+    """A word that identifies the step."""
     found = re.search(
         r"target=/wheels/(\w+?)-|from=(wheels-\d+)|(requirements\.txt) |--from=(wheels) |(apt-get)|(useradd)"
         r"|(compileall)|--from=(rootfs)|(image\.json)|/(constraints\.txt)|(WORKDIR)",
@@ -100,7 +100,7 @@ def short(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def index() -> Iterator[IndexServer]:
-    """Wheels of several platforms, and one only for this Python."""
+    """Wheels for several platforms, one of them only for this Python."""
     mark = (
         b"# " + os.urandom(8).hex().encode()
     )  # unique to this run: an engine may have built these wheels before
@@ -195,7 +195,7 @@ def pip_version(program: str) -> str:
 def test_the_printed_download_fetches_the_locked_wheels(
     checkout: Checkout, tmp_path: Path, version: str
 ) -> None:
-    """Those for the image's Python and platform, with any Python of the host."""
+    """Those for the image's Python and platform, whichever Python runs pip on the host."""
     host = checkout.python(tmp_path / "bin", interpreter(version))
     shutil.rmtree(checkout.folder / "wheels", ignore_errors=True)
 
@@ -259,7 +259,7 @@ def test_a_changed_small_wheel_repeats_the_steps_of_the_small_wheels(
 @nightly
 @pytest.mark.network
 def test_a_stage_of_many_wheels_matches_the_embedded_engine(checkout: Checkout, scene: Scene) -> None:
-    """By `build --engine docker`; test_parity.py has few wheels, test_against_pip.py the real ones."""
+    """With `build --engine docker`; test_parity.py has few wheels, test_against_pip.py the real ones."""
     cell = ("--torch", "2.7", "--cuda", "12.1", "--images", str(checkout.folder / "images"))
     for arguments, name in (
         (("--engine", "docker"), "many:theirs"),

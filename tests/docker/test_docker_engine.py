@@ -64,7 +64,7 @@ def test_the_same_build_again_is_the_same_image(scene: Scene, built: dict[str, A
 
 
 def test_an_image_of_the_embedded_engine_is_loaded_and_runs(scene: Scene) -> None:
-    """Under its tag and aliases, which replace those of the image that BuildKit made."""
+    """Its tag and aliases replace those of the image that BuildKit made."""
     ran = scene.kiln("--load", "--json")
     assert ran.returncode == 0, ran.stderr
     expected = json.loads(ran.stdout)
@@ -79,7 +79,7 @@ def test_an_image_of_the_embedded_engine_is_loaded_and_runs(scene: Scene) -> Non
 
 
 def test_an_image_with_a_lost_layer_is_not_loaded(scene: Scene) -> None:
-    """The engine does not wait for the rest, and no name refers to an incomplete image."""
+    """The load fails without waiting for the layer, and no name refers to an incomplete image."""
     assert scene.kiln("--output", "broken").returncode == 0
     image = open_layout(scene.images.parent / "broken").image(TAG)
     image.layers[3].path.unlink()
@@ -92,7 +92,7 @@ def test_an_image_with_a_lost_layer_is_not_loaded(scene: Scene) -> None:
 
 
 def test_the_engine_of_a_context(scene: Scene, built: dict[str, Any]) -> None:
-    """As Docker's client selects it: by the context in DOCKER_CONTEXT, without DOCKER_HOST."""
+    """Like Docker's client, the build uses the context in DOCKER_CONTEXT if DOCKER_HOST is unset."""
     host = scene.environ["DOCKER_HOST"]
     scene.docker("context", "create", "far", "--docker", f"host={host}")
     by_context = replace(scene, environ={k: v for k, v in scene.environ.items() if k != "DOCKER_HOST"})
@@ -110,7 +110,7 @@ def test_the_engine_of_a_context(scene: Scene, built: dict[str, Any]) -> None:
 
 
 def test_a_failed_step_is_shown_with_its_last_lines_and_its_position(scene: Scene, tmp_path: Path) -> None:
-    """A base of a shell and little else: no dpkg, no apt-get."""
+    """The base has a shell, but neither dpkg nor apt-get."""
     root = tiny_root(tmp_path / "root")
     with (tmp_path / "root.tar").open("wb") as out:
         subprocess.run(["tar", "-C", root, "-c", "."], stdout=out, check=True)
@@ -195,7 +195,7 @@ def ids(environ: Mapping[str, str], name: str) -> list[str]:
 def test_a_context_selects_the_other_engine(
     scene: Scene, second_engine: Mapping[str, str], context: str
 ) -> None:
-    """It builds there, only from the sent context; the image runs there, and is not in the first engine."""
+    """That engine builds from the sent context only, and runs the image, which the first does not have."""
     before = ids(scene.environ, NAME)
     ran = scene.kiln("--engine", "docker", "--json", DOCKER_HOST="", DOCKER_CONTEXT=context)
     assert ran.returncode == 0, ran.stderr
@@ -211,7 +211,7 @@ def test_a_context_selects_the_other_engine(
 def test_an_image_pushed_by_one_engine_runs_in_the_other(
     scene: Scene, registry: RunningRegistry, second_engine: Mapping[str, str]
 ) -> None:
-    """Our push, and Docker's of the loaded image: digest, layers and configuration are the same."""
+    """By torchkiln's push and by `docker push`: layers and configuration are the same."""
     target = f"{registry.host}/moved/ours"
     assert scene.kiln("--load", "--quiet").returncode == 0
     ran = scene.publish(target, "--json")

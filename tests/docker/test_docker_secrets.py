@@ -24,7 +24,7 @@ REDUCED = "torchkiln-test-reduced:1"
 
 @pytest.fixture(scope="module")
 def upstream(scene: Scene) -> str:
-    """The archive that the base names; and an image of the base that lacks nano and names none."""
+    """The archive that the base names, and an image of the base without nano and without an archive."""
     assert scene.kiln("--load", "--quiet").returncode == 0
     sources = scene.docker("run", "--rm", "--entrypoint", "cat", NAME, "/etc/apt/sources.list")
     dockerfile = (
@@ -64,7 +64,7 @@ def test_without_the_secrets_the_package_is_not_found(scene: Scene, upstream: st
 def test_mirror_password_and_ca_are_used_and_stored_nowhere(
     scene: Scene, archive: PrivateArchive, tmp_path: Path
 ) -> None:
-    """Not in a layer, not even a deleted file; not in history, config or output; not in our folders."""
+    """Neither in a layer, even as a deleted file, nor in history, config, output or torchkiln's folders."""
     ran = scene.kiln(
         "--engine",
         "docker",
@@ -103,7 +103,7 @@ def test_mirror_password_and_ca_are_used_and_stored_nowhere(
 
 
 def saved(scene: Scene, place: Path) -> dict[str, bytes]:
-    """Every blob of the image as the engine saves it, layers inflated."""
+    """Every blob of the image that `docker save` writes, with uncompressed layers."""
     scene.docker("save", "--output", str(place), NAME)
     with tarfile.open(place) as tar:
         members = {member.name: tar.extractfile(member) for member in tar if member.isfile()}

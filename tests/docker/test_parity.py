@@ -1,4 +1,4 @@
-"""Both engines give the same image, by `diff --files`; and the output of `diff` for two images."""
+"""Both engines give the same image according to `diff --files`; and the output of `diff` for two images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SITE = "opt/venv/lib/python3.11/site-packages"
 
 @pytest.fixture(scope="module")
 def both(scene: Scene) -> Scene:
-    """The engine has the image of BuildKit and pip, and that of our engine, which is also in `dist`."""
+    """The engine has the image of BuildKit and pip, and the embedded engine's, which is also in `dist`."""
     for arguments, name in ((("--engine", "docker"), THEIRS), (("--load",), OURS)):
         ran = scene.kiln(*arguments)
         assert ran.returncode == 0, ran.stderr
@@ -40,7 +40,7 @@ def compared(scene: Scene, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ours", [f"docker:{OURS}", TAG], ids=["in the engine", "in the layout"])
 def test_both_engines_give_the_same_image(both: Scene, ours: str) -> None:
-    """Every path with its attributes, every setting, except for the list, of which every entry is used."""
+    """Paths, attributes and settings are equal, except for the allow list, whose entries are all used."""
     result = compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", ours)
 
     assert result["b"]["paths"] > 5_000
@@ -77,14 +77,14 @@ PLANTS = {
     'HEALTHCHECK --interval=9s CMD ["true"]': [("Healthcheck", "setting", ".*", ".*9000000000.*")],
     'CMD ["sleep", "1"]': [
         ("Cmd", "setting", "", re.escape('["sleep", "1"]')),
-        ("ArgsEscaped", "setting", "", "true"),  # BuildKit's mark on every CMD
+        ("ArgsEscaped", "setting", "", "true"),  # BuildKit adds it to every CMD
     ],
     "USER 7": [("User", "setting", ".*", "7")],
 }
 
 
 def test_planted_differences_are_found(both: Scene, tmp_path: Path) -> None:
-    """One of each kind, made by Docker on top of our image; exactly these are reported."""
+    """Exactly these are reported: one of each kind, made by a Dockerfile on top of the image."""
     (tmp_path / "Dockerfile").write_text("\n".join([f"FROM {OURS}", *PLANTS, ""]))
     both.docker("buildx", "build", "--quiet", "--load", "--tag", PLANTED, str(tmp_path))
 
@@ -102,7 +102,7 @@ def test_planted_differences_are_found(both: Scene, tmp_path: Path) -> None:
 
 
 def test_text_output(both: Scene) -> None:
-    """A line each on stdout, the summary on stderr; exit code 0 without --exit-code."""
+    """One line for each difference on stdout, the summary on stderr; exit code 0 without --exit-code."""
     ran = both.command("diff", "--files", f"docker:{THEIRS}", TAG)
 
     assert ran.returncode == 0
@@ -137,7 +137,7 @@ def test_an_entry_that_allows_nothing_is_reported(both: Scene, tmp_path: Path) -
 
 
 def test_layers_uninstalled_packages_and_settings(both: Scene, tmp_path: Path) -> None:
-    """From the layout to the engine: packages of both kinds, settings, shared layers, sizes."""
+    """`diff` of layout and engine: Python and OS packages, settings, shared layers and sizes."""
     changes = "RUN pip uninstall -qy sympy && dpkg --purge nano\nENV MORE=1\n"
     (tmp_path / "Dockerfile").write_text(f"FROM {OURS}\n{changes}")
     both.docker("buildx", "build", "--quiet", "--load", "--tag", "parity:less", str(tmp_path))
@@ -204,7 +204,7 @@ find /opt/venv -name '*sympy*'
 
 
 def test_pip_behaves_the_same_inside_both(both: Scene) -> None:
-    """And leaves the same files after an uninstall; none belongs to the package."""
+    """After an uninstall, the remaining files are the same, and none belongs to the package."""
     result = [
         both.docker("run", "--rm", "--entrypoint", "sh", name, "-c", f"exec 2>&1; {PIP}")
         for name in (THEIRS, OURS)

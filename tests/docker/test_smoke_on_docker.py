@@ -1,4 +1,4 @@
-"""The smoke suite in a container: what it sees, how it ends, and that it is the same as without an engine."""
+"""The smoke suite in a container: its files, its end, and findings that are the same as without an engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, t
 
 @pytest.fixture(scope="module")
 def loaded(scene: Scene) -> Engine:
-    """The engine, with our image in it and in `dist`."""
+    """The engine; it and `dist` have the embedded engine's image."""
     ran = scene.kiln("--load", "--quiet")
     assert ran.returncode == 0, ran.stderr
     return find_engine(scene.environ, builds=False)
@@ -32,7 +32,7 @@ def in_shell(script: str, **more: Any) -> Container:
 
 
 def run(container: Container, engine: Engine, *, timeout_s: float = 60) -> tuple[Exited, list[bytes]]:
-    """How the command ended, and its lines."""
+    """The command's exit and its lines of output."""
     lines: list[bytes] = []
     return captured(container, engine, timeout_s=timeout_s, on_line=lines.append), lines
 
@@ -69,8 +69,8 @@ def test_a_command_that_takes_too_long_is_killed(loaded: Engine, scene: Scene) -
     assert scene.docker("ps", "--all", "--quiet", "--filter", f"ancestor={NAME}") == ""
 
 
-def test_where_the_files_cannot_be_copied_in_no_container_stays(loaded: Engine, scene: Scene) -> None:
-    """The path leads through a file: the engine refuses it after it has created the container."""
+def test_no_container_remains_if_files_cannot_be_copied_in(loaded: Engine, scene: Scene) -> None:
+    """A parent of the target path is a file, which the engine refuses after it created the container."""
     files = (Bind(source=Path(__file__), target="/etc/passwd/x"),)
     with pytest.raises(KilnError):
         run(in_shell("true", files=files), loaded)
@@ -91,7 +91,7 @@ def test_a_run_gives_the_same_findings_as_without_an_engine(loaded: Engine, scen
     assert reports["docker"]["runtime"] == "docker"
     assert reports["docker"]["image"] == reports["rootfs"]["image"]
     assert reports["docker"]["host"]["shm"] == reports["rootfs"]["host"]["shm"] == 64 << 20
-    # Without the processes that the kernel killed meanwhile: they may belong to other tests.
+    # Without the list of processes that the kernel killed, because these may belong to other tests.
     findings = [
         {
             check["id"]: (check["outcome"], check["message"].partition("\nduring the run the kernel ")[0])
@@ -104,7 +104,7 @@ def test_a_run_gives_the_same_findings_as_without_an_engine(loaded: Engine, scen
 
 
 def test_a_build_can_be_followed_by_the_suite(scene: Scene) -> None:
-    """The digest is there, and so is what the suite found; the exit code is the suite's."""
+    """The result has the digest and the suite's findings; the exit code is the suite's."""
     ran = scene.kiln("--smoke", "--json", "--quiet")
     result = json.loads(ran.stdout)
 

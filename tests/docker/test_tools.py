@@ -1,4 +1,4 @@
-"""devel's tools, really built on the locked base: clean, each time the same, and alike by both engines."""
+"""devel's tools, built on the locked base: nothing of the host, reproducible, and equal in both engines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def entries(found: Fresh) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
 
 
 def test_the_same_packages_give_the_same_bytes(fresh: Fresh, tmp_path: Path) -> None:
-    """The lock was made on another day, by another build; when Debian has moved on, we build twice here."""
+    """Compare with the lock, which another build wrote; if Debian's packages have changed, build twice."""
     locked = tools.read_lock(ROOT / "images", "debian12", "devel")
     rebuilt = locked if locked and locked.packages == fresh.tools.packages else fresh.again(tmp_path)
 
@@ -110,7 +110,7 @@ def test_tools_are_refused_if_the_archive_would_change_the_bases_packages(
         "etc/apt/preferences.d/x": "",
     }
     tar = tar_of([entry(f"./{path}", text.encode(), mode=0o644) for path, text in files.items()])
-    blob, encoded = encode_bytes(tar)  # all that apt reads before it runs dpkg
+    blob, encoded = encode_bytes(tar)  # a base with only the files that apt reads before it runs dpkg
     place = store.blob(encoded.digest)
     place.parent.mkdir(parents=True)
     place.write_bytes(blob)
@@ -128,7 +128,7 @@ def test_tools_are_refused_if_the_archive_would_change_the_bases_packages(
 
 @pytest.fixture(scope="module")
 def both(devel: Scene) -> Scene:
-    """The engine has BuildKit's image of the Dockerfile, and that of our engine."""
+    """The engine has BuildKit's image of the Dockerfile, and the embedded engine's image."""
     for arguments, name in ((("--engine", "docker"), THEIRS), (("--load",), OURS)):
         ran = devel.command("build", *CELL, "--images", str(devel.images), "--locked", *arguments)
         assert ran.returncode == 0, ran.stderr
@@ -160,7 +160,7 @@ def test_the_tools_work(both: Scene) -> None:
 
 
 def test_without_a_context_apt_installs_missing_tools(both: Scene) -> None:
-    """The step of the Dockerfile, on an image without one of the tools."""
+    """The Dockerfile's step runs on an image without one of the tools."""
     text = render(
         plan_locked(load_locked(both.images, DEVEL), MATRIX, FACTS), load_templates(TEMPLATES), ("python3",)
     )

@@ -1,7 +1,7 @@
 """Engines of other versions and kinds from a Debian root, each in its own namespaces, for one process.
 
-Unlike the keeper's engine they have no network: their registries are on this machine, and the containers
-need none. They can reach a registry on 127.0.0.1, because they share the host's network.
+Unlike the keeper's engine, they create no bridge for containers, which need no network. The daemons share the
+host's network, and so reach registries on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ClientSyntax:
     client: tuple[str, ...]
     pull: tuple[str, ...]
     run: tuple[str, ...]
-    name: tuple[str, ...] = ()  # of a container, if required
+    name: tuple[str, ...] = ()  # the name of a new container, if the client requires one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ def _daemon(
     root: Path, place: Path, settings: object, daemon: Sequence[str], words: ClientSyntax
 ) -> Iterator[SeparateEngine]:
     if os.geteuid():
-        raise NoEngine(f"{daemon[0]} takes root")
+        raise NoEngine(f"{daemon[0]} requires root")
     for folder in ("data", "sock"):
         (place / folder).mkdir(parents=True)
     (place / "daemon.json").write_text(json.dumps(settings))

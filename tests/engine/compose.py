@@ -13,7 +13,7 @@ _PLUGIN = "usr/libexec/docker/cli-plugins/docker-compose"
 
 
 def with_compose(engine: Mapping[str, str], folder: Path) -> Mapping[str, str]:
-    """The environment in which `docker compose` reaches *engine*; what it needs is put into *folder*.
+    """The environment in which `docker compose` reaches *engine*; the plugin is put into *folder* if needed.
 
     :raises NoEngine: this user or this machine cannot get the plugin.
     """

@@ -1,6 +1,6 @@
 """crane, of go-containerregistry: a registry that shares no code with docker-registry, and a client.
 
-From Debian testing, because Debian 12 and 13 do not have it: 15 MB to download.
+Downloaded from Debian testing (15 MB), because Debian 12 and 13 do not have it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.engine.registry import RunningRegistry, available, free_port, serving
 from tests.engine.root import home, made, runnable
 
 SUITE = "forky"
-# A mirror may be a week old: the check here is Debian's signature.
+# An outdated mirror is accepted; Debian's signature is still checked.
 OLD_TOO = '--aptopt=Acquire::Check-Valid-Until "false"'
 
 
@@ -35,7 +35,7 @@ class RunningCrane(RunningRegistry):
         return self.folder / "blobs" / digest.replace(":", "/")
 
     def content(self, repository: str, digest: str) -> bytes:
-        """Manifests are in memory, so request them."""
+        """The content of the blob or manifest, by HTTP, because manifests are in memory only."""
         with contextlib.suppress(urllib.error.HTTPError):
             url = f"http://{self.host}/v2/{repository}/manifests/{digest}"
             return bytes(urllib.request.urlopen(url, timeout=300).read())
@@ -55,7 +55,7 @@ def crane_registry(folder: Path) -> Iterator[RunningCrane]:
 
     :raises NoEngine: it is not available on this machine.
     """
-    # A separate program file for each process, because a running file cannot be written.
+    # Each process copies the program file, because a running file cannot be overwritten.
     root = made(home() / "crane", SUITE, ["crane"], "--variant=extract", OLD_TOO)
     program, host = runnable(root, "usr/bin/crane", folder / "crane"), f"127.0.0.1:{free_port()}"
     (folder / "blobs").mkdir()
@@ -74,9 +74,9 @@ def crane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCrane]:
 def each_registry(
     request: pytest.FixtureRequest, registry: RunningRegistry, crane: RunningCrane
 ) -> RunningRegistry:
-    """In a module that imports it: `registry` is each of the two, crane in `make proof` only."""
+    """Importing this fixture parametrizes `registry` with both registries; crane only in `make proof`."""
     return crane if request.param == "crane" else registry
 
 
-#: For a test in which the two behave differently: crane in `make test`, too.
+#: For a test in which the two registries behave differently: crane also in `make test`.
 both_registries = pytest.mark.parametrize("registry", ["docker-registry", "crane"], indirect=True)

@@ -1,8 +1,8 @@
 """Fixtures: `engine` is the environment with which Docker's client reaches a real engine.
 
 A running engine is used (25 or newer, with buildx). Otherwise one is started for all
-processes of a test run, and stopped at its end. If none is available the test is skipped, and fails
-if TORCHKILN_NEEDS_ENGINE is set, as `.ci/run` sets it.
+processes of a test run, and stopped at its end. If none is available, the test is skipped, or fails if
+TORCHKILN_NEEDS_ENGINE is set, as in `.ci/run`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def second_engine(engine: Mapping[str, str]) -> Mapping[str, str]:
 def reach(owner: int, name: str = "") -> Mapping[str, str]:
     """The environment of an engine: the user's own, or one that ends with the process *owner*.
 
-    With a *name* it is always an engine of the tests, another one for each name.
+    With a *name*, it is always an engine that the tests start, one for each name.
 
     :raises NoEngine: none is available.
     """
@@ -85,14 +85,14 @@ def _environment_of(place: Path) -> Mapping[str, str]:
 
 
 def _start(owner: int, name: str) -> Path:
-    """Start the run's engine of that name; returns its folder when it is ready or has failed."""
+    """Start the engine *name* of the run once; returns its folder when it is ready or has failed."""
     place = home() / f"{name}-{owner}"
     home().mkdir(parents=True, exist_ok=True)
     with (home() / f"starts-{place.name}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
             place.mkdir()
-            # setsid --fork: not a child of this process, because this worker may end before the run.
+            # setsid --fork, because the keeper must survive this worker, which may end before the run.
             argv = ["setsid", "--fork", sys.executable, "-m", "tests.engine.keeper", str(owner), str(place)]
             with (place / "keeper").open("wb") as log:
                 subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)

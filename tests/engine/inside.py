@@ -40,7 +40,7 @@ def main(root: str, place: str, *daemon: str) -> None:
 
 
 def own_cgroups() -> None:
-    """Version 1: mounted again in the new cgroup namespace, so that containers stay below the caller's."""
+    """Mount cgroup v1 again in the new namespace, so that containers stay below the caller's cgroups."""
     subprocess.run(["umount", "-l", "sys/fs/cgroup"], check=True)
     mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "sys/fs/cgroup")
     for line in Path("/proc/self/cgroup").read_text().splitlines():

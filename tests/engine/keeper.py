@@ -2,7 +2,7 @@
 
 `python -m tests.engine.keeper OWNER PLACE`: OWNER is the process id of the engine's user. When it is ready,
 PLACE/ready contains the environment of clients (JSON); if it fails, PLACE/failed contains the reason.
-A separate process, so that a killed test run leaves no daemon, bridge, mount or cgroup behind.
+It is a separate process, so that a killed test run leaves no daemon, bridge, mount or cgroup behind.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def engine(place: Path) -> Iterator[dict[str, str]]:
     """dockerd while the context lasts; yields the environment of clients.
 
     :raises NoEngine: it does not start.
-    :raises OSError: no network, no namespaces.
+    :raises OSError: network or namespaces cannot be created.
     """
     root = ensure(home())
     program = client(root, place)
@@ -83,7 +83,7 @@ def _arrange(place: Path, net: Network) -> None:
     (place / "sock").chmod(0o700)
     settings = {
         "features": {"containerd-snapshotter": True, "cdi": True},
-        "cdi-spec-dirs": [f"/dev/shm/torchkiln-cdi-{place.name}"],  # it also sees the host's /dev
+        "cdi-spec-dirs": [f"/dev/shm/torchkiln-cdi-{place.name}"],  # the engine also sees the host's /dev
         "data-root": "/srv/data",
         "exec-root": "/run/docker2",
         "exec-opts": ["native.cgroupdriver=cgroupfs"],

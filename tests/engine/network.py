@@ -1,4 +1,4 @@
-"""A bridge and a NAT table for the engine: containers reach the outside, the host's rules do not change."""
+"""A bridge and a NAT table for the engine: containers reach the Internet; the host's rules do not change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 _POOLS = ("172.30.0.0/16", "172.29.0.0/16", "172.28.0.0/16", "10.213.0.0/16")
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
-_BEFORE = Path("/run/torchkiln-ip-forward")  # the setting before the first engine of this machine
+_BEFORE = Path("/run/torchkiln-ip-forward")  # stores ip_forward's value from before the first engine started
 _RULES = """\
 table ip {name} {{
   chain postrouting {{
@@ -54,13 +54,13 @@ def network(root: Path) -> Iterator[Network]:
     if not _BEFORE.exists():
         _BEFORE.write_text(_FORWARD.read_text())
     try:
-        # A bridge without its own MAC address has that of a port, which changes when a container ends: the
-        # other containers then send to a stale address.
+        # Without a fixed MAC address, a bridge takes that of a port. It changes when a container ends, and
+        # the other containers then send to the old address.
         mac = "02:54:" + ":".join(f"{byte:02x}" for byte in os.getpid().to_bytes(4, "big"))
         _in(root, "ip", "link", "add", "name", name, "address", mac, "type", "bridge")
         _in(root, "ip", "addr", "add", f"{pool.removesuffix('.0.0/16')}.0.1/24", "dev", name)
         _in(root, "ip", "link", "set", name, "up")
-        # If the host did not forward before, it forwards only connections that containers start.
+        # If IP forwarding was off before, only connections that containers start are forwarded.
         last = "" if _BEFORE.read_text().strip() == "1" else "drop"
         _in(root, "nft", "-f", "-", text=_RULES.format(name=name, pool=pool, last=last))
         _FORWARD.write_text("1")
@@ -70,7 +70,7 @@ def network(root: Path) -> Iterator[Network]:
 
 
 def sweep(root: Path) -> None:
-    """Remove what the network of a killed process has left."""
+    """Remove tables and bridges that a killed process left behind."""
     for name in re.findall(r"table ip (tk\d+)", _in(root, "nft", "list", "tables", check=False)):
         if not Path("/proc", name[2:]).exists():
             found = re.search(r"saddr ([\d./]+) ", _in(root, "nft", "list", "table", "ip", name, check=False))
@@ -87,7 +87,7 @@ def _delete(root: Path, name: str, pool: str) -> None:
 
 
 def _is_free(root: Path, pool: str) -> bool:
-    """Whether no route except the default one leads into it."""
+    """Whether no route except the default one overlaps *pool*."""
     network_pool = ipaddress.ip_network(pool)
     for line in _in(root, "ip", "-4", "-o", "route", "show").splitlines():
         place = line.split()[0]
@@ -97,7 +97,7 @@ def _is_free(root: Path, pool: str) -> bool:
 
 
 def _bridges_in(root: Path, pool: str) -> list[str]:
-    """Our bridge, and those of compose files and user networks."""
+    """The names of all bridges in *pool*: the engine's, and those of Compose and user networks."""
     lines = _in(root, "ip", "-4", "-o", "addr", "show", "to", pool, check=False).splitlines()
     return [name for line in lines if Path("/sys/class/net", name := line.split()[1], "bridge").is_dir()]
 

@@ -1,4 +1,4 @@
-"""A folder with a layout, and an engine, Docker's or Podman's, for tests of `run --runtime docker`."""
+"""A folder with a layout, and a Docker or Podman engine, for tests of `run --runtime docker`."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder with the same path in the engine: the tests' own engine sees the host's /dev."""
+    """A folder in /dev/shm, which has the same path in the engine, since that sees the host's /dev."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
 
 def line_of(stderr: bytes) -> list[str]:
-    """The `docker run` line that was shown, or Podman's."""
+    """The words of the `docker run` or `podman run` line that was shown."""
     (line,) = re.findall(r"^torchkiln: ((?:docker|podman --url \S+) run .*)$", stderr.decode(), re.MULTILINE)
     return shlex.split(line)

@@ -16,8 +16,8 @@ from pathlib import Path
 from tests.engine.root import NoEngine
 
 _TIMEOUT = 300  # seconds; the first start initialises the storage
-# Only the capabilities of this host's root, which a sandbox may limit. And with runc, which supports
-# the hybrid cgroups of older hosts; crun does not.
+# Low limits, because this host's root may be restricted by a sandbox. runc, because crun does not support the
+# hybrid cgroups of older hosts.
 SETTINGS = """
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
@@ -61,7 +61,7 @@ def podman_service() -> Iterator[Mapping[str, str]]:
             subprocess.run(
                 [*place, "system", "reset", "--force"], env=environ, capture_output=True, check=False
             )
-            # podman mounts the folder onto itself, and sometimes leaves that: it cannot be deleted then.
+            # podman bind-mounts the folder onto itself; if that mount remains, the folder cannot be deleted.
             subprocess.run(["umount", "--lazy", f"{short}/root/overlay"], capture_output=True, check=False)
 
 

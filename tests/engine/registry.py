@@ -1,6 +1,6 @@
 """Debian's docker-registry, from the root of the test engine; one for each process of a test run.
 
-In its own mount namespace; killed when its parent ends for any reason.
+It runs in a separate mount namespace, and is killed when its parent ends for any reason.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RunningRegistry:
     host: str  # "127.0.0.1:40123"
     folder: Path
     pid: int
-    separate_repositories: bool = True  # a repository cannot read the blobs of others
+    separate_repositories: bool = True  # whether a repository cannot read the blobs of others
 
     def blob(self, digest: str) -> Path:
         """The path of the blob."""
@@ -89,9 +89,9 @@ def docker_registry(folder: Path) -> Iterator[RunningRegistry]:
 
 @contextmanager
 def serving(argv: Sequence[str], host: str, log: Path) -> Iterator[int]:
-    """The process *argv*, a registry that responds at *host*, while the context lasts; it writes to *log*.
+    """Run *argv*, a registry at *host*, while the context lasts; yields its process id. *log*: its output.
 
-    :raises NoEngine: it does not respond; the message has the end of its output.
+    :raises NoEngine: the registry does not respond; the message has the end of its output.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)

@@ -29,7 +29,7 @@ class NoEngine(Exception):
 
 
 def home() -> Path:
-    """The folder of engines: beside our cache, not in it, because tests empty the cache."""
+    """The folder of engines, beside torchkiln's cache and not in it, because tests empty the cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchkiln-engine"
 
 
@@ -54,7 +54,7 @@ def made(root: Path, suite: str, packages: Sequence[str], *options: str) -> Path
         if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
             raise NoEngine(f"{', '.join(packages[:2])}: downloading them requires root and mmdebstrap")
         new = root.with_name(f"{root.name}.new")
-        shutil.rmtree(new, ignore_errors=True)  # of an interrupted run
+        shutil.rmtree(new, ignore_errors=True)  # left by an interrupted run
         argv = ["mmdebstrap", "--mode=root", *options, f"--include={','.join(packages)}", suite, str(new)]
         done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
@@ -74,7 +74,7 @@ def client(root: Path, folder: Path) -> Path:
 
 
 def runnable(root: Path, name: str, target: Path) -> Path:
-    """*target*, which runs *name* of the root: with this host's C library, or with the root's loader.
+    """Make *target*, which runs *name* of the root with this host's C library or with the root's loader.
 
     :raises NoEngine: neither works.
     """
@@ -113,11 +113,11 @@ def start(root: Path, place: Path, daemon: Sequence[str]) -> subprocess.Popen[by
 
 
 def first_process(daemon: subprocess.Popen[bytes], ready: Callable[[int], T | None]) -> T | None:
-    """What *ready* makes of the first process of the daemon's namespaces; None: it did not start in time."""
+    """The result of *ready* for the first process of the daemon's namespaces; None after a timeout."""
     end = time.monotonic() + _TIMEOUT
     children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children")
     while time.monotonic() < end and daemon.poll() is None:
-        with suppress(OSError):  # it ends
+        with suppress(OSError):  # the process has just ended
             for pid in children.read_text().split():
                 arranged = Path(f"/proc/{pid}/comm").read_text().startswith("tini")
                 if arranged and (found := ready(int(pid))) is not None:
@@ -128,7 +128,7 @@ def first_process(daemon: subprocess.Popen[bytes], ready: Callable[[int], T | No
 
 def stop(daemon: subprocess.Popen[bytes], cgroup: str) -> None:
     """Kill the namespaces' first process, and with it all containers, which are in *cgroup*."""
-    daemon.kill()  # unshare --kill-child
+    daemon.kill()  # unshare --kill-child then kills the first process
     daemon.wait()
     end = time.monotonic() + _TIMEOUT
     while time.monotonic() < end and not _remove_leftovers(cgroup):
@@ -136,7 +136,7 @@ def stop(daemon: subprocess.Popen[bytes], cgroup: str) -> None:
 
 
 def _remove_leftovers(cgroup: str) -> bool:
-    """Whether the folders that containers leave could be removed."""
+    """Remove the cgroups that containers left; returns whether none remains."""
     leftovers = [found for found in Path("/sys/fs/cgroup").glob(f"**/{cgroup}") if found.is_dir()]
     for cgroups in leftovers:
         folders = [folder for folder in cgroups.rglob("*") if folder.is_dir()]

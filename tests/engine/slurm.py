@@ -1,4 +1,4 @@
-"""A Slurm cluster of two nodes on this machine, by Debian's packages, in its own namespaces."""
+"""A Slurm cluster of two nodes on this machine, from Debian's packages, in separate namespaces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("slurm-wlm", "munge", "tini", "python3", "squashfs-tools")
 NODES = ("n1", "n2")
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "SLURM_CONF": "/srv/slurm.conf"}
 
-# Two slurmd on one machine: each has its own port and folder. Both may use all cores.
+# Two slurmd run on one machine with different ports and folders. Both may use all cores.
 _CONF = """
 ClusterName=kit
 SlurmctldHost={host}(127.0.0.1)
@@ -59,18 +59,18 @@ exec sleep infinity
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A running cluster. Its machine sees *folder* as /srv, and the host's /dev."""
+    """A running cluster, which sees *folder* as /srv, and the host's /dev."""
 
     pid: int  # the first process of its namespaces
     folder: Path
 
     def run(self, *argv: str, cwd: str = "/srv") -> subprocess.CompletedProcess[str]:
-        """Run a command on the cluster's machine, in the folder *cwd* there."""
+        """Run a command in the cluster's namespaces, in its folder *cwd*."""
         inside = ["nsenter", f"--target={self.pid}", "--mount", "--pid", "--root", f"--wdns={cwd}"]
         return subprocess.run([*inside, *argv], env=_ENVIRON, capture_output=True, text=True, check=False)
 
     def sbatch(self, *arguments: str) -> tuple[int, str]:
-        """Submit a job and wait for its end; its exit code and output."""
+        """Submit a job and wait for its end; returns its exit code and output."""
         output = f"job-{time.monotonic_ns()}.out"
         done = self.run("sbatch", "--wait", "--parsable", f"--output=/srv/{output}", *arguments)
         place = self.folder / output
@@ -84,12 +84,12 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     :raises NoEngine: this user or this machine cannot make it.
     """
     if os.geteuid():
-        raise NoEngine("a Slurm cluster takes root")
+        raise NoEngine("a Slurm cluster requires root")
     root = made(home() / "slurm", _SUITE, _PACKAGES, "--variant=minbase")
     host = socket.gethostname().partition(".")[0]
     nodes = "".join(_NODE.format(name=name, host=host, port=free_port()) for name in NODES)
     (folder / "slurm.conf").write_text(_CONF.format(host=host, port=free_port(), nodes=nodes))
-    (root / "etc/hosts").touch()  # to mount over
+    (root / "etc/hosts").touch()  # a mount point
     (folder / "etc").mkdir()
     (folder / "etc/hosts").write_text(f"127.0.0.1 localhost {host}\n")
     process = start(root, folder, ["sh", "-c", _DAEMONS])

@@ -28,7 +28,7 @@ def run(target: str, *, seed: int, runs: int = -1, seconds: int = 0) -> dict[str
         argv = [sys.executable, "-m", "tests.fuzz.child", target]
         argv += [f"-{name}={value}" for name, value in options.items()]
         argv += ["-rss_limit_mb=1024", f"-artifact_prefix={scratch}/", str(corpus)]
-        # libFuzzer limits ru_maxrss, which a program inherits from the process that starts it: here a shell.
+        # libFuzzer limits ru_maxrss, which is inherited from the parent process, so a small shell starts it.
         argv = ["sh", "-c", '"$@"; exit $?', "sh", *argv]
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", cwd=ROOT, check=False)
         crashed = [path.read_bytes().hex() for path in Path(scratch).glob("*-*") if path.is_file()]
@@ -44,7 +44,7 @@ def run(target: str, *, seed: int, runs: int = -1, seconds: int = 0) -> dict[str
 
 
 def main() -> int:
-    """Run it; returns 0 if nothing crashed."""
+    """Fuzz the target of the command line; returns 0 if no input crashed it."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("target", choices=("zip", "layer", "tar", "documents", "pages", "fatbin"))
     parser.add_argument("--seed", type=int, default=1)

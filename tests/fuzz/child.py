@@ -35,7 +35,7 @@ TARGETS = {
 
 
 def main() -> None:
-    """Run; does not return, because libFuzzer ends the process."""
+    """Fuzz the target; does not return, because libFuzzer ends the process."""
     target = TARGETS[sys.argv[1]]
     folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=Path(sys.argv[-1]).parent))
     for number, data in enumerate(target.corpus(folder)):

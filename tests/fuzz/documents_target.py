@@ -1,6 +1,6 @@
-"""Fuzz the JSON reader, raw or with changed documents: it must reject them, or agree with other readers.
+"""Fuzz the JSON reader with raw bytes or changed documents: it must reject them, or agree with other readers.
 
-Other readers of JSON: the standard library's, and orjson, which is independent (Rust).
+The other readers are the standard library's and orjson, which is independent (Rust).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _ODD: tuple[Any, ...] = (
 
 @cache
 def documents() -> tuple[Any, ...]:
-    """Valid documents, of every kind that comes from outside."""
+    """Valid documents of every kind that is read from untrusted sources."""
     files = (
         f"images/{TAG}/lock.json",
         "images/base-debian12/base.json",
@@ -118,7 +118,7 @@ def check(data: bytes, _scratch: Path) -> str:
 
 
 def judge(data: bytes) -> str:
-    """Compare our reader with the standard library and orjson; it returns a value or raises KilnError."""
+    """Compare torchkiln's reader with the standard library and orjson."""
     # A lock is a hundred times longer than the others, so only the readers of locks read it.
     for reader in READERS if len(data) < 8192 else READERS[:3]:
         _read_or_refuse(lambda reader=reader: reader(data))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Fuzz the reader of fatbin containers: it must refuse a library, or zero what another reader finds."""
+"""Fuzz the reader of fatbins: it must refuse a library, or zero the same bytes as another reader."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _entry(decisions: Decisions) -> Made:
 
 
 def judge(data: bytes | mmap.mmap, gpus: Sequence[str]) -> str:
-    """Check a library: the spans are those of another reader and another choice."""
+    """Compare the spans to zero in a library with those of an independent reader and choice."""
     try:
         spans = [(span.start, span.stop) for span in dead_ranges(data, gpus)]
         counted = {item.name: (item.entries, item.size) for item in inventory(data).sums}
@@ -109,7 +109,7 @@ def _walk(data: bytes | mmap.mmap, at: int, end: int) -> Iterable[Found]:
 
 
 def dead(entries: list[Found], gpus: Iterable[str]) -> list[tuple[int, int]]:
-    """The payloads to zero, by trying for each entry whether one that serves the same GPU is better."""
+    """The payloads that no GPU of *gpus* needs, as ranges of bytes."""
     needed = {name for gpu in gpus for name in _needed({name for name, _, _ in entries}, gpu)}
     if not needed or any(name.startswith("lto") for name, _, _ in entries):
         return []
@@ -133,7 +133,7 @@ def _runs(name: str, gpu: int) -> bool:
 
 
 def _newest(names: set[str]) -> set[str]:
-    """Those that no other of the same letter is newer than."""
+    """The newest of *names* for each suffix letter."""
 
     def key(name: str) -> tuple[str, int]:
         digits = name.partition("_")[2].rstrip("af")

@@ -1,4 +1,4 @@
-"""Fuzz `LayerWriter`: tarfile and gzip must find exactly what was written, or it reports a collision."""
+"""Fuzz `LayerWriter`: it reports a collision, or tarfile and gzip find exactly what was written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _fits(path: str, item: Item, model: dict[str, Item]) -> bool:
 
 
 def _write(layer: LayerWriter, path: str, item: Item, decisions: Decisions) -> None:
-    """Write by one of the methods: whole, in plain pieces, as a deflate stream in pieces."""
+    """Write the item by a random method: complete, in plain pieces, or as pieces of a deflate stream."""
     data = item.data
     method = decisions.number(2)
     if method == 0 or (method == 2 and not data):
@@ -79,7 +79,7 @@ def _write(layer: LayerWriter, path: str, item: Item, decisions: Decisions) -> N
 
 
 def _folders_first(blob: bytes) -> None:
-    """Require that each folder precedes its content."""
+    """Assert that each folder precedes its content."""
     folders = {"."}
     with tarfile.open(fileobj=io.BytesIO(blob)) as tar:
         for member in tar:

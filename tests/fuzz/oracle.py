@@ -1,4 +1,4 @@
-"""The files that an installer writes of a zip, by `zipfile` and without our code."""
+"""The files that an installer would write from a wheel, by `zipfile` and without torchkiln's code."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FOLDERS = {
 
 
 class Refused(Exception):
-    """The standard library rejects it."""
+    """The standard library rejects the wheel."""
 
 
 def installed(wheel: bytes) -> dict[str, Item]:
     """The files that pip would write from the wheel's entries, without the files that it generates.
 
-    :raises Refused: `zipfile` rejects it.
+    :raises Refused: `zipfile` rejects the wheel.
     """
     found: dict[str, Item] = {}
     try:
@@ -50,7 +50,7 @@ def installed(wheel: bytes) -> dict[str, Item]:
 
 
 def place(name: str) -> tuple[str, bool]:
-    """Where an entry goes, and whether it is a script."""
+    """The path to which an entry is installed, and whether it is a script."""
     top, *rest = name.split("/")
     if top.endswith(".data") and rest:
         return "/".join((FOLDERS[rest[0]], *rest[1:])), rest[0] == "scripts"

@@ -1,6 +1,6 @@
 """Fuzz the reader of index pages: it must reject a page with a message, or agree with pypi_simple.
 
-Garbage has no defined meaning: our reader must only reject it with a message, or return the right types.
+For an invalid page, the readers may differ; torchkiln must reject it with a message or return correct types.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def judge(body: bytes, as_json: bool, agreed: bool) -> str:
 
 
 def check(data: bytes, _scratch: Path) -> str:
-    """The result."""
+    """The result of the page that *data* describes; raises as `judge`."""
     return judge(*program(Decisions(data)))
 
 

@@ -1,4 +1,4 @@
-"""Decisions from a fuzzer's bytes, consumed step by step. When no bytes remain, all results are 0."""
+"""Decisions read from a fuzzer's bytes. When no bytes remain, all results are 0."""
 
 from __future__ import annotations
 

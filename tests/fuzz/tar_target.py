@@ -35,7 +35,7 @@ _MAGICS = (b"ustar\x0000", b"ustar  \0", b"ustar 00", bytes(8), b"ustar\0\0\0")
 
 
 def program(decisions: Decisions) -> bytes:
-    """A mostly valid tar, because invalid ones are rejected at once and test little."""
+    """A mostly valid tar, because invalid ones are rejected early and test little."""
     parts = []
     while decisions and len(parts) < 24:
         what = decisions.number(15)
@@ -117,5 +117,5 @@ def judge(tar: bytes, scratch: Path) -> str:
 
 
 def corpus(_scratch: Path) -> list[bytes]:
-    """Some programs, a third of which is valid."""
+    """Some programs, of which a third are valid."""
     return [hashlib.sha512(bytes([n])).digest() * 2 for n in range(60)] + [b"\x04" + bytes(30), b"\x05\0\0"]

@@ -1,4 +1,4 @@
-"""Fuzz the wheel reader, raw or with false headers: it must reject a wheel, or agree with all readers."""
+"""Fuzz the wheel reader with raw bytes or false headers: it must reject them, or agree with other readers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check(data: bytes, scratch: Path) -> str:
 
 
 def judge(wheel: bytes, scratch: Path) -> str:
-    """Compare our reader with `zipfile` and `tarfile`."""
+    """Compare torchkiln's reader with `zipfile` and `tarfile`."""
     place = scratch / SPEC.filename
     place.write_bytes(wheel)
     out = io.BytesIO()
@@ -103,7 +103,7 @@ def judge(wheel: bytes, scratch: Path) -> str:
 
 
 def stale(path: str, tree: dict[str, Item]) -> bool:
-    """Whether it is a .pyc whose source is also there."""
+    """Whether the file is a .pyc whose source is also in the wheel."""
     cached = path.rpartition("/")[0].endswith("/__pycache__")
     return path.startswith(SITE) and cached and path.endswith(".pyc") and source_of(path) in tree
 
@@ -116,7 +116,7 @@ def seeds(scratch: Path) -> tuple[Path, ...]:
 
 
 def program(decisions: Decisions, scratch: Path) -> bytes:
-    """A valid wheel, falsified step by step."""
+    """A valid wheel, changed step by step."""
     seed = decisions.choice(seeds(scratch))
     if decisions.number(7) == 0:
         return spoiled(bytearray(seed.read_bytes()), decisions)
@@ -263,7 +263,7 @@ STEPS = (_falsify("local"), _falsify("central"), _both, _content, _info, _more, 
 
 
 def corpus(scratch: Path) -> list[bytes]:
-    """The initial corpus: the seeds and all small kinds, raw; a few programs."""
+    """The initial corpus: the seeds and all small kinds as raw bytes, and a few programs."""
     valid = seeds(scratch)[0]
     raw = [path.read_bytes() for path in seeds(scratch)]
     kinds = (*NAMES.values(), *ZIPS.values(), *INSTALLING.values())

@@ -1,4 +1,4 @@
-"""Write the goldens of this folder (`make golden`): what the made-up lock of tests.planned renders to."""
+"""Write the golden files of this folder (`make golden`), rendered from the made-up lock of tests.planned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parent / "2.7.1-cuda12.1-cudnn9-runtime"
 FOLDERS = {
     name: GOLDEN if name == DEFAULT_OS else GOLDEN.with_name(f"{GOLDEN.name}-{name}") for name in SYSTEMS
 }
-# A wheel that is kept as a file: what zipfile writes hangs on the compressor of the machine.
+# A committed wheel, because the bytes that zipfile writes depend on the machine's zlib.
 LAYER_WHEEL = Path(__file__).parent / "golden-1.0-py3-none-any.whl"
 LAYER = Path(__file__).parent / "layer.json"
 LIST = Path(__file__).parent / "list.txt"
@@ -44,7 +44,7 @@ def layer_facts(wheel: Path) -> dict[str, object]:
 
 
 def hostile_documents() -> bytes:
-    """The page of messages for malformed documents."""
+    """The page docs/hostile-documents.md: the messages for malformed documents."""
     results = {}
     for case in CASES:
         with TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def hostile_documents() -> bytes:
 
 
 def grid() -> bytes:
-    """What `list` shows."""
+    """The output of `list`."""
     return CliRunner().invoke(list_command, ["--matrix", str(ROOT / "matrix.yaml")]).stdout.encode()
 
 

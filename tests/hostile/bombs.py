@@ -17,12 +17,12 @@ ZEROS = deflated(bytes(64 << 20))  # 64 MiB in 64 kB
 
 
 def _bomb(declared: int) -> Kind:
-    """64 MiB of data, with *declared* bytes in the directory."""
+    """64 MiB of data, with the size *declared* in the zip directory."""
     return Kind(field(stream=ZEROS, size=declared), "inflates to more than its")
 
 
 def _kernel(raws: list[Raw]) -> list[Raw]:
-    """A stream with many names: the overlapping bomb, 4 GB from a megabyte."""
+    """A stream that many entries share: an overlapping bomb with 4 GB from a megabyte."""
     first = replace(entry("bad/k0", b""), stream=ZEROS, size=64 << 20)
     return [
         first,
@@ -32,7 +32,7 @@ def _kernel(raws: list[Raw]) -> list[Raw]:
 
 
 def _declared_large(raws: list[Raw]) -> list[Raw]:
-    """Sixteen plausible entries of 3 GB each."""
+    """Sixteen entries with a plausible declared size of 3 GB each."""
     giants = [replace(entry(f"bad/g{n}", b""), stream=ZEROS, size=3_000_000_000) for n in range(16)]
     return [*raws, *giants]
 
@@ -56,19 +56,19 @@ def _many_entries() -> bytes:
 
 
 def _deep(raws: list[Raw]) -> list[Raw]:
-    """60 names, each below a thousand folders: each folder needs a header in the layer."""
+    """60 files, each below a thousand folders; each folder needs a header in the layer."""
     return [*raws, *(entry(f"{n}/" + "/".join(["d"] * 1000), b"", stored=True) for n in range(60))]
 
 
 def _scripts(raws: list[Raw]) -> list[Raw]:
-    """Scripts are kept in memory until the launchers are known: 70 of one MiB."""
+    """70 scripts of one MiB; scripts are kept in memory until all launchers are known."""
     data = bytes(1 << 20)
     made = replace(entry("", data), name=b"")
     return [*raws, *(replace(made, name=f"bad-1.0.data/scripts/s{n}".encode()) for n in range(70))]
 
 
 def _sized(name: str, size: int) -> Kind:
-    """A metadata file with a declared size of *size* bytes, of zeros."""
+    """A metadata file of *size* zeros."""
     stop = f"{name}' is too large: {size} bytes, at most [0-9]+ are allowed"
     return Kind(
         entries(

@@ -1,4 +1,4 @@
-"""Faults in RECORD, WHEEL, METADATA, entry points, schemes and file name tags."""
+"""Faults in RECORD, WHEEL, METADATA, entry points, schemes and the tags of the file name."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _headers(old: bytes, new: bytes, reason: str = "") -> Kind:
 
 
 def _pyc(path: str, *sources: str) -> Kind:
-    """A foreign .pyc at *path*, and *sources*."""
+    """Add an unrelated .pyc at *path*, and *sources*."""
     more = (File(path=path, data=b"\x00old"), *(File(path=source, data=CODE) for source in sources))
     return Kind(with_spec(files=(*SPEC.files, *more)))
 

@@ -25,14 +25,14 @@ SPEC = WheelSpec(
     ),
 )
 
-Make = Callable[[Path], bytes]  # valid wheel → the bytes of the bad one
+Make = Callable[[Path], bytes]  # path of the valid wheel → bytes of the faulty wheel
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How to make it from the valid wheel, and a regular expression for the reason of the refusal.
+    """A function that makes the wheel from the valid one, and a regular expression for the refusal's reason.
 
-    No reason: it is accepted, and must match what pip installs.
+    Without a reason, the wheel is accepted, and must give the files that pip installs.
     """
 
     make: Make
@@ -58,12 +58,12 @@ def with_spec(**fields: object) -> Make:
 
 
 def named(name: str, reason: str = "an absolute path|the path is not normalized|control") -> Kind:
-    """A file named *name*."""
+    """Add a file named *name*."""
     return Kind(with_file(File(path=name, data=b"x")), f"entry .*: ({reason})" if reason else "")
 
 
 def raw_named(name: bytes, reason: str = "", *, flags: int = 0x800) -> Kind:
-    """An entry named *name*, which need not be text or valid in RECORD."""
+    """Add an entry named *name*, which need not be valid UTF-8 or valid in RECORD."""
 
     def make(valid: Path) -> bytes:
         data = b"x"
@@ -90,7 +90,7 @@ def local(of: str = LIB, **fields: int | bytes) -> Make:
 
 
 def mode(bits: int, reason: str = "") -> Kind:
-    """A file with that mode."""
+    """Add a file with that mode."""
     return Kind(field(mode=bits), reason)
 
 
@@ -110,7 +110,7 @@ def rewritten(
 
 
 def entries(edit: Callable[[list[Raw]], list[Raw]]) -> Make:
-    """Change the entries, but not RECORD."""
+    """Change the entries without updating RECORD."""
     return lambda valid: write(edit(read(valid)))
 
 
@@ -125,7 +125,7 @@ def without(name: str) -> Make:
 
 
 def metadata(name: str, old: bytes, new: bytes) -> Make:
-    """METADATA or WHEEL with *new* for *old*, and RECORD updated."""
+    """Replace *old* by *new* in METADATA or WHEEL, and update RECORD."""
 
     def edit(raw: Raw) -> Raw:
         if raw.name != f"{INFO}/{name}".encode():
@@ -153,7 +153,7 @@ def record_line(edit: Callable[[str], str]) -> Make:
 
 
 def points(text: str, reason: str = "entry point|no entry") -> Kind:
-    """entry_points.txt with these lines in console_scripts."""
+    """Add an entry_points.txt with these lines in console_scripts."""
     return Kind(info("entry_points.txt", f"[console_scripts]\n{text}\n".encode()), reason)
 
 
@@ -168,7 +168,7 @@ def cut(where: Callable[[bytes], int], reason: str = "bad zip file|hash mismatch
 
 
 def stream(edit: Callable[[bytes], bytes], name: str = LIB) -> Make:
-    """Change the stream of an entry, with the old size and CRC."""
+    """Change the stream of an entry, but not its size and CRC."""
     return lambda valid: edited(valid, name, lambda raw: replace(raw, stream=edit(raw.stream)))
 
 

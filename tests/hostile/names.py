@@ -25,7 +25,7 @@ from tests.wheels import File
 
 
 def unicode_path(name: bytes, of: bytes = LIB.encode()) -> bytes:
-    """The extra field that gives the entry *of* another name."""
+    """The Unicode path extra field, which gives the entry *of* another name."""
     return struct.pack("<2HBL", 0x7075, 5 + len(name), 1, zlib.crc32(of)) + name
 
 

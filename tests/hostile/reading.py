@@ -1,4 +1,4 @@
-"""Reads a layer as a command does; as a program, it prints the peak memory of its process."""
+"""Reads a layer in the way of a command; run as a program, it also prints its peak memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchkiln.oci.validate.layer import GZIP_TYPE, inspect_layer
 
 
 def main() -> None:
-    """Print the error message and the peak memory in MiB; sys.argv has the way, the file and its diff id."""
+    """Print the error message and the peak memory in MiB; sys.argv: how to read, the file, its diff_id."""
     _, how, name, diff_id = sys.argv
     message = refusal(how, Path(name), diff_id)
     status = Path("/proc/self/status").read_text()
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def refusal(how: str, path: Path, diff_id: str) -> str:
-    """The error message of reading the layer at *path*; empty: it is accepted."""
+    """The error message for the layer at *path*; empty if it is accepted."""
     try:
         if how == "unpack":
             unpack([LayerBlob(path=path, diff_id=Digest(diff_id))], path.with_name("root"))

@@ -76,7 +76,7 @@ def messages() -> dict[str, str]:
 
 
 def pip_results() -> dict[str, str]:
-    """Kind → the result of pip."""
+    """Kind → pip's result."""
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         valid = write_wheel(SPEC, Path(scratch) / "valid")
@@ -91,7 +91,7 @@ def pip_results() -> dict[str, str]:
 
 
 def page(of_torchkiln: dict[str, str], of_pip: dict[str, str]) -> str:
-    """The document."""
+    """The text of docs/hostile-wheels.md."""
     stricter = sum(of_pip[name] == ACCEPTED for name in REFUSED)
     accepted = len(KINDS) - len(REFUSED)
     text = [HEAD.format(all=len(KINDS), refused=len(REFUSED), accepted=accepted, stricter=stricter)]
@@ -106,7 +106,7 @@ def page(of_torchkiln: dict[str, str], of_pip: dict[str, str]) -> str:
 
 
 def rows(text: str) -> dict[str, tuple[str, str]]:
-    """Kind → (torchkiln's result, pip's) in the document *text*."""
+    """Kind → (torchkiln's result, pip's result), read from the document *text*."""
     cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return {name: (row[1], row[2]) for row in cells if len(row) == 3 for name in row[0].split(SEPARATOR)}
 
@@ -126,7 +126,7 @@ def _cell(text: str) -> str:
 
 
 def _fuzzing() -> list[str]:
-    """The last campaign's figures, if there was one."""
+    """The figures of the last fuzzing campaign, if there was one."""
     if not FUZZ.exists():
         return []
     lines = [

@@ -1,7 +1,7 @@
-"""Malformed and malicious layers: each a stack of tars, and the message of its refusal.
+"""Malformed and malicious layers: each is a stack of tars with the message of its refusal.
 
-They are written without our code. Refused are tars that two common readers read differently
-(Go's, GNU tar, bsdtar, Python's tarfile), or that write outside the root.
+They are written without torchkiln's code. A tar is refused if two common readers (Go's, GNU tar, bsdtar,
+Python's tarfile) read it differently, or if it writes outside the root.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DOOR = "../outside"  # a link target outside
 
 @dataclass(frozen=True, kw_only=True)
 class Tar:
-    """A stack of layers, lowest first. `reason` is the message of the refusal; empty: it is accepted."""
+    """A stack of layers, lowest first. `reason` is the message of the refusal, empty if it is accepted."""
 
     layers: tuple[bytes, ...]
     reason: str = ""
@@ -33,7 +33,7 @@ def binary(value: int, width: int) -> bytes:
 
 
 def signed_sum(block: bytes) -> int:
-    """The checksum of some old tars: of signed characters."""
+    """The checksum of some old tars, which is computed with signed bytes."""
     return sum(byte - 256 if byte > 127 else byte for byte in block)
 
 

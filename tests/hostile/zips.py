@@ -42,7 +42,7 @@ def _swapped(raws: list[Raw]) -> list[Raw]:
 
 
 def _inside(raws: list[Raw]) -> list[Raw]:
-    """An entry whose header is in the stream of a stored entry before it, as in a quine."""
+    """An entry whose header is inside the stream of an earlier stored entry, as in a quine."""
     hidden = entry("bad/hidden", b"hidden", stored=True)
     hidden_entry = write([hidden])[: 30 + len(hidden.name) + len(hidden.stream)]
     outer = entry("bad/outer", b"." * 8 + hidden_entry, stored=True)
@@ -51,7 +51,7 @@ def _inside(raws: list[Raw]) -> list[Raw]:
 
 
 def _shifted(raws: list[Raw]) -> list[Raw]:
-    """A local header with extra bytes that the directory does not have: its data end in the next header."""
+    """A local header with an extra field that the directory lacks, so the data end in the next header."""
     first, second, *rest = raws
     field_ = struct.pack("<2H", 0xCAFE, 34) + bytes(34)
     plain = entry("bad/plain", field_ + b"." * 62, stored=True)
@@ -60,20 +60,20 @@ def _shifted(raws: list[Raw]) -> list[Raw]:
 
 
 def _two_ends(valid: Path) -> bytes:
-    """A second directory, with other entries, in the comment of the first."""
+    """A second central directory with other entries, inside the comment of the first."""
     first = write(read(valid))
     inner = write([entry("bad/evil.py", b"evil()\n")])
     return write(read(valid), comment=inner[:-22] + first[-22:])
 
 
 def _two_valid_ends(valid: Path) -> bytes:
-    """The comment of an end record is another end record."""
+    """An end record whose comment is another end record."""
     data = write(read(valid))
     return data[:-2] + struct.pack("<H", 22) + data[-22:]
 
 
 def _in_front(valid: Path) -> bytes:
-    """Another complete wheel in front; the offsets are relative to the start of the second."""
+    """A complete zip before the wheel; the offsets are relative to the start of the wheel."""
     return write([entry("bad/evil.py", b"evil()\n")]) + valid.read_bytes()
 
 

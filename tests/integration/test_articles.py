@@ -34,7 +34,7 @@ def name() -> str:
 
 @pytest.fixture
 def work(shared: Path) -> Path:
-    """./workspace of a user who is not root."""
+    """The folder ./workspace, owned by a user who is not root."""
     folder = shared / "workspace"
     folder.mkdir()
     os.chown(folder, 1000, 1000)
@@ -61,7 +61,7 @@ def on_a_terminal(line: str, environ: Mapping[str, str], typed: str) -> str:
 def running(workplace: Workplace, name: str, work: Path, tmp_path: Path) -> Iterator[tuple[Container, Path]]:
     """docker run -it --gpus all -p 8888:8888 -p 2222:22 -v ./workspace:/workspace pytorch-cuda:v2.7
 
-    With a name and a key; the ports are free ones.
+    In addition, with a name and an SSH key, and on free ports.
     """
     private, public = key(tmp_path)
     ports = "-p 127.0.0.1::8888 -p 127.0.0.1::22"
@@ -87,7 +87,7 @@ def running(workplace: Workplace, name: str, work: Path, tmp_path: Path) -> Iter
 
 
 def test_jupyter_and_ssh_on_a_terminal(running: tuple[Container, Path], work: Path) -> None:
-    """Both are up; `ssh user@host -p 2222`, `tmux`, `nohup python train.py &`; files belong to the user."""
+    """Both services run, as do `tmux` and `nohup python train.py &` over SSH; files belong to the user."""
     container, private = running
     token = container.says(r"token=(\w{32,})")[1]
     container.says(READY)
@@ -149,7 +149,7 @@ def test_a_container_with_the_callers_user_id(workplace: Workplace, work: Path) 
 
 
 def test_a_job_of_github_actions(workplace: Workplace, name: str, shared: Path) -> None:
-    """`container:` as the runner does it: another entrypoint, its own HOME, steps by `docker exec sh -e`."""
+    """The runner starts `container:` with another entrypoint and HOME; `docker exec sh -e` runs the steps."""
     home, job = shared / "home", shared / "work"
     for folder in (home, job):
         folder.mkdir()

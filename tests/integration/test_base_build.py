@@ -1,4 +1,4 @@
-"""The base, really built: reproducible, clean of the build host, and its Python runs without root."""
+"""A real build of the base: reproducible, with nothing of the build host; its Python runs without root."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MIRROR, SECURITY_MIRROR, _ = variables(recipe("debian12"))
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[LockedBase, Store]:
-    """A base built here and now, with a scratch folder and an environment that would show if they leaked."""
+    """A new base, built with a recognizable temporary folder and environment, so that tests detect a leak."""
     scratch = tmp_path_factory.mktemp("tell-tale-scratch")
     for folder in (scratch, *scratch.parents):
         if folder.owner() == "root" and folder.is_relative_to(tempfile.gettempdir()):
@@ -78,7 +78,7 @@ def _store_for_others(base: LockedBase, store: Store, user_cache: Store) -> None
 @pytest.mark.network
 @needs_mmdebstrap
 def test_the_same_packages_give_the_same_bytes(fresh: tuple[LockedBase, Store], tmp_path: Path) -> None:
-    """The lock was made on another day, by another build; when Debian has moved on, we build twice here."""
+    """Compare with the lock, which another build wrote; if Debian's packages have changed, build twice."""
     base, _ = fresh
     other = artefact.read_lock(ROOT / "images", "debian12")
     if other is None or other.packages != base.packages:
@@ -168,7 +168,7 @@ def test_the_python_of_a_base_is_its_own(python: ConfinedPython) -> None:
 
 @pytest.mark.network
 def test_nothing_of_the_host_is_loaded(python: ConfinedPython) -> None:
-    """A sandbox has no /proc to read the maps from, but also no file of the host."""
+    """In a sandbox without /proc, the root folder is listed instead of the memory maps."""
     code = """
 import os, sys, py_compile, marshal, zipfile, hashlib, ctypes, ssl, lzma, bz2, uuid
 if os.path.exists("/proc/self/maps"):
@@ -228,7 +228,7 @@ def test_an_archive_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
 
 @needs_mmdebstrap
 def test_a_full_cache_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as an error of mmdebstrap, which is stopped."""
+    """mmdebstrap is stopped, and the error is not reported as one of mmdebstrap."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""The attachments of an image, as others read them: cosign's layout in the registry, DSSE, Sigstore's bundle.
+"""The attachments of an image, read by other tools: cosign's layout in the registry, DSSE, Sigstore's bundle.
 
 The layout is that of cosign's specs/BUNDLE_SPEC.md, read here as plain JSON; signatures are verified by
 securesystemslib and by Sigstore's JavaScript.
@@ -47,7 +47,7 @@ def there(prepared: Prepared) -> Iterator[Repository]:
 
 
 def signed(there: Repository) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """(manifest, bundle)."""
+    """The signed statements, as pairs of manifest and bundle."""
     found = 0
     for name, data in there.manifests.items():
         manifest = json.loads(data)
@@ -123,7 +123,7 @@ def test_sigstores_model_reads_them(there: Repository) -> None:
 
 
 def test_securesystemslib_verifies_them(there: Repository) -> None:
-    """With the signer's public key, and no other."""
+    """The signer's public key is accepted, and another one refused."""
     for manifest, bundle in signed(there):
         signatures = [{"keyid": "it", **signature} for signature in bundle["dsseEnvelope"]["signatures"]]
         envelope = Envelope.from_dict({**bundle["dsseEnvelope"], "signatures": signatures})
@@ -133,12 +133,12 @@ def test_securesystemslib_verifies_them(there: Repository) -> None:
 
 
 def public(key: Any) -> Key:
-    """The key for that library, which requires and compares key ids."""
+    """*key* for securesystemslib, which requires and compares key ids."""
     return SSlibKey.from_crypto(key.public_key(), keyid="it")
 
 
 def test_sigstores_javascript_verifies_them(there: Repository) -> None:
-    """One of each signer."""
+    """One bundle of each signer."""
     of_each = {id(signer_of(manifest)): (signer_of(manifest), bundle) for manifest, bundle in signed(there)}
     assert len(of_each) == 2
     for key, bundle in of_each.values():
@@ -151,7 +151,7 @@ def test_sigstores_javascript_verifies_them(there: Repository) -> None:
 def test_sigstores_javascript_verifies_signatures_of_a_job(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rekor: int
 ) -> None:
-    """Certificate, log of certificates, log of signatures, time: all by its own code."""
+    """Its code checks certificate, certificate log, signature log and time."""
     with job(prepared, monkeypatch, rekor=rekor) as scene:
         assert scene.publish().exit_code == 0
         root = json.loads(scene.sigstore.trust(tmp_path / "trust.json").read_text())["trustedRoot"]

@@ -1,4 +1,4 @@
-"""A bundle without the layers that the host has: it runs as the whole one, or says which layer it lacks."""
+"""A bundle without the layers that the host has: it runs like a complete one, or names the missing layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def whole(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def have(whole: Path) -> Path:
-    """The list of its layers, as the host makes it."""
+    """The list of the complete bundle's layers, as `run.py --have` prints it on the host."""
     ran = started(whole, "--have")
     assert (ran.returncode, ran.stderr) == (0, "")
     place = whole.parent / "have.txt"
@@ -54,7 +54,7 @@ def bare(scene: Scene, have: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def copy(bare: Path, tmp_path: Path) -> Path:
-    """The same once more."""
+    """A copy of the bundle without layers, for one test."""
     return copied(bare, tmp_path / "host/copy")
 
 
@@ -65,7 +65,7 @@ def copied(bundle: Path, place: Path) -> Path:
 
 
 def layers_in(bundle: Path) -> dict[str, int]:
-    """The sizes of its layers, by hash; those that it lacks included."""
+    """The sizes of the layers in the bundle's manifest, by hash; the bundle may lack some of these layers."""
     blobs = bundle / "layout/blobs/sha256"
     index = json.loads((bundle / "layout/index.json").read_bytes())
     manifest = (blobs / index["manifests"][0]["digest"].removeprefix("sha256:")).read_bytes()
@@ -85,7 +85,7 @@ def test_a_host_lists_its_layers(whole: Path, have: Path) -> None:
 
 
 def test_a_bundle_without_layers_has_all_else(whole: Path, bare: Path) -> None:
-    """Only bundle.json says that it lacks them."""
+    """Apart from the layers, only bundle.json differs: it lists the missing layers."""
     layers = layers_in(whole)
     assert layers_in(bare) == layers
     assert names(bare) == names(whole) - layers.keys()
@@ -98,7 +98,7 @@ def test_a_bundle_without_layers_has_all_else(whole: Path, bare: Path) -> None:
 
 
 def test_it_takes_the_layers_of_the_bundle_beside_it(whole: Path, copy: Path) -> None:
-    """Once; then it runs alone."""
+    """It copies them once; afterwards it runs without the other bundle."""
     beside = copied(whole, copy.with_name("earlier"))
     ran = started(copy, *COMMAND)
     assert (ran.returncode, ran.stdout) == (0, "/opt/venv\n"), ran.stderr
@@ -114,7 +114,7 @@ def test_it_takes_the_layers_of_the_bundle_beside_it(whole: Path, copy: Path) ->
 def test_only_the_layers_of_the_list_are_left_out(
     scene: Scene, whole: Path, have: Path, tmp_path: Path
 ) -> None:
-    """A digest of no layer is ignored; the earlier bundle is named; the form may be a tar."""
+    """A list with an unknown digest, an earlier bundle given with --from, and a bundle in a tar file."""
     first, *_ = layers_in(whole)
     (tmp_path / "some.txt").write_text(f"sha256:{first}\nsha256:{'0' * 64} another-image\n")
     made(scene, tmp_path / "some.tar", *CHECKS, "--have", str(tmp_path / "some.txt"))
@@ -131,7 +131,7 @@ def test_only_the_layers_of_the_list_are_left_out(
 def test_another_image_takes_the_layers_that_it_shares(
     scene: Scene, whole: Path, have: Path, tmp_path: Path
 ) -> None:
-    """It has a wheel less: its bundle carries the layers that are its own."""
+    """It has one wheel less; its bundle contains only the layers that the first image does not have."""
     locked = load_locked(scene.images, TAG)
     save(tmp_path / "images", replace(locked, wheels=locked.wheels[:1] + locked.wheels[2:]))
     other, place = replace(scene, images=tmp_path / "images"), tmp_path / "host/other"
@@ -179,7 +179,7 @@ def test_a_missing_layer_is_named(copy: Path) -> None:
 
 
 def test_a_damaged_layer_of_an_earlier_bundle_is_refused(whole: Path, copy: Path, tmp_path: Path) -> None:
-    """It is not taken; the same layer of another bundle is."""
+    """The same layer of another bundle is used instead."""
     harmed = copied(whole, tmp_path / "harmed")
     name = max(layers_in(whole), key=lambda name: layers_in(whole)[name])
     victim = harmed / "layout/blobs/sha256" / name

@@ -107,7 +107,7 @@ def test_prune_keeps_what_a_tag_or_a_lock_needs(scene: Scene) -> None:
 
 
 def test_prune_and_another_form_of_layers(scene: Scene) -> None:
-    """The tag needs its own blobs; the plain ones only make them again, and go with --all."""
+    """The tag needs the zstd blobs; the gzip blobs are only needed to rebuild them: --all removes them."""
     index = FakeIndex(scene.wheels)
     built = company.build(scene.wheels, scene.cache, scene.layout, index, ref="t", layer_format="zstd").image
     former = scene.cache / "records" / "joined" / "a.json"  # of an earlier version
@@ -145,14 +145,14 @@ def test_prune_without_the_layout(scene: Scene) -> None:
 
 
 def test_prune_without_lock_and_layout_removes_everything(scene: Scene) -> None:
-    """Also without --all: nothing needs them."""
+    """Even without --all, because nothing needs the files."""
     scene.forget()
     scene.run_json("prune")
     assert [scene.files(kind) for kind in ("blobs", "wheels", "bytecode", "records")] == [[], [], [], []]
 
 
 def test_prune_keeps_what_a_running_build_needs(scene: Scene) -> None:
-    """And names the build."""
+    """The output names the build."""
     scene.forget()
     with Store(scene.cache).claim("builds that-tag", company.needs(scene.wheels)):
         done = scene.run("prune", "--all")
@@ -253,7 +253,7 @@ def test_prune_to_a_size_that_is_not_reachable(scene: Scene) -> None:
     ],
 )
 def test_a_user_error_is_reported(args: tuple[str, ...], message: str, scene: Scene) -> None:
-    """Exit 2, and nothing was touched."""
+    """Exit code 2, and the cache is unchanged."""
     done = scene.run(*args)
     assert isinstance(done.exception, ConfigError)
     assert (done.exception.message, done.exception.exit_code) == (message, 2)
@@ -263,7 +263,7 @@ def test_a_user_error_is_reported(args: tuple[str, ...], message: str, scene: Sc
 def test_a_missing_cache_is_not_an_error(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nothing is made, either."""
+    """And the folder is not created."""
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "nowhere"))
     for name in ("show", "prune", "verify"):
         done = scene.run(name)

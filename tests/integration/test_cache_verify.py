@@ -26,7 +26,7 @@ __all__ = ["made", "scene"]
 
 
 def test_verify_of_a_valid_cache(scene: Scene) -> None:
-    """Every byte is read, none is wrong."""
+    """Every byte is read, and no error is reported."""
     done = scene.run("verify")
     assert (done.exception, "no fault" in done.stdout) == (None, True)
     result = scene.run_json("verify")
@@ -56,7 +56,7 @@ def test_a_damaged_layer_and_its_repair(scene: Scene) -> None:
 
 
 def test_damage_in_an_unregistered_layout(scene: Scene) -> None:
-    """It shares the file; the message names it."""
+    """The layout shares the file with the cache; the message mentions it."""
     shutil.rmtree(scene.cache / "records" / "layouts")
     damage(scene.torch())
     done = scene.run("verify", "--repair")
@@ -130,7 +130,7 @@ def break_root(scene: Scene) -> None:
 def test_other_faults_are_found_and_repaired(
     breaks: Callable[[Scene], None], result: str, scene: Scene
 ) -> None:
-    """Exit code 12, deleted by --repair; afterwards there are none, and the next build is right."""
+    """Exit code 12; --repair deletes the files, then no fault is left, and the next build is correct."""
     before = open_layout(scene.layout).image("t").manifest
     breaks(scene)
     found = scene.run("verify")
@@ -152,13 +152,13 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     if folder.stat().st_dev == tmp_path.stat().st_dev:
         folder.rmdir()
-        pytest.skip("/dev/shm is on the file system of the temporary folder, and two are wanted")
+        pytest.skip("/dev/shm is on the same file system as the temporary folder; this test requires two")
     yield folder
     shutil.rmtree(folder)
 
 
 def test_a_copy_in_a_layout_is_replaced_when_it_was_touched(scene: Scene, elsewhere: Path) -> None:
-    """And is not copied again as long as it was not."""
+    """An unchanged copy is not copied again."""
     index = FakeIndex([])
     company.build(scene.wheels, scene.cache, elsewhere / "dist", index)
     copy = elsewhere / "dist/blobs/sha256" / scene.torch().name

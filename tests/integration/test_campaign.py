@@ -1,4 +1,4 @@
-"""The campaign in short: each fault once, and cuts at five instants.
+"""The campaign in short: each fault once, and interruptions at five instants.
 
 In full: see docs/campaign.md.
 """
@@ -26,7 +26,7 @@ SEED, JOBS = 1, 5  # mostly waiting
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reference]:
-    """An undisturbed build, which the disturbed ones must not change."""
+    """An undisturbed build; the disturbed builds must not change its files."""
     made = Reference(Scene(tmp_path_factory.mktemp("campaign"), seed=SEED))
     yield made
     assert made.check() == ()
@@ -55,6 +55,6 @@ def test_the_machine(reference: Reference) -> None:
     assert wrong(reference, disturbances, heal=False) == []
 
 
-@pytest.mark.skipif(not host.can_mount(), reason="small and read-only disks take mounts, and mounts root")
+@pytest.mark.skipif(not host.can_mount(), reason="small and read-only disks are mounts, which require root")
 def test_mounts_are_possible() -> None:
-    """Shows as a skip where the faults with small and read-only disks are omitted."""
+    """This test is skipped where the faults with small and read-only disks are omitted."""

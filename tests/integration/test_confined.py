@@ -1,4 +1,4 @@
-"""A hostile Python of a base: it can only compute, and its output is checked against the request."""
+"""A hostile Python in a base can only compute; its output is checked against the request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def test_a_hostile_python_writes_nothing(tmp_path: Path) -> None:
-    """By the path that it has on the host, in its own root, through the folder above, in a device."""
+    """Not by a path of the host, nor in its own root, through the parent folder or to a device."""
     marker = tmp_path / "marker"
     tried = [f"{marker}", "/marker", "/usr/lib/x86_64-linux-gnu/marker", "../../../../marker", "/tmp/marker"]
     opens = "".join(f'report("open", open("{path}", O_CREAT | O_WRONLY, 0666));' for path in tried)
@@ -66,7 +66,7 @@ def test_a_hostile_python_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_hostile_python_reads_nothing_of_the_host(tmp_path: Path) -> None:
-    """No file but its own, no variable, no process, no name of the machine; its root is the folder."""
+    """It sees its root folder only: no other file, variable or process, and not the host name."""
     os.environ["TORCHKILN_TEST_CANARY"] = "canary-5b1f"
     paths = ["/etc/passwd", "/etc/shadow", "/proc/1/environ", "/proc/self/environ", "/sys", "/dev/null"]
     paths += ["../../../../../../etc/passwd", "/root", str(tmp_path), "/dev/shm", "/run"]
@@ -187,7 +187,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 def test_running_time_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
 ) -> None:
-    """Also when its input exceeds a pipe's buffer."""
+    """Also if the input is larger than a pipe's buffer."""
     if message == "timed out":
         monkeypatch.setattr(bytecode, "_TIMEOUT", 0.5)
         monkeypatch.setattr(bytecode, "_RATE", 1 << 30)

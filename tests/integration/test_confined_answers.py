@@ -40,18 +40,18 @@ WRONG_ANSWERS = {
         "an entry of 4294967294 bytes",
     ),
     "a code of 1 MB": (answer([("/a/one.py", PYC + bytes(1 << 20))])[: 1 << 12], "an entry of 1048593 bytes"),
-    "a path that is no text": (b"\x02\0\0\0\xff\xfe\0\0\0\0", "codec"),
+    "a path that is not UTF-8": (b"\x02\0\0\0\xff\xfe\0\0\0\0", "codec"),
     "no byte-code": (
         answer([("/a/one.py", b"#!/bin/sh\nexit 0\n"), ("/a/two.py", PYC)]),
         "invalid byte-code",
     ),
-    "byte-code that looks at the source": (
+    "byte-code with a source timestamp": (
         answer([("/a/one.py", PYC[:4] + bytes(4) + PYC[8:]), ("/a/two.py", PYC)]),
         "invalid byte-code",
     ),
     "another hash": (answer([(path, PYC) for path in SOURCES], bytes(32)), "hash of the pack does not match"),
     "more behind it": (answer([(path, PYC) for path in SOURCES]) + b"x", "hash of the pack does not match"),
-    "a whole pack of our own": (b"torchkiln pack 2\n" + bytes(64), "an entry of"),
+    "a complete pack": (b"torchkiln pack 2\n" + bytes(64), "an entry of"),
 }
 
 

@@ -40,7 +40,7 @@ def test_a_command_that_cannot_run_has_the_shells_exit_code(
 
 
 def test_a_signal_reaches_the_command(workplace: Workplace) -> None:
-    """Its own answer is the container's code."""
+    """The command's exit code is the container's."""
     loop = "trap 'echo stopping; exit 7' TERM; echo up; while :; do sleep 0.1; done"
     with workplace.started(command=["bash", "-c", loop]) as container:
         container.says("up")
@@ -51,7 +51,7 @@ def test_a_signal_reaches_the_command(workplace: Workplace) -> None:
 
 
 def test_orphans_are_reaped(workplace: Workplace) -> None:
-    """PID 1 is tini: children that a shell leaves do not become zombies."""
+    """PID 1 is tini, so orphaned child processes do not become zombies."""
     with workplace.started(command=KEEP) as container:
         container.says("up")
         container.inside("sh", "-c", "(sleep 0 & exec sleep 0.2) & exit 0")
@@ -63,7 +63,7 @@ def test_orphans_are_reaped(workplace: Workplace) -> None:
 
 
 def test_services_stop_on_request(workplace: Workplace, tmp_path: Path) -> None:
-    """All of them, within the two seconds after which the engine here would kill them; with 0."""
+    """All services, with exit code 0, within the two seconds after which the engine would kill them."""
     options = ("-e", f"SSH_PUBLIC_KEY={key(tmp_path)[1]}", "-e", "TENSORBOARD_LOGDIR=/workspace")
     with workplace.started(*options) as container:
         container.says("is running at")
@@ -75,7 +75,7 @@ def test_services_stop_on_request(workplace: Workplace, tmp_path: Path) -> None:
 
 
 def test_a_service_that_dies_is_restarted(workplace: Workplace) -> None:
-    """With the same token; if that fails, the container ends with its exit code."""
+    """With the same token; after three exits in a minute, the container exits with the same exit code."""
     kill = ("pkill", "-KILL", "-f", "jupyter-lab")
     with workplace.started() as container:
         for times in range(1, 3):
@@ -123,7 +123,7 @@ def test_invalid_settings_start_nothing(workplace: Workplace) -> None:
 
 
 def test_the_start_prints_its_findings(workplace: Workplace) -> None:
-    """URL and login, the machine, and actionable warnings."""
+    """The URL and login, the machine, and warnings with a remedy."""
     with workplace.started("--memory", "900m", "--shm-size", "64m") as container:
         for expected in (
             rf"torchkiln: {TAG}: torch 2\.6\.0\+cu124",
@@ -175,7 +175,7 @@ PROGRAMS = {"pip": ["pip", "install", "--dry-run"], "uv": ["uv", "pip", "install
 
 @pytest.fixture
 def options(workplace: Workplace, shared: Path) -> list[str]:
-    """The slim image has no torch, so numpy is protected instead; and the network options."""
+    """Options for network access, and to protect numpy, because the slim image has no torch."""
     ran = workplace.run(command=["python", "-c", "import numpy; print(numpy.__version__)"])
     (shared / "constraints.txt").write_text(f"numpy=={ran.stdout.strip()}\n")
     return [*outward(shared), "--volume", f"{shared / 'constraints.txt'}:/etc/torchkiln/constraints.txt:ro"]
@@ -197,7 +197,7 @@ def test_tested_packages_are_not_replaced(workplace: Workplace, options: list[st
 
 @nightly
 def test_the_advice_does_not_change_the_image(workplace: Workplace, options: list[str]) -> None:
-    """A separate environment has the other version; the image's has not changed."""
+    """The other version is installed in a separate environment; the image's environment does not change."""
     advice = "python -m venv ~/other && PIP_CONSTRAINT= ~/other/bin/pip install"
     assert f"{advice} ...\n" in (ROOTFS / "opt/torchkiln/guard").read_text()
     other = f"{advice} -q numpy==2.3.0"
@@ -211,7 +211,7 @@ def test_the_advice_does_not_change_the_image(workplace: Workplace, options: lis
 
 
 def test_an_interactive_shell_explains_it_too(workplace: Workplace, options: list[str]) -> None:
-    """And a package without a dependency on torch is installed."""
+    """A package that does not depend on torch is installed."""
     installed = "pip install -q iniconfig; python -c 'import iniconfig'; exit $?"
     lines = f"pip install -q numpy==2.3.0; echo code $?; {installed}\n"
     with workplace.started(*options, command=["sleep", "600"]) as container:
@@ -226,7 +226,7 @@ def test_an_interactive_shell_explains_it_too(workplace: Workplace, options: lis
 def test_a_user_without_write_access_installs_into_the_user_site(
     workplace: Workplace, options: list[str]
 ) -> None:
-    """Programs there are found; packages of the image cannot be shadowed from there."""
+    """Installed programs are on PATH; packages there do not shadow those of the image."""
     shown = "python -c 'import tabulate; print(tabulate.__file__)'"
     script = (
         f"pip install -q tabulate && command -v tabulate && {shown};"
@@ -274,7 +274,7 @@ def test_files_in_a_bound_workspace_belong_to_the_user(workplace: Workplace, sha
 
 @pytest.mark.parametrize("options", [UNKNOWN_USER, RESTRICTED, SEALED, ("--user", "user")], ids=IDS)
 def test_every_user_has_a_name_and_a_home(workplace: Workplace, options: tuple[str, ...]) -> None:
-    """As torch.compile, git, ssh and pip require; and a writable cache."""
+    """torch.compile, git, ssh and pip require both; the cache folder is writable."""
     code = (
         "import getpass, os, pathlib, pwd; home = pathlib.Path.home(); (home / '.cache').mkdir();"
         "print(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir == str(home), os.environ['LOGNAME'])"
@@ -288,7 +288,7 @@ def test_every_user_has_a_name_and_a_home(workplace: Workplace, options: tuple[s
 
 @pytest.mark.parametrize("inside", [pytest.param(2222, marks=nightly), 22])
 def test_ssh_without_root(workplace: Workplace, tmp_path: Path, inside: int) -> None:
-    """On a high port; and on 22, if the engine allows all users: `-p 2222:22` as for root."""
+    """On a high port, and on port 22 if the engine allows all users to: `-p 2222:22`, as for root."""
     private, public = key(tmp_path)
     options = (*SEALED, "--publish", f"127.0.0.1::{inside}", "-e", f"SSH_PUBLIC_KEY={public}", "-e", "MINE=1")
     with workplace.started(*options) as container:

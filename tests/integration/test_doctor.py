@@ -31,7 +31,7 @@ def driver(shared: Path) -> list[str]:
 
 
 def examined(workplace: Workplace, *options: str) -> tuple[int, Mapping[str, Mapping[str, str]]]:
-    """Its exit code, and its lines by subject."""
+    """The exit code of `doctor`, and its lines by subject."""
     ran = workplace.run(*options, command=["doctor", "--json"])
     assert ran.stderr == ""
     return ran.returncode, {line["about"]: line for line in json.loads(ran.stdout)["lines"]}
@@ -52,7 +52,7 @@ def test_without_a_gpu(workplace: Workplace, options: tuple[str, ...]) -> None:
 
 
 def test_with_a_working_driver(workplace: Workplace, driver: list[str]) -> None:
-    """As any user."""
+    """For root and for other users."""
     _, lines = examined(workplace, *driver, *ANY_USER, "-e", "FAKE_GPUS=2", "--shm-size", "1g")
 
     assert (lines["driver"]["state"], lines["GPUs"]["state"], lines["/dev/shm"]["state"]) == ("ok",) * 3
@@ -86,7 +86,7 @@ def test_faults_of_a_driver(workplace: Workplace, driver: list[str], fault: str)
 
 
 def test_the_start_warns_of_a_driver_that_is_too_old(workplace: Workplace, driver: list[str]) -> None:
-    """With both versions; and continues on the CPU."""
+    """The warning names both versions, and the container continues on the CPU."""
     options = (*driver, "-e", "FAKE_DRIVER=470.57.02", "-e", "FAKE_CAPABILITY=35")
     with workplace.started(*options) as container:
         container.says(r"GPUs: Fake H100, driver 470\.57\.02 \(CUDA 13\.0\)")
@@ -104,7 +104,7 @@ def test_a_driver_that_hangs_does_not_block(workplace: Workplace, driver: list[s
 
 
 def test_services_are_examined_where_they_run(workplace: Workplace) -> None:
-    """By `docker exec`, in words; a service that does not answer is a problem."""
+    """`docker exec` runs doctor; it reports a service that does not answer as a problem."""
     with workplace.started() as container:
         container.serves()
         doctor = ("exec", container.name, "/opt/torchkiln/entrypoint", "doctor")
@@ -142,7 +142,7 @@ def test_an_image_for_other_gpus_starts_nothing(
     command: tuple[str, ...],
     options: tuple[str, ...],
 ) -> None:
-    """Before the user's program: one message, and an exit code of its own."""
+    """The user's program does not start: one message, and a distinct exit code."""
     ran = workplace.run(*driver, *thin, *options, "-e", "FAKE_CAPABILITY=80", command=command)
 
     assert (ran.returncode, ran.stdout) == (3, "")
@@ -182,7 +182,7 @@ def test_an_image_for_some_gpus_starts_without_one(workplace: Workplace, thin: l
 
 @pytest.mark.parametrize("options", [(), ANY_USER], ids=["root", "any user"])
 def test_a_chinese_locale(workplace: Workplace, driver: list[str], options: tuple[str, ...]) -> None:
-    """Its locale is not installed in the image; output is UTF-8 all the same."""
+    """The image does not have the locale, but the output is UTF-8."""
     chinese = (*driver, *options, "-e", "LANG=zh_CN.UTF-8")
     doctor = workplace.run(*chinese, command=["doctor"])
     usage = workplace.run(*chinese, command=["help"])

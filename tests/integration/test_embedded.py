@@ -1,4 +1,4 @@
-"""Complete builds by the embedded engine, in small: repeated, slow, concurrent, and with faults."""
+"""Complete builds of a small image by the embedded engine: repeated, slow, concurrent, and with faults."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ def leftovers(cache: Path) -> list[str]:
 
 
 def test_a_build_and_the_next(wheels: list[Path], tmp_path: Path) -> None:
-    """Each wheel is downloaded once, each layer made once, the layout is valid; a second does nothing."""
+    """Each wheel is downloaded and each layer made once; the layout is valid; a second build reuses all."""
     cell, index, cache = planned_cell(wheels), FakeIndex(wheels), tmp_path / "cache"
     before = forecast(cell, Store(cache))
     first = build(cell, cache, tmp_path / "layout", index)
@@ -246,7 +246,7 @@ def test_a_server_with_wrong_bytes_gets_only_one_more_request(wheels: list[Path]
 def test_nothing_of_a_bad_wheel_is_stored(
     kind: str, wheels: list[Path], tmp_path: Path, *, ranges: bool
 ) -> None:
-    """Its hash is locked, so it matches: refused by name; neither layer nor file is in the store."""
+    """Its hash matches the lock, but the build refuses it by name, and stores neither layer nor file."""
     valid = write_wheel(SPEC, tmp_path / "valid")
     bad = tmp_path / "bad" / valid.name
     bad.parent.mkdir()

@@ -58,7 +58,7 @@ def copied(cell: Workspace, tmp_path: Path, name: str, **texts: tuple[str, str])
 
 
 def with_program(cell: Workspace, tmp_path: Path, data: bytes = PROGRAM) -> Workspace:
-    """The example conda, whose wheel.py has made a wheel of another program than micromamba."""
+    """The example conda, after its wheel.py made a wheel of another program in place of micromamba."""
     (sha256,) = re.findall(r'SHA256 = "([0-9a-f]{64})"', (EXAMPLES / "conda/wheel.py").read_text())
     project = copied(cell, tmp_path, "conda", wheel=(sha256, hashlib.sha256(PROGRAM).hexdigest()))
     (tmp_path / "micromamba-linux-64").write_bytes(data)
@@ -90,7 +90,7 @@ def test_transformers(cell: Workspace, tmp_path: Path) -> None:
 
 
 def test_flash_attn(cell: Workspace, tmp_path: Path) -> None:
-    """Without its file, with another one, and with that of the SHA-256 in requirements.txt."""
+    """Without its wheel, with another wheel, and with the wheel whose SHA-256 is in requirements.txt."""
     project = copied(cell, tmp_path, "flash-attn")
     code, _, messages = project.lock()
     assert (code, f"./wheels/{FLASH}" in messages or f"wheels/{FLASH}: No such file" in messages) == (2, True)

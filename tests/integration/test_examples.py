@@ -50,7 +50,7 @@ def test_a_readme_has_at_most_20_lines(example: str) -> None:
 
 
 def test_there_are_six() -> None:
-    """Each has a test here; recipes and projects have their own; work needs the real index (ADR 45)."""
+    """Tests of recipes and projects are in other files; that of work needs the real index (ADR 45)."""
     assert FOLDERS == ["dockerfile", "gate", "matrix", "projects", "recipes", "work"]
 
 

@@ -77,7 +77,7 @@ def test_every_value_of_two_gpus() -> None:
 
 @needs_gcc
 def test_a_value_that_a_gpu_does_not_have_is_left_out() -> None:
-    """As the use of a MIG instance: 3 is NVML_ERROR_NOT_SUPPORTED."""
+    """For example the utilization of a MIG instance; 3 is NVML_ERROR_NOT_SUPPORTED."""
     samples, _ = once(environ(FAKE_USE="3"))
 
     assert 'torchkiln_gpu_power_watts{gpu="0"}' in samples
@@ -106,7 +106,7 @@ def of_logs(address: str) -> dict[str, str]:
 
 
 def test_the_log_of_a_training_run(tmp_path: Path) -> None:
-    """Missing, growing within a line, and replaced by that of another run."""
+    """The log is missing, then ends within a line, then is replaced by that of another run."""
     log = tmp_path / "log"
     with serving({"PATH": "/bin"}, "--log", str(log)) as address:
         assert of_logs(address) == {}
@@ -213,7 +213,7 @@ def programs() -> Path:
     return found
 
 
-@pytest.mark.network  # Prometheus, if it is not there
+@pytest.mark.network  # downloads Prometheus if it is not installed
 @pytest.mark.proof
 @needs_gcc
 @pytest.mark.parametrize("env", [{}, {"FAKE_GPUS": "2"}], ids=["none", "two"])
@@ -230,7 +230,7 @@ def test_promtool_accepts_the_page(programs: Path, env: dict[str, str]) -> None:
 @pytest.mark.network  # as above
 @pytest.mark.proof
 def test_the_pages_commands(programs: Path) -> None:
-    """And each metric that the page names, no other."""
+    """The commands work, and the page names exactly the exporter's metrics."""
     script, _ = blocks("Prometheus")
     env = {"PATH": f"{programs}:{os.environ['PATH']}"}
     argv = ["sh", "-euc", script]
@@ -248,7 +248,7 @@ def test_the_pages_commands(programs: Path) -> None:
 @pytest.mark.proof
 @needs_gcc
 def test_prometheus_scrapes_it(programs: Path, tmp_path: Path) -> None:
-    """With the configuration of the kit but its port and pause; also all queries of the dashboard."""
+    """With the kit's configuration (but another port and interval), and with all queries of the dashboard."""
     check = [programs / "promtool", "check", "config", KIT / "prometheus.yml"]
     assert subprocess.run(check, capture_output=True).returncode == 0
     own = f"127.0.0.1:{free_port()}"
@@ -284,7 +284,7 @@ def answers(own: str, query: str, process: subprocess.Popen[bytes]) -> dict[str,
         try:
             address = f"http://{own}/api/v1/query?query={urllib.parse.quote(query)}"
             result = json.loads(fetched(address))["data"]["result"]
-        except OSError:  # it starts
+        except OSError:  # Prometheus is still starting
             result = []
         if result:
             return {

@@ -1,4 +1,4 @@
-"""The facts against the package index itself: the default index that this host's pip is set to."""
+"""The facts against the package index: the default index, for which this host's pip is configured."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pages(session: requests.Session) -> Pages:
 
 
 def _wheels(pages: Pages, name: str, version: str) -> dict[str, DistributionPackage]:
-    """The x86_64 Linux wheels of one release, by CPython tag; of two builds the one chosen."""
+    """The x86_64 Linux wheels of one release, by CPython tag; of several builds, the highest build number."""
     found, builds = {}, {}
     for package in pages[name]:
         if (
@@ -66,7 +66,7 @@ def _release(version: str) -> Release:
 
 @pytest.mark.parametrize("version", list(FACTS.releases))
 def test_hashes_and_python_tags(pages: Pages, version: str):
-    """Every hash of the facts is the index's, and the CPython versions are the same."""
+    """Every hash in the facts and every CPython version is the same on the index."""
     wheels, default = _wheels(pages, "torch", version), _release(version).default
     assert {tag: wheels[tag].digests["sha256"] for tag, _ in default.sha256} == dict(default.sha256)
     if _release(version).home == version:
@@ -120,7 +120,7 @@ def test_the_companions_accept_this_torch(pages: Pages, session: requests.Sessio
         for text in torch_metadata.get_all("Requires-Dist") or []
         if (r := Requirement(text)).name == "torch"
     ]
-    if (name, companion) == ("torchaudio", "2.11.0"):  # it pins no torch, and serves 2.11 and later
+    if (name, companion) == ("torchaudio", "2.11.0"):  # does not pin torch, and works with 2.11 and later
         assert not torch
         assert Version(version) >= Version(companion)
     else:
@@ -147,7 +147,7 @@ class RemoteFile(io.RawIOBase):
         self.session, self.url, self.at = session, url, 0
         self.blocks: dict[int, bytes] = {}
         answer = session.get(url, headers={"Range": "bytes=0-0"})
-        assert answer.status_code == 206, f"the index answers a range with {answer.status_code}"
+        assert answer.status_code == 206, f"the index answers a range request with HTTP {answer.status_code}"
         self.size = int(answer.headers["Content-Range"].rpartition("/")[2])
 
     def readable(self) -> bool:

@@ -1,4 +1,4 @@
-"""GPUs in Docker and Podman, on a host without GPUs: refused, or by a CDI specification that sets a variable.
+"""GPUs in Docker and Podman on a host without GPUs: refused, or faked by a CDI specification with a variable.
 
 In one file, because every Podman of the host sees the specification.
 """
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.proof
 
 @without_gpus
 def test_gpus_without_an_engine_that_supports_them(place: Place) -> None:
-    """Not requested by default; requested by the user, refused with a hint."""
+    """By default none is requested; a request by the user is refused with a hint."""
     assert "--gpus" not in line_of(place.run("--", "id").stderr)
     got = place.run("--gpus", "all", "--", "id")
     messages = {
@@ -42,7 +42,7 @@ def test_gpus_without_an_engine_that_supports_them(place: Place) -> None:
 def named_by_cdi(place: Place) -> Iterator[None]:
     """A CDI specification of fake GPUs: a container with one has a variable."""
     if os.geteuid():
-        pytest.skip("a specification of GPUs is put where engines look, which takes root")
+        pytest.skip("writing a CDI specification into the engines' folder requires root")
     messages = json.loads(place.docker("info", "--format", "{{json .CDISpecDirs}}")) or ["/var/run/cdi"]
     folder = Path(messages[0])
     made = not folder.exists()

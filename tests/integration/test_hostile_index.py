@@ -1,4 +1,4 @@
-"""A lock from a hostile index ends with a message, soon, and in little memory, including uv."""
+"""A lock from a hostile index ends soon, with a message, and with little memory, that of uv included."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def many_links(count: int) -> bytes:
 
 
 def beside(metadata: Callable[[], Pieces]) -> Answer:
-    """A page that offers METADATA beside the wheel (PEP 658), which is this."""
+    """A page that offers *metadata* as the METADATA file beside the wheel (PEP 658)."""
     listed = paged(page(DEMO, more=' data-core-metadata="true"'), then=files(DEMO))
     return lambda request: metadata() if ".metadata" in request else listed(request)
 
@@ -231,7 +231,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hostile_index_ends_with_a_message(kind: str, tmp_path: Path) -> None:
-    """The sentence names page or file, never credentials; exit code 4 or 6, under 400 MiB."""
+    """The message names the page or file, never credentials; exit code 4 or 6; memory below 400 MiB."""
     answer, why = KINDS[kind]
     with HostileIndex(answer) as index:
         found = lock_from(index.url, tmp_path / "cache", timeout=2 if kind.startswith("slow") else 300)
@@ -245,7 +245,7 @@ def test_a_hostile_index_ends_with_a_message(kind: str, tmp_path: Path) -> None:
 
 
 def test_matching_metadata_beside_a_wheel_is_accepted(tmp_path: Path) -> None:
-    """Without the faults of the table above, it works."""
+    """The index of the table above works if it has no fault."""
     with HostileIndex(beside(lambda: response(metadata_of(DATA)))) as index:
         found = lock_from(index.url, tmp_path / "cache")
 

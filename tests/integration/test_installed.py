@@ -40,7 +40,7 @@ pytestmark = pytest.mark.proof  # a minute of pip
 OLD = "2026-06-01T00:00:00Z"
 CELL = ("--torch", "2.7", "--cuda", "12.6")
 TAG = "2.7.1-cuda12.6-cudnn9-runtime"
-#: Prints the digest of each lock's image, and that of the suite.
+#: Prints the digest of each lock's image and the digest of the suite.
 DIGESTS = """
 import json
 from pathlib import Path
@@ -125,7 +125,7 @@ def test_digests_do_not_depend_on_the_umask_of_the_installation(
 def test_a_bundle_has_the_package_without_the_files_of_the_wheel(
     installed: Installed, tmp_path: Path
 ) -> None:
-    """It has the suite of the run, and needs neither rootfs/ nor bases."""
+    """The bundle has the run's suite, and needs neither rootfs/ nor bases."""
     code = (
         "from torchkiln.smoke.bundle.contents import _files\n"
         "from torchkiln.util.places import PACKAGE\n"
@@ -197,7 +197,7 @@ class Project:
 
 @pytest.fixture(scope="module", name="index")
 def an_index() -> Iterator[IndexServer]:
-    """Every package of a new project's matrix, in small."""
+    """Small packages with the names of a new project's matrix."""
     with IndexServer() as server:
         for name in ("numpy", "pillow", "tqdm", "jupyterlab", "tensorboard", "pip", "uv", "filelock"):
             server.add("default", name, "1.0", date=OLD, payload=b"where = __file__\n")
@@ -245,7 +245,7 @@ def files_below(folder: Path) -> set[Path]:
 
 
 def test_a_project_is_in_its_own_folder(built: Project) -> None:
-    """Nothing else in it but the layout; its base is committed with its locks."""
+    """The folder contains only the project and the layout; the base's lock is beside the other locks."""
     assert {path.name for path in built.folder.iterdir()} == {
         *("matrix.yaml", "matrix.schema.json", "images", "dist", "rootfs")
     }
@@ -261,7 +261,7 @@ def test_the_locks_and_dockerfiles_of_a_project_are_fresh(built: Project) -> Non
 
 @needs_namespaces
 def test_a_container_of_a_project_runs(built: Project) -> None:
-    """Its Python has the packages, and the files of the project's rootfs/ are there, beside torchkiln's."""
+    """Python has the packages; the container has the files of torchkiln's rootfs/ and of the project's."""
     code = "import torch, numpy; print(numpy.where)"
     done = built.installed.kiln("run", TAG, "--", "python", "-c", code, folder=built.folder, **built.environ)
 

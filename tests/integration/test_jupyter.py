@@ -40,7 +40,7 @@ def container(workplace: Workplace) -> Iterator[Container]:
 
 
 def get(container: Container, path: str, token: str | None = None) -> requests.Response:
-    """GET it, as this machine reaches it."""
+    """GET *path* of the container's Jupyter from this machine."""
     headers = {"Authorization": f"token {token}"} if token is not None else {}
     session = requests.Session()
     session.trust_env = False  # no proxy for 127.0.0.1
@@ -49,7 +49,7 @@ def get(container: Container, path: str, token: str | None = None) -> requests.R
 
 
 def test_the_token_of_the_log_is_accepted(container: Container) -> None:
-    """128 bits and more; the same that Jupyter's own list shows."""
+    """It has at least 128 bits, and is the token that `jupyter server list` shows."""
     token = container.says(TOKEN)[1]
 
     assert get(container, "/api/contents", token).status_code == 200
@@ -82,7 +82,7 @@ def test_a_token_set_by_the_user(workplace: Workplace) -> None:
 
 @pytest.mark.parametrize("token", ["", "short", "a" * 40, "with spaces in between it"])
 def test_a_token_that_can_be_guessed_is_refused(workplace: Workplace, token: str) -> None:
-    """And not shown."""
+    """The message does not contain it."""
     ran = workplace.run("-e", f"JUPYTER_TOKEN={token}")
 
     assert ran.returncode == 2
@@ -103,7 +103,7 @@ def test_a_weak_token_can_be_permitted(workplace: Workplace, token: str) -> None
 
 
 def test_a_token_in_a_file(workplace: Workplace, shared: Path) -> None:
-    """As secrets are mounted."""
+    """Engines and Kubernetes mount secrets as files."""
     token = "of-a-mounted-secret-and-long-enough"
     (shared / "token").write_text(token + "\n")
     options = ("--volume", f"{shared}:/run/secrets:ro", "-e", "JUPYTER_TOKEN_FILE=/run/secrets/token")
@@ -114,7 +114,7 @@ def test_a_token_in_a_file(workplace: Workplace, shared: Path) -> None:
 
 @pytest.mark.parametrize("passes_host", [True, pytest.param(False, marks=nightly)])
 def test_behind_a_reverse_proxy(workplace: Workplace, tmp_path: Path, passes_host: bool) -> None:
-    """nginx, as its users set it up: a path, WebSockets, the browser's Host or the proxy's own."""
+    """nginx in the usual configurations: a path, WebSockets, the Host header of the browser or the proxy."""
     allowed = () if passes_host else ("-e", "JUPYTER_ALLOW_ORIGIN=http://gpu.example")
     with workplace.started(*PUBLISHED, "-e", "JUPYTER_BASE_URL=/lab/anna", *allowed) as found:
         token = found.says(r"127\.0\.0\.1:8888/lab/anna/lab\?token=(\w+)")[1]
@@ -131,7 +131,7 @@ def test_behind_a_reverse_proxy(workplace: Workplace, tmp_path: Path, passes_hos
 
 
 def test_tensorboard_if_enabled(workplace: Workplace) -> None:
-    """On its port, and checked by the health check."""
+    """TensorBoard answers on its port, and the health check covers it."""
     options = (
         "--publish",
         "127.0.0.1::6006",
@@ -156,7 +156,7 @@ def test_another_port(workplace: Workplace) -> None:
 
 
 def test_a_kernel_runs_the_images_python(container: Container) -> None:
-    """Through REST and WebSocket, as a front end does."""
+    """Through REST and WebSocket, like a front end."""
     headers = {"Authorization": f"token {container.says(TOKEN)[1]}"}
     code = "import sys, os, numpy; print(sys.prefix, os.getcwd(), numpy.arange(5).sum())"
 
@@ -164,7 +164,7 @@ def test_a_kernel_runs_the_images_python(container: Container) -> None:
 
 
 def test_a_terminal_is_a_bash(container: Container) -> None:
-    """Jupyter's own choice would be sh."""
+    """Jupyter's default is sh."""
     headers = {"Authorization": f"token {container.says(TOKEN)[1]}"}
     base = f"127.0.0.1:{container.port(8888)}"
     made = requests.post(f"http://{base}/api/terminals", headers=headers, timeout=300, proxies=DIRECT)
@@ -279,12 +279,12 @@ def browser_container(workplace: Workplace) -> Iterator[Container]:
 
 
 def test_a_notebook_from_the_printed_address(browser_container: Container) -> None:
-    """The URL of the log; a new notebook; a cell and its output. No other host is contacted."""
+    """Open the URL of the log, create a notebook and run a cell; no other host is contacted."""
     with browsing() as (page, get):
         screen = output(
             browser_container, page, "import numpy, sys; print(sys.prefix, numpy.arange(5).sum())"
         )
-        page.wait_for_timeout(2000)  # the dialog about news appears late
+        page.wait_for_timeout(2000)  # the news dialog appears late
         invitations = page.get_by_text("Jupyter news").count()
 
     assert screen == "/opt/venv 10"
@@ -293,7 +293,7 @@ def test_a_notebook_from_the_printed_address(browser_container: Container) -> No
 
 @pytest.mark.parametrize("token", ["", "?token=" + "0" * 48])
 def test_a_wrong_token_shows_only_the_login_page(browser_container: Container, token: str) -> None:
-    """Neither by the address nor typed in."""
+    """A wrong token in the URL or in the form is refused."""
     with browsing() as (page, _):
         page.goto(f"http://127.0.0.1:{browser_container.port(8888)}/lab{token}")
         page.get_by_label("Password or token").fill("0" * 48)

@@ -1,4 +1,4 @@
-"""`publish --keyless` and `verify --identity`, by the real library, against a Sigstore on this machine."""
+"""`publish --keyless` and `verify --identity` with the real sigstore library and local Sigstore services."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def once(prepared: Prepared) -> Iterator[Job]:
 
 @pytest.fixture
 def published(once: Job, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """The same for each test: what it changes is undone."""
+    """The published job, in the same state for each test."""
     state = (once.there.blobs, once.there.manifests, once.sigstore.behaviour.claims)
     before = [dict(kept) for kept in state]
     once.patch = monkeypatch
@@ -74,7 +74,7 @@ def test_signatures_of_a_job_are_verified_elsewhere(
 
 
 def test_each_signature_has_its_own_token(scene: Job) -> None:
-    """GitHub's expire after five minutes, and a push may take an hour."""
+    """GitHub's tokens expire after five minutes, and a push may take an hour."""
     assert scene.publish().exit_code == 0
     tokens = scene.sigstore.tokens
 
@@ -85,7 +85,7 @@ def test_each_signature_has_its_own_token(scene: Job) -> None:
 def test_publishing_again_signs_nothing(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch, rekor: int
 ) -> None:
-    """By the same workflow: its next run has another token."""
+    """Even with another token: the workflow is the same."""
     with job(prepared, monkeypatch, rekor=rekor) as scene:
         assert scene.publish().exit_code == 0
         before = (set(scene.there.blobs), set(scene.there.manifests), len(scene.sigstore.log.leaves))
@@ -196,7 +196,7 @@ def _proof(**other: Any) -> Callable[[dict[str, Any]], object]:
 def test_a_bundle_changed_afterwards_is_refused(
     published: Job, how: Callable[[dict[str, Any]], object], why: str
 ) -> None:
-    """It claims to be the job's, but is not: verification fails with a message."""
+    """It names the job as its signer, but the signature is invalid: verification fails with a message."""
     published.change(PROVENANCE, how)
     result = refused(published.verify())
 
@@ -217,7 +217,7 @@ def test_an_invalid_certificate_identifies_no_signer(published: Job, raw: object
 
 
 def test_a_statement_of_the_job_for_another_image(published: Job) -> None:
-    """Signed by the very job, in the log, and put beside this image."""
+    """The job's signature is valid and in the log, but the statement is attached to this image."""
     sibling = parse_digest("sha256:" + "5" * 64)
     of_sibling = json.loads(Keyless.of_this_job().sign(statement(TAG, sibling, PROVENANCE, {})).data)
     published.change(PROVENANCE, lambda bundle: bundle.update(of_sibling))

@@ -108,14 +108,14 @@ def test_an_unreachable_service(scene: Job) -> None:
 
 
 def test_a_token_for_another_audience(scene: Job) -> None:
-    """Fulcio checks it; the job's token is only passed on."""
+    """Fulcio checks the audience; torchkiln only passes the token on."""
     scene.sigstore.behaviour.claims["iss"] = "https://elsewhere.example"
 
     assert "400 Client Error" in refused(scene, 8).message
 
 
 def test_a_fulcio_whose_certificates_are_in_another_log(scene: Job) -> None:
-    """Such a Fulcio is not the trusted one."""
+    """The trust file does not list that certificate log."""
     scene.sigstore.authority.ct_key = new_key()
     error = refused(scene, 12)
 
@@ -133,7 +133,7 @@ def test_without_timestamps_the_second_rekor_proves_no_time(
 
 
 def test_publication_is_completed_when_the_service_is_back(scene: Job) -> None:
-    """Existing signatures are not made again."""
+    """It reuses the signatures that were already made."""
     real, count = scene.sigstore.log.add, 0
 
     def breaks(request: dict[str, object]) -> dict[str, object]:
@@ -173,7 +173,7 @@ def test_an_invalid_trust_file(scene: Job, text: str | None, expected: str) -> N
 
 
 def test_a_trust_file_of_a_later_version(scene: Job) -> None:
-    """Each part has a version."""
+    """Each part of the file has a version."""
     file = scene.publisher.folder / "trust.json"
     file.write_text(file.read_text().replace("signingconfig.v0.2", "signingconfig.v9"))
 
@@ -188,7 +188,7 @@ def test_a_trust_file_with_unsupported_services(scene: Job) -> None:
 
 
 def test_the_public_sigstore_unreachable(scene: Job, tmp_path: Path) -> None:
-    """Through a proxy that does not exist: no test contacts the real one."""
+    """Through a proxy that does not exist, because no test contacts the public Sigstore."""
     scene.become(
         **{TRUST: None, "HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"},
         XDG_DATA_HOME=str(tmp_path / "data"),
@@ -216,7 +216,7 @@ def test_both_a_key_and_keyless(scene: Job) -> None:
 
 
 def test_the_message_of_an_error_or_of_its_cause() -> None:
-    """Errors of Sigstore's libraries may have no text; the cause then has it."""
+    """If an error of Sigstore's libraries has no text, the text of its cause is shown."""
     cause = ValueError("certificate has expired\nmore")
     silent, speaking = RuntimeError(), RuntimeError("no entry in the log")
     silent.__cause__ = speaking.__cause__ = cause

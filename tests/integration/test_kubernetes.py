@@ -1,4 +1,4 @@
-"""deploy/kubernetes: by Kubernetes' schemas, by the restricted standard, and its pods in Podman."""
+"""deploy/kubernetes: checked by Kubernetes' schemas and the restricted standard, and run in Podman."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OLDEST, NEWEST = "1.28", "1.37"  # Indexed Jobs have been stable since 1.24
 IMAGE = f"localhost/pytorch-cuda:{TAG}"  # as Podman names it
 TOKEN = "a-token-that-is-long-enough"
 
-# The answer of JupyterLab to each token, in the pod.
+# Run in the pod: prints JupyterLab's answer to each token.
 ASK = """
 import sys, urllib.request
 for token in sys.argv[1:]:
@@ -63,7 +63,7 @@ TEMPLATES = {
 
 
 def test_there_are_five_kinds() -> None:
-    """Each has a test here."""
+    """A new manifest needs a test here."""
     assert {name: found["kind"] for name, found in DOCUMENTS.items()} == {
         "namespace.yaml": "Namespace",
         "lab/statefulset.yaml": "StatefulSet",
@@ -77,7 +77,7 @@ def test_there_are_five_kinds() -> None:
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_manifest_has_kubernetes_form(name: str, version: str) -> None:
-    """Strictly: an unknown field is a fault."""
+    """An unknown field is an error."""
     kubernetes_validate.validate(DOCUMENTS[name], version, strict=True)
 
 
@@ -89,7 +89,7 @@ def test_an_unknown_field_would_be_found() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_pod_complies_with_the_restricted_standard(name: str) -> None:
-    """What the namespace's label demands, and a read-only root file system."""
+    """The standard that the namespace's label requires, and a read-only root file system."""
     pod = TEMPLATES[name]["spec"]
     (container,) = pod["containers"]
     own = container["securityContext"]
@@ -122,7 +122,7 @@ def test_a_pod_keeps_the_entrypoint_and_has_gpus_and_shared_memory(name: str) ->
 
 
 def test_processes_of_all_nodes_meet() -> None:
-    """The address is that of the first pod, by the Service's name; the numbers agree."""
+    """The rendezvous address is the first pod's name in the Service; the numbers of nodes are equal."""
     job, service = DOCUMENTS["nodes/job.yaml"], DOCUMENTS["nodes/service.yaml"]
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -145,7 +145,7 @@ def test_processes_of_all_nodes_meet() -> None:
 @needs_kubectl
 @pytest.mark.parametrize("folder", ["lab", "job", "nodes"])
 def test_kustomize_sets_namespace_image_and_script(folder: str) -> None:
-    """What `kubectl apply -k` would send, by the schemas again."""
+    """The documents that `kubectl apply -k` would send also comply with the schemas."""
     argv = ["kubectl", "kustomize", str(KIT / folder)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -168,7 +168,7 @@ def test_kustomize_sets_namespace_image_and_script(folder: str) -> None:
 
 @needs_kubectl
 def test_the_pages_commands(tmp_path: Path) -> None:
-    """Those that need no cluster; the objects that the others name exist."""
+    """Commands that need no cluster are run; the objects that the other commands name exist."""
     (script,) = blocks("Kubernetes")
     lines = [shlex.split(line) for line in script.splitlines()]
     applied = [words[-1] for words in lines if words[1] == "apply"]
@@ -203,7 +203,7 @@ def test_the_pages_commands(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """Podman 4.3 plays Pod, ConfigMap, Secret and PersistentVolumeClaim: a pod is made of each template."""
+    """Makes a pod of each template: Podman 4.3 plays Pod, ConfigMap, Secret and PersistentVolumeClaim."""
 
     environ: Mapping[str, str]
 
@@ -258,7 +258,7 @@ def pods(podman: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.network  # the small image's wheels, and if it is not cached, the base
 def test_the_lab_serves_under_the_restricted_standard(pods: Pods, tmp_path: Path) -> None:
-    """With its token, SSH, and files that the pod's user may write; all else is read-only."""
+    """Its token and SSH work; the pod's user can write to the volumes, and everything else is read-only."""
     data = {"token": TOKEN, "ssh-public-key": key(tmp_path)[1]}
     secret = {
         "apiVersion": "v1",
@@ -291,7 +291,7 @@ def test_the_lab_serves_under_the_restricted_standard(pods: Pods, tmp_path: Path
 @pytest.mark.network  # as above
 @pytest.mark.parametrize("name", ["job/job.yaml", "nodes/job.yaml"])
 def test_a_job_finds_its_script(pods: Pods, name: str) -> None:
-    """The small image has no torch: the script is started without torchrun, for its help."""
+    """The script only prints its help, without torchrun, because the small image has no torch."""
     script = (TRAIN / "train.py").read_text()
     train = {
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""`--layer-format` through the engine: compared with the lock first, made once, cached, refused."""
+"""`--layer-format` in the engine: checks against the lock, compression, cache and refusals."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def leftovers(cache: Path) -> list[str]:
 def test_each_layer_is_made_once(
     form: TargetCompression, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    """All of them, with progress of every byte; the second time the cache has them; a lost blob is remade."""
+    """Progress counts every byte; the second time the cache has all layers; a deleted blob is made again."""
     store, first, second, third = (
         Store(tmp_path / "cache"),
         RecordingObserver(),
@@ -101,7 +101,7 @@ def test_each_layer_is_made_once(
 def test_prune_keeps_layers_in_progress(
     named: LayerFormat, form: TargetCompression, wheels: list[Path], tmp_path: Path
 ) -> None:
-    """From the first layer until the layout has its links, a claim names the records of all of them."""
+    """From the first layer until the layout is written, a claim names the records of all layers."""
     cache = tmp_path / "cache"
     claimed: list[int] = []
 
@@ -121,7 +121,7 @@ def test_prune_keeps_layers_in_progress(
 def test_compressed_layers_are_deterministic(
     named: LayerFormat, form: TargetCompression, wheels: list[Path], tmp_path: Path
 ) -> None:
-    """Two independent builds; a layout in the other format, under its own name, does not change."""
+    """Two independent builds are equal; a layout in the other format does not change."""
     cell, index = planned_cell(wheels), FakeIndex(wheels)
     first, second = (
         build(cell, tmp_path / name, tmp_path / f"{name} layout", index, layer_format=named) for name in "ab"
@@ -138,7 +138,7 @@ def test_compressed_layers_are_deterministic(
 def test_the_lock_records_gzip_layers(
     named: LayerFormat, wheels: list[Path], layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    """Recorded digests are compared before compression: right ones pass, a wrong one stops the build."""
+    """Digests are compared before the compression: correct digests pass, a wrong one stops the build."""
     recorded = layers[1:4]
     index, cache = FakeIndex(wheels), tmp_path / "cache"
     good = planned_cell(wheels, recorded)
@@ -154,7 +154,7 @@ def test_the_lock_records_gzip_layers(
 def test_a_damaged_blob_is_refused(
     damage: str, form: TargetCompression, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    """The message has layer, file and reason; neither the layer nor a temporary file is left."""
+    """The message has layer, file and reason; neither a layer nor a temporary file is left."""
     store = Store(tmp_path / "cache")
     blob = store.blob(layers[2].blob.digest)
     data = bytearray(blob.read_bytes())
@@ -184,7 +184,7 @@ def test_a_damaged_blob_is_refused(
 def test_an_interrupt_stops_all_workers(
     form: TargetCompression, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    """An exception of an observer, as by Ctrl-C, is passed on, and the others stop."""
+    """An exception of an observer, as after Ctrl-C, is propagated, and the other workers stop."""
 
     class InterruptingObserver(Silent):
         def advance(self, work: Work, name: str, count: int) -> None:

@@ -28,12 +28,12 @@ from torchkiln.util.places import ROOT
 __all__ = ["a_publisher", "a_repository", "a_workspace"]
 
 PAGE = (ROOT / "docs" / "library.md").read_text()
-# The other one: test_project_image.py.
+# The third block is tested in test_project_image.py.
 LOCK, BUILD, _, PUBLISH = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def run(block: str, names: dict[str, Any]) -> None:
-    """Execute *block* of the page; *names* are the variables before and after it."""
+    """Execute *block* of the page with the variables *names*, which it changes."""
     exec(compile(block, "docs/library.md", "exec"), names)
 
 
@@ -54,7 +54,7 @@ def test_explain_and_lock(
 
 @pytest.fixture(name="scene")
 def a_scene(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> Publisher:
-    """The folder of *publisher* is the current one, with the committed matrix."""
+    """Make the folder of *publisher*, with the committed matrix, the current folder."""
     monkeypatch.chdir(publisher.folder)
     (publisher.folder / "matrix.yaml").write_bytes((ROOT / "matrix.yaml").read_bytes())
     for name, value in publisher.environ.items():
@@ -72,7 +72,7 @@ def project(publisher: Publisher) -> Project:
 
 
 def test_build(scene: Publisher) -> None:
-    """The wheels are generated, and the host's Python compiles; plan, layers and layout are the real ones."""
+    """Plan, layers and layout are real; the wheels are generated, and the host's Python compiles them."""
     wheels = cells.small_wheels(scene.folder / "wheels", "", str(scene.folder))
     cell = CellName(torch="2.7", cuda="12.1")
     names: dict[str, Any] = {"torchkiln": torchkiln, "cell": cell, "project": project(scene)}

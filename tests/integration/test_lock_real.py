@@ -47,7 +47,7 @@ def test_locked_again_with_its_versions_it_is_the_same_bytes(tmp_path: Path) -> 
     sys.version_info[:2] != (3, 11), reason="pip judges wheels by its own Python: run these tests by 3.11"
 )
 def test_pip_installs_the_requirements_with_their_hashes(tmp_path: Path) -> None:
-    """Only the small wheels: a dry run downloads what it checks."""
+    """Only for small wheels, because a dry run of pip downloads them."""
     committed = load_locked(IMAGES, TAG)
     small = {wheel.name for wheel in committed.wheels if wheel.size < 100_000}
     lines = requirements_txt(committed).decode().splitlines()

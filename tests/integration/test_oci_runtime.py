@@ -1,4 +1,4 @@
-"""Commands in an image of a few host programs: `torchkiln run`, crun, runc, kills by the memory limit."""
+"""Commands in a small image of host programs: crun, runc and `torchkiln run`; kills by the memory limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENV = {"PATH": "/bin"}
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An unpacked image in a path with a comma and a colon."""
+    """An unpacked image whose path contains a comma and a colon."""
     return tiny_root(tmp_path_factory.mktemp("oci") / "an image, unpacked: here")
 
 
@@ -67,12 +67,12 @@ def test_a_line_arrives_while_the_command_runs(runtime: OciRuntime, root: Path, 
     assert lines == [b"ready", b"went"]
 
 
-NAMES: list[str] = []  # of the containers of this process
+NAMES: list[str] = []  # names of the containers that this process started
 
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record the containers' names: another process of tests on this machine has containers, too."""
+    """Record the containers' names, because other test processes on this machine also start containers."""
     token = secrets.token_hex
 
     def recorded(count: int) -> str:
@@ -83,7 +83,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def left() -> tuple[list[str], list[str]]:
-    """Cgroups and mounts of this process's containers."""
+    """Remaining cgroups and mounts of this process's containers."""
     assert NAMES
     ours = re.compile("|".join(f"torchkiln-{name}\\b" for name in NAMES))
     cgroups = glob.glob("/sys/fs/cgroup/torchkiln-*") + glob.glob("/sys/fs/cgroup/*/torchkiln-*")
@@ -108,7 +108,7 @@ def test_output_and_view_of_a_command(runtime: OciRuntime, root: Path, tmp_path:
 
 
 def test_a_command_is_confined(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
-    """The image stays as it is, binds are read-only, the host is not mounted, no other device opens."""
+    """The image does not change, binds are read-only, and mounts and other devices are refused."""
     (tmp_path / "f").write_text("")
     before = sorted(root.rglob("*"))
     script = (
@@ -124,7 +124,7 @@ def test_a_command_is_confined(runtime: OciRuntime, root: Path, tmp_path: Path) 
 
 
 def test_a_signal_a_missing_command_and_a_limit(runtime: OciRuntime, root: Path) -> None:
-    """At the limit all its processes are killed, and its output is kept."""
+    """When the time limit is exceeded, all processes of the command are killed, and its output is kept."""
     assert shell(runtime, root, "sh -c 'kill -9 $$'; exit $?").code == 137
     with pytest.raises(ToolMissing, match="nowhere"):
         runtime.run(root, Program(argv=("nowhere",), env=ENV))
@@ -141,7 +141,7 @@ def test_a_signal_a_missing_command_and_a_limit(runtime: OciRuntime, root: Path)
 
 
 def served(program: str, library: Path) -> OciRuntime:
-    """With a fake driver: this host's /dev/full is the GPU's node."""
+    """The runtime with a fake driver: the device node of its GPU is this host's /dev/full."""
     driver = HostDriver(
         nodes=(("nvidia0", Path("/dev/full")),),
         libraries=(("libcuda.so", library), ("libcuda.so.1", library)),
@@ -151,7 +151,7 @@ def served(program: str, library: Path) -> OciRuntime:
 
 
 def test_a_driver_is_mounted(root: Path, runtime: OciRuntime, tmp_path: Path) -> None:
-    """Its nodes, which open, libraries and tools, read-only; without ldconfig a variable has their path."""
+    """Usable nodes, read-only libraries and tools; without ldconfig, LD_LIBRARY_PATH has their folder."""
     (tmp_path / "libcuda.so.1").write_text("of the host\n")
     handed = served(runtime.program, tmp_path / "libcuda.so.1")
     script = (
@@ -170,7 +170,7 @@ def test_a_driver_is_mounted(root: Path, runtime: OciRuntime, tmp_path: Path) ->
 @needs_ldconfig
 @needs_gcc
 def test_the_loader_of_the_image_finds_the_driver(runtime: OciRuntime, tmp_path: Path) -> None:
-    """By its own cache, regardless of the environment; a failure is reported."""
+    """Through the image's ld.so.cache, not LD_LIBRARY_PATH; a failure of ldconfig is reported."""
     root = tiny_root(tmp_path / "root")
     (root / "sbin").mkdir()
     shutil.copy("/sbin/ldconfig", root / "sbin/ldconfig")
@@ -281,7 +281,7 @@ def test_bad_usage_is_named(dist: Path, args: list[str], words: str) -> None:
 
 
 _LIMIT = 32 << 20
-# Both versions of cgroups: the folder, and the file of the memory limit.
+# For cgroup v1 and v2: the folder, and the file with the memory limit.
 _KINDS = {"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"}
 
 
@@ -300,7 +300,7 @@ def cgroup() -> Iterator[Path]:
         yield place
         place.rmdir()
         return
-    pytest.skip("no memory cgroup that we may make here: takes root and /sys/fs/cgroup writable")
+    pytest.skip("cannot create a memory cgroup: this requires root and a writable /sys/fs/cgroup")
 
 
 def test_a_kill_by_the_memory_limit_is_counted(cgroup: Path) -> None:

@@ -1,4 +1,4 @@
-"""The gate of a project with OS packages refuses each way to change what the proof covers."""
+"""The gate of a project with OS packages refuses all known changes of what the parent's proof covers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def test_the_layer_itself_is_cleared(there: Scene) -> None:
-    """Not every change of the image is refused."""
+    """A harmless layer is accepted: the gate does not refuse every change."""
     code, _, messages = there.judged(changed()(there))
 
     assert code == 0, messages

@@ -79,7 +79,7 @@ GOOD = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A base in a cache, and the archive at an address."""
+    """A base in a cache, and a running server with the archive."""
 
     folder: Path
     layers: OsLayers
@@ -151,7 +151,7 @@ def test_a_package_that_the_image_has_adds_nothing(scene: Scene) -> None:
 
 
 def test_packages_are_added_to_the_tools_of_a_devel_image(scene: Scene, locked: LockedApt) -> None:
-    """What the tools have is not added again, and dpkg's list in the layer has all."""
+    """Packages of the tools are not added again, and dpkg's status in the layer lists all packages."""
     blob = {name: getattr(locked, name) for name in ("digest", "diff_id", "size", "unpacked", "encoder")}
     base = scene.layers.base
     tools = LockedTools(os=base.os, name="devel", base=base.digest, **blob, packages=locked.packages)
@@ -182,7 +182,7 @@ def test_nothing_of_the_mirror_is_in_the_image(scene: Scene, locked: LockedApt) 
 
 
 def test_another_machine_makes_the_same_layer_from_the_archive(scene: Scene, locked: LockedApt) -> None:
-    """And without the archive, if its cache has the files."""
+    """If its cache has the files, it needs no archive."""
     store = scene.elsewhere("second")
 
     def ensured(environ: dict[str, str]) -> LockedApt:
@@ -306,7 +306,7 @@ def small(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Benc
 
 
 def test_a_project_has_its_packages_above_the_image(scene: Scene, small: Bench, locked: LockedApt) -> None:
-    """The parent image is unchanged; a moved base gives another layer of the same files."""
+    """The parent image does not change; after a change of the base, the layer with the same files is made."""
     lock = replace(small.lock(), apt=locked)
     parent = small.build(small.lock()).parent.image
     built = small.build(lock)
@@ -319,7 +319,7 @@ def test_a_project_has_its_packages_above_the_image(scene: Scene, small: Bench, 
         "code of my-project (1 file)",
     ]
     assert built.built.image.layers[-2].blob.digest == locked.digest
-    # The small base itself is not made as bases are.
+    # The small base is not made like a real base.
     faults = [fault for fault in validate(small.layout, "my-project") if "layers[0]" not in fault.where]
     assert faults == []
     again = small.build(lock)
@@ -344,7 +344,7 @@ def test_the_cache_keeps_what_the_image_was_made_of(small: Bench, locked: Locked
 
 
 def test_locked_packages_are_kept_and_locked_again(scene: Scene, small: Bench, locked: LockedApt) -> None:
-    """Without the archive, as long as the list and the base are the same."""
+    """The archive is not needed while the list of packages and the base are the same."""
     plan = plan_locked(small.cell, MATRIX, FACTS)
     found = LockedProject(lock=small.lock(), source="requirements.txt", moves=())
 

@@ -54,7 +54,7 @@ def test_prefetched_bytes_are_not_requested_again(wheels: list[Path], tmp_path: 
 
 
 def test_an_interrupted_prefetch_is_resumed(wheels: list[Path], tmp_path: Path) -> None:
-    """The base is ready before the wheels: no part waits, and no byte is downloaded twice."""
+    """The base is ready before the wheels: the downloads stop, and the build downloads the rest only."""
     cell, store = planned_cell(wheels), Store(tmp_path / "cache")
     index = FakeIndex(wheels, piece=100, pause=0.01)
     sizes = {wheel.name: wheel.stat().st_size for wheel in wheels}
@@ -98,7 +98,7 @@ def test_a_failed_prefetch_is_reported_by_the_build(wheels: list[Path], tmp_path
 @pytest.mark.network
 @pytest.mark.parametrize("form", ["gzip", "zstd"])
 def test_publish_finds_every_layer_there(scene: Scene, registry: RunningRegistry, form: str) -> None:
-    """Layers made now, made before, and compressed ones; no tag before `publish` sets it."""
+    """New, cached and compressed layers are already pushed; only `publish` sets the tag."""
     target = f"{registry.host}/ahead/{form}"
     ran = scene.kiln("--output", form, "--layer-format", form, "--ahead", target, "--json")
     assert ran.returncode == 0, ran.stderr
@@ -111,7 +111,7 @@ def test_publish_finds_every_layer_there(scene: Scene, registry: RunningRegistry
     ran = scene.publish(target, "--output", form, "--json")
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)
-    config = open_layout(scene.images.parent / form).image(TAG).config_digest  # all forms have the same
+    config = open_layout(scene.images.parent / form).image(TAG).config_digest  # equal in all formats
     assert {blob["digest"] for blob in result["blobs"] if blob["sent"]} <= {config}
     assert registry.tags(f"ahead/{form}") == ["trial"]
 
@@ -129,7 +129,7 @@ def test_an_unreachable_registry_is_reported_before_the_build(scene: Scene) -> N
 def test_a_registry_that_fails_during_a_build_does_not_stop_it(
     scene: Scene, registry: RunningRegistry
 ) -> None:
-    """Exit 9, no digest on stdout; but the image is in the layout, and the next run sends what is missing."""
+    """Exit code 9, no digest on stdout; the layout has the image, and the next run pushes missing blobs."""
     with FaultProxy(registry.host) as proxy:
         proxy.faults.append(Fault(kind="status", method="PUT|PATCH", times=10_000, status=403))
         ran = scene.kiln("--output", "kept", "--ahead", f"{proxy.host}/ahead/fails")

@@ -45,7 +45,7 @@ def layers_of(small: Bench, ref: str) -> list[Digest]:
 
 
 def test_the_parents_layers_are_the_lowest(small: Bench) -> None:
-    """Unchanged and in order; the configuration is the parent's, with the project's folder and labels."""
+    """Unchanged and in order; the configuration is the parent's plus the project's folder and labels."""
     built = small.build(small.lock(small.wheel("einops", "1", "einops/__init__.py")))
 
     parent, image = open_layout(small.layout).image(TAG), open_layout(small.layout).image(NAME)
@@ -84,7 +84,7 @@ def test_a_changed_line_changes_one_layer(small: Bench) -> None:
 
 
 def test_nothing_of_a_replaced_package_is_left(small: Bench) -> None:
-    """Neither its files nor byte-code, metadata, folders; those of other packages stay."""
+    """Its files, byte-code, metadata and folders are removed; files of other packages remain."""
     new = small.wheel("fsspec", "3", "fsspec/__init__.py", "fsspec/new.py")
     built = small.build(small.lock(new))
 
@@ -109,7 +109,7 @@ def test_nothing_of_a_replaced_package_is_left(small: Bench) -> None:
 
 
 def test_the_removal_is_the_same_without_the_wheels(small: Bench) -> None:
-    """The layers are read where the cache has no wheels any more."""
+    """If the cache no longer has the wheels, the paths are read from the layers."""
     lock = small.lock(small.wheel("fsspec", "3", "fsspec/__init__.py"))
     before = small.build(lock).built.image.manifest
     for path in (*small.store.root.glob("wheels/*/*"), *small.store.root.glob("records/effects/*")):
@@ -153,7 +153,7 @@ def test_a_package_that_changes_what_was_proved_is_refused(
 
 
 def test_packages_that_do_not_fit_together_are_refused(small: Bench) -> None:
-    """As `pip check` does, over the image's packages and the project's."""
+    """Like `pip check`, for the packages of image and project together."""
     missing = small.lock(small.wheel("needy", "1", "needy.py", requires=("absent>=2",)))
     other = small.lock(small.wheel("picky", "1", "picky.py", requires=("six>=2",)))
     extra = small.wheel("extra", "1", "extra.py", requires=('absent; extra == "more"',))
@@ -196,7 +196,7 @@ def test_a_source_folder_is_on_the_path(small: Bench) -> None:
 
 
 def test_the_cache_knows_what_the_image_needs(small: Bench) -> None:
-    """Its packages' wheels are sources of its name; the effects are items."""
+    """The packages' wheels are sources of the image; records of layer contents are cache items."""
     wheel = small.wheel("einops", "1", "einops/__init__.py")
     small.build(small.lock(wheel))
 
@@ -233,7 +233,7 @@ def test_a_package_for_another_torch_is_refused_before_anything_is_built(small: 
 
 @needs_gcc
 def test_a_check_that_the_cache_does_not_allow_is_told(small: Bench) -> None:
-    """The layer of torch is there, its wheel was pruned, and its symbols were never read."""
+    """The cache has torch's layer, but neither its wheel, which was pruned, nor a record of its symbols."""
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     tag = f"{python}-{python}-manylinux_2_28_x86_64"
     torch = small.wheel("torch", "2.7.1", "torch/__init__.py", tag=tag)

@@ -80,7 +80,7 @@ def test_the_decision_names_the_reports_below_by_digest(tested: Scene) -> None:
 
 
 def refused(there: Scene, **changes: object) -> list[str]:
-    """What is missing for a report with *changes*."""
+    """The lines that say why a report with *changes* does not clear the image."""
     code, out, messages = there.judged(there.image, **changes)
     assert (code, out) == (7, ""), messages
     lines = messages.splitlines()
@@ -97,14 +97,14 @@ def test_a_report_of_another_image(there: Scene) -> None:
     assert line == f"project.dsse.json: is a report of another image: {OTHER}, not {there.image.manifest}"
 
 
-def test_a_report_on_another_image_below(there: Scene) -> None:
+def test_a_report_that_names_another_parent_image(there: Scene) -> None:
     [line] = refused(there, run={"parent_image": OTHER})
 
     assert line.startswith(f"project.dsse.json: names another parent image: {TAG}@{OTHER}")
 
 
 def test_a_report_of_a_cells_checks(there: Scene) -> None:
-    """It is of the right image, and names no parent image."""
+    """The image is correct, but the report names no parent image."""
     assert "project.dsse.json: is a report about the image of a cell, not about that of a project" in refused(
         there, project=None
     )
@@ -160,7 +160,7 @@ def test_values_count_not_the_stated_outcome(there: Scene) -> None:
 
 
 def test_the_test_in_the_image_must_pass(tested: Scene) -> None:
-    """Without a run of it, and with a run of another."""
+    """Refused if it was not run, or if another test was run."""
     started = {"at_start": (PTH,)}
     ran = tuple(finding(name) for name in ("import", "pip-check", "linkage", "test"))
 
@@ -209,8 +209,8 @@ def test_without_reports_the_runs_of_this_machine_count(there: Scene) -> None:
     assert (code, out) == (0, f"{there.image.manifest}\n"), messages
 
 
-def test_the_image_below_must_be_cleared_by_its_own_reports(there: Scene) -> None:
-    """A failure there is a failure of the project's image; a report of the project's does not replace it."""
+def test_the_parent_image_must_be_cleared_by_its_own_reports(there: Scene) -> None:
+    """A failed check of the parent fails the project's image; a report of the project cannot replace it."""
     failed = found("cuda", "failed", "no kernel image")
     parent = there.parent_report()
     there.publisher.signed(there.publisher.report(there.parent, failed), "failed.dsse.json")
@@ -240,8 +240,8 @@ def test_a_nonce_is_required_of_the_projects_report(there: Scene) -> None:
     assert "project.dsse.json: nonce mismatch: it has the nonce 12345678" in messages
 
 
-def test_the_image_below_must_be_in_the_layout(there: Scene, tmp_path: Path) -> None:
-    """Another build of its tag removed it."""
+def test_the_parent_image_must_be_in_the_layout(there: Scene, tmp_path: Path) -> None:
+    """Another build of the parent's tag removed it."""
     image = there.mutant()
     other = there.small.layout / "index.json"
     before = other.read_text()

@@ -1,4 +1,4 @@
-"""The gate, the SBOM and `publish` of projects with OS packages, and with wheels that no index has."""
+"""Gate, SBOM and `publish` for projects with OS packages, and with wheels that are not on an index."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMED = "libxfake1 1.0, tool 1:2.0"
 
 
 def test_os_packages_are_cleared(packaged: Scene) -> None:
-    """The result names them: no check proves that they work."""
+    """The result names the packages, because no check proves that they work."""
     code, out, messages = packaged.judged(packaged.image)
 
     assert (code, out) == (0, f"{packaged.image.manifest}\n"), messages
@@ -47,7 +47,7 @@ def test_os_packages_are_cleared(packaged: Scene) -> None:
 
 
 def test_libraries_that_may_be_missing_are_named(packaged: Scene) -> None:
-    """Also those that an OS package would provide."""
+    """Also libraries that an OS package would provide."""
     code, _, messages = packaged.judged(packaged.image, run={"may_lack": ("libx.so.1",)})
 
     assert code == 0, messages
@@ -58,7 +58,7 @@ def test_libraries_that_may_be_missing_are_named(packaged: Scene) -> None:
 
 
 def test_many_faults_are_counted(packaged: Scene) -> None:
-    """One of each package first; the hint is about the packages."""
+    """The list begins with one fault of each package, and is cut; the hint names the packages."""
     files = [Member(name=f"etc/profile.d/{number:02}.sh", data=b"x") for number in range(30)]
     lists = Member(name="var/lib/dpkg/info/tool.list", data=b"/etc/profile.d/29.sh\n")
 
@@ -74,7 +74,7 @@ def test_many_faults_are_counted(packaged: Scene) -> None:
 
 
 def test_os_packages_that_project_json_does_not_list_are_refused(packaged: Scene) -> None:
-    """Without a package their layer is one of code."""
+    """The gate then takes their layer for a layer of code."""
     top = packaged.layer(
         Member(name="etc/"), Member(name="etc/torchkiln/"), Member(name=PROJECT_JSON, data=unlisted(packaged))
     )
@@ -96,7 +96,7 @@ def unlisted(there: Scene) -> bytes:
 
 
 def test_os_packages_are_published_and_verified(packaged: Scene) -> None:
-    """`verify --full` reads the layers again, also on the parent image if the repository has it."""
+    """`verify --full` reads the layers again, and those of the parent image if the repository has it."""
     with RegistryServer() as server:
         code, _, messages = published(packaged, server)
         assert code == 0, messages
@@ -112,7 +112,7 @@ def test_os_packages_are_published_and_verified(packaged: Scene) -> None:
 
 
 def test_verify_full_reads_the_layer_of_os_packages(packaged: Scene) -> None:
-    """A publisher's key can sign a decision about an image that the gate refuses."""
+    """A publisher could sign a decision for an image that the gate refuses; `verify --full` detects it."""
     image = changed(Member(name="etc/profile.d/x.sh", data=b"x"))(packaged)
     reports = (packaged.parent_report(), packaged.signed(packaged.report(image)))
     with RegistryServer() as server, patch.object(read, "changes", harmless):
@@ -127,14 +127,14 @@ def test_verify_full_reads_the_layer_of_os_packages(packaged: Scene) -> None:
 
 
 def harmless(*layers: Any) -> Changes:
-    """In place of what the gate finds in the layers."""
+    """The changes by *layers*, without their faults: a replacement for the gate's check."""
     return replace(changes(*layers), faults=())
 
 
 def published(
     there: Scene, server: RegistryServer, *more: str, ref: str = NAME, reports: tuple[str, ...] = ()
 ) -> tuple[int, str, str]:
-    """`publish`, by default with signed reports of both images."""
+    """Run `publish`, by default with signed reports of both images."""
     folder = there.publisher.folder
     files = reports or (there.parent_report(), there.signed(there.report(there.image)))
     named = [word for file in files for word in ("--report", file)]
@@ -144,7 +144,7 @@ def published(
 
 
 def verified(there: Scene, server: RegistryServer) -> tuple[int, str]:
-    """`verify --full`: exit code, and what it prints."""
+    """The exit code and output of `verify --full`."""
     publisher = there.publisher
     suite = ("--suite", str(publisher.suite), "--full")
     done = publisher.run("verify", f"{server.host}/team/app:{NAME}", *publisher.keys, *suite)
@@ -181,7 +181,7 @@ COMMIT = GitCommit(url="https://host.invalid/me/forked.git", commit="a" * 40, su
 
 
 def with_origins(small: Bench, lock: ProjectLock) -> ProjectLock:
-    """*lock* with a wheel of the project's folder, and ones that were built from an sdist and a commit."""
+    """*lock* with wheels from the project's folder, from an sdist and from a Git commit."""
     sdist = BuiltFrom(sdist="made-2.tar.gz", sha256="c" * 64, size=100, reproducible=True)
     origins = (
         Origin(name="forked", git=COMMIT, built=replace(sdist, sdist="forked-1.tar")),
@@ -206,7 +206,7 @@ def a_scene_with_other_wheels(tmp_path_factory: pytest.TempPathFactory) -> Scene
 
 
 def test_wheels_that_no_index_has_are_cleared(sourced: Scene) -> None:
-    """By their RECORDs and project.json, as others."""
+    """By RECORD and project.json, like wheels of an index."""
     code, out, messages = sourced.judged(sourced.image)
 
     assert (code, out) == (0, f"{sourced.image.manifest}\n"), messages

@@ -84,8 +84,8 @@ class Commands:
         return "--output", str(self.small.layout)
 
 
-# In place of the image's Python: an import fails elsewhere than in /app and as root; `pip check` fails; the
-# probe of libraries fails if its files are not there.
+# Replaces the image's Python: an import succeeds only in /app and as root; `pip check` fails; the library
+# probe fails if its files are missing.
 LACKS = {"missing": [[f"{SITE.removeprefix('opt/venv/')}/fsspec_fast.so", "libx.so.1"]]}
 PROBED = json.dumps({**LACKS, "loaded": [], "versions": [], "import_torch": ""})
 PYTHON = f"""#!/bin/sh
@@ -117,7 +117,7 @@ def test_the_parent_is_that_of_the_lock(commands: Commands) -> None:
 
 
 def test_the_library_builds_what_the_command_builds(commands: Commands, tmp_path: Path) -> None:
-    """As docs/library.md does; without a cell, for the cell of the project's lock."""
+    """The code of docs/library.md; without a cell, the cell of the project's lock is built."""
     code, digest, messages = commands.build()
     assert code == 0, messages
     small, said = commands.small, list[str]()
@@ -182,7 +182,7 @@ def test_from_a_folder_to_a_running_and_pushed_image(commands: Commands, registr
     assert sent[1]["bytes_sent"] < sizes[-1] + 20_000  # the code, config and manifest
 
 
-def test_the_suite_runs_in_the_image_below(commands: Commands) -> None:
+def test_the_suite_runs_in_the_parent_image(commands: Commands) -> None:
     commands.build()
 
     code, out, messages = commands.run(
@@ -230,7 +230,7 @@ def test_smoke_checks_the_image_in_an_engine(
 
 
 def test_smoke_needs_the_image_of_the_lock(commands: Commands) -> None:
-    """One that was built before the lock changed is refused."""
+    """An image that was built before the lock changed is refused."""
     commands.build()
     before = commands.lock
     wheel = commands.small.wheel("fsspec", "4", "fsspec/__init__.py")
@@ -271,7 +271,7 @@ def test_a_stale_lock_is_refused(commands: Commands) -> None:
 
 
 def test_the_extras_are_those_of_the_lock(commands: Commands) -> None:
-    """Other ones make it stale; a missing lock is made with those of the options."""
+    """Other extras make the lock stale; a missing lock is made with the extras of the options."""
     small = commands.small
     (small.project / "requirements.txt").unlink()
     (small.project / "pyproject.toml").write_text(

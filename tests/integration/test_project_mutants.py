@@ -1,4 +1,4 @@
-"""The gate of a project's image refuses each way to change what the proof of the parent image covers."""
+"""The gate of a project refuses all known changes of what the proof of the parent image covers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 
 def test_the_image_itself_is_cleared(there: Scene) -> None:
-    """Also with another layer of sound code: not every change is refused."""
+    """Also with another harmless layer of code: the gate does not refuse every change."""
     assert there.judged(there.image)[0] == 0
     code, _, messages = there.judged(on_top(adds("app/lib/more.py"))(there))
     assert code == 0, messages
@@ -33,8 +33,8 @@ def test_a_mutant_is_refused(there: Scene, name: str) -> None:
     assert f"  {fault}" in messages or f"  layers: {fault}" in messages, messages
 
 
-def test_a_label_that_names_another_image_below(there: Scene) -> None:
-    """Than project.json does."""
+def test_a_label_that_names_another_parent_image(there: Scene) -> None:
+    """The label and project.json name different parent images."""
     image = with_label(PARENT_LABEL, f"{TAG}@{there.image.manifest}")(there)
 
     code, out, messages = there.judged(image)
@@ -45,12 +45,12 @@ def test_a_label_that_names_another_image_below(there: Scene) -> None:
     )
 
 
-def test_label_and_project_json_that_name_another_image_below(there: Scene) -> None:
-    """Its layers are not the lowest ones."""
+def test_label_and_project_json_that_name_another_parent_image(there: Scene) -> None:
+    """The lowest layers are not those of the named image."""
     other = there.mutant(config=lambda document: document["config"]["Labels"].update({PARENT_LABEL: ""}))
     with open_layer(there.image.layers[-1].path) as stream:
         top = stream.read()
-    # The same length, so that the tar's headers fit.
+    # The digests have the same length, so the tar headers remain valid.
     top = top.replace(there.parent.manifest.encode(), other.manifest.encode())
     layout = there.small.layout
     named = (layout / "index.json").read_text().replace('"mutant"', '"other"')

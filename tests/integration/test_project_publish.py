@@ -1,4 +1,4 @@
-"""`publish` and `verify` of a project's image: decision, report and SBOM are attached, and read again."""
+"""`publish` attaches decision, report and SBOM to a project's image, and `verify` reads them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def a_server() -> Iterator[RegistryServer]:
 
 
 def published(there: Scene, server: RegistryServer, *more: str, files: tuple[str, ...] = ()) -> Any:
-    """`publish`, with signed reports of both images: exit code, stdout, messages."""
+    """Run `publish` with signed reports of both images; returns exit code, stdout and messages."""
     folder = there.publisher.folder
     files = files or (there.parent_report(), there.signed(there.report(there.image)))
     reports = [word for file in files for word in ("--report", file)]
@@ -47,7 +47,7 @@ def published(there: Scene, server: RegistryServer, *more: str, files: tuple[str
 
 
 def verified(there: Scene, server: RegistryServer, tag: str = NAME, *more: str) -> tuple[int, str]:
-    """`verify`: exit code, and what it prints."""
+    """The exit code and output of `verify`."""
     publisher = there.publisher
     done = publisher.run(
         "verify", f"{server.host}/team/app:{tag}", *publisher.keys, "--suite", str(publisher.suite), *more
@@ -120,8 +120,8 @@ def test_verify_reads_what_was_published(there: Scene, server: RegistryServer) -
     assert "SPDX and CycloneDX match the image" in full[1]
 
 
-def test_verify_reads_the_image_below_if_it_is_there(there: Scene, server: RegistryServer) -> None:
-    """With all of its statements; without it, it says so."""
+def test_verify_reads_the_parent_image_if_it_is_there(there: Scene, server: RegistryServer) -> None:
+    """If the repository has the parent image, its statements are verified; if not, the output says so."""
     published(there, server)
     alone = verified(there, server)
     folder = there.publisher.folder
@@ -146,7 +146,7 @@ def test_verify_reads_the_image_below_if_it_is_there(there: Scene, server: Regis
 
 
 def test_verify_full_reads_the_layers_as_the_gate_does(there: Scene, server: RegistryServer) -> None:
-    """A publisher's key can sign a decision about an image that the gate refuses; the parent image tells."""
+    """A publisher can sign a decision for an image that the gate refuses; `--full` compares the layers."""
     folder = there.publisher.folder
     keys = ("--key", str(folder / "publisher.pem"), "--trust", str(folder / "lab.pub.pem"))
     target = ("--to", f"{server.host}/team/app", "--dated", "20261122")
@@ -165,7 +165,7 @@ def test_verify_full_reads_the_layers_as_the_gate_does(there: Scene, server: Reg
 
 
 def harmless(*layers: Any) -> Changes:
-    """In place of what the gate finds in the layers."""
+    """The changes by *layers*, without their faults: a replacement for the gate's check."""
     return replace(changes(*layers), faults=())
 
 
@@ -183,7 +183,7 @@ def test_verify_finds_moved_tags_and_what_is_missing(there: Scene, server: Regis
 
 
 def test_verify_refuses_an_override(there: Scene, server: RegistryServer) -> None:
-    """And evaluates the report again."""
+    """`verify` also evaluates the report again."""
     findings = (finding("import"), finding("pip-check"), finding("linkage", "failed"))
     own = there.signed(there.report(there.image, findings=findings, verdict="fail"), "failed.dsse.json")
     code, _, messages = published(
@@ -199,7 +199,7 @@ def test_verify_refuses_an_override(there: Scene, server: RegistryServer) -> Non
 
 
 def test_verify_needs_a_trusted_decision(there: Scene, server: RegistryServer, tmp_path: Path) -> None:
-    """One by another key does not count."""
+    """A decision that another key signed is ignored."""
     published(there, server)
     publisher = there.publisher
     lab = ("--key", str(publisher.folder / "lab.pub.pem"))

@@ -1,4 +1,4 @@
-"""`build --project --to`: the image is built and pushed by one command, as by `build` and `push`."""
+"""`build --project --to`: one command with the same effect as `build` and then `push`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def commands(tmp_path: Path) -> Commands:
 
 
 def lines_of(messages: str) -> list[str]:
-    """The messages, without times and the lines of blobs, which are pushed in any order."""
+    """The messages, without times, and without the lines of blobs, whose order varies."""
     lines = (re.sub(r"\d+\.\d s", "- s", line) for line in messages.splitlines())
     return [line for line in lines if not line.endswith(" in the registry")]
 
@@ -62,7 +62,7 @@ def test_json_has_the_objects_of_both(commands: Commands, registry: RunningRegis
     pushed = json.loads(commands.run("push", "project", *commands.output, *to)[1])
 
     def same(found: dict[str, Any]) -> dict[str, Any]:
-        """Without what differs in a second run."""
+        """*found* without the keys whose values differ in a second run."""
         changing = {"seconds", "bytes_sent", "sent", "mounted", "there", "blobs", "reused", "built", "stages"}
         return {key: value for key, value in found.items() if key not in changing}
 

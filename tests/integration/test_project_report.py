@@ -1,4 +1,4 @@
-"""`smoke --project` writes a report of the project's image: signed, kept, shown; the project's own test."""
+"""`smoke --project`: reports of the project's image are signed, kept and shown; the test of the project."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchkiln.smoke.attestation import read
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.project.suite import project_suite
 
-# In place of the image's Python: everything passes. `-m selftest` fails unless it runs as the image's user in
+# Replaces the image's Python: everything passes. `-m selftest` fails unless it runs as the image's user in
 # /app.
 SOUND = """#!/bin/sh
 case "$*" in
@@ -133,7 +133,7 @@ def test_the_test_is_that_of_the_image(tmp_path: Path) -> None:
 
 
 def test_the_report_names_the_libraries_that_the_lock_allows_to_be_missing(tmp_path: Path) -> None:
-    """With those of the option; the lock's need no option."""
+    """Together with libraries of the option; those in the lock need no option."""
     commands = Commands(bench(tmp_path, python=PYTHON))
     assert commands.build()[0] == 0
     refused = commands.smoke("--only", "linkage")

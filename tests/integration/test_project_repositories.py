@@ -1,4 +1,4 @@
-"""A package of a git repository: built in the sandbox from what was fetched, and again on another machine."""
+"""A package from a Git repository: fetched, built in the sandbox, and built again on another machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def fetched(store: Store, code: GitCommit, name: str = "tool") -> SourceCode:
 
 
 def test_the_wheel_of_a_commit(scene: Scene, forge: GitServer) -> None:
-    """Its version is that of the wheel; the build has the whole repository, and no history."""
+    """The version is read from the wheel; the build sees the complete repository without its history."""
     extra = (
         "\ndef extra():\n    assert not os.path.exists('../.git')\n    return open('../shared.txt').read()\n"
     )

@@ -27,7 +27,7 @@ def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 
 def sbom(there: Scene, *options: str) -> str:
-    """What `sbom` prints."""
+    """The output of `sbom`."""
     folders = there.publisher.here[:4]
     done = there.publisher.run("sbom", NAME, *folders, *options)
     assert done.exit_code == 0, done.exception
@@ -35,7 +35,7 @@ def sbom(there: Scene, *options: str) -> str:
 
 
 def wheel_hashes(there: Scene) -> dict[str, str]:
-    """sha256 of the wheels, by the lock of the cell."""
+    """The sha256 of each wheel in the lock of the cell."""
     return {wheel.name: wheel.sha256 for wheel in there.small.cell.wheels}
 
 

@@ -1,4 +1,4 @@
-"""`build --project --watch`: images of changed code, pushed; faults, stale locks, the end by Ctrl-C."""
+"""`build --project --watch`: builds and pushes changed code; errors, stale locks, and the end by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Step = Callable[[], object]
 
 
 class Watch:
-    """A watched project, changed by steps: one each third pause of the watch; after the last one Ctrl-C."""
+    """A watched project that changes in steps, one in every third pause; Ctrl-C follows the last step."""
 
     def __init__(self, commands: Commands) -> None:
         self.commands, self.project = commands, commands.small.project
@@ -67,19 +67,19 @@ class Watch:
 
         with patch.object(project_watch, "rebuilds", watched):
             code, out, messages = self.commands.build("--watch", *arguments)
-        assert (code, messages.splitlines()[-1]) == (1, "Aborted!"), messages  # as click ends by Ctrl-C
+        assert (code, messages.splitlines()[-1]) == (1, "Aborted!"), messages  # click's end after Ctrl-C
         return out, messages
 
     def write(self, name: str, text: str) -> Step:
-        """A step."""
+        """A step that writes *text* to the file *name*."""
         return lambda: (self.project / name).write_text(text)
 
     def digest(self) -> str:
-        """That of the image in the layout."""
+        """The digest of the image in the layout."""
         return open_layout(self.commands.small.layout).image("project").manifest
 
     def demand_present(self) -> None:
-        """The image in the layout must be that of the present files: `build` gives the same."""
+        """Assert that `build` of the current files gives the image in the layout."""
         before = self.digest()
         code, digest, messages = self.commands.build()
         assert (code, digest.strip()) == (0, before), messages
@@ -125,7 +125,7 @@ def test_the_image_is_that_of_a_build(watch: Watch) -> None:
 
 
 def test_changed_settings_are_those_of_the_image(watch: Watch) -> None:
-    """Also if git ignores their file."""
+    """Even if git ignores the settings file."""
     subprocess.run(["git", "init", "--quiet", watch.project], check=True)
     (watch.project / ".gitignore").write_text("torchkiln.toml\n")
     lines, messages = watch.run(
@@ -156,7 +156,7 @@ def test_json_has_an_object_for_each_image(watch: Watch, registry: RunningRegist
 
 
 def test_a_stale_lock_is_told_and_never_made(watch: Watch) -> None:
-    """`lock` in another terminal ends it: the new packages are built."""
+    """After `lock` in another terminal, the new packages are built."""
     small, commands = watch.commands.small, watch.commands
     wheel = small.wheel("einops", "1", "einops/__init__.py")
 
@@ -253,7 +253,7 @@ def test_the_first_image_must_succeed(watch: Watch) -> None:
 
 
 def test_ctrl_c_ends_it_with_130(watch: Watch) -> None:
-    """In a process of its own, which waits for changes as a user's does."""
+    """In a separate process, which waits for changes like a user's."""
     small = watch.commands.small
     assert watch.commands.build()[0] == 0  # from now on all layers are in the cache
     named = ("--matrix", str(ROOT / "matrix.yaml"), "--images", str(watch.commands.images))

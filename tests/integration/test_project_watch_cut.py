@@ -1,4 +1,4 @@
-"""`build --project --watch`, with a change of the code or Ctrl-C at instants that a seed draws."""
+"""`build --project --watch` with a change of the code or Ctrl-C at instants drawn from a seed."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Instants:
         self.calls, self.at, self.then = 0, 0, nothing
 
     def during(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """*function*; `then` is called before the call number `at`."""
+        """*function*, during which `then` is called before torchkiln's call number `at`."""
 
         def counted(frame: Any, event: str, _: object) -> None:
             code = frame.f_code
-            # Not in generators: Python ignores an exception in one that is just being deleted.
+            # Generators are excluded, because Python ignores exceptions in a generator that is being deleted.
             if event == "call" and "/torchkiln/" in code.co_filename and not code.co_flags & CO_GENERATOR:
                 self.calls += 1
                 if self.calls == self.at:
@@ -62,7 +62,7 @@ class Instants:
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_change_at_any_instant_is_not_lost(watch: Watch, number: int) -> None:
-    """While the files are read, or the image is planned and written: at a call that a seed draws."""
+    """The file changes while it is read, or while the image is planned or written."""
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
     instants, train = Instants(), watch.project / "train.py"
 
@@ -88,13 +88,13 @@ def test_a_change_at_any_instant_is_not_lost(watch: Watch, number: int) -> None:
     assert validate(watch.commands.small.layout) == ()
 
 
-# Ctrl-C may come between the opening of a file and its `with`: the end of the process closes it.
+# If Ctrl-C comes between open() and its `with`, only the end of the process closes the file.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", NUMBERS)
 def test_ctrl_c_at_any_instant_leaves_nothing_half_written(
     watch: Watch, registry: RunningRegistry, number: int
 ) -> None:
-    """The layout has the image before or after the change, and so has the registry; complete."""
+    """Layout and registry have a complete image, that before or that after the change."""
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
     instants, name = Instants(), f"cut/{number}"
 
@@ -119,7 +119,7 @@ def test_ctrl_c_at_any_instant_leaves_nothing_half_written(
         lines, _ = watch.run(measure, disturb, arguments=to)
 
     assert instants.calls == instants.at > 0
-    assert len(lines) in (2, 3)  # 3: it came when the files were compared once more
+    assert len(lines) in (2, 3)  # 3 if Ctrl-C came when the files were compared again, after the build
     layout = watch.commands.small.layout
     assert faults(layout) == []
     accepted = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
@@ -134,5 +134,5 @@ def test_ctrl_c_at_any_instant_leaves_nothing_half_written(
 
 
 def faults(layout: Path) -> list[str]:
-    """Those of the layout, except unreferenced blobs, which a later build removes."""
+    """The faults of *layout*, except unreferenced blobs, which a later build removes."""
     return [fault.what for fault in validate(layout) if not fault.what.startswith("unreferenced blob")]

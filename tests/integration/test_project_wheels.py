@@ -1,4 +1,4 @@
-"""Own wheels of a project in its image: by hash from the folder or the cache, and not in the code again."""
+"""A project's wheel files in its image: found by hash in folder or cache, and not copied with the code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def small(tmp_path: Path) -> Bench:
 
 
 def put(small: Bench, text: bytes = b"VALUE = 1\n", folder: str = "wheels") -> Path:
-    """The wheel of own 1 in the project's folder, and not on the index."""
+    """Write the wheel of own 1 to the project's folder; the index does not have it."""
     return make_wheel(small.project / folder, "own", "1", {"own/__init__.py": text})
 
 
@@ -67,7 +67,7 @@ def root_of(small: Bench) -> Path:
 
 
 def forget(small: Bench) -> None:
-    """As on another machine: the cache has neither wheels nor their layers."""
+    """Delete all wheels and their layers from the cache, which is then like another machine's."""
     for kind in ("wheels/*/*", "records/layers/*", "records/effects/*"):
         for path in small.store.root.glob(kind):
             path.unlink()
@@ -85,7 +85,7 @@ def test_the_folders_file_is_installed(small: Bench) -> None:
     assert built.effect.removed == ()
 
 
-def test_the_cache_has_it_when_the_folder_has_it_no_more(small: Bench) -> None:
+def test_the_cache_has_it_when_the_folder_no_longer_has_it(small: Bench) -> None:
     wheel = put(small)
     lock = locked(small, wheel)
     first = small.build(lock).built.image.manifest
@@ -96,7 +96,7 @@ def test_the_cache_has_it_when_the_folder_has_it_no_more(small: Bench) -> None:
 
 
 def test_new_code_is_built_when_the_cache_has_lost_the_wheel(small: Bench) -> None:
-    """As `build --watch` does; the wheel is in the folder."""
+    """By `rebuild`, which `build --watch` uses; the wheel is still in the folder."""
     lock = locked(small, put(small))
     before = small.build(lock)
     forget(small)
@@ -130,7 +130,7 @@ def test_another_or_no_file_is_refused(small: Bench) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(small: Bench) -> None:
-    """The bytes that are installed are compared, not those of an earlier look."""
+    """The hash is that of the bytes that are installed, not of an earlier read."""
     wheel = put(small)
     lock = locked(small, wheel)
     known = lock.wheels[0].sha256
@@ -155,7 +155,7 @@ def test_a_link_out_of_the_folder_is_not_followed(small: Bench) -> None:
 
 
 class Builder:
-    """In place of `SandboxedBuilder`: its wheel has *text*."""
+    """Replaces `SandboxedBuilder`; its wheel contains *text*."""
 
     def __init__(self, small: Bench, text: bytes) -> None:
         self.small, self.text = small, text
@@ -164,7 +164,7 @@ class Builder:
     def again(self, code: SourceCode, cell: LockedCell, requires: tuple[LockedWheel, ...]) -> BuiltSdist:
         sdist, store = code.archive, self.small.store
         assert all(map(store.has_wheel, (sdist, *requires)))
-        assert TAG in open_layout(self.small.layout).refs()  # so the base that is used is known
+        assert TAG in open_layout(self.small.layout).refs()  # the parent is built first, so the base is known
         self.asked.append((sdist.filename, tuple(wheel.name for wheel in requires)))
         made = make_wheel(self.small.folder / "made", "own", "1", {"own/__init__.py": self.text})
         wheel = replace(locked_wheel(made), index=Source.PROJECT)
@@ -178,7 +178,7 @@ def test_a_wheel_that_was_built_is_built_again_on_another_machine(
     small: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the locked sdist, with the locked build requirements; other bytes are refused."""
-    # As if it had libraries, which are checked before the project's image is built.
+    # Pretend that the wheel has libraries: these are checked before the project's image is built.
     monkeypatch.setattr(building, "is_unread", lambda wheel, store: not store.has_wheel(wheel))
     backend = small.wheel("backend", "1", "backend.py")
     filename, data = sdist({"pyproject.toml": ""}, "own", "1")
@@ -244,7 +244,7 @@ def test_one_wheel_is_built_at_a_time(tmp_path: Path) -> None:
 
 
 def source(small: Bench, settings: str, requirements: str) -> code.ProjectCode:
-    """The code of the project with these files, whose lock is fresh."""
+    """The code of the project with these two files and a fresh lock."""
     (small.project / "torchkiln.toml").write_text(settings)
     (small.project / "requirements.txt").write_text(requirements)
     images = small.folder / "images"
@@ -272,7 +272,7 @@ def source(small: Bench, settings: str, requirements: str) -> code.ProjectCode:
 def test_the_code_does_not_have_the_wheels_again(
     small: Bench, monkeypatch: pytest.MonkeyPatch, folder: str, settings: str, requirements: str
 ) -> None:
-    """They do not count as code, either."""
+    """Wheels do not count towards the size limit of the code."""
     put(small, folder=folder)
     if folder == "wheels":
         (small.project / folder / "big-1-py3-none-any.whl").write_bytes(b"0" * 5000)

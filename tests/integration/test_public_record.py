@@ -1,4 +1,4 @@
-"""Locks by public record: made without PyTorch's index, built with an index that has the same bytes.
+"""Locks by public record: locked without PyTorch's index, built with an index that has the same bytes.
 
 The real wheels are not reachable: the hashes of the real record are checked, and complete builds
 use small wheels of a local index.
@@ -49,7 +49,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexWorkspa
 
 @pytest.fixture(scope="module")
 def recorded(workspace: IndexWorkspace) -> IndexWorkspace:
-    """Both cells locked by the real record; without a request to PyTorch's index."""
+    """Both cells, locked by the real record without a request to PyTorch's index."""
     for cell, tag in ((CELL, TAG), (OTHER, SMALL)):
         ran = workspace.kiln("lock", *cell, "--public-record", index=None)
         assert (ran.returncode, ran.stdout) == (0, f"{tag}\n"), ran.stderr
@@ -74,7 +74,7 @@ def local_facts(workspace: IndexWorkspace) -> Facts:
 def test_the_lock_holds_the_recorded_hashes_and_the_default_index_gives_the_rest(
     recorded: IndexWorkspace,
 ) -> None:
-    """Also triton, of which PyTorch's index has the same file; the torch there is not used."""
+    """triton also comes from the default index, but the default index's torch is not used."""
     for tag, torch, triton in ((TAG, "2.0.1", "2.0.0"), (SMALL, "2.2.2", "2.2.0")):
         found = load_locked(recorded.images, tag)
         wheels = {wheel.name: wheel for wheel in found.wheels}
@@ -122,7 +122,7 @@ def test_plan_dockerfile_list_and_explain_show_the_record(recorded: IndexWorkspa
 
 
 def test_an_incomplete_record_is_reported(recorded: IndexWorkspace) -> None:
-    """For 2.5.1 only torch's hash is known. Without an index the error mentions a record."""
+    """Of 2.5.1, only torch's hash is known. Without an index, the error suggests --public-record."""
     ran = recorded.kiln("lock", "--torch", "2.5.1", "--cuda", "11.8", "--public-record", index=None)
     assert (ran.returncode, "not all of torch, torchvision and torchaudio cu118" in ran.stderr) == (4, True)
     assert not (recorded.images / "2.5.1-cuda11.8-cudnn9-runtime").exists()
@@ -157,7 +157,7 @@ def test_a_build_needs_the_index_and_the_same_bytes(recorded: IndexWorkspace) ->
 
 @pytest.fixture(scope="module")
 def both(workspace: IndexWorkspace) -> tuple[LockedCell, LockedCell]:
-    """2.0.1 locked by the record of the local wheels, and from the index; built one after the other."""
+    """Two locks of 2.0.1: by a record of the local wheels, and from the local index."""
     cell = Cell(torch="2.0.1", cuda="11.8", flavor="runtime", os="debian12", python="3.11")
     answer, base = resolve(cell, MATRIX, FACTS), artefact.read_lock(workspace.images, "debian12")
     assert answer.build
@@ -175,7 +175,7 @@ def both(workspace: IndexWorkspace) -> tuple[LockedCell, LockedCell]:
 def test_an_image_by_record_has_the_layers_of_one_from_the_index(
     workspace: IndexWorkspace, both: tuple[LockedCell, LockedCell], tmp_path: Path
 ) -> None:
-    """With separate caches. Except for triton's, of which the local indexes have different bytes."""
+    """Built with separate caches; only triton's layer differs, because the local indexes' files differ."""
     digests: list[dict[str, str]] = []
     for number, locked in enumerate(both):
         assert [wheel.name for wheel in locked.wheels if not wheel.size] == ([] if number else [*NAMES])

@@ -127,7 +127,7 @@ def test_an_invalid_date(registry: RunningRegistry, publisher: Publisher, name: 
 def test_a_failing_cell_does_not_stop_the_others(
     registry: RunningRegistry, publisher: Publisher, name: str
 ) -> None:
-    """`--all`: the layout has one of eighteen tags; the exit code is the worst."""
+    """`--all` with a layout that has one of eighteen tags; the exit code is that of the worst failure."""
     image = publisher.build()
     report = publisher.signed(publisher.report(image))
     to = f"{registry.host}/{name}"
@@ -167,7 +167,7 @@ ALIASES = ["2.7-cuda12.1-runtime", "v2.7"]
 
 
 def released(publisher: Publisher, repository: str, version: str, day: str, *more: str) -> ImageOnDisk:
-    """The image with wheels of *version*, published on *day*."""
+    """Build the image with wheels of *version*, and publish it with the date *day*."""
     image = publisher.build(version)
     done = publisher.publish(
         repository, "--report", publisher.signed(publisher.report(image)), "--dated", day, *more
@@ -220,7 +220,7 @@ def test_tags_move_back_to_the_newest_good_image(
 def test_an_unsigned_retraction_does_not_replace_ours(
     registry: RunningRegistry, publisher: Publisher, name: str
 ) -> None:
-    """An attacker with write access could have added it, so that ours would be omitted."""
+    """An attacker with write access could add one so that the signed retraction would be skipped."""
     repository = f"{registry.host}/{name}"
     image = released(publisher, repository, "1", "20261120")
     words = ["withdraw", f"{repository}@{image.manifest}", "--reason"]
@@ -244,7 +244,7 @@ def test_an_unsigned_retraction_does_not_replace_ours(
 
 @both_registries
 def test_without_a_good_image(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
-    """An image published with an override is not good."""
+    """An image that was published with an override is no replacement for a retracted one."""
     repository = f"{registry.host}/{name}"
     image = publisher.build("1")
     failed = publisher.report(image, found("cuda", "failed", "devices: is 0, wanted 1"), verdict="fail")

@@ -1,6 +1,6 @@
-"""Interrupts publications at a request that a seed draws: readers see nothing wrong, the next one completes.
+"""Publications interrupted at a random request: readers see no invalid state, and the next run completes.
 
-`make test` draws some cuts; `NIGHTLY=yes make proof` fifty.
+`make test` interrupts one publication per registry, `NIGHTLY=yes make proof` 25 more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAULTS = (
     lambda at: Fault("status", status=503, skip=at, times=100_000),
     lambda at: Fault("unanswered", skip=at, times=100_000),
     lambda at: Fault("status", status=403, skip=at, times=100_000),
-    # In the middle of a request. Not for crane, which stores a truncated manifest as complete.
+    # Cut within a request; not used for crane, which stores a truncated manifest as complete.
     lambda at: Fault("cut", skip=at, times=100_000, at=1),
 )
 
@@ -54,12 +54,12 @@ def get(registry: RunningRegistry, path: str) -> Any:
 
 
 def contents(image: ImageOnDisk) -> dict[str, bytes]:
-    """The content of each blob; the next build deletes them."""
+    """The content of each blob, read because the next build deletes the files."""
     return {digest: path.read_bytes() for digest, path in digests(image).items()}
 
 
 def tags_of(registry: RunningRegistry, name: str, images: dict[str, dict[str, bytes]]) -> dict[str, str]:
-    """The image of each tag; require that it is complete, with its attachments."""
+    """The image of each tag; asserts that the image and its attachments are complete."""
     found = {}
     for tag in registry.tags(name):
         data = get(registry, f"{name}/manifests/{tag}")
@@ -78,14 +78,14 @@ def tags_of(registry: RunningRegistry, name: str, images: dict[str, dict[str, by
 
 
 def campaign(registry: RunningRegistry, publisher: Publisher, name: str, cuts: int) -> None:
-    """Publish an image over another, *cuts* times, interrupted each time; then once more."""
+    """Replace a published image *cuts* times, each time interrupted and then completed."""
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
     draw = random.Random(f"{SEED} {name}")
     old = publisher.build("old")
     before = contents(old)
     old_report = publisher.signed(publisher.report(old), "old.dsse.json")
     for run in range(cuts):
-        # Docker's registry shares blobs between repositories: a new one each time makes every run complete.
+        # Docker's registry shares blobs between repositories; a new image each time makes every run push all.
         place = f"{name}-{run}"
         publisher.build("old")
         done = publisher.publish(f"{registry.host}/{place}", "--report", old_report, "--dated", FIRST)
@@ -94,7 +94,7 @@ def campaign(registry: RunningRegistry, publisher: Publisher, name: str, cuts: i
         report = publisher.signed(publisher.report(new), "new.dsse.json")
         images = {old.manifest: before, new.manifest: contents(new)}
         with FaultProxy(registry.host) as proxy:
-            # Of about seventy requests; beyond the last, nothing is interrupted.
+            # A publication has about 70 requests; a higher number interrupts nothing.
             at, kind = draw.randrange(75), draw.randrange(len(FAULTS) - isinstance(registry, RunningCrane))
             proxy.faults = [FAULTS[kind](at)]
             to = f"{proxy.host}/{place}"
@@ -122,7 +122,7 @@ def campaign(registry: RunningRegistry, publisher: Publisher, name: str, cuts: i
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between attempts."""
+    """Retry without waiting."""
     monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda attempt, wait: 0.0)
 
 

@@ -52,7 +52,7 @@ def image(locked: IndexWorkspace) -> IndexWorkspace:
 
 
 def test_the_lock_has_the_real_pins_and_its_source(locked: IndexWorkspace) -> None:
-    """It contains no URL. Only packages bound to PyTorch's index come from it."""
+    """The lock contains no URL; only the packages bound to PyTorch's index come from that index."""
     found = load_locked(locked.root / "images", TAG)
     versions = {wheel.name: wheel.version for wheel in found.wheels}
     bound = {wheel.name for wheel in found.wheels if wheel.index is Source.PYTORCH}
@@ -68,7 +68,7 @@ def test_the_lock_has_the_real_pins_and_its_source(locked: IndexWorkspace) -> No
 
 
 def test_plan_and_dockerfile_are_made_from_the_lock(locked: IndexWorkspace) -> None:
-    """With separate layers for the libraries of CUDA 11.8, and the label."""
+    """The libraries of CUDA 11.8 have separate layers, and the image has the label of untrusted sources."""
     assert "CUDA libraries" in locked.kiln("plan", *CELL).stdout
     ran = locked.kiln("render", *CELL)
     assert ran.returncode == 0, ran.stderr
@@ -109,7 +109,7 @@ def test_an_untrusted_image_is_not_published_without_an_option(image: IndexWorks
 
 
 def test_an_index_with_another_torch_than_the_public_record_is_refused(workspace: IndexWorkspace) -> None:
-    """Of 2.2.2 for CUDA 11.8 the hash is known; by an address that is not marked as untrusted."""
+    """If its address is not marked as untrusted; the hash of 2.2.2 for CUDA 11.8 is known."""
     cell = Cell(torch="2.2.2", cuda="11.8", flavor="runtime", os="debian12", python="3.11")
     build = resolve(cell, MATRIX, FACTS).build
     assert build
@@ -124,7 +124,7 @@ def test_an_index_with_another_torch_than_the_public_record_is_refused(workspace
 
 
 def test_an_unreachable_index_is_named(workspace: IndexWorkspace) -> None:
-    """As for a lost network, 6; test_public_record.py has one that is not configured."""
+    """Exit code 6, as without a network; test_public_record.py tests an index that is not configured."""
     words = ("lock", "--torch", "2.3.1", "--cuda", "11.8", "--images", str(workspace.images))
     environ = workspace.environ() | {"TORCHKILN_INDEX_PYTORCH": "http://127.0.0.1:9/whl/cu118"}
     ran = forked.run(words, env=environ)

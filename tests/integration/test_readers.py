@@ -1,6 +1,6 @@
 """Other programs read our images correctly: each file, and the image's config.
 
-The hard image and its truth are in tests/conformance.py, the readers in tests/readers.py.
+tests/conformance.py has the image with difficult cases and its expected tree; tests/readers.py the readers.
 """
 
 import gzip
@@ -45,13 +45,13 @@ def tool(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def skopeo_copy(source: str, target: Path) -> None:
-    """Copy an image to skopeo's plain folder form; every digest is checked on the way."""
+    """Copy an image to skopeo's `dir:` format; skopeo checks every digest."""
     done = tool("skopeo", "copy", "--insecure-policy", source, f"dir:{target}")
     assert done.returncode == 0, done.stderr
 
 
 def inflated(path: Path) -> bytes:
-    """The tar of a layer as skopeo stores it, which its version inflates or compresses again."""
+    """The uncompressed tar of a layer that skopeo stored; its version determines whether it is compressed."""
     data = path.read_bytes()
     return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
@@ -61,7 +61,7 @@ def inflated(path: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Conformance:
-    """The hard image."""
+    """The image with difficult cases."""
     return conformance.make(tmp_path_factory.mktemp("conformance"))
 
 
@@ -75,7 +75,7 @@ def here(reader: Reader) -> None:
     "reader", [reader for reader in READERS if reader.many_members], ids=lambda reader: reader.name
 )
 def test_readers_unpack_the_same_tree(reader: Reader, images: Conformance, tmp_path: Path) -> None:
-    """From layers of many gzip members: paths, modes, sizes, contents, links and times, none missing."""
+    """Layers of many gzip members: all paths, modes, sizes, contents, links and times are correct."""
     here(reader)
 
     assert differences(images.tree, reader.read(images.image, tmp_path)) == []
@@ -85,7 +85,7 @@ def test_readers_unpack_the_same_tree(reader: Reader, images: Conformance, tmp_p
     "reader", [reader for reader in READERS if not reader.many_members], ids=lambda reader: reader.name
 )
 def test_readers_that_stop_at_the_first_member(reader: Reader, images: Conformance, tmp_path: Path) -> None:
-    """If one of these learns to read all members, update the documents."""
+    """If this fails because a new version reads all members, update docs/readers.md."""
     here(reader)
 
     with pytest.raises(CannotRead):
@@ -93,7 +93,7 @@ def test_readers_that_stop_at_the_first_member(reader: Reader, images: Conforman
 
 
 def test_the_expected_tree_has_the_files_of_the_wheels(images: Conformance) -> None:
-    """From the wheels' specifications; and the difficult cases are there."""
+    """It agrees with the wheels' specifications, and contains the difficult cases."""
     wheels = conformance.of_the_wheels()
 
     assert differences(wheels, {path: entry for path, entry in images.tree.items() if path in wheels}) == []
@@ -104,7 +104,7 @@ def test_the_expected_tree_has_the_files_of_the_wheels(images: Conformance) -> N
 
 
 def members(blob: Path) -> int:
-    """How many gzip members, by Python's zlib."""
+    """The number of gzip members, by Python's zlib."""
     data, count = blob.read_bytes(), 0
     while data:
         inflater = zlib.decompressobj(31)
@@ -137,7 +137,7 @@ def built(tmp_path: Path) -> BuiltImage:
 
 
 def test_skopeo_reads_the_config_correctly(built: BuiltImage) -> None:
-    """Digest, labels, environment and layers in skopeo's own words."""
+    """Digest, labels, environment and layers in the output of `skopeo inspect`."""
     done = tool("skopeo", "inspect", f"oci:{built.layout}:v2.7")
     assert done.returncode == 0, done.stderr
 

@@ -1,6 +1,6 @@
-"""Runs every command of the READMEs, in their order, with small images, a local index and a local registry.
+"""Runs every command of the READMEs in order, with small images, a local index and a local registry.
 
-tests/unit/test_readmes.py requires that both READMEs have the same commands, and a scene for each of them.
+tests/unit/test_readmes.py checks that both READMEs have the same commands, and that a test runs each of them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ TEXT = ENGLISH.read_text()
 
 
 def those(scene: Needs) -> list[str]:
-    """The commands of the README that need *scene*, each once."""
+    """The distinct commands of the README that need *scene*."""
     return list(dict.fromkeys(command for command in commands(TEXT) if scene_of(command) is scene))
 
 
 def changed(command: str, changes: Mapping[str, str]) -> str:
-    """*command* with each key of *changes* that it has replaced."""
+    """*command* with each key of *changes* replaced by its value."""
     for old, new in changes.items():
         command = command.replace(old, new)
     return command
@@ -52,7 +52,7 @@ def sh(command: str, folder: Path, environ: Mapping[str, str]) -> subprocess.Com
 
 
 def with_python(folder: Path) -> str:
-    """A PATH on which `python` is the one of .venv, by a script in *folder*."""
+    """A PATH whose `python` is a script in *folder* that starts the Python of .venv."""
     folder.mkdir(exist_ok=True)
     script = folder / "python"
     script.write_text(f'#!/bin/sh\nexec {ROOT}/.venv/bin/python "$@"\n')
@@ -72,7 +72,7 @@ def test_from_make_to_verify(scene: Scene, checkout: Path, registry: RunningRegi
     (checkout / "Makefile").write_text((ROOT / "Makefile").read_text())
     (checkout / ".venv").symlink_to(ROOT / ".venv")
     matrix = checkout / "matrix.yaml"
-    # Another name than that of tests/docker, whose images may be in the same engine.
+    # Not the name that tests/docker uses, because its images may be in the same engine.
     matrix.write_text(matrix.read_text().replace("repository: pytorch-cuda", "repository: pytorch-readme"))
     environ = scene.settings(
         PATH=with_python(checkout / "bin"),
@@ -90,7 +90,7 @@ def test_from_make_to_verify(scene: Scene, checkout: Path, registry: RunningRegi
         "TAG": TAG,
         "registry.example": registry.host,
         "print(torch.__version__, torch.version.cuda, torch.backends.cudnn.version())": "print(torch.main())",
-        "make ": "make -o .venv/.ready ",  # the owner's environment is complete
+        "make ": "make -o .venv/.ready ",  # .venv is complete, so do not install it again
     }
     printed = {
         command: sh(changed(command, changes), checkout, environ).stdout for command in those(Needs.CHECKOUT)
@@ -106,7 +106,7 @@ def test_from_make_to_verify(scene: Scene, checkout: Path, registry: RunningRegi
 
 
 def test_the_matrix_of_the_readme_is_locked(workspace: Workspace) -> None:
-    """In a folder with it, against an index of the test."""
+    """In a folder with that matrix.yaml, against a local index."""
     project = workspace.folder.path.parent
     (project / "matrix.yaml").write_text(blocks(TEXT, "yaml")[0])
     (project / "build.py").symlink_to(ROOT / "build.py")
@@ -176,7 +176,7 @@ def test_jupyter_ssh_and_packages_on_top(workplace: Workplace, home: Path) -> No
 
 @pytest.mark.skipif(not those(Needs.INSTALLED), reason="this torchkiln has no command `init`")
 def test_the_commands_of_an_installed_torchkiln_have_their_own_test() -> None:
-    """That file installs the wheel and runs them in an empty folder."""
+    """test_installed.py installs the wheel and runs them in an empty folder."""
     files = (Needs.INSTALLED.value, "tests/installed.py")
     text = "".join((ROOT / file).read_text() for file in files)
 

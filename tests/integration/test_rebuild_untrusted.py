@@ -1,4 +1,4 @@
-"""`verify --rebuild` of images with a hostile Python in the base: it has no effect, now or later."""
+"""`verify --rebuild` of images with a hostile Python in the base, which must have no effect, now or later."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def obeying() -> str:
 
 
 class Base:
-    """Replaces `tests.cells.base_of`: the same base, with a program instead of its loader."""
+    """Replaces `tests.cells.base_of`: the same base, with *program* in place of the dynamic loader."""
 
     def __init__(self, loader: bytes) -> None:
         self._loader, self._plain = loader, cells.base_of
@@ -96,7 +96,7 @@ class Base:
 
 
 def locked() -> LockedCell:
-    """That of `tests.planned`, on a base that has a Python."""
+    """The cell of `tests.planned`, on a base that has a Python."""
     cell = planned.locked()
     python = OsPackage(name=f"{NAME}-minimal", version=VERSION)
     return replace(cell, base=replace(cell.base, packages=(python, *cell.base.packages)))
@@ -104,7 +104,7 @@ def locked() -> LockedCell:
 
 @pytest.fixture(params=["harm"])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    """A published image with a hostile base; it was built with another Python."""
+    """A published image with a hostile base, which was built with another Python."""
     body = {"harm": HARM, "obeys": obeying()}[request.param]
     with (
         patch("tests.cells.base_of", Base(program(body))),
@@ -134,7 +134,7 @@ def output_of(done: Any, code: int) -> str:
 
 
 def test_the_python_runs_in_a_sandbox_for_every_signer(scene: Scene) -> None:
-    """Without a trusted key and with one, with --untrusted and without."""
+    """With and without a trusted key, with and without --untrusted."""
     before = cache_contents(scene.publisher)
     ways = ((("--untrusted",), ()), (("--untrusted",), None), ((), None))
     for more, keys in ways:
@@ -147,7 +147,7 @@ def test_the_python_runs_in_a_sandbox_for_every_signer(scene: Scene) -> None:
 
 @pytest.mark.parametrize("scene", ["obeys"], indirect=True)
 def test_its_byte_code_is_not_used_by_later_builds(scene: Scene) -> None:
-    """It follows the protocol, but with its own code: the layers differ, and the cache has none of it."""
+    """It follows the protocol but returns other code: the layers differ, and the cache does not change."""
     before = cache_contents(scene.publisher)
     message = output_of(scene.verify("--rebuild", "--untrusted", keys=()), 12)
     assert "rebuild: layer " in message
@@ -159,7 +159,7 @@ def test_its_byte_code_is_not_used_by_later_builds(scene: Scene) -> None:
 
 
 def test_without_a_key_nothing_is_built(scene: Scene) -> None:
-    """Reported before any request: there is no registry. `--untrusted` alone rebuilds nothing."""
+    """The error comes before any request, since no registry runs; `--untrusted` alone is also an error."""
     done = scene.publisher.run("verify", "127.0.0.1:9/team/app:v1", "--rebuild")
     assert output_of(done, 2).startswith(
         "--rebuild runs Python from the image, and no trusted key or identity"
@@ -168,7 +168,7 @@ def test_without_a_key_nothing_is_built(scene: Scene) -> None:
 
 
 def test_a_key_that_did_not_sign_it(scene: Scene) -> None:
-    """All else is looked at first, `--untrusted` or not."""
+    """All other checks come first, with and without `--untrusted`."""
     unknown_key = scene.publisher.write(public_pem(UNKNOWN_KEY), "stranger.pem")
     for more in ((), ("--untrusted",)):
         message = output_of(scene.verify("--rebuild", *more, keys=("--key", unknown_key)), 12)
@@ -177,7 +177,7 @@ def test_a_key_that_did_not_sign_it(scene: Scene) -> None:
 
 
 def test_a_damaged_layer_is_found_before_the_rebuild(scene: Scene) -> None:
-    """With --full the layers are checked too."""
+    """--full also checks the layers."""
     layer = max(scene.image.layers, key=lambda image_layer: image_layer.size)
     data = bytearray(scene.there.blobs[layer.digest])
     data[len(data) // 2] ^= 1
@@ -187,7 +187,7 @@ def test_a_damaged_layer_is_found_before_the_rebuild(scene: Scene) -> None:
 
 
 def test_a_host_without_namespaces(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command reports it; the image's Python does not run."""
+    """The command fails with a message, and the image's Python does not run."""
     refuses = tmp_path / "enter.py"
     refuses.write_text("import sys; sys.stderr.write('unshare: Operation not permitted'); sys.exit(125)")
     monkeypatch.setattr(sandbox, "_ENTER", refuses)
@@ -203,7 +203,7 @@ def test_a_host_without_namespaces(scene: Scene, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("form", ["gzip", "zstd"])
 def test_an_image_is_rebuilt_in_its_own_format(scene: Scene, form: LayerFormat) -> None:
-    """With the base of the image, if the cache has none; it is not stored in the cache."""
+    """If the cache does not have the base, that of the image is used, and not stored in the cache."""
     scene.image = scene.publisher.build(layer_format=form)
     scene.publish()
     base = scene.publisher.store.blob(load_locked(scene.publisher.folder / "images", TAG).base.digest)

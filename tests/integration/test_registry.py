@@ -1,4 +1,4 @@
-"""`publish` and the push below it, to docker-registry and to crane; read back by skopeo, crane and Docker."""
+"""`publish` and its push, to docker-registry and to crane; read back by skopeo, crane and Docker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def publishing(publisher: Publisher, host: str, name: str, *more: str) -> list[s
 
 
 def published(publisher: Publisher, host: str, name: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """Its end."""
+    """The completed process of `publishing`."""
     return forked.run(publishing(publisher, host, name, *more)[2:], env=publisher.settings)
 
 
@@ -97,7 +97,7 @@ def test_publish_prints_json(registry: RunningRegistry, publisher: Publisher, na
 def test_a_sibling_sends_no_byte_of_a_layer(
     registry: RunningRegistry, proxy: FaultProxy, built: ImageOnDisk, name: str, tmp_path: Path
 ) -> None:
-    """Counted in a proxy: only its config is sent."""
+    """Only its config is sent, as counted by a proxy."""
     push_to(proxy.host, name, built)
     before = proxy.blob_bytes()
     sibling = image(tmp_path, "v2", {f"{tmp_path} {title}": size for title, size in SIZES.items()})
@@ -118,7 +118,7 @@ def test_a_sibling_sends_no_byte_of_a_layer(
 def test_blobs_of_another_repository_are_mounted(
     registry: RunningRegistry, proxy: FaultProxy, built: ImageOnDisk, name: str, tmp_path: Path, known: str
 ) -> None:
-    """From an earlier push of this cache, or from the user's option."""
+    """The repository is known from an earlier push with this cache, or from the user's option."""
     store = Store(tmp_path / "cache") if known == "remembered" else None
     push_to(proxy.host, name, built, store=store)
     before = proxy.blob_bytes()
@@ -138,7 +138,7 @@ def test_blobs_of_another_repository_are_mounted(
 def test_a_repository_without_the_blobs_is_ignored(
     registry: RunningRegistry, proxy: FaultProxy, built: ImageOnDisk, name: str
 ) -> None:
-    """The registry begins an upload instead of the mount, and it is used."""
+    """The registry starts an upload instead of the mount, and this upload is used."""
     pushed = push_to(proxy.host, name, built, mount_from=["team/absent"])
 
     assert pushed.count("sent") == 4
@@ -168,7 +168,7 @@ def test_skopeo_gets_the_same_bytes(
 def test_crane_validates_the_image_and_finds_damage(
     registry: RunningRegistry, crane: RunningCrane, built: ImageOnDisk, name: str
 ) -> None:
-    """Its client computes every digest again, also of the inflated layers."""
+    """crane's client computes every digest again, also those of the uncompressed layers."""
     push_to(registry.host, name, built)
     argv = [crane.program, "validate", "--remote", f"{registry.host}/{name}:v1"]
     assert subprocess.run(argv, capture_output=True, check=False).returncode == 0
@@ -183,7 +183,7 @@ def test_crane_validates_the_image_and_finds_damage(
 def test_docker_pulls_and_runs_it(
     registry: RunningRegistry, engine: Mapping[str, str], name: str, tmp_path: Path
 ) -> None:
-    """An image of a shell and little else."""
+    """A small image with a shell."""
     reference = _runnable(tmp_path, registry, name)
     docker = lambda *words: subprocess.run(  # noqa: E731
         ["docker", *words], env=dict(engine), capture_output=True, text=True, check=False
@@ -198,7 +198,7 @@ def test_docker_pulls_and_runs_it(
 
 
 def _runnable(tmp_path: Path, registry: RunningRegistry, name: str) -> str:
-    """An image that a container can run, in the registry; its reference by digest."""
+    """Push an image that an engine can run; returns its reference by digest."""
     import gzip
 
     from tests.oci_samples import BlobFolder, plan
@@ -216,7 +216,7 @@ def _runnable(tmp_path: Path, registry: RunningRegistry, name: str) -> str:
 def test_a_signal_stops_a_push_to_a_silent_registry(
     registry: RunningRegistry, proxy: FaultProxy, publisher: Publisher, name: str
 ) -> None:
-    """While all threads send to a server that reads nothing, with a timeout of two minutes."""
+    """All threads are sending to a server that reads nothing, with a timeout of two minutes."""
     proxy.faults = [Fault("stall", "PATCH|PUT", times=100)]
     publisher.build()
     argv = publishing(publisher, proxy.host, name)

@@ -1,6 +1,6 @@
-"""Pushes through a proxy with faults, at points drawn from a seed, to docker-registry and to crane.
+"""Pushes to docker-registry and crane through a proxy, with faults at points drawn from a seed.
 
-In every case: either everything is there, byte for byte, or an error is reported and no tag is set.
+In every case, either the image is complete, byte for byte, or an error is reported and no tag is set.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UPLOAD, BLOB, MANIFEST = "/blobs/uploads/", "/blobs/sha256", "/manifests/"
 
 @pytest.fixture
 def draw(request: pytest.FixtureRequest) -> random.Random:
-    """Numbers that hang on the seed and the test's name; a failure shows the seed."""
+    """Random numbers, determined by the seed and the test's name; a failure shows the seed."""
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
     return random.Random(f"{SEED} {request.node.name}")
 
@@ -56,7 +56,7 @@ def proxy(registry: RunningRegistry) -> Iterator[FaultProxy]:
 
 
 def is_complete(registry: RunningRegistry, name: str, built: ImageOnDisk) -> bool:
-    """Whether the tag is there, and each of the image's blobs matches its digest."""
+    """Whether the tag exists, and each of the image's blobs matches its digest."""
     assert registry.tags(name) == ["v1"]
     return has_all(registry, name, built)
 
@@ -103,7 +103,7 @@ def test_lost_responses(
     draw: random.Random,
     path: str,
 ) -> None:
-    """A blob that was complete is seen there, and not sent again."""
+    """A blob that the registry received is found there, and not sent again."""
     proxy.faults = [Fault("unanswered", path=path, skip=draw.randrange(4), times=draw.randint(1, 3))]
 
     push_to(proxy.host, name, built)
@@ -154,7 +154,7 @@ def test_a_wrong_digest_is_reported(
     method: str,
     path: str,
 ) -> None:
-    """No tag except the one for which the registry reported it."""
+    """No tag is set, except the one whose manifest the registry reported with the wrong digest."""
     if method == "HEAD":
         push_to(proxy.host, name, built, tags=())
     several = 4 if "blobs" in path else 1
@@ -169,8 +169,8 @@ def test_a_wrong_digest_is_reported(
 def test_a_server_that_goes_down_during_a_push(
     registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
 ) -> None:
-    """For any first request that fails permanently, no tag is set, and the next push succeeds."""
-    push_to(proxy.host, f"{name}-first", built)  # crane's blobs belong to all repositories
+    """From any request on, all requests fail: no tag is set, and the next push succeeds."""
+    push_to(proxy.host, f"{name}-first", built)  # crane shares blobs between repositories
     counter = Fault("status", skip=1_000_000)  # counts requests on arrival; the proxy records them later
     proxy.faults = [counter]
     push_to(proxy.host, f"{name}-counted", built)
@@ -191,7 +191,7 @@ def test_a_server_that_goes_down_during_a_push(
 def test_a_token_that_expires_in_the_middle(
     registry: RunningRegistry, name: str, built: ImageOnDisk, draw: random.Random
 ) -> None:
-    """Also after a PATCH, whose body cannot simply be sent again."""
+    """Also after a PATCH, which cannot be repeated without its body."""
     with FaultProxy(registry.host, {LOGIN.user: LOGIN.password}) as proxy:
         proxy.lives = draw.randint(4, 6)  # an attempt needs 3 before its PATCH
 
@@ -203,7 +203,7 @@ def test_a_token_that_expires_in_the_middle(
 
 
 def test_an_expired_token_is_not_used(registry: RunningRegistry, name: str, built: ImageOnDisk) -> None:
-    """The token contains its lifetime."""
+    """The token's response states its lifetime."""
     with FaultProxy(registry.host, {LOGIN.user: LOGIN.password}) as proxy:
         proxy.token_lifetime = 1e-6  # type: ignore[assignment]
 
@@ -224,7 +224,7 @@ def test_an_expired_token_is_not_used(registry: RunningRegistry, name: str, buil
 def test_a_user_without_push_permission_gets_an_error(
     registry: RunningRegistry, name: str, built: ImageOnDisk, login: Login | None, message: str
 ) -> None:
-    """By name, without the password."""
+    """The error names the user, but does not show the password."""
     with (
         FaultProxy(registry.host, {LOGIN.user: LOGIN.password}) as proxy,
         pytest.raises(RegistryError, match=message) as error,
@@ -239,7 +239,7 @@ def test_a_user_without_push_permission_gets_an_error(
 def test_a_damaged_blob_is_never_completed(
     registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
 ) -> None:
-    """One byte, in any of the layers."""
+    """One byte differs, in any of the layers."""
     layer = draw.choice(built.layers)
     data = bytearray(layer.path.read_bytes())
     data[draw.randrange(len(data))] ^= 1

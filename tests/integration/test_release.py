@@ -1,4 +1,4 @@
-"""`make release` and the workflow jobs without GPUs: gate, registry, verification, and failures."""
+"""`make release` and the workflow jobs, without GPUs: gate, registry, verification and failures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def publisher(tmp_path: Path) -> Publisher:
     cell = locked()
     fresh = replace(
         cell, inputs=inputs_digest(cell.resolution, ())
-    )  # the lock's, by this matrix and these facts
+    )  # of the lock, with this matrix and these facts
     with patch("tests.cells.locked", lambda: fresh):
         made.build()
     (tmp_path / "bin").mkdir()
@@ -56,7 +56,7 @@ def publisher(tmp_path: Path) -> Publisher:
 
 
 def release(publisher: Publisher, to: str) -> subprocess.CompletedProcess[str]:
-    """`make release`, the reports in reports/, signed by the laboratory."""
+    """Run `make release` with the reports in reports/, which the laboratory's key signed."""
     variables = [
         f"TO={to}",
         "KEY=publisher.pem",
@@ -74,7 +74,7 @@ def release(publisher: Publisher, to: str) -> subprocess.CompletedProcess[str]:
 
 
 def gated(publisher: Publisher, image: str, *keys: str) -> subprocess.CompletedProcess[str]:
-    """The gate of another repository: its script in *image*, verified with *keys*; no real `docker`."""
+    """Run the torch-gate action on *image*, verified with *keys*; `docker` is a stub."""
     variables = {"IMAGE": image, "SCRIPT": "python train.py", "GPUS": "all", "SHM_SIZE": "8g"}
     variables |= {"KEYS": "\n".join(keys), "IDENTITY": "", "ISSUER": ""}
     return subprocess.run(
@@ -137,7 +137,7 @@ def test_an_image_that_failed_elsewhere_is_not_released(
 # --- workflow jobs with an image that fails its tests ----------------------------------------------
 
 
-# A complete chain of jobs with its own bundle: a minute, too long for `make test`.
+# The complete chain of jobs takes a minute, which is too long for `make test`.
 
 
 @pytest.mark.network
@@ -185,6 +185,6 @@ def test_an_image_that_fails_its_tests_is_built_bundled_reported_and_not_publish
 
 @pytest.fixture(scope="module")
 def scene_of_docker(request: pytest.FixtureRequest) -> Small:
-    """Under another name: the workflows have a scene, too."""
+    """tests.docker's fixture `scene` under another name, because `scene` here is that of the workflows."""
     found: Small = request.getfixturevalue("scene")
     return found

@@ -74,7 +74,7 @@ def text(name: str, content: str) -> Callable[[Path], None]:
 
 
 def environment_with_a_python(name: str) -> Callable[[Path], None]:
-    """A virtual environment whose Python leaves a mark when it runs."""
+    """A virtual environment whose Python creates the file RUN when it is executed."""
 
     def plant(folder: Path) -> None:
         program = folder / name / "bin" / "python"
@@ -138,9 +138,9 @@ def locked(server: IndexServer, cache: Path, **more: str) -> list[str]:
 def test_a_planted_file_changes_nothing(
     left_out: str, server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All together, in each folder above the resolver's, in the user's home, and in the current folder.
+    """All files at once, in each parent folder of the resolver's, in the home, and in the current folder.
 
-    With a uv.toml, uv ignores the settings of a pyproject.toml: one of the two is omitted.
+    One of uv.toml and pyproject.toml is omitted, because uv ignores a pyproject.toml beside a uv.toml.
     """
     monkeypatch.setenv("HOME", str(tmp_path / "tmp" / "home"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -200,7 +200,7 @@ ENVIRONMENT = {
 }
 
 
-# Variables that would disable others if they were used.
+# Variables that, if they had an effect, would disable others.
 QUIET = ("UV_NO_CONFIG", "UV_NO_SOURCES", "UV_SYSTEM_PYTHON", "UV_MANAGED_PYTHON", "UV_PYTHON", "VIRTUAL_ENV")
 
 
@@ -208,7 +208,7 @@ QUIET = ("UV_NO_CONFIG", "UV_NO_SOURCES", "UV_SYSTEM_PYTHON", "UV_MANAGED_PYTHON
 def test_a_variable_of_the_environment_changes_nothing(
     variables: Collection[str], server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of uv's or pip's; a proxy is used only by our session, and the test's index needs none."""
+    """No variable of uv or pip has an effect; only torchkiln's own session would use a proxy."""
     for file in ("uv.toml", "constraints.txt", "requirements.txt", ".env", ".venv", "sitecustomize.py"):
         FILES[file](tmp_path)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -223,7 +223,7 @@ def test_a_variable_of_the_environment_changes_nothing(
 def test_the_folder_is_private_and_is_deleted(
     server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in the cache, mode 0700 for every umask; afterwards it is deleted."""
+    """It is in the cache, has mode 0700 with any umask, and is deleted afterwards."""
     folders: list[tuple[Path, int]] = []
     watch = uv.watch
 

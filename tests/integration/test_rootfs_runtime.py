@@ -1,4 +1,4 @@
-"""Commands in an unpacked image, for real: what they see, how they end, and that nothing stays behind."""
+"""Real commands in an unpacked image: what they see, how they end, and that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_binds_are_read_only_by_default(image: Path, tmp_path: Path) -> None:
 
 
 def test_a_link_in_the_image_does_not_lead_a_bind_to_the_host(image: Path, tmp_path: Path) -> None:
-    """/var/escape → /etc: the image's own /etc is meant."""
+    """/var/escape is a link to /etc, which means the image's /etc."""
     (tmp_path / "f").write_text("bound")
     bind = Bind(source=tmp_path / "f", target="/var/escape/torchkiln-test")
 
@@ -197,7 +197,7 @@ def test_writes_can_go_to_a_temporary_folder(image: Path, tmp_path: Path) -> Non
 
 
 def test_a_driver_is_mounted(image: Path, tmp_path: Path) -> None:
-    """Its nodes, libraries and tools are mounted read-only; without ldconfig a variable names them."""
+    """Nodes, libraries and tools are mounted read-only; LD_LIBRARY_PATH is set if ldconfig is missing."""
     host = tmp_path / "host"
     for name in ("nvidia0", "nvidiactl", "libcuda.so.1", "nvidia-smi"):
         host.mkdir(exist_ok=True)
@@ -222,7 +222,7 @@ def test_a_driver_is_mounted(image: Path, tmp_path: Path) -> None:
 @needs_ldconfig
 @needs_gcc
 def test_the_loader_of_the_image_finds_the_driver(tmp_path: Path) -> None:
-    """By its own cache, for any environment; the image itself is not changed."""
+    """Through ld.so.cache, not LD_LIBRARY_PATH; the image's files do not change."""
     root = tiny_root(tmp_path / "root")
     (root / "sbin").mkdir()
     shutil.copy("/sbin/ldconfig", root / "sbin/ldconfig")
@@ -253,8 +253,8 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_without_root_a_user_namespace_does(image: Path) -> None:
-    """The same, as user `nobody`, by a Python that this user can read."""
+def test_without_root_a_user_namespace_is_used(image: Path) -> None:
+    """The runtime as user `nobody`, with a Python that this user can read."""
     python = "/usr/bin/python3"
     if not os.access(python, os.X_OK):
         pytest.skip(f"{python} is missing, and user `nobody` cannot run root's: apt-get install python3")
@@ -308,19 +308,19 @@ def eventually(true: object) -> None:
         if true():  # type: ignore[operator]
             return
         time.sleep(0.05)
-    pytest.fail("it did not come to pass in 300 s")
+    pytest.fail("timed out after 300 s")
 
 
 @pytest.fixture
 def beside() -> Iterator[Path]:
-    """A folder that no mount of the runtime's hides, as one in /tmp would be."""
+    """A folder outside /tmp, where the runtime's mounts would hide it."""
     with tempfile.TemporaryDirectory(prefix="torchkiln-test-", dir="/var/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.mark.parametrize("name", ["etc", "dev", "proc", "sys", "tmp"])
 def test_a_link_of_the_image_does_not_lead_to_the_host(image: Path, beside: Path, name: str) -> None:
-    """While the container is made, the host's root is mounted in it: at a place that no image can name."""
+    """During a container's setup, the host's root is mounted in it, at a path that no image can reach."""
     root, outside = beside / "root", beside / "outside"
     shutil.copytree(image, root, symlinks=True)
     outside.mkdir()
@@ -329,7 +329,7 @@ def test_a_link_of_the_image_does_not_lead_to_the_host(image: Path, beside: Path
         shutil.rmtree(root / name)
     (root / name).symlink_to(f"/.torchkiln-host{outside}")
 
-    with contextlib.suppress(ToolMissing):  # a container or none
+    with contextlib.suppress(ToolMissing):  # the runtime may refuse to start
         sh(root, "echo x >/etc/hosts")
 
     assert [path.name for path in outside.iterdir()] == ["hosts"]
@@ -338,7 +338,7 @@ def test_a_link_of_the_image_does_not_lead_to_the_host(image: Path, beside: Path
 
 @pytest.mark.parametrize("name", ["etc", "etc/ld.so.conf.d", "data", "usr/local/nvidia"])
 def test_a_link_to_a_descriptor_does_not_lead_to_a_bound_folder(image: Path, beside: Path, name: str) -> None:
-    """/proc/self/fd has what we hold open while the container is made: the image's folder, what is bound."""
+    """/proc/self/fd lists the descriptors that are open during the setup: image folder and bind sources."""
     outside = beside / "outside"
     outside.mkdir()
     (outside / "there").write_text("untouched")
@@ -367,7 +367,7 @@ def test_a_link_to_a_descriptor_does_not_lead_to_a_bound_folder(image: Path, bes
 
 
 def test_a_working_folder_does_not_lead_to_open_descriptors(image: Path, beside: Path) -> None:
-    """An image's config may name any (runc: CVE-2024-21626)."""
+    """An image's config may name any working folder (compare CVE-2024-21626 of runc)."""
     (beside / "secret").write_text("of the host")
     script = "cat secret ../secret ../../secret ../../../etc/shadow 2>/dev/null; pwd"
     binds = [Bind(source=beside, target="/mnt")]
@@ -381,7 +381,7 @@ def test_a_working_folder_does_not_lead_to_open_descriptors(image: Path, beside:
 
 @needs_gcc
 def test_the_images_ldconfig_does_not_see_the_host(image: Path, tmp_path: Path) -> None:
-    """Before the command, so that the loader finds the driver; as root, but without the host's root."""
+    """ldconfig runs before the command, as root of the namespace, and must not see the host's root."""
     root = tmp_path / "root"
     shutil.copytree(image, root, symlinks=True)
     (root / "sbin").mkdir(exist_ok=True)

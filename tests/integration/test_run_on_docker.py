@@ -31,7 +31,7 @@ PODMANS_OWN = {
     "test_an_image_is_loaded_once_and_again_if_its_name_was_reused": "no BuildKit",
     "test_on_a_terminal_the_command_has_one": "`docker run` ends with 0 whatever the command's code",
 }
-# Read from the image and the command line before an engine is asked, or the same request to both.
+# These test torchkiln before it uses an engine, or its requests, which are the same for both engines.
 WITH_PODMAN_NIGHTLY = {
     "test_commands_run_with_the_settings_of_image_and_caller",
     "test_a_command_that_cannot_be_executed",
@@ -44,7 +44,7 @@ LOOP = "echo ready; while :; do sleep 0.1; done"
 
 @pytest.fixture(autouse=True)
 def as_docker_does(request: pytest.FixtureRequest, place: Place) -> None:
-    """Mark what Podman does differently; strict, so that the list stays correct."""
+    """Mark tests that fail with Podman as xfail, strict so that the list remains correct."""
     if place.kind != "podman":
         return
     name = request.function.__name__
@@ -91,7 +91,7 @@ def test_commands_run_with_the_settings_of_image_and_caller(
 
 
 def test_streams_and_exit_code_are_those_of_the_command(place: Place) -> None:
-    """All of a large input; the two outputs separately."""
+    """A large input arrives completely, and stdout and stderr are separate."""
     data = os.urandom(3_000_000)
     got = place.run("--", "sh", "-c", "cat; echo to stderr >&2; exit 42", stdin=data)
 
@@ -100,7 +100,7 @@ def test_streams_and_exit_code_are_those_of_the_command(place: Place) -> None:
 
 
 def test_the_engine_has_the_image_of_the_layout(place: Place) -> None:
-    """As `diff --files` reads both: every path and every setting."""
+    """`diff --files` finds no difference in any path or setting."""
     assert place.run("--", "id").returncode == 0
     made = "- {path: workspace, what: only-in-b, reason: a missing working directory is made by Docker}\n"
     (place.folder / "allowed.yaml").write_text(made)
@@ -112,7 +112,7 @@ def test_the_engine_has_the_image_of_the_layout(place: Place) -> None:
 
 @pytest.mark.parametrize(("command", "code"), [("nowhere", 127), ("/etc", 126)])
 def test_a_command_that_cannot_be_executed(place: Place, command: str, code: int) -> None:
-    """With a shell's exit codes, by the engine, because the image has no entrypoint."""
+    """The engine returns a shell's exit codes, because no entrypoint runs."""
     got = place.run("--no-entrypoint", "--", command)
 
     assert (got.returncode, got.stdout) == (code, b"")
@@ -121,7 +121,7 @@ def test_a_command_that_cannot_be_executed(place: Place, command: str, code: int
 
 
 def test_the_printed_line_makes_the_same_container(place: Place, shared: Path) -> None:
-    """By `docker inspect` of both."""
+    """`docker inspect` shows the same settings for both."""
     (shared / "a,b").mkdir()
     options = ["--user", "5", "-e", "A=b c", "-p", "127.0.0.1::9/udp", "-p", "[::1]::8888", "-w", "/etc"]
     options += ["--bind", f"{shared / 'a,b'}:/a:ro", "--workspace", str(shared), "--shm-size", "8m"]
@@ -145,7 +145,7 @@ def test_the_printed_line_makes_the_same_container(place: Place, shared: Path) -
 
 
 def plain(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings: client and SDK represent unset ones differently."""
+    """*config* without unset values, which Docker's client and SDK represent differently."""
     return {key: value for key, value in config.items() if value and key != "ConsoleSize"}
 
 
@@ -167,7 +167,7 @@ def test_an_image_is_loaded_once_and_again_if_its_name_was_reused(place: Place) 
 
 
 def test_an_image_that_only_the_engine_has(place: Place) -> None:
-    """By its tag, if no layout has it; and by any name."""
+    """By its tag if no layout has it, or by its complete name."""
     place.run("--", "id")
     place.docker("tag", NAME, "pytorch-cuda:of-the-engine")
     try:
@@ -179,7 +179,7 @@ def test_an_image_that_only_the_engine_has(place: Place) -> None:
 
 
 def test_the_workspace(place: Place, shared: Path) -> None:
-    """./workspace if it exists; --workspace; not if a bind has that target already."""
+    """./workspace if it exists, or the folder of --workspace; neither if a bind has the same target."""
     (shared / "workspace").mkdir()
     (shared / "other").mkdir()
     place = replace(place, folder=shared, output=place.folder / "dist")
@@ -238,7 +238,7 @@ def test_a_command_that_does_not_end_is_killed_by_the_second_signal(place: Place
 
 
 def test_a_killed_run_leaves_a_container_that_removes_itself(place: Place) -> None:
-    """The engine does it, when the command ends."""
+    """The engine removes it when the command ends."""
     process = place.started("--", "sh", "-c", "echo ready; cat")
     process.kill()
     process.communicate()
@@ -248,7 +248,7 @@ def test_a_killed_run_leaves_a_container_that_removes_itself(place: Place) -> No
 
 
 def test_on_a_terminal_the_command_has_one(place: Place) -> None:
-    """By Docker's own client; Ctrl-C is typed, not sent."""
+    """Docker's client runs the command; Ctrl-C is typed, not sent as a signal."""
     ours, terminal = pty.openpty()
     command = f"trap 'echo caught; exit 5' INT; [ -t 0 ] && echo terminal; {LOOP}"
     process = subprocess.Popen(

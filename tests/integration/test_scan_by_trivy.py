@@ -1,7 +1,7 @@
-"""`torchkiln scan` by a real Trivy, if it is on the PATH; with our database, so without a network.
+"""`torchkiln scan` with a real Trivy, if it is on the PATH, and with a local database, so without a network.
 
-Trivy keeps its knowledge in a bbolt file (go.etcd.io/bbolt, page.go and bucket.go): pages of a size that the
-file itself names; two meta pages, a list of free pages, and here one leaf page that holds all buckets inline.
+Trivy's database is a bbolt file (go.etcd.io/bbolt, page.go and bucket.go), whose meta pages state the page
+size. The file here has two meta pages, a list of free pages, and one leaf page with all buckets inline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchkiln.sbom.scanner_report import read
 def test_a_real_trivy_reports_the_recorded_vulnerabilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the second of two images, with nothing left out by a file or a variable of the user's."""
+    """The second of two images is scanned; ignore files and variables of the user have no effect."""
     layout = two_images(tmp_path)
     write_database(tmp_path / "cache")
     monkeypatch.setenv("TRIVY_CACHE_DIR", str(tmp_path / "cache"))
@@ -69,7 +69,7 @@ UPDATED = "2026-11-22T06:00:00Z"
 
 
 def write_database(cache: Path) -> None:
-    """Make *cache* a cache folder of Trivy."""
+    """Write a cache folder of Trivy to *cache*."""
     (cache / "db").mkdir(parents=True)
     (cache / "db" / "trivy.db").write_bytes(_database(_knowledge()))
     about = {
@@ -130,7 +130,7 @@ def _page(number: int, kind: int, count: int, body: bytes) -> bytes:
 
 
 def _leaf(number: int, bucket: Bucket) -> bytes:
-    """Headers of 16 bytes, then keys and values; a bucket's value is 16 bytes of header and its leaf."""
+    """A leaf page: headers of 16 bytes, keys, values; a bucket's value is a 16-byte header and its leaf."""
     heads, data = b"", b""
     for at, name in enumerate(sorted(bucket, key=str.encode)):
         key, value = name.encode(), bucket[name]

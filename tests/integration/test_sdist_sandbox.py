@@ -1,4 +1,4 @@
-"""Sdists are built in a sandbox: what a backend can reach, its limits, and what is accepted of its answer."""
+"""Sdists are built in a sandbox: what a backend can access, its limits, and which answers are accepted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def build_wheel(folder, *_):
         file.write("x")
     return "tool-1.0-py3-none-any.whl"
 """
-# In place of the driver, whose descriptor for the answer the backend finds.
+# The backend writes the answer itself, to the driver's file descriptor.
 ANSWERS = """
 def get_requires_for_build_wheel(*_):
     os.write(3, b"{answer}")
@@ -43,7 +43,7 @@ def get_requires_for_build_wheel(*_):
 
 
 class Scene:
-    """A cache, a cell whose base is this host, and an sdist."""
+    """A cache, a cell whose base is this host's files, and a builder of sdists."""
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(folder / "cache")
@@ -55,7 +55,7 @@ class Scene:
         self.wheels: dict[str, LockedWheel] = {}
 
     def put(self, filename: str, data: bytes, name: str, version: str = "1.0") -> LockedWheel:
-        """A file in the cache."""
+        """Put a wheel or sdist into the cache."""
         found = LockedWheel(
             name=name,
             version=version,
@@ -105,7 +105,7 @@ def test_the_wheel_of_an_sdist(scene: Scene) -> None:
 
 
 def test_build_requirements_are_installed(scene: Scene) -> None:
-    """Those of pyproject.toml, then those that the backend adds, with their programs."""
+    """The requirements of pyproject.toml, then those that the backend adds."""
     helper = wheel_bytes("helper", "2.0", payload=b"VALUE = 'from helper'\n")
     late = wheel_bytes("late", "3.0", payload=b"VALUE = 'from late'\n")
     scene.wheels = {"helper": scene.put(*helper, "helper", "2.0"), "late>=3": scene.put(*late, "late", "3.0")}
@@ -199,7 +199,7 @@ def test_a_build_without_end_is_stopped(scene: Scene, code: str, limits: Limits,
 
 
 def test_the_memory_of_all_descendants_counts() -> None:
-    """Of any depth: a program could start a chain of thousands."""
+    """At any depth, because a program could start a chain of thousands of processes."""
     chain = (
         "import os, sys\nfor _ in range(80):\n    if os.fork():\n        os.wait()\n        os._exit(0)\n"
         "print('ready', flush=True)\nsys.stdin.read()\n"
@@ -264,7 +264,7 @@ def test_a_build_requirement_that_is_not_listed_has_a_hint(scene: Scene) -> None
 
 
 def test_an_sdist_that_leaves_its_folder_is_contained(scene: Scene, tmp_path: Path) -> None:
-    """It is unpacked in the sandbox only."""
+    """It is unpacked only in the sandbox."""
     scene.refused({"../../../marker": "x", **files_of()})
     assert not list(tmp_path.rglob("marker"))
 

@@ -1,4 +1,4 @@
-"""deploy/slurm by Debian's Slurm, two nodes on this machine, with programs in the place of an image's."""
+"""deploy/slurm on Debian's Slurm, with two nodes on this machine, and with stubs for the image's programs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.needs import give_up, needs_namespaces, nightly
 from tests.roots import entries_of, layer, minimal_layout, tiny_root
 from torchkiln.util.places import ROOT
 
-pytestmark = [pytest.mark.proof, pytest.mark.network, nightly]  # Debian's packages, where the root is missing
+pytestmark = [pytest.mark.proof, pytest.mark.network, nightly]  # may download Debian's packages
 
 KIT = ROOT / "deploy/slurm"
-# Prints its arguments and what torchrun would need as one line, without Slurm's many variables, because srun
-# cuts lines after 1024 bytes and mixes those of several nodes.
+# Prints its arguments and torchrun's variables in one line. Slurm's many variables are only counted, because
+# srun cuts lines after 1024 bytes and mixes those of several nodes.
 RECORD = """
 import json, os, sys
 kept = ("MASTER_ADDR", "MASTER_PORT", "NVIDIA_VISIBLE_DEVICES", "SLURMD_NODENAME")
@@ -39,7 +39,7 @@ sys.exit(int(os.environ.get("FAIL", "0")))
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with the kit, a squashfs file, and a bundle; neither has an image."""
+    """A cluster with the kit, an empty squashfs file, and a bundle without an image."""
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "train.sbatch").write_bytes((KIT / "train.sbatch").read_bytes())
     (folder / "a bundle").mkdir()
@@ -56,14 +56,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def records(output: str) -> list[dict[str, str | list[str]]]:
-    """What each node's program got, by the number of the node."""
+    """The records that the nodes' programs printed, in the order of the nodes."""
     found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     return sorted(found, key=lambda record: str(record["SLURMD_NODENAME"]))
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_bundle_runs_torchrun_on_each_node(cluster: Cluster, nodes: int) -> None:
-    """With its rank and the same address; variables are passed on, also with spaces."""
+    """With the node's rank and a common address; variables are passed on, even if they contain spaces."""
     options = ("--gres=none", f"--nodes={nodes}", "--export=ALL,NCCL_DEBUG=a b,OTHER=1")
     code, output = cluster.sbatch(*options, "train.sbatch", "a bundle", "train.py", "--note", "two words")
     found = records(output)
@@ -92,7 +92,7 @@ def test_a_bundle_runs_torchrun_on_each_node(cluster: Cluster, nodes: int) -> No
 
 
 def test_a_squashfs_file_is_started_by_pyxis(cluster: Cluster) -> None:
-    """srun is replaced: Debian has no Pyxis."""
+    """srun is a stub, because Debian has no Pyxis."""
     code, output = cluster.sbatch(
         "--gres=none",
         "--export=ALL,PATH=/srv/bin:/usr/bin:/bin",
@@ -114,7 +114,7 @@ def test_a_squashfs_file_is_started_by_pyxis(cluster: Cluster) -> None:
         "--container-workdir=/workspace",
     ]
     assert argv[-3:] == ["sh", "train.py", "-x"]
-    # What the container's shell makes of it, on the second node, with four GPUs.
+    # The command line that the container's shell runs on the second node, with four GPUs.
     environ = {
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_NODEID": "1",
@@ -139,7 +139,7 @@ def test_a_failed_node_ends_the_job(cluster: Cluster) -> None:
 
 
 def test_the_pages_commands(cluster: Cluster) -> None:
-    """The lines with sbatch, for a cluster without GPUs and a bundle that the tests replace."""
+    """The page's lines with sbatch, on a cluster without GPUs, with a stub for the bundle."""
     (script, by_pyxis) = blocks("Slurm")
     folder = cluster.folder / "page"
     shutil.copytree(ROOT / "deploy", folder / "deploy")
@@ -181,7 +181,7 @@ def test_wrong_arguments_are_named(cluster: Cluster, arguments: list[str], words
 @needs_namespaces
 @pytest.mark.skipif(not shutil.which("sqfstar"), reason="no sqfstar: apt-get install squashfs-tools")
 def test_an_image_becomes_a_squashfs_file(tmp_path: Path) -> None:
-    """With its files, their modes and its variables; an existing file stays."""
+    """With files, modes and variables; an existing squashfs file is not replaced."""
     root = tiny_root(tmp_path / "root", "grep", "tar")
     (root / "bin/two words").symlink_to("sh")
     config: dict[str, object] = {"Env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "A=b c"]}

@@ -1,4 +1,4 @@
-"""What users see at a prompt; and what an image must not contain."""
+"""The shell prompt of a container, and traces of the build machine that an image must not contain."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def container(workplace: Workplace) -> Iterator[Container]:
 
 
 def test_the_first_screen(container: Container) -> None:
-    """Build facts, the driver's state, the tag in the prompt, colours; and once, not in each shell below."""
+    """Versions, the driver's state, and a prompt with tag and colours; subshells do not repeat them."""
     screen = typed(container, "bash")
 
     assert screen.count("PyTorch 2.6.0+cu124 for CUDA 12.1 (built with 12.4), cuDNN 9.1.0.70") == 1
@@ -67,7 +67,7 @@ def test_without_greeting(container: Container) -> None:
 
 @pytest.mark.parametrize("uid", ["0", "1000", "12345"])
 def test_usual_conveniences_of_a_shell(container: Container, uid: str) -> None:
-    """Aliases, colours, a name: of any user, though `docker exec` passes the entrypoint by."""
+    """Aliases, colours and a user name, for any user, although `docker exec` does not run the entrypoint."""
     lines = (
         "cd /tmp; mkdir -p a$UID/b; ll a$UID; whoami; echo $LESS $LANG é; [ -w $HOME ] && echo at home;"
         " git init -q g$UID; touch g$UID/x; git -C g$UID status"
@@ -109,7 +109,7 @@ def test_nvidia_smi_in_the_folders_of_runtimes(workplace: Workplace, shared: Pat
 
 
 def test_apt_and_pip_work_at_once(workplace: Workplace, shared: Path) -> None:
-    """Package lists are downloaded on demand, from the archive's real URL."""
+    """Both work without preparation; package lists are downloaded from the archive's real URL."""
     script = "apt-get -q update && apt-get -qy install file && file -b /bin/sh && pip download -q pip"
     ran = workplace.run(*outward(shared), command=["sh", "-c", script])
 
@@ -118,7 +118,7 @@ def test_apt_and_pip_work_at_once(workplace: Workplace, shared: Path) -> None:
 
 
 def test_the_image_contains_nothing_of_the_builder(workplace: Workplace, tmp_path: Path) -> None:
-    """No mirror, index, proxy, certificate or place of this machine, in any file or setting of the image."""
+    """No mirror, index, proxy, certificate or path of this machine is in any file or setting of the image."""
     saved, marks, found, read = tmp_path / "image.tar", traces(), [], 0
     subprocess.run(["docker", "save", "-o", saved, IMAGE], env=dict(workplace.environ), check=True)
     with tarfile.open(saved) as image:
@@ -131,7 +131,7 @@ def test_the_image_contains_nothing_of_the_builder(workplace: Workplace, tmp_pat
 
 
 def blobs(image: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
-    """Each document of *image*, and each layer as the tar that it is; in pieces that overlap.
+    """Each JSON file of *image*, and each layer as an uncompressed tar, in overlapping pieces.
 
     Complete blobs would raise this process's peak memory, which programs started by later tests inherit.
     """
@@ -154,15 +154,15 @@ def around(data: bytes, mark: bytes) -> bytes:
 
 
 def _public() -> set[str]:
-    """Public hosts in the tools themselves: pip's index, mmdebstrap's archive."""
+    """The public hosts that are built into the tools: pip's index and mmdebstrap's archive."""
     usual = {PyPI.netloc, PyPI.file_storage_domain}
     program = Path(shutil.which("mmdebstrap") or "/usr/bin/mmdebstrap").read_text(encoding="utf-8")
     return usual | set(re.findall(r"mirror\s*=\s*'https?://([^/']+)", program))
 
 
 def traces() -> list[bytes]:
-    """Texts that would identify this machine: hosts of its settings, its paths, a line of its CA."""
-    words = {f"{Path(__file__).parents[2]}/", f"{cache_root()}/"}  # /tmp/f is also a part of /tmp/foo
+    """Texts that would identify this machine: hosts in its settings, its paths, a line of its CA bundle."""
+    words = {f"{Path(__file__).parents[2]}/", f"{cache_root()}/"}  # /tmp/f is also in /tmp/foo
     settings = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
     values = (value for name, value in os.environ.items() if re.search("(?i)proxy|mirror|index", name))
     for text in (settings, *values):

@@ -1,4 +1,4 @@
-"""The checks carried elsewhere: a bundle runs where there is a Python, without tar, network or packages."""
+"""A bundle of checks runs on any host with Python, without tar, network or packages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bundle(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_its_report_equals_that_of_a_local_run_and_is_signed(
     bundle: Path, scene: Scene, tmp_path: Path
 ) -> None:
-    """The image has a fake torch: the findings, the suite and the digest are the same."""
+    """The findings (failures, as the image has a fake torch), the suite and the digest are the same."""
     key = Ed25519PrivateKey.generate()
     (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     (tmp_path / "key.pem").chmod(0o600)
@@ -59,7 +59,7 @@ def test_its_report_equals_that_of_a_local_run_and_is_signed(
 
 def test_options_of_the_bundle_and_of_its_run_are_combined(bundle: Path, tmp_path: Path) -> None:
     ran = started(bundle, "--only", "elf", "--report", str(tmp_path / "r.json"))
-    assert ran.returncode == 2  # no such check: the suite's own words
+    assert ran.returncode == 2  # the suite reports that no such check exists
     assert "no check named elf" in ran.stderr
 
 
@@ -78,7 +78,7 @@ def test_a_command_runs_in_the_image(bundle: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["changed", "cut", "missing", "layer", "index"])
 def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) -> None:
-    """Nothing of it runs, and the file is named."""
+    """No part of it runs, and the message names the file."""
     copy = tmp_path / "copy"
     shutil.copytree(
         bundle, copy, ignore=shutil.ignore_patterns("rootfs", "launch", "report.json", "report.dsse.json")
@@ -111,7 +111,7 @@ def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) ->
 
 
 def test_parts_give_the_tar_and_the_tar_the_folder(bundle: Path, scene: Scene, tmp_path: Path) -> None:
-    """Byte for byte, each time; the sums are the parts'."""
+    """The bytes are equal, and SHA256SUMS has the sums of the parts."""
     options = ("--only", "lock", "--only", "import", "--nonce", "nonce-of-ours")
     output = made(scene, tmp_path / "parts", "--part-size", "5m", *options)
     made(scene, tmp_path / "one.tar", *options)
@@ -133,7 +133,7 @@ def test_parts_give_the_tar_and_the_tar_the_folder(bundle: Path, scene: Scene, t
 
 
 def test_an_existing_file_is_not_replaced(scene: Scene, tmp_path: Path) -> None:
-    """A folder of that name, or a disk too small: nothing is lost, nothing is left."""
+    """If the folder exists, its files remain; if the disk is too small, no file is left."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there/mine").write_text("mine")
     options = ("smoke", TAG, "--images", str(scene.images), "--bundle")

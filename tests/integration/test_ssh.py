@@ -63,7 +63,7 @@ def test_every_kind_of_session_has_the_environment(client: Client, kind: str, us
 
 
 def test_a_variable_with_a_line_break_is_named(client: Client) -> None:
-    """sshd cannot hand it on; nothing is lost in silence."""
+    """sshd cannot pass it on, so the log names the variable."""
     assert "variables with line breaks are not set in SSH sessions: LINES" in client.container.logs()
     assert client.ssh("echo ${LINES-none}").stdout == "none\n"
 
@@ -91,7 +91,7 @@ def test_files_are_copied_in_both_directions(client: Client, tmp_path: Path) -> 
 
 
 def test_a_port_is_forwarded(client: Client) -> None:
-    """To Jupyter, which then need not be published, and which starts after sshd."""
+    """Jupyter's port need not be published then; Jupyter starts after sshd."""
     client.container.serves()
     port = free_port()
     command = f"curl --silent --noproxy '*' http://127.0.0.1:{port}/api"
@@ -178,7 +178,7 @@ def test_the_printed_fingerprint_matches_the_host_key(client: Client, tmp_path: 
     "place", ["/etc/ssh/authorized_keys", "/root/.ssh/authorized_keys", "/home/user/.ssh/authorized_keys"]
 )
 def test_a_mounted_file_of_keys(workplace: Workplace, tmp_path: Path, shared: Path, place: str) -> None:
-    """With any owner and mode on the host: sshd itself would ignore it."""
+    """With any owner and mode on the host, although sshd itself would ignore such a file."""
     private, public = key(tmp_path)
     keys = shared / "keys"
     keys.write_text(public + "\n")

@@ -1,4 +1,4 @@
-"""A real CPython on a base with another one: its layer, an image of small wheels, and what runs in it."""
+"""A real standalone CPython on a base with another Python: its layer, and a small image that runs it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_same_archive_gives_the_same_layer(
     made: Made,
     tmp_path: Path,
 ) -> None:
-    """In another cache; in the same one without the archive. Byte-code is for its Python, by its Python."""
+    """In another cache, and in the same one without the archive. The new Python compiles its byte-code."""
     path, archive, python = build
     store, base, standalone = made
     other = Store(tmp_path / "cache")
@@ -110,7 +110,7 @@ def test_nvidias_layer_is_the_same_and_the_others_differ(
 
 
 def test_packages_are_in_one_folder_with_byte_code_of_their_python(build: Build, images: Images) -> None:
-    """Of tests none, in the layers of the other Python."""
+    """Layers for the standalone Python have no byte-code of tests."""
     own, tag = OWN.replace(".", ""), build[2].replace(".", "")
     nvidia, torch = (tree_of_layer(images.layers[number].path.read_bytes()) for number in (1, 3))
 
@@ -126,7 +126,7 @@ def test_the_python_runs_in_the_image(
     images: Images,
     tmp_path: Path,
 ) -> None:
-    """By its links in /opt/venv; it finds all packages, and the base's link to its own Python is gone."""
+    """Its links in /opt/venv replace that of the base's Python, and it finds all packages."""
     root = tmp_path / "root"
     unpack(images.layers, root)
     code = (
@@ -148,7 +148,7 @@ def test_the_python_runs_in_the_image(
 def test_the_smoke_check_of_files_accepts_byte_code_for_the_bases_python_alone(
     images: Images, tmp_path: Path
 ) -> None:
-    """In NVIDIA's layer, as the base's Python made it; not after a change of its header or its source."""
+    """The base's Python compiled NVIDIA's layer; a changed byte-code header or source file is found."""
     root, probe = tmp_path / "root", (SUITE / "probes/installed.py").read_text()
     unpack(images.layers, root)
     (root / "tmp").mkdir()
@@ -172,7 +172,7 @@ def test_the_smoke_check_of_files_accepts_byte_code_for_the_bases_python_alone(
 
 
 class Reading:
-    """Replaces the reader of a repository: the blobs of a layout."""
+    """Replaces the reader of a repository; its blobs are those of a layout."""
 
     def __init__(self, layout: Path) -> None:
         self.blobs = layout / "blobs" / "sha256"
@@ -208,7 +208,7 @@ def test_the_image_is_rebuilt_from_its_lock_and_its_own_layers(images: Images, t
 
 
 def test_a_wrong_archive_is_refused_before_the_base_is_needed(tmp_path: Path) -> None:
-    """No such file; another file; another Python; nothing is stored."""
+    """The archive is missing, has another hash or another Python; nothing is stored."""
     store = Store(tmp_path / "cache")
     base = locked().base  # not in the store
     path, archive = archive_in(tmp_path)
@@ -228,7 +228,7 @@ def test_a_wrong_archive_is_refused_before_the_base_is_needed(tmp_path: Path) ->
 
 
 def test_a_python_that_does_not_run_is_refused(tmp_path: Path) -> None:
-    """It has the head of a program only."""
+    """The file is only the header of a program."""
     store = Store(tmp_path / "cache")
     path, archive = archive_in(tmp_path)
     with pytest.raises(BuildFailed, match="its Python does not run on debian12: "):
@@ -240,7 +240,7 @@ def test_the_layer_of_a_lock_comes_from_the_cache_a_file_or_the_archive(
     made: Made,
     tmp_path: Path,
 ) -> None:
-    """Another file or another layer of the archive is refused."""
+    """A file or an archive that gives another layer is refused."""
     first, base, standalone = made
     pythons(first, tmp_path / "gone").ensure(standalone, base)
 

@@ -1,4 +1,4 @@
-"""A project on the image of another Python: its layers, what runs in it, and the gate's evidence about it."""
+"""A project on an image with a standalone Python: its layers, a run, and the evidence for the gate."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NAME = "my-project"
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The images of both Pythons, and that of a project which adds `einops` and replaces `six`."""
+    """The images of both Pythons, and the image of a project that adds `einops` and replaces `six`."""
 
     images: Images
     python: str  # "3.12"
@@ -61,7 +61,7 @@ class Scene:
 
     @property
     def layers(self) -> list[Blob]:
-        """Those above the parent image."""
+        """The layers above those of the parent image."""
         own = self.built.built.image.layers
         return [layer.blob for layer in own[len(self.images.other.layers) :]]
 
@@ -106,7 +106,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 
 def test_its_packages_are_in_the_folder_of_the_bases_python_with_byte_code_of_the_other(scene: Scene) -> None:
-    """The image below is unchanged; files of a replaced package are removed with that byte-code."""
+    """The parent image does not change; files of a replaced package are removed, with their byte-code."""
     below, tag = scene.images.other, scene.python.replace(".", "")
     own = scene.built.built.image.layers
     removal, packages, code = map(scene.paths, scene.layers)
@@ -140,7 +140,7 @@ def test_it_runs(scene: Scene, tmp_path: Path) -> None:
     ]
 
 
-def test_the_gate_has_nothing_against_it(scene: Scene) -> None:
+def test_the_gate_finds_no_fault(scene: Scene) -> None:
     images, layout = scene.images, open_layout(scene.images.layout)
     image, below = layout.image(NAME), layout.image(images.other.manifest)
     project = ProjectImage(image=image, account=account_of(image), below=below, locked=images.cell)
@@ -155,7 +155,7 @@ def test_the_gate_has_nothing_against_it(scene: Scene) -> None:
 def test_sdists_are_built_by_the_other_python_on_base_and_its_layer(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its folder is the first of PATH; the archive is not needed."""
+    """That Python's folder is the first in PATH; its archive is not needed."""
     jobs: list[Job] = []
 
     def run(job: Job) -> Ended:

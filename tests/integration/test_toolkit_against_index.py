@@ -1,4 +1,4 @@
-"""The facts' toolkits against the index: each linked library is in one wheel; ptxas assembles our kernel."""
+"""The facts' toolkits against the index: each linked library is in one wheel; ptxas assembles a kernel."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_link_leads_to_a_file_of_a_wheel(cuda: str, torch: str, tmp_path: 
         link for link in links if not any(item == link or item.startswith(f"{link}/") for item in there)
     ] == []
     assert [folder for folder in folders if not any(name.startswith(folder) for name in wheel_of_file)] == []
-    # And no library that could be linked is missing.
+    # No library that could be linked is missing.
     unnumbered = {
         name for name in wheel_of_file if name.startswith(f"{known.folder}/lib/lib") and ".so." in name
     }
@@ -97,7 +97,7 @@ def devel(tag: str) -> Resolution:
 @nightly
 @pytest.mark.parametrize("tag", [tag for tag in LOCKED if (kit := devel(tag).toolkit) and kit.release])
 def test_the_wheels_have_the_libraries_that_replace_those_of_the_archives(tag: str, tmp_path: Path) -> None:
-    """Of each locked torch: each link leads to a file, and no library of the toolkit is forgotten."""
+    """For each locked torch, each link leads to a file, and no library of the toolkit is omitted."""
     locked, resolution = LOCKED[tag], devel(tag)
     assert resolution.toolkit
     archives = FACTS.redist.releases[resolution.toolkit.release]
@@ -114,7 +114,7 @@ def test_the_wheels_have_the_libraries_that_replace_those_of_the_archives(tag: s
                 }
 
     assert set(linked) - wheel_of_file == set()
-    # Parts of other libraries, which are not linked directly; and those that the facts exclude.
+    # Exceptions: parts of other libraries, which nothing links directly, and those that the facts exclude.
     not_linked = re.compile(r".*/lib(cudnn_\w+|cufile_rdma|cusparseLt|OpenCL)\.so\.\d")
     assert {name for name in wheel_of_file - set(linked) if not not_linked.fullmatch(name)} == set()
 
@@ -193,7 +193,7 @@ def test_the_version_is_12_1(ptxas: Path) -> None:
 @nightly
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_ptxas_assembles_our_kernel(target: str, ptxas: Path, tmp_path: Path) -> None:
-    """Into an ELF file for that GPU; and refuses the PTX of a newer CUDA."""
+    """The output is an ELF file for that GPU; PTX of a newer CUDA is refused."""
     done = assembled(ptxas, tmp_path, "8.1", target)
     assert done.returncode == 0, done.stderr
     cubin = (tmp_path / f"{target}.cubin").read_bytes()

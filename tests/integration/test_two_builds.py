@@ -1,4 +1,4 @@
-"""Several processes with one cache: no work is done twice, the image is right; also with `prune`."""
+"""Several processes with one cache, also with `prune`: no work is repeated, and the image is correct."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def ended(process: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 
 def expected(wheels: list[Path], names: tuple[str, ...], folder: Path) -> str:
-    """The digest of a build without others."""
+    """The digest of a build that runs alone."""
     chosen = [wheel for wheel in wheels if wheel.name.split("-")[0] in names]
     alone = build(chosen, folder / "alone", folder / "alone layout", FakeIndex(chosen))
     shutil.rmtree(folder / "alone")
@@ -80,7 +80,7 @@ def test_one_cell_into_two_layouts(start: Start, wheels: list[Path], tmp_path: P
 
 
 def test_two_tags_into_one_layout(start: Start, wheels: list[Path], tmp_path: Path) -> None:
-    """Different cells with wheels in common: those are downloaded once, and both names are there."""
+    """The common wheels of two cells are downloaded once, and the layout has both tags."""
     cells = {"a": ("torch", "triton", "jinja2", "sympy"), "b": ("torch", "triton", "networkx", "sympy")}
     running = {ref: start(tmp_path, tmp_path / "layout", ref, names) for ref, names in cells.items()}
     results = {ref: ended(process) for ref, process in running.items()}
@@ -94,7 +94,7 @@ def test_two_tags_into_one_layout(start: Start, wheels: list[Path], tmp_path: Pa
 
 
 def test_different_layers_with_a_wheel_in_common(start: Start, wheels: list[Path], tmp_path: Path) -> None:
-    """No shared layer, but both need sympy at the same time: it is downloaded once."""
+    """Both need sympy at the same time: it is downloaded once."""
     cells = {"a": ("jinja2", "sympy"), "b": ("networkx", "sympy")}
     running = {ref: start(tmp_path, tmp_path / ref, ref, names, piece=20) for ref, names in cells.items()}
     results = {ref: ended(process) for ref, process in running.items()}
@@ -108,11 +108,11 @@ def test_different_layers_with_a_wheel_in_common(start: Start, wheels: list[Path
 def test_the_second_continues_when_the_first_is_killed(
     start: Start, wheels: list[Path], tmp_path: Path
 ) -> None:
-    """It names the process that it waits for; then it continues the work of the first."""
+    """It names the process that it waits for, and then continues that process's work."""
     first = start(tmp_path, tmp_path / "one", "t", ALL)
     while not list((tmp_path / "cache").glob("wheels/*/torch-*.part")):
         time.sleep(0.01)
-    os.kill(first.pid, signal.SIGSTOP)  # so that it is certainly in the middle
+    os.kill(first.pid, signal.SIGSTOP)  # so that it cannot finish before the second build starts
     second = start(tmp_path, tmp_path / "two", "t", ALL)
     assert second.stderr
     line = second.stderr.readline().decode()
@@ -148,7 +148,7 @@ print(turns, gone)
 
 
 def test_prune_beside_builds(wheels: list[Path], tmp_path: Path) -> None:
-    """It removes everything allowed, repeatedly; every build succeeds with a right, complete image."""
+    """`prune --all` runs repeatedly; every build succeeds with a correct, complete image."""
     right = expected(wheels, ALL, tmp_path)
     pruning = subprocess.Popen(
         [sys.executable, "-c", PRUNE, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT

@@ -1,4 +1,4 @@
-"""The bases of Ubuntu: the archive that is trusted, and the errors for others.
+"""The bases of Ubuntu: the archive that is trusted, and the errors for other archives.
 
 The archive here has two empty packages, and is signed like Ubuntu's. tests/proof/test_ubuntu.py builds one.
 """
@@ -64,7 +64,7 @@ def test_the_archive_is_used_and_verified_by_its_keyring(environ: dict[str, str]
 
 @pytest.mark.proof
 def test_each_system_has_its_own_suites(tmp_path: Path) -> None:
-    """An archive with those of 24.04 only: mmdebstrap asks for no other."""
+    """The archive has only the suites of 24.04, so a request for another suite would fail."""
     noble = ubuntu_archive.make(tmp_path / "noble", ubuntu_archive.NOBLE, empty=True)
     with noble.served() as address:
         environ = {**os.environ, **noble.environ(address)}

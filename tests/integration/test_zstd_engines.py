@@ -38,7 +38,7 @@ _PREFERRED = "io.github.containers.compression.zstd"  # containers/image's mark:
 
 
 def index_of(manifests: Sequence[bytes]) -> bytes:
-    """The index over *manifests*: those without zstd first, else in their order.
+    """The index of *manifests*: those without zstd first, otherwise in their order.
 
     :raises ValueError: they do not share a config, so they are different images.
     """
@@ -62,7 +62,7 @@ def _entry(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
     return entry
 
 
-# `make proof` tests two engines of the root that other tests use, too; NIGHTLY=yes all, from two more roots.
+# `make proof` tests two engines, in a root that other tests use too; NIGHTLY=yes all, with two more roots.
 pytestmark = [pytest.mark.network, pytest.mark.proof]
 
 _NAME = "team/both"
@@ -96,7 +96,7 @@ def _podman(root: Callable[[], Path]) -> _Bring:
     return lambda place: apart.podman(root(), place)
 
 
-# The chosen format of each engine, for each of _TAGS.
+# For each engine, the formats that it chooses, one for each of _TAGS.
 ENGINES: Mapping[str, tuple[_Bring, tuple[frozenset[str], ...]]] = {
     # It has no zstd: it reads such a layer as a tar.
     "Docker 20.10": (_docker(old_engines, containerd=False), (_NONE, _GZIP, _NONE)),
@@ -163,7 +163,7 @@ def _put(registry: RunningRegistry, tag: str, index: bytes) -> None:
 
 
 def _formats_pulled(bring: _Bring, offer: Offer, tag: str, place: Path) -> frozenset[str]:
-    """The formats that an empty engine downloads; empty: it cannot use the download."""
+    """The formats that an empty engine downloads; empty if it cannot use the download."""
     with bring(place) as engine, FaultProxy(offer.registry.host) as proxy:
         name = f"{proxy.host}/{_NAME}:{tag}"
         pulled = engine.pull(name)
@@ -187,7 +187,7 @@ def _all_pulled(bring: _Bring, offer: Offer, folder: Path) -> tuple[frozenset[st
     "name", [pytest.param(name, marks=[] if name in _DAILY else [nightly]) for name in ENGINES]
 )
 def test_format_chosen_by_an_engine(name: str, offer: Offer, tmp_path: Path) -> None:
-    """And its container works with either."""
+    """A container works with either format."""
     bring, takes = ENGINES[name]
 
     assert _all_pulled(bring, offer, tmp_path) == takes
@@ -195,7 +195,7 @@ def test_format_chosen_by_an_engine(name: str, offer: Offer, tmp_path: Path) -> 
 
 @nightly
 def test_ctr_of_debian_testing_reads_both(offer: Offer, tmp_path: Path) -> None:
-    """Probably the manifest that comes first; the container runs in both cases."""
+    """ctr probably takes the first manifest; the container runs with both."""
     alone, *of_index = _all_pulled(_ctr(new_engines), offer, tmp_path)
 
     assert alone == _ZSTD

@@ -1,4 +1,4 @@
-"""The real 2.7.1 set, built once for all proofs, and the builds of Docker and pip with the same wheels.
+"""The real image of torch 2.7.1, built once for all proofs, and the one that Docker and pip build.
 
 tests/conftest.py says which modules share a process.
 """
@@ -52,7 +52,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")  # some minutes, and 13 GB until the module ends
 def by_docker(image: dict[str, Any], engine: Mapping[str, str], room: None) -> Iterator[Mapping[str, str]]:
-    """The environment of an engine in which BuildKit ran the cell's Dockerfile: pip over the same wheels."""
+    """The environment of an engine that built the cell's Dockerfile, where pip installs the same wheels."""
     command = [
         sys.executable,
         str(ROOT / "build.py"),
@@ -65,7 +65,7 @@ def by_docker(image: dict[str, Any], engine: Mapping[str, str], room: None) -> I
     ]
     done = subprocess.run(command, env=dict(engine), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    # No test builds it again; the image stays.
+    # No test builds the image again, so its build cache is deleted; the image remains.
     prune = ["docker", "builder", "prune", "--all", "--force"]
     subprocess.run(prune, env=dict(engine), check=True, capture_output=True)
     yield engine
@@ -86,7 +86,7 @@ def free_images(engine: Mapping[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For modules that need many GB of disk: one at a time has it."""
+    """A lock for modules that need many GB of disk space: one module at a time holds it."""
     base = tmp_path_factory.getbasetemp()
     place = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with (place / "room").open("w") as lock:

@@ -1,4 +1,4 @@
-"""Fixtures: the headline image in a registry, and pulled from there by Docker."""
+"""Fixtures: the headline image in a registry, and in a Docker engine that pulled it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Publication:
     repository: str
     result: Mapping[str, Any]  # the output of `publish --json`
     override: str | None  # the reason for an override without GPU reports; None: the gate cleared it
-    arguments: tuple[str, ...]  # of `publish`, without the repository
+    arguments: tuple[str, ...]  # the arguments of `publish`, without the repository
 
     def command(self, *arguments: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command; optionally with another *cache*."""

@@ -13,7 +13,7 @@ from torchkiln.util.places import ROOT
 
 
 def committed_reports(image: dict[str, Any], *, current: bool) -> list[SignedReport]:
-    """The reports of its tag: of this image, if they have every check of the policy, or of earlier ones."""
+    """Reports of earlier images; if *current*, those of *image*, or none if a required check is missing."""
     found = [
         proof
         for proof in proofs(PROOFS)

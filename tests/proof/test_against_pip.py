@@ -1,4 +1,4 @@
-"""Every wheel of the real set: our layers have what real pip installs, by the commands of the Dockerfile.
+"""The layers of the real image have the files that pip installs by the Dockerfile's commands.
 
 `make proof` runs them in the unpacked base; BuildKit runs them with NIGHTLY=yes.
 """
@@ -35,7 +35,7 @@ from torchkiln.util.places import ROOT
 pytestmark = pytest.mark.proof
 
 # All allowed differences, with reasons.
-#   INSTALLER   names who installed
+#   INSTALLER   names the installer
 #   REQUESTED   pip writes it for packages on the command line; a lock names all
 #   RECORD      has our INSTALLER, and the .pyc files that pip does not make here
 #   .pyc        a few files: marshal writes a constant once or twice, depending on what was interned
@@ -46,7 +46,7 @@ MOST_PYC_THAT_DIFFER = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A file or folder; `data` only of files that are compared in parts."""
+    """A file or folder; `data` is only kept for files that are compared in parts."""
 
     mode: int
     is_folder: bool
@@ -58,7 +58,7 @@ Members = dict[str, Member]
 
 
 def member(path: str, mode: int, data: bytes | None) -> Member:
-    """Of a file, or of a folder, which has no *data*."""
+    """The `Member` of a file with *data*, or of a folder without."""
     content = data or b""
     return Member(
         mode=mode,
@@ -120,7 +120,7 @@ def theirs(locked: LockedCell, room: None, tmp_path_factory: pytest.TempPathFact
 
 
 def place_file(source: Path, target: Path) -> None:
-    """The same file, or a copy on another file system."""
+    """Make a hard link, or a copy if the file systems differ."""
     try:
         target.hardlink_to(source)
     except OSError:
@@ -131,9 +131,9 @@ def in_metadata(path: str) -> bool:
     return ".dist-info/" in path and path.rpartition("/")[2] in METADATA_THAT_DIFFERS
 
 
-@nightly  # tests/docker/test_parity.py has a small image
+@nightly  # tests/docker/test_parity.py does the same with a small image
 def test_both_engines_images_are_the_same(image: dict[str, Any], by_docker: Mapping[str, str]) -> None:
-    """Every path and setting by `diff --files`, except for its list and those .pyc files."""
+    """`diff --files` finds no difference except those of the allow list and a few .pyc files."""
     argv = ["diff", "--files", "--json", "--allow", str(ROOT / "torchkiln/data/parity.yaml")]
     argv += ["--output", image["layout"], f"docker:{NAME}", image["ref"]]
     result = json.loads(kiln(argv, by_docker))
@@ -145,7 +145,7 @@ def test_both_engines_images_are_the_same(image: dict[str, Any], by_docker: Mapp
     assert (result["idle"], result["b"]["paths"] > 50_000) == ([], True)
 
 
-@nightly  # the same
+@nightly  # as above
 def test_pip_does_the_same_in_both(
     image: dict[str, Any], by_docker: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -155,7 +155,7 @@ def test_pip_does_the_same_in_both(
     docker = ["docker", "run", "--rm", "--entrypoint", "", NAME, *command]
     theirs = subprocess.run(docker, env=dict(by_docker), capture_output=True, text=True, check=True).stdout
     words = ["run", "--no-entrypoint", "--output", image["layout"], image["ref"], "--", *command]
-    try:  # not in the cache, where another process has and deletes the same root file system
+    try:  # with another cache, because another process may delete the root file system in the usual one
         ours = kiln(words, {**by_docker, "TORCHKILN_CACHE": str(tmp_path / "cache")})
     finally:
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
@@ -167,30 +167,30 @@ def test_pip_does_the_same_in_both(
 
 @needs_namespaces
 def test_our_layers_have_what_pip_installs(ours: Members, theirs: Members) -> None:
-    """Paths, types, modes and contents; no file of pip's is missing."""
+    """Paths, types, modes and contents are equal, and no file that pip installs is missing."""
     faults: list[str] = []
     different_pyc: list[str] = []
     for path, member in ours.items():
         other = theirs.get(path)
         if other is None:
-            faults.append(f"{path}: pip has none")
+            faults.append(f"{path}: not installed by pip")
             continue
         if (other.is_folder, other.mode) != (member.is_folder, member.mode):
             faults.append(f"{path}: {other.mode:o} by pip, ours {member.mode:o}")
         if in_metadata(path) or other.sha256 == member.sha256:
             continue
         if not path.endswith(".pyc"):
-            faults.append(f"{path}: another content")
+            faults.append(f"{path}: content differs")
         elif same_code(marshal.loads(other.data[16:]), marshal.loads(member.data[16:])):
             different_pyc.append(path)
         else:
-            faults.append(f"{path}: loads to other code")
+            faults.append(f"{path}: code differs")
     for path, other in theirs.items():
         folder, _, name = path.rpartition("/")
         of_venv = folder == "opt/venv/bin" and name.lower().startswith(("activate", "python"))
         compared = path.startswith(f"{SITE}/") or folder == "opt/venv/bin"
         if compared and path not in ours and not (other.is_folder or of_venv or in_metadata(path)):
-            faults.append(f"{path}: only pip has it")
+            faults.append(f"{path}: only installed by pip")
     assert faults == []
     assert len(different_pyc) <= MOST_PYC_THAT_DIFFER, different_pyc
     assert len(ours) > 20_000
@@ -220,7 +220,7 @@ def kiln(arguments: list[str], environ: Mapping[str, str]) -> str:
 
 
 def same_code(left: Any, right: Any) -> bool:
-    """Whether two marshalled values mean the same, code objects compared part by part."""
+    """Whether two unmarshalled values are equal; code objects are compared part by part."""
     if type(left) is not type(right):
         return False
     if isinstance(left, tuple):

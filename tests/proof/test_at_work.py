@@ -35,7 +35,7 @@ print(getpass.getuser(), os.path.isdir(os.path.join('/tmp', 'torchinductor_user'
 
 @pytest.fixture(scope="module", params=["embedded", pytest.param("docker", marks=nightly)])
 def real(request: pytest.FixtureRequest, engine: Mapping[str, str]) -> Workplace:
-    """The headline image as the engine that is named built it, in a Docker engine."""
+    """The headline image, built by the engine of the parameter, in a Docker engine."""
     request.getfixturevalue("pulled" if request.param == "embedded" else "by_docker")
     return Workplace(environ=engine, image=NAME)
 
@@ -64,7 +64,7 @@ def test_every_kind_of_session_imports_torch(container: tuple[Container, Path], 
 
 
 def test_a_notebook_imports_torch(container: tuple[Container, Path]) -> None:
-    """In a real browser, from the printed address to the output."""
+    """In a real browser: open the printed URL, run a cell, read its output."""
     with browsing() as (page, hosts):
         cell_output = output(container[0], page, "import torch; torch.__version__")
 
@@ -72,7 +72,7 @@ def test_a_notebook_imports_torch(container: tuple[Container, Path]) -> None:
 
 
 def test_torch_compile_as_any_user(real: Workplace) -> None:
-    """Under Kubernetes' restricted standard, with a cache that can be written."""
+    """Under Kubernetes' restricted standard; the compile cache is writable."""
     options = ("--user", "12345:12345", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
     ran = real.run(*options, command=["python", "-c", COMPILED])
 
@@ -80,7 +80,7 @@ def test_torch_compile_as_any_user(real: Workplace) -> None:
 
 
 def test_torch_is_not_replaced(real: Workplace, shared: Path) -> None:
-    """By none of the usual commands; and `pip check` finds no fault."""
+    """The usual install commands are refused, and `pip check` finds no conflict."""
     for command in (
         ["pip", "install", "--dry-run", "torch==2.8.0"],
         ["pip", "install", "--dry-run", "--upgrade", "torchvision==0.23.0"],
@@ -92,8 +92,8 @@ def test_torch_is_not_replaced(real: Workplace, shared: Path) -> None:
     assert real.run(command=["pip", "check"]).stdout == "No broken requirements found.\n"
 
 
-def test_doctor_finds_everything_in_its_place(real: Workplace) -> None:
-    """On a host without a GPU, which is reported."""
+def test_doctor_finds_no_problem(real: Workplace) -> None:
+    """There are only warnings, because the host has no GPU."""
     ran = real.run("--shm-size", "1g", command=["doctor", "--json"])
     lines = {line["about"]: line for line in json.loads(ran.stdout)["lines"]}
 
@@ -103,7 +103,7 @@ def test_doctor_finds_everything_in_its_place(real: Workplace) -> None:
 
 
 def test_doctor_reports_another_torch(real: Workplace, shared: Path) -> None:
-    """With the guard disabled."""
+    """With the torch guard disabled, another version can be installed; doctor warns."""
     options = (*outward(shared), "-e", "PIP_CONSTRAINT=", "-e", "UV_CONSTRAINT=")
     replaced = "pip install -q --no-deps --force-reinstall nvidia-nvtx-cu12==12.8.90"
     hosts = f"{replaced}; /opt/torchkiln/entrypoint doctor"
@@ -124,7 +124,7 @@ def test_errors_of_the_troubles_page(example: Example, real: Workplace, shared: 
 
 @needs_gcc
 def test_torch_refuses_a_driver_that_is_too_old(real: Workplace, shared: Path) -> None:
-    """The text in docs/troubles.md, with a fake driver; and doctor's line."""
+    """torch and doctor print the lines of docs/troubles.md, with a fake driver."""
     for library in fake_driver().iterdir():
         shutil.copy(library, shared)
     shared.chmod(0o755)

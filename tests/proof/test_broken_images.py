@@ -1,6 +1,6 @@
-"""Mutants of the checks `services` and `user`: the real image, changed by a script before the checks.
+"""Mutants for the checks `services` and `user`: a script changes the real image before the check.
 
-In the image as it was built both pass: test_reproducible.py.
+Both checks pass in the unchanged image: see test_reproducible.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torchkiln.util.places import ROOT
 pytestmark = pytest.mark.proof
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
-# What a command that does not start cannot report.
+# The values that are missing if the command does not start.
 UNSTARTED = ["exit_code", "ids", "import_failures", "name", "home", "home_writable", "tmp_writable"]
 TINI = ("tini_is_parent", "tini_adopts_orphan", "tini_reaps_orphan")
 
@@ -93,7 +93,7 @@ def bench(image: dict[str, Any], unpacked: Path) -> Bench:
 
 
 def by_night(*values: object) -> ParameterSet:
-    """A case of `make nightly`; `make proof` has each of its values in another case."""
+    """A case of `make nightly`; `make proof` has other cases with the same values out of bounds."""
     return pytest.param(*values, marks=nightly)
 
 

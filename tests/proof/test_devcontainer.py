@@ -29,7 +29,7 @@ __all__ = ["shared"]
 pytestmark = [pytest.mark.proof, nightly]
 
 FILE = ".devcontainer/devcontainer.json"
-_TIMEOUT = 900.0  # seconds; a server that does not start is waited for
+_TIMEOUT = 900.0  # seconds to wait for a server that may not start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +91,13 @@ def folder(workplace: Workplace, shared: Path) -> Iterator[Opened]:
 
 @pytest.fixture
 def opened(folder: Opened) -> Opened:
-    """With a dev container of the image of a cell."""
+    """A folder with a dev container of a cell's image."""
     assert folder.kiln("init", "--devcontainer", "--image", IMAGE) == f"{FILE}\n"
     return folder
 
 
 def test_the_folder_opens_in_the_image(opened: Opened) -> None:
-    """As the image's user, with its Python, the memory for workers, a cache that stays, and no GPU here."""
+    """With the image's user and Python, enough /dev/shm for workers, and a cache volume; without a GPU."""
     result = opened.up()
 
     assert (result["outcome"], result["remoteUser"]) == ("success", "root")
@@ -121,7 +121,7 @@ def test_the_folder_opens_in_the_image(opened: Opened) -> None:
 
 
 def test_the_ports_are_those_that_the_image_serves(opened: Opened) -> None:
-    """As the CLI passes them on to an editor, which forwards them."""
+    """The CLI passes them to an editor, which forwards them."""
     read = json.loads(opened.cli("read-configuration", "--include-merged-configuration"))
     merged = read["mergedConfiguration"]
 
@@ -139,7 +139,7 @@ def test_the_ports_are_those_that_the_image_serves(opened: Opened) -> None:
 
 
 def test_a_project_opens_over_the_code_in_its_image(folder: Opened) -> None:
-    """By the documented commands: built, put into the engine, opened; what is imported is what is edited."""
+    """By the documented commands: build, load, open; an edit of the folder changes what Python imports."""
     (folder.folder / "requirements.txt").write_text("numpy\n")
     (folder.folder / "mine.py").write_text("VALUE = 1\n")
     images, layout = folder.workplace.folder / "images", folder.workplace.folder / "dist"
@@ -173,7 +173,7 @@ def test_a_project_opens_over_the_code_in_its_image(folder: Opened) -> None:
 
 
 def test_a_command_runs_once_after_the_container_is_made(opened: Opened) -> None:
-    """In the folder, as the image's user, with its Python."""
+    """It runs in the folder, as the image's user, with the image's Python."""
     opened.edit(postCreateCommand="python -c 'import getpass; print(getpass.getuser())' >>created")
     opened.up()
     opened.up()
@@ -182,7 +182,7 @@ def test_a_command_runs_once_after_the_container_is_made(opened: Opened) -> None
 
 
 def test_another_user_owns_what_is_written(opened: Opened) -> None:
-    """`user` gets the uid of the folder's owner here; root, the owner, changes nothing."""
+    """Files written by `user` have that user's uid; the CLI does not map it to root, the folder's owner."""
     opened.edit(remoteUser="user", updateRemoteUserUID=False)
     opened.folder.chmod(0o777)
     assert opened.up()["remoteUser"] == "user"

@@ -1,4 +1,4 @@
-"""Device code of the real libraries of torch 2.7.1, read by our reader, another reader and NVIDIA's tool."""
+"""Device code in the real libraries of torch 2.7.1, by torchkiln's reader, another reader and cuobjdump."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torchkiln.store.store import Store
 
 pytestmark = pytest.mark.proof
 
-# MB of code in libtorch_cuda.so; the sum of the others is what 9.0 does not need.
+# MB of code in libtorch_cuda.so by architecture; a GPU of 9.0 needs only sm_90 and sm_90a.
 TORCH = {
     "sm_50": 137,
     "sm_60": 137,
@@ -42,7 +42,7 @@ TORCH = {
     "sm_90": 139,
     "sm_90a": 1,
 }
-# MB of all libraries of a wheel that a GPU of 9.0 does not need, measured on 2026-11-25.
+# MB of device code in each wheel's libraries that a GPU of 9.0 does not need, measured on 2026-11-25.
 DEAD = {
     "torch": 790,
     "torchvision": 8,
@@ -84,7 +84,7 @@ def libraries(wheel: Path) -> list[str]:
 
 
 def test_the_code_in_torch(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """The sums of each architecture; reading a file of 985 MB needs little memory."""
+    """The sizes by architecture are correct; reading a file of 985 MB needs little memory."""
     with mapped(wheels["torch"], "torch/lib/libtorch_cuda.so", tmp_path) as library:
         tracemalloc.start()
         found = inventory(library)
@@ -99,12 +99,12 @@ def test_the_code_in_torch(wheels: dict[str, Path], tmp_path: Path) -> None:
     assert peak < 20e6
 
 
-# test_thin.py compares every library of an image with its wheel.
+# test_thin.py compares every library of a thin image with its wheel.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in DAILY else [nightly]) for name in DEAD]
 )
 def test_every_library_is_understood(name: str, wheels: dict[str, Path], tmp_path: Path) -> None:
-    """And another reader, with its own choice, finds the same bytes for other GPUs, too."""
+    """An independent reader finds the same unneeded bytes, also for other GPUs."""
     total = 0
     for member in libraries(wheels[name]):
         with mapped(wheels[name], member, tmp_path) as library:
@@ -140,7 +140,7 @@ def test_nvidias_tool_finds_the_same_entries(
 
 @needs_cuobjdump
 def test_nvidias_tool_extracts_the_same_code(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """From the library with zeros: every file for sm_90, byte for byte, and none for another architecture."""
+    """The cut library has every file for sm_90, byte for byte, and none for another architecture."""
     member = "torch/lib/libtorch_cuda_linalg.so"
     with mapped(wheels["torch"], member, tmp_path) as library:
         thin = bytearray(library)

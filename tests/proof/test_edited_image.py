@@ -1,4 +1,4 @@
-"""The real image with an edited file of a wheel; the RECORD and the byte-code in the image match the edit."""
+"""The real image with an edited file of a wheel; RECORD and byte-code in the image match the edited file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BYTE_CODE = f"{SITE}/tqdm/__pycache__/utils.cpython-311.pyc"
 
 
 class EditedLayout:
-    """A copy of an OCI layout, written with tarfile and json alone."""
+    """A copy of an OCI layout, written only with tarfile and json."""
 
     def __init__(self, source: Path, folder: Path) -> None:
         shutil.copytree(source, folder, copy_function=lambda old, new: Path(new).hardlink_to(old))
@@ -87,7 +87,7 @@ def row(path: str, data: bytes) -> str:
 def test_an_edited_file_with_edited_record_and_byte_code_is_named(
     image: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The suite sha256:7d2814287017 passed it: it compared files only with the image's own RECORDs."""
+    """A regression test: the suite sha256:7d2814287017 compared files only with the RECORDs in the image."""
     layout = EditedLayout(Path(image["layout"]), tmp_path / "dist")
     lock = json.loads((ROOT / "images" / TAG / "lock.json").read_bytes())
     [version] = [wheel["version"] for wheel in lock["wheels"] if wheel["name"] == "tqdm"]

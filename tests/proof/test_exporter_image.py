@@ -1,4 +1,4 @@
-"""deploy/monitoring is a project: its image has the exporter, by the commands of docs/deploy.md."""
+"""deploy/monitoring is a project: the commands of docs/deploy.md build an image with the exporter."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_from_an_empty_folder_to_torch(installed: Installed, tmp_path: Path) -> 
 
 @nightly
 def test_the_commands_of_the_readme(tmp_path: Path) -> None:
-    """As printed: `uv tool install .` in the checkout, the others in an empty folder."""
+    """Unchanged: `uv tool install .` in the checkout, the other commands in an empty folder."""
     [block] = [block for block in blocks(ENGLISH.read_text(), "sh") if block.startswith("uv tool install")]
     install, *others = block.splitlines()
     project, programs = tmp_path / "project", tmp_path / "bin"

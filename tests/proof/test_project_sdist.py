@@ -1,4 +1,4 @@
-"""Packages as source code, of the default index and of a repository, are built in the real base, twice."""
+"""Sdists of the default index and packages of a Git repository are built twice in the real base."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchkiln.project.file import load_project
 from torchkiln.util.places import ROOT
 
 pytestmark = [pytest.mark.proof, pytest.mark.network, needs_namespaces]
-LINES = "hydra-core==1.3.2\n"  # requires antlr4-python3-runtime 4.9, of which there is no wheel
+LINES = "hydra-core==1.3.2\n"  # requires antlr4-python3-runtime 4.9, which has no wheel
 
 
 def lock(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -61,7 +61,7 @@ PyMODINIT_FUNC PyInit__tool(void) { return PyModule_Create(&module); }
 
 
 def test_a_package_in_c_of_a_repository(tmp_path: Path) -> None:
-    """In a subdirectory, with a header of a submodule."""
+    """The package is in a subdirectory, and includes a header of a submodule."""
     needs_git_server()
     (tmp_path / "server").mkdir()
     (tmp_path / "project").mkdir()

@@ -43,7 +43,7 @@ def test_another_repository_needs_no_upload(publication: Publication, registry: 
 def test_the_image_is_verified_with_an_empty_cache(
     publication: Publication, image: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Including the bytes of each layer, and the SBOMs."""
+    """--full also verifies the bytes of each layer, and the SBOMs."""
     done = publication.command(
         "verify",
         f"{publication.repository}:v2.7",
@@ -65,9 +65,9 @@ def test_the_image_is_verified_with_an_empty_cache(
         assert wrong["smoke"].startswith(f"published with --override: {publication.override}\n")
 
 
-@nightly  # test_twice.py builds it twice
+@nightly  # in `make proof`, test_twice.py builds the image twice
 def test_the_image_is_rebuilt_from_the_registry(publication: Publication, image: dict[str, Any]) -> None:
-    """From the lock in the provenance, on the image's own base; not while anything else is wrong."""
+    """From the lock in the provenance, on the image's base, and only if the other checks passed."""
     done = publication.command(
         "verify", f"{publication.repository}@{image['digest']}", *publication.keys, "--rebuild", "--json"
     )

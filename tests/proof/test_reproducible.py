@@ -1,4 +1,4 @@
-"""The image of the lock: the recorded layers; tier 0 passes in it; reports are of it or an earlier one."""
+"""The image of the lock has the recorded layers and passes tier 0; the gate accepts only its reports."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ TIER_0 = {"import", "claims", "linkage", "lock", "archs", "cpu-train", "compile-
 
 
 def test_tier_0_passes_inside(image: dict[str, Any], unpacked: Path, tmp_path: Path) -> None:
-    """Every check runs and passes, on this digest; `device-code` is for images for some GPUs."""
+    """Every check passes and the report has this digest; `device-code` applies to thin images only."""
     report = tmp_path / "report.json"
     command = [sys.executable, str(ROOT / "build.py"), "smoke", "--force", "--output", image["layout"]]
     done = subprocess.run(
@@ -106,20 +106,20 @@ def gate(image: dict[str, Any], reports: Sequence[SignedReport]) -> subprocess.C
 
 
 def test_the_gate_clears_the_build_with_its_reports(image: dict[str, Any]) -> None:
-    """With their keys; skipped if they lack a check that the policy requires."""
+    """With the laboratories' keys; skipped if a check that the policy requires is missing."""
     reports = committed_reports(image, current=True)
     if not reports:
-        pytest.skip(f"not every check ran in {image['digest']}, which a build gives: to be made on GPUs")
+        pytest.skip(f"no committed report of {image['digest']} has every check: run the suite on GPUs")
 
     done = gate(image, reports)
     assert (done.returncode, done.stdout.strip()) == (0, image["digest"]), done.stderr
 
 
 def test_reports_of_an_earlier_image_do_not_clear_the_build(image: dict[str, Any]) -> None:
-    """Each by its own, and all together; whichever it is, is named."""
+    """Neither alone nor together; the message names each report."""
     reports = committed_reports(image, current=False)
     if not reports:
-        pytest.skip("every report that is kept is of this image")
+        pytest.skip("every committed report is of this image")
 
     for handed in (reports, *([report] for report in reports)):
         done = gate(image, handed)

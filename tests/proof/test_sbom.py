@@ -81,7 +81,7 @@ def test_every_wheel_of_the_lock(
 def test_every_package_that_dpkg_lists(
     spdx: dict[str, Any], cyclonedx: dict[str, Any], unpacked: Path
 ) -> None:
-    """With the hash of its .deb file."""
+    """The SBOM has it, with the hash of its .deb file."""
     form = "${Package}\t${Version}\t${Architecture}\t${source:Package} ${source:Version}\n"
     command = ["dpkg-query", f"--admindir={unpacked}/var/lib/dpkg", "-W", "-f", form]
     document = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

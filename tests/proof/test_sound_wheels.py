@@ -1,7 +1,7 @@
-"""Wheels of the real index on the image of 2.7.1: none that works is refused, those for another are.
+"""Wheels of the real index on the image of 2.7.1: compatible wheels are accepted, others refused.
 
-The sound ones are those of tools/sound-wheels.csv; each is deleted after it was read. About 9 GB are
-downloaded in all.
+tools/sound-wheels.csv lists the compatible wheels. About 9 GB are downloaded; each wheel is deleted after it
+was read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOR_OTHERS = {
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[OnTheImage]:
-    """With its wheels and its base in the cache."""
+    """The image, with its wheels and its base in the cache."""
     with on_the_image() as found:
         yield found
 
@@ -46,7 +46,7 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part[0].name)
 def test_no_sound_wheel_is_refused(part: tuple[LockedWheel, ...], image: OnTheImage) -> None:
-    """Each alone: stricter than together, when one may have what another needs."""
+    """Each wheel is checked alone: together, one might provide the libraries that another needs."""
     found = list(image.checks(part))
 
     assert [checked.wheel for checked in found] == list(part)

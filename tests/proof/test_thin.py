@@ -1,4 +1,4 @@
-"""The real 2.7.1 for one kind of GPU: every byte of its libraries compared with the wheels, by other code."""
+"""The real 2.7.1 for one GPU: independent code compares every byte of its libraries with the wheels."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
 
-MAGIC = b"\x50\xed\x55\xba\x01\x00\x10\x00"  # of a container, version 1, with a header of 16 bytes
+MAGIC = b"\x50\xed\x55\xba\x01\x00\x10\x00"  # of a fatbin container, version 1, with a header of 16 bytes
 PTX, MACHINE_CODE = 1, 2
 CUT = ("torch", "nvidia-")  # names of wheels whose libraries are cut begin with one of these
 EXACT = 0x100000  # a flag of code for exactly one capability, sm_90a
-# Libraries with containers in .rodata, too, which the library itself gives to the driver; these stay whole.
+# Libraries that also have containers in .rodata, which they load themselves; these containers are not cut.
 EMBEDDED = ("/cuda_cupti/", "/cusparselt/")
 PIECE = 1 << 20
 
@@ -68,7 +68,7 @@ def options(images: Path) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def thin(locked: LockedCell, tmp_path_factory: pytest.TempPathFactory, room: None) -> Iterator[ThinImage]:
-    """For capability 9.0, with NVIDIA's libraries cut as well."""
+    """The image for capability 9.0, with NVIDIA's libraries cut as well."""
     folder = tmp_path_factory.mktemp("thin")
     save(folder / "images", locked)
     yield ThinImage(built=build(folder / "dist", *options(folder / "images")), images=folder / "images")
@@ -78,7 +78,7 @@ def thin(locked: LockedCell, tmp_path_factory: pytest.TempPathFactory, room: Non
 def test_each_library_has_the_wanted_code_and_is_otherwise_zero_or_unchanged(
     thin: ThinImage, locked: LockedCell, tmp_path: Path
 ) -> None:
-    """Every byte outside of the payloads in containers is that of the wheel; triton is not cut."""
+    """Every byte outside of a container's payloads is that of the wheel; triton is not cut."""
     wheels, store = {}, Store(cache_root())
     for wheel in locked.wheels:
         with zipfile.ZipFile(store.wheel(wheel)) as archive:
@@ -120,7 +120,7 @@ def mapped(content: IO[bytes], folder: Path) -> mmap.mmap:
 
 
 def compare(path: str, whole: mmap.mmap, cut: mmap.mmap) -> int:
-    """The number of bytes that became zeros; fails if any other byte differs."""
+    """The number of bytes that were replaced by zeros; fails if any other byte differs."""
     zeroed = position = 0
     while (start := whole.find(MAGIC, position)) >= 0:
         stop = start + 16 + number(whole, start + 8, 8)
@@ -146,7 +146,7 @@ def compare(path: str, whole: mmap.mmap, cut: mmap.mmap) -> int:
 
 
 def loaded(entries: list[Entry]) -> list[Entry]:
-    """The entries of which a GPU of capability 9.0 may load one: its code, and PTX if that is only sm_90a."""
+    """The entries that a GPU of capability 9.0 may load: its code, and PTX unless there is code for sm_90."""
     if any(entry.kind not in (PTX, MACHINE_CODE) for entry in entries):  # LTO code: the container stays
         return entries
     code = [entry for entry in entries if entry.kind == MACHINE_CODE and entry.architecture == 90]
@@ -185,7 +185,7 @@ def unchanged(path: str, whole: mmap.mmap, cut: mmap.mmap, start: int, stop: int
 
 @nightly
 def test_a_second_cache_gives_the_same_image(thin: ThinImage, locked: LockedCell, tmp_path: Path) -> None:
-    """Wheels and base are taken from the first one, layers and byte-code are not."""
+    """Wheels and base come from the first cache; layers and byte-code are made again."""
     store, own = Store(cache_root()), Store(tmp_path / "cache")
     files = [(store.wheel(wheel), own.wheel(wheel)) for wheel in locked.wheels]
     for source, target in (*files, (store.blob(locked.base.digest), own.blob(locked.base.digest))):
@@ -217,7 +217,7 @@ def test_it_is_valid_and_has_the_files_of_its_records(thin: ThinImage, tmp_path:
     """By the validator, and by the check `lock` in the image."""
     assert validate(Path(thin.built["layout"]), thin.built["tag"]) == ()
     command = [sys.executable, str(ROOT / "build.py"), "smoke", "--force", "--output", thin.built["layout"]]
-    cache = tmp_path / "cache"  # another process deletes what it finds unpacked in the usual one
+    cache = tmp_path / "cache"  # another process may delete unpacked images in the usual one
     try:
         done = subprocess.run(
             [*command, "--images", str(thin.images), "--only", "lock", thin.built["ref"]],
@@ -239,7 +239,7 @@ def test_it_is_valid_and_has_the_files_of_its_records(thin: ThinImage, tmp_path:
 def test_docker_pulls_and_runs_it(
     thin: ThinImage, registry: RunningRegistry, engine: Mapping[str, str]
 ) -> None:
-    """Without a GPU it starts; pushing it needs a confirmation."""
+    """It starts without a GPU; pushing it requires a confirmation."""
     command = [sys.executable, str(ROOT / "build.py"), "push", "--output", thin.built["layout"], "--quiet"]
     to = ("--to", f"{registry.host}/team/thin", "--tag", "mine", thin.built["ref"])
     refused = subprocess.run([*command, *to], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The same lock twice gives the same image: from the beginning."""
+"""Two complete builds of the same lock give the same image."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def test_a_cold_cache_gives_the_same_image(image: dict[str, Any], room: None, tm
 
 
 def _base_of(image: dict[str, Any], base: Path) -> tuple[str, ...]:
-    """`--base` accepts only the locked base; a newer one is built again, on the same day."""
+    """`--base` for the locked base; none for a newer one, which `--base` refuses and which is built again."""
     return () if image["base_newer_than_lock"] else ("--base", str(base))

@@ -1,6 +1,6 @@
-"""Ubuntu 22.04 from base to image, by an archive in its layout: real Python 3.10, real locks, small wheels.
+"""Ubuntu 22.04 from base to image, with an archive in Ubuntu's layout, Python 3.10 and small wheels.
 
-Everything that is not Ubuntu's is marked: in the lock, in the image, and for the gate.
+Because the archive is not Ubuntu's, lock and image are marked as untrusted, and the gate refuses the image.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNTRUSTED = "uses an untrusted source"
 
 @pytest.fixture(scope="module")
 def ubuntu(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Iterator[Scene]:
-    """The base built, and the cell locked against the real default index; as a user does both."""
+    """A base and a lock against the real default index, both made by the commands."""
     ubuntu_archive.require()
     root = tmp_path_factory.mktemp("jammy")
     archive = ubuntu_archive.make(root / "archive")
@@ -54,7 +54,7 @@ def ubuntu(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) 
 
 @pytest.fixture(scope="module")
 def small(ubuntu: Scene) -> Scene:
-    """The same cell with small wheels and the locked pip, built by both engines."""
+    """The cell with small wheels and the locked pip, built by both engines."""
     store, user_cache = Store(ubuntu.cache), Store(cache_root())
     full_lock = load_locked(ubuntu.images, TAG)
     pip = next(wheel for wheel in full_lock.wheels if wheel.name == "pip")
@@ -93,7 +93,7 @@ def test_the_base_follows_the_recipe_and_names_its_sources(ubuntu: Scene) -> Non
 
 
 def test_every_locked_wheel_is_for_python_3_10(ubuntu: Scene) -> None:
-    """Torch's is that of the facts; the lock's set differs from debian12's."""
+    """torch's wheel is that of the facts; the lock's wheels differ from debian12's."""
     locked = load_locked(ubuntu.images, TAG)
     tags = {wheel.name: parse_wheel_filename(wheel.filename)[3] for wheel in locked.wheels}
 
@@ -111,7 +111,7 @@ def test_every_locked_wheel_is_for_python_3_10(ubuntu: Scene) -> None:
     assert b"127.0.0.1" not in (ubuntu.images / TAG / "lock.json").read_bytes()
 
 
-# The code of a .pyc, by path: without the references with which marshal shares objects.
+# Prints a hash of the code in each .pyc by path, without the references by which marshal shares objects.
 _MEANING = """
 import hashlib, marshal, pathlib, types
 
@@ -156,7 +156,7 @@ def test_both_engines_give_the_same_image(small: Scene) -> None:
 
 
 def pyc(printed: str) -> list[str]:
-    """The lines of `_MEANING`, without the start's."""
+    """The lines that `_MEANING` printed, without those that the container's start prints."""
     return [line for line in printed.splitlines() if ".pyc " in line]
 
 
@@ -175,7 +175,7 @@ def test_a_command_runs_in_it_with_python_3_10(small: Scene) -> None:
 
 
 def test_the_image_is_marked_as_untrusted(small: Scene) -> None:
-    """In its labels, and in the output of its commands."""
+    """In its labels, and in the commands' output."""
     labels = json.loads(small.docker("inspect", "--format", "{{json .Config.Labels}}", "ubuntu:ours"))
     inside = json.loads(small.command("run", TAG, "--", "cat", "/etc/torchkiln/image.json").stdout)
 

@@ -1,4 +1,4 @@
-"""Tests of the recipes that run torch: part of `make proof`, like the mutants of the smoke suite."""
+"""Marks the tests of recipes that run torch as part of `make proof`, like the mutants of the smoke suite."""
 
 from __future__ import annotations
 

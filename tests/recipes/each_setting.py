@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run in an image: trains the recipes' small models on the CPU with each setting, and prints what happened.
+"""Trains the recipes' small models on the CPU with each setting, in an image, and prints the failures.
 
     python build.py run TAG --bind tests/recipes:/in -- python /in/each_setting.py
 
@@ -36,7 +36,7 @@ UNAVAILABLE = 3  # the exit code of train.py for a setting that this torch or ma
 
 
 def outcome(words: str) -> tuple[int | str, str]:
-    """The exit code of train.py with *words*, or the exception; and the last line of its stderr."""
+    """The exit code of train.py with *words* (or the exception), and the last line of its stderr."""
     sys.argv = ["train", *words.split()]
     errors = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
@@ -48,7 +48,7 @@ def outcome(words: str) -> tuple[int | str, str]:
 
 
 def main() -> int:
-    """Print a line for each setting that did not train, and the count of those that did."""
+    """Print a line for each setting that did not train, and the number of settings that did."""
     trained = failed = 0
     with tempfile.TemporaryDirectory() as folder:
         cases = [f"--model {model} {words}" for model, some in MODELS.items() for words in some]

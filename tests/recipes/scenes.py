@@ -1,4 +1,4 @@
-"""Code for tests of the recipes: what it imports, and runs by the command line."""
+"""Code for tests of the recipes: common imports, and runs like those of the command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scene(code: str) -> Any:
 
 
 def train(*words: str, before: str = "") -> dict[str, Any]:
-    """The values of a run by the command line."""
+    """The values of a run with the options *words*."""
     found = scene(f"{before}\nresult = train.run(parse({['--device', 'cpu', *words]!r}))")
     assert isinstance(found, dict)
     return found

@@ -1,6 +1,6 @@
-"""docs/amp-mistakes.md: the wrong lines of each section fail as it says, and the right ones do not.
+"""docs/amp-mistakes.md: the wrong code of each section fails as described, and the right code does not.
 
-The code that runs is that of the page.
+The tests run the code of the page.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def message_of(call):
 
 
 def scene(kind: str, name: str, before: str = "", after: str = "", times: int = 1) -> Any:
-    """`result` after *before*, the page's code (in a function `lines`, called *times*), and *after*."""
+    """`result` after *before*, *times* calls of the page's code (as function `lines`), and *after*."""
     code = CODE[kind, name].replace('"cuda"', '"cpu"')
     return result_of(
         f"{START}\n{before}\ndef lines():\n{_global(code)}\nfor _ in range({times}): lines()\n{after}"
@@ -51,7 +51,7 @@ def scene(kind: str, name: str, before: str = "", after: str = "", times: int = 
 
 
 def failure(kind: str, name: str, before: str = "", times: int = 1) -> str:
-    """What the page's code raises, as a line; empty if it raises nothing."""
+    """The exception of the page's code, as one line; empty if there is none."""
     code = CODE[kind, name].replace('"cuda"', '"cpu"')
     call = f"def all():\n    for _ in range({times}): lines()\nresult = message_of(all)"
     found = result_of(f"{START}\n{before}\ndef lines():\n{_global(code)}\n{call}")
@@ -60,7 +60,7 @@ def failure(kind: str, name: str, before: str = "", times: int = 1) -> str:
 
 
 def _global(code: str) -> str:
-    """*code* as the body of a function whose variables are global."""
+    """*code* as a function body whose variables are global."""
     names = sorted(set(re.findall(r"^\s*(\w+)(?:, \w+)? (?:[-+*/]?=|= )", code, re.M)))
     head = f"    global {', '.join(names)}\n" if names else ""
     return head + textwrap.indent(code, "    ")
@@ -77,14 +77,14 @@ before = lambda: None
 
 
 def loop(kind: str) -> str:
-    """A training loop around the lines of the page: one global `loss` for each call."""
+    """A training loop around the page's lines; each call computes the global `loss`."""
     code = CODE[kind, "step"].replace('"cuda"', '"cpu"')
     head = "def once():\n    global scale\n    loss = model(x).square().mean()\n"
     return head + textwrap.indent(code, "    ")
 
 
 def test_step_returns_nothing() -> None:
-    """So the branch never runs: not the scheduler, and not update, which the second iteration misses."""
+    """So the branch never runs, neither scheduler nor update; without update, the second iteration fails."""
     rate = "\nresult = [message_of(once), optimizer.param_groups[0]['lr'], message_of(once)]"
     first, same, second = result_of(START + STEP + loop("wrong") + rate)
     assert (first, same) == ("", 0.1)
@@ -108,7 +108,7 @@ loss = model(torch.randn(8, 4)).square().mean()
 
 
 def test_all_reduce_takes_one_tensor_and_adds() -> None:
-    """That it adds: two processes in test_parallel.py."""
+    """test_parallel.py tests with two processes that it adds."""
     wrong = failure("wrong", "all-reduce", GROUP)
     assert re.match(
         r"TypeError: Invalid function argument. Expected parameter `tensor` .* torch.Tensor", wrong
@@ -121,7 +121,7 @@ KINDS = "result = [str(output.dtype), torch.backends.cuda.matmul.allow_tf32, tor
 
 
 def test_high_is_tf32() -> None:
-    """Only a switch of matrix products is set; the range is that of FP32, which FP16 does not have."""
+    """ "high" only sets the switch for matrix products; TF32 has the range of FP32, FP16 has not."""
     assert scene("wrong", "high", HIGH, KINDS) == ["torch.float32", True, True]
     assert scene("right", "high", HIGH, KINDS) == ["torch.bfloat16", False, True]
     large = "x, model = torch.full((1, 1), 1e5), nn.Identity()\n"
@@ -136,7 +136,7 @@ GRADIENT = "result = block.weight.grad is not None"
 
 
 def test_checkpoint_without_use_reentrant() -> None:
-    """An error, or with a later layer a block that never learns; a warning is all there is."""
+    """The result is an error, or, with a layer after it, only a warning and a block that never learns."""
     assert failure("wrong", "checkpoint", BLOCK).startswith(
         "RuntimeError: element 0 of tensors does not require grad"
     )
@@ -160,7 +160,7 @@ torch.autograd.graph.save_on_cpu = Counted
 
 
 def test_offload_that_saves_nothing() -> None:
-    """No tensor is moved by hooks around the backward pass; the graph keeps the original beside a copy."""
+    """Hooks around the backward pass move no tensor; with a manual copy, the graph keeps the original too."""
     assert scene("wrong", "offload", OFFLOAD, "result = Counted.packed") == 0
     assert scene("right", "offload", OFFLOAD, "result = Counted.packed") > 4
     kept = "hidden = block(x)\ncopy = hidden.clone()\nsaved = hidden.grad_fn._saved_result.data_ptr()\n"
@@ -169,7 +169,7 @@ def test_offload_that_saves_nothing() -> None:
 
 
 def test_in_place_that_breaks_autograd() -> None:
-    """ReLU after a linear layer may be in place."""
+    """Only some operations do: ReLU after a linear layer may be in place."""
     block = "block, x = nn.Linear(4, 4), torch.randn(2, 4)\n"
     assert "has been modified by an inplace operation" in failure("wrong", "in-place", block)
     assert failure("right", "in-place", block) == ""
@@ -186,14 +186,14 @@ whole, = torch.autograd.grad(functional.mse_loss(model(x), y), [model.weight])
 
 
 def test_the_rate_of_parts_of_a_batch() -> None:
-    """With the wrong lines a step is N times √N as long; without both factors it is that of the batch."""
+    """With the wrong lines, a step is N·√N times as long; without both factors it is that of the batch."""
     step = "result = float((rate * model.weight.grad).norm() / (base_rate * whole).norm())"
     assert scene("wrong", "rate", PARTS, step) == pytest.approx(8.0)
     assert scene("right", "rate", PARTS, step) == pytest.approx(1.0)
 
 
 def test_the_rate_of_a_larger_batch() -> None:
-    """One step of SGD with N times batch and rate is near N small steps; with √N times it is behind."""
+    """One SGD step with N times the batch and the rate is close to N small steps; with √N it is too short."""
     code = (
         PARTS
         + """
@@ -251,7 +251,7 @@ SEEN = "    lines()\n    seen.append([int(n) for batch in loader for n in batch]
 
 
 def _loaded(kind: str) -> list[list[int]]:
-    """The samples of an epoch of each process, in order."""
+    """The samples that each process reads in an epoch, in order."""
     found = result_of(f"{START}\ndef lines():\n{_global(CODE[kind, 'sampler'])}\n{SAMPLER}{SEEN}")
     assert isinstance(found, list)
     return found
@@ -267,7 +267,7 @@ def test_ddp_without_a_sampler() -> None:
 
 
 def test_fp32_is_two_baselines() -> None:
-    """By default one switch is off and one is on; the figures of the page are those of a kept report."""
+    """By default, one switch is off and one is on; the page's figures are those of a committed report."""
     flags = "[torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]"
     speed = f"model, time_of = None, lambda model: {flags}\n"
     assert scene("wrong", "speed", speed, "result = before") == [False, True]

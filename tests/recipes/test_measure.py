@@ -1,4 +1,4 @@
-"""measure.py: every row becomes a result, whatever its process does; the rows are valid command lines."""
+"""measure.py: every row gives a result, however its process ends; the rows are valid command lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tools import recipes_record
 from torchkiln.util.places import ROOT
 
-# Instead of recipes.train: does what its first word says, then writes a report or not.
+# Replaces recipes.train: ends in the way that its first argument names, with or without a report.
 PROGRAM = """
 import json, os, signal, sys, time
 kind, report = sys.argv[1], sys.argv[sys.argv.index("--report") + 1]
@@ -40,7 +40,7 @@ sys.exit(kind == "memory")
 
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module, without torch."""
+    """The module recipes.measure, which needs no torch."""
     monkeypatch.syspath_prepend(str(ROOT / "rootfs/opt/torchkiln/examples"))
     import recipes.measure as module
 
@@ -50,7 +50,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def record(measure: ModuleType, folder: Path, kinds: Sequence[str], *words: str) -> dict[str, Any]:
-    """What is written for a row of each of *kinds*."""
+    """The written record of one row for each of *kinds*."""
     from recipes.rows import Row
 
     measure.ROWS = [Row(kind, "alone", "") for kind in kinds]

@@ -1,4 +1,4 @@
-"""docs/recipes.md is made of records alone; docs/amp-mistakes.md and its translation have the same code."""
+"""docs/recipes.md is made from records only; docs/amp-mistakes.md and its translation have the same code."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def written(record: Record) -> bytes:
 
 @pytest.fixture
 def docs(tmp_path: Path) -> Path:
-    """A folder like docs/, with this one record."""
+    """A folder like docs/ with one record."""
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "x1.json").write_bytes(written(RECORD))
     (tmp_path / "recipes.md").write_text((ROOT / "docs/recipes.md").read_text())
@@ -128,7 +128,7 @@ def test_the_picture_leaves_out_what_was_not_measured(docs: Path) -> None:
 
 
 def test_the_speed_on_several_gpus_has_its_own_picture(docs: Path) -> None:
-    """From three numbers of GPUs on; perfect scaling is the target."""
+    """If there are three or more numbers of GPUs; the target is perfect scaling."""
     content = replace(RECORD, rows=(*RECORD.rows, row("DDP", "gpus", speed=300.0, gpus=4)))
     assert "recipes-x1-scaling.svg" not in recipes_page.stale(docs)
     (docs / "recipes" / "x1.json").write_bytes(written(content))

@@ -1,4 +1,4 @@
-"""The recipes with two processes on a CPU, over gloo: DDP and FSDP learn what one process learns."""
+"""The recipes with two processes on a CPU over gloo: DDP and FSDP have the losses of one process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def scene(code: str) -> Any:
 
 
 def compared(parallel: str, *words: str, before: str = "") -> tuple[list[list[float]], list[float]]:
-    """The losses of both processes with half the batch, and of one with the whole."""
+    """The losses of two processes with half the batch each, and of one process with the whole batch."""
     half, whole = ["--parallel", parallel, *TWO, *words], [*ONE, *words]
     two, one = scene(f"{before}\nresult = [ranks(lambda rank: losses(*{half!r})), losses(*{whole!r})]")
     return two, one
@@ -82,13 +82,13 @@ def test_ddp_learns_what_one_process_does_with_the_double_batch(words: tuple[str
 
 
 def test_fsdp_learns_what_one_process_does() -> None:
-    """FSDP2; the first FSDP refuses a CPU."""
+    """FSDP2, because FSDP1 refuses a CPU."""
     two, one = compared("fsdp2", "--clip", "0.1")
     assert two[0] == pytest.approx(one, rel=1e-5)
 
 
 def test_two_processes_without_a_sampler_learn_what_one_does() -> None:
-    """The mutant of the data: every process gets the samples of the first."""
+    """A mutant of the tests above: every process gets the samples of the first."""
     mutant = """
 real = data.DistributedSampler
 data.DistributedSampler = lambda *a, **k: real(*a, **k | {"num_replicas": 1, "rank": 0})
@@ -119,7 +119,7 @@ result = [ranks(lambda rank: reductions(rank, always))[0] for always in (False, 
 
 
 def test_no_sync_reduces_once_for_each_step() -> None:
-    """The gradient is the same; without no_sync each of the four parts is reduced."""
+    """The gradient is the same; without no_sync, each of the four parts is reduced."""
     (once, gradient), (four, same) = scene(COUNTED)
     assert four == 4 * once
     assert gradient == pytest.approx(same, rel=1e-4)
@@ -141,7 +141,7 @@ result = [
 
 
 def test_all_reduce_adds() -> None:
-    """Section 2 of docs/amp-mistakes.md, in two processes with gradients 1 and 2: the mean, not the sum."""
+    """Section 2 of docs/amp-mistakes.md, in two processes: all_reduce adds, the right code averages."""
     code = f"""
 def work(rank):
     global model, optimizer, loss

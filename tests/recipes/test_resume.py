@@ -1,4 +1,4 @@
-"""A resumed run has the curve of one that went on, and reads the same samples."""
+"""A resumed run has the loss curve of an uninterrupted run, and reads the same samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = needs_torch
     ids=" ".join,
 )
 def test_a_resumed_run_has_the_same_curve(words: Sequence[str], tmp_path: Path) -> None:
-    """The losses are equal bit for bit, also across the end of an epoch (seven batches)."""
+    """The losses are bitwise equal, also across the end of an epoch (seven batches)."""
     small = "data.COUNT = 60"
     whole = train("--steps", "12", *words, before=small)["losses"]
     file = str(tmp_path / "run.pt")
@@ -36,8 +36,8 @@ def test_a_resumed_run_has_the_same_curve(words: Sequence[str], tmp_path: Path) 
 @pytest.mark.parametrize(
     "forgotten", ["step", *(pytest.param(name, marks=nightly) for name in ("optimizer", "scaler"))]
 )
-def test_without_a_part_of_the_checkpoint_the_curve_is_another(forgotten: str, tmp_path: Path) -> None:
-    """Mutants of the one above: the optimizer's state, the place in the data, the scaler's factor."""
+def test_without_a_part_of_the_checkpoint_the_curve_differs(forgotten: str, tmp_path: Path) -> None:
+    """Mutants of the test above: the optimizer's state, the position in the data, the scaler's factor."""
     words = ["--precision", "fp16", "--init-scale", str(2.0**30)]
     whole = train("--steps", "24", *words)["losses"]
     file = tmp_path / "run.pt"
@@ -64,8 +64,8 @@ except Unavailable as error:
     assert scene(code) == f"--resume {file}: made with seed 0, batch 8"
 
 
-def test_a_checkpoint_is_complete_or_not_there(tmp_path: Path) -> None:
-    """A run that is killed while it writes leaves the last one."""
+def test_an_interrupted_save_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    """A run that is killed while it writes does not damage the file."""
     file = tmp_path / "run.pt"
     train("--steps", "1", "--save", str(file))
     before = file.read_bytes()
@@ -84,7 +84,7 @@ except KeyboardInterrupt:
 
 
 def test_the_order_of_samples_is_that_of_the_step() -> None:
-    """With workers or without, from the beginning or from batch 9 on; each epoch has another one."""
+    """It is the same with or without workers, and from batch 9 on; each epoch has another order."""
     code = """
 from itertools import islice
 data.COUNT = 60
@@ -98,7 +98,7 @@ result = [order(0, 14, workers=2) == whole, order(9, 5) == whole[9:], sorted(who
 
 
 def test_data_of_files(tmp_path: Path) -> None:
-    """Bytes of a file; and a folder of images, here with a reader in place of Pillow."""
+    """The bytes of a file, and a folder of images with a stub for Pillow."""
     (tmp_path / "text").write_bytes(bytes(range(256)))
     for name in ("cat/a.png", "dog/b.png"):
         (tmp_path / name).parent.mkdir()

@@ -1,4 +1,4 @@
-"""recipes/train.py on a CPU: each switch runs, and does what it is for."""
+"""recipes/train.py on a CPU: each option runs and has its effect."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SWITCHES = [
 ]
 
 
-# Each runs alone by NIGHTLY=yes; `make proof` runs those with many at once.
+# NIGHTLY=yes runs each option alone; `make proof` runs only the combinations.
 @pytest.mark.parametrize(
     "words",
     [pytest.param(words, marks=[nightly] if len(words) in (1, 2) else []) for words in SWITCHES],
@@ -63,7 +63,7 @@ def test_a_switch_runs_two_steps(words: Sequence[str]) -> None:
 
 
 def test_the_exporter_reads_what_a_run_prints(tmp_path: Path) -> None:
-    """deploy/monitoring/exporter.py, in the format of Prometheus."""
+    """deploy/monitoring/exporter.py converts it into Prometheus's format."""
     log = tmp_path / "log"
     argv = [PYTHON, "-m", "recipes.train", "--device", "cpu", "--steps", "4", "--watch-every", "2"]
     with log.open("wb") as out:
@@ -105,7 +105,7 @@ def test_accumulation_gives_the_gradient_of_the_batch() -> None:
 
 
 def test_accumulation_changes_what_batchnorm_sees() -> None:
-    """Each part has its own mean and variance: with BatchNorm it is another gradient."""
+    """BatchNorm normalizes each part by that part's mean and variance, so the gradient differs."""
     assert scene("kind = 'resnet'" + ACCUMULATED)[0] > 1e-2
 
 
@@ -134,12 +134,12 @@ result = float((after - before).norm()) / norm
 
 
 def test_clipping_is_after_unscaling() -> None:
-    """A step of SGD with rate 1 is as long as the clipped gradient."""
+    """An SGD step with rate 1 has the norm of the clipped gradient."""
     assert scene(CLIPPED) == pytest.approx(1.0, rel=1e-2)
 
 
 def test_clipping_before_unscaling_is_found() -> None:
-    """The mutant: what was clipped is then divided by the factor of 1024."""
+    """A mutant: the clipped gradient is afterwards divided by the scale of 1024."""
     mutant = """
 clip, update = parallel.clip, train.Training.update
 parallel.clip = lambda *given: None
@@ -176,7 +176,7 @@ result = [inputs, sorted(kinds)]
 
 
 def test_fp8_products_are_near_those_of_fp32() -> None:
-    """3 bits of fraction: 4 % for the result; gradients have 2."""
+    """FP8 has a fraction of 3 bits, so results differ by 4 %; gradients have 2 bits."""
     code = """
 torch.manual_seed(0)
 plain = nn.Linear(64, 32)
@@ -220,7 +220,7 @@ def grown(**switches):
 
 
 def test_offload_moves_activations_and_no_weights() -> None:
-    """The gradient is the same, bit for bit."""
+    """The gradient is bitwise equal."""
     equal, seen = scene(KEPT + "result = [torch.equal(grown(offload=True), grown()), seen]")
     assert equal is True
     assert seen["moved"] > 20
@@ -228,7 +228,7 @@ def test_offload_moves_activations_and_no_weights() -> None:
 
 
 def test_checkpointing_keeps_the_input_of_each_block_only() -> None:
-    """With offload as the counter of what is kept."""
+    """The hooks of offload count the saved tensors."""
     code = (
         KEPT
         + """
@@ -342,7 +342,7 @@ except Unavailable as error:
 
 
 def test_a_torch_without_a_scaler_for_the_cpu_uses_the_one_for_cuda() -> None:
-    """As releases before 2.3 are; there it is off on a CPU."""
+    """torch before 2.3 has no scaler for the CPU; that for CUDA is disabled on a CPU."""
     code = """
 import warnings
 warnings.simplefilter("ignore")

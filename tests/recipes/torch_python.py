@@ -1,4 +1,4 @@
-"""Runs code in forks of a Python that has imported torch and the recipes; each test process has one."""
+"""Runs code in forks of a Python process that has imported torch and the recipes; one per test process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchkiln.util.places import ROOT
 __all__ = ["ENVIRON", "EXAMPLES", "PYTHON", "needs_torch", "result_of"]
 
 EXAMPLES = ROOT / "rootfs/opt/torchkiln/examples"
-# Threads that wait for each other are slow on a busy machine; with one thread sums have one order.
+# One thread: several are slow on a busy machine, and would add sums in varying order.
 ENVIRON = {
     "PYTHONPATH": str(EXAMPLES),
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -78,9 +78,9 @@ def _server() -> subprocess.Popen[str]:
 
 
 def result_of(code: str) -> Any:
-    """What *code* assigned to `result`, as JSON has it.
+    """The value that *code* assigned to `result`, converted to JSON and back.
 
-    :raises AssertionError: it raised an exception; with the traceback.
+    :raises AssertionError: *code* raised an exception; the message has the traceback.
     """
     server = _server()
     server.stdin.write(json.dumps(code) + "\n")

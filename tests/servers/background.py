@@ -7,11 +7,11 @@ import threading
 from typing import Any, TypeVar
 
 _T = TypeVar("_T", bound="InBackground")
-_LOOK = 0.01  # seconds between looks at whether to stop
+_LOOK = 0.01  # seconds between checks whether to stop
 
 
 class InBackground:
-    """A context manager; a subclass makes `_server` when it is created."""
+    """A context manager for a server; the constructor of a subclass creates `_server`."""
 
     _server: socketserver.BaseServer
 

@@ -15,7 +15,7 @@ _DAY = datetime.timedelta(days=1)
 
 
 def self_signed(path: Path) -> Path:
-    """Write a certificate of 0.0.0.0 by itself, and its key, to *path*."""
+    """Write a self-signed certificate for 0.0.0.0, and its key, to *path*."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a server")])
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -1,4 +1,4 @@
-"""Stub programs for tests of workflows: each logs its arguments and produces what later steps read.
+"""Stub programs for tests of workflows: each logs its arguments and writes the files that later steps read.
 
 `torchkiln` runs the real commands that are quick and need no network (REAL); `_kiln` replaces the others.
 """
@@ -39,7 +39,7 @@ def value(words: Sequence[str], option: str) -> str:
 
 
 def smoke(words: Sequence[str]) -> None:
-    """Write the files of a run of the checks."""
+    """Write the output files of a smoke run."""
     for option in {"--report", "--junit", "--markdown"} & set(words):
         Path(value(words, option)).write_text(f"what {option} has")
     if "--key" in words:

@@ -1,4 +1,4 @@
-"""Archives in the layout of NVIDIA's redist server, with its manifest, and the facts that name them.
+"""Archives in the layout of NVIDIA's redist server, with a manifest, and the facts that name them.
 
 `small` makes a toolkit of a few bytes for `make test`; tests/servers/debian_cuda.py makes a real one.
 """
@@ -48,7 +48,7 @@ def mirror(server: IndexServer) -> str:
 
 
 def archive_of(data: bytes, component: str = "cuda_nvcc", version: str = "12.1.105") -> LockedArchive:
-    """*data* as the archive of *component*, locked."""
+    """The lock's entry for the archive of *component* with the content *data*."""
     return LockedArchive(
         component=component,
         version=version,
@@ -104,7 +104,7 @@ def write_archive(path: Path, files: Mapping[str, Content], *, preset: int = 0) 
 
 
 def locked_archive(folder: Path, component: str, version: str) -> LockedArchive:
-    """The archive in *folder*, as in a lock."""
+    """The lock's entry for the archive in *folder*."""
     path = path_of(component, version)
     digest = hashlib.sha256()
     with (folder / path).open("rb") as file:

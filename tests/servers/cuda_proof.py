@@ -1,4 +1,4 @@
-"""Build a devel image with a real CUDA 11.8, from Debian's packages as NVIDIA's archives, and compile in it.
+"""Build a devel image with a real CUDA 11.8, from Debian's packages in NVIDIA's layout, and compile in it.
 
     python -m tests.servers.cuda_proof ARCHIVES RECORD
 
@@ -116,7 +116,7 @@ int main() { std::puts(cudaGetErrorString(cudaErrorInvalidValue)); }'
 
 
 def main(archives: Path, record: Path) -> None:
-    """Run it, as described above."""
+    """Run the proof that the module's docstring describes."""
     with tempfile.TemporaryDirectory(prefix="cuda-proof-") as name, IndexServer() as server:
         work = Path(name)
         for path in archives.rglob("*.tar.xz"):
@@ -152,9 +152,9 @@ def main(archives: Path, record: Path) -> None:
 def estimate(release: str, layers: list[dict[str, Any]]) -> dict[str, int]:
     """Estimate the size in bytes of the layers of NVIDIA's archives of *release*, which were not built here.
 
-    nvcc and nvdisasm are the same files here as in NVIDIA's archives of 11.8: assume that gzip
-    has the same ratio. cuda-gdb's archive has more than Debian's package; assume that gzip adds a third. The
-    rest, headers, stubs and small programs, is assumed to have the size measured here.
+    nvcc and nvdisasm are the same files as in NVIDIA's archives of 11.8, so gzip is assumed to have the same
+    ratio to the archive's size. cuda-gdb is assumed to be a third larger than its archive, and the rest
+    (headers, stubs and small programs) to have the size measured here.
     """
     sizes = {item.component: item.size for item in FACTS.redist.releases[release]}
     packed = {item.component: item.size for item in FACTS.redist.releases["11.8.0"]}
@@ -222,7 +222,7 @@ def kiln(work: Path, cache: str, archives: Path, place: str, command: str, *argu
         "TORCHKILN_CACHE": str(work / cache),
         "TORCHKILN_CUDA_ARCHIVES": place,
         "TORCHKILN_CUDA_REDIST": str(archives / "redist.yaml"),
-        "TORCHKILN_INDEX_PYTORCH": "http://127.0.0.1:9/simple",  # the cell's index, which is not used
+        "TORCHKILN_INDEX_PYTORCH": "http://127.0.0.1:9/simple",  # an index must be set, but it is not used
     }
     done = subprocess.run(
         [

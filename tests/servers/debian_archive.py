@@ -1,6 +1,6 @@
-"""A small Debian 12: a root with dpkg and a shell of this host, and a signed archive of packages made here.
+"""A small Debian 12: a root with this host's dpkg and shell, and a signed archive of generated packages.
 
-So apt and dpkg really install, in seconds and without the real archive.
+With them, apt and dpkg really install packages, in seconds and without the real archive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FOLDERS += ("var/lib/dpkg/alternatives", "var/log", "opt/venv/bin")
 
 @dataclass(frozen=True, kw_only=True)
 class Deb:
-    """A package to make: `files` by path, `scripts` by name ("postinst"), further fields of its control."""
+    """A package to make: `files` by path, `scripts` by name ("postinst"), more `control` fields."""
 
     name: str
     version: str = "1.0"
@@ -49,13 +49,13 @@ class Deb:
 
 
 def library(name: str = "libmd.so.0") -> bytes:
-    """A real library of this host; its SONAME is *name*."""
+    """The content of a real library of this host whose SONAME is *name*."""
     return Path("/", LIBRARIES, name).resolve().read_bytes()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DebianArchive(UbuntuArchive):
-    """The archive at `folder`; its security archive is the same."""
+    """The archive at `folder`, which is also used as the security archive."""
 
     def publish(self, *debs: Deb) -> None:
         """Replace all packages by *debs*."""
@@ -85,7 +85,7 @@ def archive(root: Path) -> DebianArchive:
 
 
 def small_base(store: Store) -> LockedBase:
-    """The lock of a base of some packages of this host's Debian, whose blob is put into *store*."""
+    """Put a base of some packages of this host's Debian into *store*; returns its lock."""
     tool("dpkg")
     blob, encoded = encode_bytes(_root(store.temporary("root")))
     temporary = store.temporary("base")
@@ -123,7 +123,7 @@ def _made(deb: Deb, place: Path) -> Path:
 
 
 def _root(place: Path) -> bytes:
-    """The tar of the root, which is unpacked to *place* for a while."""
+    """The tar of the root; it is temporarily unpacked to *place*."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         _fill(tar)
@@ -172,7 +172,7 @@ def _fill(tar: tarfile.TarFile) -> None:
 
 
 def _described() -> dict[str, dict[str, str]]:
-    """The fields of the packages in this host's status."""
+    """The fields of the packages in this host's dpkg status."""
     text = run("dpkg", "--status", *_PACKAGES)
     return {found["package"]: found for found in paragraphs(text.splitlines())}
 

@@ -51,7 +51,7 @@ PACKAGES = (
     ),
     *("libcufftw10", "libcurand10", "libcusolver11", "libcusolvermg11", "libcusparse11"),
 )
-# Equivalent to NVIDIA's: the paths that nvcc uses.
+# Equivalent to NVIDIA's nvcc.profile: the paths that nvcc uses.
 PROFILE = b"""\
 TOP = $(_HERE_)/..
 NVVMIR_LIBRARY_DIR = $(TOP)/$(_NVVM_BRANCH_)/libdevice
@@ -138,7 +138,7 @@ def main(debs: Path, archives: Path) -> None:
 
 
 def components(rest: Path, cupti: Path) -> dict[str, dict[str, Content]]:
-    """Each component's files by their path in its archive."""
+    """The files of each component, by their path in its archive."""
     parts: dict[str, dict[str, Content]] = {name: {} for name in (*VERSIONS, "")}
     for path in sorted((rest / "usr/include").rglob("*")):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""A git server over HTTP on this machine, by `git http-backend`, with repositories that a test makes."""
+"""A local Git server over HTTP, which runs `git http-backend` on repositories that a test makes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.servers.background import InBackground
 
 
 def needs_git_server() -> None:
-    """Skip without git, or without its server."""
+    """Skip if git or git-http-backend is not installed."""
     tool("git")
     programs = subprocess.run(["git", "--exec-path"], capture_output=True, text=True, check=True).stdout
     if not (Path(programs.strip()) / "git-http-backend").exists():
@@ -27,9 +27,9 @@ def needs_git_server() -> None:
 
 
 class GitServer(InBackground):
-    """Serves the bare repositories in *root*; notes each request; `login` must be sent if it is set.
+    """Serves the bare repositories in *root* and records each request; requires `login` if it is set.
 
-    :param tls: it uses https, and its host is 0.0.0.0.
+    :param tls: if set, the server uses https, with the host 0.0.0.0.
     """
 
     def __init__(self, root: Path, tls: ssl.SSLContext | None = None) -> None:
@@ -51,9 +51,9 @@ class GitServer(InBackground):
         return f"{scheme}://{host}:{self._server.server_address[1]}/{name}.git"
 
     def commit(self, name: str, files: Mapping[str, str | bytes], *more: str) -> str:
-        """Commit *files* alone to the branch `main` of the repository *name*; returns the commit.
+        """Commit only *files* to the branch `main` of the repository *name*; returns the commit's id.
 
-        :param more: lines of `git update-index --index-info` for what is not a file.
+        :param more: lines of `git update-index --index-info`, for submodules and other entries.
         """
         place = self.root / f"{name}.git"
         if not place.exists():
@@ -80,7 +80,7 @@ class GitServer(InBackground):
         return self._run(name, "hash-object", "-w", "--stdin", data=data)
 
     def tree(self, name: str, *entries: tuple[str, bytes, str]) -> str:
-        """Store a tree of (mode, name, id), which git would not make; returns its id."""
+        """Store a tree of entries (mode, name, id) that git itself would not make; returns its id."""
         data = b"".join(
             mode.encode() + b" " + path + b"\0" + bytes.fromhex(one) for mode, path, one in entries
         )

@@ -1,4 +1,4 @@
-"""A hostile index: raw responses by path, also endless ones; and a measured lock from it."""
+"""A hostile index with raw, possibly endless responses by path, and a lock from it with measured memory."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class HostileIndex(InBackground):
 
 
 def files(*wheels: tuple[str, bytes], beside: bool = False) -> Answer:
-    """Serve the wheels, with ranges; *beside*: also their METADATA."""
+    """Serve the wheels, with ranges; if *beside*, also their METADATA."""
     by_name = dict(wheels)
 
     def answer(request: str) -> Pieces | None:
@@ -144,7 +144,7 @@ def ranged(data: bytes, byte_range: str) -> Pieces:
 class Outcome:
     """The result of a lock from a hostile index."""
 
-    kind: str  # of the error; "" if there was none
+    kind: str  # the class of the error; "" if there was none
     code: int
     message: str
     peak: int  # bytes, of torchkiln and uv together
@@ -162,7 +162,7 @@ REQUEST = IndexRequest(
 
 
 def lock_here() -> None:
-    """In a process of its own: lock from the index and with the cache of sys.argv; prints the Outcome."""
+    """Lock from the index and with the cache in sys.argv, in this process, and print the Outcome."""
     _, url, cache, seconds = sys.argv
     retry.pause = lambda *_: 0.0
     session.TOTAL = session.HEADERS = float(seconds)
@@ -182,7 +182,7 @@ def lock_here() -> None:
         result[2] = " ".join(f"{wheel.name}=={wheel.version}" for wheel in found)
     except KilnError as error:
         result = [type(error).__name__, error.exit_code, error.message]
-    # Not getrusage's, which counts what was there before exec.
+    # Not getrusage(), whose maximum includes the memory before exec.
     own = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
     sys.stdout.write(json.dumps([*result, own + highest]))
 

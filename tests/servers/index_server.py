@@ -1,7 +1,7 @@
 """A package index on this machine: PyTorch's simple-index layout, with injectable faults.
 
-Pages are at ``/<index>/<project>/`` with the hash in the fragment of each link, files at ``/files/<index>/``;
-a "+" in a file name is escaped as %2B there, as in PyTorch's index.
+Pages are at ``/<index>/<project>/`` with the hash in the fragment of each link, files at ``/files/<index>/``.
+In links, a "+" in a file name is escaped as %2B, as in PyTorch's index.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def metadata_of(wheel: bytes) -> bytes:
 
 @dataclass
 class Faults:
-    """Faults of files; lists are used up, other values stay."""
+    """Faults of files; each entry of a list is used once, other values apply to all responses."""
 
     errors: list[int] = field(default_factory=list)  # statuses of the next responses
     short: list[int] = field(default_factory=list)  # the next bodies are cut after this many bytes
@@ -111,7 +111,7 @@ class IndexServer(InBackground):
     def __init__(self) -> None:
         self.files: dict[tuple[str, str, str], bytes] = {}  # (index, project, file name) → content
         self.dates: dict[str, str] = {}  # file name → upload time, in the page
-        self.moved = ""  # a prefix of file addresses; changing it makes the earlier ones 404
+        self.moved = ""  # a prefix of file URLs; after a change, the former URLs give 404
         self.faults = Faults()
         self.etags = False
         self.metadata = False  # PEP 658: each wheel's METADATA beside it
@@ -289,7 +289,7 @@ class IndexServer(InBackground):
                 self.connection.close()
 
             def send(self, body: bytes) -> None:
-                """Send the body of a file, at the pace of the faults; counts the sent bytes."""
+                """Send the body of a file at the speed of `Faults.pace`, and count the sent bytes."""
                 faults, done = outer.faults, 0
                 piece = max(int(faults.pace / 50), 1) if faults.pace else 1 << 20
                 sent = Sent(unquote(urlsplit(self.path).path), self.headers.get("Range", ""))

@@ -29,12 +29,12 @@ class Behaviour:
 
     uploads_at: str = ""  # "http://host" for uploads; empty: a path, without a host
     tells_digests: bool = True
-    refuses_mounts: int = 0  # status
+    refuses_mounts: int = 0  # the HTTP status of the refusal
     refuses_manifests: str = ""  # an error's code
     redirects_heads_to: str = ""  # "http://host"
-    short_by: int = 0  # bytes that a HEAD reports too few
+    short_by: int = 0  # a HEAD reports a size that is this many bytes too small
     lists_referrers: bool = False  # as specified since 1.1
-    echo: bool = False  # a 403 for every PUT that contains the login
+    echo: bool = False  # every PUT is answered by a 403 whose body contains the login
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Repository:
 
     @property
     def tags(self) -> list[str]:
-        """The names that are not digests."""
+        """The tags, without those of referrers."""
         return sorted(name for name in self.manifests if ":" not in name and not name.startswith("sha256-"))
 
     def referrers(self, digest: str) -> bytes:
@@ -70,7 +70,7 @@ class _Server(ThreadingHTTPServer):
 class RegistryServer(InBackground):
     """A registry; a context manager.
 
-    :param tls: it uses https, and its host is 0.0.0.0: this machine, but not by a loopback name.
+    :param tls: if set, it uses https with the host 0.0.0.0, which is local but not a loopback name.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
@@ -89,7 +89,7 @@ class RegistryServer(InBackground):
 
     @property
     def host(self) -> str:
-        """`127.0.0.1:40124`."""
+        """Host and port, as in `127.0.0.1:40124`."""
         return f"{self._name}:{self._server.server_address[1]}"
 
     def working(self, upload: str) -> threading.Lock:
@@ -144,7 +144,7 @@ def _handler(server: RegistryServer) -> type[BaseHTTPRequestHandler]:
             if self.command == "POST":
                 self.begin(name, query)
                 return
-            with server.working(upload):  # one request at a time: a status request waits for the bytes
+            with server.working(upload):  # a status request waits for a running upload
                 self.go_on(name, upload, query)
 
         def go_on(self, name: str, upload: str, query: dict[str, str]) -> None:
@@ -236,7 +236,7 @@ def _handler(server: RegistryServer) -> type[BaseHTTPRequestHandler]:
             return {"Docker-Content-Digest": digest} if server.behaviour.tells_digests else {}
 
         def read(self, into: bytearray | None = None) -> None:
-            """The request's body, as far as it arrives; received bytes are stored."""
+            """Read the request's body *into* a buffer, which keeps the bytes if the connection breaks."""
             left = int(self.headers.get("Content-Length") or 0)
             while left and (piece := self.rfile.read1(min(left, _PIECE))):  # type: ignore[attr-defined]
                 left -= len(piece)

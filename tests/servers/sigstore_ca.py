@@ -1,4 +1,4 @@
-"""Fulcio's certificates and a timestamp authority (RFC 3161), on this machine."""
+"""Local replacements of Fulcio's certificate authority and of a timestamp authority (RFC 3161)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
 SIGSTORE = "1.3.6.1.4.1.57264.1"
 SCT_LIST = ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2")
-#: Fulcio's table: the last number of an extension → the claim of GitHub's token. Up to 6 plain text,
-#: from 8 on DER.
+#: Fulcio's table: the last number of an extension's OID → the claim of GitHub's token. Extensions up to 6 are
+#: plain text, those from 8 on DER.
 PLAIN = {1: "iss", 2: "event_name", 3: "sha", 4: "workflow", 5: "repository", 6: "ref"}
 CODED = {8: "iss", 11: "runner_environment", 13: "sha", 14: "ref", 15: "repository_id", 20: "event_name"}
 HOST = "https://git.example"
@@ -32,7 +32,7 @@ def new_key() -> Key:
 
 
 def spki(key: Key | ec.EllipticCurvePublicKey) -> bytes:
-    """The public half, as DER."""
+    """The public key, as DER."""
     public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
     return public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
@@ -50,7 +50,7 @@ def octets(data: bytes) -> bytes:
 
 
 class Authority:
-    """A root, an intermediate that signs, and a certificate log."""
+    """A root certificate, an intermediate that signs, and a certificate log."""
 
     def __init__(self) -> None:
         self.root_key, self.key, self.ct_key = new_key(), new_key(), new_key()
@@ -65,7 +65,7 @@ class Authority:
     def certify(self, key: ec.EllipticCurvePublicKey, claims: Mapping[str, str]) -> list[str]:
         """A certificate for the job of *claims*, and its chain, in PEM."""
         builder = self._leaf(key, claims)
-        draft = builder.sign(self.key, SHA256())  # as the log sees it: without the log's own timestamp
+        draft = builder.sign(self.key, SHA256())  # the log signs the certificate without the log's timestamp
         stamp = x509.UnrecognizedExtension(SCT_LIST, octets(self._timestamps(draft.tbs_certificate_bytes)))
         leaf = builder.add_extension(stamp, critical=False).sign(self.key, SHA256())
         return [item.public_bytes(Encoding.PEM).decode() for item in (leaf, *self.chain)]

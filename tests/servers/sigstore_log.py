@@ -39,7 +39,7 @@ def pae(kind: str, payload: bytes) -> bytes:
 class Log:
     """An append-only log.
 
-    :param version: of the protocol: 1 or 2.
+    :param version: the protocol's version, 1 or 2.
     """
 
     def __init__(self, version: int = 1) -> None:
@@ -49,7 +49,7 @@ class Log:
 
     @property
     def id(self) -> bytes:
-        """The id of its version: the key's digest, or that of name and key, as in signed notes."""
+        """The log's id: version 1 hashes the key, version 2 name and key, as in signed notes."""
         named = NAME.encode() + b"\n\x01" + self.public[-32:]
         return hashlib.sha256(self.public if self.version == 1 else named).digest()
 
@@ -128,7 +128,7 @@ class Log:
         }
 
     def checkpoint(self) -> str:
-        """Size and root, as a signed note."""
+        """The tree's size and root, as a signed note."""
         note = f"{NAME}\n{len(self.leaves)}\n{b64(root(self.leaves))}\n"
         return f"{note}\n— {NAME} {b64(self.id[:4] + self.sign(note.encode()))}\n"
 

@@ -45,7 +45,7 @@ CLAIMS = {
     "job_workflow_ref": WORKFLOW,
     "runner_environment": "github-hosted",
 }
-#: path → (status, body): responses that replace the right ones
+#: path → (status, body): responses that replace the correct ones
 Answers = dict[str, tuple[int, bytes]]
 TOKEN, CERT, TIME = "/token", "/api/v2/signingCert", "/api/v1/timestamp"
 PROOFS = ("/api/v1/log/entries", "/api/v2/log/entries")
@@ -58,7 +58,7 @@ def _issuer_key() -> rsa.RSAPrivateKey:
 
 @dataclass
 class Behaviour:
-    """The job's claims, and faults."""
+    """The claims in the job's tokens, and faults of the servers."""
 
     claims: dict[str, Any] = field(default_factory=lambda: dict(CLAIMS))
     life: int = 300  # lifetime of a token in seconds, as GitHub's
@@ -68,7 +68,7 @@ class Behaviour:
 class SigstoreServer(InBackground):
     """The servers; a context manager.
 
-    :param version: of Rekor.
+    :param version: Rekor's version, 1 or 2.
     """
 
     def __init__(self, version: int = 1) -> None:
@@ -99,7 +99,7 @@ class SigstoreServer(InBackground):
         }
 
     def token(self, audience: str) -> str:
-        """A token, as from GitHub."""
+        """A token like GitHub's."""
         now = int(time.time())
         times = {"iat": now + min(self.behaviour.life, 0) - 5, "exp": now + self.behaviour.life}
         claims = {**self.behaviour.claims, "aud": audience, "jti": str(len(self.tokens)), **times}
@@ -208,7 +208,7 @@ def _handler(server: SigstoreServer) -> type[BaseHTTPRequestHandler]:
                 self.answer(404, b"{}")
 
         def instead(self, path: str) -> bool:
-            """Whether a replacement was sent."""
+            """Send the replacement for *path*, if there is one; returns whether it was sent."""
             replacement = server.behaviour.answers.get(path)
             if replacement:
                 self.answer(*replacement)

@@ -1,4 +1,4 @@
-"""A default index and PyTorch's index, both on this machine, with small wheels and the real pins."""
+"""A local default index and a local PyTorch index, with small wheels and the real pins."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fill(server: IndexServer, torch: str, variant: str, python: str, companions:
     release, cpython = facts.releases[torch], "cp" + python.replace(".", "")
     server.metadata = server.etags = True
     here, local = pytorch(variant), f"+{variant}"
-    # PyTorch's index names its wheels so before torch 2.7.
+    # Before torch 2.7, PyTorch's index has the platform tag linux_x86_64.
     platform = release.default.platform if numbers(torch) >= (2, 7) else "linux_x86_64"
     built = {"tag": f"{cpython}-{cpython}-{platform}", "python": ">=3.8", "date": OLD}
     pins = _pins(facts, release, variant)
@@ -55,7 +55,7 @@ def fill(server: IndexServer, torch: str, variant: str, python: str, companions:
     server.add(here, "torchvision", release.torchvision + local, requires=vision, **built)
     server.add(here, "torchaudio", release.torchaudio + local, requires=wants, **built)
     server.add(here, "triton", release.default.triton, payload=_CODE, **built)
-    # Like PyTorch's, the index has the other packages too; they are not used, because it is bound to its own.
+    # Like PyTorch's, the index also has other packages; a lock must not use them.
     server.add(here, "numpy", "99.0")
     server.add(DEFAULT, "torch", torch, requires=["from-the-wrong-index"], date=OLD)
     server.add(DEFAULT, "triton", release.default.triton, payload=b"another", date=OLD)
@@ -67,8 +67,8 @@ def fill(server: IndexServer, torch: str, variant: str, python: str, companions:
 
 
 def _pins(facts: Facts, release: Release, variant: str) -> dict[str, str]:
-    """NVIDIA's packages, as pinned by the real wheel's METADATA; one set for CUDA 11.8, except
-    the first, whose wheels contain the libraries."""
+    """The pins of NVIDIA's packages in the real wheel's METADATA: one set for all releases for CUDA 11.8, or
+    none for the first ones, whose wheels contain the libraries."""
     assert variant == "cu118", variant
     wheels = release.variant(variant)
     if wheels.bundled:
@@ -91,7 +91,7 @@ class IndexWorkspace:
         return self.root / "images"
 
     def environ(self, index: str | None = "untrusted+") -> dict[str, str]:
-        """With only these indexes; *index* is a prefix of the URL of PyTorch's, None omits it."""
+        """An environment with only these indexes; *index* is a prefix of PyTorch's URL, None omits it."""
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
         return environ | {
             "UV_DEFAULT_INDEX": self.server.url(DEFAULT),
@@ -103,7 +103,7 @@ class IndexWorkspace:
         }
 
     def index(self, index: str | None = "") -> PackageIndex:
-        """The indexes, as opened by a lock."""
+        """The indexes, opened as for a lock."""
         return open_index(self.environ(index), Store(self.cache))
 
     def kiln(self, *words: str, index: str | None = "untrusted+") -> subprocess.CompletedProcess[str]:

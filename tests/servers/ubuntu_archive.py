@@ -1,10 +1,9 @@
-"""An archive in the layout of an Ubuntu's, for machines that cannot reach the real one.
+"""An archive in Ubuntu's layout, for machines that cannot reach Ubuntu's archive.
 
-Suites jammy, jammy-updates and jammy-security (for 22.04) with main and universe, signed by its own key. Its
-packages are those of this machine's Debian, unchanged; only those with the names of Ubuntu or its Python are
-built: base-files with Ubuntu's os-release, and the python3 packages around a real CPython 3.10 of this
-machine (3.12 for 24.04). The compilers and git are empty packages, because the build of an image needs only
-their names.
+It has the suites jammy, jammy-updates and jammy-security (for 22.04) with main and universe, signed by a test
+key. Its packages are those of this machine's Debian, except: base-files has Ubuntu's os-release, the python3
+packages contain this machine's CPython 3.10 (3.12 for 24.04), and compilers and git are empty packages,
+because the build of an image needs only their names.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def run(*argv: str | Path, **options: Any) -> str:
 
 @cache
 def cpython(minor: str) -> Path | None:
-    """A CPython *minor*, "3.10", of this machine, or None."""
+    """The CPython of this machine with the version *minor* ("3.10"), or None."""
     name = f"python{minor}"
     found = [shutil.which(name), *sorted(Path.home().glob(f".pyenv/versions/{minor}.*/bin/{name}"))]
     for path in filter(None, found):
@@ -89,7 +88,7 @@ def require(system: OperatingSystem = JAMMY, *, empty: bool = False) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class UbuntuArchive:
-    """The archive's folder, which a server serves, and the keyring that trusts it."""
+    """The archive's folder, which can be served over HTTP, and the keyring that trusts it."""
 
     system: OperatingSystem
     folder: Path
@@ -102,7 +101,7 @@ class UbuntuArchive:
         return suites(self.system)
 
     def sign(self, suite: str, *, by: Path | None = None) -> None:
-        """InRelease of *suite*, signed by the key in *by*, or by the archive's key."""
+        """Sign InRelease of *suite* with the key in *by*, by default with the archive's key."""
         at = self.folder / "dists" / suite
         (at / "InRelease").unlink(missing_ok=True)
         _gpg(by or self.home, "--clearsign", "--output", at / "InRelease", at / "Release")
@@ -114,7 +113,7 @@ class UbuntuArchive:
 
     @contextmanager
     def served(self) -> Iterator[str]:
-        """Serve it while the context lasts; yields the URL."""
+        """Serve the archive while the context lasts; yields the URL."""
         handler = partial(_Quiet, directory=str(self.folder.parent))
         with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
@@ -145,7 +144,7 @@ def suites(system: OperatingSystem) -> tuple[str, str, str]:
 
 
 def make(root: Path, system: OperatingSystem = JAMMY, *, empty: bool = False) -> UbuntuArchive:
-    """The archive below *root*: ten seconds and 60 MB of packages; with *empty*, two empty packages."""
+    """Make the archive below *root* in ten seconds (60 MB); with *empty*, it has two empty packages only."""
     folder, home = root / "ubuntu", new_key(root / "gnupg", "the test archive's key")
     pools = {component: folder / "pool" / component for component in ("main", "universe")}
     for pool in pools.values():
@@ -183,7 +182,7 @@ def _gpg(home: Path, *words: str | Path) -> None:
 
 
 def _debians(place: Path, system: OperatingSystem) -> list[Path]:
-    """The recipe's packages from Debian, with their dependencies, by this machine's apt."""
+    """Download the recipe's packages and their dependencies from Debian with this machine's apt."""
     for name in ("state/lists/partial", "cache/archives/partial"):
         (place / name).mkdir(parents=True)
     (place / "status").touch()
@@ -228,7 +227,7 @@ def _version(system: OperatingSystem) -> str:
 
 
 def _built(place: Path, minor: str) -> list[Path]:
-    """Build the packages of Python *minor*, and others that Debian does not have."""
+    """Build the packages of Python *minor*, and empty packages for the other names."""
     name, python = f"python{minor}", cpython(minor)
     assert python is not None
     version, prefix, include, shared, library = json.loads(run(python, "-c", _SYSCONFIG))
@@ -237,12 +236,12 @@ def _built(place: Path, minor: str) -> list[Path]:
     shutil.copytree(
         Path(prefix, "lib", name), stdlib, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT)
     )
-    # As the packages' scripts do at installation, so that a running Python writes nothing.
+    # Real packages compile at installation; done here so that a running Python writes nothing.
     by_hash = ("--invalidation-mode", "unchecked-hash")
     subprocess.run([python, "-m", "compileall", "-q", "-s", tree, "-p", "/", *by_hash, stdlib], check=False)
     (tree / "usr/bin").mkdir()
     program = tree / "usr/bin" / name
-    if shared:  # a program that finds its library beside the modules, in any folder
+    if shared:  # build a program that finds libpython beside the modules, in any folder
         shutil.copy(Path(prefix, "lib", library), stdlib)
         run("strip", stdlib / library)
         source = place / "main.c"
@@ -272,7 +271,7 @@ def _built(place: Path, minor: str) -> list[Path]:
 
 
 def package(tree: Path, version: str, depends: str) -> Path:
-    """A package with the name of its folder."""
+    """Build a package that has the name of its folder *tree*."""
     (tree / "DEBIAN").mkdir(parents=True)
     needed = f"Depends: {depends}\n" if depends else ""
     (tree / "DEBIAN/control").write_text(
@@ -283,13 +282,13 @@ def package(tree: Path, version: str, depends: str) -> Path:
 
 
 def packed(tree: Path, deb: Path) -> Path:
-    environ = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}  # the same tree gives the same package
+    environ = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}  # makes the package reproducible
     run("dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", tree, deb, env=environ)
     return deb
 
 
 def write_suite(folder: Path, suite: str, pools: Mapping[str, Path | None], **more: str) -> None:
-    """Write the indexes of *suite*, and its Release without a signature; *more*: its fields."""
+    """Write the indexes of *suite* and its unsigned Release file with the fields *more*."""
     at = folder / "dists" / suite
     sums = []
     for component, pool in pools.items():
@@ -314,7 +313,7 @@ def write_suite(folder: Path, suite: str, pools: Mapping[str, Path | None], **mo
 
 
 def _index(folder: Path, debs: Sequence[Path]) -> str:
-    """A Packages file."""
+    """The text of a Packages file."""
     stanzas = []
     for deb in debs:
         data = deb.read_bytes()

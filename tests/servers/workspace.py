@@ -54,7 +54,7 @@ class RecordingObserver:
 
 
 class Workspace:
-    """An index, and a folder of images with the committed base and tools."""
+    """A local index, and a folder of images with the committed base and tools."""
 
     def __init__(self, server: IndexServer, root: Path) -> None:
         shutil.copytree(ROOT / "images" / "base-debian12", root / "images" / "base-debian12")

@@ -241,7 +241,7 @@ def test_a_wheel_in_pyproject(project: Workspace) -> None:
         ("./wheels/link-1.0-py3-none-any.whl", "not a file in the project's folder"),
         ("./wheels/folder-1.0-py3-none-any.whl", "is a directory, not a file"),
         ("./wheels/tool-1.0.tar.gz", "a local file must be a wheel"),
-        ("https://x.invalid/tool-1.0-py3-none-any.whl", "a direct URL of a wheel needs one sha256"),
+        ("https://x.invalid/tool-1.0-py3-none-any.whl", "a direct URL of a wheel requires one sha256"),
         (f"https://me:pw@x.invalid/t-1-py3-none-any.whl#sha256={'0' * 64}", "it contains credentials"),
     ],
 )

@@ -15,7 +15,7 @@ from torchkiln.site.folder import write_folder
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[tuple[Page, list[str]]]:
-    """A page, and what it complains about; that it asks for nothing but files is checked at the end."""
+    """A page and the list of its errors; asserts at the end that it requested files only."""
     with browsing() as (page, _):
         asked: set[str] = set()
         faults: list[str] = []
@@ -36,12 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(browser: tuple[Page, list[str]]) -> Iterator[Page]:
-    """The page as it is first; nothing may be written to its console."""
+    """The page in its initial state; asserts at the end that its console is empty."""
     found, faults = browser
     found.set_viewport_size({"width": 1280, "height": 900})
     found.emulate_media(color_scheme="light")
     faults.clear()
     yield found
-    if found.url.startswith("file:"):  # an empty page has no storage
+    if found.url.startswith("file:"):  # about:blank has no localStorage
         found.evaluate("localStorage.clear()")
     assert faults == []

@@ -1,4 +1,4 @@
-"""The Chinese pages of `ls --site` in a browser: whatever a reader does, all texts are Chinese."""
+"""The Chinese pages of `ls --site` in a browser: all texts are Chinese, after any action of a reader."""
 
 from __future__ import annotations
 

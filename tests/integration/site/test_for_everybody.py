@@ -56,7 +56,7 @@ def test_all_can_be_done_by_the_keyboard(page: Page, folder: Path) -> None:
     assert len(shown(page)) == 1
     page.keyboard.press("Escape")
     assert shown(page) == tags_listed()
-    page.keyboard.type("a/b")  # a slash in the field is a character
+    page.keyboard.type("a/b")  # in the search field, a slash is text
     assert page.locator("#search").input_value() == "a/b"
     page.keyboard.press("Escape")
     page.keyboard.press("Tab")
@@ -80,7 +80,7 @@ def test_the_colours_follow_the_system(page: Page, folder: Path) -> None:
 
 
 def test_the_reader_chooses_the_colours_for_all_pages(page: Page, folder: Path) -> None:
-    """By the keyboard; kept for the next page and the other language, until the system decides again."""
+    """With the keyboard; other pages and the other language keep the choice, until "System" is selected."""
     visit(page, folder, "index.html")
     page.locator(".language").focus()
     page.keyboard.press("Tab")
@@ -102,9 +102,9 @@ def test_the_reader_chooses_the_colours_for_all_pages(page: Page, folder: Path) 
 
 
 def test_the_first_picture_has_the_chosen_colours(page: Page, folder: Path) -> None:
-    """The attribute is set before the body exists; a value that is not of the control counts as none.
+    """The attribute is set before the body exists; a stored value that is not an option is ignored.
 
-    Another process of the browser may render the next page, and gets what was stored a moment later.
+    Another process of the browser may render the next page, and may read the stored value a moment later.
     """
     assert page.context.browser
     other = page.context.browser.new_page()

@@ -88,7 +88,7 @@ def expected_of(driver: str, gpu: str, torch: str) -> dict[str, Any]:
 
 
 def drivers() -> st.SearchStrategy[str]:
-    """Draws any version or branch, and those at the limits of the images and the GPUs."""
+    """Draws random driver versions and branches, and those at the limits of the images and the GPUs."""
     limits = {
         version
         for image in listed().images
@@ -110,7 +110,7 @@ def drivers() -> st.SearchStrategy[str]:
 
 
 def test_the_picker_agrees_with_pick(page: Page, folder: Path) -> None:
-    """Same images, order and reasons, for each torch, and drivers around all limits."""
+    """For each torch and for drivers around all limits, images, order and reasons are the same."""
     visit(page, folder, "pick.html")
     torches = [*dict.fromkeys(image.resolution.cell.torch for image in listed().images)]
 
@@ -168,7 +168,7 @@ def test_the_best_image_has_its_conditions_or_says_that_there_are_none(page: Pag
 
 
 def test_the_comparison_agrees_with_that_of_locks(page: Page, folder: Path) -> None:
-    """For neighbours in the list, and every fortieth pair; shared layers are those of `plan sharing`."""
+    """For adjacent images and every fortieth pair; the shared layers are those of `plan sharing`."""
     visit(page, folder, "compare.html")
     by_tag = {image.tag: image for image in listed().images}
     tags = tags_listed()
