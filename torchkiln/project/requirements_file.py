@@ -221,7 +221,8 @@ def _asked(text: str, hashes: tuple[str, ...], where: str, *, constraint: bool, 
     allowed = (*hashes, *filter(None, (wheel.sha256,)))
     if wheel.url and len({*allowed}) != 1:
         raise _Unsupported(
-            f"{shown}: a direct URL of a wheel requires one sha256", "add it: https://…/NAME.whl#sha256=<64 hex>"
+            f"{shown}: a direct URL of a wheel requires one sha256",
+            "add it: https://…/NAME.whl#sha256=<64 hex>",
         )
     requirement = _requirement(wheel.text, constraint=False)
     return Asked(
