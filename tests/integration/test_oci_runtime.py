@@ -258,13 +258,13 @@ def test_the_workspace(dist: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        pytest.param(["-p", "80", "--", "id"], "need --runtime docker", id="port"),
+        pytest.param(["-p", "80", "--", "id"], "require --runtime docker", id="port"),
         pytest.param(
             ["--gpus", "2", "--", "id"],
             "--gpus 2: only all or none is supported without an engine",
             id="gpus",
         ),
-        pytest.param(["docker:x", "id"], "need --runtime docker", id="engine's image"),
+        pytest.param(["docker:x", "id"], "require --runtime docker", id="engine's image"),
         pytest.param(["2.7-tset", "true"], "no such image: '2.7-tset'", id="tag"),
         pytest.param(["--bind", "nonsense", "--", "id"], "--bind nonsense: not SRC:DST", id="bind"),
         pytest.param(["--user", "kim", "--", "id"], "user 'kim' is not a numeric UID", id="user"),

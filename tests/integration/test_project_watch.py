@@ -287,7 +287,7 @@ def test_ctrl_c_ends_it_with_130(watch: Watch) -> None:
     ("arguments", "message"),
     [
         (("--watch", "--tag", "main"), "--tag requires --to"),
-        (("--watch", "--licence-confirmed"), "--licence-confirmed needs --to"),
+        (("--watch", "--licence-confirmed"), "--licence-confirmed requires --to"),
         (("--plain-http",), "--plain-http requires --to"),
         (("--watch", "--to", "localhost:1/a", "--tag", "2.7.1-20260101"), "2.7.1-20260101"),
     ],

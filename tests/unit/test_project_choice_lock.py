@@ -112,4 +112,4 @@ def test_check_sees_another_choice(workspace: Workspace) -> None:
 def test_the_options_need_a_project(workspace: Workspace) -> None:
     for option in ("--extra", "--group"):
         code, _, messages = workspace.run(option, "x")
-        assert (code, f"{option} needs --project" in messages) == (2, True)
+        assert (code, f"{option} requires --project" in messages) == (2, True)

@@ -384,4 +384,4 @@ def test_check(workspace: Workspace) -> None:
 def test_options_that_do_not_go_together(workspace: Workspace) -> None:
     for option in ("--record", "--upgrade-base", "--public-record", "--diff=HEAD"):
         code, _, messages = workspace.lock(option)
-        assert (code, "--project cannot be combined" in messages) == (2, True)
+        assert (code, "--project cannot be used" in messages) == (2, True)

@@ -74,7 +74,7 @@ BODIES: dict[str, tuple[Answer | bytes, str]] = {
     "header lines without an end": (endless(b"HTTP/1.1 200 OK\r\n", b"A: b\r\n"), "more than 100 headers"),
     "99 long header lines": (b"HTTP/1.1 200 OK\r\n" + HEADER * 99 + b"\r\n", "when reading header"),
     "a header line of a megabyte": (b"HTTP/1.1 200 OK\r\nA: " + b"b" * (1 << 20), "reading header line"),
-    "a header line without a colon": (b"HTTP/1.1 200 OK\r\n\x1b[2J\r\n\r\n", "not valid"),
+    "a header line without a colon": (b"HTTP/1.1 200 OK\r\n\x1b[2J\r\n\r\n", "invalid response"),
     "100 Continue without an end": (
         endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", pause=0.001),
         "timed out",
@@ -223,12 +223,12 @@ TAGS: dict[str, tuple[Answer | bytes, str]] = {
     "a tag with control characters": (document(b'{"tags": ["\\u001b]0;owned\\u0007"]}'), "is not a tag"),
     "a list for a tag": (document(b'{"tags": [["a"]]}'), "is not a tag"),
     "a number for a tag": (document(b'{"tags": [1]}'), "is not a tag"),
-    "text for tags": (document(b'{"tags": "abc"}'), "not valid"),
-    "true for tags": (document(b'{"tags": true}'), "not valid"),
-    "no object": (document(b"[]"), "not valid"),
-    "Infinity": (document(b'{"tags": [Infinity]}'), "not valid"),
-    "a key twice": (document(b'{"tags": [], "tags": ["a"]}'), "not valid"),
-    "deep": (document(b'{"tags":' + b"[" * 100_000), "not valid"),
+    "text for tags": (document(b'{"tags": "abc"}'), "invalid response"),
+    "true for tags": (document(b'{"tags": true}'), "invalid response"),
+    "no object": (document(b"[]"), "invalid response"),
+    "Infinity": (document(b'{"tags": [Infinity]}'), "invalid response"),
+    "a key twice": (document(b'{"tags": [], "tags": ["a"]}'), "invalid response"),
+    "deep": (document(b'{"tags":' + b"[" * 100_000), "invalid response"),
 }
 
 
@@ -264,8 +264,8 @@ REFERRERS: dict[str, tuple[Answer | bytes, str]] = {
         "loop",
     ),
     "a list without an end": (endless(OPEN, b" " * 65536), "longer than"),
-    "no object": (document(b"[]"), "not valid"),
-    "text for manifests": (document(b'{"manifests": "abc"}'), "not valid"),
+    "no object": (document(b"[]"), "invalid response"),
+    "text for manifests": (document(b'{"manifests": "abc"}'), "invalid response"),
     "NaN": (document(b'{"manifests": [{"size": NaN}]}'), "NaN is not valid JSON"),
     "a number without an end": (
         document(b'{"manifests": [{"size": ' + b"9" * 100_000 + b"}]}"),
