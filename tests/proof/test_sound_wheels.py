@@ -23,7 +23,7 @@ OTHER = "it has this function with other parameters, so this was built for anoth
 # Wheels that were compiled for torch 2.3, 2.5, 2.6 and 2.8, with the other C++ ABI, or for another CUDA.
 FOR_OTHERS = {
     "torchtext==0.18.0": OLD_ABI,
-    "xformers==0.0.28.post3": OTHER,
+    "xformers==0.0.28.post3": OLD_ABI,
     "torchvision==0.21.0": OLD_ABI,
     "torchaudio==2.6.0": OLD_ABI,
     "torchvision==0.23.0": OTHER,
