@@ -94,7 +94,10 @@ def test_a_run_gives_the_same_findings_as_without_an_engine(loaded: Engine, scen
     # Without the list of processes that the kernel killed, because these may belong to other tests.
     findings = [
         {
-            check["id"]: (check["outcome"], check["message"].partition("\nduring the run the kernel ")[0])
+            check["id"]: (
+                check["outcome"],
+                check["message"].partition("\nthe kernel of that machine killed ")[0],
+            )
             for check in reports[runtime]["checks"]
         }
         for runtime in ("rootfs", "docker")
