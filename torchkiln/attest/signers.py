@@ -42,7 +42,7 @@ class Signer(Protocol):
         """Sign *statement*; return the artifact to attach to the image."""
 
     def matches(self, statement: Statement, artifact: bytes, kind: str) -> bool:
-        """Whether *artifact*, of the media type *kind*, is *statement* by the same signer."""
+        """Whether *artifact*, of the media type *kind*, is *statement* as this signer signs it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class ItemUsage:
 
     @property
     def protected(self) -> bool:
-        """Whether no option deletes it."""
+        """Whether the item is kept whatever the options are."""
         return bool(self.item.busy or self.users or self.item.shared or self.item.kind == "not ours")
 
     @property

@@ -23,7 +23,7 @@ Capability = tuple[int, int]
 def dead_ranges(library: ReadableBuffer, gpus: Sequence[str]) -> tuple[Span, ...]:
     """The spans of *library* to zero for GPUs of the capabilities *gpus* ("9.0"), ascending and disjoint.
 
-    Empty if the library has no device code, or none that only other GPUs load.
+    Empty if the library has no device code, or if the GPUs need all of it.
 
     :raises UnknownDeviceCode: its device code has an unknown format; the library must not be changed.
     """
@@ -38,7 +38,7 @@ def dead_ranges(library: ReadableBuffer, gpus: Sequence[str]) -> tuple[Span, ...
 
 
 def _dead(container: Container, wanted: Iterable[Capability]) -> Iterator[Entry]:
-    """The entries that no wanted GPU loads; none of a container that is for other GPUs only."""
+    """The entries that no wanted GPU loads; empty for a container that is for other GPUs only."""
     needed = {entry for gpu in wanted for entry in _needed(container, gpu)}
     # How the driver chooses among LTO code is not known.
     if needed and not any(entry.kind == "lto" for entry in container.entries):

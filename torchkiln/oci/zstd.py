@@ -113,7 +113,7 @@ class _File(zstd.ZstdFile):
 
 
 def _read(tar: BinaryIO) -> bytes:
-    """The next piece, shorter only at the end: the length of pieces must not depend on the source."""
+    """The next piece. All but the last have the same length, whatever the source returns for each read."""
     try:
         return read_fully(tar, _PIECE)
     except _DAMAGED as error:

@@ -49,7 +49,7 @@ class Language:
         return said(value, self.texts)
 
     def layer(self, title: str) -> str:
-        """*title*, of a layer, in this language."""
+        """The title of a layer, translated into this language."""
         return title if self.is_english else in_chinese(title, "layers") or title
 
     def notice(self, value: Value) -> Shown:

@@ -279,7 +279,7 @@ class Store:
 
     @contextlib.contextmanager
     def writable(self) -> Iterator[None]:
-        """Raise an OSError of the block as `BuildFailed` about the cache, with a hint."""
+        """Convert an OSError in the `with` block to a `BuildFailed` that names the cache."""
         try:
             yield
         except OSError as error:

@@ -81,7 +81,7 @@ def is_cuda_library(name: str) -> bool:
 
 
 def is_foreign(name: str) -> bool:
-    """Whether what needs the library *name* is for other accelerators, or for another C library."""
+    """Whether only code for other accelerators or another C library needs the library *name*."""
     return _FOREIGN.match(name) is not None
 
 
