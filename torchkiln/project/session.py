@@ -130,7 +130,7 @@ def lock_folder(
 
 
 def _with_allowed(lock: ProjectLock, request: ProjectRequest, previous: ProjectLock | None) -> ProjectLock:
-    """*lock* with the list of libraries that may be missing: that of *request*, or else that of *previous*."""
+    """*lock* with the list of libraries that may be missing: of *request*, or else of *previous*."""
     if request.may_lack is None:
         may_lack = still_known(previous.may_lack if previous else (), lock)
     else:
