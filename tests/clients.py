@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Page, Request, expect, sync_playwright
+from playwright.sync_api import Page, Playwright, Request, expect, sync_playwright
 
 from tests.needs import give_up
 from tests.workplace import Container
@@ -28,13 +28,30 @@ def browsing() -> Iterator[tuple[Page, set[str]]]:
     if not program:
         give_up("chromium is not installed: apt-get install chromium")
     hosts: set[str] = set()
-    with sync_playwright() as playwright:
+    with _playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
         page = browser.new_page()
         page.set_default_timeout(TIMEOUT)
         page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname or "127.0.0.1"))
         yield page, hosts
         browser.close()
+
+
+_running: list[Playwright] = []
+
+
+@contextmanager
+def _playwright() -> Iterator[Playwright]:
+    """A process can run one at a time: the tests of the site keep theirs until the session ends."""
+    if _running:
+        yield _running[0]
+        return
+    with sync_playwright() as started:
+        _running.append(started)
+        try:
+            yield started
+        finally:
+            _running.clear()
 
 
 def address(container: Container) -> str:
