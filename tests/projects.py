@@ -101,7 +101,7 @@ class Bench:
         """Build the project again with its current code."""
         with _small_build():
             return rebuild_project(
-                before, self._source(lock), self.layout, self._environment(), BuildOptions()
+                before, self._source(lock), MATRIX, self.layout, self._environment(), BuildOptions()
             )
 
     def _source(self, lock: ProjectLock) -> ProjectSource:

@@ -121,7 +121,7 @@ def test_a_changed_file_makes_the_lock_stale(project: Workspace) -> None:
     put(project, "mine", "1.0", payload=b"two")
     code, _, messages = project.lock("--check")
     assert code == 5
-    assert "made with another content of wheels/mine-1.0-py3-none-any.whl" in messages
+    assert "made with different contents of wheels/mine-1.0-py3-none-any.whl" in messages
     (project.folder / "wheels/mine-1.0-py3-none-any.whl").unlink()
     assert project.lock("--check")[0] == 0
     settings(project, 'wheels = "other"\n')

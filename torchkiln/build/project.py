@@ -124,6 +124,7 @@ def build_project(
 def rebuild_project(
     before: BuiltProject,
     source: ProjectSource,
+    matrix: Matrix,
     layout: Path,
     environment: Environment,
     options: BuildOptions,
@@ -136,7 +137,7 @@ def rebuild_project(
     :raises ConfigError: the code hides a package of the image.
     """
     started = time.monotonic()
-    environment = _with_own_wheels(source, before.parent_plan.locked, environment, options.sources.locate)
+    environment = _with_own_wheels(source, before.parent_plan.locked, environment, matrix.locate)
     parent = Parent(plan=before.parent_plan, manifest=before.parent.image.manifest)
     final = plan_project(parent, before.lock, source.code, before.effect, source.settings)
     with environment.store.claim(f"builds {final.tag}", build_needs(final)):

@@ -30,7 +30,7 @@ def outdated(lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> str:
     if lock.inputs != inputs_digest(needs, parent):
         return f"made from other requirements than {needs.source} has now"
     if changed := _changed(lock, needs):
-        return f"made with another content of {changed}: its sha256 has changed"
+        return f"made with different contents of {changed}: its sha256 has changed"
     before = {wheel.name: wheel.version for wheel in parent.wheels}
     names = {wheel.name for wheel in lock.wheels}
     if fixed := sorted(names & fixed_wheels(parent.wheels).keys()):

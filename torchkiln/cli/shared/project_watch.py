@@ -79,7 +79,7 @@ def _watched(
     def build(found: ProjectSource, before: BuiltProject | None) -> BuiltProject:
         if before is None:
             return build_read(found, context, request.layout, request.build)
-        return rebuild_project(before, found, request.layout, silent, request.build)
+        return rebuild_project(before, found, locks.matrix, request.layout, silent, request.build)
 
     tag = tag_of(source.cell.resolution)
     return WatchedProject(
