@@ -66,10 +66,10 @@ def summary(record: Record) -> str:
 def group_table(record: Record, rows: list[Row]) -> str:
     """Memory, speed and last loss, each also against the group's first row."""
     base = _row(record, rows[0].group, record.first[rows[0].group])
-    heads = ["switches", "peak memory, GiB", "of it", "samples/s", "times", "last loss"]
+    first = record.first[rows[0].group]
+    heads = ["switches", "peak memory, GiB", f"memory / {first}", "samples/s", f"speed / {first}", "last loss"]
     if rows[0].group == "gpus":
-        heads.append("speed for each GPU")
-    heads[2] = f"of {record.first[rows[0].group]}'s"
+        heads.append("speed per GPU")
     return table(heads, (_cells(record, row, base, efficiency=len(heads) > 6) for row in rows))
 
 

@@ -174,7 +174,7 @@ def test_the_hook_of_dockerfiles_fails_on_a_changed_dockerfile(installed: Instal
     done = run_hook(installed, "torchkiln-render", copied)
 
     assert done.returncode == 5
-    assert "2.7.1-cuda12.1-cudnn9-runtime/Dockerfile: stale" in done.stderr
+    assert "2.7.1-cuda12.1-cudnn9-runtime/Dockerfile: not up to date" in done.stderr
 
 
 # --- a project ------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_check_names_every_stale_file_at_once(images: Path) -> None:
         CliRunner().invoke(render, options(images, "--check"), catch_exceptions=False)
 
     assert caught.value.message.splitlines() == [
-        f"{folder}/Dockerfile: stale",
+        f"{folder}/Dockerfile: not up to date",
         f"{folder}/image.json: missing",
         f"{folder}/constraints.txt: no longer generated",
         f"{folder}/requirements/99-gone.txt: no longer generated",

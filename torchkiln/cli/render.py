@@ -97,7 +97,7 @@ def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:
         if not path.is_file():
             faults.append(f"{path}: missing")
         elif path.read_bytes() != data:
-            faults.append(f"{path}: stale")
+            faults.append(f"{path}: not up to date")
     return faults + [f"{path}: no longer generated" for path in _strays(folder)]
 
 
