@@ -65,10 +65,11 @@ def summary(record: Record) -> str:
 
 def group_table(record: Record, rows: list[Row]) -> str:
     """Memory, speed and last loss, each also against the group's first row."""
-    base = _row(record, rows[0].group, record.first[rows[0].group])
-    first = record.first[rows[0].group]
-    heads = ["switches", "peak memory, GiB", f"memory / {first}", "samples/s", f"speed / {first}", "last loss"]
-    if rows[0].group == "gpus":
+    group, first = rows[0].group, record.first[rows[0].group]
+    base = _row(record, group, first)
+    relative = f"memory / {first}", "samples/s", f"speed / {first}"
+    heads = ["switches", "peak memory, GiB", *relative, "last loss"]
+    if group == "gpus":
         heads.append("speed per GPU")
     return table(heads, (_cells(record, row, base, efficiency=len(heads) > 6) for row in rows))
 
