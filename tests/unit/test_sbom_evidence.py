@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.licenses import canonicalize_license_expression
 
 from tests import sboms
-from tests.document_strategies import FEW, answer
+from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated
 from torchkiln.errors import VerificationFailed
 from torchkiln.sbom.evidence import evidence_of, is_evidence, shortened
 from torchkiln.sbom.licences import joined, of_debian, of_expression, of_words
@@ -124,6 +126,9 @@ def test_links_between_documents_lead_to_copyright_files_only(link: str, found: 
         pytest.param(sboms.STATUS, " goes on\n", "without a field before it", id="status: goes on"),
         pytest.param("etc/torchkiln/image.json", "{}", "image.json: invalid", id="image.json"),
         pytest.param(
+            "etc/torchkiln/image.json", "0", "image.json: invalid: not a JSON object", id="a number"
+        ),
+        pytest.param(
             "etc/torchkiln/image.json",
             '{"wheels": [{"name": "x", "version": "1", "sha256": "x"}]}',
             "invalid sha256 in wheels",
@@ -210,6 +215,18 @@ def test_an_unreadable_copyright_file_has_no_licences(text: str) -> None:
 def test_any_text_is_read_or_refused(path: str, text: str) -> None:
     """No text causes another exception."""
     answer(lambda: sboms.evidence(**{path: text}))
+
+
+_ROW = {"name": "torch", "version": "2.7.1", "sha256": "0" * 64}
+
+
+@FEW
+@given(
+    st.sampled_from(["etc/torchkiln/image.json", "etc/torchkiln/project.json"]),
+    VALUES | mutated({"wheels": [_ROW, _ROW | {"name": "numpy"}], "archives": [_ROW]}),
+)
+def test_any_json_is_read_or_refused(path: str, document: Any) -> None:
+    answer(lambda: sboms.evidence(**{path: json_bytes(document).decode("utf-8", "replace")}))
 
 
 # --- licences: an SPDX expression, or the original text --------------------------------------------

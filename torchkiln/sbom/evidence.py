@@ -232,6 +232,8 @@ def _from_json(
         return {}
     try:
         document = json_of(texts[path].encode())
+        if not isinstance(document, dict):
+            raise ValueError("not a JSON object")
         rows = document["wheels"] if key == "wheels" else document.get(key, ())
         found = {str(row["name"]): (str(row["version"]), str(row["sha256"])) for row in rows}
         if not all(_HEX.fullmatch(sha256) for _, sha256 in found.values()):
