@@ -169,15 +169,19 @@ def test_one_manifest_under_ten_thousand_names_is_read_once(
 
 @pytest.fixture(scope="module")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """A valid layout, whose documents the tests replace."""
-    return build(tmp_path_factory.mktemp("layout"))
+    """A valid layout, whose documents the tests replace, and beside it a copy of it."""
+    built = build(tmp_path_factory.mktemp("layout"))
+    shutil.copytree(built.path, built.path.with_name("unchanged"))
+    return built
 
 
 def put(layout: Layout, what: str, change: Callable[[Any], Any]) -> None:
-    """Apply *change* to the index, manifest or config, update all digests above it, and write index.json."""
+    """Restore *layout*, apply *change* to the index, manifest or config, and update all digests above it."""
     from tests.oci_samples import digest
 
-    index = {"schemaVersion": 2, "manifests": []} | json.loads(INDEX[layout.path])
+    shutil.rmtree(layout.path)
+    shutil.copytree(layout.path.with_name("unchanged"), layout.path)
+    index = {"schemaVersion": 2, "manifests": []} | json.loads((layout.path / "index.json").read_bytes())
     manifest_path = layout.blob(index["manifests"][0]["digest"])
     manifest = json.loads(manifest_path.read_bytes())
     if what == "config":
@@ -189,9 +193,6 @@ def put(layout: Layout, what: str, change: Callable[[Any], Any]) -> None:
         layout.blob(digest(data)).write_bytes(data)
         index["manifests"][0] |= {"digest": digest(data), "size": len(data)}
     (layout.path / "index.json").write_bytes(json_bytes(change(index) if what == "index" else index))
-
-
-INDEX: dict[Path, bytes] = {}
 
 
 COMMANDS_LAYOUTS = (
@@ -216,7 +217,6 @@ def test_any_change_of_a_layout_ends_with_a_message(
     layout: Layout, data: st.DataObject, what: str, argv: tuple[str, ...]
 ) -> None:
     """The complete command is run: any other exception than KilnError fails the test."""
-    INDEX.setdefault(layout.path, (layout.path / "index.json").read_bytes())
     put(layout, what, lambda document: data.draw(mutated(document) | VALUES))
     ran = provoke(case("x", lambda: None, argv, 0, ""), layout.path.parent)
 
