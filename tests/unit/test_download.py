@@ -147,7 +147,7 @@ def test_permanent_server_errors_end_the_run_and_keep_received_bytes(scene: Down
         scene.fetch()
 
     assert scene.part.stat().st_size == received
-    assert "run again to resume the download" in caught.value.hint
+    assert "then run the command again; downloads resume" in caught.value.hint
 
 
 @pytest.mark.parametrize(("who", "prefix"), [("index", ""), ("proxy", "proxy: ")])

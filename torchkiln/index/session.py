@@ -195,7 +195,7 @@ def unavailable(url: str, reason: str) -> BuildFailed:
     return BuildFailed(
         f"{redact(url)}: {reason} ({ATTEMPTS} attempts)",
         hint="check the network, the proxy (HTTPS_PROXY, pip's `proxy`) and the index; "
-        "run again to resume the download",
+        "then run the command again; downloads resume",
     )
 
 
