@@ -39,7 +39,7 @@ _OURS |= {"locks", "claims", "tmp", "keys", DEBS}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheUsage:
-    """Items and users of the cache. `unread` has layouts and locks that cannot be read, with the reason."""
+    """Items and users of the cache. `unread` has a sentence for each layout or lock that cannot be read."""
 
     items: tuple[CacheItem, ...]
     roots: tuple[Root, ...]
@@ -81,7 +81,7 @@ def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[
         images = [layout.image(preferred_name(found)) for found in names.values()]
         converted = {blob_path(str(record.get("digest"))): key for key, record in _conversions(store)}
     except (KilnError, OSError) as error:
-        unread.append(f"{layout.path}: {error}")
+        unread.append(f"{layout.path}: {error}; all of its blobs are kept")
         blobs = (layout.path / "blobs" / "sha256").glob("*")
         needs = frozenset(f"blobs/sha256/{path.name}" for path in blobs)
         yield Root(sort="tag", name=f"{layout.path}, which cannot be read", needs=needs)
@@ -129,7 +129,7 @@ def _locks(images: Path, unread: list[str]) -> tuple[list[Root], set[str], dict[
             else:
                 continue
         except (KilnError, OSError) as error:
-            unread.append(str(error))
+            unread.append(f"{error}; files that only this lock needs are not kept")
             continue
         bases |= {digest.removeprefix("sha256:") for digest in blobs}
         needs = frozenset(map(blob_path, blobs))

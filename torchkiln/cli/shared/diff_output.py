@@ -79,12 +79,12 @@ def contrast_json(a: str, b: str, left: LayeredImage, right: LayeredImage, found
 
 
 def same_text(a: str, b: str, digest: str) -> str:
-    """What `diff` prints of images with the same *digest*."""
+    """The output of `diff` for images with the same *digest*."""
     return printable(f"A  {a} ({digest[:19]})\nB  {b} ({digest[:19]})\n\nthe images are the same")
 
 
 def same_json(a: str, b: str, digest: str) -> str:
-    """The object of `diff --json`; numbers are null, because no layer was read."""
+    """The object of `diff --json` for images with the same *digest*: numbers are null, no layer was read."""
     numbers = dict.fromkeys(("layers", "files", "content_bytes", "compressed_bytes"))
     document = {
         "a": {"name": a, "digest": digest, **numbers},

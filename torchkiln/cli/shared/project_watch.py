@@ -31,7 +31,7 @@ from torchkiln.project.ready import ProjectRequest
 from torchkiln.registry.push import Pushed
 from torchkiln.util.sizes import size
 
-_NAMED = 3  # most changed files in a line; of more, only the number is printed
+_NAMED = 3  # maximum of changed files in a line; further files are only counted
 
 
 @dataclass(frozen=True, slots=True)
