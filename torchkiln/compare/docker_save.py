@@ -25,7 +25,7 @@ _HEAD = 512
 
 @contextmanager
 def stream_of(chunks: Iterable[bytes]) -> Iterator[BinaryIO]:
-    """*chunks* as a file; they are consumed only as far as the file is read."""
+    """*chunks* as a file; chunks are fetched only as far as the file is read."""
     with io.BufferedReader(_ChunkReader(iter(chunks)), 1 << 20) as stream:
         yield cast(BinaryIO, stream)
 

@@ -90,7 +90,8 @@ def in_checkout(folder: Path) -> bool:
 def _git(folder: Path, *arguments: str, own: bool = True) -> subprocess.CompletedProcess[bytes]:
     """Run git in *folder*.
 
-    :param own: False: ignore variables such as GIT_DIR, which name another repository in a hook.
+    :param own: False: ignore variables such as GIT_DIR, which git sets in a hook and which may name another
+        repository.
     """
     env = None if own else {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
     try:

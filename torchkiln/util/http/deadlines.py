@@ -48,7 +48,7 @@ class Deadlines:
         except BaseException:
             self._end(outer)
             raise
-        if self._end(outer):  # a shutdown looks like the end of a body without a length
+        if self._end(outer):  # no error: after a shutdown, a body without a length seems complete
             raise Overdue(f"no complete response in {seconds:g} seconds")
 
     @contextmanager
@@ -101,7 +101,7 @@ class Deadlines:
         return late
 
     def _restart(self, me: int, until: float | None) -> None:
-        """Replace the deadline of the thread *me*; if the new one has passed, the watcher acts again."""
+        """Replace the deadline of *me*, a thread. If it has passed, the watcher shuts down the socket again."""
         self._late.discard(me)
         self._opened.allow(me)
         if until is None:

@@ -31,7 +31,7 @@ def certificate_fault(error: BaseException) -> str:
 
 
 def _innermost(causes: Sequence[BaseException]) -> str:
-    """The phrase of the innermost cause that has one, as it is the most specific."""
+    """The phrase of the innermost cause that has one, because that is the most specific."""
     return next(filter(None, map(_phrase, reversed(causes))), "")
 
 
