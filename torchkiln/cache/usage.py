@@ -43,7 +43,7 @@ class CacheUsage:
 
     items: tuple[CacheItem, ...]
     roots: tuple[Root, ...]
-    wheels: Mapping[str, LockedWheel] = field(hash=False)  # locked wheels by path; they can be downloaded again
+    wheels: Mapping[str, LockedWheel] = field(hash=False)  # locked wheels, by path: can be downloaded again
     unread: tuple[str, ...]
 
 

@@ -101,7 +101,7 @@ class Deadlines:
         return late
 
     def _restart(self, me: int, until: float | None) -> None:
-        """Replace the deadline of *me*, a thread. If it has passed, the watcher shuts down the socket again."""
+        """Replace the deadline of the thread *me*; if that has passed, the watcher shuts down its socket."""
         self._late.discard(me)
         self._opened.allow(me)
         if until is None:
