@@ -22,7 +22,7 @@ from torchkiln.model.platform import LINUX_AMD64
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _DEFAULT = "compute,utility"
 
-# By the names under which programs load them. Triton needs libcuda.so, because it links with -lcuda.
+# Patterns of the names under which programs load libraries. Triton links with -lcuda: it needs libcuda.so.
 _LIBRARIES: Mapping[str, str] = {
     "compute": r"libcuda\.so(\.1)?|libcudadebugger\.so\.1|libnvidia-ptxjitcompiler\.so\.1"
     r"|libnvidia-nvvm(70)?\.so\.4|libnvidia-gpucomp\.so\.[\d.]+|libnvidia-opencl\.so\.1",
