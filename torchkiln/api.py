@@ -267,8 +267,8 @@ def verify(
 ) -> Verified:
     """Verify the published image *reference*: signatures, lock, reports and SBOM.
 
-    An image that is not as published raises no error: `.points` has each finding, `.verified` is the result,
-    and `.demand_good()` raises the error. Without a trusted key no signature is verified, and `.verified` is
+    A fault of the image raises no error: `.points` has each finding, `.verified` is the result, and
+    `.demand_good()` raises the error. Without a trusted key no signature is verified, and `.verified` is
     False.
 
     :param reference: "registry.example:5000/team/pytorch:TAG", or "...@sha256:...".

@@ -38,7 +38,7 @@ def _truncated(text: str) -> str:
 
 
 class KilnError(Exception):
-    """Stops the run. *message* says what failed and where, *hint* what to do about it."""
+    """An error that ends the command. *message* says what failed and where, *hint* what to do about it."""
 
     exit_code: ClassVar[int] = 1
 

@@ -42,7 +42,7 @@ _HINTS = {
 
 
 class Commands(click.Group):
-    """The commands of `COMMANDS`; `build` if the command line names none."""
+    """The group of the commands in `COMMANDS`; it runs `build` if the command line names no command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -219,5 +219,5 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _sentence(message: str) -> str:
-    """A message of click in the style of this program's: "no such option '--x'"."""
+    """A message of click in the style of torchkiln's messages: "no such option '--x'"."""
     return printable(message[:1].lower() + message[1:]).removesuffix(".")

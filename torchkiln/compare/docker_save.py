@@ -34,7 +34,7 @@ def read_saved(stream: BinaryIO, wanted: PathFilter) -> list[Layer]:
     """The layers of the image in *stream*, lowest first, with the text of *wanted* files.
 
     :raises ValueError: it is not a saved image, or has an unknown format.
-    :raises DAMAGED: as when reading a tar.
+    :raises DAMAGED: the tar or a layer is damaged.
     """
     layers: dict[str, tuple[int | None, LayerContents]] = {}
     documents: dict[str, bytes] = {}

@@ -110,7 +110,7 @@ def receive(
                     selector.unregister(key.fileobj)
     try:
         process.wait(remaining())
-    except subprocess.TimeoutExpired:  # it closed its output, but did not end
+    except subprocess.TimeoutExpired:  # the process closed its output, but did not end
         kill(process)
         process.wait()
         timed_out = True

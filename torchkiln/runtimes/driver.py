@@ -2,7 +2,7 @@
 
 They are found as NVIDIA's container toolkit finds them: in the loader's cache, then in the library folders of
 distributions; NVIDIA_DRIVER_CAPABILITIES selects among them. The list was tested on two H200 with driver 580
-(torch 2.7.1: matmul, AMP, torch.compile, NVRTC, PTX, NCCL), and completed from the toolkit.
+(torch 2.7.1: matmul, AMP, torch.compile, NVRTC, PTX, NCCL), and completed with the names in the toolkit.
 
 Also counts the processes that the kernel killed because memory ran out.
 """

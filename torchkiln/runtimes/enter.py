@@ -145,7 +145,7 @@ def _only_root(root: str) -> None:
 
 
 def set_limits(limits: str) -> None:
-    """Set *limits*, such as "AS=402653184,CORE=0", where no lower limit is set; close descriptors from 3 on."""
+    """Set *limits*, such as "AS=402653184,CORE=0", unless lower ones are set; close descriptors from 3 on."""
     for limit in limits.split(","):
         name, _, value = limit.partition("=")
         kind = getattr(resource, f"RLIMIT_{name}")

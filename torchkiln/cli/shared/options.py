@@ -37,7 +37,7 @@ def options(*decorators: Decorator) -> Decorator:
 
 
 def project_matrix() -> Path:
-    """matrix.yaml of the current folder; without one that of the checkout, if torchkiln runs from one."""
+    """matrix.yaml of the current folder; if it is missing, that of the checkout that torchkiln runs from."""
     return _HERE if INSTALLED else nearest_matrix()
 
 

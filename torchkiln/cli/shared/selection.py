@@ -150,7 +150,7 @@ def cell_selection(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cell_selection_anywhere(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `cell_selection`; in a folder without matrix.yaml the cells are those of torchkiln's own."""
+    """As `cell_selection`; in a folder without matrix.yaml, torchkiln's own matrix has the cells."""
     named: Callable[..., Any] = names_argument(_with_options(command, any_matrix_option, named=True))
     return named
 
@@ -166,7 +166,7 @@ def selection_for_running(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def selection_anywhere(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `selection`; in a folder without matrix.yaml the cells are those of torchkiln's own."""
+    """As `selection`; in a folder without matrix.yaml, torchkiln's own matrix has the cells."""
     return _with_options(command, any_matrix_option)
 
 
