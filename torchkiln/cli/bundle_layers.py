@@ -20,7 +20,7 @@ _INTERRUPTED = 130  # exit code
 def list_layers(bundle: Path, folders: Sequence[str]) -> int:
     """Print the layers of *bundle* and of the bundles in *folders*; return the exit code.
 
-    Without *folders* the other bundles are those beside *bundle*.
+    Without *folders* the bundles beside *bundle* are used.
     """
 
     def listed() -> None:
@@ -34,7 +34,7 @@ def list_layers(bundle: Path, folders: Sequence[str]) -> int:
 def take_layers(bundle: Path, description: dict[str, Any], folders: Sequence[str]) -> int:
     """Copy the layers that *bundle* lacks from the bundles in *folders*; return the exit code.
 
-    Without *folders* the other bundles are those beside *bundle*. *description* is its bundle.json.
+    Without *folders* the bundles beside *bundle* are used. *description* is its bundle.json.
     """
 
     def taken() -> None:

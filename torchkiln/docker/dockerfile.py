@@ -225,7 +225,7 @@ def _wrap(words: Iterable[str]) -> list[str]:
 
 
 def _copies(files: Iterable[OverlayFile]) -> Iterator[_Copy]:
-    """*files* grouped by mode and folder: COPY sets one mode, on folders too."""
+    """*files* grouped by mode and folder: a COPY sets one mode, and sets it on copied folders, too."""
 
     def place(file: OverlayFile) -> tuple[str, str]:
         return str(PurePosixPath(file.path).parent), f"{file.mode:04o}"

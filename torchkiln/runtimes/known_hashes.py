@@ -1,7 +1,7 @@
 """Keeps the hashes of files that were read, so that an unchanged file need not be read again.
 
-A file is unchanged if its size, times and inode are. On a local file system a program can set the mtime of a
-file, but not its ctime. On NFS and FUSE a server sets both, so every file is read every time.
+A file counts as unchanged if its size, times and inode are the same. On a local file system a program can set
+the mtime of a file, but not its ctime. On NFS and FUSE a server sets both, so every file is read every time.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def verified(
             f"{root} differs from the image, and a command is running in it",
             hint="stop that command, and run again",
         )
-    unpacked(image, store, listener, reuse=False)  # a file of the parent image may be what differs
+    unpacked(image, store, listener, reuse=False)  # a file of the parent image may be damaged
     tree = kept_tree(store, layers)
     if tree is None or (faults := _differences(root, tree, store)):
         raise BuildFailed(

@@ -56,7 +56,7 @@ def pretty_json(value: Any) -> bytes:
 
 
 def rows_json(values: Mapping[str, Any]) -> bytes:
-    """*values* as `pretty_json`, but with one line for each object in a list, and for each other list."""
+    """Like `pretty_json`, but each object in a list is on one line, and so is a list without objects."""
     lines = []
     for key, value in values.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

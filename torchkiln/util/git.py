@@ -64,7 +64,7 @@ _NO_PROGRAMS = (
 
 
 def checkout_files(folder: Path) -> dict[str, bool]:
-    """The tracked files (True) and the others that git does not ignore, by path below *folder* of a checkout.
+    """The tracked (True) and untracked (False) files by path below *folder*, without those that git ignores.
 
     A path that ends with a slash, or that is a folder, is another repository. Tracked files may be missing.
     git does not start programs that the repository's settings name.

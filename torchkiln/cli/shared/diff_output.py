@@ -158,7 +158,7 @@ def _layers(share: LayerSet) -> list[dict[str, Any]]:
 
 
 def _package(name: str, place: str) -> str:
-    """The name, with the folder if it is not the usual one."""
+    """The package's name; with its folder, unless that is in the virtual environment or unknown."""
     return name if not place or place.startswith("opt/venv/") else f"{name} in /{place}"
 
 

@@ -104,7 +104,7 @@ class _Lines:
     def show(self, event: Rebuilt, *, first: bool = False) -> None:
         """Push the image of *event*, and print its line.
 
-        :raises KilnError: it could not be pushed; its line is printed.
+        :raises KilnError: the push failed; the line is printed before.
         """
         built, code, image = event.built, event.source.code, event.built.built.image
         done = time.monotonic()

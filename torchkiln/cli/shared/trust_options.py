@@ -117,7 +117,7 @@ def _keys(policy: Policy, file: Path) -> tuple[KeyInRole, ...]:
 def _note_ignored(file: Path, there: Policy, used: Policy) -> None:
     """Print a line if the policy or the keys of *file* differ from those that are used.
 
-    A suite that only the policy in use names is not a difference: it may be that of an earlier torchkiln.
+    A suite that only the policy in use names is not a difference: it may be an earlier torchkiln's suite.
     """
     same = replace(there, keys=(), suites=()) == replace(used, keys=(), suites=())
     parts = [] if same and {*there.suites} <= {*used.suites} else ["its policy"]

@@ -91,7 +91,7 @@ class Deadlines:
         return outer
 
     def _end(self, outer: float | None) -> bool:
-        """Restore the outer deadline; returns whether this one was exceeded."""
+        """Restore the outer deadline; return whether the inner deadline was exceeded."""
         me = threading.get_ident()
         with self._changed:
             late = me in self._late
