@@ -39,7 +39,7 @@ class RuntimeListener(Protocol):
     def say(self, line: str) -> None: ...
 
     def unpacks(self, image: ImageOnDisk, *, there: bool) -> None:
-        """Called before *image* is used as files: they are unpacked already if *there*, else unpacked next."""
+        """Called before *image* is used as files: unpacked already if *there*, else unpacked next."""
 
     def progress(self) -> AbstractContextManager[Observer]:
         """An observer for a task, such as an upload, in a context that lasts as long as the task."""
