@@ -106,7 +106,7 @@ def build(
 
     :param locked_only: refuse a base or tools that do not match the lock.
     :raises ConfigError: the matrix is invalid, or other users can change the layout.
-    :raises Stale: there is no lock, or it was made from another matrix or other facts.
+    :raises Stale: there is no lock, or the matrix or the facts changed after it was made.
     :raises BuildFailed: a wheel, the base or the tools are not available as locked.
     """
     from torchkiln.build.build import BuildOptions
@@ -143,7 +143,8 @@ def build_project(
 
     :param cell: None is the cell of the project's lock.
     :param extras: the project's extras to install.
-    :param groups: the project's dependency groups to install; without extras and groups, those of its lock.
+    :param groups: the project's dependency groups to install. Without extras and groups, those of the
+        project's lock are installed.
     :raises ConfigError: a file of the project is invalid, its code cannot be in an image, or *cell* is
         missing.
     :raises Stale: a lock is outdated.
@@ -205,7 +206,7 @@ def publish(
     :param reports: reports, or folders of them; empty: the runs of this machine.
     :param trusted_keys: public keys; if there are any, a report counts only if one of them signed it.
     :param signing_key: signs the SBOM, the provenance, the reports and the gate's decision.
-    :param override: publish although the policy is not satisfied; the reason is stored with the image.
+    :param override: the reason to publish although the policy is not satisfied; stored with the image.
     :param licence_confirmed: you have the right to distribute NVIDIA's libraries with changes; only an image
         that was built with `own_use` needs it.
     :raises GateRefused: the reports do not satisfy the policy, or *licence_confirmed* is missing.
@@ -266,8 +267,8 @@ def verify(
 ) -> Verified:
     """Verify the published image *reference*: signatures, lock, reports and SBOM.
 
-    An image that is not as published raises no error: `.points` has each finding, `.verified` is the result,
-    and `.demand_good()` raises the error. Without a trusted key no signature is verified, and `.verified` is
+    A fault of the image raises no error: `.points` has each finding, `.verified` is the result, and
+    `.demand_good()` raises the error. Without a trusted key no signature is verified, and `.verified` is
     False.
 
     :param reference: "registry.example:5000/team/pytorch:TAG", or "...@sha256:...".

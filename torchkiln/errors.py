@@ -16,7 +16,7 @@ _UNPRINTABLE = re.compile(
 )
 
 _LINE_LENGTH = 2000  # characters
-_LINE_END = 200  # characters that a truncated line keeps from its end
+_LINE_END = 200  # characters at the end of a truncated line that are kept
 _LINES = 500
 
 
@@ -26,7 +26,7 @@ def printable(text: str) -> str:
 
 
 def _truncated(text: str) -> str:
-    """*text* with its lines and their number limited."""
+    """*text* with at most `_LINES` lines of at most `_LINE_LENGTH` characters."""
     lines = text.split("\n")
     more = [f"and {len(lines) - _LINES} more lines"] if len(lines) > _LINES else []
     # The reason is usually at the end of a line.
@@ -38,7 +38,7 @@ def _truncated(text: str) -> str:
 
 
 class KilnError(Exception):
-    """Stops the run. *message* says what failed and where, *hint* what to do about it."""
+    """An error that ends the command. *message* says what failed and where, *hint* what to do about it."""
 
     exit_code: ClassVar[int] = 1
 
@@ -95,12 +95,12 @@ class BadWheel(BuildFailed):
         self.wheel = wheel
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[BadWheel], tuple[str, str]]:  # it is pickled between processes
+    def __reduce__(self) -> tuple[type[BadWheel], tuple[str, str]]:  # a worker process pickles its exceptions
         return BadWheel, (self.wheel, self.reason)
 
 
 class BadArchive(BuildFailed):
-    """An archive of NVIDIA's toolkit is invalid; the message names it and the reason."""
+    """An archive of NVIDIA's toolkit is invalid; the message names the archive and the reason."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class BadArchive(BuildFailed):
 
 
 class BadPythonArchive(BadArchive):
-    """The archive of a standalone Python is invalid; the message names it and the reason."""
+    """The archive of a standalone Python is invalid; the message names the archive and the reason."""
 
     def __init__(self, archive: str, reason: str) -> None:
         super().__init__(

@@ -102,7 +102,7 @@ def test_it_takes_the_layers_of_the_bundle_beside_it(whole: Path, copy: Path) ->
     beside = copied(whole, copy.with_name("earlier"))
     ran = started(copy, *COMMAND)
     assert (ran.returncode, ran.stdout) == (0, "/opt/venv\n"), ran.stderr
-    assert f"smoke: takes {len(layers_in(whole))} layers, " in ran.stderr
+    assert f"smoke: copying {len(layers_in(whole))} layers, " in ran.stderr
     assert names(copy) == names(whole)
 
     shutil.rmtree(beside)

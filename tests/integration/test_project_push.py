@@ -45,7 +45,7 @@ def test_it_pushes_as_push_does(commands: Commands, registry: RunningRegistry) -
         assert built[:2] == (0, f"{digest}\n")
         assert f"warning: {registry.host}/both@{digest} is unproven: no gate has cleared it" in both[2]
     assert registry.tags("both") == ["main", "now"]
-    assert f"{registry.host}/both:now moves; it was sha256:" in both[2]
+    assert f"{registry.host}/both:now moves from sha256:" in both[2]
 
     to = ("--to", f"{registry.host}/both")
     apart = commands.build(), commands.run("push", "project", *commands.output, *to)

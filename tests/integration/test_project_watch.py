@@ -114,7 +114,7 @@ def test_each_change_is_built_and_pushed(watch: Watch, registry: RunningRegistry
     manifest = registry.content("team/watched", lines[-1][0])
     assert all(registry.content("team/watched", one["digest"]) for one in json.loads(manifest)["layers"])
     assert messages.count("unproven") == 1
-    assert "moves; it was" not in messages
+    assert " moves from " not in messages
     assert validate(watch.commands.small.layout) == ()
 
 

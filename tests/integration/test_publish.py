@@ -315,7 +315,7 @@ def test_a_push_is_unproven_and_moves_no_tag_of_publish(
 
     done = publisher.run("push", TAG, "--to", repository, "--output", str(publisher.layout), "--tag", "v2.7")
     assert done.exit_code == 0
-    assert f"{repository}:v2.7 moves; it was {tested.manifest}" in done.stderr
+    assert f"{repository}:v2.7 moves from {tested.manifest}" in done.stderr
     shown = publisher.run("verify", f"{repository}:v2.7").exception
     assert image.manifest[:19] in str(shown)
     done = publisher.run(

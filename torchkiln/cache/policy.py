@@ -33,13 +33,14 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of a listing
 DAY = 86400.0
-# Items that are cheap to get again, and large or soon outdated: deleted after this many days without use.
+# Items that torchkiln can easily make again, and that are large or soon outdated. They are deleted after this
+# number of days without use.
 SHORT_LIVED: dict[Kind, float] = {
     "unpacked images": 7,
     "index pages": 30,
     "layer texts": 30,
     "pytest": 30,
-    "OS packages": 90,  # an archive may no longer have them
+    "OS packages": 90,  # kept longer, because an archive may no longer have them
 }
 _NAMED = 2  # maximum number of names in a reason; the others are only counted
 
@@ -55,9 +56,9 @@ class CacheItem:
     size: int  # bytes
     used: float  # seconds since the epoch
     title: str = ""
-    along: tuple[str, ...] = ()  # records that are useless without it
-    shared: bool = False  # has other hard links: deleting it frees nothing
-    busy: str = ""  # the process that uses it now
+    along: tuple[str, ...] = ()  # records that are useless without the item
+    shared: bool = False  # the file has other hard links: its deletion frees no space
+    busy: str = ""  # why it cannot be deleted now, such as a process that uses it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,7 @@ class Root:
     sort: Sort
     name: str
     needs: frozenset[str]  # paths of required items
-    sources: frozenset[str] = frozenset()  # paths that are only needed to make them again
+    sources: frozenset[str] = frozenset()  # paths that are only needed to make the required items again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,17 +76,17 @@ class ItemUsage:
     """An item and its users, by name."""
 
     item: CacheItem
-    users: dict[Sort, tuple[str, ...]] = field(hash=False)  # the users that require it
+    users: dict[Sort, tuple[str, ...]] = field(hash=False)  # the users that require the item
     makers: tuple[str, ...]  # tags and locks that need it to make layers again
 
     @property
     def protected(self) -> bool:
-        """Whether the item is kept whatever the options are."""
+        """Whether the item is kept with all options of `cache prune`."""
         return bool(self.item.busy or self.users or self.item.shared or self.item.kind == "not ours")
 
     @property
     def reason(self) -> str:
-        """Why it is kept or may be deleted: a keyword, by which a listing groups items."""
+        """Why the item is kept or may be deleted, as a keyword; `cache show` groups items by it."""
         for sort in ("tag", "process"):
             if sort in self.users:
                 return sort
@@ -130,7 +131,7 @@ class ItemUsage:
 
 
 def common_reason(usages: Sequence[ItemUsage]) -> str:
-    """The text of the reason that all *usages* have, with the users of each of them."""
+    """The text of the one reason that all *usages* have; it names the users of all of them."""
     users: dict[Sort, tuple[str, ...]] = {}
     for usage in usages:
         for sort, names in usage.users.items():
@@ -141,11 +142,11 @@ def common_reason(usages: Sequence[ItemUsage]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrunePolicy:
-    """What to delete; by default only what neither a tag nor a lock can use."""
+    """The items to delete; by default only those that neither a tag nor a lock can use."""
 
-    everything: bool = False  # delete everything that is not protected
-    older_than: float | None = None  # seconds: of that, what was not used for so long
-    max_size: int | None = None  # bytes: of that, the least recently used, until the cache is that small
+    everything: bool = False  # delete all items that are not protected
+    older_than: float | None = None  # delete unprotected items that were not used for so many seconds
+    max_size: int | None = None  # delete the least recently used unprotected items, down to so many bytes
 
 
 def item_usages(items: Iterable[CacheItem], roots: Sequence[Root]) -> tuple[ItemUsage, ...]:
@@ -209,7 +210,7 @@ def parse_bytes(text: str) -> int:
 def _until_it_fits(
     usages: Sequence[ItemUsage], loose: Sequence[ItemUsage], policy: PrunePolicy, now: float
 ) -> tuple[ItemUsage, ...]:
-    """The items to delete for `max_size`; partial wheels and leftovers are deleted in any case, and first."""
+    """The items to delete for `max_size`; partial wheels and leftovers come first, and are always deleted."""
     assert policy.max_size is not None
     left = sum(usage.item.size for usage in usages)
     chosen = []

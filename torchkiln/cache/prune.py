@@ -28,7 +28,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """What was deleted (or would be), and what is left in the cache."""
+    """The items that were deleted, or would be with --dry-run, and the items that are left in the cache."""
 
     gone: tuple[ItemUsage, ...]
     left: tuple[ItemUsage, ...]
@@ -48,7 +48,7 @@ class CacheFault:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Images with the same fault, because the file in their layout is a hard link to it."""
+        """Images with the same fault, because the file in their layout is a hard link to the damaged file."""
         if not self.subject.item.shared:
             return ()
         return self.subject.users.get("tag", ("an unknown layout",))
@@ -57,7 +57,7 @@ class CacheFault:
 def prune(
     store: Store, look: Callable[[], CacheUsage], policy: PrunePolicy, *, dry_run: bool = False
 ) -> Pruned:
-    """Delete what *policy* selects. Builds may run at the same time: the files that they claim are kept.
+    """Delete the items that *policy* selects. Builds may run meanwhile: files that they claim are kept.
 
     Items are renamed first, while no build can start, and deleted afterwards.
 
@@ -109,7 +109,7 @@ def repair(
 ) -> tuple[bool, str]:
     """Delete a damaged item, and download it again if it is a wheel that a lock names.
 
-    Layers are made again by the next build, which replaces them in its layout.
+    The next build makes a deleted layer again, and replaces it in its layout.
 
     :returns: whether the cache is repaired, and what was done.
     """
@@ -135,7 +135,7 @@ def repair(
 
 
 def _discard(store: Store, usage: ItemUsage, aside: list[Path]) -> None:
-    """Rename an item and add it to *aside*; records first, so that none refers to a missing file."""
+    """Rename an item and add it to *aside*; its records first, so that no record refers to a missing file."""
     item = usage.item
     path = store.root / item.path
     if path.parent.name == "locks":

@@ -39,16 +39,16 @@ _OURS |= {"locks", "claims", "tmp", "keys", DEBS}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheUsage:
-    """Items and users of the cache. `unread` has layouts and locks that cannot be read, with the reason."""
+    """Items and users of the cache. `unread` has a sentence for each layout or lock that cannot be read."""
 
     items: tuple[CacheItem, ...]
     roots: tuple[Root, ...]
-    wheels: Mapping[str, LockedWheel] = field(hash=False)  # by path: those that can be downloaded again
+    wheels: Mapping[str, LockedWheel] = field(hash=False)  # locked wheels, by path: can be downloaded again
     unread: tuple[str, ...]
 
 
 def cache_usage(store: Store, layouts: Iterable[Path], images: Path) -> CacheUsage:
-    """Read everything; nothing is changed.
+    """Read the cache, the known layouts and the locks; change nothing.
 
     :param layouts: further layouts, in addition to the known ones.
     :param images: the folder of locks; it may be absent.
@@ -70,7 +70,7 @@ def _layouts(store: Store, more: Iterable[Path]) -> list[Path]:
 
 
 def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[str]) -> Iterator[Root]:
-    """A root for each named image of *layout*; a layout that cannot be read needs all of its blobs."""
+    """A root for each named image of *layout*. If the layout cannot be read, one root needs all its blobs."""
     if not (layout.path / "index.json").exists() and not (layout.path / "oci-layout").exists():
         return  # a build created the folder and ended before it wrote to it
     try:
@@ -81,7 +81,7 @@ def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[
         images = [layout.image(preferred_name(found)) for found in names.values()]
         converted = {blob_path(str(record.get("digest"))): key for key, record in _conversions(store)}
     except (KilnError, OSError) as error:
-        unread.append(f"{layout.path}: {error}")
+        unread.append(f"{layout.path}: {error}; all of its blobs are kept")
         blobs = (layout.path / "blobs" / "sha256").glob("*")
         needs = frozenset(f"blobs/sha256/{path.name}" for path in blobs)
         yield Root(sort="tag", name=f"{layout.path}, which cannot be read", needs=needs)
@@ -109,7 +109,7 @@ def _conversions(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _locks(images: Path, unread: list[str]) -> tuple[list[Root], set[str], dict[str, LockedWheel]]:
-    """The locks below *images*, and the bases and wheels that they name."""
+    """A root for each lock below *images*; the digests of bases, and the wheels by path, that they name."""
     found: list[Root] = []
     bases: set[str] = set()
     wheels: dict[str, LockedWheel] = {}
@@ -129,7 +129,7 @@ def _locks(images: Path, unread: list[str]) -> tuple[list[Root], set[str], dict[
             else:
                 continue
         except (KilnError, OSError) as error:
-            unread.append(str(error))
+            unread.append(f"{error}; files that only this lock needs are not kept")
             continue
         bases |= {digest.removeprefix("sha256:") for digest in blobs}
         needs = frozenset(map(blob_path, blobs))
@@ -138,7 +138,7 @@ def _locks(images: Path, unread: list[str]) -> tuple[list[Root], set[str], dict[
 
 
 def _claimed(claim: Holder, store: Store) -> Root:
-    """A running process; without a list of its needs it may need everything."""
+    """A root for a running process; if the claim does not list its needs, it needs every file."""
     needs = claim.needs
     if needs is None:
         needs = tuple(str(path.relative_to(store.root)) for path in store.root.rglob("*"))
@@ -209,7 +209,7 @@ class _Scan:
                 )
 
     def _unclaimable(self, made: float) -> str:
-        """The reason to keep a blob that a running build may need but could not claim before; empty: none."""
+        """Why to keep a blob that is too new to be claimed by the build that needs it; empty: no reason."""
         if self._building:
             return "a running build may need it"
         return "just created" if time.time() - made < _TEN_MINUTES else ""
@@ -236,7 +236,7 @@ class _Scan:
                 )
 
     def _toolkits(self) -> Iterator[CacheItem]:
-        """Extracted files of archives, and partial downloads."""
+        """The extracted files of NVIDIA's archives, and partial downloads of these."""
         for path in sorted((self._root / "toolkits").glob("*/*")):
             if not _HEX.fullmatch(path.parent.name):
                 continue
@@ -299,7 +299,7 @@ class _Scan:
             )
 
     def _leftovers(self) -> Iterator[CacheItem]:
-        """Files of ended processes, and records of deleted files."""
+        """Files that ended processes left, and records of deleted files."""
         paths = self._store.dead()
         for name, after in (("rootfs", _DAY), ("pytest", _DAY), ("records/*", _HOUR)):
             paths += [path for path in self._root.glob(f"{name}/.*") if age(path) > after]
@@ -316,7 +316,7 @@ class _Scan:
             yield CacheItem(kind="leftovers", path=name, size=size, used=_mtime(path), title=path.name)
 
     def _dangling(self) -> Iterator[Path]:
-        """Records of deleted layouts, images and blobs, and of a former format."""
+        """Records of deleted layouts, images and blobs, and records in a former format."""
         yield from (self._root / "records" / FORMER_RECORDS).glob("[!.]*.json")
         for key, found in self._store.records("layouts"):
             if not Path(str(found.get("path", ""))).is_dir():

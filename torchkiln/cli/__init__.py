@@ -42,7 +42,7 @@ _HINTS = {
 
 
 class Commands(click.Group):
-    """The commands of `COMMANDS`; `build` if the command line names none."""
+    """The group of the commands in `COMMANDS`; it runs `build` if the command line names no command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -124,14 +124,14 @@ def main(args: list[str] | None = None) -> None:
 
 
 class _SignalHandler:
-    """SIGINT and SIGTERM: the first raises KeyboardInterrupt, the second exits at once.
+    """Handles SIGINT and SIGTERM: the first signal raises KeyboardInterrupt, the second exits at once.
 
-    No data is lost: files in the store are complete once they have their name, and the next run removes
-    the temporary ones.
+    No file in the store stays incomplete: a file gets its final name only when it is complete. The next run
+    removes temporary files.
     """
 
     def __init__(self) -> None:
-        self.signal = 0  # the first one received
+        self.signal = 0  # the first signal received
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
@@ -147,7 +147,7 @@ class _SignalHandler:
         return f"{how}; completed work is kept, the next run continues from there"
 
     def exit_on_signal(self, code: int, message: str = "") -> None:
-        """From now on, exit at once on a signal, with *code*, after writing *message* to stderr."""
+        """Let the next signal write *message* to stderr and end the process with exit code *code*."""
 
         def leave(*_: object) -> None:
             if workers := sys.modules.get("torchkiln.util.processes"):  # only if a command imported it
@@ -170,7 +170,7 @@ def _run(args: list[str] | None, signals: _SignalHandler) -> int:
         result: Any = torchkiln.main(
             args=args, prog_name=program(), standalone_mode=False, color=terminal.color()
         )
-    except click.exceptions.NoArgsIsHelpError as error:  # a group without a command: its help
+    except click.exceptions.NoArgsIsHelpError as error:  # a group without a command prints its help
         error.show()
         return error.exit_code
     except click.ClickException as error:
@@ -219,5 +219,5 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _sentence(message: str) -> str:
-    """A message of click in the style of this program's: "no such option '--x'"."""
+    """A message of click in the style of torchkiln's messages: "no such option '--x'"."""
     return printable(message[:1].lower() + message[1:]).removesuffix(".")

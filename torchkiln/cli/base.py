@@ -86,8 +86,8 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
 def files(os_name: str, name: str | None, images: Path) -> None:
     """Record the hashes of the .deb files of the locked base, for SBOMs; print the file's path.
 
-    A package that the archive no longer has, and that was not recorded before, stays without a hash.
-    `base build` records them without this command.
+    A package gets no hash if the archive no longer has it and no earlier run recorded its hash. `base build`
+    records the hashes, too, so it needs no run of this command.
     """
     locked = _locked(images, os_name, name)
     noted = archive.read_files(images, locked, open_cache())
@@ -175,7 +175,7 @@ _Either = LockedBase | LockedTools
 
 
 def _write(images: Path, found: LockedBase | LockedTools) -> Path:
-    """Write *found* to its lock; returns the path."""
+    """Write the lock of the base or tools layer *found*; return the path of the lock."""
     if isinstance(found, LockedTools):
         return tools.write_lock(images, found)
     return artefact.write_lock(images, found)

@@ -89,12 +89,12 @@ _ONLY = {
     type=click.Choice(LAYER_FORMATS),
     default=DEFAULT_FORMAT,
     show_default=True,
-    help="layer compression; zstd is smaller and faster to pull, with other digests",
+    help="layer compression; zstd layers are smaller and faster to pull, and have other digests",
 )
 @click.option(
     "--base",
     metavar="FILE|IMAGE",
-    help="use the base in this file, written by `base export`; docker: or this image",
+    help="use the base in this file, written by `base export`; with --engine docker also an image",
 )
 @click.option(
     "--tools",
@@ -297,7 +297,7 @@ class _EmbeddedBuilder:
 
 
 def _timed(stage: str, built: BuildResult, step: Callable[[], T]) -> tuple[BuildResult, T]:
-    """Run *step*; return *built* with the time of *step* added, and the result of *step*."""
+    """Run *step*; return *built* with the time that *step* took, and the result of *step*."""
     started = time.monotonic()
     result = step()
     seconds = time.monotonic() - started
@@ -329,4 +329,4 @@ def _print_forecast(found: dict[str, Any], as_json: bool) -> None:
         f"  to download: {console.size(found['download_bytes'])} in {found['downloads']} wheels{unknown}"
     )
     if (layer_format := found["layer_format"]) != DEFAULT_FORMAT:
-        click.echo(f"  then each layer that the cache does not have as {layer_format} is compressed")
+        click.echo(f"  then layers without a {layer_format} copy in the cache are compressed")

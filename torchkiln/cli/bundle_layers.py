@@ -20,7 +20,7 @@ _INTERRUPTED = 130  # exit code
 def list_layers(bundle: Path, folders: Sequence[str]) -> int:
     """Print the layers of *bundle* and of the bundles in *folders*; return the exit code.
 
-    Without *folders* the other bundles are those beside *bundle*.
+    Without *folders* the bundles beside *bundle* are used.
     """
 
     def listed() -> None:
@@ -34,7 +34,7 @@ def list_layers(bundle: Path, folders: Sequence[str]) -> int:
 def take_layers(bundle: Path, description: dict[str, Any], folders: Sequence[str]) -> int:
     """Copy the layers that *bundle* lacks from the bundles in *folders*; return the exit code.
 
-    Without *folders* the other bundles are those beside *bundle*. *description* is its bundle.json.
+    Without *folders* the bundles beside *bundle* are used. *description* is its bundle.json.
     """
 
     def taken() -> None:
@@ -42,7 +42,7 @@ def take_layers(bundle: Path, description: dict[str, Any], folders: Sequence[str
         if missing := missing_layers(bundle, held_from_json(description["held"])):
             earlier = named or bundles_beside(bundle)
             total = size(sum(layer.size for layer in missing))
-            _say(f"takes {len(missing)} layers, {total}, from the other bundles on this host")
+            _say(f"copying {len(missing)} layers, {total}, from other bundles on this host")
             complete(bundle, description["tag"], missing, earlier)
 
     return _code_of(taken)
@@ -53,16 +53,16 @@ def _say(message: str) -> None:
 
 
 def _code_of(action: Callable[[], None]) -> int:
-    """Do *action*; print its error if it fails, and return the exit code."""
+    """Call *action*; print its error if it fails, and return the exit code."""
     try:
         action()
     except KilnError as error:
         print_error(error.message, error.hint)
         return error.exit_code
-    except OSError as error:  # of stdout
+    except OSError as error:  # stdout cannot be written
         print_error(error.strerror or str(error))
         return BuildFailed.exit_code
     except KeyboardInterrupt:
-        print_error("interrupted; complete layers are kept, the next run takes the others")
+        print_error("interrupted; complete layers are kept, the next run copies the missing layers")
         return _INTERRUPTED
     return 0

@@ -29,7 +29,7 @@ LAUNCH = os.path.join(HERE, "python", "usr", "launch")
 PYTHON = os.path.join(LAUNCH, "python3")
 USAGE, UNWRITABLE, MACHINE, DAMAGED = 2, 6, 8, 12  # exit codes
 HAVE, FROM = "--have", "--from"
-LARGE = 1_000_000_000  # bytes; less is verified in about two seconds
+LARGE = 1_000_000_000  # bytes; a smaller bundle is verified in about two seconds, so prints no progress
 # The loader uses the libraries of the bundle; Python finds its standard library by --argv0.
 LAUNCHER = """#!/bin/sh
 exec {loader} --inhibit-cache --library-path {libraries} --argv0 "$0" {program} "$@"
@@ -37,7 +37,7 @@ exec {loader} --inhibit-cache --library-path {libraries} --argv0 "$0" {program} 
 
 
 def main() -> None:
-    """Verify the bundle, then start its Python with this file again, which runs `smoke run`."""
+    """Verify the bundle, then run this file again with the bundle's Python, which runs `smoke run`."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         leave(MACHINE, f"the image is for Linux on x86-64, this is {sys.platform} on {platform.machine()}")
     try:
@@ -70,7 +70,7 @@ def start(bundle: dict[str, Any], arguments: list[str]) -> NoReturn:
 
 
 def run(bundle: dict[str, Any], arguments: list[str]) -> None:
-    """Run torchkiln with the options of the bundle, then *arguments*; in the bundle's own Python."""
+    """Run torchkiln with the options of the bundle and *arguments*. This runs in the bundle's own Python."""
     sys.path[:0] = [os.path.join(HERE, "checkout"), os.path.join(HERE, "packages")]
     from torchkiln.cli import main as torchkiln
     from torchkiln.cli.bundle_layers import list_layers, take_layers
@@ -148,7 +148,7 @@ def sha256(name: str, advance: Callable[[int], None]) -> str | None:
 
 
 def write_launchers(bundle: dict[str, Any]) -> None:
-    """Write small scripts that contain the path of the bundle, which is known only now."""
+    """Write the scripts that start the bundle's Python and tar: they need the bundle's path on this host."""
     root = os.path.join(HERE, "python")
     os.makedirs(LAUNCH, exist_ok=True)
     for name, program in (("python3", bundle["python"]), ("tar", "usr/bin/tar")):

@@ -33,15 +33,15 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
-_FEW = 3  # most items with the same fault that are named; of more, only the number is printed
+_FEW = 3  # maximum of items with the same fault that are named; if there are more, they are only counted
 
 
 @click.group("cache", cls=Group)
 def cache() -> None:
     """Show, prune or verify the cache.
 
-    The cache is $TORCHKILN_CACHE, by default in the user's cache folder. It can be deleted at any time: what
-    is needed again is downloaded or built again.
+    The cache is $TORCHKILN_CACHE, by default in the user's cache folder. It can be deleted at any time: the
+    next build downloads or builds the missing files again.
     """
 
 
@@ -52,7 +52,7 @@ _common = options(
         multiple=True,
         type=click.Path(path_type=Path, file_okay=False, exists=True),
         metavar="DIR",
-        help="keep what the tags of this layout need; layouts built with this cache are known already",
+        help="also keep the files of this layout; the files of layouts built with this cache are always kept",
     ),
     images_folder,
     json_option,
@@ -108,13 +108,18 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> 
 @cache.command("prune")
 @_common
 @click.option(
-    "--all", "everything", is_flag=True, help="delete everything that no tag needs, including wheels"
+    "--all",
+    "everything",
+    is_flag=True,
+    help="also delete wheels and other files that are only needed to make layers again",
 )
-@click.option("--older-than", metavar="AGE", help="only what was not used for this long: 12h, 30d or 2w")
+@click.option(
+    "--older-than", metavar="AGE", help="as --all, but only files not used for this long: 12h, 30d or 2w"
+)
 @click.option(
     "--max-size",
     metavar="SIZE",
-    help="only the least recently used, until the cache fits into this size: 20GB",
+    help="as --all, but only the least recently used files, until the cache fits into this size: 20GB",
 )
 @click.option("--dry-run", is_flag=True, help="print what would be deleted; delete nothing")
 def prune(
@@ -128,9 +133,9 @@ def prune(
 ) -> None:
     """Delete the files that no tag of a known layout and no lock needs.
 
-    That is: layers and overlays of no tag, wheels and byte-code of no lock, unpacked images not used for 7
-    days, index pages and package lists of layers not used for 30 days, and leftovers of interrupted runs.
-    Builds can run meanwhile; what they need is kept.
+    These are layers, overlays, wheels and byte-code, and leftovers of interrupted runs. Unpacked images are
+    deleted after 7 days without use, index pages and package lists of layers after 30 days, .deb files of
+    projects after 90 days. Builds may run at the same time: the files that they need are kept.
     """
     policy = PrunePolicy(
         everything=everything,
@@ -180,12 +185,12 @@ def prune(
 
 @cache.command("verify")
 @_common
-@click.option("--repair", is_flag=True, help="delete what is damaged; download wheels of locks again")
+@click.option("--repair", is_flag=True, help="delete damaged files; download locked wheels again")
 def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool) -> None:
     """Hash every blob and wheel again, and check byte-code, records and unpacked images.
 
-    Exits with 12 if faults remain. --repair deletes what is damaged; the next build makes it again, and
-    replaces it in its layout.
+    Exits with 12 if faults remain. --repair deletes damaged files; the next build makes them again, and
+    replaces them in the layouts.
     """
     store = _store()
     started = time.monotonic()
@@ -249,7 +254,7 @@ def _store() -> Store:
 def _read_cache(store: Store, layouts: Iterable[Path], images: Path) -> CacheUsage:
     found = cache_usage(store, layouts, images)
     for reason in found.unread:
-        console.say(f"warning: cannot be read, so everything that it may need is kept: {reason}")
+        console.say(f"warning: {reason}")
     return found
 
 

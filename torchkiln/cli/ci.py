@@ -44,7 +44,7 @@ _NO_COMMIT = re.compile(r"0{40}|0{64}")
 
 
 def matrix_line(resolutions: Sequence[Resolution], images: Path, since: str | None) -> str:
-    """A matrix of the *resolutions* that have a lock in *images*; with *since*, of those that changed since.
+    """A matrix of the *resolutions* that have a lock in *images*; *since*: only those whose lock changed.
 
     :raises ConfigError: git does not know *since*.
     :raises Stale: a lock is broken.

@@ -45,7 +45,7 @@ def gate(
 ) -> None:
     """Compare the smoke reports of the image TAG with the policy; print the digest if it may be published.
 
-    The image of a project is compared with its parent image, which must meet the policy by its own reports.
+    The image of a project is compared with its parent image, which must meet the policy with its own reports.
 
     Exits with 7 and a list of what is missing if it may not, with 12 if a signature is invalid.
     """

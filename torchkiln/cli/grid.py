@@ -93,7 +93,7 @@ def explain(as_json: bool, images: Path, chosen: CellOptions) -> None:
 )
 @json_option
 def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: CellOptions) -> None:
-    """List the images that run with this driver and these GPUs, best first, and why others do not.
+    """List the images that run with this driver and these GPUs, best first, and why the others do not run.
 
     Each full image is followed by its thin images for the `gpus` of the matrix.
     """

@@ -46,8 +46,8 @@ from torchkiln.store.store import Store
     "--allow-missing",
     multiple=True,
     metavar="LIBRARY|PACKAGE",
-    help="with --project: this library (libcudart.so.11.0), or any that this package needs, may be missing"
-    "  [default: those of the project's lock]",
+    help="with --project: allow this library (libcudart.so.11.0), or every library that this package needs,"
+    " to be missing  [default: those of the project's lock]",
 )
 @click.option("--upgrade-base", is_flag=True, help="build the base from the distribution's current packages")
 @click.option(

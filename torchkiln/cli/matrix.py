@@ -71,7 +71,7 @@ def add(package: str, version: str, write: bool, build: bool, smoke: bool, matri
             _make(version, cuda, matrix_file, smoke=smoke)
         return
     release = look_up(version, offered or open_offered(os.environ, open_cache()))
-    # Such a release is a single cell: the other releases have no wheel for its CUDA version.
+    # A release for a CUDA version that the matrix lacks is one cell: other releases have no wheel for it.
     beyond = release.cuda not in grid.cuda
     _print(release, known, beyond=beyond)
     if not (write or build or smoke):

@@ -28,7 +28,10 @@ def plan() -> None:
 @cell_selection
 @images_folder
 @click.option(
-    "--json", "as_json", is_flag=True, help="print the whole plan as JSON; several: a line for each"
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="print the whole plan as JSON, one line for each of several images",
 )
 def show(chosen: CellOptions, images: Path, as_json: bool) -> None:
     """Show the layers of the selected images before they are built, with their sizes."""
@@ -42,7 +45,7 @@ def show(chosen: CellOptions, images: Path, as_json: bool) -> None:
 
 
 def table(image_plan: ImagePlan, width: int | None = None) -> str:
-    """The layers of *image_plan* from the bottom up: number, size of the input, content; within *width*."""
+    """The names of the image, a line for each layer (number, size of its input, content), and the total."""
     sizes = [layer.size for layer in image_plan.layers]
     rows = [
         beside(f"{number:3}  {_megabytes(layer.size):>9} MB  ", layer.title, width)

@@ -72,7 +72,7 @@ def render(chosen: CellOptions, images: Path, check: bool, rootfs: Path | None) 
             stale += _faults(images, whole)
         else:
             _write(images, whole)
-    if rootfs:  # the same for all
+    if rootfs:  # these files are the same for all images
         for file in plans[0].overlay.files:
             if file.path not in GENERATED:
                 write_atomic(rootfs / file.path, file.data, mode=file.mode)
@@ -86,11 +86,11 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
     for path in _strays(folder):
         path.unlink()
     with suppress(OSError):
-        (folder / "requirements").rmdir()  # it may be missing, or have other files
+        (folder / "requirements").rmdir()  # the folder does not exist, or has other files
 
 
 def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:
-    """A line for each file of *folder* that differs from what would be written."""
+    """A line for each file of *folder* that is missing, differs from *files*, or is no longer generated."""
     faults = []
     for name, data in files.items():
         path = folder / name
@@ -102,6 +102,6 @@ def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:
 
 
 def _strays(folder: Path) -> list[Path]:
-    """Files of earlier versions: constraints.txt, and a requirements file for each layer."""
+    """Files that earlier versions generated: constraints.txt, and a requirements file for each layer."""
     found = (folder / "constraints.txt", *(folder / "requirements").glob("*.txt"))
     return sorted(path for path in found if path.is_file())

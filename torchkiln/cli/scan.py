@@ -35,7 +35,7 @@ from torchkiln.sbom.vulnerabilities import (
 from torchkiln.util.strict_json import read_file
 
 LIST = Path("vulnerabilities.yaml")
-_LISTED = 20  # most refused findings in the error message; stdout has all of them
+_LISTED = 20  # maximum of refused findings in the error message; stdout has all of them
 _LEVELS = ("unknown", "negligible", "low", "medium", "high", "critical")
 
 

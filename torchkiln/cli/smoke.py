@@ -102,7 +102,8 @@ def smoke() -> None:
     "--allow-missing",
     multiple=True,
     metavar="LIBRARY|PACKAGE",
-    help="with --project: this library (libtbb.so.12), or any that this package needs, may be missing",
+    help="with --project: allow this library (libtbb.so.12), or every library that this package needs,"
+    " to be missing",
 )
 @report_options
 @click.pass_context

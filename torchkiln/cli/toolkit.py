@@ -29,15 +29,15 @@ from torchkiln.store.store import Store
     "--to",
     "folder",
     type=FOLDER,
-    help="write its files into this new folder: the Dockerfile's build context `toolkit`",
+    help="write the toolkit's files into this new folder, the build context `toolkit` of the Dockerfile",
 )
 @json_option
 @quiet_option
 def toolkit(chosen: CellOptions, images: Path, folder: Path | None, as_json: bool, quiet: bool) -> None:
     """Show the NVIDIA archives of the CUDA toolkit in a devel image, and the layers made from them.
 
-    The sizes of the layers are known after a build on this machine, or after --to. The libraries are links to
-    those in torch's wheels.
+    The sizes of the layers are known after a build on this machine, or after --to. The libraries of the
+    toolkit are links to the libraries in torch's wheels.
     """
     cells, grid, known = chosen.cells(must_name=True)
     if len(cells) != 1:
@@ -48,7 +48,7 @@ def toolkit(chosen: CellOptions, images: Path, folder: Path | None, as_json: boo
     plan = plan_cell(cells[0], grid, known, images=images)
     if not plan.locked.archives:
         raise ConfigError(
-            f"{plan.tag} has no CUDA toolkit of NVIDIA's archives",
+            f"{plan.tag} has no CUDA toolkit from NVIDIA's archives",
             hint="name a cell with --flavor devel and CUDA 12.1, 11.8 or 11.7",
         )
     store = console.open_cache()

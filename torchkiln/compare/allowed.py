@@ -34,7 +34,7 @@ class AllowedDifference:
     reason: str
 
     def covers(self, found: Difference) -> bool:
-        """Whether it allows *found*."""
+        """Whether this entry allows *found*."""
         return (
             self.what == found.what
             and self.at.fullmatch(found.at) is not None
@@ -93,7 +93,7 @@ def compares_lines(path: str, entries: Iterable[AllowedDifference]) -> bool:
 
 
 def _entry(file: Located, number: int, faults: list[str]) -> AllowedDifference:
-    """Entry *number*; its faults are added to *faults*."""
+    """The entry *number* of the list, made from its values; its faults are added to *faults*."""
     raw = file.data[number]
     if ("path" in raw) == ("setting" in raw):
         faults.append(file.fault((number,), "exactly one of path and setting is required"))

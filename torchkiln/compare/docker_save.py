@@ -25,7 +25,7 @@ _HEAD = 512
 
 @contextmanager
 def stream_of(chunks: Iterable[bytes]) -> Iterator[BinaryIO]:
-    """*chunks* as a file; they are consumed only as far as the file is read."""
+    """*chunks* as a file; chunks are fetched only as far as the file is read."""
     with io.BufferedReader(_ChunkReader(iter(chunks)), 1 << 20) as stream:
         yield cast(BinaryIO, stream)
 
@@ -34,7 +34,7 @@ def read_saved(stream: BinaryIO, wanted: PathFilter) -> list[Layer]:
     """The layers of the image in *stream*, lowest first, with the text of *wanted* files.
 
     :raises ValueError: it is not a saved image, or has an unknown format.
-    :raises DAMAGED: as when reading a tar.
+    :raises DAMAGED: the tar or a layer is damaged.
     """
     layers: dict[str, tuple[int | None, LayerContents]] = {}
     documents: dict[str, bytes] = {}

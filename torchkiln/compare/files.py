@@ -26,7 +26,7 @@ DifferenceKind = Literal[
 ]
 DIFFERENCE_KINDS: tuple[str, ...] = get_args(DifferenceKind)
 
-#: Parts of an image's config that are sets: each member is compared as a separate setting, as for Env.
+#: Parts of an image's config that are mappings: each entry is compared as a setting of its own, like Env.
 _SETS = ("Labels", "ExposedPorts", "Volumes")
 
 

@@ -210,7 +210,7 @@ class InEngine:
 
 
 def _counted(chunks: Iterable[bytes], description: Mapping[str, Any], observer: Observer) -> Iterator[bytes]:
-    """The *chunks* of an image of an engine, reported; their total is about the image's size."""
+    """Pass on the *chunks* of an engine's image and report progress; the total is the image's size."""
     name, left = str(description.get("Id", "")), int(description.get("Size") or 0)
     observer.begin("read", name, left)
     for chunk in chunks:
@@ -244,7 +244,7 @@ def _platform(description: Mapping[str, Any], system: str, processor: str) -> st
 
 
 def begin_reading(layers: Iterable[LayerOnDisk], observer: Observer) -> None:
-    """Report that *layers* will be read, before the first is."""
+    """Report the sizes of all *layers* before the first is read, so that progress shows the total."""
     for layer in layers:
         observer.begin("read", layer.digest, layer.size)
 

@@ -27,7 +27,7 @@ class PackageChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSet:
-    """Layers, and their totals. `size` (compressed) is None if it is unknown for one of them."""
+    """Layers, and their totals. `size` is the compressed size; None if that of a layer is unknown."""
 
     layers: tuple[Layer, ...]
 
@@ -98,7 +98,7 @@ def package_changes(a: Sequence[Package], b: Sequence[Package]) -> tuple[Package
 
 
 def _by_key(packages: Sequence[Package]) -> dict[_PackageKey, str]:
-    """Versions by system, place and name; the folders of different Python versions are the same place."""
+    """Versions by system, place and name; "python3.10" and "python3.12" in a place are the same."""
     found: dict[_PackageKey, list[str]] = {}
     for package in packages:
         key = (package.system, _PYTHON.sub("python3", package.place), package.name)

@@ -50,13 +50,13 @@ class StoredLayer:
 
     @property
     def shared(self) -> bool:
-        """Whether more than one image has it."""
+        """Whether several images have the layer."""
         return len(self.images) > 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """The layers and bytes that an image shares with the same number of others."""
+    """The layers of an image that are shared with `others` other images, and their bytes."""
 
     others: int
     layers: int
@@ -102,7 +102,7 @@ class Storage:
         return sum(layer.bytes for layer in self.images[image] if layer is not None)
 
     def parts_of(self, image: int) -> tuple[Part, ...]:
-        """What the image shares, by the number of other images, largest number first."""
+        """The shared layers of the image, by the number of other images that have them, largest first."""
         bytes_by_count: dict[int, list[int]] = {}
         for layer in self.images[image]:
             if layer is not None and layer.shared:
@@ -113,7 +113,7 @@ class Storage:
         )
 
     def shared_of(self, image: int) -> int:
-        """The bytes of the image that other images share."""
+        """The bytes of the image's layers that other images have, too."""
         return sum(part.bytes for part in self.parts_of(image))
 
 
@@ -137,7 +137,7 @@ class Sharing:
 
 
 def share(stacks: Sequence[Stack]) -> Sharing:
-    """Compute what *stacks* share.
+    """Find the layers that *stacks* share, in a registry and on a disk.
 
     :raises VerificationFailed: two locks record different sizes for one blob.
     """

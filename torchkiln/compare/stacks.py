@@ -49,7 +49,7 @@ def stacks_of(plans: Sequence[ImagePlan]) -> tuple[Stack, ...]:
 
 
 def names_in(layout: Layout, tags: Collection[str] | None = None) -> tuple[str, ...]:
-    """A name for each image of *layout*, its tag if it has one; with *tags*, only of these images.
+    """A name for each image of *layout*, its tag if it has one; with *tags*, only for these images.
 
     :raises VerificationFailed: index.json cannot be read.
     """
@@ -72,7 +72,7 @@ def stacks_in(
 ) -> tuple[Stack, ...]:
     """The images *names* of *layout*. Each layer is read once, to get its unpacked size.
 
-    :param begin: is called with the number of layers that will be read, and their bytes.
+    :param begin: called with the number of layers that will be read, and their bytes.
     :raises ConfigError: there is no such image.
     :raises VerificationFailed: an image is damaged.
     """
@@ -96,7 +96,7 @@ def stacks_in(
 
 
 def _layers_and_titles(image: ImageOnDisk) -> tuple[tuple[LayerOnDisk, ...], list[str]]:
-    """The layers and their titles, without the config: a layout can have many images with long configs."""
+    """The layers and their titles. The configs are not kept: a layout can have many images with long ones."""
     return image.layers, [title[:_MAX_TITLE] for title in titles_of(image.config, len(image.layers))]
 
 

@@ -16,7 +16,7 @@ NAME = "docker-bake.json"
 
 
 def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
-    """The file's bytes. Its paths are relative to the folder that has images/ and rootfs/.
+    """The bytes of the bake file. Paths in it are relative to the folder that has images/ and rootfs/.
 
     Users can set these bake variables: REPOSITORY, WHEELS (a folder), BASE_<OS>, and for devel images
     TOOLKIT_<CUDA>, a folder that `torchkiln plan toolkit` fills.

@@ -49,7 +49,7 @@ _NO_CONFIG = ImageConfig(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineImage:
-    """An image in an engine. `digest` is the engine's ID of it; `base` is a digest or a user's reference."""
+    """An image in an engine. `digest` is its ID there; `base` is a digest, or a reference from the user."""
 
     tag: str
     names: tuple[str, ...]
@@ -170,7 +170,7 @@ def _secrets(folder: Path, secrets: Mapping[str, bytes]) -> tuple[tuple[str, Pat
 
 
 def _linked(folder: Path, paths: Sequence[Path]) -> str:
-    """The new *folder*, with hard links to *paths*; the store never writes into an existing file."""
+    """Create *folder* with hard links to *paths*; safe: the store never writes into an existing file."""
     folder.mkdir()
     for path in paths:
         os.link(path, folder / path.name)

@@ -31,7 +31,7 @@ _NO_SPACE = "no space left on device"
 class BuildxRequest:
     """One build. `contexts` are (name, folder or oci-layout), `arguments` (name, value)."""
 
-    folder: Path  # with the Dockerfile
+    folder: Path  # has the Dockerfile
     contexts: tuple[tuple[str, str], ...]
     arguments: tuple[tuple[str, str], ...]
     names: tuple[str, ...]  # "pytorch-cuda:v2.7"
@@ -45,8 +45,8 @@ class BuildxRequest:
 def command(request: BuildxRequest, metadata: Path, progress: str) -> list[str]:
     """The command line; buildx writes the image's digest to *metadata*.
 
-    Without provenance, so that the result is an image and not an index. The epoch sets the times in config
-    and history, but not in layers: if the engine unpacks the image, BuildKit rewrites no timestamps of files.
+    Provenance is off, so that the result is an image and not an index. The epoch sets the times in config and
+    history, but not in layers: if the engine unpacks the image, BuildKit rewrites no timestamps of files.
     """
     argv = ["docker", "buildx", "build", f"--progress={progress}", "--provenance=false"]
     argv += ["--metadata-file", str(metadata), "--load"]
@@ -114,16 +114,16 @@ def _messages(stream: IO[str]) -> Iterator[dict[str, Any] | str]:
 
 
 class _BuildLog:
-    """The messages of BuildKit so far."""
+    """Collects the messages of BuildKit: the steps, their output and the failed step."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._names: dict[str, str] = {}
         self._started: set[str] = set()
         self._completed: set[str] = set()
-        self._output: dict[str, deque[str]] = {}  # of each step
+        self._output: dict[str, deque[str]] = {}  # the last lines of each step, by its digest
         self._partial: dict[tuple[str, int], bytes] = {}  # the last, incomplete line of a step's stream
-        self._failed: tuple[str, str] | None = None  # vertex, error
+        self._failed: tuple[str, str] | None = None  # the digest of the failed step, and its error
         self._plain: deque[str] = deque(maxlen=60)
 
     def add(self, message: dict[str, Any] | str) -> None:
@@ -158,7 +158,7 @@ class _BuildLog:
     def failure(self) -> BuildFailed:
         """The error of a build that failed."""
         plain = [line for line in self._plain if line.strip()]
-        if self._failed is None:  # before any step, or with plain progress
+        if self._failed is None:  # it failed before any step, or progress is plain
             last = plain[-_LAST:]
             return BuildFailed("\n".join(["docker buildx build failed", *last]), hint=_hint("\n".join(last)))
         digest, error = self._failed

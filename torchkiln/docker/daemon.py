@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 CDI_KIND = "nvidia.com/gpu"
 OLDEST = 23  # the first major version of Docker Engine in which BuildKit is the default builder
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
-_CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's
-_API = "1.41"  # set here, so that the client does not negotiate it by a request before it can be closed
+_CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # the defaults of Podman
+# Fixed. Otherwise the SDK asks the engine while it creates a client, and a failure leaves the client open.
+_API = "1.41"
 _CHUNK = 1 << 20
 _TIMEOUT, _LOAD_TIMEOUT = 30, 1800  # seconds without data; an engine sends little while it unpacks
 _SPACE_HINT = "check the free space where the engine keeps its data: docker system df"
@@ -76,7 +77,7 @@ def find_engine(environ: Mapping[str, str] = os.environ, *, builds: bool = True)
 
 
 def _address(environ: Mapping[str, str]) -> tuple[str, Any]:
-    """Host and TLS settings. Contexts are read through Docker's client: the SDK does not find all of them."""
+    """The engine's host and TLS settings. Docker's client reads contexts: the SDK does not find all."""
     from docker.tls import TLSConfig
     from docker.utils import kwargs_from_env
 

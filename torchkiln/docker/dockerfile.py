@@ -26,7 +26,7 @@ from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
 from torchkiln.util.places import how_to_restore
 
 ENTRY = "Dockerfile.j2"
-_MOST_MOUNTS = 8  # maximum wheels that a step mounts one by one; more are copied to a folder of another stage
+_MOST_MOUNTS = 8  # maximum of wheels that a step mounts one by one; more are copied in a stage of their own
 _WIDTH = 110
 
 
@@ -49,9 +49,9 @@ class _Copy:
 
 
 def load_templates(folder: Path, project: Path | None = None) -> dict[str, str]:
-    """The templates below *folder* by their name there.
+    """The templates below *folder*, by their path in it.
 
-    :param project: the folder of a matrix; the files in its templates/ are added, and replace templates of
+    :param project: the folder of a matrix; the templates in its templates/ are added, and replace those of
         the same name.
     :raises ConfigError: the main template is missing, or a template is a symbolic link or not UTF-8.
     """
@@ -64,7 +64,7 @@ def load_templates(folder: Path, project: Path | None = None) -> dict[str, str]:
 
 
 def _texts(folder: Path) -> dict[str, str]:
-    """The templates below *folder*. No links: in someone else's project, they could lead to any file."""
+    """The templates below *folder*. Links are refused, because they could lead to any file of the host."""
     found = {}
     for path in [folder, *sorted(folder.rglob("*.j2"))]:
         if path.is_symlink():
@@ -148,7 +148,7 @@ def demand_full(locked: LockedCell) -> None:
 def render_folder(
     plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[str]
 ) -> dict[str, bytes]:
-    """The generated files of images/<tag>/ by their path there, without lock.json and requirements.txt.
+    """The generated files of images/<tag>/, by path, without lock.json and requirements.txt.
 
     :raises ConfigError: as `render` does.
     """
@@ -173,7 +173,7 @@ def quote(value: str) -> str:
 def pip_options(locked: LockedCell) -> tuple[str, ...]:
     """The options with which `pip download` accepts the locked wheels on any host."""
     version = locked.base.python
-    abi = "cp" + "".join(version.split(".")[:2])  # pip adds abi3 and none to it
+    abi = "cp" + "".join(version.split(".")[:2])  # pip also accepts the ABI tags abi3 and none
     return (
         *("--require-hashes", "--no-deps", "--only-binary", ":all:"),
         *("--python-version", version, "--implementation", "cp", "--abi", abi),
@@ -182,7 +182,7 @@ def pip_options(locked: LockedCell) -> tuple[str, ...]:
 
 
 def _platforms(wheels: Iterable[LockedWheel]) -> list[str]:
-    """The fewest platform tags that match all *wheels*; pip derives only "any" by itself."""
+    """The fewest platform tags that match all *wheels*; pip itself adds only "any"."""
     tags = [{tag.platform for tag in parse_wheel_filename(wheel.filename)[3]} for wheel in wheels]
     left = [platforms for platforms in tags if "any" not in platforms]
     found = []
@@ -202,7 +202,7 @@ def _pip(plan: ImagePlan) -> str:
 
 
 def _tree(plan: ImagePlan) -> str:
-    """The folder of a toolkit that has a build context, "usr/local/cuda-12.1"; empty if there is none."""
+    """The image's folder for a toolkit from NVIDIA's archives, "usr/local/cuda-12.1"; empty without one."""
     toolkit = plan.locked.resolution.toolkit
     return home(toolkit) if toolkit and plan.locked.archives else ""
 
@@ -225,7 +225,7 @@ def _wrap(words: Iterable[str]) -> list[str]:
 
 
 def _copies(files: Iterable[OverlayFile]) -> Iterator[_Copy]:
-    """*files* by mode and folder: COPY sets one mode, and would set it on folders too."""
+    """*files* grouped by mode and folder: a COPY sets one mode, and sets it on copied folders, too."""
 
     def place(file: OverlayFile) -> tuple[str, str]:
         return str(PurePosixPath(file.path).parent), f"{file.mode:04o}"

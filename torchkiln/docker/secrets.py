@@ -15,7 +15,8 @@ from torchkiln.base.sources import values, variables
 from torchkiln.errors import ConfigError
 from torchkiln.model.untrusted import declared
 
-# The Dockerfile sets APT_CONFIG to the first, which refers to the others. apt ignores missing files.
+# Ids of secrets. The Dockerfile sets the variable APT_CONFIG to the file of the first secret, which names the
+# files of the other two. apt ignores missing files.
 APT_CONFIG, SOURCES, CA = "apt-config", "apt-sources", "apt-ca"
 _FOLDER = "/run/secrets"
 _PROXIES = {"http": ("http_proxy", "HTTP_PROXY"), "https": ("https_proxy", "HTTPS_PROXY")}

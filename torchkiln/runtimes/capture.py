@@ -12,7 +12,7 @@ from typing import Protocol
 
 OnLine = Callable[[bytes], None]  # called with each line, without its line break
 _CHUNK = 1 << 16
-_LINE_LIMIT = 16 << 20  # bytes, as of a report; the rest of a longer line is dropped
+_LINE_LIMIT = 16 << 20  # bytes, as many as a report may have; the rest of a longer line is dropped
 _TAIL = 1 << 20  # bytes
 
 
@@ -29,7 +29,7 @@ class LineSink:
 
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line
-        self._rest = bytearray()  # the start of the next line
+        self._rest = bytearray()  # the start of the line that is not complete
 
     def write(self, data: bytes) -> int:
         first, *others = data.split(b"\n")
@@ -110,7 +110,7 @@ def receive(
                     selector.unregister(key.fileobj)
     try:
         process.wait(remaining())
-    except subprocess.TimeoutExpired:  # it closed its output, but did not end
+    except subprocess.TimeoutExpired:  # the process closed its output, but did not end
         kill(process)
         process.wait()
         timed_out = True

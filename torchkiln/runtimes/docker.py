@@ -41,7 +41,7 @@ _HINTS = (  # by the engine's error message
     ("unable to find user", "the image has no such user: pass a numeric --user UID:GID"),
     ("bind source path does not exist", "the path must exist on the engine's host"),
 )
-_STDERR = 2  # the number of that stream in the frames that the engine sends
+_STDERR = 2  # the number of stderr in the frames that the engine sends
 
 
 def captured(container: Container, engine: Engine, *, timeout_s: float, on_line: OnLine) -> Exited:
@@ -98,7 +98,7 @@ def run(
                     client.api.put_archive(name, "/", files)
                 return _follow(client.api, name, engine, stdin, (stdout, stderr), signals)
             finally:
-                with contextlib.suppress(DockerException, OSError):  # once started, it removes itself
+                with contextlib.suppress(DockerException, OSError):  # a started container removes itself
                     client.api.remove_container(name, force=True, v=True)
     except APIError as error:
         reason = str(error.explanation or error)
@@ -107,7 +107,7 @@ def run(
             return code
         raise _refused(engine, reason, error.is_client_error()) from error
     except BrokenPipeError:
-        raise  # the reader of our output has gone, not the engine
+        raise  # stdout or stderr is closed, not the connection to the engine
     except (DockerException, OSError) as error:
         raise ToolMissing(
             f"lost the connection to the engine at {engine.host}: {error}", hint="run: docker ps --all"
@@ -181,8 +181,8 @@ def _follow(
     """Start the container, and pass streams and signals through until it is removed."""
     from docker.errors import NotFound
 
-    # Both are opened before the start, because the container may exit at once. Events are filtered here and
-    # not by the engine, because Podman's filter has other names for actions ("died").
+    # Events and streams are opened before the start, because the container may exit at once. The events are
+    # filtered here and not by the engine, because Podman's filter has other names for actions ("died").
     events = api.events(filters={"container": name}, decode=True)
     attached = api.attach_socket(name, {"stdin": stdin is not None, "stdout": 1, "stderr": 1, "stream": 1})
     connection: sockets.socket = getattr(attached, "_sock", attached)
@@ -196,7 +196,7 @@ def _follow(
         try:
             _copy_output(attached, outputs)
             code = _exit_code(events, engine)
-            with contextlib.suppress(NotFound):  # it is removed already
+            with contextlib.suppress(NotFound):  # the container is removed already
                 api.wait(name, condition="removed")
             return code
         finally:

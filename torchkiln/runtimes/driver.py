@@ -2,7 +2,7 @@
 
 They are found as NVIDIA's container toolkit finds them: in the loader's cache, then in the library folders of
 distributions; NVIDIA_DRIVER_CAPABILITIES selects among them. The list was tested on two H200 with driver 580
-(torch 2.7.1: matmul, AMP, torch.compile, NVRTC, PTX, NCCL), and completed from the toolkit.
+(torch 2.7.1: matmul, AMP, torch.compile, NVRTC, PTX, NCCL), and completed with the names in the toolkit.
 
 Also counts the processes that the kernel killed because memory ran out.
 """
@@ -22,7 +22,7 @@ from torchkiln.model.platform import LINUX_AMD64
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _DEFAULT = "compute,utility"
 
-# By the names under which programs load them. Triton needs libcuda.so, because it links with -lcuda.
+# Patterns of the names under which programs load libraries. Triton links with -lcuda: it needs libcuda.so.
 _LIBRARIES: Mapping[str, str] = {
     "compute": r"libcuda\.so(\.1)?|libcudadebugger\.so\.1|libnvidia-ptxjitcompiler\.so\.1"
     r"|libnvidia-nvvm(70)?\.so\.4|libnvidia-gpucomp\.so\.[\d.]+|libnvidia-opencl\.so\.1",

@@ -52,7 +52,7 @@ def main() -> NoReturn:
 
 
 def _prepare(spec: dict[str, Any], private_user: bool) -> None:
-    """Make the image the root, with a limited file system for what is written."""
+    """Make the image the root; written files go to memory, into a file system of limited size."""
     enter.mount(None, "/", None, enter.REC | enter.PRIVATE)
     options = f"mode=755,size={spec['space']}"
     enter.mount("tmpfs", spec["scratch"], "tmpfs", enter.NOSUID | enter.NODEV, options)
@@ -64,7 +64,7 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
             "tools": [],
             "binds": [(source, target, False) for source, target in spec["binds"]],
             "scratch": spec["scratch"],
-            "scratch_is_ours": True,  # mounted above
+            "scratch_is_ours": True,  # the tmpfs above
             "files": {},
             "shm_size": spec["space"],
             "hostname": "sandbox",

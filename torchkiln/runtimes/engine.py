@@ -71,7 +71,7 @@ class EngineRuntime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageInEngine:
-    """An image in an engine; *base* holds what its containers have in common."""
+    """An image in an engine; `base` has the settings that all its containers share."""
 
     engine: Engine
     base: Container
@@ -123,7 +123,7 @@ class ImageInEngine:
         )
 
     def _with_defaults(self, command: Command) -> Container:
-        """*command* with default ports and workspace."""
+        """A container for *command*, with the default ports and the default mount of ./workspace."""
         argv = command.argv
         if not command.entrypoint and not argv:
             argv = tuple(self.config.get("Cmd") or ())  # engines drop Cmd if the entrypoint is replaced
@@ -140,7 +140,7 @@ class ImageInEngine:
 
 
 def _workspace(config: Mapping[str, Any], binds: tuple[Bind, ...]) -> tuple[Bind, ...]:
-    """Mount ./workspace if it exists, the image works in /workspace, and nothing else is mounted there."""
+    """The mount of ./workspace, if it exists, the image works in /workspace, and nothing is mounted there."""
     here = Path("workspace")
     taken = any(bind.target.rstrip("/") == _WORKSPACE for bind in binds)
     if taken or config.get("WorkingDir") != _WORKSPACE or not here.is_dir():
@@ -149,7 +149,7 @@ def _workspace(config: Mapping[str, Any], binds: tuple[Bind, ...]) -> tuple[Bind
 
 
 def _ports(config: Mapping[str, Any], env: tuple[str, ...]) -> tuple[str, ...]:
-    """Publish on localhost only, because Jupyter's token is not encrypted; SSH only if there is a key."""
+    """The default ports: on localhost only, because Jupyter's token is not encrypted; SSH only with a key."""
     exposed = config.get("ExposedPorts") or {}
     found = ["127.0.0.1:8888:8888"] if _JUPYTER in exposed else []
     key = any(pair.startswith("SSH_PUBLIC_KEY=") for pair in env)

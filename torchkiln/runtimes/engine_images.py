@@ -12,7 +12,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
 
 DOCKER = "docker:"
-"""Prefix of the name of an image in an engine, which need not be in a layout."""
+"""The prefix of an image's name that means: the image is in the engine, and need not be in a layout."""
 
 
 def image_on(engine: Engine, source: ImageSource, listener: RuntimeListener) -> tuple[str, Mapping[str, Any]]:
@@ -55,7 +55,7 @@ def parse_gpus(text: str | None) -> str | None:
 
 
 def gpus_on(engine: Engine, requested: str | None, listener: RuntimeListener) -> tuple[str, bool]:
-    """A container's `gpus` and `cdi`; if *requested* is None, all GPUs that *engine* supports."""
+    """`gpus` and `cdi` of a `Container`. If *requested* is None: all GPUs, if *engine* supports them."""
     local = engine.host.startswith("unix:")
     if requested in ("none", "0"):
         return "", False

@@ -85,7 +85,7 @@ def main(spec_fd: int, fault_fd: int) -> NoReturn:
 
 
 def start(words: list[str]) -> NoReturn:
-    """`confined`, with the arguments of a command line."""
+    """Call `confined` with the arguments in *words*; the docstring of this module shows their order."""
     end = 4 + int(words[3])
     confined(words[0], words[1], words[2], words[4:end], words[end:])
 
@@ -145,7 +145,7 @@ def _only_root(root: str) -> None:
 
 
 def set_limits(limits: str) -> None:
-    """Set resource limits, such as "AS=402653184,CORE=0"; a lower limit that is already set stays."""
+    """Set *limits*, such as "AS=402653184,CORE=0", unless lower ones are set; close descriptors from 3 on."""
     for limit in limits.split(","):
         name, _, value = limit.partition("=")
         kind = getattr(resource, f"RLIMIT_{name}")
@@ -201,8 +201,8 @@ def map_ids(uid_line: str, gid_line: str) -> None:
 
 def prepare(spec: dict[str, Any], private_user: bool) -> None:
     mount(None, "/", None, REC | PRIVATE)
-    # Opened before the root changes, because paths have another meaning afterwards; and in this namespace,
-    # because a mount of another namespace cannot be bound.
+    # All sources are opened before the root changes, because paths have another meaning afterwards. They are
+    # opened in the new mount namespace, because a mount of another namespace cannot be bound.
     image = os.open(spec["root"], os.O_PATH | os.O_DIRECTORY)
     places = {**{name: f"/dev/{name}" for name in _NODES}, **dict(spec["nodes"])}
     nodes = {name: os.open(place, os.O_PATH) for name, place in places.items()}
@@ -216,12 +216,12 @@ def prepare(spec: dict[str, Any], private_user: bool) -> None:
     root = f"{top}/root"
     for folder in ("upper", "work", "root"):
         os.mkdir(f"{top}/{folder}")
-    os.chdir(top)  # for relative paths: a path in the options must not contain a comma or colon
+    os.chdir(top)  # upperdir and workdir are relative: overlay's options allow no comma or colon in a path
     options = f"lowerdir=/proc/self/fd/{image},upperdir=upper,workdir=work"
     mount("overlay", root, "overlay", 0, options + (",userxattr" if private_user else ""))
     os.chmod(root, 0o755)
 
-    # The host's root, until everything is bound; under a random name, which no link in the image can have.
+    # The host's root is here until everything is bound. No link in the image can name it: the name is random.
     old = f"/.{os.urandom(16).hex()}"
     os.mkdir(root + old, 0o700)
     call("syscall", _SYS_PIVOT_ROOT, root.encode(), (root + old).encode())
@@ -243,7 +243,7 @@ def prepare(spec: dict[str, Any], private_user: bool) -> None:
         _read_only(target)
     for source, target, writable in binds:
         if _lies_below(target, targets):
-            _make_target(source, target)  # inside another bind, which belongs to the caller
+            _make_target(source, target)  # in another bind: the caller's folder gets the mount point
         _bind(source, target)
         if not writable:
             _read_only(target)

@@ -1,7 +1,7 @@
 """Keeps the hashes of files that were read, so that an unchanged file need not be read again.
 
-A file is unchanged if its size, times and inode are. On a local file system a program can set the mtime of a
-file, but not its ctime. On NFS and FUSE a server sets both, so every file is read every time.
+A file counts as unchanged if its size, times and inode are the same. On a local file system a program can set
+the mtime of a file, but not its ctime. On NFS and FUSE a server sets both, so every file is read every time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KnownHashes:
 
     known: Mapping[str, tuple[Stamp, str]] = field(default_factory=dict)
     seen: dict[str, tuple[Stamp, str]] = field(default_factory=dict)
-    read: int = 0  # files
+    read: int = 0  # the number of files whose hash was not known
     began_ns: int = field(default_factory=time.time_ns)
 
     def find(self, path: str, found: os.stat_result) -> str | None:
@@ -52,7 +52,7 @@ class KnownHashes:
         return sha256
 
     def add(self, path: str, found: os.stat_result, sha256: str) -> None:
-        """Note the hash of a file that was read after its status *found*."""
+        """Record the hash of a file, unless it changed recently; *found*: its status before it was read."""
         self.read += 1
         if max(found.st_ctime_ns, found.st_mtime_ns) < self.began_ns - _RECENT_NS:
             self.seen[path] = (stamp_of(found), sha256)
@@ -85,7 +85,7 @@ def load_hashes(store: Store, root: Path) -> KnownHashes:
 
 
 def save_hashes(store: Store, root: Path, hashes: KnownHashes) -> None:
-    """Store the known hashes, if one is new."""
+    """Store the hashes of the files that were seen, signed by this machine, if one of them is new."""
     if not is_local(root) or hashes.seen == hashes.known:
         return
     payload = zlib.compress(json.dumps([_place(root), hashes.seen], separators=(",", ":")).encode(), 1)

@@ -50,7 +50,7 @@ def create(api: Any, container: Container, ports: dict[str, Any], *, open_stdin:
 
 
 def _mapping(inside: str, host: Any) -> dict[str, Any]:
-    """An item of `portmappings`; *host* is None, "8888", or ("127.0.0.1", "8888")."""
+    """One of `portmappings` in Podman's API; *host* is None, "8888", or ("127.0.0.1", "8888")."""
     number, _, protocol = inside.partition("/")
     address, port = host if isinstance(host, tuple) else ("", host)
     mapping: dict[str, Any] = {"container_port": int(number), "protocol": protocol or "tcp"}

@@ -53,7 +53,7 @@ class RootfsRuntime:
 
         With *capture* its output is returned and its input is *stdin*; otherwise it inherits the streams of
         this process. With *on_line* each line of stdout is passed to that function instead of being returned.
-        After *timeout_s* seconds the program is killed, with everything that it started.
+        After *timeout_s* seconds the program and all processes that it started are killed.
 
         :raises ConfigError: a path or bind is invalid.
         :raises ToolMissing: this host does not allow the namespaces.
@@ -177,7 +177,7 @@ def _input(data: bytes) -> Iterator[IO[bytes]]:
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """On SIGTERM enter.py kills process 1 of the PID namespace, and the kernel kills all others in it."""
+    """Send SIGTERM to enter.py: it kills process 1 of the PID namespace, and the kernel all others in it."""
     if process.poll() is None:
         process.terminate()
         try:

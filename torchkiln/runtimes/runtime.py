@@ -23,7 +23,7 @@ class ImageSource:
     layout: Path
     store: Store
     repository: Callable[[], str]  # the name of its repository in engines; only engines call it
-    image: ImageOnDisk | None = None  # if it was read already
+    image: ImageOnDisk | None = None  # the image, if the caller has read it
 
     def read(self) -> ImageOnDisk:
         """The image in the layout.
@@ -39,10 +39,10 @@ class RuntimeListener(Protocol):
     def say(self, line: str) -> None: ...
 
     def unpacks(self, image: ImageOnDisk, *, there: bool) -> None:
-        """*image* must be unpacked; *there*: it is unpacked already."""
+        """Called before *image* is used as files: unpacked already if *there*, else unpacked next."""
 
     def progress(self) -> AbstractContextManager[Observer]:
-        """A context with an observer for the duration of a task."""
+        """An observer for a task, such as an upload, in a context that lasts as long as the task."""
 
 
 class SilentRuntimeListener:
@@ -67,14 +67,14 @@ class RunnableImage(Protocol):
         """Run *command* without input and with read-only binds, and capture its stderr.
 
         Each line of stdout is passed to *on_line* when it is complete. After *timeout_s* seconds the command
-        and everything that it started is killed.
+        and all processes that it started are killed.
         """
 
     def passed_through(self, command: Command, streams: Streams) -> int:
         """Run *command* with the caller's streams and signals, and return its exit code."""
 
     def killed_for_memory(self) -> int:
-        """The number of processes that its kernel has killed because memory ran out; 0 if unknown."""
+        """The number of processes that the host's kernel killed because memory ran out; 0 if unknown."""
 
 
 class Runtime(Protocol):

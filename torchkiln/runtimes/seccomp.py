@@ -76,8 +76,8 @@ ALLOWED: Mapping[str, int] = {
     "faccessat2": 439,
 }
 
-# Calls that a program which builds a package does not need: namespaces, mounts, other processes' memory,
-# keys, the kernel's own interfaces. The program has no capabilities, so most of them would fail anyway.
+# Calls that are not needed to build a package: for namespaces, mounts, the memory of other processes, keys,
+# and the kernel itself. The program has no capabilities, so most of them would fail anyway.
 DENIED: Mapping[str, int] = {
     "ptrace": 101,
     "pivot_root": 155,
@@ -134,7 +134,10 @@ def program() -> bytes:
 
 
 def builder_program() -> bytes:
-    """The filter for programs that build a package, and start others: DENIED calls fail with ENOSYS."""
+    """The filter for a program that builds a package and starts other programs.
+
+    DENIED calls fail with ENOSYS; a clone into a new namespace fails with EPERM.
+    """
     steps = _this_architecture()
     for number in DENIED.values():
         steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
@@ -149,7 +152,7 @@ def builder_program() -> bytes:
 
 
 def _this_architecture() -> list[tuple[int, int, int, int]]:
-    """The steps that kill a program that calls for another architecture, and then load the call's number."""
+    """The steps that kill a program which uses calls of another architecture, and load the call's number."""
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, _X86_64),

@@ -14,7 +14,7 @@ from torchkiln.runtimes.known_hashes import KnownHashes
 
 _PIECE = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITABLE = 0o022  # by others than the owner
+_WRITABLE = 0o022  # the mode's bits that let other users than the owner write
 
 
 def differences(root: Path, tree: Mapping[str, TreeItem], hashes: KnownHashes) -> list[str]:
@@ -52,7 +52,7 @@ def differences(root: Path, tree: Mapping[str, TreeItem], hashes: KnownHashes) -
 
 
 def _fault(expected: IndexedEntry, found: os.stat_result, path: Path) -> str:
-    """How the status of one path differs; empty if it does not."""
+    """How the status *found* of *path* differs from *expected*; empty if it does not."""
     kinds = {"file": stat.S_ISREG, "folder": stat.S_ISDIR, "link": stat.S_ISLNK}
     if not kinds[expected.kind](found.st_mode):
         return f"is not a {expected.kind}"
@@ -60,7 +60,7 @@ def _fault(expected: IndexedEntry, found: os.stat_result, path: Path) -> str:
     own = (expected.uid, expected.gid) if os.geteuid() == 0 else (os.geteuid(), found.st_gid)
     if owner != own:
         return f"its owner is {owner[0]}:{owner[1]}, expected {own[0]}:{own[1]}"
-    if expected.mtime is None:  # of a folder that no layer has
+    if expected.mtime is None:  # no layer contains this folder, so no layer sets its mode
         return f"its mode is {mode:04o}, expected 0755" if mode & _WRITABLE else ""
     if expected.kind == "link":
         target = os.readlink(path)

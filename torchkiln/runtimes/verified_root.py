@@ -17,7 +17,7 @@ from torchkiln.runtimes.tree_check import differences
 from torchkiln.store.store import Store
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-_NAMED = 3  # most differences in a message
+_NAMED = 3  # maximum of differences in a message
 
 
 def layers_of(image: ImageOnDisk) -> list[LayerBlob]:
@@ -65,7 +65,7 @@ def verified(
             f"{root} differs from the image, and a command is running in it",
             hint="stop that command, and run again",
         )
-    unpacked(image, store, listener, reuse=False)  # what differs may be a file of the parent image
+    unpacked(image, store, listener, reuse=False)  # a file of the parent image may be damaged
     tree = kept_tree(store, layers)
     if tree is None or (faults := _differences(root, tree, store)):
         raise BuildFailed(

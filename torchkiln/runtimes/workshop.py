@@ -33,7 +33,7 @@ class Limits:
     """The resources that a command may use."""
 
     seconds: float = 900.0
-    memory: int = 4 << 30  # bytes that all its processes hold together
+    memory: int = 4 << 30  # bytes of memory of all its processes together
     space: int = 2 << 30  # bytes of the files that it writes, which are in memory, too
     output: int = 512 << 20  # bytes on its stdout
 
@@ -127,7 +127,7 @@ class _Output:
 
 
 def _received(process: subprocess.Popen[bytes], spec: bytes, limits: Limits) -> Ended:
-    """What *process*, which reads *spec*, prints until it ends or is stopped."""
+    """Send *spec* to *process*, and receive its output until it ends, or exceeds a limit and is killed."""
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as sink:
         sink.write(spec)
@@ -182,7 +182,7 @@ def _tree(pid: int) -> Iterator[int]:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory that the process *pid* holds."""
+    """The resident memory of the process *pid*, in bytes."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NOTICE_SECONDS = 1.5  # of waiting before `on_wait` is called
-_POLL_SECONDS = 0.05  # a blocking flock in a thread could not be cancelled
+_POLL_SECONDS = 0.05  # polled, because a blocking flock in a thread cannot be cancelled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ def hold(
         yield
     finally:
         if not keep:
-            path.unlink(missing_ok=True)  # before the release: the next holder sees that it has no name
+            path.unlink(missing_ok=True)  # before the release: `_try` then rejects a lock on the deleted file
         os.close(descriptor)
 
 
@@ -82,7 +82,7 @@ def acquire(
         time.sleep(_POLL_SECONDS)
     text: dict[str, object] = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.time()}
     text |= {"what": what, "needs": None if needs is None else list(needs)}
-    with contextlib.suppress(OSError):  # on a full disk the lock is valid, but does not name its holder
+    with contextlib.suppress(OSError):  # on a full disk the lock is valid, but the file names no holder
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(text).encode(), 0)
     return descriptor
@@ -129,7 +129,7 @@ def clear(path: Path) -> bool:
         return not path.exists()
     if descriptor is None:
         return False
-    path.unlink(missing_ok=True)  # while it is locked: otherwise another process could lock it in between
+    path.unlink(missing_ok=True)  # while this process holds the lock, so that no other process gets it
     os.close(descriptor)
     return True
 

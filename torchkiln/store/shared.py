@@ -18,7 +18,7 @@ from pathlib import Path
 VARIABLE = "TORCHKILN_CACHE_SHARED"
 _READ = 1 << 20
 _LARGEST = 20_000_000_000  # bytes of a file of unknown size; torch's wheel has 821 MB
-_KINDS = ("blobs", "wheels")  # named by their hash; each user has the other folders in their own cache
+_KINDS = ("blobs", "wheels")  # files named by their hash; the other folders are only in each user's own cache
 
 
 def shared_folder() -> Path | None:

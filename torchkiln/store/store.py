@@ -39,12 +39,12 @@ from torchkiln.util import scratch
 from torchkiln.util.files import private_folder, remove_tree
 from torchkiln.util.ownership import require_private
 
-_GATE = "gate"  # held briefly while claiming, and while unclaimed files are removed
+_GATE = "gate"  # the lock held while a process claims files, or removes unclaimed files
 _ORPHANED = 3600.0  # seconds after which an unheld process lock is deleted
 _DAY = 86400.0
 _TEMPORARY = re.compile(r"\.?(\d+\.[0-9a-f]{8})-")
 
-# A process keeps one name in a cache for its lifetime, however many Store objects it creates.
+# The name of this process in a cache; all Store objects of the process use the same name.
 _tokens: dict[tuple[Path, int], str] = {}
 _guard = threading.Lock()
 
@@ -140,11 +140,11 @@ class Store:
             temporary.unlink(missing_ok=True)
 
     def touch(self, path: Path) -> None:
-        """Set the modification time of *path* to now, as many file systems record no access times.
+        """Set the modification time of *path* to now, because many file systems record no access times.
 
         Not for blobs: a layout elsewhere recognizes its copy by the time of the original.
         """
-        with contextlib.suppress(OSError):  # then the file only seems older
+        with contextlib.suppress(OSError):  # without it the file only seems older
             os.utime(path)
 
     # --- locks and claims -------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class Store:
             return self._folder("tmp") / f"{self._token()}-{secrets.token_hex(4)}-{stem}"
 
     def sweep(self) -> int:
-        """Delete what dead processes left; returns the number of files and folders."""
+        """Delete the temporary files of dead processes; return the number of files and folders."""
         swept = scratch.sweep()
         for path in self.dead():
             remove_tree(path)

@@ -53,7 +53,7 @@ def typed(kind: type[T], document: Any) -> T:
 
 
 def _inspect(kind: type) -> None:
-    """Let msgspec inspect *kind* and what is nested in it, in one thread.
+    """Let msgspec inspect *kind* and the classes nested in it, in one thread at a time.
 
     msgspec 0.22 crashes if several threads use a class for the first time: it shares its information about
     a class before that is complete.
@@ -109,7 +109,7 @@ def _simplified(schema: dict[str, Any], field: Field[Any]) -> dict[str, Any]:
 
 
 def _classes(found: inspect.Type) -> Iterator[type]:
-    """The data classes in *found*, inner ones first."""
+    """The data classes in the type *found*, nested classes first."""
     match found:
         case inspect.DataclassType():
             for field in found.fields:
@@ -125,7 +125,7 @@ def _classes(found: inspect.Type) -> Iterator[type]:
 
 
 def _references(schema: Any, parts: Mapping[str, Any]) -> set[str]:
-    """The names of *parts* that *schema* refers to, and those that they refer to."""
+    """The names of *parts* that *schema* refers to, directly or through other parts."""
     if isinstance(schema, Mapping):
         name = str(schema.get("$ref", "")).rpartition("/")[2]
         below = {name} | _references(parts[name], parts) if name in parts else set()
@@ -137,7 +137,7 @@ def _references(schema: Any, parts: Mapping[str, Any]) -> set[str]:
 
 @cache
 def _written(kind: type) -> tuple[tuple[str, Any, bool], ...] | None:
-    """Name, default, and whether INLINE, of the written fields of the data class *kind*; None for others."""
+    """Name, default, and whether INLINE, of each written field of *kind*; None: *kind* is no data class."""
     if not is_dataclass(kind):
         return None
     return tuple(

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-_AT_FDCWD = -100  # of linux/fcntl.h
-_RENAME_EXCHANGE = 2  # of linux/fs.h
+_AT_FDCWD = -100  # from linux/fcntl.h
+_RENAME_EXCHANGE = 2  # from linux/fs.h
 _OCTAL = re.compile(rb"\\([0-7]{3})")  # mountinfo's escapes of spaces
 
 
@@ -56,7 +56,7 @@ def pretty_json(value: Any) -> bytes:
 
 
 def rows_json(values: Mapping[str, Any]) -> bytes:
-    """*values* as `pretty_json`, but with one line for each object in a list, and for each other list."""
+    """Like `pretty_json`, but each object in a list is on one line, and so is a list without objects."""
     lines = []
     for key, value in values.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -103,9 +103,9 @@ def mounted_below(path: Path) -> list[str]:
 def replacing(target: Path, *, folder: bool = False, over: bool = False) -> Iterator[Path]:
     """A temporary file or *folder* beside *target* that replaces it if the block ends without an exception.
 
-    With *over*, a folder also replaces one that is not empty, as a whole.
+    With *over*, the new folder also replaces a folder *target* that is not empty.
 
-    First deletes the temporary files of killed writers of *target*; a running writer holds a lock.
+    Temporary files that killed writers of *target* left are deleted first; a running writer locks its own.
 
     :raises OSError: the disk is full, or the parent cannot be written; *target* is then unchanged.
     """
@@ -127,7 +127,7 @@ def replacing(target: Path, *, folder: bool = False, over: bool = False) -> Iter
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two folders, atomically if the file system supports it (NFS does not).
+    """Exchange the names of two folders; atomic if the file system supports it (NFS does not).
 
     :raises OSError: a folder cannot be renamed; both then have their old names.
     """

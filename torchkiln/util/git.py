@@ -64,7 +64,7 @@ _NO_PROGRAMS = (
 
 
 def checkout_files(folder: Path) -> dict[str, bool]:
-    """The tracked files (True) and the others that git does not ignore, by path below *folder* of a checkout.
+    """The tracked (True) and untracked (False) files by path below *folder*, without those that git ignores.
 
     A path that ends with a slash, or that is a folder, is another repository. Tracked files may be missing.
     git does not start programs that the repository's settings name.
@@ -90,7 +90,8 @@ def in_checkout(folder: Path) -> bool:
 def _git(folder: Path, *arguments: str, own: bool = True) -> subprocess.CompletedProcess[bytes]:
     """Run git in *folder*.
 
-    :param own: False: ignore variables such as GIT_DIR, which name another repository in a hook.
+    :param own: False: ignore variables such as GIT_DIR, which git sets in a hook and which may name another
+        repository.
     """
     env = None if own else {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
     try:

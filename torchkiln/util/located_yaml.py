@@ -66,7 +66,7 @@ def _fault(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
     if "maximum nesting depth" in str(error):  # PyYAML's scanner, since 6.0.4, may notice it first
         return _too_deep(name, 1)
     if isinstance(error, yaml.MarkedYAMLError):
-        mark: Any = error.problem_mark or error.context_mark  # libyaml's mark is a class of its own
+        mark: Any = error.problem_mark or error.context_mark  # libyaml's marks have a class of their own
         line = mark.line + 1 if mark else 1
         advice = "; indent with spaces, not with tabs" if _is_tab(text, mark) else ""
         return ConfigError(f"{name}:{line}: not valid YAML: {error.problem or error.context}{advice}")
@@ -157,7 +157,7 @@ class _Reading:
             if kind in ("int", "float") and "_" not in text and len(text) <= _DIGITS:
                 number = int(text, 0) if kind == "int" else float(text)
                 if abs(number) < _LARGEST:  # excludes infinity too
-                    self.written[path] = text  # the file has 2.10, where YAML reads 2.1
+                    self.written[path] = text  # YAML reads 2.10 as the number 2.1
                     return number
         except ValueError:  # YAML's rare forms of numbers, 1_000 and 12:30 and 012, are read as text
             return text

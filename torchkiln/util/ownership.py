@@ -1,8 +1,8 @@
 """Checks that other users cannot change the contents of a folder, as OpenSSH's StrictModes does for ~/.ssh.
 
 The folder, each of its parents and each link on its path must belong to the current user or to root, and no
-other user may write there. A parent with the sticky bit (/tmp) may be writable by all, as no other user can
-rename the user's files in it.
+other user may write there. A parent with the sticky bit (/tmp) may be writable by all, because no other user
+can rename the user's files in it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def require_private(path: Path, what: str, below: Sequence[str] = (), *, hint: s
 def fault(path: Path) -> str:
     """Why other users could change the contents of the folder *path*, as a sentence; empty if they cannot.
 
-    A missing folder is no fault, as torchkiln creates it with mode 0700.
+    A missing folder is no fault, because torchkiln creates it with mode 0700.
     """
     parts = list(reversed(path.absolute().parts[1:]))
     here, links = Path("/"), 0
@@ -43,7 +43,7 @@ def fault(path: Path) -> str:
             continue
         try:
             found = (here / name).lstat()
-        except OSError:  # it is missing, or its user reports the error
+        except OSError:  # it is missing, or the code that opens it reports the error
             return ""
         if not stat.S_ISLNK(found.st_mode):
             here /= name

@@ -12,9 +12,9 @@ import os
 from typing import Any
 
 STEP = 8 << 20
-"""Bytes between two system calls."""
+"""Bytes that are written or read between two calls of posix_fadvise."""
 
-_LAG = 64 << 20  # bytes after which a step has probably reached the disk
+_LAG = 64 << 20  # bytes; pages that were written so many bytes before are probably on the disk
 
 
 class PassingFile(io.FileIO):
@@ -25,7 +25,7 @@ class PassingFile(io.FileIO):
         count = super().write(data) or 0
         end = self.tell()
         for start in range((end - count) // STEP * STEP, end // STEP * STEP, STEP):
-            forget(self.fileno(), start, STEP)  # starts writing it to the disk
+            forget(self.fileno(), start, STEP)  # the kernel starts to write these pages to the disk
             forget(self.fileno(), start - _LAG, STEP)
         return count
 

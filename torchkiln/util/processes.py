@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 SPAWN = multiprocessing.get_context("spawn")  # not fork: this process has threads
 # Held while a process starts: it prints a traceback if its parent ends before all start-up data is sent.
-# Re-entrant, as a signal may interrupt the main thread in `kill`.
+# Re-entrant, because a signal handler may call `stop_starting` while the main thread is in `kill`.
 _STARTING = threading.RLock()
 _START_SECONDS = 1.0
 _MIN_ADDRESS_SPACE = 2_000_000_000  # bytes; two thirds are for stacks and for malloc's arenas
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def stop_starting() -> None:
-    """Wait until a process that is being started has started, and start no others; for use before an exit."""
+    """Wait until a process that is being started has started, and start no others. Call it before an exit."""
     _STARTING.acquire(timeout=_START_SECONDS)
 
 
@@ -91,7 +91,8 @@ class Workers:
         except (EOFError, OSError) as lost:
             self._own.connection = None
             raise WorkerDied from lost
-        except BaseException:  # pickling can raise anything; the rest of a result may still arrive
+        except BaseException:
+            # Pickling can raise anything. A result may still arrive, so this connection is not used again.
             self._own.connection = None
             raise
         if error is not None:

@@ -207,5 +207,5 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether they are equal and of the same type: 1 is not true."""
+    """Whether two values are equal and of the same type: 1 is not true."""
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)

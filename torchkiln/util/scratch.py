@@ -43,7 +43,7 @@ def scratch(what: str, parent: Path | None = None) -> Iterator[Path]:
     finally:
         remove_tree(path)
         os.close(lock)
-        sweep(top)  # folders that children of a killed process still used at the start
+        sweep(top)  # again: children of a killed process may have used its folder during the first sweep
 
 
 def held(path: Path) -> int:
@@ -56,7 +56,7 @@ def held(path: Path) -> int:
 def sweep(top: Path | None = None) -> int:
     """Remove the folders of killed processes in *top*, by default $TMPDIR; returns their number.
 
-    It keeps mounted folders (`remove_tree`), folders of other users and targets of links.
+    Folders with a mounted file system (`remove_tree`), folders of other users and targets of links are kept.
     """
     top = top or Path(tempfile.gettempdir())
     swept = 0
@@ -95,7 +95,7 @@ def _create(top: Path, what: str) -> tuple[Path, int]:
 
 
 def _check(top: Path) -> None:
-    # A path inside it: $TMPDIR itself may be writable by all if it has the sticky bit.
+    # The check is for a path inside *top*: *top* itself may be writable by all if it has the sticky bit.
     if reason := fault(top / "torchkiln"):
         raise ConfigError(
             f"temporary files in {top} can be changed by other users: {reason}",

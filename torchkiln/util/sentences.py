@@ -19,7 +19,7 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """Several parts of a sentence, and the name of the text between them."""
+    """Several parts of a sentence, and the name of the text that separates them."""
 
     between: str
     parts: tuple[str | Sentence, ...]

@@ -23,7 +23,7 @@ VALUES = 1 << 20  # values in one document; a value needs up to 250 bytes of mem
 _STRING = re.compile(r'"[^"]*(?:"|\Z)')
 _BETWEEN = re.compile(r"[^\[\]{}]+")
 _DIGITS = 20  # of an integer with its sign
-_INTEGERS = range(-(1 << 63), 1 << 64)  # 64 bits, as other JSON parsers support
+_INTEGERS = range(-(1 << 63), 1 << 64)  # 64 bits, the most that other JSON parsers support
 _CONFLICT = re.compile(rb"^(<{7}|={7}|>{7}|\|{7})(?= |\r?$)", re.MULTILINE)
 _KINDS = {
     stat.S_IFDIR: "is a directory",
@@ -109,7 +109,7 @@ def json_of(data: bytes, *, depth: int = DEPTH, values: int = VALUES) -> Any:
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}: not JSON: {error.msg}") from None
-    if "\\u" in text:  # no other text has a surrogate, as UTF-8 has none
+    if "\\u" in text:  # text without \u escapes has no surrogate, because UTF-8 has none
         _require_encodable(value)
     return value
 
@@ -165,7 +165,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > _DIGITS:  # not converted, as that takes quadratic time
+    if len(digits) > _DIGITS:  # refused before int(), which takes quadratic time
         raise ValueError(f"a number of {len(digits)} digits: {digits[:12]}…")
     if (value := int(digits)) not in _INTEGERS:
         raise ValueError(f"a number of more than 64 bits: {digits}")

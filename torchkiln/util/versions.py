@@ -56,7 +56,7 @@ def nearest(value: str, valid: Iterable[str], *, count: int = 3) -> tuple[str, .
 
 
 def _is_close(version: str, other: str) -> bool:
-    """Whether the two could be releases of one series: neighbouring majors, or one major and close minors."""
+    """Whether both are at most `_CLOSE` apart: in the minor if the major is the same, else in the major."""
     major, minor = (*numbers(version), 0)[:2]
     other_major, other_minor = (*numbers(other), 0)[:2]
     if major == other_major:
@@ -65,7 +65,7 @@ def _is_close(version: str, other: str) -> bool:
 
 
 def _distance(one: str, other: str) -> int:
-    """The distance of two versions if each component counts a thousand times the next."""
+    """The distance of two versions; a difference in a component weighs a thousand times that in the next."""
     return abs(_position(one) - _position(other))
 
 

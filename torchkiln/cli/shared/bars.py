@@ -34,12 +34,12 @@ _LABELS: dict[Work, str] = {
     "read": "read",
 }
 _NAMED = 20_000_000  # bytes; smaller downloads only count in the total
-_NUMBERS = 46  # characters: "821.2/3,100.0 MB 123.4 MB/s 0:00:12" and a short bar
-_NAME = 42  # characters of a description, where there is room
+_NUMBERS = 46  # characters of the columns "821.2/3,100.0 MB 123.4 MB/s 0:00:12" and of a short bar
+_NAME = 42  # maximum characters of a description; fewer on a narrow terminal
 
 
 class _Amount(DownloadColumn):
-    """The bytes; for packages their number."""
+    """The column with the bytes that are done and in all; for packages, with their numbers."""
 
     def render(self, task: Task) -> Text:
         if not task.fields["counts"]:
@@ -48,7 +48,7 @@ class _Amount(DownloadColumn):
 
 
 class _Speed(TransferSpeedColumn):
-    """Bytes a second; nothing for packages."""
+    """The column with the bytes per second; empty for packages."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.fields["counts"] else super().render(task)
@@ -59,7 +59,7 @@ class Bars:
 
     def __init__(self) -> None:
         console = Console(stderr=True)
-        width = max(min(_NAME, console.width - _NUMBERS), len("packages"))  # numbers are never cut
+        width = max(min(_NAME, console.width - _NUMBERS), len("packages"))  # numbers stay whole
         numbers: list[ProgressColumn] = [
             _Amount(table_column=Column(no_wrap=True)),
             _Speed(table_column=Column(no_wrap=True)),

@@ -23,7 +23,7 @@ def run_checks(
 
     :param lines: prints the session's events.
     :param alone: only one image is built. If there are several, each unpacked image is deleted after its
-        checks: it takes twice its compressed size.
+        checks, because it needs twice the disk space of the compressed image.
     """
     manifest = result["digest"]
     stays = alone or root_of(session.store, manifest).is_dir()

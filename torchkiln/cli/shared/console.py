@@ -43,12 +43,12 @@ def say(line: str) -> None:
 
 
 def open_cache(*, quiet: bool = False) -> Store:
-    """The cache; unless *quiet*, a line says which process holds the lock that this one waits for."""
+    """The cache. Unless *quiet*, a line on stderr names the process whose lock this process waits for."""
     return Store(cache_root(), on_wait=(lambda _: None) if quiet else waiting)
 
 
 def waiting(holder: Holder) -> None:
-    """Print which process this one waits for."""
+    """Print the process that this process waits for."""
     say(f"waiting for {holder}")
 
 

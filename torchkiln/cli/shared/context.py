@@ -41,14 +41,14 @@ class BuildContext:
             console.say(line)
 
     def trust_of(self, locked: LockedCell) -> dict[str, bool]:
-        """If *locked* uses an untrusted source, print a warning and return what --json adds; else nothing."""
+        """Warn if *locked* uses an untrusted source; return the fields that this adds to --json."""
         if not is_untrusted(locked):
             return {}
         self.say(f"warning: the lock {USES}: the image cannot be published")
         return {"untrusted": True}
 
     def sources(self, *, base_is_image: bool = False) -> BaseSources:
-        """The files that --base and --tools name; *base_is_image*: --base names an image, not a file.
+        """The files in --base and --tools. *base_is_image*: --base has the name of an image, not of a file.
 
         :raises ConfigError: a file does not exist.
         """
@@ -62,7 +62,7 @@ class BuildContext:
         return self._folder.fresh(cell, os.environ)
 
     def keep(self, locked: LockedCell) -> None:
-        """Write the lock of a thin cell if it is missing, and print that."""
+        """Write the lock of a thin image if it is missing; if so, print a line."""
         if self._folder.keep(locked):
             cell = locked.resolution.cell
             full = tag_of(self._folder.below(cell))

@@ -17,8 +17,8 @@ from torchkiln.util.files import write_atomic
 def write_devcontainer(image: str | None, torch: str | None, cuda: str | None) -> tuple[Path, str]:
     """Write the file; returns its path, and the command that loads the image into an engine, if any.
 
-    :param image: its name in an engine or a registry; None: that of the folder's project, else that of the
-        cell of *torch* and *cuda*.
+    :param image: the image's name in an engine or a registry. None: the image of the folder's project; if
+        there is none, the image of the cell with *torch* and *cuda*.
     :raises ConfigError: the folder has such a file, or the options select several cells.
     :raises NothingSelected: the folder has no project's lock, and no cell is named.
     """

@@ -79,12 +79,12 @@ def contrast_json(a: str, b: str, left: LayeredImage, right: LayeredImage, found
 
 
 def same_text(a: str, b: str, digest: str) -> str:
-    """What `diff` prints of images with the same *digest*."""
+    """The output of `diff` for images with the same *digest*."""
     return printable(f"A  {a} ({digest[:19]})\nB  {b} ({digest[:19]})\n\nthe images are the same")
 
 
 def same_json(a: str, b: str, digest: str) -> str:
-    """The object of `diff --json`; numbers are null, because no layer was read."""
+    """The object of `diff --json` for images with the same *digest*: numbers are null, no layer was read."""
     numbers = dict.fromkeys(("layers", "files", "content_bytes", "compressed_bytes"))
     document = {
         "a": {"name": a, "digest": digest, **numbers},
@@ -158,7 +158,7 @@ def _layers(share: LayerSet) -> list[dict[str, Any]]:
 
 
 def _package(name: str, place: str) -> str:
-    """The name, with the folder if it is not the usual one."""
+    """The package's name; with its folder, unless that is in the virtual environment or unknown."""
     return name if not place or place.startswith("opt/venv/") else f"{name} in /{place}"
 
 

@@ -39,7 +39,7 @@ _NOT_PROVED = {
     "variables": "variables that the parent image does not have",
     "may_be_missing": "libraries that may be missing, and packages that may lack libraries",
 }
-_NAMED = 20  # most names in a line; of more, only the number is printed
+_NAMED = 20  # maximum of names in a line; further names are only counted
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
 reports_option = click.option(
     "--report",
@@ -59,9 +59,9 @@ def inputs_of(
     trust: Sequence[NamedKey],
     nonce: str | None = None,
 ) -> GateInputs:
-    """The gate's inputs; a laboratory's key on the command line makes signatures required.
+    """The gate's inputs. If the command line names a laboratory's key, reports must be signed.
 
-    :raises ConfigError: a file is missing or wrong; signatures are required, and no key is trusted.
+    :raises ConfigError: a file is missing or wrong; or signatures are required, and no key is trusted.
     """
     found = GateInputs(
         policy=active.policy,
@@ -82,7 +82,7 @@ def inputs_of(
 
 
 def with_key(inputs: GateInputs, key_file: Path | None, signer: Signer) -> GateInputs:
-    """*inputs*; its hints name *key_file* if reports signed with this key are accepted."""
+    """*inputs* with hints that name *key_file* as the key to sign reports with, if the gate trusts it."""
     from torchkiln.attest.signers import ByKey
 
     if key_file is None or not isinstance(signer, ByKey):

@@ -26,9 +26,9 @@ class NamedImage:
 
 
 def locate(name: str | None, layout: Path, chosen: CellOptions, *, owned: bool = True) -> NamedImage:
-    """The image *name*: of the layout in DIR:REF or DIR, else of *layout* by a name there or by its alias.
+    """Find the image *name*: DIR:REF, DIR, or a tag, alias or digest in *layout*; None is its only image.
 
-    If *name* is an alias or a digest, and the layout has the image's own tag, that tag is returned. The image
+    For an alias or a digest, the result has the image's tag instead, if the layout has that tag. The image
     and the layout need not exist: the caller opens the image, or looks elsewhere.
 
     :param owned: False: accept a layout that other users can change; the caller verifies every byte used.
@@ -85,7 +85,8 @@ def named_image(name: str | None, layout: Path, chosen: CellOptions, *, command:
 def one_layout(images: Sequence[NamedImage], command: str) -> tuple[Path, tuple[str, ...]]:
     """The layout of *images*, and their refs.
 
-    :raises ConfigError: they are in several layouts, or one has no name.
+    :raises ConfigError: the images are in several layouts; or no name is given, and the layout has several
+        images.
     """
     layouts = dict.fromkeys(image.layout for image in images)
     if len(layouts) > 1:
@@ -98,7 +99,7 @@ def one_layout(images: Sequence[NamedImage], command: str) -> tuple[Path, tuple[
 
 
 def _names_in(layout: Path) -> dict[str, str]:
-    """The names in *layout* with their digests; none if it cannot be read, which its reader reports."""
+    """The names in *layout* with their digests; none if it cannot be read: opening the image reports that."""
     if not layout.is_dir():
         return {}
     try:

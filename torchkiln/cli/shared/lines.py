@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from torchkiln.model.progress import Work
 from torchkiln.util.sizes import size
 
-_PARTS = 10  # lines, at most, for a task whose total is known when it begins
-_SHORT = 8 << 20  # bytes that are read in less than a second: no line
+_PARTS = 10  # maximum of lines for a task whose total is known when it begins
+_SHORT = 8 << 20  # bytes; fewer are read in less than a second, so no line is printed
 
-#: The kinds of work whose lines show a total of all names, and the first words of such a line.
+#: The kinds of work of which one total is printed for all names, and the first words of its lines.
 _COUNTED: Mapping[Work, str] = {"verify": "verified", "read": "read", "packages": "packages configured:"}
 
 
@@ -24,7 +24,7 @@ class _Count:
 
 
 class LogLines:
-    """An observer that prints a line for each finished layer, and for each tenth of a long counted work."""
+    """An observer that prints a line for each finished layer, and for each tenth of work in `_COUNTED`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

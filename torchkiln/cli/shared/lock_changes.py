@@ -14,7 +14,7 @@ from torchkiln.compare.layers import PackageChange
 from torchkiln.compare.locks import LockChange, changes_since, kind_of
 from torchkiln.util.git import Revision, open_revision
 
-_NAMED = 3  # most images in a row; of more, only the number is printed, and --json has all
+_NAMED = 3  # maximum of images in a row; if there are more, only their number is printed; --json has all
 
 
 def show_changes(name: str, images: Path, tags: Sequence[str], *, as_json: bool) -> None:

@@ -36,7 +36,7 @@ class DockerBuilder:
         context, store = self.context, self.context.store()
         reference = context.base if context.base and not Path(context.base).is_file() else None
         if cell.gpus or base_name(cell.os) != cell.os:
-            demand_full(context.locked(cell))  # before the engine is needed
+            demand_full(context.locked(cell))  # first, so that the error comes even without an engine
         engine = find_engine()
         locked = context.locked(cell)
         with console.progress(quiet=context.quiet) as observer:
@@ -77,7 +77,7 @@ def engine_to_load_into() -> Engine:
 def load_into(
     engine: Engine, built: BuiltImage, cell: Cell, context: BuildContext, observer: Observer
 ) -> tuple[str, ...]:
-    """Load *built* into *engine*; returns its names there, of tag and aliases."""
+    """Load *built* into *engine* under its tag and aliases; return its names in the engine."""
     aliases = aliases_of(context.locked(cell).resolution, context.matrix, context.facts)
     names = tuple(f"{context.matrix.repository}:{tag}" for tag in (built.tag, *aliases))
     load(open_layout(Path(built.layout)).image(built.ref), names, engine, observer)

@@ -37,7 +37,7 @@ def options(*decorators: Decorator) -> Decorator:
 
 
 def project_matrix() -> Path:
-    """matrix.yaml of the current folder; without one that of the checkout, if torchkiln runs from one."""
+    """matrix.yaml of the current folder; if it is missing, that of the checkout that torchkiln runs from."""
     return _HERE if INSTALLED else nearest_matrix()
 
 
@@ -60,7 +60,7 @@ def layout_option(
     *,
     owned: bool = True,
 ) -> Decorator:
-    """The option --output, an OCI layout that `build` writes; *owned*: refuse one that others can change."""
+    """The option --output, an OCI layout; *owned*: refuse a layout that other users can change."""
     callback = _demand_own if owned else None
     return click.option(
         "--output", type=FOLDER, default=default, show_default=True, callback=callback, help=text
@@ -117,8 +117,10 @@ def _matrix_option(default: Callable[[], Path], text: str) -> Decorator:
 
 
 matrix_option = _matrix_option(project_matrix, "the matrix of versions")
-#: For commands that only read the matrix, and so are useful without a project.
-any_matrix_option = _matrix_option(nearest_matrix, "the matrix of versions; without one torchkiln's own")
+#: For commands that only read the matrix: they also work in a folder without matrix.yaml.
+any_matrix_option = _matrix_option(
+    nearest_matrix, "the matrix of versions; if the file is missing, torchkiln's own"
+)
 images_folder = click.option(
     "--images",
     type=FOLDER,

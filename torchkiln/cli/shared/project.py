@@ -22,7 +22,7 @@ from torchkiln.project.file import load_project
 
 @dataclass(frozen=True, slots=True)
 class ProjectOptions:
-    """The values of the options."""
+    """The values of --project, --extra and --group."""
 
     folder: Path
     choice: Choice | None  # the extras and groups; None: neither option was used

@@ -30,7 +30,7 @@ def show_project(found: LockedProject) -> None:
     chosen = f" {choice.phrase}" if choice.any else ""
     say(
         f"{lock.name} on {lock.parent}, by {found.source}{chosen}: {added} packages added,"
-        f" {len(lock.removed)} replaced ({size / 1e6:.1f} MB); torch and its libraries are the image's"
+        f" {len(lock.removed)} replaced ({size / 1e6:.1f} MB); torch and its libraries stay as in the image"
     )
     if found.moves:
         table(_HEADER, [_row(move) for move in found.moves], text={3}, err=True)
@@ -53,7 +53,7 @@ def show_project(found: LockedProject) -> None:
 
 
 def project_json(found: LockedProject) -> str:
-    """The same as JSON."""
+    """The object that `lock --project --json` prints."""
     lock = found.lock
     values: dict[str, Any] = {
         "name": lock.name,

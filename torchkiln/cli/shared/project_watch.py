@@ -31,7 +31,7 @@ from torchkiln.project.ready import ProjectRequest
 from torchkiln.registry.push import Pushed
 from torchkiln.util.sizes import size
 
-_NAMED = 3  # most changed files in a line; of more, only the number is printed
+_NAMED = 3  # maximum of changed files in a line; further files are only counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _Lines:
     def show(self, event: Rebuilt, *, first: bool = False) -> None:
         """Push the image of *event*, and print its line.
 
-        :raises KilnError: it could not be pushed; its line is printed.
+        :raises KilnError: the push failed; the line is printed before.
         """
         built, code, image = event.built, event.source.code, event.built.built.image
         done = time.monotonic()

@@ -10,7 +10,7 @@ from torchkiln.registry.push import Pushed
 
 
 def to_json(ref: str, pushed: Pushed, tags: Sequence[str]) -> dict[str, Any]:
-    """What --json prints of the image *ref*."""
+    """The object that --json prints for the image *ref*."""
     return {
         "image": ref,
         "reference": pushed.reference,

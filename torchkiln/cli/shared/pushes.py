@@ -40,7 +40,7 @@ class Pushes:
     def connect(self) -> Registry:
         """The session with the registry.
 
-        :raises RegistryError: it is not a registry, or cannot be reached.
+        :raises RegistryError: the server is not a registry, or cannot be reached.
         """
         if self._registry is None:
             with ExitStack() as stack:
@@ -85,7 +85,7 @@ def open_pushes(to: PushTo, layout: Path, *, quiet: bool) -> Pushes:
     """Connect to the registry, before anything is built.
 
     :raises ConfigError: the repository or a tag is invalid, or reserved for `publish`.
-    :raises RegistryError: it is not a registry, or cannot be reached.
+    :raises RegistryError: the server is not a registry, or cannot be reached.
     """
     demand_movable(ImageTags(dated=None, moving=to.tags))
     pushes = Pushes(parse_repository(to.target), layout, to, quiet)

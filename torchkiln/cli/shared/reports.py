@@ -52,7 +52,7 @@ class ReportFiles:
     report: Path | None
     junit: Path | None
     markdown: Path | None
-    as_json: bool  # print the report on stdout; else the verdict alone
+    as_json: bool  # print the whole report on stdout, not only the verdict
 
 
 report_options = options(
@@ -133,7 +133,7 @@ def read(
 def publish(
     report: SmokeReport, to: ReportFiles, key: PrivateKey | None = None, *, printed: Collection[Finding] = ()
 ) -> None:
-    """Write *report* to the named files, signed with *key*; lines for people, then JSON or the verdict.
+    """Write *report* to its files, signed with *key*; print it on stderr, and JSON or the verdict on stdout.
 
     :param printed: the findings that were printed while the checks ran.
     """
@@ -150,7 +150,7 @@ def publish(
 
 
 def show_lines(report: SmokeReport, printed: Collection[Finding]) -> None:
-    """*report* for people, on stderr; *printed* were printed while the checks ran."""
+    """Print *report* on stderr as text, without the findings in *printed*, which are on stderr already."""
     for line in forms.to_lines(report, facts.load().reasons(), printed):
         click.echo(paragraph(line, err=True), err=True)
 
@@ -162,7 +162,7 @@ def demand(value: str | None, name: str) -> None:
 
 
 def signature_line(signed_report: SignedReport) -> str:
-    """Whether a report is signed, and by whom, for people."""
+    """A text that says whether a report is signed, and by which keys."""
     if signed_report.signers:
         return f"signed by {', '.join(signed_report.signers)}"
     return (

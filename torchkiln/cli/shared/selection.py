@@ -31,7 +31,7 @@ _SYSTEMS = ", ".join(f"{name} (default)" if name == DEFAULT_OS else name for nam
 
 @dataclass(frozen=True, slots=True)
 class CellOptions:
-    """The values of the options that select cells, and the names of commands that take cells."""
+    """The values of the options that select cells, and of the arguments that name cells."""
 
     torch: tuple[str, ...]
     cuda: tuple[str, ...]
@@ -43,7 +43,7 @@ class CellOptions:
     matrix_file: Path
     kept_gpus: tuple[str, ...] = ()  # --gpus of thin images; in two commands --gpus has another meaning
     own_use: bool = False
-    names: tuple[str, ...] = ()  # arguments: tags, aliases, DIR:REF
+    names: tuple[str, ...] = ()  # the arguments that name cells: tags, aliases, DIR:REF
     _read: list[tuple[Matrix, Facts]] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @property
@@ -53,7 +53,7 @@ class CellOptions:
         return bool(any(named) or self.kept_gpus or self.own_use or self.every or self.lockable)
 
     def selection(self) -> Selection:
-        """The same values as `select` takes them.
+        """The same values as the argument of `select`.
 
         :raises ConfigError: a GPU is unknown, or --own-use is used without --gpus.
         """
@@ -86,12 +86,13 @@ class CellOptions:
         return self._read[0]
 
     def cells(self, *, must_name: bool = False) -> tuple[tuple[Cell, ...], Matrix, Facts]:
-        """The named cells, then the selected ones in the matrix's order, each once; with `grid`.
+        """The named cells, then the selected cells in the matrix's order, each once; with matrix and facts.
 
         :param must_name: refuse options that name neither torch nor CUDA nor every cell, unless the matrix
             has only one torch with one CUDA.
-        :raises ConfigError: names or values that the matrix does not have; all of the values are listed.
-        :raises NothingSelected: an option without a value; *must_name*; --lockable, and no cell is lockable.
+        :raises ConfigError: the matrix does not have a name or a value; the message lists every such value.
+        :raises NothingSelected: an option has no value; or *must_name* refuses the options; or no cell is
+            lockable, with --lockable.
         """
         matrix, facts = self.grid()
         several = len(matrix.pairs) > 1 and not self.lockable
@@ -116,7 +117,7 @@ class CellOptions:
         return lockable, matrix, facts
 
     def tags(self) -> list[str]:
-        """The tags of the selected cells' images; of several cells, those that can be built.
+        """The tags of the selected cells' images. Of several cells, those that cannot be built are left out.
 
         :raises Unresolvable: one cell is selected, and it cannot be built.
         """
@@ -149,7 +150,7 @@ def cell_selection(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cell_selection_anywhere(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `cell_selection`; in a folder without matrix.yaml the cells are those of torchkiln's own."""
+    """As `cell_selection`; in a folder without matrix.yaml, torchkiln's own matrix has the cells."""
     named: Callable[..., Any] = names_argument(_with_options(command, any_matrix_option, named=True))
     return named
 
@@ -165,7 +166,7 @@ def selection_for_running(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def selection_anywhere(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `selection`; in a folder without matrix.yaml the cells are those of torchkiln's own."""
+    """As `selection`; in a folder without matrix.yaml, torchkiln's own matrix has the cells."""
     return _with_options(command, any_matrix_option)
 
 

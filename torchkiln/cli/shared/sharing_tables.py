@@ -75,7 +75,7 @@ def _groups(copies: Iterable[StoredLayer]) -> str:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """*numbers*, which ascend; three or more that follow each other as a range."""
+    """The ascending *numbers* as text; three or more consecutive numbers are a range: "1,2,4-9"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -67,7 +67,7 @@ def write_site(
     """Write the catalogue, and print its folder.
 
     :param registry: the named repository, and its images; empty if none was named.
-    :raises ConfigError: the folder has files that are not of a catalogue.
+    :raises ConfigError: the folder has files that do not belong to a catalogue.
     :raises NothingSelected: no lock can be listed.
     :raises VerificationFailed: the signature of a report is invalid.
     """

@@ -17,7 +17,7 @@ from torchkiln.cli.shared import terminal
 
 _GAP = "  "
 _INDENT = 4  # spaces before the further lines of a row
-_LEAST = 24  # characters of a column of text, before a further line is begun
+_LEAST = 24  # minimum width of a column of text; if it does not fit, it goes to a further line
 _GLUE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b)")  # "821.2 MB"
 
@@ -34,7 +34,7 @@ def table(
     """Print in the width of the terminal; elsewhere as plain columns that `awk` and `cut` can read.
 
     :param header: the names of the columns; may be empty.
-    :param styles: by the whole text of a cell, "green".
+    :param styles: the text of a cell with its style: {"passed": "green"}.
     :param right: the numbers of the columns that are aligned to the right.
     :param text: the numbers of the columns whose text may be wrapped.
     :param err: print on stderr.
@@ -109,7 +109,7 @@ _Band = list[tuple[int, int]]  # number and width of each column of one line
 
 
 def _bands(lines: Sequence[Sequence[str]], width: int, text: Collection[int]) -> list[_Band]:
-    """The columns of each line of a row: as many as fit, in their order."""
+    """The columns of each line of a row, in their order: each line has as many as fit into *width*."""
     natural = [max(map(len, column)) for column in zip(*lines, strict=True)]
     least = [
         max(min(_LEAST, natural[number]), *(_longest(line[number]) for line in lines))
@@ -129,7 +129,7 @@ def _bands(lines: Sequence[Sequence[str]], width: int, text: Collection[int]) ->
 
 
 def _widened(band: _Band, natural: Sequence[int], width: int) -> _Band:
-    """*band* with the free space of its line given to columns that have longer text."""
+    """*band* with wider columns where text is longer, as far as the line has free space."""
     free = width - sum(needed for _, needed in band) - len(_GAP) * (len(band) - 1)
     wide = []
     for number, needed in band:

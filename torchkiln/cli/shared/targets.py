@@ -33,7 +33,7 @@ def is_layout(folder: Path) -> bool:
 
 
 def tag_named(name: str) -> str:
-    """*name*, or for DIR:REF the tag of that image, by its name there or its label.
+    """*name*; if it is DIR:REF or DIR, the tag of that image, from its name in the layout or from its label.
 
     :raises KilnError: there is no such image.
     """

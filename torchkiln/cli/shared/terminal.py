@@ -40,7 +40,7 @@ def columns(*, err: bool) -> int | None:
 
 
 def color() -> bool | None:
-    """For click: False if no escape sequences may be written, None if it decides by the stream."""
+    """The `color` argument of click: False: write no escape sequences; None: only to a terminal."""
     return False if os.environ.get("NO_COLOR") or is_dumb() else None
 
 

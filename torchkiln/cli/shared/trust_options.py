@@ -72,14 +72,14 @@ class ActivePolicy:
 
     policy: Policy
     keys: tuple[KeyInRole, ...]
-    matrix: Matrix  # that contains the policy
+    matrix: Matrix  # contains the policy
     file: Path
 
 
 def active_policy(policy_file: Path | None, matrix_file: Path, grid: Matrix) -> ActivePolicy:
     """The policy in *policy_file*, else in *matrix_file* if it was named, else the installed one.
 
-    :param grid: the content of *matrix_file*: no file is read twice.
+    :param grid: the content of *matrix_file*, so that the file is not read again.
     :raises ConfigError: a file is missing or wrong.
     """
     from torchkiln.matrix import facts, matrix
@@ -107,7 +107,7 @@ def trust_of(active: ActivePolicy, keys: Sequence[NamedKey], identity: str | Non
 
 
 def _keys(policy: Policy, file: Path) -> tuple[KeyInRole, ...]:
-    """The keys that *policy* names, without the expired ones; a line on stderr reports each of these."""
+    """The keys that *policy* names, without expired keys; a line on stderr reports each expired key."""
     keys, expired = policy_keys(policy, file.parent, today=f"{datetime.now(timezone.utc):%Y-%m-%d}")
     for key in expired:
         console.say(f"{key.file}: the key expired on {key.until}: its signatures do not count")
@@ -117,7 +117,7 @@ def _keys(policy: Policy, file: Path) -> tuple[KeyInRole, ...]:
 def _note_ignored(file: Path, there: Policy, used: Policy) -> None:
     """Print a line if the policy or the keys of *file* differ from those that are used.
 
-    Suites that only the policy in use names, such as those of earlier torchkiln versions, do not count.
+    A suite that only the policy in use names is not a difference: it may be an earlier torchkiln's suite.
     """
     same = replace(there, keys=(), suites=()) == replace(used, keys=(), suites=())
     parts = [] if same and {*there.suites} <= {*used.suites} else ["its policy"]

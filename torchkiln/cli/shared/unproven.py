@@ -17,11 +17,15 @@ from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 
-PREFIX = "unproven-"  # the default tag begins with it, and no tag of `publish` does
+PREFIX = "unproven-"  # of the default tag; tags of `publish` never begin with it
 
 
 def image_to_push(named: NamedImage, tags: Sequence[str], *, licence_confirmed: bool) -> ImageOnDisk:
-    """The image, which has a name and may be distributed."""
+    """The image *named*.
+
+    :raises ConfigError: there is no such image, or neither *tags* nor the layout have a name for it.
+    :raises GateRefused: its licence needs a confirmation, and *licence_confirmed* is False.
+    """
     image = open_layout(named.layout).image(named.ref)
     if not tags and ":" in image.ref:
         raise ConfigError(
@@ -60,7 +64,7 @@ def say_what_moves(
     for tag in tags:
         present = reading.digest(tag)
         if present not in (None, image.manifest):
-            console.say(f"{repository}:{tag} moves; it was {present}")
+            console.say(f"{repository}:{tag} moves from {present} to the pushed image")
 
 
 def say_pushed(ref: str, pushed: Pushed, *, quiet: bool) -> None:
@@ -71,5 +75,5 @@ def say_pushed(ref: str, pushed: Pushed, *, quiet: bool) -> None:
 
 
 def pushed_json(ref: str, pushed: Pushed) -> dict[str, Any]:
-    """What --json prints of the image *ref*."""
+    """The object that --json prints for the image *ref*."""
     return pushed_output.to_json(ref, pushed, pushed.tags) | {"proven": False}

@@ -23,7 +23,7 @@ _HEADERS = 64 << 10  # bytes of a response's headers
 class OpenSockets:
     """The open sockets of all threads.
 
-    Sockets, not connections, as some connections release their socket before the body is read.
+    Sockets, not connections, because some connections release their socket before the body is read.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class OpenSockets:
 
 
 def _shut_down(connected: socket.socket) -> None:
-    """Shut down the TCP socket: `close` does not wake a waiting thread, and a TLS shutdown could block."""
+    """Shut down the TCP socket. `close` does not wake a waiting thread, and a TLS shutdown could block."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
@@ -119,7 +119,7 @@ class LimitedAdapter(HTTPAdapter):
                 return response
 
         class Secure(Plain, HTTPSConnection):
-            """`super()` in `Plain` is HTTPSConnection here."""
+            """Like `Plain`, for TLS: `super()` in the methods of `Plain` is HTTPSConnection here."""
 
         class PlainPool(HTTPConnectionPool):
             ConnectionCls = Plain

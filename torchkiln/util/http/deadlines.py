@@ -48,7 +48,7 @@ class Deadlines:
         except BaseException:
             self._end(outer)
             raise
-        if self._end(outer):  # a shutdown looks like the end of a body without a length
+        if self._end(outer):  # no error: after a shutdown, a body without a length seems complete
             raise Overdue(f"no complete response in {seconds:g} seconds")
 
     @contextmanager
@@ -91,7 +91,7 @@ class Deadlines:
         return outer
 
     def _end(self, outer: float | None) -> bool:
-        """Restore the outer deadline; returns whether this one was exceeded."""
+        """Restore the outer deadline; return whether the inner deadline was exceeded."""
         me = threading.get_ident()
         with self._changed:
             late = me in self._late
@@ -101,7 +101,7 @@ class Deadlines:
         return late
 
     def _restart(self, me: int, until: float | None) -> None:
-        """Replace the deadline of the thread *me*; if the new one has passed, the watcher acts again."""
+        """Replace the deadline of the thread *me*; if that has passed, the watcher shuts down its socket."""
         self._late.discard(me)
         self._opened.allow(me)
         if until is None:

@@ -19,7 +19,7 @@ _MAX_TEXT = 120  # characters of a library's message
 def reason_of(error: BaseException) -> str:
     """Why the request failed, in a phrase: "connection refused", "host name does not resolve" …"""
     causes = list(_causes(error))
-    if any(isinstance(cause, Overdue) for cause in causes):  # it caused the other errors
+    if any(isinstance(cause, Overdue) for cause in causes):  # the time limit caused all other errors
         return "timed out"
     proxy = "proxy: " if any(isinstance(cause, exceptions.ProxyError) for cause in causes) else ""
     return proxy + (_innermost(causes) or f"no connection ({type(causes[-1]).__name__})")
@@ -31,7 +31,7 @@ def certificate_fault(error: BaseException) -> str:
 
 
 def _innermost(causes: Sequence[BaseException]) -> str:
-    """The phrase of the innermost cause that has one, as it is the most specific."""
+    """The phrase of the innermost cause that has one, because that is the most specific."""
     return next(filter(None, map(_phrase, reversed(causes))), "")
 
 

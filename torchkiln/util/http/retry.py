@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import tenacity
 
-ATTEMPTS = 6  # in a row without progress
+ATTEMPTS = 6  # failed attempts in a row, without progress, after which no retry follows
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 T = TypeVar("T")
 _MAX_WAIT = 30.0  # seconds; a longer Retry-After is shortened to this
@@ -51,7 +51,7 @@ class GivenUp(Exception):
 
 
 class Progress:
-    """Counts the failures since the last progress, so that a slow transfer is not given up.
+    """Counts the failures since the last progress, so that a transfer with progress is always retried.
 
     :param measure: returns a number that increases with the progress, such as bytes.
     :param step: the smallest increase that counts as progress.
@@ -79,7 +79,7 @@ def retry(
     """The result of *step*, which is repeated with increasing pauses while it raises `Transient`.
 
     :param max_seconds: time of attempts and pauses after which no further attempt begins.
-    :raises GivenUp: after so many *attempts* without progress, or after *max_seconds*.
+    :raises GivenUp: *attempts* failed in a row without progress, or *max_seconds* have passed.
     """
     count = progress or Progress()
 
