@@ -12,7 +12,7 @@ _GIB = 1 << 30
 
 
 def fits(host: Any) -> bool:
-    """Whether *host* matches host.schema.json; it comes from the image and is not trusted."""
+    """Whether *host*, which a program in the image wrote, matches host.schema.json."""
     return not violations(host, shipped("host"))
 
 
@@ -98,11 +98,11 @@ def _gpus(host: Mapping[str, Any]) -> str:
 
 
 def _topology(host: Mapping[str, Any]) -> str:
-    """The active NVLinks of a GPU, the types of links between pairs, and peer access to memory."""
+    """The active NVLinks per GPU, the link types of the pairs of GPUs, and which can access peer memory."""
     found, driver = gpus(host), _driver(host)
     directions = len(found) * (len(found) - 1)
     active = sorted({gpu["nvlinks"] for gpu in found if gpu.get("nvlinks") is not None})
-    parts = [f"NVLinks a GPU: {' or '.join(map(str, active))}"] if active else []
+    parts = [f"NVLinks per GPU: {' or '.join(map(str, active))}"] if active else []
     links = Counter(str(link[2]) for link in driver.get("links", ()))
     parts += [f"{link} between {count} of {directions // 2} pairs" for link, count in links.items()]
     parts.append(f"peer access in {len(driver.get('peers', ()))} of {directions} directions")

@@ -1,4 +1,6 @@
-"""The list of layers that a GPU host has: `run.py --have` of a bundle writes it, `--have FILE` reads it.
+"""Reads and writes the list of the layers that a GPU host has.
+
+A bundle's `run.py --have` writes the list; `torchkiln smoke run --bundle FOLDER --have FILE` reads it.
 
 Each line has a digest and, if known, the tag of an image with that layer. Lines that start with # are
 comments.
@@ -94,7 +96,7 @@ def parse_held(data: bytes) -> dict[Digest, str]:
 
 
 def held_lines(held: Mapping[Digest, str]) -> Iterator[str]:
-    """The lines of the list of *held*, for `parse_held`; a tag that `parse_held` would refuse is left out."""
+    """*held* as lines that `parse_held` can read; a tag that it would refuse is left out."""
     yield "# layers on this host, for: torchkiln smoke run --bundle FOLDER --have FILE"
     for digest, tag in held.items():
         yield f"{digest} {tag}" if re.fullmatch(_TAG, tag) else digest
