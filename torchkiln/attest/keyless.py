@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sigstore.models import ClientTrustConfig
     from sigstore.oidc import IdentityToken
 
-TRUST = "TORCHKILN_SIGSTORE_TRUST"  # the path of a ClientTrustConfig, of a private Sigstore
+TRUST = "TORCHKILN_SIGSTORE_TRUST"  # variable: the path of the ClientTrustConfig of a private Sigstore
 _NO_PERMISSION = "in GitHub Actions add `permissions: id-token: write` to the job; elsewhere: --key KEY.pem"
 # A service's error may contain the request, with the token. Messages must contain neither.
 _SECRETS = re.compile(r", body=.*(?=\))|eyJ[\w-]+\.[\w-]+\.[\w-]*", re.DOTALL)

@@ -18,7 +18,7 @@ from torchkiln.smoke.report import values
 from torchkiln.smoke.suite import Suite, SuiteCheck
 from torchkiln.smoke.verdict import faults, host_fault
 
-#: GPUs that a check of a tier needs at least.
+#: Tier -> minimum number of GPUs that a check of the tier needs.
 GPUS = {0: 0, 1: 1, 2: 2, 3: 1}
 
 
