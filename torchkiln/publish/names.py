@@ -25,7 +25,7 @@ class ImageTags:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """In the order in which they are set."""
+        """All tags, in the order in which they are set."""
         return tuple(filter(None, (self.dated, *self.moving)))
 
 

@@ -60,7 +60,7 @@ class Verified:
     digest: Digest
     trusted: bool  # signatures were verified
     points: tuple[Point, ...]
-    ignored: int = 0  # statements without a trusted signature
+    ignored: int = 0  # number of statements without a trusted signature
 
     @property
     def bad(self) -> tuple[Point, ...]:
@@ -98,7 +98,7 @@ class VerifySession:
     """The settings by which images are verified."""
 
     policy: Policy
-    policy_matrix: Matrix  # from the file of the policy; defines the aliases
+    policy_matrix: Matrix  # the matrix.yaml that has the policy; its aliases are checked
     suite: Suite
     trust: Trust
     matrix: Matrix  # for plans and rebuilds
@@ -194,7 +194,7 @@ class VerifySession:
 def verify_layout(
     folder: Path, ref: str | None, observer: Observer | None = None
 ) -> tuple[Mapping[str, Digest], Sequence[LayoutFault]]:
-    """The images of the layout *folder* by name, or only *ref*, and all faults; no image if there are faults.
+    """The images of the layout *folder* by name, or only *ref*, or, if there are any, all faults.
 
     :raises ConfigError: the layout has no *ref*.
     """

@@ -127,7 +127,7 @@ def _mapping(config: Mapping[str, Any], name: str, path: Path) -> Mapping[str, A
 
 
 def _of_entry(entry: Mapping[str, Any], path: Path, key: str) -> Login | None:
-    """The login in an entry of `auths`; an empty entry means that a helper has it."""
+    """The login in an entry of `auths`; an empty entry means that a helper has the login."""
     user, password = entry.get("username") or "", entry.get("password") or ""
     if packed := entry.get("auth"):
         try:
