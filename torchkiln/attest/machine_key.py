@@ -1,7 +1,7 @@
-"""Signs cache records with a key of this user, so that records from elsewhere are recognized.
+"""Signs cache records with a key of this user, so that records that others wrote are ignored.
 
 The key, keys/machine.pem, is generated on first use: an Ed25519 key that only its owner can read. Records
-from another machine's backup, or from a container that can write to the cache, lack its signature.
+from another machine's backup, or from a container that can write to the cache, lack the key's signature.
 """
 
 from __future__ import annotations

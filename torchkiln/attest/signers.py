@@ -69,7 +69,7 @@ class Unsigned:
     """Passes statements on without a signature."""
 
     def sign(self, statement: Statement) -> Artifact:
-        """The statement itself."""
+        """The artifact with the unsigned statement."""
         return Artifact(
             kind=PAYLOAD_TYPE, data=payload(statement), annotations=((_PLAIN_KIND, statement.kind),)
         )

@@ -34,8 +34,8 @@ _LEFT_OUT = (
     "share/info",
     "share/man",
 )
-# Folders of these names are not installed at any depth.
-_ANYWHERE = frozenset({"doc", "docs", "samples", "example", "examples"})  # except in include
+# Folders of these names are not installed at any depth, except in include.
+_ANYWHERE = frozenset({"doc", "docs", "samples", "example", "examples"})
 _STATIC = frozenset({"libcudadevrt.a", "libcudart_static.a", "libculibos.a"})  # nvcc links two by default
 _TEXTS = frozenset({"LICENSE", "LICENSE.txt", "EULA.txt", "NOTICE", "NOTICE.txt"})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 X86_64 = 62
-PROGRAM, SHARED = 2, 3  # types; a position-independent program is SHARED, too
+PROGRAM, SHARED = 2, 3  # ELF file types; a position-independent program is SHARED, too
 NULL, PROGBITS, STRTAB, DYNAMIC, NOBITS, DYNSYM = 0, 1, 3, 6, 8, 11
 HEADER = 64  # bytes
 

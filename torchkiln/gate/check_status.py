@@ -127,7 +127,7 @@ def _contradictions(
         if fact:
             yield f"passed, although it does not apply: {fact!r}"
         if here < needed:
-            yield f"passed on a host with {here} GPUs; it needs {needed}"
+            yield f"passed on a host with {here} GPUs; the check needs {needed}"
     elif finding.outcome == "not-applicable":
         if fact != finding.message:
             computed = f"the fact is {fact!r}" if fact else "it applies"

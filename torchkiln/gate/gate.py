@@ -79,7 +79,7 @@ class GateResult:
 
     @property
     def needed(self) -> Needed:
-        """What must run: the required checks that are not proved. If all are proved, all must run again."""
+        """What must run: the required checks that are not proved, or all if only reports are refused."""
         required = tuple(status for status in self.statuses if status.required)
         gpus = tuple(what.removeprefix(_GPU) for what, _ in self.missing if what.startswith(_GPU))
         names = {name for capability in gpus for name in _unproved(required, capability)}

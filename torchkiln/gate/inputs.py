@@ -34,8 +34,8 @@ class GateInputs:
 
     policy: Policy
     suite: Suite
-    runs: KeptRuns  # this machine's own
-    keys: tuple[KeyInRole, ...] = ()  # of the policy
+    runs: KeptRuns  # the kept runs of this machine
+    keys: tuple[KeyInRole, ...] = ()  # the keys in the policy
     named: tuple[KeyInRole, ...] = ()  # of --trust; if one is of a laboratory, reports must be signed
     given: tuple[Path, ...] = ()  # reports, and folders of them; empty: this machine's own runs
     nonce: str | None = None
@@ -139,7 +139,7 @@ class GateInputs:
 def _is_superseded(signed_report: SignedReport, own: Sequence[SignedReport]) -> bool:
     """Whether *signed_report* is inconclusive, and a later run has a result for each check that it passed.
 
-    Such a report proves nothing more, but the gate could refuse it, for example for its age.
+    The later run proves the same, and the gate could refuse this report, for example for its age.
     """
     report = signed_report.report
     if report.verdict != "inconclusive" or verdict(report.findings) != "inconclusive":

@@ -61,7 +61,7 @@ class MadeOf:
 
 
 def made_of(plan: ImagePlan, store: Store) -> dict[Digest, MadeOf]:
-    """diff_id -> wheels, of the layers of *plan* that *store* has a record of and all wheels for."""
+    """diff_id -> wheels, for each layer of *plan* whose record and wheels are in *store*."""
     found = {}
     for spec in plan.of(WheelLayer):
         record = record_of(spec, store)

@@ -96,7 +96,7 @@ def scan(image: ImageOnDisk, scanner: Scanner, environ: Mapping[str, str], *, ti
 def _run(argv: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float) -> None:
     """Run *argv* in *folder*, with its output in the files `stdout` and `stderr`.
 
-    :raises ToolMissing: it cannot be started, fails, or takes too long; with the end of its stderr.
+    :raises ToolMissing: it cannot be started, fails, or takes too long; the message ends with its stderr.
     """
     tool = Path(argv[0]).name
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:

@@ -45,7 +45,7 @@ def report_of(signed: Statement, *, where: str) -> SmokeReport:
         raise VerificationFailed(f"{where}: predicateType: must be {PREDICATE!r}", hint=_HINT)
     report = from_document(signed.content, where=f"{where}: predicate")
     if signed.image != report.image:
-        raise VerificationFailed(f"{where}: its subject is not the image of its report", hint=_HINT)
+        raise VerificationFailed(f"{where}: the subject is not the image of the report", hint=_HINT)
     return report
 
 

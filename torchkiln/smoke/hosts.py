@@ -38,11 +38,11 @@ def contradictions(host: Mapping[str, Any]) -> Iterator[str]:
     links = [tuple(link[:2]) for link in driver.get("links", ())]
     for name, pairs in (("peers", peers), ("links", links)):
         if len(set(pairs)) != len(pairs):
-            yield f"{name}: a pair of GPUs is listed twice"
+            yield f"lists a pair of GPUs twice in {name!r}"
         if any(not _is_pair(pair, count) for pair in pairs):
-            yield f"{name}: not a pair of its {count} GPUs"
+            yield f"lists an entry in {name!r} that is not a pair of its {count} GPUs"
     if any(isinstance(one, int) and isinstance(other, int) and one > other for one, other in links):
-        yield "links: each pair is listed once, the lower number first"
+        yield "lists a pair in 'links' whose first GPU has the higher number"
 
 
 def _is_pair(pair: tuple[Any, ...], count: int) -> bool:
@@ -98,7 +98,7 @@ def _gpus(host: Mapping[str, Any]) -> str:
 
 
 def _topology(host: Mapping[str, Any]) -> str:
-    """The active NVLinks per GPU, the link types of the pairs of GPUs, and which can access peer memory."""
+    """The active NVLinks per GPU, the link types between pairs of GPUs, and peer access to GPU memory."""
     found, driver = gpus(host), _driver(host)
     directions = len(found) * (len(found) - 1)
     active = sorted({gpu["nvlinks"] for gpu in found if gpu.get("nvlinks") is not None})

@@ -22,7 +22,7 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A requested run; it is not needed if a kept report is about the same."""
+    """A requested run; a kept report with the same image, suite, runtime and GPUs can replace it."""
 
     image: Digest
     suite: Digest

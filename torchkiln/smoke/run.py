@@ -26,7 +26,7 @@ from torchkiln.util.scratch import scratch
 SUITE_LIMIT = 1800.0  # seconds for all checks together
 _WHEELS = "/opt/torchkiln/wheels"  # in the image
 _SUITE = "name the suite that ran: --suite FOLDER"
-_EXTRA_S = 60.0  # the runner enforces the limit; if it does not, it is killed after this time
+_EXTRA_S = 60.0  # the runner ends at the limit; if it does not, it is killed this much later
 
 
 class Ended(Protocol):
@@ -41,7 +41,7 @@ class Ended(Protocol):
 
 
 class Inside(Protocol):
-    """The part of a runtime that `smoke` uses: it runs commands in one image, with read-only binds.
+    """The part of a runtime that `smoke` uses: it runs commands in one image, with read-only bind mounts.
 
     Each line of stdout is passed to *on_line* when it is complete.
     """
@@ -254,7 +254,7 @@ def _how(ended: Ended) -> str:
 
 
 def exit_status(code: int) -> str:
-    """A text for an exit code; as in shells, a signal's number plus 128 means that the signal killed it."""
+    """A text for an exit code; as in shells, 128 + N means that signal N killed the command."""
     try:
         name = signal.Signals(code - 128).name
     except ValueError:
@@ -279,7 +279,7 @@ def _no_result(check: SuiteCheck, output: RunnerOutput, how: str) -> Finding:
 
 
 def _checked(found: Finding, suite: Suite, facts: Mapping[str, Any], host: Mapping[str, Any]) -> Finding:
-    """*found*, as failed if the check applies by the report, but not by the suite's rule, or vice versa."""
+    """*found*; as failed if its outcome contradicts the suite's rule, computed from *facts* and *host*."""
     fact = suite.not_applicable(found.id, facts, hosts.capability(host))
     if found.outcome == "not-applicable" and fact != found.message:
         return replace(

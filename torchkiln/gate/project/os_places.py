@@ -17,7 +17,7 @@ from torchkiln.gate.project.entries import Entry
 #: Empty folders for local files, which packages create; some belong to the group staff.
 LOCAL = re.compile(r"usr/local/share/.+")
 
-_OUTSIDE = "outside of the folders of OS packages"
+_OUTSIDE = "not in a folder to which OS packages may add files"
 _TRIPLET = r"[a-z0-9_]+-linux-gnu"
 # Folders that packages may create, besides those in `_AREAS`.
 _FOLDERS = re.compile(

@@ -39,7 +39,7 @@ def bundles_beside(bundle: Path) -> list[Path]:
 
 
 def named_bundles(folders: Sequence[Path]) -> list[Path]:
-    """*folders* as a list.
+    """*folders* as a list, if each is the folder of a bundle.
 
     :raises ConfigError: one of them is not the folder of a bundle.
     """

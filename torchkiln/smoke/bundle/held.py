@@ -29,7 +29,7 @@ _HINT = "write it on the GPU host, with the run.py of a bundle there: python3 ru
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldLayer:
-    """A layer that a bundle leaves out, because the host has it; *tag*: an image with it, or empty."""
+    """A layer that a bundle leaves out, because the host has it; *tag*: of an image that has it, or empty."""
 
     digest: Digest
     size: int  # bytes
@@ -46,7 +46,7 @@ def held_of(image: ImageOnDisk, held: Mapping[Digest, str]) -> dict[Digest, Held
 
 
 def held_to_json(layers: Iterable[HeldLayer]) -> dict[str, Any]:
-    """*layers* for bundle.json."""
+    """*layers* as the value of `held` in bundle.json."""
     return {layer.digest: {"size": layer.size, "tag": layer.tag} for layer in layers}
 
 

@@ -53,7 +53,7 @@ class ProjectSubject:
     added: tuple[str, ...]  # packages that the project adds to its parent image, or replaces there
     installed: Mapping[str, tuple[str, ...]] = field(hash=False)
     site: str  # site-packages, relative to /
-    may_lack: tuple[str, ...] = ()  # libraries that may be missing, and packages for which any may
+    may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages for which any may be missing
     suite: Path | None = None  # the folder that is mounted at PLACE
     test: tuple[str, ...] = ()  # the command of the project's own test; empty: none
 

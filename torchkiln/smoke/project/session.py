@@ -66,7 +66,7 @@ class ProjectChecks:
     """
 
     only: tuple[str, ...] = ()  # ids; empty: all
-    may_lack: tuple[str, ...] = ()  # libraries that may be missing, and packages for which any may
+    may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages for which any may be missing
     limit_s: float = LIMIT  # seconds for each check
     runtime: str = "rootfs"  # a key of RUNTIMES
     shm_size: int = 1 << 30  # bytes
