@@ -35,7 +35,6 @@ def write_layer(kept: Sequence[tuple[LockedArchive, Path]], home: str, out: Path
     """Write the content of the tars in *kept* as one layer, below *home*, "usr/local/cuda-12.1".
 
     :param kept: each archive, and the tar that `keep` made of it.
-
     :raises BadArchive: two of them have different files at one path.
     :raises OSError: reading or writing failed; *out* is incomplete.
     """

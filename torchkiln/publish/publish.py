@@ -125,7 +125,7 @@ def _attach_missing(
     items: Iterable[tuple[str, Statement | Artifact]],
     signer: Signer,
 ) -> tuple[tuple[str, Digest], ...]:
-    """Sign and attach *items* that are not *present*; a statement that *signer* signed earlier is present."""
+    """Sign and attach the *items* that are not in *present*, the referrers that the image already has."""
     known = {referrer.digest for referrer in present}
     digests: list[tuple[str, Digest]] = []
     missing: list[tuple[str, Artifact]] = []

@@ -134,7 +134,7 @@ def _of_signatures(statements: AttachedStatements, trust: Trust) -> Iterator[Poi
 
 
 def _origin(statements: AttachedStatements) -> tuple[Origin | None, Point]:
-    """The provenance. If there are several, all must have one lock: the registry decides their order."""
+    """The provenance. If there are several, all must have the same lock: their order is not signed."""
     found = statements.all(PROVENANCE)
     if not found:
         return None, Point(what="provenance", good=False, text="no trusted provenance found")
@@ -230,8 +230,9 @@ def _of_reports(
     criteria: VerifyCriteria,
     trust: Trust,
 ) -> Point:
-    """Check the reports against the policy. If they are of another suite, the gate's decision has its checks.
+    """Check the reports against the policy.
 
+    If the image was published with another suite, the gate's decision lists the checks of that suite.
     Old reports are accepted, because the gate checked their age at publication; reports from the future are
     not.
     """

@@ -47,7 +47,7 @@ def find_login(
 ) -> Login | None:
     """The user's login for *repository*, or None.
 
-    Read in this order: $REGISTRY_AUTH_FILE, Docker's config.json, podman's auth.json of this session.
+    Files are read in this order: $REGISTRY_AUTH_FILE, Docker's config.json, podman's session auth.json.
 
     :raises ConfigError: one of these files is malformed.
     :raises ToolMissing: the credential helper in one of them is not installed.

@@ -108,7 +108,7 @@ class RepositoryReader:
         return found.digest if found else None
 
     def require(self, name: str) -> Document:
-        """The manifest under *name*, as `manifest`.
+        """The manifest under *name*, like `manifest`, but a missing one is an error.
 
         :raises ConfigError: there is none; the hint has similar tags.
         """

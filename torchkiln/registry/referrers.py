@@ -184,7 +184,6 @@ def payload_of(
     """The descriptor of the document that *referrer* attaches to the image *subject*.
 
     :param types: the accepted media types of the document.
-
     :raises UnknownFormat: the manifest has another form, or the document another media type.
     :raises VerificationFailed: it is missing, belongs to another image, or does not match its digest.
     :raises RegistryError: a request failed.

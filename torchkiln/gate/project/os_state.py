@@ -37,7 +37,7 @@ _LIBRARIES = ("/lib/", "/usr/lib/")
 
 
 def is_state(path: str) -> bool:
-    """Whether *path* is such a file, whose content is compared."""
+    """Whether *path* keeps state of dpkg or its helpers, so that its content is compared."""
     patterns = (_TRIGGERS, _ALTERNATIVES, _DEBCONF, _LINES)
     return (
         path in (STATUS, LOADER_CACHE, _OVERRIDES, _DIVERSIONS, _GITCONFIG)
