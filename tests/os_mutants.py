@@ -232,7 +232,10 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
         has("etc/nccl.conf"),
         "etc/nccl.conf: programs of the parent image read /etc/nccl.conf",
     ),
-    "any file in /etc": (has("etc/any.conf"), "etc/any.conf: outside of the folders of OS packages"),
+    "any file in /etc": (
+        has("etc/any.conf"),
+        "etc/any.conf: not in a folder to which OS packages may add files",
+    ),
     # --- folders of the image
     "a file in the environment": (
         has("opt/venv/lib/evil.py"),
@@ -242,9 +245,12 @@ MUTANTS: dict[str, tuple[Callable[[Scene], ImageOnDisk], str]] = {
     "the entrypoint": (has("opt/torchkiln/account"), "opt/torchkiln/account: "),
     "a file in /usr/local": (
         has("usr/local/bin/tool", mode=0o755),
-        "usr/local/bin/tool: outside of the folders of OS packages",
+        "usr/local/bin/tool: not in a folder to which OS packages may add files",
     ),
-    "a file in /root": (has("root/.bashrc"), "root/.bashrc: outside of the folders of OS packages"),
+    "a file in /root": (
+        has("root/.bashrc"),
+        "root/.bashrc: not in a folder to which OS packages may add files",
+    ),
     # --- entries
     "set-user-ID": (has("usr/bin/su2", mode=0o4755), "usr/bin/su2: has the mode 4755"),
     "set-group-ID": (has("usr/bin/agent", mode=0o2755), "usr/bin/agent: has the mode 2755"),

@@ -70,7 +70,7 @@ def test_many_faults_are_counted(packaged: Scene) -> None:
     assert found[0] == f"  layers: etc/profile.d/29.sh: {where} (package tool)"
     assert found[1] == f"  layers: etc/profile.d/00.sh: {where}"
     assert found[20:] == ["  layers: 10 more faults of OS packages"]
-    assert "remove the packages of these files from apt in the project's settings" in messages
+    assert "remove the packages with these files from `apt`" in messages
 
 
 def test_os_packages_that_project_json_does_not_list_are_refused(packaged: Scene) -> None:

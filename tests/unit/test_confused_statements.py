@@ -255,7 +255,7 @@ def test_a_report_whose_subject_and_content_differ(scene: Scene) -> None:
     content["predicate"]["image"] = OTHER
     scene.replace(SMOKE, resealed(json.dumps(content).encode(), key=ED, kind=SMOKE))
 
-    assert "its subject is not the image of its report" in scene.refused()
+    assert "the subject is not the image of the report" in scene.refused()
 
 
 @pytest.mark.parametrize("when", ["2999-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])

@@ -136,7 +136,7 @@ def test_a_gpu_check_needs_enough_gpus_on_the_host(gpus: int, named: list[str]) 
     smoke_report = report(host=json.dumps(host(*[gpu()] * gpus)))
 
     assert [name for name, _ in missing(smoke_report)] == named
-    assert f"passed on a host with {gpus} GPUs; it needs 2" in missing(smoke_report)[-1][1]
+    assert f"passed on a host with {gpus} GPUs; the check needs 2" in missing(smoke_report)[-1][1]
 
 
 def test_a_report_without_host_facts_is_refused() -> None:

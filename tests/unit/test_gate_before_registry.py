@@ -170,7 +170,7 @@ def test_another_image_under_the_requested_tag(publisher: Publisher, requests: l
     done = publisher.run(*("2.6.0-cuda12.1-cudnn9-runtime" if word == TAG else word for word in argv))
 
     assert getattr(done.exception, "exit_code", None) == 2, done.exception
-    assert f"the layout has {TAG} under this name" in str(done.exception)
+    assert f"the image with this name in the layout is {TAG}" in str(done.exception)
     assert requests == []
 
 

@@ -49,7 +49,7 @@ def test_a_host_has_three_lines() -> None:
     assert hosts.lines(host(gpu(), gpu())) == [
         "host     Linux 6.1, 32 cores, 256 GiB, /dev/shm 64 GiB",
         "GPUs     2 × NVIDIA H200 (9.0, 141 GiB); driver 570.124.06, CUDA 12.8",
-        "links    NVLinks a GPU: 18; NVLINK between 1 of 1 pairs; peer access in 2 of 2 directions",
+        "links    NVLinks per GPU: 18; NVLINK between 1 of 1 pairs; peer access in 2 of 2 directions",
     ]
 
 

@@ -34,7 +34,7 @@ from torchkiln.util.strict_json import json_of
 PrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
 
-PASSPHRASE = "TORCHKILN_KEY_PASSPHRASE"  # the environment variable that the command line reads
+PASSPHRASE = "TORCHKILN_KEY_PASSPHRASE"  # environment variable with the key's passphrase
 _SUPPORTED = "use an Ed25519 or ECDSA P-256 key (docs/gate.md has the openssl commands)"
 _ENVELOPE: dict[str, Any] = {
     "type": "object",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sigstore.models import ClientTrustConfig
     from sigstore.oidc import IdentityToken
 
-TRUST = "TORCHKILN_SIGSTORE_TRUST"  # the path of a ClientTrustConfig, of a private Sigstore
+TRUST = "TORCHKILN_SIGSTORE_TRUST"  # variable: the path of the ClientTrustConfig of a private Sigstore
 _NO_PERMISSION = "in GitHub Actions add `permissions: id-token: write` to the job; elsewhere: --key KEY.pem"
 # A service's error may contain the request, with the token. Messages must contain neither.
 _SECRETS = re.compile(r", body=.*(?=\))|eyJ[\w-]+\.[\w-]+\.[\w-]*", re.DOTALL)
@@ -152,7 +152,7 @@ def _trust() -> ClientTrustConfig:
         return _public()
     try:
         found = ClientTrustConfig.from_json(Path(chosen).read_text(encoding="utf-8"))
-        _ = found.trusted_root, found.signing_config  # parsed on access
+        _ = found.trusted_root, found.signing_config  # the library parses both when they are read
     except (OSError, ValueError, SigstoreError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
@@ -210,7 +210,7 @@ def _translated_errors() -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    """The first line of the error's message, or of its cause's; for a connection error the URL."""
+    """The first line of the message of *error*, or of its cause; for a connection error, the URL."""
     while not str(error) and error.__cause__:
         error = error.__cause__
     if isinstance(error, requests.ConnectionError) and error.request is not None:

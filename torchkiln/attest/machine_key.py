@@ -1,7 +1,7 @@
-"""Signs cache records with a key of this user, so that records from elsewhere are recognized.
+"""Signs cache records with a key of this user, so that records that others wrote are ignored.
 
 The key, keys/machine.pem, is generated on first use: an Ed25519 key that only its owner can read. Records
-that come from a restored archive, or from a container that mounts a part of the cache, lack its signature.
+from another machine's backup, or from a container that can write to the cache, lack the key's signature.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _path(store: Store) -> Path:
 
 
 def _read(path: Path) -> Ed25519PrivateKey | None:
-    """The key; None if there is none."""
+    """The key in the file *path*; None if the file does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def _make(store: Store) -> Ed25519PrivateKey:
             file.flush()
             os.fsync(descriptor)
         with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)  # unlike a rename, it replaces nothing
+            os.link(temporary, path)  # unlike a rename, this never replaces a file
     finally:
         temporary.unlink(missing_ok=True)
     key = _read(path)

@@ -81,7 +81,7 @@ class Origin:
 
     @property
     def short_source(self) -> str:
-        """The source, of a revision only the first twelve digits."""
+        """The source; a revision is shortened to twelve digits."""
         return self.source if " " in self.source else self.source[:12]
 
 
@@ -152,7 +152,7 @@ def provenance(
 
 
 def origin(statement: Statement, *, where: str) -> Origin:
-    """The inverse of `provenance`; *statement* is not trusted.
+    """The content of *statement*, which is not trusted; the inverse of `provenance`.
 
     :raises VerificationFailed: it is not a provenance of torchkiln, or its lock is damaged.
     :raises Stale: the format of its lock is not supported.

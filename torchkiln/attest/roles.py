@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torchkiln.attest.dsse import PublicKey, fingerprint
 from torchkiln.model.roles import ROLES, Role
 
-_REPORT = "urn:torchkiln:smoke-report:"  # of every version
+_REPORT = "urn:torchkiln:smoke-report:"  # the predicate type without its version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

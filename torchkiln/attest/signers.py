@@ -22,8 +22,8 @@ from torchkiln.oci.artifact import Artifact
 
 FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # media types of statements
 LIMIT = 8 << 20  # maximum bytes of an artifact; an SBOM has about 1 MB, and up to 30 times that when parsed
-KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation
-_PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's
+KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation for the predicate type
+_PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's annotation for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class ByKey:
         return bundled(envelope, fingerprint(self.key.public_key()), statement.kind)
 
     def matches(self, statement: Statement, artifact: bytes, kind: str) -> bool:
-        """Whether it is *statement*, signed by this key. Bytes may differ: ECDSA signatures are random."""
+        """Whether *artifact* is *statement*, signed by this key; the bytes of ECDSA signatures may differ."""
         try:
             found = opened(artifact, kind, [KeyInRole(key=self.key.public_key())], where="")
         except VerificationFailed:
@@ -69,7 +69,7 @@ class Unsigned:
     """Passes statements on without a signature."""
 
     def sign(self, statement: Statement) -> Artifact:
-        """The statement itself."""
+        """The artifact with the unsigned statement."""
         return Artifact(
             kind=PAYLOAD_TYPE, data=payload(statement), annotations=((_PLAIN_KIND, statement.kind),)
         )
@@ -80,18 +80,18 @@ class Unsigned:
 
 
 def bundled(envelope: bytes, signer: str | None, kind: str) -> Artifact:
-    """The artifact of an *envelope* with a statement of *kind*, by the key with the fingerprint *signer*."""
+    """The artifact for *envelope*, a statement of *kind*; *signer*: the fingerprint of its key."""
     return in_bundle(sigstore_bundle.wrap(envelope, signer), kind)
 
 
 def in_bundle(bundle: bytes, kind: str) -> Artifact:
-    """The artifact of a Sigstore *bundle* with a statement of *kind*."""
+    """The artifact for a Sigstore *bundle* with a statement of *kind*."""
     annotations = (("dev.sigstore.bundle.content", "dsse-envelope"), (KIND, kind))
     return Artifact(kind=BUNDLE_TYPE, data=bundle, annotations=annotations)
 
 
 def of_signed_report(signed_report: SignedReport) -> Artifact | None:
-    """The report as it was signed; None: it is not signed."""
+    """The artifact for the envelope of *signed_report*; None: the report is not signed."""
     if signed_report.envelope is None:
         return None
     envelope = dsse.decode(signed_report.envelope, where=signed_report.name)
@@ -108,11 +108,11 @@ class OpenedStatement:
     signed: bool
     signers: tuple[str, ...]  # fingerprints of trusted keys, trusted identities
     envelope: bytes | None
-    other_role: bool = False  # a trusted key signed it, but not one for statements of this kind
+    other_role: bool = False  # a trusted key signed it, but the key's roles do not include this kind
 
 
 def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) -> OpenedStatement:
-    """The statement in the artifact *data* of media type *kind*, and which of *trusted* signed it, if any.
+    """The statement in the artifact *data* of media type *kind*, and the keys in *trusted* that signed it.
 
     A key is trusted only for statements of its roles.
 

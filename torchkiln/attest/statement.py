@@ -80,7 +80,7 @@ def payload(statement: Statement) -> bytes:
 
 
 def parse(data: bytes, *, where: str) -> Statement:
-    """The inverse of `payload`; *data* is not trusted.
+    """The statement in *data*, which is not trusted; the inverse of `payload`.
 
     :raises VerificationFailed: *data* is not a statement about one image; the message names *where*.
     """

@@ -52,7 +52,7 @@ def with_signer(trust: Trust, signer: Signer) -> Trust:
     if isinstance(signer, ByKey):
         own = KeyInRole(key=signer.key.public_key(), roles=("publisher",))
         return replace(trust, keys=(*trust.keys, own))
-    job = getattr(signer, "signer", None)  # only `Keyless` has it; its package may be missing: no import
+    job = getattr(signer, "signer", None)  # of `Keyless`; not imported: sigstore may be missing
     if trust.signer is None and isinstance(job, SignerIdentity):
         return replace(trust, signer=replace(job, roles=("publisher",)))
     return trust

@@ -1,8 +1,9 @@
-"""Extracts the installed files of an NVIDIA archive to a tar of files and links.
+"""Copies from an NVIDIA archive the files that an image gets, to a tar with their installed paths.
 
-The hash of the archive was checked before, but a wrong lock must not lead to files outside of the toolkit's
-folder, so names and links are checked. `cuda_tree` determines which files are installed where; the others are
-skipped.
+`cuda/tree.py` decides which files of the archive an image gets, and where they are installed.
+
+The caller has compared the archive with the hash in the lock. Names and links are checked nevertheless: even
+a wrong lock must not write files outside of the toolkit's folder.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _DAMAGED = (lzma.LZMAError, EOFError, ValueError)
 
 
 def keep(archive: LockedArchive, path: Path, out: BinaryIO) -> None:
-    """Write to *out* the installed files of *archive*, at *path*, and then the links.
+    """Write a tar to *out*: the installed files of *archive*, whose file is *path*, and then the links.
 
     :raises BadArchive: it is damaged, or has a forbidden entry; the message names the entry.
     :raises OSError: reading or writing failed.
@@ -54,13 +55,13 @@ class _Selection:
     def __init__(self, archive: LockedArchive) -> None:
         self._archive = archive
         self._top = archive.filename.removesuffix(".tar.xz")
-        self._seen: dict[str, bool] = {}  # path → whether it is a folder, explicit or implied
+        self._seen: dict[str, bool] = {}  # path → whether it is a folder; parents of entries are folders, too
         self._kept: dict[str, str] = {}  # path → installed path
         self._links: dict[str, tuple[str, str]] = {}  # path → installed path, target
         self._content = 0
 
     def take(self, entry: TarEntry, archived: TarReader) -> Iterator[bytes | memoryview]:
-        """Check the next entry and yield its tar pieces if it is installed."""
+        """Check the next entry; if it is an installed file or hard link, yield it as pieces of a tar."""
         path = self._path(entry)
         if not path:  # the top folder
             return
@@ -88,7 +89,7 @@ class _Selection:
                 yield tar.padding(entry.size)
 
     def links(self) -> Iterator[bytes]:
-        """The links whose target is installed."""
+        """The symbolic links whose target is installed, as pieces of a tar."""
         paths = set(self._kept) | set(self._links)
         folders = {folder for path in paths for folder in tar.parents(path)}
         for installed, original in sorted(self._links.values()):

@@ -32,8 +32,9 @@ class _Member:
 
 
 def write_layer(kept: Sequence[tuple[LockedArchive, Path]], home: str, out: Path) -> Blob:
-    """Write the layer of *kept*, archives and the tars of `keep`, below *home*, "usr/local/cuda-12.1".
+    """Write the content of the tars in *kept* as one layer, below *home*, "usr/local/cuda-12.1".
 
+    :param kept: each archive, and the tar that `keep` made of it.
     :raises BadArchive: two of them have different files at one path.
     :raises OSError: reading or writing failed; *out* is incomplete.
     """
@@ -92,7 +93,7 @@ def _identity(entry: _Member) -> tuple[bytes, str, int, bytes]:
 
 
 def _check_folders(entries: Sequence[_Member]) -> None:
-    """Refuse a file of one archive that is a directory of another."""
+    """Refuse a file of one archive if another archive has a directory at its path."""
     paths = {entry.path for entry in entries}
     for entry in entries:
         if above := next((folder for folder in tar.parents(entry.path) if folder in paths), None):

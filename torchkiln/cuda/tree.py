@@ -1,18 +1,18 @@
 """Maps a path in an NVIDIA archive to its installed path, if it is installed. Pure.
 
 An archive has one folder, `cuda_nvcc-linux-x86_64-12.1.105-archive`, with `bin`, `include`, `lib`, `nvvm` and
-others. NVIDIA's installer writes the same files to /usr/local/cuda-12.1, headers and libraries below
+other folders. NVIDIA's installer writes the same files to /usr/local/cuda-12.1, headers and libraries below
 `targets/x86_64-linux`; `include` and `lib64` are links (docs/devel.md has the sources).
 
-Not installed: shared libraries, which torch's wheels contain; static libraries of hundreds of megabytes;
-documents and samples; programs for 32-bit systems.
+Not installed are shared libraries, because torch's wheels contain them; static libraries of hundreds of
+megabytes; documents and samples; programs for 32-bit systems.
 """
 
 from __future__ import annotations
 
 from torchkiln.model.platform import LINUX_AMD64
 
-RULE = 1  # raise it when the same archive gives other files
+RULE = 1  # increase it when other files of the same archive are installed
 TARGET = f"targets/{LINUX_AMD64.cuda}-linux"
 
 # Folders → where they are installed.
@@ -34,7 +34,8 @@ _LEFT_OUT = (
     "share/info",
     "share/man",
 )
-_ANYWHERE = frozenset({"doc", "docs", "samples", "example", "examples"})  # folders, except among headers
+# Folders of these names are not installed at any depth, except in include.
+_ANYWHERE = frozenset({"doc", "docs", "samples", "example", "examples"})
 _STATIC = frozenset({"libcudadevrt.a", "libcudart_static.a", "libculibos.a"})  # nvcc links two by default
 _TEXTS = frozenset({"LICENSE", "LICENSE.txt", "EULA.txt", "NOTICE", "NOTICE.txt"})
 
@@ -57,7 +58,7 @@ def place(component: str, path: str) -> str | None:
 
 
 def _is_linked(library: str) -> bool:
-    """Whether a linker needs *library*, a path below lib/; the wheels have the runtime libraries."""
+    """Whether nvcc or a linker needs *library*, a path below lib/. Wheels have the shared libraries."""
     folder, _, _name = library.partition("/")
     return library in _STATIC or folder in ("cmake", "stubs")
 

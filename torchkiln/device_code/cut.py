@@ -1,8 +1,8 @@
 """Decides which bytes of a library are device code that GPUs of the chosen capabilities never load.
 
-Headers stay, so the driver finds the same entries as in the whole library. It chooses the same entry, whose
-payload is unchanged. The rule has a number, `model.recipe.DEVICE_CODE_RULE`, and its reasons are in
-docs/adr/0038-device-code-for-chosen-gpus.md.
+Headers stay, so the driver finds the same entries as in the whole library. It chooses the same entry as
+before, and the payload of that entry is unchanged. The number of the rule is `model.recipe.DEVICE_CODE_RULE`.
+Its reasons are in docs/adr/0038-device-code-for-chosen-gpus.md.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def dead_ranges(library: ReadableBuffer, gpus: Sequence[str]) -> tuple[Span, ...
 
 
 def _dead(container: Container, wanted: Iterable[Capability]) -> Iterator[Entry]:
-    """The entries that no wanted GPU loads; empty for a container that is for other GPUs only."""
+    """The entries that no *wanted* GPU loads; none if the container has no code for the wanted GPUs."""
     needed = {entry for gpu in wanted for entry in _needed(container, gpu)}
-    # How the driver chooses among LTO code is not known.
+    # It is not known how the driver chooses LTO code, so containers with LTO code stay whole.
     if needed and not any(entry.kind == "lto" for entry in container.entries):
         yield from (entry for entry in container.entries if entry not in needed)
 

@@ -1,7 +1,7 @@
 """Finds the sections of a shared library that hold fatbin containers.
 
-A file in which two sections share bytes with such a section is refused: zeroing device code must not change
-anything else.
+A file is refused if such a section overlaps another part of the file, because zeroing device code must not
+change anything else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FATBIN_SECTIONS = frozenset({b".nv_fatbin", b"__nv_relfatbin"})
 
 _COMPRESSED = 0x800
 _LONGEST_NAME = 64  # bytes; the names of fatbin sections are shorter
-_MOST = 8  # sections with containers; a linker writes one of each name
+_MOST = 8  # maximum sections with containers; a linker writes one section of each name
 
 
 def fatbin_sections(library: memoryview) -> tuple[Span, ...]:

@@ -4,7 +4,7 @@
     entry       [kind, version, header size, payload size, architecture, flags][options][payload]
 
 NVIDIA does not document the format. docs/adr/0038-device-code-for-chosen-gpus.md says how the fields were
-found. Everything else is refused.
+found. A file with any other field or value is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Entry:
     kind: Kind
     architecture: int  # 90 for sm_90 and compute_90
     variant: Variant  # "a": for exactly this capability; "f": for its family
-    payload: Span  # its header is before it
+    payload: Span  # the header ends where the payload starts
 
     @property
     def name(self) -> str:
@@ -51,16 +51,16 @@ class _Fields(NamedTuple):
     version: int
     header: int  # bytes
     payload: int  # bytes, with padding
-    packed: int  # bytes without padding, if compressed
+    packed: int  # compressed bytes without padding; 0: not compressed
     options: int  # offset in the header
-    minor: int  # of the format of the code
+    minor: int  # minor and major version of the code's format
     major: int
     architecture: int
     name: int  # offset in the header
     name_length: int
     flags: int
     key: int  # of a scrambled payload
-    unpacked: int  # bytes, if compressed
+    unpacked: int  # uncompressed bytes; 0: not compressed
 
 
 _MAGIC = 0xBA55ED50
@@ -107,7 +107,7 @@ def _containers(library: memoryview, section: Span) -> Iterator[Container]:
 
 
 def _after_padding(library: memoryview, span: Span) -> int:
-    """The first byte of *span* that is not zero; its end if there is none."""
+    """The offset of the first byte in *span* that is not zero; the end of *span* if there is none."""
     at, size = span.start, _ALIGNMENT  # most containers follow without padding
     while at < span.stop:
         piece = bytes(library[at : min(at + size, span.stop)])
@@ -184,7 +184,7 @@ def _fault(kind: Kind, fields: _Fields) -> str:
 
 
 def _start(kind: Kind, flags: int) -> bytes:
-    """The bytes with which such a payload begins; empty if they are not known."""
+    """The bytes with which a payload of *kind* and *flags* begins; empty if they are not known."""
     if flags & _SCRAMBLED or flags & _LZ4:
         return b""
     if flags & _ZSTD:

@@ -32,7 +32,7 @@ class Inventory:
 
 
 def inventory(library: ReadableBuffer) -> Inventory:
-    """The device code of *library*; without sums if it has none.
+    """The device code of *library*; empty if it has none.
 
     :raises UnknownDeviceCode: the device code has an unknown format.
     """

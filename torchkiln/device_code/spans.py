@@ -28,5 +28,5 @@ class UnknownDeviceCode(Exception):
         self.at = at
         super().__init__(f"at byte {at:#x}: {what}")
 
-    def __reduce__(self) -> tuple[type[UnknownDeviceCode], tuple[str, int]]:  # pickled between processes
+    def __reduce__(self) -> tuple[type[UnknownDeviceCode], tuple[str, int]]:  # worker processes pickle it
         return UnknownDeviceCode, (self.what, self.at)

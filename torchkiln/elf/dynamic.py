@@ -28,7 +28,7 @@ _WEAK_VERSION = 0x2
 _LOCAL_VERSION, _NO_VERSION = 0, 1
 _MOST = 64 << 20  # bytes of a section; the names in libtorch_cpu.so of 2.7.1 have 14 MB
 _MOST_SYMBOLS = 500_000  # that library has 80,000
-_MOST_ENTRIES = 10_000  # of the dynamic section, and versions
+_MOST_ENTRIES = 10_000  # maximum entries of the dynamic section, and maximum versions
 _SHARING = 2  # names may share bytes; all together are at most this many times as long as their table
 
 
@@ -47,7 +47,7 @@ class Dynamic:
 def parts_of(data: Data, *, program: bool = False) -> tuple[tuple[int, int], ...]:
     """Start and stop of the parts of *data* that `read_dynamic` reads, besides header and section table.
 
-    :raises BadElf: as `read_dynamic`; a part may be too large.
+    :raises BadElf: as `read_dynamic`, or a part is too large.
     """
     rows = sections(data, program=program).rows
     found = [row for row in rows if row.kind in _KINDS]
@@ -62,7 +62,7 @@ def read_dynamic(
 ) -> Dynamic:
     """The dynamic symbols of the shared library *data*; with *program*, *data* may also be a program.
 
-    :param keep: whether a defined symbol is returned.
+    :param keep: whether to return a defined symbol of this name.
     :raises BadElf: it is not a shared library for x86-64, is malformed, or exceeds the limits.
     """
     tables = _Tables(data, program=program)
@@ -97,9 +97,9 @@ class _Tables:
         self._left: dict[int, int] = {}
 
     def only(self, kind: int) -> Section | None:
-        """The section of *kind*; a linker writes one.
+        """The section whose type is *kind*; None if the file has none.
 
-        :raises BadElf: there are two.
+        :raises BadElf: the file has two; a linker writes at most one section of each type that is read here.
         """
         found = [row for row in self._rows if row.kind == kind]
         if len(found) > 1:
@@ -113,7 +113,7 @@ class _Tables:
         return self._data[section.start : section.stop]
 
     def rows(self, section: Section, form: struct.Struct) -> Iterator[tuple[int, ...]]:
-        """The entries of *form* that make up *section*."""
+        """The entries of *section*, an array of structs of the format *form*."""
         data = self.content(section)
         return form.iter_unpack(data[: len(data) // form.size * form.size])
 
@@ -136,7 +136,7 @@ class _Tables:
 
 
 def _libraries(tables: _Tables, section: Section) -> tuple[tuple[str, ...], str]:
-    """The names in NEEDED, and in SONAME."""
+    """The names in DT_NEEDED and DT_SONAME of *section*, the dynamic section."""
     needed, soname = [], ""
     for number, (tag, value) in enumerate(tables.rows(section, _PAIR)):
         if number > _MOST_ENTRIES:
@@ -174,7 +174,7 @@ def _symbols(
 def _needs(
     tables: _Tables, section: Section | None
 ) -> tuple[dict[int, tuple[str, str]], dict[str, set[str]]]:
-    """The name and library of each version, by its number; and the versions that each library must have."""
+    """Number of a version -> its name and library; and library -> the versions that it must have."""
     numbers: dict[int, tuple[str, str]] = {}
     required: dict[str, set[str]] = {}
     if section is None:
@@ -208,7 +208,7 @@ def _definitions(tables: _Tables, section: Section | None) -> dict[int, str]:
 
 
 def _chain(section: Section, data: memoryview, form: struct.Struct) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The entries of *form* in *data* with their offsets; the last field of each leads to the next."""
+    """The entries of *form* in *data* with their offsets; the last field is the distance to the next."""
     at = 0
     for left in range(_MOST_ENTRIES, -2, -1):
         fields = _at(section, data, form, at, left)
@@ -219,7 +219,7 @@ def _chain(section: Section, data: memoryview, form: struct.Struct) -> Iterator[
 
 
 def _at(section: Section, data: memoryview, form: struct.Struct, at: int, left: int) -> tuple[int, ...]:
-    """The entry of *form* at *at*; *left*: how many more there may be."""
+    """The struct of the format *form* at *at*; *left*: how many more may follow."""
     if left < 0:
         raise BadElf(f"more than {_MOST_ENTRIES} versions", section.at)
     if at + form.size > len(data):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 X86_64 = 62
-PROGRAM, SHARED = 2, 3  # types; a position-independent program is SHARED, too
+PROGRAM, SHARED = 2, 3  # ELF file types; a position-independent program is SHARED, too
 NULL, PROGBITS, STRTAB, DYNAMIC, NOBITS, DYNSYM = 0, 1, 3, 6, 8, 11
 HEADER = 64  # bytes
 
@@ -16,7 +16,7 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _IDENT = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
 _PT_DYNAMIC = 2
-_RESERVED = 0xFF00  # a number of sections from here on is stored elsewhere
+_RESERVED = 0xFF00  # an ELF header cannot hold this number of sections
 
 
 class BadElf(Exception):
@@ -29,7 +29,7 @@ class BadElf(Exception):
 
 
 class Data(Protocol):
-    """The bytes of a file: a memoryview, or an object that has the parts that are needed."""
+    """The bytes of a file: a memoryview, or an object that has only the bytes that are read."""
 
     def __len__(self) -> int: ...
 
@@ -38,7 +38,7 @@ class Data(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """An entry of the section table. `start` and `stop` are bytes of the file, equal if it has none."""
+    """An entry of the section table. `start`, `stop`: its bytes in the file; equal if it has none."""
 
     at: int  # offset of the entry
     name: int  # offset in the section with the names
@@ -67,7 +67,7 @@ def is_elf(head: bytes) -> bool:
 def landmarks(head: bytes) -> list[tuple[int, int]]:
     """Start and stop of the section table, and of the dynamic section, of a file that begins with *head*.
 
-    Before the section table is read, the program headers give the place of the dynamic section.
+    The dynamic section is found by the program headers, so that the section table need not be read first.
     """
     if len(head) < HEADER:
         return []
@@ -91,7 +91,7 @@ def _table(header: tuple[int, ...]) -> tuple[int, int]:
 def sections(data: Data, *, program: bool = False) -> Sections:
     """The sections of *data*, a shared library for x86-64; with *program*, *data* may also be a program.
 
-    :raises BadElf: it is another file, or its section table is invalid.
+    :raises BadElf: it is another kind of file, or its section table is invalid.
     """
     if len(data) < HEADER or not is_elf(bytes(data[: len(_IDENT)])):
         raise BadElf("not a 64-bit little-endian ELF file", 0)

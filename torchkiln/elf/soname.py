@@ -1,6 +1,6 @@
 """Reads the SONAME of a shared library, the name by which the loader finds it.
 
-It uses the program headers, as the loader and ldconfig do: a section table may be missing or differ.
+It uses the program headers, as the loader and ldconfig do; the section table can be missing or wrong.
 The file is not trusted.
 """
 

@@ -1,7 +1,8 @@
 """The state of a cell in the grid, from its resolution, lock and committed smoke reports.
 
-A cell is built if there is a smoke report of its image: only a run inside an image writes one, and it names
-the image's digest. A change of the lock or of `rootfs/` changes the digest: older reports do not apply.
+A cell is built if there is a smoke report of its image, because only a run inside an image writes a report.
+The report names the image's digest. If the lock or `rootfs/` changes, the digest changes, and older reports
+do not apply.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ class State(str, Enum):
 
     PROVED = "built and proved"  # reports of runs on GPUs clear the image of the lock
     BUILT = "built"  # there is a report of the image of the lock
-    LOCKED = "locked"  # there is no report of the image of the lock
-    RECORDED = "locked by public record"  # its torch is not on the configured indexes
+    LOCKED = "locked"  # there is a lock, but no report of its image
+    RECORDED = "locked by public record"  # the same, but torch is only in the public record, not on an index
     LOCKABLE = "lockable"  # no lock is committed
-    ELSEWHERE = "lockable elsewhere"  # needs more than the default index and archive
+    ELSEWHERE = "lockable elsewhere"  # the same, but the default index and archive are not enough
     UNAVAILABLE = "unavailable"
 
 
@@ -42,7 +43,7 @@ class CellRecord:
     """The committed lock of a cell, and its reports."""
 
     locked: LockedCell
-    image: Digest | None  # that the lock predicts; None: it is known only after a build
+    image: Digest | None  # the digest that the lock predicts; None: it is known only after a build
     reports: tuple[SignedReport, ...] = ()  # of any image of its tag
 
     @property
@@ -52,7 +53,7 @@ class CellRecord:
 
 
 def state(answer: Resolution, record: CellRecord | None, policy: Policy, suite: Suite) -> State:
-    """The state of the cell of *answer*; *record* is None if it has no lock.
+    """The state of the cell whose resolution is *answer*; *record* is None if the cell has no lock.
 
     A lock that uses an untrusted source is ignored.
     """
@@ -63,14 +64,14 @@ def state(answer: Resolution, record: CellRecord | None, policy: Policy, suite: 
     if not record.present or record.image is None:
         return State.RECORDED if record.locked.by_record else State.LOCKED
     on_gpus = tuple(filter(saw_gpus, record.present))
-    # A bundle on a GPU host cannot run the check `device-code`: the host that built the image does.
+    # All reports count, too: a bundle on a GPU host cannot run `device-code`, but the build host can.
     choices = (on_gpus, record.present) if on_gpus else ()
     proved = any(cleared(choice, policy, record.locked, suite, record.image) for choice in choices)
     return State.PROVED if proved else State.BUILT
 
 
 def why_unavailable(answer: Resolution) -> str:
-    """The reason; empty: the cell is available."""
+    """Why the cell whose resolution is *answer* is unavailable; empty if it is available."""
     try:
         require_buildable(answer)
     except Unresolvable as error:
@@ -79,7 +80,7 @@ def why_unavailable(answer: Resolution) -> str:
 
 
 def saw_gpus(signed_report: SignedReport) -> bool:
-    """Whether it is the report of a run on GPUs."""
+    """Whether the host in the report has GPUs."""
     return bool(hosts.gpus(json.loads(signed_report.report.host)))
 
 

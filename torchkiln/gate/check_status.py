@@ -18,7 +18,7 @@ from torchkiln.smoke.report import values
 from torchkiln.smoke.suite import Suite, SuiteCheck
 from torchkiln.smoke.verdict import faults, host_fault
 
-#: GPUs that a check of a tier needs at least.
+#: Tier -> minimum number of GPUs that a check of the tier needs.
 GPUS = {0: 0, 1: 1, 2: 2, 3: 1}
 
 
@@ -127,7 +127,7 @@ def _contradictions(
         if fact:
             yield f"passed, although it does not apply: {fact!r}"
         if here < needed:
-            yield f"passed on a host with {here} GPUs; it needs {needed}"
+            yield f"passed on a host with {here} GPUs; the check needs {needed}"
     elif finding.outcome == "not-applicable":
         if fact != finding.message:
             computed = f"the fact is {fact!r}" if fact else "it applies"

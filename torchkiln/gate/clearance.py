@@ -1,4 +1,4 @@
-"""The statement of the gate's decision: policy, checks, reports and override; writes and reads it."""
+"""Writes and reads clearances: statements of the gate's decision, with policy, checks and reports."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ _SCHEMA: dict[str, Any] = {
 
 
 def clearance(cleared: ClearedImage) -> Statement:
-    """The gate's decision; the same decision gives the same bytes."""
+    """The statement of the gate's decision; the same decision gives the same bytes."""
     result = cleared.result
     predicate: dict[str, Any] = {
         "tool": __version__,
         "override": cleared.override,
-        # The names have a signed statement, too: if an image lacks it, someone removed it.
+        # A statement of this type is published, too: if an image lacks it, someone removed it.
         "names": PUBLICATION,
         "missing": [{"what": what, "why": why} for what, why in result.missing],
         "policy": {
@@ -102,7 +102,7 @@ def clearance(cleared: ClearedImage) -> Statement:
 
 
 def project_json(project: ProjectProof) -> dict[str, Any]:
-    """The proof of a project's parent image, by digest, and what is not proved."""
+    """The digests of the reports that prove the parent image, and what no report proves."""
     below = project.below
     return {
         "below": {
@@ -132,7 +132,7 @@ def project_json(project: ProjectProof) -> dict[str, Any]:
 
 
 def not_proved(project: ProjectProof) -> dict[str, list[str]]:
-    """What neither the reports of the parent image nor the project's prove; empty lists are omitted."""
+    """What no report proves, of the parent image or of the project's image; without empty lists."""
     found = {
         "replaced": project.replaced,
         "os_packages": project.os_packages,
@@ -148,11 +148,11 @@ class Decision:
     """The content of a clearance."""
 
     suite: Digest
-    checks: tuple[SuiteCheck, ...]  # all of the suite
+    checks: tuple[SuiteCheck, ...]  # all checks of the suite
     override: str | None
     missing: tuple[tuple[str, str], ...]
     gpus: tuple[str, ...]  # of each report, "2 × NVIDIA H200"; empty: no GPU
-    names_signed: bool = False  # the image has a statement of its names; older images do not
+    names_signed: bool = False  # the image must have a statement of its names; older images have none
 
 
 def prevailing(decisions: Sequence[Decision]) -> Decision | None:
@@ -161,7 +161,7 @@ def prevailing(decisions: Sequence[Decision]) -> Decision | None:
 
 
 def decision_of(statement: Statement, *, where: str) -> Decision:
-    """The inverse of `clearance`, of an untrusted statement.
+    """The content of *statement*, which is not trusted; the inverse of `clearance`.
 
     :raises VerificationFailed: it is not a clearance.
     """

@@ -31,20 +31,20 @@ from torchkiln.smoke.suite import Suite
 from torchkiln.smoke.verdict import verdict
 
 _CLEARANCE = object()
-_GPU = "GPU "  # before a capability in `missing`
+_GPU = "GPU "  # in `missing`, "GPU 9.0" stands for the capability 9.0
 _CLOCKS = timedelta(minutes=5)  # accepted difference between two clocks, as in Kerberos
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateResult:
-    """The gate's result: the status of every check of the suite, and what the policy misses."""
+    """The gate's result: the status of every check of the suite, and the requirements that are not met."""
 
     tag: str
     image: Digest
     suite: Digest
     policy: Policy  # for this cell
     statuses: tuple[CheckStatus, ...]
-    missing: tuple[tuple[str, str], ...]  # (what, why)
+    missing: tuple[tuple[str, str], ...]  # (check, report or other subject; reason)
     signed_reports: tuple[SignedReport, ...]
     project: ProjectProof | None = None  # for the image of a project; None: the image of a cell
 
@@ -79,7 +79,7 @@ class GateResult:
 
     @property
     def needed(self) -> Needed:
-        """What must run: the checks that are not proved, or all if only the reports are refused."""
+        """What must run: the required checks that are not proved, or all if only reports are refused."""
         required = tuple(status for status in self.statuses if status.required)
         gpus = tuple(what.removeprefix(_GPU) for what, _ in self.missing if what.startswith(_GPU))
         names = {name for capability in gpus for name in _unproved(required, capability)}
@@ -109,7 +109,7 @@ class ProjectProof:
     may_lack: tuple[str, ...]  # libraries and packages that `--allow-missing` named
     test: tuple[str, ...]  # the command of the project's own test
     changed: bool  # the layers or the configuration change what the proof of the parent image covers
-    changed_by_packages: bool = False  # also the layer of OS packages
+    changed_by_packages: bool = False  # the layer of OS packages changes it, too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,14 +143,14 @@ def clear(result: GateResult, given: GivenOptions | None = None) -> ClearedImage
 
 
 def _hints(result: GateResult, given: GivenOptions) -> Iterator[str]:
-    """What to do about what is missing, also in the parent image."""
+    """What the user can do about missing requirements, of this image and of its parent image."""
     if (project := result.project) is None:
         yield from commands(result.needed, given)
         return
     if project.changed_by_packages:
         yield (
-            "remove the packages of these files from apt in the project's settings, lock and build the"
-            " project again; or push it without the gate: torchkiln push"
+            "in the project's settings, remove the packages with these files from `apt`; then lock and build"
+            " the project again; or push it without the gate: torchkiln push"
         )
     elif project.changed:
         yield "remove what is listed above, and build the project again: torchkiln build --project DIR"
@@ -161,7 +161,7 @@ def _hints(result: GateResult, given: GivenOptions) -> Iterator[str]:
 
 
 def override(result: GateResult, reason: str) -> ClearedImage:
-    """Clear an image for *reason*, although requirements are not met; both are recorded.
+    """Clear an image although requirements are not met; the clearance records them, and *reason*.
 
     :raises ConfigError: the reason is empty.
     """
@@ -184,11 +184,11 @@ def judge(
 ) -> GateResult:
     """Check *signed_reports* against *policy*.
 
-    Several reports complete each other (one GPU here, two there), and each must be valid: a pass in one
-    does not cancel a failure in another.
+    Reports of several hosts complement each other. All must be valid: a pass in one report does not cancel a
+    failure in another.
 
-    :param nonce: that every report must have; None: any.
-    :param at: now; None: reports may have any age.
+    :param nonce: every report must have it; None: any nonce, or none.
+    :param at: the current time; None: reports may have any age.
     """
     tag, policy = tag_of(locked.resolution), policy.of(locked.resolution)
     digest = lock_digest(locked)
@@ -260,7 +260,7 @@ def _of_image(signed_report: SignedReport, tag: str, image: Digest, image_json: 
 def request_faults(
     signed_report: SignedReport, policy: Policy, suite: Suite, nonce: str | None, at: datetime | None
 ) -> Iterator[str]:
-    """Why a report of any image does not meet *policy*."""
+    """Why a report does not meet *policy*, whatever image it is about."""
     report = signed_report.report
     if report.suite not in (suite.digest, *policy.suites):
         yield f"was made by another suite: {report.suite[:19]}, not {suite.digest[:19]}"

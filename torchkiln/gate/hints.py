@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchkiln.gate.check_status import GPUS, CheckStatus
 from torchkiln.model.report import SignedReport
 
-_NAMES = 6  # most checks that a command names; if there are more, it runs whole tiers
+_NAMES = 6  # maximum checks that a command names; for more checks, it has --tier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ def commands(needed: Needed, given: GivenOptions) -> Iterator[str]:
     if any(report.signed for report in untrusted):
         yield "if you trust the key that signed the report, name it: --trust PUBLIC.pem"
     words = ["torchkiln", "smoke", needed.tag, *_selection(needed.checks, needed.suite)]
-    if needed.of_project:  # all of its checks run in a minute
+    if needed.of_project:  # names no checks: all checks of a project run within a minute
         words = ["torchkiln", "smoke", "--project", "DIR"]
     words += ["--nonce", given.nonce] if given.nonce else []
     words += ["--report", "FILE", *(["--key", given.key or "KEY.pem"] if signs else [])]
@@ -55,7 +55,7 @@ def commands(needed: Needed, given: GivenOptions) -> Iterator[str]:
 
 
 def _selection(checks: Sequence[CheckStatus], suite: Sequence[CheckStatus]) -> list[str]:
-    """The options of `smoke` that select *checks*: their names, or --tier for all of its checks."""
+    """The options of `smoke` that select *checks*: --only with their names, or --tier for whole tiers."""
     names = {status.check for status in checks}
     whole = any(
         names >= {status.check for status in suite if status.tier == tier}
@@ -67,7 +67,7 @@ def _selection(checks: Sequence[CheckStatus], suite: Sequence[CheckStatus]) -> l
 
 
 def _host(needed: Needed) -> str:
-    """The host that the checks require."""
+    """Words for the host that the checks require; empty if any host is enough."""
     count = max((GPUS[status.tier] for status in needed.checks), default=0)
     where = f" on a host with {count} GPU{'s' if count > 1 else ''}" if count else ""
     return where + (f" of capability {', then '.join(needed.gpus)}" if needed.gpus else "")

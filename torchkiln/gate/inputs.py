@@ -34,9 +34,9 @@ class GateInputs:
 
     policy: Policy
     suite: Suite
-    runs: KeptRuns  # this machine's own
-    keys: tuple[KeyInRole, ...] = ()  # of the policy
-    named: tuple[KeyInRole, ...] = ()  # of the caller; with one of a laboratory, signatures are required
+    runs: KeptRuns  # the kept runs of this machine
+    keys: tuple[KeyInRole, ...] = ()  # the keys in the policy
+    named: tuple[KeyInRole, ...] = ()  # of --trust; if one is of a laboratory, reports must be signed
     given: tuple[Path, ...] = ()  # reports, and folders of them; empty: this machine's own runs
     nonce: str | None = None
     options: GivenOptions = field(default_factory=GivenOptions)  # of the command, for the hints
@@ -96,7 +96,7 @@ class GateInputs:
         policy = self.policy.of(project.locked.resolution)
         policy = replace(policy, signed=policy.signed or bool(keys_for("laboratory", self.named)))
         below = project.below.manifest
-        # A report of a third image stays among those of the project, where it is refused.
+        # A report of any other image is passed as one of the project's, so that it is refused.
         of_below = [found for found in self._signed_reports(below) if found.report.image == below]
         own = [found for found in self._signed_reports(image) if found.report.image != below]
         return judge_project(
@@ -137,10 +137,9 @@ class GateInputs:
 
 
 def _is_superseded(signed_report: SignedReport, own: Sequence[SignedReport]) -> bool:
-    """Whether *signed_report* is inconclusive, and a later run of this machine replaces it.
+    """Whether *signed_report* is inconclusive, and a later run has a result for each check that it passed.
 
-    The gate can refuse an inconclusive report for its age or suite. Its only use are the checks that passed,
-    and the later run has a result for all of them.
+    The later run proves the same, and the gate could refuse this report, for example for its age.
     """
     report = signed_report.report
     if report.verdict != "inconclusive" or verdict(report.findings) != "inconclusive":

@@ -1,7 +1,7 @@
 """Reads a folder of smoke reports that are kept beside their keys, as in docs/proofs.
 
 `NAME.pub.pem` is the key of the reports `NAME*`. The owner of the folder chooses the keys, so a valid
-signature says that a report was not changed since, not who made it.
+signature shows that a report was not changed after it was signed, but not who made it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _KEY_LIMIT = 1 << 16  # bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptReport:
-    """A report, and the bytes of its file and of the key that verified it, by name."""
+    """A report; *files* has the names and bytes of its file, and of the key that verified it."""
 
     signed: SignedReport
     files: tuple[tuple[str, bytes], ...]
 
 
 def kept_reports(folder: Path) -> tuple[KeptReport, ...]:
-    """The reports of images in *folder*, by name; a signed one is verified if its key is there.
+    """The reports on images of cells in *folder*, sorted; a signed report is verified if its key is there.
 
     :raises ConfigError: the folder or a key cannot be read.
     :raises VerificationFailed: a signature is invalid.
@@ -77,7 +77,7 @@ def _beginning(name: str, prefixes: Iterable[str]) -> list[str]:
 def same_packages(reports: Sequence[SignedReport], locked: LockedCell) -> bool:
     """Whether the image of *reports*, all of one image, had the packages of *locked*, by name and version.
 
-    The check `lock` measures what is installed; without a report of it the answer is no.
+    The check `lock` measures which packages are installed; if no report contains it, the result is False.
     """
     expected = {wheel.name: wheel.version for wheel in locked.wheels}
     measured = [

@@ -20,18 +20,18 @@ from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.referrers import listing
 
 NOT_VERIFIED = "signatures not verified: no trusted key or identity given; add --key PUBLIC.pem"
-_MAX_DAMAGED = 20  # damaged statements after which the rest is not downloaded
-_MAX_SHOWN = 3  # retractions without a trusted signature
+_MAX_DAMAGED = 20  # maximum damaged statements; if there are more, the download stops
+_MAX_SHOWN = 3  # maximum retractions without a trusted signature that are shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttachedStatements:
     """The statements attached to one image."""
 
-    by_kind: Mapping[str, tuple[OpenedStatement, ...]]  # accepted ones, by predicate type
-    damaged: tuple[str, ...]  # faults: altered, lost, or a trusted statement of another image
-    untrusted: int  # number of those without a trusted signature or in an unknown format: ignored
-    other_role: int = 0  # those of `untrusted` whose key is trusted only for other kinds of statements
+    by_kind: Mapping[str, tuple[OpenedStatement, ...]]  # predicate type -> accepted statements
+    damaged: tuple[str, ...]  # faults of statements that are altered, lost, or about another image
+    untrusted: int  # number of ignored ones: no trusted signature, or an unknown format
+    other_role: int = 0  # of the ignored ones: their key is trusted, but for other kinds of statements
     untrusted_retractions: tuple[str, ...] = ()  # the reasons in retractions without a trusted signature
 
     @property

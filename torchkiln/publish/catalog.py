@@ -31,7 +31,7 @@ class CatalogEntry:
     version: str  # its tag in the version label; empty: torchkiln did not build it
     gpus: tuple[str, ...]  # on which it was tested, "2 × NVIDIA H200"
     cleared: bool  # by the gate, with nothing missing
-    override: str  # the reason of --override; empty: published without
+    override: str  # the reason of --override; empty: published without --override
     retracted: str  # the reason; empty: not retracted
     faults: tuple[str, ...]  # of its statements
     names: frozenset[str] | None = None  # under which it was published; None: not recorded
@@ -49,7 +49,7 @@ class CatalogEntry:
 
     @property
     def misnamed(self) -> tuple[str, ...]:
-        """Tags under which it was not published: they were moved."""
+        """Tags under which the image was not published: someone moved them to it."""
         return tuple(tag for tag in self.tags if self.names is not None and tag not in self.names)
 
     @property
@@ -59,7 +59,7 @@ class CatalogEntry:
 
     @property
     def notices(self) -> tuple[Value, ...]:
-        """What a user of the image must know, to be put into any language; faults are always in English."""
+        """What a user of the image must know, as data that can be translated; faults are in English."""
         found = [sentence("retracted", reason=self.retracted)] if self.retracted else []
         found += [sentence("override", reason=self.override)] if self.override else []
         found += [sentence("only-for", capabilities=", ".join(self.only_for))] if self.only_for else []
@@ -71,7 +71,7 @@ class CatalogEntry:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """`notices` in English, a phrase each."""
+        """`notices` in English, one phrase for each."""
         return tuple(said(notice, WARNINGS) for notice in self.notices)
 
 

@@ -73,7 +73,7 @@ def _map(reading: RepositoryReader, function: Callable[[A], B], values: Sequence
     with ThreadPoolExecutor(_JOBS, "referrers") as pool:
         try:
             return list(pool.map(function, values))
-        except BaseException:  # a failure, or Ctrl-C: otherwise the other threads run until their time-outs
+        except BaseException:  # a failure, or Ctrl-C: stop the requests in the other threads
             reading.registry.stop()
             raise
 

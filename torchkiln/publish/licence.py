@@ -51,7 +51,7 @@ def is_for_own_use(image: ImageOnDisk) -> bool:
 
 
 def _in_image_json(image: ImageOnDisk) -> bool:
-    """The value in the topmost image.json. Large layers are not read: they have only wheels or archives."""
+    """`own_use` in the topmost image.json; large layers, which have wheels or archives, are not read."""
     for layer in reversed(image.layers):
         if layer.size > _SMALL:
             continue

@@ -25,7 +25,7 @@ class ImageTags:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """In the order in which they are set."""
+        """All tags, in the order in which they are set."""
         return tuple(filter(None, (self.dated, *self.moving)))
 
 
@@ -106,7 +106,9 @@ def demand_same(ref: str, tag: str, locked: LockedCell) -> None:
     """
     name, _ = split_format(ref)
     if parse_name(name) and name != tag:
-        raise ConfigError(f"{ref}: the layout has {tag} under this name", hint="build the image again")
+        raise ConfigError(
+            f"{ref}: the image with this name in the layout is {tag}", hint="build the image again"
+        )
     if (cell := tag_of(locked.resolution)) != tag:
         raise ConfigError(
             f"{tag}: its lock is for {cell}", hint="run: git checkout -- images; or lock it again"

@@ -42,7 +42,7 @@ class PreparedImage:
 
     cleared: ClearedImage
     image: ImageOnDisk
-    statements: tuple[Statement, ...]  # without those of the gate
+    statements: tuple[Statement, ...]  # without the gate's decision and its reports
     names: ImageTags
 
 
@@ -74,7 +74,7 @@ def publish(
     The gate's decision, its reports, a statement of the tags, and a signature in cosign's form are attached,
     too.
 
-    :param trust: the keys and identities whose retractions are obeyed.
+    :param trust: the keys and identities that can retract the image.
     :param say: receives messages about invalid statements and ignored retractions.
     :raises ConfigError: the image is not the cleared one, or a tag is invalid or must not move.
     :raises GateRefused: the image was retracted, and there is no override.
@@ -98,7 +98,7 @@ def publish(
     items = _items(cleared, [*prepared.statements, tags_statement])
     digests = _attach_missing(reading, present, subject, items, signer)
     if names.dated:
-        _demand_free(reading, names.dated, image.manifest)  # the push may have taken an hour
+        _demand_free(reading, names.dated, image.manifest)  # again, because a push can take an hour
     for tag in names.all:
         put(registry, repository, pushed.manifest, tag)
     return PublishedImage(pushed=pushed, names=names, attached=digests, override=cleared.override)
@@ -107,7 +107,7 @@ def publish(
 def _items(
     cleared: ClearedImage, statements: Sequence[Statement]
 ) -> Iterator[tuple[str, Statement | Artifact]]:
-    """(predicate type, statement to sign or artifact that is signed already)."""
+    """What to attach to the image: (predicate type, statement to sign or artifact that is already signed)."""
     result = cleared.result
     yield SIGNATURE, statement("", result.image, SIGNATURE, {})
     for made in statements:
@@ -125,7 +125,7 @@ def _attach_missing(
     items: Iterable[tuple[str, Statement | Artifact]],
     signer: Signer,
 ) -> tuple[tuple[str, Digest], ...]:
-    """Sign and attach the statements that are not present; one that *signer* signed earlier is kept."""
+    """Sign and attach the *items* that are not in *present*, the referrers that the image already has."""
     known = {referrer.digest for referrer in present}
     digests: list[tuple[str, Digest]] = []
     missing: list[tuple[str, Artifact]] = []
@@ -159,7 +159,7 @@ def _find(
             continue
         try:
             data, kind = content(reading, referrer, statement.image, FORMS, LIMIT)
-        except VerificationFailed:  # damaged, or made by another tool: ours is attached in addition
+        except VerificationFailed:  # damaged, or made by another tool
             continue
         if signer.matches(statement, data, kind):
             return referrer.digest

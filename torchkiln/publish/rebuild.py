@@ -38,7 +38,7 @@ from torchkiln.util.files import remove_tree
 Artefact = LockedBase | LockedTools | LockedStandalone
 Kind = Literal["base", "tools", "Python"]
 
-_LAYER_LIMIT = 8 << 30  # bytes of a base or of tools, packed or not; usual ones have half a gigabyte
+_LAYER_LIMIT = 8 << 30  # maximum bytes of a layer that is read; base and tools have about half a GB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +120,7 @@ def rebuild(
 
 
 def _artefacts(locked: LockedCell) -> dict[Kind, Artefact]:
-    """The layers of *locked* that are not made from wheels or archives of the index."""
+    """What a rebuild takes from the layers of the published image: base, tools and standalone Python."""
     found: dict[Kind, Artefact] = {"base": locked.base}
     if locked.tools:
         found["tools"] = locked.tools
@@ -135,7 +135,7 @@ def _bad(text: str) -> Point:
 
 @contextlib.contextmanager
 def _empty_cache(store: Store) -> Iterator[tuple[Store, Path]]:
-    """An empty cache and its folder, in *store*'s tmp/: `sweep` deletes both if this process is killed."""
+    """An empty cache and its folder, in *store*'s tmp/: if this process is killed, `sweep` deletes both."""
     folder = store.temporary("rebuild")
     try:
         with store.writable():
@@ -179,9 +179,9 @@ def _layer_blob(
     folder: Path,
     observer: Observer,
 ) -> Path | None:
-    """The blob of the *named* artefact from the image's *layer*; None: *own* has it.
+    """Download the blob of the *named* artefact, from the image's *layer*; None: *own* has the blob.
 
-    :raises ValueError: it is too large or damaged; also OSError and EOFError.
+    :raises ValueError, OSError, EOFError: it is too large or damaged.
     """
     name, artefact = named
     if own.has_blob(artefact.digest, artefact.size):

@@ -29,8 +29,8 @@ class MovedTag:
     """A tag of the retracted image that was moved to another image, deleted, or left where it was."""
 
     tag: str
-    to: str | None  # a dated tag; None: no good image is left for it
-    gone: bool = False  # with `to` None: it was deleted; False: the registry does not support that
+    to: str | None  # the other image's dated tag; None: no good image may have the tag
+    gone: bool = False  # the tag was deleted; if False and `to` is None, the registry cannot delete tags
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +54,8 @@ def retract(
 ) -> Retraction:
     """Retract the image with the manifest *found*.
 
-    First the statement is attached, so that `verify` refuses the image from then on; then tags move. An
-    interrupted run is completed by the next.
+    First the statement is attached, so that `verify` refuses the image; then the tags move. If the run is
+    interrupted, run it again to complete it.
 
     :param when: UTC, "2026-11-22T17:05:16Z".
     :raises ConfigError: the reason is empty.
@@ -65,7 +65,7 @@ def retract(
     entries = catalog(reading, trust)
     own = next((entry for entry in entries if entry.digest == found.digest), None)
     attached = None
-    if not (trust.verifies and own and own.retracted):  # an unverified retraction does not replace this one
+    if not (trust.verifies and own and own.retracted):  # unverified: does not count
         subject = descriptor(MANIFEST_TYPE, found.digest, len(found.data))
         [attached] = attach(reading.registry, reading.repository, subject, [signer.sign(statement)])
     moving = [tag for tag in (own.tags if own else ()) if not undated(tag)]
@@ -77,7 +77,7 @@ def retract(
 def _move(
     reading: RepositoryReader, tag: str, others: Sequence[CatalogEntry], matrix: Matrix, signer: Signer
 ) -> MovedTag:
-    """Move *tag* to the newest of *others* that may have it; without one, delete it.
+    """Move *tag* to the newest of *others* that may have it; if there is none, delete it.
 
     If that image was not published under the tag, a statement that names the tag is attached to it.
     """

@@ -53,7 +53,7 @@ class PublishListener(Protocol):
         """The image is published with --override."""
 
     def progress(self) -> AbstractContextManager[Observer]:
-        """The observer of the uploads of one image."""
+        """A context with the observer of the uploads of one image."""
 
     def note(self, text: str) -> None:
         """A statement in the repository is ignored."""
@@ -102,7 +102,7 @@ class PublishTarget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishSession:
-    """The settings of a command that publishes images."""
+    """Publishes images, with the settings of a command."""
 
     layout: Path
     images: Path  # the folder of locks
@@ -153,7 +153,8 @@ class PublishSession:
     def prepare(self, ref: str, target: PublishTarget) -> PreparedImage:
         """Prepare everything that needs no registry: tags, the gate's decision, statements.
 
-        :raises ConfigError: no such image or lock, or an invalid tag.
+        :raises ConfigError: no such image, or an invalid tag.
+        :raises Stale: there is no lock of the image.
         :raises GateRefused: a requirement of the policy is not met, or the image is for own use only.
         """
         image = open_layout(self.layout).image(ref)
@@ -206,7 +207,7 @@ class PublishSession:
         return cleared
 
     def _statements(self, image: ImageOnDisk, locked: LockedCell, name: str) -> tuple[Statement, ...]:
-        """Provenance and SBOMs."""
+        """The provenance and the SBOMs of *image*."""
         bill = bill_of_image(image, locked, self.images, self.store, name=name)
         origin = provenance(locked, image.manifest, source=source_of(), builder=builder_of(self.environ))
         return (origin, *sboms(bill))
@@ -214,7 +215,7 @@ class PublishSession:
     def _each(
         self, refs: Iterable[str], do: Callable[[str], T], failures: list[KilnError], *, alone: bool
     ) -> dict[str, T]:
-        """The result of *do* for each; if one of several fails, the others continue."""
+        """The result of *do* for each of *refs*; if one of several fails, the others continue."""
         results: dict[str, T] = {}
         for ref in refs:
             try:

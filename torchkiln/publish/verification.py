@@ -60,7 +60,7 @@ class Verified:
     digest: Digest
     trusted: bool  # signatures were verified
     points: tuple[Point, ...]
-    ignored: int = 0  # statements without a trusted signature
+    ignored: int = 0  # number of statements without a trusted signature
 
     @property
     def bad(self) -> tuple[Point, ...]:
@@ -68,7 +68,7 @@ class Verified:
 
     @property
     def verified(self) -> bool:
-        """Whether all points are good; never without a trusted key or identity."""
+        """Whether all points are good; False if no key or identity is trusted."""
         return self.trusted and not self.bad
 
     def demand_good(self) -> None:
@@ -95,10 +95,10 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifySession:
-    """The settings by which images are verified."""
+    """Verifies images, with the settings of a command."""
 
     policy: Policy
-    policy_matrix: Matrix  # from the file of the policy; defines the aliases
+    policy_matrix: Matrix  # the matrix.yaml that has the policy; its aliases are checked
     suite: Suite
     trust: Trust
     matrix: Matrix  # for plans and rebuilds
@@ -194,8 +194,9 @@ class VerifySession:
 def verify_layout(
     folder: Path, ref: str | None, observer: Observer | None = None
 ) -> tuple[Mapping[str, Digest], Sequence[LayoutFault]]:
-    """The images of the layout *folder* by name, or only *ref*, and all faults; no image if there are faults.
+    """(name -> digest of the images in the layout *folder*, faults); no images if there are faults.
 
+    :param ref: verify only this image; None: all images.
     :raises ConfigError: the layout has no *ref*.
     """
     if ref is not None:

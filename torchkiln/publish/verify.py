@@ -41,7 +41,7 @@ from torchkiln.smoke.project.account import is_project
 from torchkiln.smoke.suite import Suite
 
 _VERSION = "org.opencontainers.image.version"
-_SHOWN = 20  # differences of an SBOM
+_SHOWN = 20  # maximum differences of SBOMs in a message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class VerifyCriteria:
     suite: Suite
     matrix: Matrix  # defines the aliases
     at: datetime  # now
-    planned: Callable[[LockedCell], ImagePlan]  # the plan of a lock
+    planned: Callable[[LockedCell], ImagePlan]  # makes the plan of a lock
 
 
 def verify(
@@ -134,7 +134,7 @@ def _of_signatures(statements: AttachedStatements, trust: Trust) -> Iterator[Poi
 
 
 def _origin(statements: AttachedStatements) -> tuple[Origin | None, Point]:
-    """The provenance. Several statements must have the same lock, as the registry decides their order."""
+    """The provenance. If there are several, all must have the same lock: their order is not signed."""
     found = statements.all(PROVENANCE)
     if not found:
         return None, Point(what="provenance", good=False, text="no trusted provenance found")
@@ -193,7 +193,7 @@ def _of_name(
 
 
 def _of_lock(provenance: Origin, image: ImageOnDisk, planned: Callable[[LockedCell], ImagePlan]) -> Point:
-    """Compute configuration and layers from the lock, and compare them."""
+    """Compute configuration and layers from the lock, and compare them with those of *image*."""
     if provenance.recipe != RECIPE:
         text = f"not compared: made by recipe {provenance.recipe}, but this torchkiln has recipe {RECIPE}"
         return Point(what="lock", good=True, text=text)
@@ -230,8 +230,9 @@ def _of_reports(
     criteria: VerifyCriteria,
     trust: Trust,
 ) -> Point:
-    """Check the reports against the policy; for another suite, against its checks in the gate's decision.
+    """Check the reports against the policy.
 
+    If the image was published with another suite, the gate's decision lists the checks of that suite.
     Old reports are accepted, because the gate checked their age at publication; reports from the future are
     not.
     """

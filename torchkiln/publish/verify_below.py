@@ -31,12 +31,12 @@ def verify_below(
     verify: Callable[[ImageOnDisk], Verification],
     store: Store | None = None,
 ) -> Iterator[Point]:
-    """Verify the parent image of *image*, and that *image*, the image of a project, has its layers lowest.
+    """Verify the parent of *image*, a project's image, and that its layers are the lowest of *image*.
 
     :param folder: for the documents of the parent image.
     :param verify: verifies an image of the repository.
-    :param store: a cache for lists of files. The layers of *image*, which were downloaded and verified
-        before, are then compared as the gate does. None: they were not downloaded.
+    :param store: a cache for lists of files. With it, the layers of *image*, which must be downloaded and
+        verified, are compared as by the gate. None: the layers are not compared.
     :raises RegistryError: a request failed.
     """
     label = labels(image).get(PARENT_LABEL, "")

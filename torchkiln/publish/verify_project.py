@@ -1,7 +1,8 @@
 """Verifies the image of a project in a registry, from its manifest, config and statements.
 
 The layers are not downloaded, and the parent image may be in another repository. The signed decision of the
-gate states that the project's layers do not change it (ADR 43). The project's own report is evaluated again.
+gate states that the project's layers do not change the parent image (ADR 43). The project's own report is
+evaluated again.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def find_login(
 ) -> Login | None:
     """The user's login for *repository*, or None.
 
-    Read in this order: $REGISTRY_AUTH_FILE, Docker's config.json, podman's auth.json of this session.
+    Files are read in this order: $REGISTRY_AUTH_FILE, Docker's config.json, podman's session auth.json.
 
     :raises ConfigError: one of these files is malformed.
     :raises ToolMissing: the credential helper in one of them is not installed.
@@ -127,7 +127,7 @@ def _mapping(config: Mapping[str, Any], name: str, path: Path) -> Mapping[str, A
 
 
 def _of_entry(entry: Mapping[str, Any], path: Path, key: str) -> Login | None:
-    """The login in an entry of `auths`; an empty entry means that a helper has it."""
+    """The login in an entry of `auths`; an empty entry means that a helper has the login."""
     user, password = entry.get("username") or "", entry.get("password") or ""
     if packed := entry.get("auth"):
         try:

@@ -49,7 +49,7 @@ class Delivery:
         """Mount or upload *blob*, unless the repository has it.
 
         :param sources: repositories of this registry that may have it.
-        :param on_progress: called with the number of bytes that were sent, each once.
+        :param on_progress: called with the number of bytes that were sent; each byte counts once.
         :raises RegistryError: the upload failed, or the registry reports another digest.
         :raises VerificationFailed: the file does not match its digest; the upload is not completed.
         """
@@ -83,7 +83,7 @@ class Delivery:
         return not (length.isascii() and length.isdigit()) or int(length) in (0, blob.size)
 
     def _mount(self, blob: FileBlob | MemoryBlob, source: str) -> tuple[bool, str | None]:
-        """Whether it is mounted; if not, the URL of the upload that the registry began instead, or None."""
+        """Whether *blob* was mounted; if not, the URL of the upload that the registry began, or None."""
         query = urlencode({"mount": blob.digest, "from": source})
         scopes, address = (*self._scopes, f"repository:{source}:pull"), f"{self._base}/uploads/?{query}"
         try:

@@ -36,7 +36,7 @@ class RegistrySession(LimitedSession):
         )
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        """Remove the header as requests does, but do not read netrc."""
+        """For a redirect, remove the Authorization header as requests does; do not read netrc."""
         if self.should_strip_auth(response.request.url, prepared_request.url):  # type: ignore[no-untyped-call]
             prepared_request.headers.pop("Authorization", None)
 
@@ -53,7 +53,7 @@ class Exchange:
         A document that exceeds its limit is an error; the body of an error is truncated.
 
         :raises RegistryError: an unsafe redirect; a document that is too long or compressed.
-        :raises OSError, HTTPError, RequestException, ValueError: from the libraries.
+        :raises OSError, HTTPError, RequestException, ValueError: errors of requests and urllib3.
         """
         body = request.body
         seconds = _DOCUMENT if request.reads and (request.quick or not request.into) else _SILENCE
@@ -96,7 +96,7 @@ class Exchange:
         )
 
     def _pieces(self, response: requests.Response, *, renewed: bool) -> Iterator[bytes]:
-        """The pieces of a blob; if *renewed*, the time limit is for each piece."""
+        """The pieces of a body; if *renewed*, the time limit starts again with each piece."""
         # Not `raw.stream`, which does not limit the length of a chunk's size line.
         while piece := response.raw.read(_PIECE, decode_content=False):
             if renewed:
@@ -114,7 +114,7 @@ class Exchange:
 
 
 class _Watched:
-    """A body whose time limit is for each piece."""
+    """A body to send; the time limit starts again with each piece."""
 
     def __init__(self, data: Body, renew: Callable[[], None]) -> None:
         self._data, self._renew = data, renew

@@ -1,4 +1,4 @@
-"""Records in the cache the repositories to which a blob was pushed, so that the next push can mount it.
+"""Records in the cache to which repositories a blob was pushed, so that the next push can mount it.
 
 A record is only a hint: a wrong one costs one request.
 """
@@ -12,7 +12,7 @@ from torchkiln.registry.reference import Repository
 from torchkiln.store.store import Store
 
 _KIND = "pushed"
-_MOST = 3  # repositories of a blob; one that has it is enough
+_MOST = 3  # maximum repositories per blob; a mount needs only one
 
 
 class History:

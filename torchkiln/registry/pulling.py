@@ -27,7 +27,7 @@ class PullObserver(Protocol):
 
 
 def documents(reading: RepositoryReader, found: Document, layout: Path, ref: str) -> ImageOnDisk:
-    """The image with the manifest *found*, as *ref* in *layout*, without its layers.
+    """Write the image with the manifest *found* to *layout*, as *ref* and without its layers.
 
     :raises VerificationFailed: it is not an image manifest, or the config does not match its digest.
     :raises RegistryError: a request failed.

@@ -1,7 +1,7 @@
 """Pushes an image: blobs in parallel, then the manifest by its digest, tags last.
 
-So a tag never refers to an incomplete image, even if the push is interrupted. `BlobUploads` takes blobs one
-by one, so that a build can upload layers before it ends.
+In this order, a tag never refers to an incomplete image, even if the push is interrupted. `BlobUploads` takes
+blobs one by one, so that a build can upload layers before it ends.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class BlobUploads:
         self._pool = ThreadPoolExecutor(options.jobs, "push")
         self._under_way: dict[Digest, Future[Delivered]] = {}
         self._guard = threading.Lock()
-        self._error: Exception | None = None  # the first
+        self._error: Exception | None = None  # the first error of a blob
         self._began = time.monotonic()
 
     def __enter__(self) -> BlobUploads:
@@ -167,7 +167,7 @@ class BlobUploads:
         """
         futures = tuple(self._under_way.values())
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:  # one of them failed; leaving the context ends the others
+        for future in done:  # if one failed, the error leaves the context, which stops the others
             if error := future.exception():
                 raise self._error or error
         return tuple(future.result() for future in futures)
@@ -198,7 +198,7 @@ class BlobUploads:
         )
 
     def _unless_failed(self, blob: FileBlob) -> Delivered:
-        """Deliver the blob, unless another one failed: the pool may start this one before it is shut down."""
+        """Deliver the blob, unless another failed: the pool can start this call before it is shut down."""
         if self._error is not None:
             raise self._error
         try:

@@ -108,7 +108,7 @@ class RepositoryReader:
         return found.digest if found else None
 
     def require(self, name: str) -> Document:
-        """The manifest under *name*, as `manifest`.
+        """The manifest under *name*, like `manifest`, but a missing one is an error.
 
         :raises ConfigError: there is none; the hint has similar tags.
         """
@@ -233,7 +233,7 @@ class RepositoryReader:
         """Download the blob *digest* to *out*; a broken download is resumed if the registry supports that.
 
         :param on_progress: called with the number of new bytes, each counted once.
-        :param quick: it is a document; the time limit is for all attempts together.
+        :param quick: the blob is a small document: one time limit covers all attempts together.
         """
         what, hashed, reported = f"blob {digest[:19]}", hashlib.sha256(), 0
 

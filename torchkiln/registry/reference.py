@@ -52,7 +52,7 @@ class ImageReference:
 def parse_reference(text: str) -> ImageReference:
     """`HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]`; `docker.io/X` is `docker.io/library/X`, as in Docker.
 
-    :raises ConfigError: the reference is invalid; names the wrong part.
+    :raises ConfigError: the reference is invalid; the message names the wrong part.
     """
     rest, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
@@ -108,7 +108,7 @@ def parse_tag(text: str) -> str:
 
 
 def api_host(host: str) -> str:
-    """The host of the API of the registry *host*: Docker Hub's differs from that in its references."""
+    """The host of the API of the registry *host*; Docker Hub's API has another host than its references."""
     return "registry-1.docker.io" if host == DOCKER_HUB else host
 
 

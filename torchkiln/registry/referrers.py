@@ -68,7 +68,7 @@ class ReferrerList:
 def listing(reading: RepositoryReader, digest: Digest, kinds: Collection[str] | None = None) -> ReferrerList:
     """The referrers of the image *digest*, by the registry's API and by the tag.
 
-    :param kinds: artifact types to select; others are only counted, so that any number of them is cheap.
+    :param kinds: artifact types to select; others are counted, but not downloaded.
         A referrer without a type is selected. None selects all.
     :raises RegistryError: a request failed, or the list is invalid.
     :raises VerificationFailed: too many are selected.
@@ -181,8 +181,9 @@ class Payload:
 def payload_of(
     reading: RepositoryReader, referrer: Referrer, subject: Digest, types: Collection[str]
 ) -> Payload:
-    """The document that *referrer* attaches to the image *subject*, of one of the media *types*.
+    """The descriptor of the document that *referrer* attaches to the image *subject*.
 
+    :param types: the accepted media types of the document.
     :raises UnknownFormat: the manifest has another form, or the document another media type.
     :raises VerificationFailed: it is missing, belongs to another image, or does not match its digest.
     :raises RegistryError: a request failed.
@@ -206,7 +207,7 @@ def payload_of(
 def content(
     reading: RepositoryReader, referrer: Referrer, subject: Digest, types: Collection[str], limit: int
 ) -> tuple[bytes, str]:
-    """The document of `payload_of` and its media type.
+    """Download the document that `payload_of` finds; returns its bytes and its media type.
 
     :raises UnknownFormat: as `payload_of`.
     :raises VerificationFailed: as `payload_of`; or the document is longer than *limit* bytes, or damaged.

@@ -29,15 +29,15 @@ class HttpRequest:
 
     method: str
     url: str  # a path on the registry, or an absolute URL that it returned
-    what: str  # for errors, "blob sha256:…"
+    what: str  # the name in error messages, "blob sha256:…"
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | Body | None = None
-    scopes: Scopes | None = ()  # of the token; None: no authentication, and a 401 is returned
+    scopes: Scopes | None = ()  # scopes of the token; None: send no token, and return a 401
     into: Taker | None = None  # receives the body if the status is 200 or 206, in each attempt
-    limit: int = LIMIT  # bytes of a body without `into`
-    quick: bool = False  # with `into`: the time limit is that of a document
+    limit: int = LIMIT  # maximum bytes of the body, if `into` is None
+    quick: bool = False  # if `into` is set: use the short time limit of a document
 
     @property
     def reads(self) -> bool:
-        """Whether it changes nothing in the registry."""
+        """Whether the request only reads from the registry."""
         return self.method in ("GET", "HEAD")

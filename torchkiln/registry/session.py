@@ -23,7 +23,7 @@ from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry
 from torchkiln.util.http.session import DIRECT, Network
 
 _FIRST_ATTEMPTS = 3  # for the first connection, which most often fails because the host name is wrong
-_RENEWALS = 3  # of a token for one request: it may expire again while requests of other threads are sent
+_RENEWALS = 3  # maximum new tokens for one request: a token may expire while other threads send requests
 _ALL = 256 << 20  # bytes of all documents from one registry
 READS = 40.0  # seconds of attempts and pauses after which a read is not retried
 _WRITES = 300.0  # the same for a write
@@ -120,7 +120,7 @@ class Registry:
         for renewals in range(_RENEWALS + 1):
             before = used
             used = self._authenticator.header(scopes or ()) if ours and scopes is not None else None
-            if renewals and used == before:  # the same password again: further attempts may lock the account
+            if renewals and used == before:  # the password was refused: more attempts may lock the account
                 break
             login = {"Authorization": used} if used else {}
             response = self._send(replace(request, url=url, headers={**request.headers, **login}))
@@ -165,7 +165,7 @@ class Registry:
         return location(self.host, response, what)
 
     def check_digest(self, response: HttpResponse, digest: Digest, what: str) -> None:
-        """Compare the digest that the registry reports, which is optional, with *digest*.
+        """If the registry reports a digest in *response*, compare it with *digest*.
 
         :raises RegistryError: they differ.
         """
@@ -199,7 +199,7 @@ class Registry:
         self._check()
         try:
             response = self._exchange.send(request)
-        except ValueError as error:  # includes some exceptions of requests
+        except ValueError as error:  # some exceptions of the library requests are ValueErrors
             self._check()
             raise RegistryError(
                 f"{self.host}: {what}: invalid response: {type(error).__name__}",

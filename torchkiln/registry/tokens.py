@@ -76,7 +76,7 @@ class Authenticator:
                 del self._tokens[scopes]
 
     def redact(self, text: str) -> str:
-        """*text* of a registry without the user's secrets."""
+        """*text*, which a registry sent, without the user's secrets."""
         found = [token.header.partition(" ")[2] for token in list(self._tokens.values())]
         for secret in (*found, *(self._login.secrets if self._login else ())):
             text = text.replace(secret, "…")

@@ -67,7 +67,7 @@ class Upload:
     def _attempt(self) -> None:
         if self._failed:
             self._failed = False
-            if self._is_there(self._blob):  # it is complete; only the response was lost
+            if self._is_there(self._blob):  # the upload was complete, only the response was lost
                 return
             self._read_state()
         try:

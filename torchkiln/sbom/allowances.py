@@ -20,13 +20,13 @@ from torchkiln.util.located_yaml import Located
 from torchkiln.util.schema import shipped
 from torchkiln.util.strict_json import read_file, text_of
 
-MAX_DURATION = timedelta(days=366)  # from today
+MAX_DURATION = timedelta(days=366)  # the end date of an entry is at most this far ahead
 
 
 def read(path: Path, *, on: date) -> tuple[AllowedVulnerability, ...]:
     """Read the list in the file *path*, on the date *on*.
 
-    :raises ConfigError: it cannot be read, or is invalid; with the line of each fault.
+    :raises ConfigError: it cannot be read, or is invalid; the message has the line of each fault.
     """
     try:
         text = text_of(read_file(path, 4 * located_yaml.MAX_TEXT))
@@ -40,7 +40,7 @@ def read(path: Path, *, on: date) -> tuple[AllowedVulnerability, ...]:
 def load(text: str, *, name: str, on: date) -> tuple[AllowedVulnerability, ...]:
     """Read the list in *text*.
 
-    :raises ConfigError: it is invalid; with the line of each fault.
+    :raises ConfigError: it is invalid; the message has the line of each fault.
     """
     try:
         file = located_yaml.parse(text, name=name)

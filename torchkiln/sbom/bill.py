@@ -75,7 +75,7 @@ class Bill:
 
     name: str  # of the repository, "pytorch-cuda"
     tag: str
-    image: Digest  # of its manifest
+    image: Digest  # the digest of its manifest
     os: str  # "debian 12"
     epoch: int  # seconds, from the lock
     tool: str  # version of torchkiln
@@ -113,7 +113,7 @@ def bill_of(
 ) -> Bill:
     """The bill of *image*, which was built from *locked* and contains *evidence*.
 
-    :param files: the base's .deb files by the archive's index; None if they were not recorded.
+    :param files: the record of the base's .deb files, with hashes; None if there is none.
     :param added: the OS packages that *locked* does not have, with the SHA-256 of their .deb files.
     :raises VerificationFailed: the image does not match the lock.
     """
@@ -202,7 +202,7 @@ def _cut(device_code: DeviceCode) -> str:
 
 
 def _of_archive(archive: LockedArchive) -> BillComponent:
-    """Without a licence: NVIDIA's own licence text in the image has no SPDX expression."""
+    """The component has no licence, because NVIDIA's licence text in the image has no SPDX expression."""
     return BillComponent(
         kind="toolkit",
         name=archive.component,
@@ -214,7 +214,7 @@ def _of_archive(archive: LockedArchive) -> BillComponent:
 
 
 def _of_standalone(standalone: LockedStandalone) -> BillComponent:
-    """Without a licence: that of the build also covers the libraries that it is linked with."""
+    """The component has no licence, because the build also contains libraries under other licences."""
     return BillComponent(
         kind="interpreter",
         name="python",
@@ -242,7 +242,7 @@ def _of_deb(package: InstalledPackage, debs: Mapping[DebKey, str], distro: tuple
 
 
 def _vendored(dist: Distribution, wheels: Iterable[str]) -> BillComponent:
-    """A vendored copy; its carrier is the wheel named like its top-level folder, if there is such a wheel."""
+    """A vendored copy; its carrier is the wheel with the name of its top-level folder, if there is one."""
     _, _, below = dist.path.partition("/site-packages/")
     top = canonicalize_name(below.split("/")[0]) if below else ""
     return BillComponent(

@@ -102,7 +102,7 @@ def _pedigree(part: BillComponent) -> Pedigree | None:
 
 
 def _licences(licences: Sequence[Licence]) -> Sequence[DisjunctiveLicense | LicenseExpression]:
-    """One expression if all licences are SPDX; else one by one, those that are not SPDX by name and text."""
+    """One expression if all licences are in SPDX's list; else each by its id, or by its name and text."""
     if not any(licence.references for licence in licences):
         expression = joined(licences)
         if spdx_ids.is_supported_id(expression):

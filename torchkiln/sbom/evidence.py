@@ -79,7 +79,7 @@ class Evidence:
     distributions: tuple[Distribution, ...]
     packages: tuple[InstalledPackage, ...]
     wheels: Mapping[str, tuple[str, str]]  # in image.json and project.json: name → version, sha256
-    archives: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # likewise, of NVIDIA's toolkit
+    archives: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # the same for NVIDIA's toolkit
 
 
 def is_evidence(path: str) -> bool:
@@ -103,9 +103,8 @@ def evidence_of(texts: Mapping[str, str], links: Mapping[str, str]) -> Evidence:
     distributions = tuple(sorted(_distributions(texts, faults), key=lambda dist: (dist.name, dist.path)))
     packages = tuple(sorted(_packages(texts, links, faults), key=lambda deb: (deb.name, deb.architecture)))
     wheels, archives = (_from_json(texts, IMAGE_JSON, key, faults) for key in ("wheels", "archives"))
-    wheels |= _from_json(
-        texts, PROJECT_JSON, "wheels", faults
-    )  # a removed wheel is always replaced by one of the same name
+    # a project's wheel replaces the parent image's wheel of the same name
+    wheels |= _from_json(texts, PROJECT_JSON, "wheels", faults)
     of_wheels = [dist.name for dist in distributions if dist.of_a_wheel]
     faults += [f"{name} is installed twice" for name in _repeated(of_wheels)]
     of_dpkg = [f"{package.name}:{package.architecture}" for package in packages]

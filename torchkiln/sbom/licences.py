@@ -17,7 +17,7 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from torchkiln.errors import printable
 
 _MAX_EXPRESSION = 2000  # characters; the longest one in our images has 60
-_MAX_NAME = 80  # characters; a whole text instead of a name is cut
+_MAX_NAME = 80  # maximum characters; some packages write a whole text, which is cut
 _REF = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
 _JOINED = re.compile(r"\s+(and|or)\s+")
 _DEBIAN_FAMILY = re.compile(r"(GPL|LGPL|AGPL|GFDL|GFDL-NIV)-(\d+(?:\.\d+)?)(\+?)")

@@ -1,6 +1,6 @@
 """Reads the components that an SPDX 2.3 or CycloneDX 1.6 document lists.
 
-The reader is strict, and accepts documents such as `spdx` and `cyclonedx` write. It does not use the
+The reader is strict, and accepts only the forms that `spdx.py` and `cyclonedx.py` write. It does not use the
 libraries that write these documents, so that it finds faults of those libraries.
 """
 
@@ -18,7 +18,7 @@ from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.util.strict_json import json_of
 
 LIMIT = 16 << 20  # bytes of a document; that of 2.7.1 has less than 1 MB
-_MAX_ITEMS = 100_000  # of a list
+_MAX_ITEMS = 100_000  # maximum items of a list
 _HEX = re.compile(r"[0-9a-f]{64}")
 _HINT = "do not use this document; get it again from the image's registry"
 System = Literal["python", "os", "toolkit", "other"]
@@ -46,7 +46,7 @@ class SbomContents:
 
 
 def listed(document: bytes, *, where: str = "SBOM") -> SbomContents:
-    """Read *document*, in either format; *where* is its name in messages.
+    """Read *document*, in SPDX or CycloneDX; *where* is its name in messages.
 
     :raises VerificationFailed: it is invalid or ambiguous.
     """

@@ -75,7 +75,7 @@ def _with_packages(project: ProjectImage) -> LockedCell:
 
 
 def _itself(project: ProjectImage) -> BillComponent:
-    """The project's code; its version is from its layer's diff_id, because the image states no other."""
+    """The component for the project's code; its version is from the layer's diff_id: there is no other."""
     name, files = project.account.name, project.account.files
     version = project.image.layers[-1].diff_id.removeprefix("sha256:")[:12]
     return BillComponent(

@@ -61,7 +61,7 @@ class MadeOf:
 
 
 def made_of(plan: ImagePlan, store: Store) -> dict[Digest, MadeOf]:
-    """The layers of *plan* with a record in *store*, whose wheels are still in the store."""
+    """diff_id -> wheels, for each layer of *plan* whose record and wheels are in *store*."""
     found = {}
     for spec in plan.of(WheelLayer):
         record = record_of(spec, store)
@@ -113,7 +113,7 @@ def _texts(path: Path, scheme: Scheme) -> Iterator[tuple[str, str]]:
 
 
 def _only(texts: Mapping[str, str], links: Mapping[str, str], deleted: Sequence[str]) -> LayerContents:
-    """Contents without counts, which an SBOM does not need."""
+    """The contents without the numbers of files and bytes, which an SBOM does not need."""
     return LayerContents(files=0, bytes=0, texts=texts, links=links, deleted=tuple(deleted))
 
 

@@ -1,7 +1,7 @@
 """Runs Trivy or Grype on an image of a layout.
 
 The scanner runs in an empty folder and without the user's settings: a `.trivyignore`, a `.grype.yaml` or a
-variable could hide findings, which only torchkiln's vulnerabilities.yaml may do. Only the user's settings of
+variable could hide findings; only torchkiln's vulnerabilities.yaml may do that. Only the user's settings for
 the vulnerability database are passed on.
 """
 
@@ -26,7 +26,7 @@ from torchkiln.sbom.vulnerabilities import TOOLS, Scan, Tool
 from torchkiln.util.scratch import scratch
 from torchkiln.util.strict_json import read_file
 
-# The scanners' variables that are passed: where the database is, and whether it may be downloaded.
+# The scanners' variables that are passed on: where the database is, and whether it may be downloaded.
 _PASS = re.compile(
     r"TRIVY_(CACHE_DIR|(SKIP_)?(JAVA_)?DB_(REPOSITORY|UPDATE)|OFFLINE_SCAN|INSECURE|USERNAME|PASSWORD)"
     r"|GRYPE_DB_[A-Z_]+"
@@ -96,7 +96,7 @@ def scan(image: ImageOnDisk, scanner: Scanner, environ: Mapping[str, str], *, ti
 def _run(argv: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float) -> None:
     """Run *argv* in *folder*, with its output in the files `stdout` and `stderr`.
 
-    :raises ToolMissing: it cannot be started, fails, or takes too long; with the end of its stderr.
+    :raises ToolMissing: it cannot be started, fails, or takes too long; the message ends with its stderr.
     """
     tool = Path(argv[0]).name
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:

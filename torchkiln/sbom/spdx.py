@@ -25,7 +25,7 @@ from torchkiln.sbom.licences import LicenceReference, joined
 
 MEDIA_TYPE = "application/spdx+json"
 _DOCUMENT, _IMAGE = "SPDXRef-DOCUMENT", "SPDXRef-image"
-# Without a list of licences: the expressions are valid SPDX already, and must not be changed.
+# It has no list of known licences, so it does not change expressions, which are already valid SPDX.
 _LICENSING = Licensing()
 _PURPOSES = {"project": PackagePurpose.APPLICATION}
 

@@ -1,4 +1,4 @@
-"""Decides whether an image passes, by a scanner's findings, a threshold and a list of accepted findings."""
+"""Decides which of a scanner's findings refuse an image, by a threshold and a list of accepted ones."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class AllowedVulnerability:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanVerdict:
-    """The findings of a scan, divided by a threshold and a list of accepted ones."""
+    """The findings of a scan, divided by a threshold and allowances; and the allowances without effect."""
 
     refused: tuple[Vulnerability, ...]
     allowed: tuple[tuple[Vulnerability, AllowedVulnerability], ...]
@@ -106,7 +106,7 @@ class ScanVerdict:
     ]  # number of findings that the threshold does not refuse, highest severity first
 
     expired: tuple[AllowedVulnerability, ...]
-    idle: tuple[AllowedVulnerability, ...]  # valid, but without a finding
+    idle: tuple[AllowedVulnerability, ...]  # not expired, but no finding matches
 
 
 def judge(

@@ -23,7 +23,7 @@ _HINT = "do not use this file; get the original again"
 
 
 def statement_of(report: SmokeReport) -> Statement:
-    """*report* as a statement about its image.
+    """The in-toto statement about the image of *report*, with *report* as the predicate.
 
     :raises ConfigError: it is the report of an environment, not of an image.
     """
@@ -36,16 +36,16 @@ def statement_of(report: SmokeReport) -> Statement:
 
 
 def report_of(signed: Statement, *, where: str) -> SmokeReport:
-    """The inverse of `statement_of`.
+    """The report in *signed*, a statement that `statement_of` made.
 
-    :raises VerificationFailed: *signed* has another type, or its subject is not the report's image.
+    :raises VerificationFailed: *signed* has another predicate type, or its subject is not the report's image.
     :raises ConfigError: its report is invalid.
     """
     if signed.kind != PREDICATE:
         raise VerificationFailed(f"{where}: predicateType: must be {PREDICATE!r}", hint=_HINT)
     report = from_document(signed.content, where=f"{where}: predicate")
     if signed.image != report.image:
-        raise VerificationFailed(f"{where}: its subject is not the image of its report", hint=_HINT)
+        raise VerificationFailed(f"{where}: the subject is not the image of the report", hint=_HINT)
     return report
 
 
@@ -70,7 +70,7 @@ def files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filed:
-    """A report's file and the signed form beside it."""
+    """The content of a report's file, and of the signed report beside it."""
 
     path: Path
     data: bytes = field(repr=False)
@@ -159,7 +159,7 @@ def _is_envelope(data: bytes) -> bool:
 
 def _data(path: Path) -> bytes:
     try:
-        return read_file(path, 2 * LIMIT)  # base64 makes it a third longer
+        return read_file(path, 2 * LIMIT)  # a signed report is in base64, which is a third longer
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}", hint="pass a file that `torchkiln smoke TAG --report FILE` wrote"

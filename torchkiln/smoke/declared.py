@@ -1,8 +1,8 @@
 """Compare the values of a report with the declarations of the suite.
 
 A report is not trusted. Its bounds must equal those that the suite declares, computed again from the lock and
-the report's description of the host. Each declared value must be present, within its bounds, and have its
-type.
+the report's description of the host. Each declared value must be present, within its bounds, and have the
+declared type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchkiln.smoke.suite import Suite, SuiteCheck
 from torchkiln.util.strict_json import equal, is_number
 
 _NUMERIC = ("at_least", "at_most")
-_SHOWN = 80  # characters of a value in a message
+_SHOWN = 80  # maximum characters of a value in a message
 
 
 def declared_faults(
@@ -25,7 +25,7 @@ def declared_faults(
 ) -> Iterator[str]:
     """How the values of *finding*, which was reported as passed, differ from the declarations of *check*.
 
-    A check without declared values, as in a clearance of another suite, is not compared.
+    There are none if *check* has no declarations: a check of another suite, known only from a clearance.
 
     :param facts: the facts of the image, from `expected.facts_of`.
     :param host: the description of the host in the report.
@@ -43,7 +43,7 @@ def declared_faults(
             continue
         try:
             bound = _bound(rule, lambda expected: suite.expected(expected, facts, host))
-        except Exception as error:  # the suite's code, with the report's description of the host
+        except Exception as error:  # the suite's code can raise anything if the report's host is forged
             yield f"{name}: its bound cannot be computed from the report's host: {_short(str(error))}"
             continue
         if not equal(threshold.get(name, {}), bound):

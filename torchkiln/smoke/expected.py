@@ -37,7 +37,7 @@ def facts_of(
             "wheel_cuda": build.cuda,
             "status": resolution.status.value,
             "flavor": cell.flavor,
-            "os": locked.base.os,  # the name of the system without a standalone Python
+            "os": locked.base.os,  # "debian12"; `cell.os` can also name a standalone Python
             "python": locked.python.version,
             "cudnn": build.cudnn,
             "nccl": build.nccl,

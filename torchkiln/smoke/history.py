@@ -42,13 +42,13 @@ class SilentKeptRunsListener:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptRuns:
-    """The reports in the cache."""
+    """The reports of this machine's runs, which are kept in the cache *store*."""
 
     store: Store
     listener: KeptRunsListener = field(default_factory=SilentKeptRunsListener)
 
     def answer(self, question: Question, at: datetime, *, days: float) -> SmokeReport | None:
-        """A report that is at most *days* old and answers *question*; None if there is none."""
+        """The report that can replace the run *question* at the time *at*, see `reusable_report`; or None."""
         return reusable_report(self._reports(), question, at=at, days=days)
 
     def keep(self, report: SmokeReport) -> None:
@@ -76,7 +76,7 @@ class KeptRuns:
                 continue
             try:
                 report = from_json(payload, where=key)
-            except ConfigError:  # of another version
+            except ConfigError:  # a report of another version of torchkiln
                 continue
             if key_of(report) == key:
                 yield report

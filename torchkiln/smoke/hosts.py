@@ -12,7 +12,7 @@ _GIB = 1 << 30
 
 
 def fits(host: Any) -> bool:
-    """Whether *host* matches host.schema.json; it comes from the image and is not trusted."""
+    """Whether *host*, which a program in the image wrote, matches host.schema.json."""
     return not violations(host, shipped("host"))
 
 
@@ -38,11 +38,11 @@ def contradictions(host: Mapping[str, Any]) -> Iterator[str]:
     links = [tuple(link[:2]) for link in driver.get("links", ())]
     for name, pairs in (("peers", peers), ("links", links)):
         if len(set(pairs)) != len(pairs):
-            yield f"{name}: a pair of GPUs is listed twice"
+            yield f"lists a pair of GPUs twice in {name!r}"
         if any(not _is_pair(pair, count) for pair in pairs):
-            yield f"{name}: not a pair of its {count} GPUs"
+            yield f"lists an entry in {name!r} that is not a pair of its {count} GPUs"
     if any(isinstance(one, int) and isinstance(other, int) and one > other for one, other in links):
-        yield "links: each pair is listed once, the lower number first"
+        yield "lists a pair in 'links' whose first GPU has the higher number"
 
 
 def _is_pair(pair: tuple[Any, ...], count: int) -> bool:
@@ -98,11 +98,11 @@ def _gpus(host: Mapping[str, Any]) -> str:
 
 
 def _topology(host: Mapping[str, Any]) -> str:
-    """The active NVLinks of a GPU, the types of links between pairs, and peer access to memory."""
+    """The active NVLinks per GPU, the link types between pairs of GPUs, and peer access to GPU memory."""
     found, driver = gpus(host), _driver(host)
     directions = len(found) * (len(found) - 1)
     active = sorted({gpu["nvlinks"] for gpu in found if gpu.get("nvlinks") is not None})
-    parts = [f"NVLinks a GPU: {' or '.join(map(str, active))}"] if active else []
+    parts = [f"NVLinks per GPU: {' or '.join(map(str, active))}"] if active else []
     links = Counter(str(link[2]) for link in driver.get("links", ()))
     parts += [f"{link} between {count} of {directions // 2} pairs" for link, count in links.items()]
     parts.append(f"peer access in {len(driver.get('peers', ()))} of {directions} directions")

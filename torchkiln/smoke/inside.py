@@ -14,11 +14,11 @@ from torchkiln.runtimes.runtime import RunnableImage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InsideImage:
-    """A prepared image, as `run.Inside`; commands run without its entrypoint."""
+    """Implements `run.Inside` for an image that a runtime has prepared; skips the image's entrypoint."""
 
     ready: RunnableImage
     user: str | None = None  # UID:GID; None: the user of the image's config
-    workdir: str | None = None  # None: the image's
+    workdir: str | None = None  # None: that of the image's config
     python: str = f"{PREFIX}/bin/python"
 
     @property

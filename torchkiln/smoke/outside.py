@@ -22,8 +22,8 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.model.recipe import PREFIX
 from torchkiln.oci.layer_index import TreeItem
 
-_NAMED = 10  # most paths in a message
-_VALUE = 120  # most characters of a variable
+_NAMED = 10  # maximum paths in a message
+_VALUE = 120  # maximum characters of a variable in a message
 _VENV = PREFIX.lstrip("/")
 # Folders with modules: the standard library, site-packages, and a user's site-packages.
 _MODULES = re.compile(rf"^{_VENV}/|(^|/)lib(64)?/python3(\.\d+)?/|(^|/)(site|dist)-packages/")
@@ -37,7 +37,7 @@ _RECORD = re.compile(r"(^|/)(site|dist)-packages/[^/]+\.dist-info/RECORD$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedFiles:
-    """The facts of a lock about an image: its layers below the top one, its distributions, its variables."""
+    """What a lock says about an image: layers below the top one, distributions, environment variables."""
 
     layers: tuple[Digest | None, ...]  # diff_ids, lowest first; None: not recorded
     wheels: Mapping[str, str] = field(hash=False)  # normalized name -> version
@@ -45,7 +45,7 @@ class LockedFiles:
 
     @staticmethod
     def of(locked: LockedCell, layers: Sequence[Digest | None], env: Mapping[str, str]) -> LockedFiles:
-        """The files of *locked*; *layers* and *env* are those of its plan."""
+        """The facts in *locked*; *layers* and *env* come from the plan of *locked*."""
         wheels = {wheel.name: wheel.version for wheel in locked.wheels}
         return LockedFiles(layers=tuple(layers), wheels=wheels, env=env)
 
@@ -56,10 +56,11 @@ def faults(
     env: Mapping[str, str],
     locked: LockedFiles,
 ) -> tuple[str, ...]:
-    """How an image differs from its lock; each text names at most ten paths, and the number of all.
+    """How an image differs from its lock; each text has the number of paths, and names at most ten.
 
-    :param tree: the files of its layers, which have these *diff_ids*, lowest first.
-    :param env: the environment variables in its config.
+    :param tree: the files in the image's layers.
+    :param diff_ids: of the image's layers, lowest first.
+    :param env: the environment variables in the image's config.
     """
     known = {number for number, diff_id in enumerate(diff_ids) if _at(locked.layers, number) == diff_id}
     found = [*_env(env, locked.env), *_layers(diff_ids, locked.layers)]
@@ -91,7 +92,7 @@ def _distributions(
 ) -> Iterator[str]:
     """Distributions that are not in the lock, missing, of another version, or installed twice."""
     installed: dict[str, list[str]] = {}
-    others = set()  # not in the lock, nor in a known layer, as the OS packages are
+    others = set()  # not in the lock; those in a *known* layer belong to OS packages and are allowed
     for path, item in tree.items():
         if _METADATA.search(path) and item.entry.text is not None:
             name, version = _identity(item.entry.text)
@@ -110,7 +111,7 @@ def _distributions(
 
 
 def _files(tree: Mapping[str, TreeItem], known: Collection[int]) -> Iterator[str]:
-    """Faults of the files of layers that are not *known*."""
+    """Faults of files in the layers whose diff_id is not in the lock; *known*: the numbers of the others."""
     recorded = _recorded(tree)
     changed, unknown, replaced, loader = [], [], [], []
     for path, item in tree.items():
@@ -153,7 +154,7 @@ def _recorded(tree: Mapping[str, TreeItem]) -> dict[str, str]:
 
 
 def _has_hash(sha256: str, recorded: str, path: str) -> bool:
-    """Whether a file has the recorded hash; without a hash, whether the specification allows none."""
+    """Whether *sha256* is the *recorded* hash; if RECORD has no hash, whether *path* needs none."""
     if not recorded:
         return bool(_UNHASHED.search(path))
     algorithm, _, value = recorded.partition("=")
@@ -178,7 +179,7 @@ def _sentence(what: str, names: Iterable[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """*text* of the image without spaces, so that `verdict.host_fault` finds no error in it."""
+    """*text* with escaped spaces: else a file's name could look like a host error to `verdict.host_fault`."""
     return text.replace(" ", "\\x20")
 
 

@@ -20,7 +20,7 @@ from torchkiln.util.strict_json import json_of
 SCHEMA = 2
 LIMIT = 16 << 20  # bytes; reports usually have 50 kB, but measured values can be long lists
 _ENGINES = ("docker", "podman")  # runtimes that give a container GPUs only by an option
-_LINE = 160  # characters of a message that are printed while the checks run
+_LINE = 160  # maximum characters of a message that is printed while the checks run
 _JSON_FIELDS = ("measured", "threshold")  # fields of a Finding that hold JSON
 _HINT = "pass a report that `smoke --report FILE` wrote"
 
@@ -65,7 +65,7 @@ def from_document(content: Any, *, where: str) -> SmokeReport:
 
 
 def finding_of(check: Mapping[str, Any]) -> Finding:
-    """The finding of an item of `checks`.
+    """The finding in *check*, an item of the list `checks` of a report.
 
     :raises ValueError: *check* does not match the schema.
     """
@@ -76,7 +76,7 @@ def finding_of(check: Mapping[str, Any]) -> Finding:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of `document`: `SmokeReport`, with `findings` named `checks`, and the host."""
+    """The JSON Schema of `document`: `SmokeReport` with `findings` renamed to `checks`, and with the host."""
     found, host = codec.schema_of(SmokeReport), dict(shipped("host"))
     definitions = {**found["$defs"], **host.pop("$defs"), "host": host}
     properties = found["properties"]
@@ -133,7 +133,7 @@ def demand_pass(report: SmokeReport) -> None:
 def _project_hint(report: SmokeReport) -> str:
     failed = [finding for finding in report.findings if faults(finding)]
     if any(host_fault(finding) for finding in failed):
-        return "if it needs a GPU: run it on a host with one, with --gpus all"
+        return "if the project needs a GPU: run the checks on a host with a GPU, with --gpus all"
     return _LINKAGE if any(finding.id == "linkage" for finding in failed) else ""
 
 
@@ -151,7 +151,7 @@ def _gpu_hint(report: SmokeReport) -> str:
 
 
 def to_junit(report: SmokeReport) -> bytes:
-    """JUnit XML. Checks that do not apply are skipped there, with the reason as the message."""
+    """JUnit XML. It shows checks that do not apply as skipped, with the reason as the message."""
     suite = Xml.Element(
         "testsuite",
         name=f"smoke {subject(report)}",
@@ -182,7 +182,7 @@ def to_junit(report: SmokeReport) -> bytes:
 
 
 def to_markdown(report: SmokeReport) -> str:
-    """A summary for a CI page."""
+    """A summary in Markdown, for the page of a CI job."""
     gpus = hosts.kinds(json.loads(report.host))
     image = f"`{report.image}`, " if report.image else ""
     head = [
@@ -212,9 +212,9 @@ def to_lines(
 ) -> list[str]:
     """Lines for a terminal: the host, one line per check with its values, and the messages of failed checks.
 
-    :param reasons: texts for the ids of facts because of which a check does not apply.
-    :param printed: findings that were printed by `to_line`; of these only the failed ones are repeated, with
-        their whole messages, and the outcomes are counted.
+    :param reasons: id of a fact -> its text, to explain why a check does not apply.
+    :param printed: findings that `to_line` has printed already: only failed ones are repeated, with the whole
+        message. If there are any, the last line counts the outcomes.
     """
     width = width_of(finding.id for finding in report.findings)
     lines = [

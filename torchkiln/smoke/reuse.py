@@ -1,4 +1,4 @@
-"""Find a kept report that can replace a run: same image, suite and GPUs, recent, and passed.
+"""Find a kept report that can replace a run: same image, suite, runtime and GPUs, recent, and passed.
 
 A later failure of any check makes earlier passes unusable, because the image is at fault. A later
 inconclusive run, in which the host is at fault, makes only the passes of its inconclusive checks unusable.
@@ -22,7 +22,7 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """The run that is requested."""
+    """A requested run; a kept report with the same image, suite, runtime and GPUs can replace it."""
 
     image: Digest
     suite: Digest
@@ -34,10 +34,10 @@ class Question:
 def reusable_report(
     kept: Iterable[SmokeReport], question: Question, *, at: datetime, days: float
 ) -> SmokeReport | None:
-    """The latest report that answers *question* and is at most *days* old at the time *at*.
+    """The latest report that can replace the run *question* and is at most *days* old at the time *at*.
 
-    None if a check failed, or a requested check was inconclusive, in a later run of the same image on the
-    same GPUs.
+    None if there is none, or if a later run of the same image on the same GPUs makes it unusable: a check
+    failed in that run, or a requested check was inconclusive.
     """
     same = [
         report for report in kept if _is_same(report, question) and age_of(report, at) <= timedelta(days=days)

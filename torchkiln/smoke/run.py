@@ -26,7 +26,7 @@ from torchkiln.util.scratch import scratch
 SUITE_LIMIT = 1800.0  # seconds for all checks together
 _WHEELS = "/opt/torchkiln/wheels"  # in the image
 _SUITE = "name the suite that ran: --suite FOLDER"
-_EXTRA_S = 60.0  # seconds more than the limit, which the runner itself enforces
+_EXTRA_S = 60.0  # the runner ends at the limit; if it does not, it is killed this much later
 
 
 class Ended(Protocol):
@@ -41,7 +41,7 @@ class Ended(Protocol):
 
 
 class Inside(Protocol):
-    """The part of a runtime that `smoke` uses: it runs commands in one image, with read-only binds.
+    """The part of a runtime that `smoke` uses: it runs commands in one image, with read-only bind mounts.
 
     Each line of stdout is passed to *on_line* when it is complete.
     """
@@ -59,14 +59,14 @@ class Inside(Protocol):
         on_line: Callable[[bytes], None],
     ) -> Ended: ...
     def killed_for_memory(self) -> int:
-        """The number of processes that its kernel has killed because memory ran out; 0 if unknown."""
+        """The number of processes in the image that the kernel killed for lack of memory; 0 if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checks:
     """The checks of a suite to run.
 
-    :raises ConfigError: a name in *only* is not a check of the suite, or is one of a tier above *tier*.
+    :raises ConfigError: a name in *only* is not a check of the suite, or is a check of a tier above *tier*.
     """
 
     suite: Suite
@@ -89,7 +89,7 @@ class Checks:
 
     @property
     def selected(self) -> list[SuiteCheck]:
-        """The selected checks."""
+        """The checks up to *tier*; with *only*, those of them that it names."""
         return [
             check
             for check in self.suite.checks
@@ -110,7 +110,7 @@ class SmokeSubject:
 
 
 def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables in *environ* that the suite gets: this machine's settings of NCCL and NVSHMEM."""
+    """The variables in *environ* that the suite gets: settings of NCCL, NVSHMEM and symmetric memory."""
     prefixes = ("NCCL_", "NVSHMEM_", "TORCH_SYMM_MEM_")
     return {name: value for name, value in environ.items() if name.startswith(prefixes)}
 
@@ -171,8 +171,8 @@ def not_run(
 ) -> SmokeReport:
     """The report on an image whose files or config differ from its lock; none of its programs was started.
 
-    All checks count as failed, because values from its programs would prove nothing. The finding of `lock`
-    has all reasons, or that of the first check if `lock` is not selected.
+    All checks count as failed, because values from its programs would prove nothing. The check
+    `lock` names all differences; if `lock` is not selected, the first check does.
     """
     differs = "the image differs from its lock"
     reasons, short = "\n".join((differs, *faults)), f"not run: {differs}\n{faults[0]}"
@@ -206,11 +206,11 @@ def _of_image(subject: SmokeSubject, runtime: str, checks: Checks) -> dict[str, 
 
 
 def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str = "run.jsonl") -> SmokeReport:
-    """The report for *stdout*, the output of a runner of *suite* in an environment without an image.
+    """The report from *stdout*, which a runner of *suite* wrote in an environment without an image.
 
     A check that was started but has no result, or that an interrupted run did not reach, has failed.
 
-    :raises ConfigError: *stdout* is not the output of a runner, or the runner had another suite.
+    :raises ConfigError: *stdout* is not the output of a runner, or the runner ran another suite.
     """
     output = parse_output(stdout)
     if not output.started:
@@ -254,7 +254,7 @@ def _how(ended: Ended) -> str:
 
 
 def exit_status(code: int) -> str:
-    """A description of an exit code; 128 plus a number is a signal, as in shells and engines."""
+    """A text for an exit code; as in shells, 128 + N means that signal N killed the command."""
     try:
         name = signal.Signals(code - 128).name
     except ValueError:
@@ -279,7 +279,7 @@ def _no_result(check: SuiteCheck, output: RunnerOutput, how: str) -> Finding:
 
 
 def _checked(found: Finding, suite: Suite, facts: Mapping[str, Any], host: Mapping[str, Any]) -> Finding:
-    """*found*; failed if the suite's rule, evaluated on this side, disagrees on whether the check applies."""
+    """*found*; as failed if its outcome contradicts the suite's rule, computed from *facts* and *host*."""
     fact = suite.not_applicable(found.id, facts, hosts.capability(host))
     if found.outcome == "not-applicable" and fact != found.message:
         return replace(

@@ -11,7 +11,7 @@ from torchkiln.smoke import hosts
 from torchkiln.smoke.report import finding_of
 from torchkiln.util.strict_json import DEPTH, json_of
 
-_MOST = 1000  # checks in a report, and faults; the number of lines that a run prints is not limited
+_MOST = 1000  # maximum checks, and maximum faults; a run may print any number of lines
 _NESTING = 6  # levels of JSON that a report and a signed statement add around a line of the runner
 
 
@@ -31,7 +31,7 @@ class OutputReader:
 
     def __init__(self) -> None:
         self.host: dict[str, Any] = {}
-        self._started: dict[str, None] = {}  # in the order of the lines
+        self._started: dict[str, None] = {}  # ids of checks, in the order of the lines
         self._findings: dict[str, Finding] = {}
         self._invalid: list[str] = []
         self._complete = False
@@ -79,5 +79,5 @@ def parse_output(stdout: bytes) -> RunnerOutput:
 
 
 def _finding(event: Mapping[str, Any]) -> Finding:
-    """:raises ValueError: it does not match the report's schema."""
+    """:raises ValueError: *event* does not match the report's schema."""
     return finding_of({field.name: event[field.name] for field in fields(Finding)})

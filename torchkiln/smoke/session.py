@@ -1,4 +1,4 @@
-"""Run the suite in an image of a layout, as `smoke` and `build --smoke` do.
+"""Run the suite in an image of a layout, for the commands `smoke` and `build --smoke`.
 
 If the same checks passed recently on the same image and GPUs, the report of that run is returned.
 """
@@ -43,7 +43,7 @@ class SmokeRequest:
     """The checks to run, and where."""
 
     checks: Checks
-    runtime: str = "rootfs"  # of RUNTIMES
+    runtime: str = "rootfs"  # a key of RUNTIMES
     gpus: str | None = None
     shm_size: int = 1 << 30  # bytes
     force: bool = False  # run the checks even if there is a kept report
@@ -78,17 +78,18 @@ class SilentSmokeListener(runtime.SilentRuntimeListener):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeSession:
-    """Runs checks; has the settings that all runs of a command share."""
+    """Runs checks with the settings that all runs of a command share."""
 
     images: Path  # the folder of locks
-    matrix: Callable[[], Matrix]  # for the maximum age of kept runs in its policy, and its repository
+    matrix: Callable[[], Matrix]  # for the policy's maximum age of kept runs, and the repository's name
     store: Store
     listener: SmokeListener = field(default_factory=SilentSmokeListener)
 
     def run(self, ref: str | None, layout: Path, request: SmokeRequest) -> SmokeReport:
         """Run the checks of *request* in the image *ref* (tag or digest) of *layout*; None: its only image.
 
-        :raises ConfigError: there is no such image, or no lock for it.
+        :raises ConfigError: there is no such image, or it is the image of a project.
+        :raises Stale: there is no lock for it.
         :raises ToolMissing: the engine cannot be reached, or this host does not allow namespaces.
         """
         image, tag, locked = image_and_lock(ref, layout, self.images)
@@ -109,7 +110,7 @@ class SmokeSession:
             tag=tag,
             facts=facts,
             verified=seen.when,
-            wheels={} if in_engine else cut_wheels(locked, self.store),  # an engine may be remote
+            wheels={} if in_engine else cut_wheels(locked, self.store),  # an engine may run on another host
         )
         when = start.strftime(TIME)
         if seen.faults:
@@ -150,7 +151,7 @@ class SmokeSession:
 
 
 def cut_wheels(locked: LockedCell, store: Store) -> dict[str, Path]:
-    """The files in *store* of the wheels whose libraries are cut in the image, by name."""
+    """Name -> file in *store*, of each wheel whose libraries are cut in the image."""
     names = locked.device_code.wheels if locked.device_code else ()
     found = (wheel for wheel in locked.wheels if wheel.name in names and store.has_wheel(wheel))
     return {wheel.name: store.wheel(wheel) for wheel in found}
@@ -174,7 +175,7 @@ def image_and_lock(ref: str | None, layout: Path, images: Path) -> tuple[ImageOn
 
 
 def _question(image: ImageOnDisk, request: SmokeRequest) -> Question | None:
-    """The question for kept reports; None if kept reports cannot be used, or if the GPUs are unknown."""
+    """The run to look for among kept reports; None if the checks must run, or if the GPUs are unknown."""
     checks = request.checks
     if request.force or checks.nonce or RUNTIMES[request.runtime].in_engine or _visible(os.environ):
         return None

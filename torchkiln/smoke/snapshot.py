@@ -56,7 +56,7 @@ def write_tree(files: Mapping[str, bytes], folder: Path) -> None:
         path.write_bytes(data)
         path.chmod(0o444)
     for created in folders:
-        created.chmod(0o755)  # for any umask: in a container another user reads it
+        created.chmod(0o755)  # whatever the umask is: a container's user must read the files
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def _walk(descriptor: int, above: str, depth: int) -> Iterator[tuple[str, bytes 
                 raise ValueError(f"{above!r}: more than {_MAX_ENTRIES} files in one folder")
     for name in sorted(names):
         path = above + name
-        if not name.isprintable():  # such a name would break the lines that are hashed
+        if not name.isprintable():  # the digest is that of a text with one line per file
             raise ValueError(f"{path!r}: the file name contains control characters, or is not UTF-8")
         mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
         if stat.S_ISDIR(mode):

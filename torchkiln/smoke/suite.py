@@ -2,7 +2,7 @@
 
 The folder is read once. The digest, the catalogue and every run use these bytes, so that later changes of the
 folder have no effect. Comments and docstrings are not part of the digest, and are removed
-before a run.
+from the copy that runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchkiln.smoke.suite_source import canonical, stripped
 from torchkiln.util.places import ROOTFS, SMOKE_TESTS
 
 REQUIREMENTS = "requirements.txt"  # pytest and what it needs, with hashes
-# Images contain this file for `doctor`; a suite without this file uses torchkiln's, too.
+# A suite without this file gets the one that images contain for the command `doctor`.
 DRIVER_PROBE = "probes/driver.py"
 _DRIVER_PROBE_OF_IMAGES = ROOTFS / "opt/torchkiln/workplace/driver_probe.py"
 
@@ -97,7 +97,7 @@ def load_suite(folder: Path | None = None) -> Suite:
 
 
 def suite_digest(folder: Path) -> Digest:
-    """The digest of all files: of the syntax tree without docstrings of Python files, of the bytes of others.
+    """The digest of all files: of a Python file the syntax tree without docstrings is hashed, else the bytes.
 
     :raises ConfigError: a file is not allowed in a suite: a link, a device, compiled code.
     """

@@ -40,7 +40,7 @@ def stripped(source: bytes) -> bytes:
     text = _text(source)
     lines = [line.encode() for line in text.split("\n")]
     for token in _tokens(text):
-        if token.type == tokenize.COMMENT:  # the last token: other columns of the line stay
+        if token.type == tokenize.COMMENT:  # no code follows a comment on its line
             row, column = token.start
             lines[row - 1] = lines[row - 1].decode()[:column].encode()
     for body in _documented(_parsed(text)):
@@ -79,7 +79,7 @@ def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
 
 
 def _documented(tree: ast.Module) -> Iterator[list[ast.stmt]]:
-    """The bodies that start with a docstring."""
+    """The bodies of modules, classes and functions that start with a docstring."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0] if node.body else None

@@ -20,8 +20,8 @@ class _Text(Protocol):
 class _OthersMemory:
     """Searches for torch's error "CUDA out of memory", if other processes caused it.
 
-    By the figures in the message (c10/cuda/CUDACachingAllocator.cpp), they use more of the GPU's memory than
-    this process, and without them the allocation would have succeeded.
+    The figures in the message (c10/cuda/CUDACachingAllocator.cpp) must show that the other processes use more
+    of the GPU's memory than this process, and that the allocation would have succeeded without them.
     """
 
     _amount = r"([\d.]+) (bytes|[KMG]iB)"
@@ -84,7 +84,7 @@ HOST_FAULTS: tuple[tuple[_Text, str], ...] = (
         "a GPU is lost or broken",
     ),
     (_OthersMemory(), "other processes use the GPU's memory"),
-    # NCCL's misc/shmutils.cc; above the full disk below, because NCCL's message contains the system's message
+    # NCCL's misc/shmutils.cc; it must precede "No space left on device", which can be a part of the message
     (
         re.compile(r"Error while creating shared memory segment /dev/shm/|failed to extend /dev/shm/"),
         "/dev/shm is too small for NCCL",
@@ -116,7 +116,12 @@ HOST_FAULTS: tuple[tuple[_Text, str], ...] = (
 
 
 def verdict(findings: Iterable[Finding]) -> Verdict:
-    """`fail`: the image is at fault; `inconclusive`: the host is, or no check passed; `pass`: otherwise."""
+    """The verdict of a run.
+
+    `fail`: a check failed, and its message shows no fault of the host.
+    `inconclusive`: all failures are faults of the host, or a check was skipped, or none passed.
+    `pass`: otherwise.
+    """
     findings = tuple(findings)
     failed = [finding for finding in findings if faults(finding)]
     if any(host_fault(finding) is None for finding in failed):

@@ -1,4 +1,4 @@
-"""Verifies an image from outside before its checks start: its unpacked files, then the image by its lock."""
+"""Compares an image's unpacked files with its layers, and the image with its lock, before its checks run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class Verification:
     """The result of the verification."""
 
     faults: tuple[str, ...]  # how the image differs from its lock
-    when: (
-        str | None
-    )  # when the unpacked files were compared with the layers, in UTC; None: an engine unpacks them
+    # when the unpacked files were compared with the layers, in UTC; None: an engine unpacks them
+    when: str | None
 
 
 def verification(
@@ -49,8 +48,7 @@ def verification(
 def verified_tree(
     image: ImageOnDisk, store: Store, listener: RuntimeListener, *, in_engine: bool
 ) -> tuple[Mapping[str, TreeItem], str | None]:
-    """The files of *image* by its layers, and when its unpacked files were compared with them; see
-    `Verification`."""
+    """The files in the layers of *image*, and `Verification.when`."""
     if not in_engine:
         return verified(image, store, listener)
     layers = layers_of(image)
@@ -62,7 +60,7 @@ def verified_tree(
 
 
 def _recorded(planned: ImagePlan, store: Store) -> Sequence[Digest | None]:
-    """The diff_id of each layer below the overlay, from the lock, or from *store* if it made the layer."""
+    """The diff_id of each layer below the overlay, from the lock, or from the record in *store*; or None."""
     in_lock = {layer.title: layer.blob.diff_id for layer in planned.locked.layers}
     found: list[Digest | None] = []
     for spec in planned.layers:
@@ -74,10 +72,10 @@ def _recorded(planned: ImagePlan, store: Store) -> Sequence[Digest | None]:
 
 
 def _made(spec: MadeLayer, store: Store) -> Digest | None:
-    """The diff_id of the layer that *store* made of verified wheels; None if it made none."""
+    """The diff_id of the layer that this machine built from verified wheels; None: *store* has no record."""
     try:
         from torchkiln.build.records import record_of
-    except ImportError:  # a bundle has no libdeflate, and no layer is made on its host
+    except ImportError:  # no libdeflate in a bundle: its GPU host builds no layers
         return None
     made = record_of(spec, store)
     return made.blob.diff_id if made and made.verified else None

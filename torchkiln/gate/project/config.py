@@ -10,11 +10,11 @@ from typing import Any
 from torchkiln.errors import printable
 from torchkiln.model.project import APP, LABEL, PARENT_LABEL
 
-_OWN = ("Env", "Cmd", "WorkingDir", "Labels")  # compared one by one
+_OWN = ("Env", "Cmd", "WorkingDir", "Labels")  # these have rules of their own; the other fields must be equal
 _NAMED = ("org.opencontainers.image.title", "org.opencontainers.image.version", LABEL)
 _UNTRUSTED = "torchkiln.untrusted"
-# Variables that name programs, libraries or code that torch, CUDA, NCCL, triton or libc load. Only the gate
-# refuses them: the settings of a project may have them.
+# Variables that name programs, libraries or code that torch, CUDA, NCCL, triton or libc load. A project may
+# set them, but then the gate refuses its image.
 _LOADS = re.compile(
     r"CUDA_(INJECTION.*|HOME|PATH|ROOT)|NVBIT_.*|NCCL_(NET|TUNER|PROFILER|PLUGIN).*|NVSHMEM_.*PLUGIN.*"
     r"|(CC|CXX|CUDAHOSTCXX)|TRITON_(.*_PATH|PLUGIN.*)|TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -25,7 +25,7 @@ _LOADS = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigRules:
-    """What the configuration must say, and the names of variables that it must not have."""
+    """The required values of the configuration, and the variables that it must not have."""
 
     name: str  # of the project
     parent: str  # TAG@DIGEST of the parent image
@@ -39,7 +39,7 @@ class ConfigRules:
 
 
 def config_faults(config: Mapping[str, Any], below: Mapping[str, Any], rules: ConfigRules) -> Iterator[str]:
-    """Why *config* is not that of a project on the image with the config *below*; both are complete JSON."""
+    """How *config* breaks the rules; *below* is the parent image's. Both are the whole JSON document."""
     for key in sorted((config.keys() | below.keys()) - {"config", "rootfs", "history"}):
         if config.get(key) != below.get(key):
             yield f"{key} is {_shown(config.get(key))}, not {_shown(below.get(key))}"
@@ -54,7 +54,7 @@ def config_faults(config: Mapping[str, Any], below: Mapping[str, Any], rules: Co
 
 
 def added_variables(config: Mapping[str, Any], below: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the variables that *config* adds to *below*, except PYTHONPATH of every project."""
+    """The names of the variables that *config* adds to *below*, except PYTHONPATH (all projects set it)."""
     own, theirs = ((each.get("config") or {}).get("Env") or [] for each in (config, below))
     names = (line.partition("=")[0] for line in own if line not in theirs)
     return tuple(printable(name) for name in names if name != "PYTHONPATH")

@@ -1,4 +1,4 @@
-"""Defines what the gate knows of the layers of a project's image, and of the parent image. Pure."""
+"""Data classes for what the gate reads from a project's image and its parent image. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Entry(Protocol):
 
     @property
     def kind(self) -> str:
-        """file, folder, link, hard link, char, block, pipe."""
+        """One of: file, folder, link, hard link, char, block, pipe."""
 
     @property
     def mode(self) -> int: ...
@@ -29,7 +29,7 @@ class Entry(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerEntry:
-    """An entry of a layer of the project, as its tar has it; `path` is relative to the root."""
+    """An entry in the tar of a project's layer; `path` is relative to /."""
 
     path: str
     kind: str
@@ -49,14 +49,14 @@ class Below:
     tree: Mapping[str, Entry] = field(repr=False)
     owners: Mapping[str, str] = field(repr=False)  # path -> package, by the RECORDs
     fixed: frozenset[str]  # packages that a project must not change
-    units: Mapping[str, str]  # folder -> the fixed package to which all of it belongs
+    units: Mapping[str, str]  # folder -> the fixed package that owns all files in it
     modules: frozenset[str]  # names by which the fixed packages are imported
     standard: frozenset[str]  # modules of the standard library
     libraries: Mapping[str, str]  # name of a shared library -> the fixed package that has it
     programs: Mapping[str, str]  # name -> path: programs in `folders`
-    folders: tuple[str, ...]  # of PATH, in its order, without the folder of launchers
+    folders: tuple[str, ...]  # the folders of PATH, in its order, without `scripts`
     site: str  # site-packages, relative to /
-    scripts: str  # folder of launchers, relative to /
+    scripts: str  # the environment's folder bin, relative to /
 
     @property
     def prefix(self) -> str:
@@ -77,7 +77,7 @@ class Recorded:
 class Changes:
     """What the layers of a project change in the parent image."""
 
-    faults: tuple[str, ...]  # sentences: what the proof of the parent image does not allow
+    faults: tuple[str, ...]  # sentences: changes that the proof of the parent image does not allow
     replaced: tuple[str, ...]  # packages of the parent image that have other files or another version
     added: tuple[str, ...]  # "datasets 4.8.5": those of the project's layers
     at_start: tuple[str, ...]  # .pth files: Python runs them at each start

@@ -1,4 +1,4 @@
-"""The gate of a project's image: its parent image is cleared by its own reports, and is not changed.
+"""The gate for a project's image: the parent image must pass by its own reports, and must not be changed.
 
 docs/adr/0043-the-gate-of-a-project.md says what this proves, and what it does not. Pure.
 """
@@ -27,11 +27,11 @@ class ProjectEvidence:
 
     about: Reported
     os_packages: tuple[str, ...]  # "git-lfs 3.3.0-1", by project.json
-    config: Mapping[str, Any] = field(repr=False)  # the whole document
+    config: Mapping[str, Any] = field(repr=False)  # the whole JSON document of the project's image
     below_config: Mapping[str, Any] = field(repr=False)
     rules: ConfigRules
     layer_faults: tuple[str, ...]  # why the lowest layers are not those of the parent image
-    count: int  # layers of the parent image
+    count: int  # number of layers of the parent image
     changes: Changes
 
 
@@ -45,13 +45,13 @@ def judge_project(
     nonce: str | None = None,
     at: datetime | None = None,
 ) -> GateResult:
-    """Check the image of a project against *policy*, that of the parent image.
+    """Check the image of a project against *policy*, which is the policy for the parent image.
 
     :param below: the gate's result for the parent image, by its own reports.
     :param signed_reports: those of the project's image.
     :param suite: the checks of a project.
-    :param nonce: that the reports of the project's image must have; None: any.
-    :param at: now; None: reports may have any age.
+    :param nonce: every report of the project's image must have it; None: any nonce, or none.
+    :param at: the current time; None: reports may have any age.
     """
     about, changes = evidence.about, evidence.changes
     missing = [(f"{below.tag}: {what}", why) for what, why in below.missing]

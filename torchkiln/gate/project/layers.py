@@ -17,8 +17,8 @@ from torchkiln.gate.project.os_packages import OsLayer
 from torchkiln.gate.project.packages import in_app, in_environment, installed
 from torchkiln.model.project import APP, PROJECT_JSON
 
-_LISTED = 20  # most paths outside of the project's folders, and most faults of OS packages, in a list
-_FOLDER = LayerEntry(path="", kind="folder")  # engines create it if no layer has the folder
+_LISTED = 20  # maximum paths outside of the project's folders, and faults of OS packages, in a list
+_FOLDER = LayerEntry(path="", kind="folder")  # engines create a folder that no layer has
 
 
 def changes(
@@ -26,7 +26,7 @@ def changes(
 ) -> Changes:
     """What *layers*, lowest first, change in the image *below*.
 
-    :param system: the layer of OS packages below them, if project.json lists any.
+    :param system: the layer of OS packages, if project.json lists any; it is below *layers*.
     """
     walk = _Walk(below, recorded)
     of_system = _spread(walk.apply_system(system)) if system else []
@@ -50,12 +50,12 @@ def changes(
 
 
 class _Walk:
-    """The files of the parent image and of the layers that were applied."""
+    """Applies the layers to the parent image's list of files, one after the other, and collects faults."""
 
     def __init__(self, below: Below, recorded: Recorded) -> None:
         self.over: dict[str, Entry | None] = {}  # what the layers have at a path; None: they removed it
         self.faults: list[str] = []
-        self.outside: list[str] = []  # paths where no project has files
+        self.outside: list[str] = []  # paths outside of the folders in which a project may have files
         self.replaced: set[str] = set()
         self.at_start: set[str] = set()
         self._below, self._recorded = below, recorded
@@ -118,7 +118,7 @@ class _Walk:
         self.over.update(dict.fromkeys(found))
 
     def _parents(self, path: str) -> Iterator[str]:
-        """The fault of an entry that engines would write through a link."""
+        """The fault of a path below a link: an engine would write where the link leads."""
         folder = path.rpartition("/")[0]
         while folder:
             there = self._at(folder)
@@ -147,7 +147,7 @@ class _Walk:
             self.outside.append(path)
 
     def _kind(self, entry: LayerEntry, there: Entry | None) -> Iterator[str]:
-        """The fault of an entry that replaces a folder, or changes one."""
+        """The fault of an entry that replaces a folder, or a file by a folder, or changes a folder."""
         if there is None or "folder" not in (there.kind, entry.kind):
             return
         if there.kind != entry.kind:
@@ -157,7 +157,7 @@ class _Walk:
             yield f"{entry.path}: the folder gets another mode or owner: {entry.mode:04o}, {owner}"
 
     def _note(self, entry: LayerEntry) -> None:
-        """Note the package below whose file *entry* replaces, and a .pth file."""
+        """Note the parent image's package whose file *entry* replaces, and the name of a .pth file."""
         there, below = self._below.tree.get(entry.path), self._below
         if there is not None and there.kind == "file" and there.sha256 != entry.sha256:
             self.replaced.update(filter(None, [below.owners.get(entry.path)]))
@@ -167,7 +167,7 @@ class _Walk:
 
 
 def _form(entry: LayerEntry) -> Iterator[str]:
-    """Why a layer of a project must not have such an entry."""
+    """Why *entry* is refused at any path: its kind, mode, owner, attributes or name."""
     if entry.kind not in ("file", "folder", "link"):
         of = f" to /{entry.target}" if entry.target else ""
         yield f"{entry.path}: a {entry.kind}{of} is not allowed"
@@ -182,7 +182,7 @@ def _form(entry: LayerEntry) -> Iterator[str]:
 
 
 def _outside(paths: Sequence[str], below: Below) -> Iterator[str]:
-    """A fault for each of *paths*; if there are many, the last one only counts the rest."""
+    """A fault for each of the first *paths*; the last fault has the number of the rest."""
     where = f"outside of /{APP} and /{below.prefix}"
     yield from (f"{path}: {where}" for path in paths[:_LISTED])
     if len(paths) > _LISTED:
@@ -190,7 +190,7 @@ def _outside(paths: Sequence[str], below: Below) -> Iterator[str]:
 
 
 def _spread(faults: Sequence[tuple[str, str]]) -> list[str]:
-    """*faults*, one of each package first: then a shortened list names as many packages as possible."""
+    """The texts of *faults* in an order in which the first few name as many packages as possible."""
     firsts: dict[str, str] = {}
     for package, fault in faults:
         firsts.setdefault(package, fault)

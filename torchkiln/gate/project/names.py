@@ -29,7 +29,7 @@ def module_of(path: str, kind: str = "file") -> str:
 
 
 def regular_module_of(path: str, kind: str = "file") -> str:
-    """As `module_of`, without namespace packages: Python prefers a regular module of a later folder."""
+    """As `module_of`, but empty for a namespace package: any regular module hides it."""
     found = _FILE.fullmatch(path) or _PACKAGE.fullmatch(path)
     return found[1] if found else path if kind == "link" and "/" not in path else ""
 

@@ -1,4 +1,4 @@
-"""Decides whether packages add only system accounts without a login to /etc/passwd and shadow. Pure."""
+"""Decides whether OS packages add only system accounts and groups, without a login. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ids:
 
 
 def account_faults(path: str, before: str, after: str) -> Iterator[str]:
-    """Why *after*, the account file *path*, is not *before* with new system accounts at the end."""
+    """Faults of *after*, the file *path*: it must be *before*, with system accounts appended."""
     old, new = _lines(before), _lines(after)
     if new[: len(old)] != old:
         yield "lines of the parent image are changed, removed or in another order"
@@ -43,7 +43,7 @@ def account_faults(path: str, before: str, after: str) -> Iterator[str]:
 
 
 def _faults(path: str, fields: list[str], ids: set[int]) -> Iterator[str]:
-    """Why packages must not add an account with *fields*; *ids* are used already."""
+    """Why packages must not add the account with *fields*; *ids* are already in use."""
     if path in ("etc/passwd", "etc/group"):
         if fields[1] != "x":
             yield "has a password"

@@ -18,7 +18,7 @@ from torchkiln.gate.project.os_packages import OsLayer
 from torchkiln.gate.project.os_places import LOCAL, place_fault
 from torchkiln.gate.project.os_state import STATUS, is_state, state_faults
 
-_STATE = ("etc/", "var/")  # where packages may have files of other owners
+_STATE = ("etc/", "var/")  # only in these folders may files belong to others than root
 _LINKED = frozenset({"usr", "etc", "var", "run", "bin", "sbin", "lib", "lib64", "proc", "dev"})
 _STAFF = 50  # id of the group staff in Debian and Ubuntu
 _LOADED = re.compile(r"(lib|ld-).*\.so.*")  # names that ldconfig reads
@@ -34,7 +34,7 @@ class OsRules:
         self._ids = self._accounts()
 
     def written(self, entry: LayerEntry) -> LayerEntry:
-        """What an engine writes at the path of *entry*; for a hard link, the file."""
+        """*entry*; if it is a hard link to a file of the layer, as that file."""
         if entry.kind != "hard link" or (file := self._files.get(entry.target)) is None:
             return entry
         return replace(entry, kind="file", size=file.size, sha256=file.sha256)
@@ -121,7 +121,7 @@ class OsRules:
 
 
 def _form(entry: LayerEntry) -> str:
-    """Why no layer of packages may have such an entry."""
+    """Why *entry* is refused at any path: its kind, attributes or name; empty if it is not."""
     if posixpath.basename(entry.path).startswith(WHITEOUT):
         return "a whiteout: packages must not remove files of the parent image"
     if entry.kind not in ("file", "folder", "link", "hard link"):

@@ -1,4 +1,4 @@
-"""Decides by name whether programs find a file of OS packages in place of one of the parent image. Pure."""
+"""Decides by names whether a program would use a file of OS packages, not one of the parent image. Pure."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _IMPORTED_AT_START = frozenset({"apport_python_hook"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SystemNames:
-    """Names that files of the parent image have outside of the environment."""
+    """Names of the parent image's files outside of the virtual environment."""
 
     libraries: Mapping[str, str]  # name, as the loader compares it -> path
-    first: Mapping[tuple[str, str], str]  # kind and path in one of several folders -> path
+    first: Mapping[tuple[str, str], str]  # (kind, path below a search folder) -> path, see `_FOUND_FIRST`
     modules: frozenset[str]  # top-level modules of the system's Python
     programs: frozenset[str]  # names of programs in any folder of PATH
 
@@ -68,7 +68,7 @@ class SystemNames:
 def name_faults(path: str, kind: str, entry_points: str, below: Below, names: SystemNames) -> Iterator[str]:
     """Why no package may have a file or link at *path*: a program would use it in place of an existing one.
 
-    :param entry_points: its text, if it is an entry_points.txt.
+    :param entry_points: the text of the file, if it is an entry_points.txt.
     """
     name = posixpath.basename(path)
     if fault := path_fault(path):
@@ -104,7 +104,7 @@ def library_fault(name: str, below: Below, names: SystemNames) -> str:
 
 
 def _found_first(path: str) -> tuple[str, str] | None:
-    """The kind of *path*, and its part below the folders of that kind."""
+    """The kind of *path*, include or perl, and its part below the search folder; None: another kind."""
     for pattern in _FOUND_FIRST:
         if found := pattern.fullmatch(path):
             return found[1], found[2]
@@ -121,7 +121,7 @@ def _program(folder: str, name: str, below: Below) -> Iterator[str]:
 
 
 def _module(inside: str, kind: str, entry_points: str, below: Below, names: SystemNames) -> Iterator[str]:
-    """Faults of a module of the system's Python, which the environment's Python can import, too."""
+    """Faults of *inside*, a path in dist-packages: the environment's Python can import it, too."""
     compiled = _PYC.fullmatch(inside)
     module = compiled[1] if compiled else module_of(inside, kind)
     package = distribution_of(inside)

@@ -1,4 +1,4 @@
-"""Defines what the gate knows of the layer of a project's OS packages. Pure."""
+"""The data class for what the gate reads from the layer of a project's OS packages. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Decides where the layer of OS packages may have new files. Pure.
 
-It uses an allow list: programs of the parent image may read new files in the folders that the image has, so
-new files are allowed only in folders that are listed here. A folder that the parent image lacks matters only
-if a program searches for its name; such names are listed as refused.
+New files are allowed only in folders that are listed here, because programs of the parent image may read
+new files in its folders. A new folder is harmless, unless a program searches for its name: such names are
+refused.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torchkiln.gate.project.entries import Entry
 #: Empty folders for local files, which packages create; some belong to the group staff.
 LOCAL = re.compile(r"usr/local/share/.+")
 
-_OUTSIDE = "outside of the folders of OS packages"
+_OUTSIDE = "not in a folder to which OS packages may add files"
 _TRIPLET = r"[a-z0-9_]+-linux-gnu"
-# Folders that packages may create: those above and in the areas below, and those of dpkg.
+# Folders that packages may create, besides those in `_AREAS`.
 _FOLDERS = re.compile(
     rf"usr|etc|var|usr/(bin|sbin|games|lib|libexec|include|share)|usr/lib/{_TRIPLET}"
     r"|usr/lib/python3(/dist-packages)?|var/(lib|cache|log|spool|games)"
@@ -41,10 +41,10 @@ _NEVER = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Area:
-    """A folder with folders of packages, and what is accepted in it; patterns match one name."""
+    """A folder in which packages may create folders and files; the patterns match names in this folder."""
 
     folder: str  # a pattern
-    shared: str = ""  # folders that the parent image may have already
+    shared: str = ""  # of the parent image's folders, those to which packages may add files
     refused: str = _READ  # names that packages must not add
     direct: str = r".+"  # names of files and links in the folder itself
 
@@ -52,7 +52,7 @@ class _Area:
 _AREAS = tuple(
     (re.compile(rf"(?:{area.folder})/([^/]+)(/.*)?"), area)
     for area in (
-        # Files in these three are compared by name: `os_names.py`.
+        # os_names.py checks the names of files in these three.
         _Area(folder="usr/(bin|sbin|games)", refused=""),
         _Area(folder="usr/include", shared=".+", refused=""),
         _Area(folder="usr/lib/python3/dist-packages", shared=".+", refused=""),
@@ -90,10 +90,10 @@ _AREAS = tuple(
 
 
 def place_fault(path: str, kind: str, tree: Mapping[str, Entry]) -> str:
-    """Why no package may have *path*, which the parent image lacks; empty if one may.
+    """Why packages must not add *path*, which the parent image lacks; empty if they may.
 
     :param kind: of the entry: file, folder, link, hard link.
-    :param tree: the parent image.
+    :param tree: the files of the parent image.
     """
     if is_of_image(path):
         return "in a folder of the image"
@@ -111,7 +111,7 @@ def place_fault(path: str, kind: str, tree: Mapping[str, Entry]) -> str:
 def _fault_in(
     area: _Area, top: str, first: str, kind: str, tree: Mapping[str, Entry], *, deeper: bool
 ) -> str:
-    """The fault of a path in *area*; *top* is its part up to the name *first*."""
+    """The fault of a path in *area*, empty if it has none; *top* is the path up to the name *first*."""
     if top in tree:
         return (
             ""

@@ -1,7 +1,7 @@
 """Compares files in which dpkg and its helpers keep their state with those of the parent image. Pure.
 
-These are the only files of the parent image that OS packages may change. The present entries must stay, and
-new ones must be about the packages in project.json.
+OS packages may change no other files of the parent image. Entries of the parent image must stay,
+and new entries must be about the packages in project.json.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LIBRARIES = ("/lib/", "/usr/lib/")
 
 
 def is_state(path: str) -> bool:
-    """Whether the content of *path* is compared."""
+    """Whether *path* keeps state of dpkg or its helpers, so that its content is compared."""
     patterns = (_TRIGGERS, _ALTERNATIVES, _DEBCONF, _LINES)
     return (
         path in (STATUS, LOADER_CACHE, _OVERRIDES, _DIVERSIONS, _GITCONFIG)
@@ -52,7 +52,7 @@ def is_read(path: str) -> bool:
 
 
 def state_faults(path: str, layer: OsLayer, below: Below, names: SystemNames) -> Iterator[str]:
-    """Why *layer* must not have its file *path*; none if it is no file of the state."""
+    """Why *layer* must not have its file *path*; no faults if it keeps no state of dpkg."""
     if (found := _INFO.fullmatch(path)) and found[1] not in layer.names:
         yield f"/{PROJECT_JSON} lists no package {found[1]}"
     if not is_state(path):
@@ -155,7 +155,7 @@ def _triggers(before: str, after: str, layer: OsLayer) -> Iterator[str]:
 
 
 def _overrides(before: str, after: str, added: Collection[str]) -> Iterator[str]:
-    """Faults of the modes that dpkg sets when it unpacks a package: new lines must be about *added* paths."""
+    """Faults of dpkg-statoverride, which sets owners and modes: new lines must be about *added* paths."""
     known = set(before.split("\n"))
     for line in after.split("\n"):
         if line and line not in known and " ".join(line.split(" ")[3:]) not in added:
@@ -165,7 +165,8 @@ def _overrides(before: str, after: str, added: Collection[str]) -> Iterator[str]
 def _diversions(before: str, after: str, layer: OsLayer, below: Below) -> Iterator[str]:
     """Faults of diversions, which rename files when dpkg unpacks them.
 
-    The diversions of the parent image must stay, and new ones must not be about its files.
+    Diversions of the parent image must stay. New ones must be of a package in project.json, and must not
+    rename a file of the parent image.
     """
     old, new = (set(_triples(text)) for text in (before, after))
     yield from (f"the diversion of {path} is removed" for path, _, _ in sorted(old - new))

@@ -1,7 +1,7 @@
 """Decides whether a project may have a file in /app or in the environment, and compares packages. Pure.
 
-RECORD says which package has a file of the environment. A file is refused if no RECORD in the project's
-layers lists it, or if it belongs to a fixed package.
+RECORD says to which package a file of the environment belongs. A file is refused if no RECORD in the
+project's layers lists it, or if it belongs to a fixed package.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torchkiln.gate.project.names import (
 )
 from torchkiln.model.project import APP, PROJECT_JSON
 
-ROOTS = ("", "src/")  # of PYTHONPATH, in /app
-_SAME_MAJOR = "numpy"  # torch is built for its binary interface
+ROOTS = ("", "src/")  # the folders of PYTHONPATH, relative to /app
+_SAME_MAJOR = "numpy"  # torch is built for the binary interface of one major version
 _NAMESPACE = "nvidia"  # other packages may have folders of their own in it
 _OF_PYTHON = re.compile(r"bin/(python[\d.]*|[Aa]ctivate([.].*)?)(/.*)?|pyvenv[.]cfg(/.*)?|lib64(/.*)?")
 _UNHASHED = re.compile(r"\.pyc$|\.dist-info/RECORD(\.jws|\.p7s)?$")
@@ -104,7 +104,7 @@ def in_environment(entry: LayerEntry, below: Below, recorded: Recorded) -> Itera
 
 
 def _unit(path: str, below: Below) -> str:
-    """The fixed package to which the folder of *path* belongs; empty if none."""
+    """The fixed package that owns *path* or a folder above it; empty if there is none."""
     folder = path
     while folder:
         if folder in below.units:
@@ -136,7 +136,7 @@ def _in_site(entry: LayerEntry, name: str, below: Below) -> str:
 
 
 def _record_fault(path: str, sha256: str, recorded: Recorded) -> str:
-    """Why no RECORD of the project's layers has this file; empty if one has."""
+    """Why no RECORD of the project's layers lists *path* with this hash; empty if one does."""
     hashes = recorded.files.get(path)
     if hashes is None:
         return "not listed in the RECORD of any package"
@@ -146,7 +146,7 @@ def _record_fault(path: str, sha256: str, recorded: Recorded) -> str:
 
 
 def _hex(recorded: str) -> str:
-    """The hash of a RECORD in hex; empty if it is not a SHA-256."""
+    """*recorded*, a hash from a RECORD, in hex; empty if it is not a SHA-256."""
     algorithm, _, value = recorded.partition("=")
     try:
         data = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
@@ -165,9 +165,9 @@ class InstalledPackages:
 
 
 def installed(over: Mapping[str, Entry | None], below: Below, recorded: Recorded) -> InstalledPackages:
-    """Compare the packages that are installed with project.json, and with each other.
+    """Compare the installed packages with project.json, and find packages that are installed twice.
 
-    :param over: what the project's layers have at a path; None: they removed it.
+    :param over: path -> what the project's layers have there; None: they removed it.
     """
     before, after = _packages(below.tree, below, {}), defaultdict[str, list[str]](list)
     added: dict[str, str] = {}
@@ -208,7 +208,7 @@ def installed(over: Mapping[str, Entry | None], below: Below, recorded: Recorded
 def _packages(
     tree: Mapping[str, Entry | None], below: Below, texts: Mapping[str, str]
 ) -> dict[str, tuple[str, str]]:
-    """METADATA in site-packages -> name and version; by its text if *texts* has it, else by its folder."""
+    """Path of each METADATA -> name and version. The version is from *texts*, else from the folder's name."""
     found = {}
     for path in tree:
         name = path.removeprefix(f"{below.site}/")

@@ -1,7 +1,7 @@
 """Reads the image of a project, and its parent image, for the gate: manifests, configurations, every entry.
 
-`open_layout` has read and hashed manifest and config. The list of the parent image's files is found by the
-diff_ids of its layers.
+`open_layout` has already verified manifest and config. The cache has the list of the parent image's files,
+under the diff_ids of its layers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme
 
 _RECORD = ".dist-info/RECORD"
-_LISTED = 20  # most faults of one layer's tar in a list
+_LISTED = 20  # maximum faults of one layer's tar that are reported
 _LIBRARY = re.compile(r".*\.so(\.[0-9.]+)?")
 _STANDARD = re.compile(r"(^|/)lib/python3\.\d+/(lib-dynload/)?([^./]+)(\.py|\.[^/]*\.so|/__init__\.py)")
 _NO_MODULE = frozenset({"test", "__pycache__"})  # torch does not import `test`, a common name of folders
@@ -57,10 +57,11 @@ class ProjectImage:
 
 
 def project_image(image: ImageOnDisk, layout: Path, images: Path) -> ProjectImage:
-    """*image*, the image of a project in *layout*, with its parent image there, and the lock in *images*.
+    """*image*, its parent image in *layout*, and the parent image's lock in *images*.
 
+    :param image: the image of a project.
     :raises ConfigError: the layout does not have the parent image.
-    :raises VerificationFailed: its project.json is invalid, or names another parent image than its label.
+    :raises VerificationFailed: project.json is invalid, or contradicts the label or the parent image.
     :raises Stale: there is no lock of the parent image.
     """
     account = account_of(image)
@@ -78,7 +79,7 @@ def project_image(image: ImageOnDisk, layout: Path, images: Path) -> ProjectImag
 
 
 def read_evidence(project: ProjectImage, store: Store) -> ProjectEvidence:
-    """The evidence about *project*. Lists of the files of the parent image are kept in *store*.
+    """Read what the gate needs about *project*; *store* caches the list of the parent image's files.
 
     :raises VerificationFailed: a layer is damaged, or does not have its digest or diff_id.
     """
@@ -202,13 +203,13 @@ def _below(project: ProjectImage, tree: Mapping[str, TreeItem], scheme: Scheme) 
 
 
 def _standard(tree: Mapping[str, TreeItem]) -> frozenset[str]:
-    """The modules of the image's standard library, and those of this Python."""
+    """The modules in the standard libraries of the image's Python, and of the Python that runs this."""
     names = {found[3] for path in tree if (found := _STANDARD.search(path))}
     return frozenset(names | sys.stdlib_module_names) - _NO_MODULE
 
 
 def _folders(path: str, scheme: Scheme) -> tuple[str, ...]:
-    """The folders of *path*, the value of PATH, other than that of launchers."""
+    """The folders of *path*, the value of PATH, without the environment's folder bin."""
     found = dict.fromkeys(folder.strip("/") for folder in path.split(":"))
     return tuple(folder for folder in found if folder not in (scheme.scripts, ""))
 

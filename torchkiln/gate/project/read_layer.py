@@ -37,14 +37,14 @@ class UpperLayer:
     entries: tuple[LayerEntry, ...]
     texts: Mapping[str, str]  # RECORD, METADATA and entry_points.txt, by path
     faults: tuple[str, ...]  # entries that unpackers could interpret differently
-    files: Mapping[str, bytes]  # of OS packages: those whose content is compared
+    files: Mapping[str, bytes]  # in the layer of OS packages: files whose content is compared
     sonames: Mapping[str, str | None]  # ELF file -> its SONAME, as in `OsLayer`
 
 
 def read_layer(layer: LayerOnDisk, *, system: bool = False) -> UpperLayer:
     """The entries of *layer*.
 
-    :param system: it is the layer of OS packages: content that only their rules need is read, too.
+    :param system: *layer* has the OS packages: also read SONAMEs, and the files of dpkg's state.
     :raises VerificationFailed: it is damaged, or does not have its digest or diff_id.
     """
     hasher, paths = hashlib.sha256(), LayerPaths()
@@ -131,7 +131,7 @@ def _demand_digest(layer: LayerOnDisk) -> None:
 
 
 class _Kept:
-    """The content of a layer that is needed later."""
+    """Reads the entries of a layer, and keeps the content that the gate needs."""
 
     def __init__(self, *, system: bool) -> None:
         self.texts: dict[str, str] = {}
@@ -140,7 +140,7 @@ class _Kept:
         self._system, self._left = system, _FILES_LIMIT
 
     def read(self, entry: TarEntry, tar: TarReader) -> str:
-        """Read *entry*, and keep what the gate needs; returns the SHA-256 of a file, else empty."""
+        """Read *entry*, and keep its content if needed; returns the SHA-256 of a file, else an empty text."""
         if entry.kind != "file":
             return ""
         text = _TEXTS.search(entry.path) is not None and entry.size <= _TEXT_LIMIT

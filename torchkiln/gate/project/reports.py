@@ -1,4 +1,4 @@
-"""Decides whether a report is about the image of a project, and about all of it. Pure."""
+"""Decides whether a report is about the image of a project, its parent image and its test. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Reported:
     image: Digest
     parent: str  # the tag of the parent image
     parent_image: Digest
-    test: tuple[str, ...]  # of the settings in the image
+    test: tuple[str, ...]  # the command in the settings in the image
     at_start: tuple[str, ...]  # .pth files in the layers
 
 

@@ -70,7 +70,7 @@ def contents(parts: BundleParts, held: Mapping[Digest, HeldLayer]) -> tuple[Bund
         for place, folder in _folders(parts).items()
         for path in _files(folder)
     ]
-    # From memory, as hashed, because the folder may have changed since.
+    # The bytes in memory, which were hashed: the folder may have changed since.
     small += [_bytes(f"checkout/smoke_tests/{path}", data) for path, data in parts.suite.runnable().items()]
     small += [
         _file("checkout/matrix.yaml", parts.matrix),
@@ -104,7 +104,7 @@ def _folders(parts: BundleParts) -> Mapping[str, Path]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files below *folder* except `SHIPPED`; links are followed, broken ones ignored."""
+    """The files below *folder*, without those in `SHIPPED`; follows links, and ignores broken links."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts and SHIPPED not in path.parents:
             yield path

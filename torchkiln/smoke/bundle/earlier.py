@@ -1,4 +1,4 @@
-"""Completes a bundle that was made with `--have FILE`, on the GPU host, with layers of earlier bundles there.
+"""Completes a bundle that was made with `--have FILE`: runs on the GPU host, and uses earlier bundles there.
 
 A layer is hashed and then hard-linked. If the earlier bundle is on another file system, the layer is hashed
 while it is copied. All layers are hashed again when the image is unpacked.
@@ -26,7 +26,7 @@ _CHUNK = 1 << 20
 
 
 class _Unusable(Exception):
-    """A file is not the layer of its name; the message says why."""
+    """A file is not the layer that its name states; the message says why."""
 
 
 def bundles_beside(bundle: Path) -> list[Path]:
@@ -39,7 +39,7 @@ def bundles_beside(bundle: Path) -> list[Path]:
 
 
 def named_bundles(folders: Sequence[Path]) -> list[Path]:
-    """*folders* as a list.
+    """*folders* as a list, if each is the folder of a bundle.
 
     :raises ConfigError: one of them is not the folder of a bundle.
     """
@@ -155,7 +155,7 @@ def _linked(file: BinaryIO, target: Path) -> bool:
         os.link(f"/proc/self/fd/{file.fileno()}", target.name, dst_dir_fd=folder)  # follows the link in /proc
         return True
     except FileExistsError:
-        return True  # made by another process, which checked the layer, too
+        return True  # another process linked it, and checked the layer, too
     except OSError:  # hard links are not supported, the file has too many, or it belongs to another user
         return False
     finally:
@@ -163,7 +163,7 @@ def _linked(file: BinaryIO, target: Path) -> bool:
 
 
 def layers_of(folders: Sequence[Path], say: Callable[[str], None]) -> dict[Digest, str]:
-    """The undamaged layers in *folders*, each with its image's tag; *say* gets the reason for each other."""
+    """The undamaged layers in *folders*, each with its image's tag; *say* gets a message for each bad one."""
     held: dict[Digest, str] = {}
     for folder in folders:
         try:

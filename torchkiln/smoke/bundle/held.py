@@ -1,4 +1,6 @@
-"""The list of layers that a GPU host has: `run.py --have` of a bundle writes it, `--have FILE` reads it.
+"""Reads and writes the list of the layers that a GPU host has.
+
+A bundle's `run.py --have` writes the list; `torchkiln smoke run --bundle FOLDER --have FILE` reads it.
 
 Each line has a digest and, if known, the tag of an image with that layer. Lines that start with # are
 comments.
@@ -27,7 +29,7 @@ _HINT = "write it on the GPU host, with the run.py of a bundle there: python3 ru
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldLayer:
-    """A layer that a bundle leaves out, because the host has it; *tag*: an image with it, or empty."""
+    """A layer that a bundle leaves out, because the host has it; *tag*: of an image that has it, or empty."""
 
     digest: Digest
     size: int  # bytes
@@ -44,7 +46,7 @@ def held_of(image: ImageOnDisk, held: Mapping[Digest, str]) -> dict[Digest, Held
 
 
 def held_to_json(layers: Iterable[HeldLayer]) -> dict[str, Any]:
-    """*layers* for bundle.json."""
+    """*layers* as the value of `held` in bundle.json."""
     return {layer.digest: {"size": layer.size, "tag": layer.tag} for layer in layers}
 
 
@@ -94,7 +96,7 @@ def parse_held(data: bytes) -> dict[Digest, str]:
 
 
 def held_lines(held: Mapping[Digest, str]) -> Iterator[str]:
-    """The lines of the list of *held*, for `parse_held`; a tag that `parse_held` would refuse is left out."""
+    """*held* as lines that `parse_held` can read; a tag that it would refuse is left out."""
     yield "# layers on this host, for: torchkiln smoke run --bundle FOLDER --have FILE"
     for digest, tag in held.items():
         yield f"{digest} {tag}" if re.fullmatch(_TAG, tag) else digest

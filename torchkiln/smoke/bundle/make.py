@@ -19,7 +19,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 
 _REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-# GNU tar, and the libraries of tar and of compiled packages; Python is extracted with its libraries.
+# Extracted with Python and its libraries: GNU tar with its libraries, and libgcc_s for compiled packages.
 _ALSO = rf"usr/bin/tar|{LIBRARIES}/lib(acl|selinux|pcre2-8|gcc_s)\.so\.[^/]+"
 
 
@@ -34,7 +34,7 @@ def parts_of(
     arguments: Sequence[str],
     store: Store,
 ) -> Iterator[BundleParts]:
-    """The parts of the bundle that runs *suite* in *image*; temporary files are removed at the exit.
+    """The parts of the bundle that runs *suite* in *image*; leaving the context removes temporary files.
 
     :raises VerificationFailed: the lowest layer is not the base in the lock, or is damaged.
     :raises BuildFailed: packages cannot be downloaded, or the disk is full.

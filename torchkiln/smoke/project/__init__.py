@@ -1,1 +1,1 @@
-"""Checks the image of a project: its packages and its own test. Reports of the parent image prove torch."""
+"""Checks the image of a project: its packages and its own test. The parent image's reports prove torch."""

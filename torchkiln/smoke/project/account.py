@@ -110,16 +110,16 @@ class ProjectAccount:
     removed: tuple[str, ...]  # packages of the parent image that the project's wheels replace
     packages: tuple[AccountPackage, ...]
     settings: ProjectSettings
-    files: int  # in the layer with its code, without project.json
+    files: int  # number of files in the layer with the project's code, without project.json
 
 
 def is_project(image: ImageOnDisk) -> bool:
-    """Whether *image* is labelled as the image of a project."""
+    """Whether *image* has the label of a project's image."""
     return PARENT_LABEL in labels(image)
 
 
 def account_of(image: ImageOnDisk) -> ProjectAccount:
-    """What the project's *image* states about itself; its top layer is read.
+    """What the project's *image* states about itself in its top layer.
 
     :raises VerificationFailed: the layer is damaged, or project.json or the label is invalid or missing.
     :raises ConfigError: the settings in its code are invalid.
@@ -138,7 +138,7 @@ def account_of(image: ImageOnDisk) -> ProjectAccount:
     _demand_label(image, document["parent"])
 
     def read(name: str) -> bytes | None:
-        """The file is not read through a link."""
+        """The content of the file /app/*name*; None if it is missing or a symbolic link."""
         found = contents.texts.get(f"{APP}/{name}")
         return None if found is None else found.encode()
 

@@ -23,7 +23,7 @@ from torchkiln.smoke.project.modules import modules_of
 from torchkiln.smoke.run import Ended, Inside, exit_status
 from torchkiln.util.strict_json import json_of
 
-LIMIT = 1800.0  # seconds of a check
+LIMIT = 1800.0  # maximum seconds of a check
 PLACE = "/opt/torchkiln/smoke-project"  # in the image: the folder with the suite and linkage_probe.py
 PROBE = "linkage_probe.py"
 # Libraries of the driver: the container runtime mounts them; an image never contains them.
@@ -44,16 +44,16 @@ print(json.dumps({"from": [spec.origin, *(spec.submodule_search_locations or ())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectSubject:
-    """The expectations that the checks compare an image with.
+    """The packages, libraries and test that the checks expect in an image.
 
     `installed` has the files of each distribution, from its RECORD in the image's layers, relative to /.
     """
 
     named: tuple[str, ...]  # packages that the project itself requires
-    added: tuple[str, ...]  # packages that it adds or replaces
+    added: tuple[str, ...]  # packages that the project adds to its parent image, or replaces there
     installed: Mapping[str, tuple[str, ...]] = field(hash=False)
     site: str  # site-packages, relative to /
-    may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages whose libraries may lack any
+    may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages for which any may be missing
     suite: Path | None = None  # the folder that is mounted at PLACE
     test: tuple[str, ...] = ()  # the command of the project's own test; empty: none
 
@@ -62,7 +62,7 @@ Check = Callable[[ProjectSubject, Inside, float], Finding]
 
 
 def check_imports(subject: ProjectSubject, inside: Inside, limit_s: float) -> Finding:
-    """Import each top-level package of each distribution that the project requires, in a separate process."""
+    """Import each top-level package of the distributions that the project requires, one process for each."""
     began, failed, faults = time.monotonic(), list[str](), list[str]()
     modules = {name: modules_of(subject.installed.get(name, ()), subject.site) for name in subject.named}
     for package, names in modules.items():
@@ -212,7 +212,7 @@ def _probed(line: str) -> _Probed:
 def _run(
     inside: Inside, argv: Sequence[str], limit_s: float, binds: Mapping[str, Path] | None = None
 ) -> tuple[Ended, list[str]]:
-    """Run *argv*; how it ended, and the last lines of its output."""
+    """Run *argv*; return how it ended, and the last lines of its stdout."""
     lines: deque[bytes] = deque(maxlen=_LINES)
     ended = inside.run(argv, binds=binds or {}, timeout_s=limit_s, on_line=lines.append)
     return ended, [line.decode("utf-8", "replace") for line in lines]

@@ -19,9 +19,9 @@ DECLARED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "linkage": {"libraries": {"at_least": 0}, "missing": {"equals": []}, "versions": {"equals": []}},
     "test": {"exit_code": {"equals": 0}},
 }
-TEST = "test"  # only if the project has a test
+TEST = "test"  # this check runs only if the project has a test
 
 
 def declared_checks() -> tuple[SuiteCheck, ...]:
-    """The checks, in their order."""
+    """The checks of a project's image, in the order of `DECLARED`."""
     return tuple(SuiteCheck(id=name, tier=0, values=values) for name, values in DECLARED.items())

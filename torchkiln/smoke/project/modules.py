@@ -12,11 +12,11 @@ _PACKAGE = "__init__"
 
 
 def modules_of(paths: Iterable[str], site: str) -> tuple[str, ...]:
-    """The top-level packages of the distribution with the files *paths*, as dotted names; sorted.
+    """The top-level packages and modules of the distribution with the files *paths*: dotted names, sorted.
 
-    For a namespace package, these are the packages in it. Extension modules beside packages, names that begin
-    with an underscore, and modules in folders without __init__.py are returned only if there is nothing else:
-    other modules import them, and some can only be imported after another package.
+    A namespace package is replaced by the packages in it. Three kinds are returned only if there is nothing
+    else: extension modules outside of packages, names that begin with an underscore, and modules in folders
+    without __init__.py. The distribution's public packages import them; some cannot be imported alone.
 
     :param paths: relative to /.
     :param site: site-packages, relative to /.

@@ -1,7 +1,7 @@
-"""Runs the checks of a project in its image and makes the report, as `smoke --project` does.
+"""Implements `smoke --project`: runs the checks of a project in its image, and makes the report.
 
-The image must be the one that was built from the project's lock. torch is not checked: its layers are
-those of the parent image, whose reports prove it.
+The image must be the one that was built from the project's lock. torch is not checked, because its layers are
+those of the parent image, and the reports of the parent image prove them.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class ProjectChecks:
     """
 
     only: tuple[str, ...] = ()  # ids; empty: all
-    may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages whose libraries may lack any
+    may_lack: tuple[str, ...] = ()  # libraries that may be missing, packages for which any may be missing
     limit_s: float = LIMIT  # seconds for each check
-    runtime: str = "rootfs"  # of RUNTIMES
+    runtime: str = "rootfs"  # a key of RUNTIMES
     shm_size: int = 1 << 30  # bytes
     gpus: str | None = None  # as in `RuntimeSettings`, but None means no GPUs
     nonce: str | None = None  # chosen by the requester and copied into the report
@@ -97,7 +97,7 @@ class ProjectListener(RuntimeListener, KeptRunsListener, Protocol):
     """Receives progress messages of a run."""
 
     def starts_checks(self, names: Sequence[str], runtime: str) -> None:
-        """The checks *names* start."""
+        """The checks *names* start to run, with *runtime*."""
 
     def finished(self, finding: Finding) -> None:
         """A check has ended."""
@@ -111,11 +111,12 @@ def check_project(
     listener: ProjectListener,
     repository: Callable[[], str],
 ) -> SmokeReport:
-    """Run *checks* in the image of *project* in *layout*, and keep the report. By default there is no GPU.
+    """Run *checks* in the image of *project* in *layout*; return the report, and keep it in the cache.
 
-    :param repository: the repository of the project's images in an engine.
-    :raises ConfigError: there is no such image, or *checks* have an unknown name.
-    :raises Stale: the image was built from another lock, or with other settings.
+    :param repository: the name under which an engine has the project's images.
+    :raises ConfigError: there is no such image, `checks.may_lack` has an unknown name, or `checks.only` names
+        the check `test` of a project without a test.
+    :raises Stale: the image was built from another lock, or with another test.
     :raises VerificationFailed: a layer is damaged.
     :raises ToolMissing: the runtime or the engine is not available.
     """
@@ -166,7 +167,7 @@ def check_project(
 
 
 def started(paths: Iterable[str], site: str) -> tuple[str, ...]:
-    """The names of the .pth files in site-packages among *paths*, which Python runs at each start."""
+    """The names of the .pth files among *paths* in the folder *site*: Python runs them at each start."""
     files = (path.removeprefix(f"{site}/") for path in paths if path.startswith(f"{site}/"))
     return tuple(sorted(printable(name) for name in files if name.endswith(".pth") and "/" not in name))
 
@@ -205,7 +206,7 @@ def subject_of(
     may_lack: tuple[str, ...] = (),
     suite: Path | None = None,
 ) -> ProjectSubject:
-    """The subject of the checks for an image with *records* (path -> text of a RECORD)."""
+    """What the checks expect in the image of *project*; *records*: path -> text of each RECORD in it."""
     python = project.cell.python
     scheme, environment = Scheme.of(python), environment_of(python.version)
     asked = (one for one in project.needs.requirements if one.by_name)
@@ -220,7 +221,7 @@ def subject_of(
 
 
 def _facts_of(account: ProjectAccount) -> Any:
-    """The facts in *account* about the lock that the image was built from, as `_of_lock` has them."""
+    """What *account* says about the lock of the image, in the form in which `_of_lock` returns a lock."""
     return {
         "name": account.name,
         "requirements": list(account.requirements),

@@ -13,7 +13,7 @@ from torchkiln.smoke.suite import Suite, load_suite
 def project_suite() -> Suite:
     """The checks of a project. The digest covers the programs that run in the image, and the bounds."""
     probe = Path(__file__).with_name(PROBE).read_bytes()
-    suite = load_suite()  # the probe uses it
+    suite = load_suite()  # linkage_probe.py imports modules of it
     programs = {"rules": RULES, "values": DECLARED, "import": IMPORT, "probe": probe.decode()}
     return Suite(
         folder=Path(__file__).parent,
