@@ -30,7 +30,7 @@ class Scheme:
 
     prefix: str  # "/opt/venv"
     python: str
-    folder_of: str = ""  # the version in the name of lib/python3.11, if it is another: see `ImagePython`
+    folder_of: str = ""  # "3.11" of lib/python3.11, if `python` is another version: see `ImagePython`
 
     @classmethod
     def of(cls, python: ImagePython) -> Scheme:
@@ -105,7 +105,7 @@ def parse_name(filename: str) -> WheelName:
 def destination(name: str, wheel: WheelName, scheme: Scheme) -> str:
     """The path to which the entry *name* is installed.
 
-    :raises BadWheel: an unknown scheme in `.data`, or a file of the environment itself.
+    :raises BadWheel: *name* has an unknown scheme in `.data`, or would replace a file of the environment.
     """
     top, _, rest = name.partition("/")
     if not top.endswith(".data") or not rest:
@@ -242,7 +242,7 @@ def _sections(entry_points: bytes, wheel: WheelName) -> dict[str, dict[str, str]
 
 
 def _versioned(console: Mapping[str, str], scheme: Scheme) -> dict[str, str]:
-    """*console* with the launchers of pip and old setuptools named after the image's Python."""
+    """*console*, with the version in the names of pip and easy_install adapted: pip3.9 → pip3.11."""
     named = dict(console)
     major = scheme.python.split(".")[0]
     if "pip" in console:
