@@ -76,7 +76,7 @@ class WheelLayer:
     title: str  # "torch 2.7.1", "dependencies (98 wheels)"
     wheels: tuple[LockedWheel, ...]
     python: ImagePython
-    device_code: DeviceCode | None = None  # its `wheels` are those of this layer
+    device_code: DeviceCode | None = None  # `device_code.wheels` names only wheels of this layer
 
     @property
     def inputs(self) -> tuple[LockedWheel, ...]:
