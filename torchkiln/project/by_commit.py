@@ -26,7 +26,7 @@ def repository_required(text: str) -> tuple[str, Repository] | None:
 
     None: *text* names no repository.
 
-    :raises ValueError: it cannot be locked; the message says why.
+    :raises ValueError: the requirement cannot be locked; the message says why.
     """
     if _REPOSITORY.match(text):
         found = _BARE.fullmatch(text)

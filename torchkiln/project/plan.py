@@ -88,7 +88,7 @@ def plan_project(
 
 
 def union(locked: LockedCell, project: ProjectLock) -> LockedCell:
-    """The lock of the parent with the wheels that the image of *project* has: `pip check` compares them."""
+    """The lock of the parent, with the wheels of the image of *project* in place of the parent's wheels."""
     gone = {*project.removed, *(wheel.name for wheel in project.wheels)}
     kept = (wheel for wheel in locked.wheels if wheel.name not in gone)
     return replace(

@@ -137,7 +137,7 @@ def schema() -> dict[str, Any]:
 
 
 def _tables(read: Callable[[str], bytes | None]) -> Iterator[tuple[str, object | None]]:
-    """The places of settings in the files that exist, each with its value; None: the table is missing."""
+    """For each of the two files that exists: its name for messages, and the settings; None: it has none."""
     for name in (FILE, PYPROJECT):
         try:
             if (data := read(name)) is None:
