@@ -65,7 +65,7 @@ class Downloader(ABC, Generic[F]):
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        """Download the file to *path*, resuming what is there; does not verify the hash.
+        """Download the file to *path*, or resume the download there; the hash is not verified.
 
         The file only grows, so that another process can read it meanwhile: if the server ignores the range,
         the bytes that are there already are skipped.
@@ -91,7 +91,7 @@ class Downloader(ABC, Generic[F]):
                     self._retry(file, lambda location: self._receive(location, stream), stream)
                 stream.check()
             finally:
-                if not stream.have:  # nothing to resume from
+                if not stream.have:  # an empty file helps no later run
                     path.unlink(missing_ok=True)
 
     def _receive(self, location: FileAt, stream: _Stream) -> None:

@@ -25,8 +25,8 @@ from torchkiln.index.settings import IndexSettings, redact, redact_text
 from torchkiln.util.files import tree_size
 from torchkiln.util.sizes import size
 
-SECONDS = 600.0  # for one package, with the submodules of its repository
-DISK = 1 << 30  # bytes that are stored of them
+SECONDS = 600.0  # time limit for one package, with the submodules of its repository
+DISK = 1 << 30  # bytes on disk, of the repository and its submodules
 MEMORY = 4 << 30  # bytes of address space of each process
 OUTPUT = 64 << 20  # bytes that a command prints
 _POLL = 0.05  # seconds
@@ -34,7 +34,7 @@ _STDERR = 1 << 14  # bytes
 _SETTINGS = (
     "protocol.allow=never",
     "protocol.https.allow=always",
-    "protocol.version=2",  # then a server sends any commit that it has
+    "protocol.version=2",  # with version 2, a server sends any commit that it has
     "http.followRedirects=initial",
     "http.lowSpeedLimit=100",  # bytes per second
     "http.lowSpeedTime=60",
@@ -66,7 +66,7 @@ _CERTIFICATE = re.compile(r"certificate", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Git:
-    """Runs git in a private folder; `start` creates the repository. `end` is the time limit, monotonic."""
+    """Runs git in a private folder; `start` creates the repository. `end`: the deadline (`time.monotonic`)."""
 
     folder: Path
     settings: IndexSettings = field(repr=False)
@@ -152,7 +152,7 @@ class Git:
         )
 
     def _environment(self) -> dict[str, str]:
-        """git's whole environment."""
+        """All environment variables that git gets."""
         proxies = {name.lower(): text for name, text in self.environ.items() if name.lower() in _PROXIES}
         if self.settings.proxy:
             proxies |= dict.fromkeys(_PROXIES[:2], self.settings.proxy)

@@ -126,7 +126,7 @@ def _parse_html(page: Page, hashes: Collection[str] | None) -> PageFiles:
 
 
 def _without_hidden(body: bytes) -> bytes:
-    """*body* without comments and scripts; too many are an error, as each may need a search of all of it."""
+    """*body* without comments and scripts. Too many are an error: for each, all of *body* may be searched."""
     if (
         body.count(b"<!--") > MOST_FILES
         or len(re.findall(rb"<(?:script|style|template)\b", body, re.I)) > 100

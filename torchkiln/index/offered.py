@@ -1,4 +1,4 @@
-"""The releases on the default index, their wheels and METADATA."""
+"""Lists the releases on the default index, their wheels and METADATA."""
 
 from __future__ import annotations
 

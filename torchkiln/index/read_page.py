@@ -1,7 +1,7 @@
-"""The files on a project page whose names and links are safe. The page is not trusted.
+"""Selects the files on a project page whose names and links are safe. The page is not trusted.
 
-Files are identified by hash, so a page cannot replace one. Refused are links to local files, links from https
-to http, and file names that are paths.
+Files are identified by hash, so a page cannot replace a file. Links to local files, links from https to http,
+and file names that are paths are refused.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def release_files(
 ) -> tuple[tuple[ListedFile, ...], Mapping[str, str]]:
     """The *files* that a resolver may choose from: of project *name*, with a sha256, each name once.
 
-    Of the others, file name → the reason.
+    The second value has the files that are left out: file name → the reason.
 
     :raises BuildFailed: two files have the same name and different hashes.
     """

@@ -1,6 +1,6 @@
-"""Reads files of a wheel on an index by range requests; METADATA of a gigabyte takes one or two megabytes.
+"""Reads files of a wheel on an index by range requests: METADATA of a 1 GB wheel takes 1 to 2 MB.
 
-The wheel is not trusted: what is read is bounded, and not cached.
+The wheel is not trusted: at most a fixed number of bytes is read, and nothing is cached.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchkiln.model.index import METADATA_LIMIT, FileAt, WheelMetadata, read_me
 _BLOCK = 1 << 18  # bytes; the directory of torch's wheel takes about six blocks
 _MOST = 24  # blocks of one wheel, besides those of a larger file
 _END = struct.Struct("<4s4xHHLL")  # of a zip: signature, entries (twice), size and offset of the directory
-_DIRECTORY = threading.Lock()  # a zip directory takes twelve times its size in memory: read one at a time
+_DIRECTORY = threading.Lock()  # one directory at a time: it takes twelve times its size in memory
 _NO_RANGES = "torchkiln reads METADATA by range requests; use an index that supports them"
 
 

@@ -66,7 +66,7 @@ def fetch_verified(
             break
         except BadWheel:
             part.unlink()
-            if not resumed:  # the part from an earlier run may be damaged: download once more
+            if not resumed:  # the part from an earlier run may be damaged: download the whole file once more
                 raise
     return True
 

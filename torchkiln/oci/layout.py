@@ -115,7 +115,7 @@ def write_image(
 
 
 def write_documents(path: Path, ref: str, manifest: bytes, config: bytes) -> Layout:
-    """A layout at *path* in which *ref* names *manifest*; the caller adds the layers.
+    """Create a layout at *path* in which *ref* names *manifest*; the caller adds the layers.
 
     :raises BuildFailed: the folder cannot be written.
     """
@@ -176,7 +176,7 @@ class Layout:
         return descriptors(self.path / "index.json", "manifests", read_document(self.path / "index.json"))
 
     def refs(self) -> dict[str, Digest]:
-        """Every name in the layout and its manifest, in the order of the index."""
+        """Every name in the layout -> the digest of its manifest, in the order of the index."""
         return {
             name: Digest(entry["digest"]) for entry in self.entries() if (name := _ref(entry)) is not None
         }
@@ -293,7 +293,7 @@ def index_document(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _locked(layout: Path) -> Iterator[None]:
-    """Lock *layout*, created if missing. Also needed to add blobs: another process could prune them."""
+    """Lock *layout*, created if missing. Without the lock, another process could prune blobs just added."""
     layout.mkdir(mode=0o755, parents=True, exist_ok=True)
     with FileLock(layout / ".lock"):
         yield

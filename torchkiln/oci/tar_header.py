@@ -17,13 +17,13 @@ BLOCK = 512
 EXTENDED_LIMIT = 1 << 20  # bytes of one extended header
 OWNER_LIMIT = 0xFFFF_FFFE  # the largest id; -1 means "unchanged" to chown
 _SIZE_LIMIT = 1 << 40  # bytes of one file
-_OCTAL_SIZE = 8 << 30  # bytes; more than eleven octal digits
+_OCTAL_SIZE = 8 << 30  # bytes; sizes from here on need more than eleven octal digits
 _TIME_LIMIT = 1 << 34  # seconds; the year 2514
 _FIELDS = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12s")
 _OCTAL = re.compile(rb" *([0-7]+)[ \0]*")
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _TIME = re.compile(r"([0-9]{1,18})(\.[0-9]{1,18})?")
-_CHARACTERS = ("ISO-IR 10646 2000 UTF-8", "BINARY")  # readers use the bytes of both unchanged
+_CHARACTERS = ("ISO-IR 10646 2000 UTF-8", "BINARY")  # with both, readers use the bytes unchanged
 _XATTR = "SCHILY.xattr."
 _KNOWN = frozenset({"path", "linkpath", "size", "uid", "gid", "mtime"})
 # Records that describe the origin of the file and do not change what is unpacked.

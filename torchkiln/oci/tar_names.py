@@ -25,7 +25,7 @@ def is_in(path: str, removed: Set[str]) -> bool:
 
 
 class LayerPaths:
-    """The paths of a layer so far: `folders`, `others`, and those that it removes from lower layers."""
+    """The paths of the entries added so far: `folders`, `others`, and `removed`, the targets of whiteouts."""
 
     def __init__(self) -> None:
         self.folders: set[str] = set()

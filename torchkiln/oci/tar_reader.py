@@ -248,7 +248,7 @@ class TarReader:
         return b"".join(parts)
 
     def _fetch(self, cut_off: str) -> bool:
-        """Get the next piece; at the end, return False, or raise *cut_off* if it is not empty."""
+        """Get the next piece. At the end, raise DamagedTar with *cut_off*; if that is "", return False."""
         for piece in self._pieces:
             if piece:
                 self._piece = memoryview(piece)

@@ -121,7 +121,7 @@ def runs_at_start(path: str) -> bool:
 
 
 def _module_of(file: OverlayFile | OverlayLink, root: str) -> str:
-    """The top-level module of *file* if *root* is on sys.path; of a link its name: it may lead to a package."""
+    """The top-level module of *file* if *root* is on sys.path; of a link its name: it may be a package."""
     path = file.path.removeprefix(root)
     found = _MODULE.fullmatch(path)
     return found[1] if found else path if isinstance(file, OverlayLink) else ""

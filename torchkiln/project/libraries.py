@@ -21,7 +21,7 @@ _MOST = 8  # packages
 def require_fitting(lock: ProjectLock, cell: LockedCell, store: Store) -> tuple[str, ...]:
     """Check that the shared libraries of the packages of *lock* can be loaded in the image of *cell*.
 
-    :return: the names of the files that are not in *store*, so that not all libraries could be checked.
+    :return: what is not in *store*, so that some libraries could not be checked: "numpy 2.1.0".
     :raises Unresolvable: a library cannot be loaded in the image.
     :raises BadWheel: a wheel is malformed.
     """
