@@ -66,7 +66,7 @@ _CERTIFICATE = re.compile(r"certificate", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Git:
-    """Runs git in a private folder; `start` creates the repository. `end`: the deadline (`time.monotonic`)."""
+    """Runs git in a private folder; `start` creates the repository. `end`: the `time.monotonic` limit."""
 
     folder: Path
     settings: IndexSettings = field(repr=False)

@@ -49,11 +49,11 @@ class DriverVersion:
 
     @property
     def branch(self) -> int:
-        """The branch that it belongs to."""
+        """The branch of the version, 535."""
         return int(major_of(self.version))
 
     def reaches(self, version: str) -> Literal["yes", "no", "from"]:
-        """Whether it is *version* or newer; "from": only the later drivers of its branch are."""
+        """Whether the driver is *version* or newer; "from": only later drivers of this branch are."""
         if "." in self.version:
             return "yes" if numbers(self.version) >= numbers(version) else "no"
         other = int(major_of(version))
