@@ -102,7 +102,7 @@ def _spec(
         return locked_base(wanted.os, encoded, inspect(blob, name=name))
 
     def key(locked: LockedBase) -> str:
-        """Depends on the mirrors: another mirror may still have the locked packages."""
+        """It depends on the mirrors, because another mirror may still have the locked packages."""
         parts = (wanted.key(), locked.digest, *values(wanted, environ))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

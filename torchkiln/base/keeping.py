@@ -48,8 +48,8 @@ class ArtefactSpec(Generic[Artefact]):
     export: str  # the command that writes such a file, "torchkiln base export"
     kind: type[Artefact]
     make: Callable[[], Artefact]
-    read: Callable[[Path, Blob, str], Artefact]  # blob, its description, its name in messages
-    key: Callable[[Artefact], str]  # the key of the record of a locked artefact's rebuild
+    read: Callable[[Path, Blob, str], Artefact]  # its arguments: the file, its `Blob`, its name in messages
+    key: Callable[[Artefact], str]  # the key under which the cache records the rebuild of a locked artefact
 
 
 def ensure(
@@ -69,7 +69,7 @@ def ensure(
     fast and uses the same artefact, until the lock changes or `rebuild` is called. Without *locked*, the
     sources are *file* and the archive.
 
-    :param fits: whether the locked one may be used; false if it was built on another base.
+    :param fits: whether *locked* may be used; False for tools that were built on another base.
     :raises BuildFailed: *file* is not the locked one; or the archive gives another one and *locked_only* is
         set.
     :raises ToolMissing: it must be built, and mmdebstrap or the keys are missing.
@@ -101,7 +101,7 @@ def ensure(
 
 
 def rebuild(spec: ArtefactSpec[Artefact], store: Store, *, locked: Artefact | None = None) -> Artefact:
-    """Build it from the archive now; the result replaces *locked* on this machine."""
+    """Build the artefact from the archive now; the result replaces *locked* on this machine."""
     with store.lock(spec.lock, f"builds the {spec.description}"):
         found = spec.make()
         if locked is not None and locked.digest != found.digest:
@@ -148,7 +148,7 @@ def adopt(
 
 
 def _bounded(spec: ArtefactSpec[Artefact], tar: BinaryIO, file: Path, locked: Artefact | None) -> BinaryIO:
-    """*tar*, limited to the size of the locked one, or to 8 GiB."""
+    """*tar*; reading more bytes than the locked artefact has, or than 8 GiB without *locked*, is an error."""
     limit = locked.unpacked if locked else _UNPACKED
 
     def over() -> BuildFailed:

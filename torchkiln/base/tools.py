@@ -173,7 +173,7 @@ def _spec(
     requested = tuple(packages)
 
     def key(locked: LockedTools) -> str:
-        """Depends on the base and the mirrors, which determine the packages."""
+        """It depends on the base and the mirrors, which determine the packages."""
         parts = (wanted.key(), *requested, base.digest, locked.digest, *values(wanted, environ))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -222,7 +222,7 @@ def load_locked(images: Path, tag: str, *, how: str = "") -> LockedCell:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first of *names*, and the number of the others."""
+    """The first of *names*, and the number of further ones."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 

@@ -76,7 +76,7 @@ class ListedImage:
 
     tag: str
     aliases: tuple[str, ...]
-    resolution: Resolution  # the present one, from which the lock was made
+    resolution: Resolution  # the present resolution, from which the lock was made
     locked: LockedCell
     state: str  # as in docs/grid.md: "built and proved"
     digest: Digest | None  # that the lock gives; None: it records no layers

@@ -10,7 +10,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.util.files import pretty_json, replacing
 from torchkiln.util.strict_json import json_of, read_file
 
-_LIST = "files.json"  # names every file, so that files of others are noticed
+_LIST = "files.json"  # lists every file of the catalogue, so that other files in the folder are noticed
 _KIND = "torchkiln catalogue"
 _LIMIT = 1 << 22  # bytes
 _HINT = "name a new folder, or one that an earlier `torchkiln ls --site DIR` wrote"

@@ -44,7 +44,7 @@ def _gpus(facts: Facts) -> Iterator[dict[str, Any]]:
 def _image(image: ListedImage, images: Sequence[ListedImage], facts: Facts) -> dict[str, Any]:
     resolution = image.resolution
     cell, build = resolution.cell, resolution.build
-    assert build is not None  # an image of the catalogue can be built
+    assert build is not None  # each image of the catalogue has a build of torch
     return {
         "tag": image.tag,
         "torch": cell.torch,
