@@ -45,7 +45,7 @@ _SCHEMA: dict[str, Any] = {
 
 
 def read_lists(lists: Path, packages: Iterable[OsPackage]) -> tuple[DebFile, ...]:
-    """The .deb files of *packages*, by name and version, in the Packages files of apt's folder *lists*.
+    """The .deb files of *packages*, sorted by name, from the Packages files of apt's folder *lists*.
 
     :raises BuildFailed: an index cannot be read.
     """

@@ -100,7 +100,7 @@ def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
         if is_of_image(path):
             if path not in folders:  # the files in a folder are reported, not the folder
                 yield f"{_named(path, layer)} is in a folder of the image"
-        elif kind == "folder":  # it is in the layer because of the files in it
+        elif kind == "folder":  # a folder is in the layer because of its files
             continue
         elif path in lower.kinds and path in lower.owners:
             yield f"{path} of {lower.owners[path]} was changed"

@@ -27,7 +27,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 from torchkiln.util.page_cache import PassingFile
 
-_CHUNK = 1 << 20  # one read of the socket; larger ones only cost memory
+_CHUNK = 1 << 20  # bytes of one read of the socket; larger reads only need more memory
 # From this size on the first request has a Range too: a mirror that fetches the file itself may stream a
 # range, and hold a plain response back until it is complete (measured: 13 s for torch's wheel).
 _LARGE = 16 << 20

@@ -1,4 +1,4 @@
-"""METADATA of wheels on an index: the PEP 658 file for the resolver, checked against that in the wheel.
+"""Reads METADATA of wheels on an index; compares the PEP 658 file with METADATA in the wheel.
 
 An index may serve METADATA in a file beside the wheel (PEP 658), which is fast to read. The lock's
 hash does not cover this file. So before a wheel is locked, the file is compared with METADATA in the wheel.

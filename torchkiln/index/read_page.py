@@ -49,7 +49,7 @@ def wheels_on(page: Page, name: str) -> tuple[FileAt, ...]:
 def _safe(
     listed: PageFiles, files: Iterable[ListedFile], page: Page, name: str
 ) -> tuple[tuple[FileAt, ...], Mapping[str, str]]:
-    """The *files* with a safe name and link; for the others, sha256 → the reason."""
+    """The *files* with a safe name and link; and sha256 → reason for each file that is refused."""
     found, refused = [], {}
     for file in files:
         url = listed.url(file)

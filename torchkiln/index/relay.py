@@ -40,7 +40,7 @@ _TEXT = 200  # characters of a field in a page for uv
 
 
 class Relay:
-    """The server, while its context lasts; thread-safe, as uv sends requests in parallel.
+    """The server, while its context lasts; thread-safe, because uv sends requests in parallel.
 
     :param local: wheels that no index has.
     """

@@ -19,7 +19,7 @@ from torchkiln.index.settings import redact
 from torchkiln.model.index import METADATA_LIMIT, FileAt, WheelMetadata, read_metadata
 
 _BLOCK = 1 << 18  # bytes; the directory of torch's wheel takes about six blocks
-_MOST = 24  # blocks of one wheel, besides those of a larger file
+_MOST = 24  # blocks of one wheel, without those of a larger file
 _END = struct.Struct("<4s4xHHLL")  # of a zip: signature, entries (twice), size and offset of the directory
 _DIRECTORY = threading.Lock()  # one directory at a time: it takes twelve times its size in memory
 _NO_RANGES = "torchkiln reads METADATA by range requests; use an index that supports them"

@@ -198,7 +198,7 @@ def parse(data: bytes, *, name: str = "compat.yaml") -> Facts:
 
 
 def _faults(raw: Any, name: str) -> list[str]:
-    """The violations of the schema in *raw*. Imports jsonschema only here, as that takes 0.3 s."""
+    """The violations of the schema in *raw*. jsonschema is imported here, because that takes 0.3 s."""
     import jsonschema
 
     found = jsonschema.Draft202012Validator(shipped("compat")).iter_errors(raw)

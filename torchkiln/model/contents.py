@@ -33,7 +33,7 @@ Tree = Mapping[str, TreeEntry]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholeImage:
-    """The files and the configuration of an image. `settings` are by name: "Env PATH", "User"."""
+    """The files and the configuration of an image. Keys of `settings`: "Env PATH", "User"."""
 
     tree: Tree
     settings: Mapping[str, str]

@@ -182,7 +182,7 @@ class ImagePlan:
     config: ImageConfig
     epoch: int
     recipe: int  # see `model.recipe.RECIPE`
-    requested: tuple[str, ...] = ()  # PEP 508: of a project, beside the requirements in `locked`
+    requested: tuple[str, ...] = ()  # PEP 508: a project's, in addition to the requirements in `locked`
 
     def of(self, kind: type[L]) -> tuple[L, ...]:
         """The layers of one *kind*, in order."""

@@ -341,7 +341,7 @@ def _is_copy(source: Path, target: Path) -> bool:
     """Whether *target* is a hard link to *source*, or an unchanged copy of it.
 
     The size alone is not enough: after a damaged blob of the store was replaced, the layout still has the
-    damaged one, with another inode or, if it is a copy, another time.
+    damaged blob. It has another inode or, if it is a copy, another time.
     """
     try:
         stored, placed = source.stat(), target.stat()

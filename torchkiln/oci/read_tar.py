@@ -86,7 +86,7 @@ def layer_contents(stream: Stream, wanted: PathFilter) -> LayerContents:
 
 _FOLDER = TreeEntry(
     kind="folder", mode=0o755, owner=(0, 0)
-)  # of a folder that no layer contains, as engines create it
+)  # as engines create a folder that no layer contains
 
 
 def _thing(

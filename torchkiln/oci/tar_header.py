@@ -1,7 +1,7 @@
 """Parses tar headers and extended headers strictly.
 
 Every tar reader must see the same entry in these bytes. Headers that two readers could understand differently
-are refused, as are those that no layer needs: global pax headers, sparse files, headers of star and v7.
+are refused. So are headers that no layer needs: global pax headers, sparse files, headers of star and v7.
 POSIX: pubs.opengroup.org/onlinepubs/9699919799/utilities/pax.html; GNU: its manual, "Basic Tar Format".
 """
 
@@ -186,7 +186,7 @@ def _check_record(key: str, value: bytes, before: Mapping[str, str]) -> None:
 
 
 def xattrs_of(records: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The extended attributes among pax *records*, by name."""
+    """The extended attributes among pax *records*, sorted by name."""
     return tuple(
         sorted((key[len(_XATTR) :], value) for key, value in records.items() if key.startswith(_XATTR))
     )

@@ -67,7 +67,7 @@ def set_root_aside(store: Store, root: Path) -> list[Path]:
     """Rename the unpacked image *root*; return the path to delete, or [] if a command runs in the image."""
     moved = store.set_aside([root])
     if any(in_use(path) for path in moved):
-        for path in moved:  # a command was started in it in the meantime
+        for path in moved:  # a command was started in the image in the meantime
             path.rename(root)
         return []
     return moved

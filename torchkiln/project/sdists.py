@@ -167,7 +167,7 @@ class Sdists:
     def required(self, texts: tuple[str, ...]) -> tuple[LockedWheel, ...]:
         """The wheels of the packages that a build requires, and of their dependencies, in the cache.
 
-        :raises BuildFailed: they conflict, or one is fixed in the image, as torch is.
+        :raises BuildFailed: the requirements conflict, or one is fixed in the image, such as torch.
         """
         self._demand_free(canonicalize_name(Requirement(text).name) for text in texts)
         cell, pages = self._cell.resolution.cell, self._index.pages

@@ -67,7 +67,7 @@ class Settler:
         """The versions for *wanted*.
 
         First it chooses the versions of new packages, as in an environment of the project alone. Then it
-        chooses all versions; the image's packages keep theirs if the new packages allow that.
+        chooses all versions; the image's packages keep their versions if the new packages allow that.
 
         :raises Unresolvable: the requirements conflict.
         """

@@ -15,7 +15,7 @@ from torchkiln.util.sentences import Sentence, Value
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedPackage:
-    """A package of an image, as its lock has it; for OS packages the lock has no file."""
+    """A package of an image, from its lock; the lock has no file of an OS package."""
 
     system: str  # "python", "os", "toolkit": as in `diff`
     name: str

@@ -17,7 +17,7 @@ from torchkiln.util.versions import major_of, numbers
 def picker_data(images: Sequence[ListedImage], facts: Facts) -> dict[str, Any]:
     """The GPUs, and for each of *images* its drivers and how it serves each capability.
 
-    `pick` in site.js applies the same rules to it as `matrix.pick` does; a test compares the two.
+    `pick` in site.js applies the rules of `matrix.pick` to this data; a test compares both.
     """
     return {
         "machine": LINUX_AMD64.machine,

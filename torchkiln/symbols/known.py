@@ -152,7 +152,7 @@ def is_unread(wheel: LockedWheel, store: Store) -> bool:
 
 
 def has_platform(wheel: LockedWheel) -> bool:
-    """Whether *wheel* is for one platform, as wheels with shared libraries are."""
+    """Whether *wheel* is for one platform; only such wheels have shared libraries."""
     return not wheel.filename.endswith("-any.whl")
 
 

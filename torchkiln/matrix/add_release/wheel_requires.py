@@ -73,7 +73,7 @@ class TorchRequirements:
 
 
 def _stem(name: str) -> str:
-    """`"nvidia-cudnn"` of `"nvidia-cudnn-cu12"` and of `"nvidia-cudnn"`, as newer names have no suffix."""
+    """`"nvidia-cudnn"` of `"nvidia-cudnn-cu12"` and of the newer name `"nvidia-cudnn"`."""
     return re.sub(r"-cu\d+$", "", name)
 
 
