@@ -48,7 +48,7 @@ def from_json(data: bytes, *, where: str = "base.json") -> LockedBase:
 def read_lock(images: Path, os_name: str) -> LockedBase | None:
     """The committed lock of the base of *os_name*; None if there is none.
 
-    :raises ConfigError: it is invalid.
+    :raises ConfigError: the lock is invalid.
     """
     return keeping.read_lock(LockedBase, lock_path(images, os_name))
 
@@ -90,7 +90,7 @@ def rebuild(
 def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None = None) -> LockedBase:
     """Import a base from *file*, a layer blob or an uncompressed tar, into the store.
 
-    :raises BuildFailed: it is not the *locked* one, or not a base; nothing is stored.
+    :raises BuildFailed: *file* is not the *locked* base, or not a base; nothing is stored.
     """
     return keeping.adopt(_spec(recipe(os_name), store, {}, UNREPORTED), file, store, locked=locked)
 

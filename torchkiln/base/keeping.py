@@ -114,7 +114,7 @@ def adopt(
 ) -> Artefact:
     """Import an artefact from *file*, a layer blob or an uncompressed tar, into the store.
 
-    :raises BuildFailed: it is not the *locked* one, or not valid; nothing is stored.
+    :raises BuildFailed: *file* is not the *locked* artefact, or not valid; nothing is stored.
     """
     temporary = store.temporary(spec.lock)
     try:
@@ -197,7 +197,7 @@ def from_json(kind: type[Artefact], data: bytes, *, where: str) -> Artefact:
 def read_lock(kind: type[Artefact], path: Path) -> Artefact | None:
     """The lock at *path*; None if there is none.
 
-    :raises ConfigError: it is invalid.
+    :raises ConfigError: the lock is invalid.
     """
     try:
         data = read_file(path, _LIMIT)

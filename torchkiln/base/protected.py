@@ -65,8 +65,8 @@ def demand_harmless(lower: Contents, layer: Contents, *, what: str) -> tuple[str
     """Check the *layer* of packages on *lower*; *what* names it.
 
     :returns: warnings.
-    :raises BuildFailed: it changes files of packages of the lower layers, has files that no package may have,
-        or has libraries that the loader would find instead of those of the lower layers.
+    :raises BuildFailed: *layer* changes files of packages of the lower layers, has files that no package may
+        have, or has libraries that the loader would find instead of those of the lower layers.
     """
     faults = list(_faults(lower, layer))
     if layer.libraries:

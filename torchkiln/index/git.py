@@ -91,7 +91,7 @@ class Git:
     def fetch(self, url: str, commit: str) -> None:
         """Fetch *commit* of the repository at *url*, without its history.
 
-        :raises BuildFailed: it cannot be fetched, or is not a commit.
+        :raises BuildFailed: *commit* cannot be fetched, or is not a commit.
         """
         self._demand_sound(url)
         options = ("--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules")
@@ -112,8 +112,8 @@ class Git:
     def run(self, *words: str, url: str = "") -> bytes:
         """What `git *words` prints.
 
-        :param url: that of the repository, for messages.
-        :raises BuildFailed: it fails, or exceeds a limit.
+        :param url: the URL of the repository, for messages.
+        :raises BuildFailed: git fails, or exceeds a limit.
         """
         out, messages = self.folder / "stdout", self.folder / "stderr"
         with out.open("wb") as stdout, messages.open("wb") as stderr:

@@ -80,7 +80,7 @@ def url_of(base: str, file: ListedFile) -> str:
 def listing(page: Page, hashes: Collection[str] | None = None) -> PageFiles:
     """The files of *page*. With *hashes*, only the files that have one of these SHA-256 hashes.
 
-    :raises BuildFailed: it is not a project page, or has more files than any project.
+    :raises BuildFailed: *page* is not a project page, or has more files than any project.
     """
     try:
         return _parse_json(page, hashes) if page.json else _parse_html(page, hashes)

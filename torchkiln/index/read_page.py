@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.+!-]{1,250}")
 def found_on(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ...]:
     """The files on the *page* of project *name* with one of *hashes*.
 
-    :raises BuildFailed: it is not a project page, or one of these files has an unsafe name or link.
+    :raises BuildFailed: *page* is not a project page, or one of these files has an unsafe name or link.
     """
     listed = listing(page, hashes)
     files = [file for file in listed.files if file.sha256 and file.sha256 in hashes]
@@ -39,7 +39,7 @@ def found_on(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ..
 def wheels_on(page: Page, name: str) -> tuple[FileAt, ...]:
     """The wheels on the *page* of project *name* with a hash and a safe name and link that are not yanked.
 
-    :raises BuildFailed: it is not a project page.
+    :raises BuildFailed: *page* is not a project page.
     """
     listed = listing(page)
     wheels = (file for file in listed.files if file.filename.endswith(".whl"))

@@ -32,7 +32,7 @@ class NoRanges(BuildFailed):
 def metadata_of(session: IndexSession, wheel: FileAt) -> WheelMetadata:
     """METADATA of *wheel*.
 
-    :raises BuildFailed: it cannot be read, or the file is not a wheel.
+    :raises BuildFailed: METADATA cannot be read, or the file is not a wheel.
     """
     try:
         return read_metadata(metadata_bytes(session, wheel))
@@ -44,7 +44,8 @@ def metadata_bytes(session: IndexSession, wheel: FileAt) -> bytes:
     """The METADATA file in *wheel*.
 
     :raises NoRanges: the server does not support range requests.
-    :raises BuildFailed: it cannot be read, or the file is not a wheel, or its size is not that on the page.
+    :raises BuildFailed: METADATA cannot be read, *wheel* is not a wheel, or its size differs from that on the
+        page.
     """
     found = file_in(session, wheel, re.compile(r"[^/]+\.dist-info/METADATA"), METADATA_LIMIT)
     if found is None:

@@ -121,7 +121,7 @@ def _packages(names: str) -> tuple[str, ...]:
 def find_uv() -> str:
     """The path of uv.
 
-    :raises ToolMissing: it is not installed.
+    :raises ToolMissing: uv is not installed.
     """
     from uv import find_uv_bin
 

@@ -74,7 +74,7 @@ def fetch_verified(
 def verify(locked: LockedFile, path: Path) -> None:
     """Check size and SHA-256 of the file at *path*.
 
-    :raises BadWheel: they differ from the lock.
+    :raises BadWheel: size or SHA-256 differ from the lock.
     """
     with path.open("rb") as file:
         if (size := os.fstat(file.fileno()).st_size) != locked.size:

@@ -24,7 +24,7 @@ class CiJob:
 
 
 def digest_in(lock: bytes) -> str | None:
-    """The digest in a lock.json of any schema; None: it has none."""
+    """The digest in a lock.json of any schema; None: the file has none."""
     try:
         document = json_of(lock)
     except ValueError:

@@ -177,7 +177,7 @@ def load() -> Facts:
 def parse(data: bytes, *, name: str = "compat.yaml") -> Facts:
     """Parse *data*, the bytes of a facts file; messages begin with *name*.
 
-    :raises ConfigError: it is invalid; lists the violations of its schema.
+    :raises ConfigError: *data* is invalid; lists the violations of its schema.
     """
     import yaml
 

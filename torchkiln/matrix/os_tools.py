@@ -45,7 +45,7 @@ def is_tools(name: str) -> bool:
 
 
 def host_gcc(name: str) -> str | None:
-    """The version of the older gcc in the tools *name*, "11"; None: they use the OS's own.
+    """The version of the older gcc in the tools *name*, "11"; None: the tools have only the OS's own gcc.
 
     :raises ValueError: *name* is invalid.
     """

@@ -127,7 +127,7 @@ def dated(tag: str, day: str) -> str:
 
 
 def undated(tag: str) -> tuple[str, str] | None:
-    """The inverse of `dated`: the tag and the day; None: it has no date."""
+    """The inverse of `dated`: the tag and the day; None: *tag* has no date."""
     found = re.fullmatch(rf"(?P<tag>.+)-(?P<day>{_DAY.pattern})", tag)
     return (found["tag"], found["day"]) if found else None
 

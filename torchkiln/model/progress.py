@@ -51,7 +51,7 @@ class ArchiveSource(Protocol):
     def require(self, archives: Collection[LockedArchive]) -> None:
         """Check that the location of *archives* is set.
 
-        :raises BuildFailed: it is not.
+        :raises BuildFailed: the location is not set.
         """
 
     def demand_reachable(self, archives: Collection[LockedArchive]) -> None:
@@ -68,7 +68,7 @@ class ArchiveSource(Protocol):
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> Path | None:
-        """The path of the verified file: *part*, or a path in the user's folder; None: it was cancelled."""
+        """The path of the verified file: *part*, or a path in the user's folder; None: cancelled."""
 
 
 class Silent:

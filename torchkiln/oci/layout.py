@@ -134,7 +134,7 @@ def open_layout(path: Path) -> Layout:
     """The layout at *path*.
 
     :raises ConfigError: the folder does not exist.
-    :raises VerificationFailed: it is not an OCI layout, or one of an unknown version.
+    :raises VerificationFailed: the folder is not an OCI layout, or has an unknown version.
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: no such directory", hint="name the folder that torchkiln build wrote")

@@ -141,7 +141,7 @@ def text(field: bytes, name: str) -> str:
 def long_text(content: bytes) -> str:
     """The content of a GNU header of type L or K: a text that ends in one NUL.
 
-    :raises DamagedTar: it does not.
+    :raises DamagedTar: it does not end in exactly one NUL.
     """
     if not content.endswith(b"\0") or b"\0" in content[:-1] or len(content) < 2:
         raise DamagedTar("a GNU long name does not end in exactly one NUL byte")

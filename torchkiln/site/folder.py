@@ -19,7 +19,7 @@ _HINT = "name a new folder, or one that an earlier `torchkiln ls --site DIR` wro
 def demand_replaceable(folder: Path) -> None:
     """Check that *folder* can be written: it does not exist, is empty, or has only files of a catalogue.
 
-    :raises ConfigError: it cannot.
+    :raises ConfigError: *folder* cannot be written.
     """
     if folder.is_symlink():
         raise ConfigError(f"{folder}: a symbolic link", hint=_HINT)

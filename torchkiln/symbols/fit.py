@@ -245,7 +245,7 @@ class _Check:
         return missing_symbols(sorted(symbols), name, parent.release(owner), there)
 
     def _order(self, place: str, owner: str, needed: Sequence[str]) -> Iterable[str]:
-        """The libraries that could define a symbol: *place*, then *needed*, then others; smaller ones first."""
+        """The libraries that could define a symbol: *place*, then *needed*, then others; smaller first."""
         fixed, owner_of = self._parent.fixed(), self._parent.owner
         if place == _TORCH:
             those = [name for name in fixed if owner_of(name) in _TORCH_PACKAGES]

@@ -16,7 +16,7 @@ def metadata_in(path: Path, filename: str) -> bytes:
 
     A longer text is cut to METADATA_LIMIT + 1 bytes, so that `read_metadata` refuses it.
 
-    :raises BadWheel: it cannot be read, or the wheel is refused.
+    :raises BadWheel: METADATA cannot be read, or the wheel is refused.
     """
     try:
         with WheelFile(path, path.stat().st_size) as file:  # `entries` limits the size of METADATA

@@ -101,7 +101,7 @@ def splice(
 def sources(file: WheelFile, locked: LockedWheel, scheme: Scheme, sink: SourceSink) -> None:
     """Pass each Python source of the wheel to *sink*, as `splice` does.
 
-    :raises BadWheel: it is not the locked wheel, or not a valid one.
+    :raises BadWheel: the file is not the locked wheel, or not a valid wheel.
     """
     filename = locked.filename
     wheel = install.parse_name(filename)
