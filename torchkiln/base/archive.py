@@ -101,7 +101,7 @@ def files_of(images: Path, locked: LockedCell, store: Store) -> BaseFiles | None
 
 
 def to_json(files: BaseFiles) -> bytes:
-    """The committed form, with a line for each file."""
+    """*files* as the bytes of debs.json, with a line for each file."""
     debs = ",\n".join(f"    {json.dumps(asdict(deb))}" for deb in files.debs)
     inner = f"[\n{debs}\n  ]" if debs else "[]"
     return f'{{\n  "schema": {SCHEMA},\n  "base": "{files.base}",\n  "debs": {inner}\n}}\n'.encode()

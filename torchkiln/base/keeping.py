@@ -174,7 +174,7 @@ def package_changes(before: tuple[OsPackage, ...], after: tuple[OsPackage, ...])
 
 
 def to_json(found: LockedBase | LockedTools) -> bytes:
-    """The committed form."""
+    """*found* as the bytes of its lock file."""
     return pretty_json({"schema": SCHEMA, **artefact_json(found)})
 
 

@@ -76,7 +76,7 @@ class SandboxedBuilder:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     report: Reporting = UNREPORTED
     limits: Limits = field(default_factory=Limits)
-    # The image's file system; None: base, tools and standalone Python.
+    # The root file system for builds; None: that of base, tools and standalone Python.
     root: Callable[[LockedCell], Path] | None = None
     locate: Callable[[PythonArchive], str] = lambda _: ""  # the path or URL of a standalone Python's archive
 

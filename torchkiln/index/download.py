@@ -45,7 +45,7 @@ class Downloader(ABC, Generic[F]):
 
     @abstractmethod
     def _locate(self, file: F, *, fresh: bool) -> FileAt:
-        """The URL of the file; *fresh*: not a cached one."""
+        """The URL of the file; with *fresh*, it is not read from the cache."""
 
     def tail(self, file: F, count: int) -> bytes | None:
         """The last *count* bytes of the file; None if the server does not support range requests.

@@ -21,7 +21,7 @@ _REQUIRES = re.compile(rb"^(Requires-Dist:[ \t]*)([^\r\n]+)", re.IGNORECASE | re
 
 
 def of_project(local: Iterable[LocalWheel], name: str) -> tuple[LocalWheel, ...]:
-    """The wheels of project *name* in *local*; if any of them exclude other files, only these."""
+    """The wheels of project *name* in *local*; if some of these have `only`, no others."""
     found = tuple(wheel for wheel in local if wheel.name == name)
     return tuple(wheel for wheel in found if wheel.only) or found
 

@@ -173,7 +173,7 @@ class ImageConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImagePlan:
-    """Ordered layers and config, for either engine; it depends on the lock alone."""
+    """Ordered layers and config, from which either engine builds the image."""
 
     locked: LockedCell
     tag: str

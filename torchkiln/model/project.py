@@ -89,7 +89,7 @@ class Origin:
 
     @property
     def text(self) -> str:
-        """The file, the URL, the commit or the sdist."""
+        """The origin for messages: the file, the URL, the commit or the sdist."""
         named = self.path or self.url or (self.git.text if self.git else "")
         return named or (self.built.sdist if self.built else "")
 

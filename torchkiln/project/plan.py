@@ -116,13 +116,13 @@ def at_start(code: ProjectCode, effect: Effect) -> tuple[str, ...]:
 
 
 def _removal_title(locked: LockedCell, project: ProjectLock) -> str:
-    """`"without fsspec 2026.9.0"`."""
+    """The title of the layer that removes packages: `"without fsspec 2026.9.0"`."""
     gone = [f"{wheel.name} {wheel.version}" for wheel in locked.wheels if wheel.name in project.removed]
     return f"without {', '.join(gone)}" if len(gone) <= _NAMED else f"without {len(gone)} packages"
 
 
 def _packages_title(apt: LockedApt) -> str:
-    """`"debian12 packages: ffmpeg, git-lfs (93 packages)"`."""
+    """The title of the layer of OS packages: `"debian12 packages: ffmpeg, git-lfs (93 packages)"`."""
     names = [text.partition("=")[0] for text in apt.requested]
     shown = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
     count = len(apt.debs)

@@ -101,7 +101,7 @@ class Sdists:
     def local(
         self, names: Iterable[str], own: Collection[LocalWheel], tags: Collection[Tag]
     ) -> Iterator[LocalWheel]:
-        """The sdists of *names*, only of versions of which neither the index nor *own* has a fitting wheel.
+        """The sdists of the packages *names*, for versions without a fitting wheel on the index or in *own*.
 
         :param tags: the tags of wheels that the image accepts.
         :raises BuildFailed: a page of the index cannot be read.
