@@ -76,8 +76,8 @@ def check_directory(path: Path) -> None:
 def check_file(path: Path) -> Path:
     """*path*, if it is a regular file or does not exist (opening it reports that).
 
-    :raises VerificationFailed: a link, which could point out of the layout, or a pipe or device, which may
-        hang.
+    :raises VerificationFailed: *path* is a link, which could point out of the layout, or a pipe or a device,
+        from which a read may not return.
     """
     _check_type(path, stat.S_ISREG, "regular file")
     return path

@@ -124,7 +124,7 @@ class Settler:
 def newest_possible(
     asked: Iterable[Asked], pins: tuple[Pin, ...], wanted: IndexRequest, settler: Settler
 ) -> tuple[tuple[Pin, ...], tuple[Behind, ...]]:
-    """Try the newest release of each package that the project names and of which *pins* has an old version.
+    """Try the newest release of each package that the project names and that is far behind in *pins*.
 
     :return: the versions, and the packages that stay far behind.
     """

@@ -1,7 +1,7 @@
 """The wheel specification as pure functions: where files are installed, and which files are added.
 
-Paths are relative to the image's root. Where the specification leaves a choice, they follow pip, which
-the Docker engine uses: modes, script launchers, format and order of RECORD.
+Paths are relative to the image's root. Where the specification leaves a choice, these functions do what
+pip does, because the Docker engine uses pip: modes, script launchers, format and order of RECORD.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sorts torch's Requires-Dist as the facts need it: exact pins of NVIDIA's packages, triton, and the rest.
+"""Sorts torch's Requires-Dist for the facts: exact pins of NVIDIA's packages, triton, and the rest.
 
-Only requirements for Linux x86_64 count. Names of NVIDIA's packages may
-have a CUDA suffix (nvidia-cudnn-cu12) or none.
+Only requirements for Linux x86_64 count. Names of NVIDIA's packages may have a CUDA
+suffix (nvidia-cudnn-cu12) or none.
 """
 
 from __future__ import annotations
