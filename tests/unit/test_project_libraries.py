@@ -78,7 +78,7 @@ def test_a_package_for_another_torch_is_refused(libraries: Libraries) -> None:
 
     assert (code, out) == (4, "")
     assert messages.endswith(
-        f"{LACKS}use another release of ext; if it works without these libraries: lock --project DIR"
+        f"{LACKS}use another release of ext; if the package works without these libraries: lock --project DIR"
         " --allow-missing ext"
     )
     assert not (libraries.folder / FILE).exists()

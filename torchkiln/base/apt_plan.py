@@ -19,14 +19,14 @@ _PROVIDED = re.compile(r"Package (\S+) is a virtual package provided by:")
 _PROVIDER = re.compile(r"  ([a-z0-9][a-z0-9+.-]*)(?::\w+)? .*")
 _DEPENDENCY = re.compile(r" *\S+ : (Pre-?)?(Depends|Breaks|Conflicts): .+|  +(Depends|Breaks|Conflicts): .+")
 _REMOVED = " → (removed)"
-_MAX_LINES = 5  # the first are the cause, the others follow from it
+_MAX_LINES = 5  # in a message; the first lines name the cause, later lines follow from it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AptPlan:
     """The packages that apt would add, and what it would do to installed ones."""
 
-    added: tuple[OsPackage, ...]  # by name
+    added: tuple[OsPackage, ...]  # sorted by name
     changes: tuple[str, ...]  # "libssl3 3.0.17 → 3.0.18", "mawk 1.3.4 → (removed)"
 
 

@@ -45,7 +45,7 @@ _SCHEMA: dict[str, Any] = {
 
 
 def read_lists(lists: Path, packages: Iterable[OsPackage]) -> tuple[DebFile, ...]:
-    """The .deb files of *packages*, by name and version, in the Packages files of apt's folder *lists*.
+    """The .deb files of *packages*, sorted by name, from the Packages files of apt's folder *lists*.
 
     :raises BuildFailed: an index cannot be read.
     """
@@ -101,7 +101,7 @@ def files_of(images: Path, locked: LockedCell, store: Store) -> BaseFiles | None
 
 
 def to_json(files: BaseFiles) -> bytes:
-    """The committed form, with a line for each file."""
+    """*files* as the bytes of debs.json, with a line for each file."""
     debs = ",\n".join(f"    {json.dumps(asdict(deb))}" for deb in files.debs)
     inner = f"[\n{debs}\n  ]" if debs else "[]"
     return f'{{\n  "schema": {SCHEMA},\n  "base": "{files.base}",\n  "debs": {inner}\n}}\n'.encode()

@@ -48,7 +48,7 @@ def from_json(data: bytes, *, where: str = "base.json") -> LockedBase:
 def read_lock(images: Path, os_name: str) -> LockedBase | None:
     """The committed lock of the base of *os_name*; None if there is none.
 
-    :raises ConfigError: it is invalid.
+    :raises ConfigError: the lock is invalid.
     """
     return keeping.read_lock(LockedBase, lock_path(images, os_name))
 
@@ -90,7 +90,7 @@ def rebuild(
 def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None = None) -> LockedBase:
     """Import a base from *file*, a layer blob or an uncompressed tar, into the store.
 
-    :raises BuildFailed: it is not the *locked* one, or not a base; nothing is stored.
+    :raises BuildFailed: *file* is not the *locked* base, or not a base; nothing is stored.
     """
     return keeping.adopt(_spec(recipe(os_name), store, {}, UNREPORTED), file, store, locked=locked)
 
@@ -102,7 +102,7 @@ def _spec(
         return locked_base(wanted.os, encoded, inspect(blob, name=name))
 
     def key(locked: LockedBase) -> str:
-        """Depends on the mirrors: another mirror may still have the locked packages."""
+        """It depends on the mirrors, because another mirror may still have the locked packages."""
         parts = (wanted.key(), locked.digest, *values(wanted, environ))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from torchkiln.errors import BuildFailed
 
-_MAX_LINES = 3  # the first are the cause, the others follow from it
+_MAX_LINES = 3  # in a message; the first lines name the cause, later lines follow from it
 _UNFETCHED = re.compile(
     r"E: Failed to fetch (?P<scheme>\w+://)(?:[^/@\s]*@)?(?P<archive>\S+?)/(?:dists|pool)/\S* +(?P<why>.+)"
 )

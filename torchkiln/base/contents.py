@@ -45,7 +45,7 @@ def locked_base(os_name: str, blob: Blob, contents: BaseContents) -> LockedBase:
 def inspect(blob: Path, *, name: str = "") -> BaseContents:
     """Read the tar+gzip *blob* once; messages call it *name*.
 
-    :raises BuildFailed: it is not a Debian root, or has forbidden files; the message names every fault.
+    :raises BuildFailed: *blob* is not a Debian root, or has forbidden files; the message names every fault.
     """
     name, status = name or blob.name, ""
     faults = []
@@ -70,7 +70,7 @@ def inspect(blob: Path, *, name: str = "") -> BaseContents:
 def parse_status(text: str) -> tuple[OsPackage, ...]:
     """The installed packages of a dpkg status file, sorted by name.
 
-    :raises BuildFailed: it is malformed, or a name or version is invalid.
+    :raises BuildFailed: the file is malformed, or a name or version is invalid.
     """
     found = []
     try:

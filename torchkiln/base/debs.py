@@ -50,7 +50,7 @@ def keep(folder: Path, debs: Iterable[DebFile], store: Store) -> None:
 def write_repository(folder: Path, debs: Iterable[DebFile], store: Store) -> None:
     """Create *folder* with copies of the files of *debs* in *store*; apt can install the packages from it.
 
-    :raises BuildFailed: a file in the cache is damaged; it is deleted.
+    :raises BuildFailed: a file in the cache was damaged; that file is deleted.
     :raises OSError: the disk is full.
     """
     folder.mkdir()

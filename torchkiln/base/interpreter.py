@@ -45,7 +45,8 @@ class Interpreter:
     def argv(self, root: Path | None = None) -> list[str]:
         """The command that starts Python; the caller appends Python's arguments.
 
-        :param root: the path of `root` in the sandbox in which the command runs, "/"; None: it runs in none.
+        :param root: the path of `root` in the sandbox in which the command runs, "/"; None: the command runs
+            in no sandbox.
         """
         name, at = python_name(self.version), self.root if root is None else root
         own = [] if self.home == "usr" else [str(at / self.home / "lib")]

@@ -48,8 +48,8 @@ class ArtefactSpec(Generic[Artefact]):
     export: str  # the command that writes such a file, "torchkiln base export"
     kind: type[Artefact]
     make: Callable[[], Artefact]
-    read: Callable[[Path, Blob, str], Artefact]  # blob, its description, its name in messages
-    key: Callable[[Artefact], str]  # the key of the record of a locked artefact's rebuild
+    read: Callable[[Path, Blob, str], Artefact]  # its arguments: the file, its `Blob`, its name in messages
+    key: Callable[[Artefact], str]  # the key under which the cache records the rebuild of a locked artefact
 
 
 def ensure(
@@ -69,7 +69,7 @@ def ensure(
     fast and uses the same artefact, until the lock changes or `rebuild` is called. Without *locked*, the
     sources are *file* and the archive.
 
-    :param fits: whether the locked one may be used; false if it was built on another base.
+    :param fits: whether *locked* may be used; False for tools that were built on another base.
     :raises BuildFailed: *file* is not the locked one; or the archive gives another one and *locked_only* is
         set.
     :raises ToolMissing: it must be built, and mmdebstrap or the keys are missing.
@@ -101,7 +101,7 @@ def ensure(
 
 
 def rebuild(spec: ArtefactSpec[Artefact], store: Store, *, locked: Artefact | None = None) -> Artefact:
-    """Build it from the archive now; the result replaces *locked* on this machine."""
+    """Build the artefact from the archive now; the result replaces *locked* on this machine."""
     with store.lock(spec.lock, f"builds the {spec.description}"):
         found = spec.make()
         if locked is not None and locked.digest != found.digest:
@@ -114,7 +114,7 @@ def adopt(
 ) -> Artefact:
     """Import an artefact from *file*, a layer blob or an uncompressed tar, into the store.
 
-    :raises BuildFailed: it is not the *locked* one, or not valid; nothing is stored.
+    :raises BuildFailed: *file* is not the *locked* artefact, or not valid; nothing is stored.
     """
     temporary = store.temporary(spec.lock)
     try:
@@ -148,7 +148,7 @@ def adopt(
 
 
 def _bounded(spec: ArtefactSpec[Artefact], tar: BinaryIO, file: Path, locked: Artefact | None) -> BinaryIO:
-    """*tar*, limited to the size of the locked one, or to 8 GiB."""
+    """*tar*; reading more bytes than the locked artefact has, or than 8 GiB without *locked*, is an error."""
     limit = locked.unpacked if locked else _UNPACKED
 
     def over() -> BuildFailed:
@@ -174,7 +174,7 @@ def package_changes(before: tuple[OsPackage, ...], after: tuple[OsPackage, ...])
 
 
 def to_json(found: LockedBase | LockedTools) -> bytes:
-    """The committed form."""
+    """*found* as the bytes of its lock file."""
     return pretty_json({"schema": SCHEMA, **artefact_json(found)})
 
 
@@ -197,7 +197,7 @@ def from_json(kind: type[Artefact], data: bytes, *, where: str) -> Artefact:
 def read_lock(kind: type[Artefact], path: Path) -> Artefact | None:
     """The lock at *path*; None if there is none.
 
-    :raises ConfigError: it is invalid.
+    :raises ConfigError: the lock is invalid.
     """
     try:
         data = read_file(path, _LIMIT)

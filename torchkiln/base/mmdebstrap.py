@@ -212,7 +212,7 @@ def _source_hooks(change: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _local(debs: Path) -> str:
-    """The source of the packages in *debs*; their hashes were checked when they were copied there."""
+    """The sources.list line for the folder *debs*; the hashes of its files were checked before."""
     return f"deb [trusted=yes] copy://{quote(str(debs))} ./"
 
 

@@ -60,7 +60,7 @@ class Addition:
     misfit: str  # the start of the message if apt cannot install them: "the archive's packages no longer fit"
     hint: str  # the hint of that message
     debs: Path | None = None
-    hard_links: bool = False  # the layer may have some
+    hard_links: bool = False  # whether the layer may have hard links
 
 
 def layer_tar(addition: Addition, work: BaseWork) -> Path:
@@ -100,7 +100,7 @@ def existing(
     """The layers *lower*, copied to the scratch folder, with pins of their packages; or an empty root."""
     layers, pinned = list[Path](), list[OsPackage]()
     for artefact in lower:
-        # A copy: the root of a user namespace may not read the cache.
+        # A copy, because the root of a user namespace may have no access to the cache.
         copy = work.folder / f"{len(layers)}.tar.gz"
         layers.append(Path(shutil.copyfile(work.store.blob(artefact.digest), copy)))
         pinned += artefact.packages

@@ -65,8 +65,8 @@ def demand_harmless(lower: Contents, layer: Contents, *, what: str) -> tuple[str
     """Check the *layer* of packages on *lower*; *what* names it.
 
     :returns: warnings.
-    :raises BuildFailed: it changes files of packages of the lower layers, has files that no package may have,
-        or has libraries that the loader would find instead of those of the lower layers.
+    :raises BuildFailed: *layer* changes files of packages of the lower layers, has files that no package may
+        have, or has libraries that the loader would find instead of those of the lower layers.
     """
     faults = list(_faults(lower, layer))
     if layer.libraries:
@@ -100,7 +100,7 @@ def _faults(lower: Contents, layer: Contents) -> Iterator[str]:
         if is_of_image(path):
             if path not in folders:  # the files in a folder are reported, not the folder
                 yield f"{_named(path, layer)} is in a folder of the image"
-        elif kind == "folder":  # it is in the layer because of the files in it
+        elif kind == "folder":  # a folder is in the layer because of its files
             continue
         elif path in lower.kinds and path in lower.owners:
             yield f"{path} of {lower.owners[path]} was changed"

@@ -61,8 +61,9 @@ class PythonFiles:
 def read_python(path: Path, archive: PythonArchive, python: str, contents: BinaryIO) -> PythonFiles:
     """The files of *archive*, at *path*; their contents are written to *contents*.
 
-    :param python: the version that it must have, "3.12".
-    :raises BadPythonArchive: it is damaged, has a forbidden entry, or is not this Python for this platform.
+    :param python: the version that the archive must have, "3.12".
+    :raises BadPythonArchive: the archive is damaged, has a forbidden entry, or is not this Python for this
+        platform.
     :raises OSError: *contents* cannot be written.
     """
     reading = _Reading(archive, contents)
@@ -197,7 +198,7 @@ class _Reading:
     def _version(self, python: str) -> str:
         """The full version, from the C header patchlevel.h.
 
-        :raises BadPythonArchive: it is another Python, or for another platform.
+        :raises BadPythonArchive: the archive has another Python, or is for another platform.
         """
         name, archive = python_name(python), self._archive.filename
         program = f"bin/{name}"

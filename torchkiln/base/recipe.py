@@ -1,4 +1,4 @@
-"""The recipe of a base: its packages, options and hooks. Pure."""
+"""Defines the recipe of a base: its packages, options and hooks. Pure."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def lock_path(images: Path, os_name: str, name: str) -> Path:
 def read_lock(images: Path, os_name: str, name: str) -> LockedTools | None:
     """The committed lock of the tools *name*; None if there is none.
 
-    :raises ConfigError: it is invalid.
+    :raises ConfigError: the lock is invalid.
     """
     return keeping.read_lock(LockedTools, lock_path(images, os_name, name))
 
@@ -90,7 +90,8 @@ def adopt(
 ) -> LockedTools:
     """Import the tools *name* on *base* from *file*, a layer blob or an uncompressed tar, into the store.
 
-    :raises BuildFailed: they are not the *locked* ones, or not tools on that base; nothing is stored.
+    :raises BuildFailed: *file* is not the layer of the *locked* tools, or not a layer of tools on *base*;
+        nothing is stored.
     """
     return keeping.adopt(_spec(name, (), base, store, {}, UNREPORTED), file, store, locked=locked)
 
@@ -140,7 +141,7 @@ def build(
 def _read(blob: Path, encoded: Blob, name: str, base: LockedBase, *, called: str) -> LockedTools:
     """The lock of these tools, from the dpkg status in the layer.
 
-    :raises BuildFailed: it is not a layer of tools, or changes packages of *base*.
+    :raises BuildFailed: *blob* is not a layer of tools, or changes packages of *base*.
     """
     installed = {package.name: package for package in inspect(blob, name=called).packages}
     below = {package.name: package for package in base.packages}
@@ -173,7 +174,7 @@ def _spec(
     requested = tuple(packages)
 
     def key(locked: LockedTools) -> str:
-        """Depends on the base and the mirrors, which determine the packages."""
+        """It depends on the base and the mirrors, which determine the packages."""
         parts = (wanted.key(), *requested, base.digest, locked.digest, *values(wanted, environ))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

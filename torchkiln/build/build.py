@@ -26,7 +26,7 @@ from torchkiln.plan.load import plan_locked
 class BuildOptions:
     """How to build. `layer_format` changes the bytes of the layers, but no file in them."""
 
-    sources: BaseSources = field(default_factory=BaseSources)  # of base and tools
+    sources: BaseSources = field(default_factory=BaseSources)  # files of base and tools, see `BaseSources`
     refs: tuple[str, ...] = ()  # names in the layout; default: the plan's tag and aliases
     layer_format: LayerFormat = DEFAULT_FORMAT
     foreign: bool = False  # the lock is not the user's own: programs of its base run only in a sandbox
@@ -43,7 +43,7 @@ def build(
 ) -> image_build.BuildResult:
     """Plan, provide base and tools, and build into *layout* with the embedded engine.
 
-    The cache remembers the layout.
+    The cache records the path of *layout*: see `cache_claims.remember_layout`.
 
     :raises BuildFailed: the lock is untrusted and *options* do not allow that, or it was made with another
         rule for cutting device code; or a step failed.
@@ -88,13 +88,13 @@ def build_planned(
 
 
 def after(prepared: float, stages: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
-    """Seconds by stage of a build: *prepared* for base and tools, then *stages*; last the total."""
+    """*stages* of a build after the stage "prepare", which took *prepared* seconds; the last is the total."""
     *steps, (total, seconds) = stages
     return (("prepare", prepared), *steps, (total, prepared + seconds))
 
 
 def check_trusted(locked: LockedCell, sources: BaseSources) -> None:
-    """Refuse an untrusted lock with `locked_only`: such an image cannot be published."""
+    """With `sources.locked_only`, refuse an untrusted lock: its image could not be published."""
     if sources.locked_only and is_untrusted(locked):
         raise BuildFailed(
             f"the lock of {tag_of(locked.resolution)} {USES}",

@@ -13,8 +13,8 @@ from torchkiln.model.recipe import ImagePython
 from torchkiln.store.store import Store
 from torchkiln.wheel.bytecode import Code, Compiler, read_pack, write_pack
 
-# The tests in wheels. Layers for another Python than the base's lack their byte-code: it is a sixth of all,
-# and tests are almost never imported.
+# Tests in wheels are almost never imported, but have a sixth of all byte-code. Layers for a standalone Python
+# do not contain it.
 _TESTS = re.compile(r"/tests?/")
 
 

@@ -1,4 +1,4 @@
-"""Claims the files of the cache that a build needs, and records what its images use.
+"""Lists the files of the cache that a build needs, and records the files that its image uses.
 
 `cache.usage` reads these records.
 """
@@ -22,13 +22,13 @@ from torchkiln.store.store import Store
 
 
 def remember_layout(store: Store, layout: Path) -> None:
-    """Record *layout*, so that its tags count; called before the build, so that no image is missed."""
+    """Record the path of *layout*, whose images `cache.usage` then reads. Call it before the build."""
     path = str(layout.absolute())
     store.put_record("layouts", hashlib.sha256(path.encode()).hexdigest(), {"path": path})
 
 
 def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Iterable[str]) -> None:
-    """Record the files that *image* of *plan* uses; those of layers not *reused* count as used now."""
+    """Record the files that *image* of *plan* uses; mark the files of layers not in *reused* as used now."""
     locked = plan.locked
     packs = _packs(locked)
     store.put_record(
@@ -87,7 +87,7 @@ def _packs(locked: LockedCell) -> dict[str, str]:
 
 
 def source_path(source: LockedWheel | LockedArchive) -> str:
-    """The path of a source of a layer."""
+    """The path in the cache of a wheel, or of the extracted files of an archive."""
     return kept_path(source) if isinstance(source, LockedArchive) else wheel_path(source)
 
 

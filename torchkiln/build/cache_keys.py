@@ -1,7 +1,8 @@
-"""The keys of layers in the cache: hashes of everything that determines their bytes.
+"""Computes the keys of layers in the cache: hashes of everything that determines their bytes.
 
-For a wheel layer, these are wheels, Python and recipe; for a toolkit layer, archives and rule. The key of a
-converted layer is the digest of the original layer and the encoder's name.
+The key of a wheel layer is the hash of wheels, Python and recipe; that of a toolkit layer, of archives and
+the rule by which they are extracted. The key of a converted layer has the digest of the original layer and
+the encoder's name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The services that all parts of a build use."""
+"""Defines the services that all parts of a build use."""
 
 from __future__ import annotations
 

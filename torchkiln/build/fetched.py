@@ -13,7 +13,7 @@ from torchkiln.util.files import private_folder
 def fetched(file: LockedWheel, environment: Environment) -> Path:
     """The path of *file* in the store, downloaded and verified if it is missing.
 
-    :raises BuildFailed: it is not the locked one, or cannot be downloaded.
+    :raises BuildFailed: the downloaded file is not the locked wheel, or it cannot be downloaded.
     """
     store, observer = environment.store, environment.observer
     with store.lock(f"wheel-{file.sha256}", f"fetches {file.filename}"):

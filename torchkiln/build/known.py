@@ -1,4 +1,4 @@
-"""Says which layers of a plan are cached, and what a build has to make and to download."""
+"""Finds the layers of a plan that are cached, and what a build has to make and to download."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def _missing(plan: ImagePlan, store: Store) -> Iterator[LockedWheel]:
 
 
 def demand_reachable(plan: ImagePlan, store: Store, fetcher: Fetcher) -> None:
-    """Request the last byte of the smallest missing wheel of each index; nothing if no wheel is missing.
+    """Request the last byte of the smallest missing wheel of each index; do nothing if no wheel is missing.
 
     An unreachable index is thus reported before the base is built, which takes minutes.
 

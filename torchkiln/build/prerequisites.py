@@ -41,8 +41,8 @@ def ready(
 ) -> Iterator[tuple[ImagePlan, tuple[str, ...]]]:
     """The plan to build, and the package differences of its base and tools from *locked*.
 
-    If the base or the tools are not the locked ones, *planned* is called again. The files of the cache that
-    the plan needs are claimed until the context ends; *what* describes the work.
+    If the base or the tools are not the locked ones, *planned* is called again. Until the context
+    ends, `cache prune` keeps the files that the plan needs; *what* is the name of the work in its messages.
 
     :param sources: None: base and tools are not needed.
     :raises KilnError: as *planned* and `provide` do, or the address of the toolkit's archives is not set.

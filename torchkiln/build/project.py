@@ -60,13 +60,13 @@ class ProjectSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltProject:
-    """The image of a project, that of its parent, and what its packages change in it."""
+    """The images of a project and of its parent, and what the project's packages change in the latter."""
 
     built: image_build.BuildResult
     parent: image_build.BuildResult
     parent_plan: ImagePlan
     plan: ImagePlan
-    lock: ProjectLock  # with the OS packages for the base that was used
+    lock: ProjectLock  # its OS packages are those for the base that was used
     effect: Effect
     at_start: tuple[str, ...]  # what Python runs at each start because of the project
 
@@ -253,7 +253,8 @@ def _effect(
 ) -> tuple[Effect, frozenset[str]]:
     """The effect of the project's packages, and the titles of layers that were made to determine it.
 
-    The cache has the effect of the same wheels; otherwise it is determined from layers and wheels.
+    The effect is read from the cache if it is known for the same wheels; else it is determined from layers
+    and wheels, and recorded.
     """
     store, locked = environment.store, parent.plan.locked
     inputs = {

@@ -1,4 +1,4 @@
-"""The cache's records of layers, by `cache_keys.key_of`."""
+"""Reads and writes the cache's records of layers; `cache_keys.key_of` gives their keys."""
 
 from __future__ import annotations
 

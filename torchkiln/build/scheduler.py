@@ -59,7 +59,7 @@ class Job:
 
 
 class Scheduler:
-    """Makes layers. `seconds` has the time of each kind of work afterwards, from first start to last end."""
+    """Makes layers. Afterwards `seconds` has the time from first start to last end, by kind of work."""
 
     def __init__(
         self, environment: Environment, *, interpreters: Mapping[ImagePython, tuple[str, ...]]
@@ -83,7 +83,7 @@ class Scheduler:
         if error is not None:
             self._cancelled.set()
         self._stack.close()
-        for out in self._outs:  # those that the caller did not get, after a failure
+        for out in self._outs:  # after a failure: the blobs that the caller did not get
             out.unlink(missing_ok=True)
 
     @property

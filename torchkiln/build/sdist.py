@@ -76,7 +76,7 @@ class SandboxedBuilder:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     report: Reporting = UNREPORTED
     limits: Limits = field(default_factory=Limits)
-    # The image's file system; None: base, tools and standalone Python.
+    # The root file system for builds; None: that of base, tools and standalone Python.
     root: Callable[[LockedCell], Path] | None = None
     locate: Callable[[PythonArchive], str] = lambda _: ""  # the path or URL of a standalone Python's archive
 
@@ -214,7 +214,7 @@ class SandboxedBuilder:
 
     @contextmanager
     def _staged(self, sdist: LockedWheel, requires: Iterable[LockedWheel]) -> Iterator[Path]:
-        """A folder with the driver, the sdist and the build requirements, which the sandbox has as /in."""
+        """A folder with the driver, the sdist and the build requirements; the sandbox mounts it at /in."""
         folder = self.store.temporary("sdist")
         try:
             with self.store.writable():
@@ -232,7 +232,7 @@ class SandboxedBuilder:
 
 
 def _python_of(cell: LockedCell) -> tuple[str, str]:
-    """The folder and the name of the image's Python outside of the virtual environment with the wheels."""
+    """Folder and file name of the Python from which the image's virtual environment was made."""
     if cell.standalone:
         return f"/{HOME}/bin", python_name(cell.standalone.version)
     return "/usr/bin", python_name(cell.base.python)

@@ -81,7 +81,7 @@ def _install(env: str) -> None:
                 _put(wheel, entry, env)
     site.addsitedir(env)
     sys.path.remove(env)
-    sys.path[0] = env  # before the base's own packages; in place of the folder of this program
+    sys.path[0] = env  # the first entry was the folder of this program; the packages of the base come later
     os.environ.update(PYTHONPATH=env, PATH=f"{env}/bin:{os.environ['PATH']}")
 
 

@@ -103,7 +103,7 @@ class StandalonePythons:
             return None
         try:
             found = codec.typed(LockedStandalone, record)
-        except ValueError:  # of another version of torchkiln
+        except ValueError:  # written by another version of torchkiln
             return None
         return found if self.store.has_blob(found.digest, found.size) else None
 

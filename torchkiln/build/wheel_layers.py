@@ -1,4 +1,4 @@
-"""Makes the missing wheel layers. Locks prevent that two processes make the same layer at the same time.
+"""Makes the missing wheel layers. Locks keep two processes from making the same layer at the same time.
 
 This module loads slowly and is imported only when a layer has to be made.
 """

@@ -53,7 +53,7 @@ class CudaArchives:
         """Check that the source of *archives* is configured.
 
         :raises BuildFailed: the variable is not set.
-        :raises ConfigError: it is neither a URL nor a folder.
+        :raises ConfigError: the variable is neither a URL nor a folder.
         """
         if archives and not self._location:
             first, *more = sorted(archives, key=lambda archive: archive.component)

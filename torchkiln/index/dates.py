@@ -1,4 +1,4 @@
-"""The files of a project that were uploaded before a lock's date."""
+"""Lists the files of a project that were uploaded before a lock's date."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchkiln.index.listing import ListedFile
 from torchkiln.index.pages import Pages
 from torchkiln.model.cell import Source
 
-# Two of five responses lack the dates of the newest files (measured); after ten reads, one page in 10,000.
+# Measured: two of five responses lack the dates of the newest files; ten in a row lack them once in 10,000.
 _READS = 10
 
 

@@ -27,7 +27,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 from torchkiln.util.page_cache import PassingFile
 
-_CHUNK = 1 << 20  # one read of the socket; larger ones only cost memory
+_CHUNK = 1 << 20  # bytes of one read of the socket; larger reads only need more memory
 # From this size on the first request has a Range too: a mirror that fetches the file itself may stream a
 # range, and hold a plain response back until it is complete (measured: 13 s for torch's wheel).
 _LARGE = 16 << 20
@@ -45,7 +45,7 @@ class Downloader(ABC, Generic[F]):
 
     @abstractmethod
     def _locate(self, file: F, *, fresh: bool) -> FileAt:
-        """The URL of the file; *fresh*: not a cached one."""
+        """The URL of the file; with *fresh*, it is not read from the cache."""
 
     def tail(self, file: F, count: int) -> bytes | None:
         """The last *count* bytes of the file; None if the server does not support range requests.
@@ -65,7 +65,7 @@ class Downloader(ABC, Generic[F]):
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        """Download the file to *path*, resuming what is there; does not verify the hash.
+        """Download the file to *path*, or resume the download there; the hash is not verified.
 
         The file only grows, so that another process can read it meanwhile: if the server ignores the range,
         the bytes that are there already are skipped.
@@ -91,7 +91,7 @@ class Downloader(ABC, Generic[F]):
                     self._retry(file, lambda location: self._receive(location, stream), stream)
                 stream.check()
             finally:
-                if not stream.have:  # nothing to resume from
+                if not stream.have:  # an empty file helps no later run
                     path.unlink(missing_ok=True)
 
     def _receive(self, location: FileAt, stream: _Stream) -> None:

@@ -13,7 +13,7 @@ from urllib3 import HTTPResponse
 
 
 class FileAdapter(HTTPAdapter):
-    """Serves local files. File: links on pages and in redirects are refused by `redirects.unsafe`."""
+    """Serves local files. `redirects.unsafe` refuses file: links on pages and in redirects."""
 
     def send(self, request: requests.PreparedRequest, *_args: Any, **_kwargs: Any) -> requests.Response:
         """The file, or the requested range of it; 404 if it cannot be read."""

@@ -25,8 +25,8 @@ from torchkiln.index.settings import IndexSettings, redact, redact_text
 from torchkiln.util.files import tree_size
 from torchkiln.util.sizes import size
 
-SECONDS = 600.0  # for one package, with the submodules of its repository
-DISK = 1 << 30  # bytes that are stored of them
+SECONDS = 600.0  # time limit for one package, with the submodules of its repository
+DISK = 1 << 30  # bytes on disk, of the repository and its submodules
 MEMORY = 4 << 30  # bytes of address space of each process
 OUTPUT = 64 << 20  # bytes that a command prints
 _POLL = 0.05  # seconds
@@ -34,7 +34,7 @@ _STDERR = 1 << 14  # bytes
 _SETTINGS = (
     "protocol.allow=never",
     "protocol.https.allow=always",
-    "protocol.version=2",  # then a server sends any commit that it has
+    "protocol.version=2",  # with version 2, a server sends any commit that it has
     "http.followRedirects=initial",
     "http.lowSpeedLimit=100",  # bytes per second
     "http.lowSpeedTime=60",
@@ -66,7 +66,7 @@ _CERTIFICATE = re.compile(r"certificate", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Git:
-    """Runs git in a private folder; `start` creates the repository. `end` is the time limit, monotonic."""
+    """Runs git in a private folder; `start` creates the repository. `end`: the `time.monotonic` limit."""
 
     folder: Path
     settings: IndexSettings = field(repr=False)
@@ -91,7 +91,7 @@ class Git:
     def fetch(self, url: str, commit: str) -> None:
         """Fetch *commit* of the repository at *url*, without its history.
 
-        :raises BuildFailed: it cannot be fetched, or is not a commit.
+        :raises BuildFailed: *commit* cannot be fetched, or is not a commit.
         """
         self._demand_sound(url)
         options = ("--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules")
@@ -112,8 +112,8 @@ class Git:
     def run(self, *words: str, url: str = "") -> bytes:
         """What `git *words` prints.
 
-        :param url: that of the repository, for messages.
-        :raises BuildFailed: it fails, or exceeds a limit.
+        :param url: the URL of the repository, for messages.
+        :raises BuildFailed: git fails, or exceeds a limit.
         """
         out, messages = self.folder / "stdout", self.folder / "stderr"
         with out.open("wb") as stdout, messages.open("wb") as stderr:
@@ -152,7 +152,7 @@ class Git:
         )
 
     def _environment(self) -> dict[str, str]:
-        """git's whole environment."""
+        """All environment variables that git gets."""
         proxies = {name.lower(): text for name, text in self.environ.items() if name.lower() in _PROXIES}
         if self.settings.proxy:
             proxies |= dict.fromkeys(_PROXIES[:2], self.settings.proxy)

@@ -80,7 +80,7 @@ def url_of(base: str, file: ListedFile) -> str:
 def listing(page: Page, hashes: Collection[str] | None = None) -> PageFiles:
     """The files of *page*. With *hashes*, only the files that have one of these SHA-256 hashes.
 
-    :raises BuildFailed: it is not a project page, or has more files than any project.
+    :raises BuildFailed: *page* is not a project page, or has more files than any project.
     """
     try:
         return _parse_json(page, hashes) if page.json else _parse_html(page, hashes)
@@ -126,7 +126,7 @@ def _parse_html(page: Page, hashes: Collection[str] | None) -> PageFiles:
 
 
 def _without_hidden(body: bytes) -> bytes:
-    """*body* without comments and scripts; too many are an error, as each may need a search of all of it."""
+    """*body* without comments and scripts. Too many are an error: for each, all of *body* may be searched."""
     if (
         body.count(b"<!--") > MOST_FILES
         or len(re.findall(rb"<(?:script|style|template)\b", body, re.I)) > 100

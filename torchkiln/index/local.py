@@ -1,6 +1,6 @@
 """Merges wheels that no index has with the files of an index. Pure.
 
-If there is such a wheel of a version, the index's files of that version are left out: then the resolver reads
+If there is such a wheel of a version, the index's files of that version are left out. So the resolver reads
 METADATA of the wheel that is locked.
 """
 
@@ -21,7 +21,7 @@ _REQUIRES = re.compile(rb"^(Requires-Dist:[ \t]*)([^\r\n]+)", re.IGNORECASE | re
 
 
 def of_project(local: Iterable[LocalWheel], name: str) -> tuple[LocalWheel, ...]:
-    """The wheels of project *name* in *local*; if any of them exclude other files, only these."""
+    """The wheels of project *name* in *local*; if some of these have `only`, no others."""
     found = tuple(wheel for wheel in local if wheel.name == name)
     return tuple(wheel for wheel in found if wheel.only) or found
 
@@ -39,7 +39,7 @@ def merged(files: Collection[ListedFile], local: Collection[LocalWheel]) -> tupl
 
 
 def listed(wheel: LocalWheel) -> ListedFile:
-    """*wheel* as an entry of a page. It fits the image, so its tags there fit every platform."""
+    """*wheel* as an entry of a page, named py3-none-any: uv need not check that it fits the image."""
     return ListedFile(
         filename=f"{wheel.name.replace('-', '_')}-{wheel.version}-py3-none-any.whl",
         href="",
@@ -58,7 +58,7 @@ def _version(filename: str) -> Version | None:
 
 
 def required_by_name(local: Iterable[LocalWheel]) -> tuple[LocalWheel, ...]:
-    """*local* with METADATA in which wheels that exclude all other files are required by name, not by URL.
+    """*local*, with METADATA that requires wheels with `only` by name, not by URL.
 
     A package may require another by URL (`NAME @ git+https://…`); uv accepts URLs only from the project.
     """

@@ -1,7 +1,7 @@
-"""METADATA of wheels on an index: the PEP 658 file for the resolver, checked against that in the wheel.
+"""Reads METADATA of wheels on an index; compares the PEP 658 file with METADATA in the wheel.
 
-An index may serve METADATA in a file beside the wheel (PEP 658), which is fast to read. Only the index
-vouches for this file, so before a wheel is locked, the file is compared with METADATA in the wheel.
+An index may serve METADATA in a file beside the wheel (PEP 658), which is fast to read. The lock's
+hash does not cover this file. So before a wheel is locked, the file is compared with METADATA in the wheel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Metadata:
     def for_resolver(self, file: ListedFile, base: str, index: Source) -> bytes:
         """METADATA of *file*, whose link is relative to *base*: the PEP 658 file, else that in the wheel.
 
-        :raises BuildFailed: it cannot be read, or is invalid.
+        :raises BuildFailed: METADATA cannot be read, or is invalid.
         """
         at = located(file, base)
         if (cached := self._cached(at)) is not None:
@@ -56,7 +56,7 @@ class Metadata:
         """METADATA in the wheel *at*.
 
         :raises NoRanges: the server does not support range requests.
-        :raises BuildFailed: it cannot be read, or is invalid.
+        :raises BuildFailed: METADATA cannot be read, or is invalid.
         """
         if (cached := self._cached(at)) is not None:
             return cached
@@ -68,7 +68,7 @@ class Metadata:
     def demand_same(self, at: FileAt) -> None:
         """Check that the resolver's METADATA equals that in the wheel *at*.
 
-        :raises BuildFailed: it does not.
+        :raises BuildFailed: the two differ.
         """
         beside = self._pages.store.record("beside", _key(at))
         if beside is None:

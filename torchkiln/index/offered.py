@@ -1,4 +1,4 @@
-"""The releases on the default index, their wheels and METADATA."""
+"""Lists the releases on the default index, their wheels and METADATA."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Releases:
     def metadata(self, wheel: FileAt) -> WheelMetadata:
         """METADATA of *wheel*.
 
-        :raises BuildFailed: it cannot be read.
+        :raises BuildFailed: METADATA cannot be read.
         """
         return metadata_of(self.pages.session, wheel)
 
@@ -50,7 +50,7 @@ class Releases:
     def file(self, wheel: FileAt, path: str, limit: int) -> bytes | None:
         """The file at *path* in *wheel*, of at most *limit* bytes; None: there is none.
 
-        :raises BuildFailed: it cannot be read, or is larger.
+        :raises BuildFailed: the file cannot be read, or is larger.
         """
         return file_in(self.pages.session, wheel, re.compile(re.escape(path)), limit)
 

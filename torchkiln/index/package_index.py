@@ -1,4 +1,4 @@
-"""Locks wheels: resolves requirements with uv, and chooses and measures one wheel of each package."""
+"""Locks wheels: resolves requirements with uv, and chooses one wheel of each package and finds its size."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PackageIndex:
                 pass
 
     def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
-        """The wheels for *wanted*, by name, with their sizes; given wheels have size 0.
+        """The wheels for *wanted*, sorted by name, with their sizes; the size of `wanted.known` wheels is 0.
 
         :raises Unresolvable: the requirements conflict, or an index is not configured or lacks a project.
         :raises BuildFailed: an index is unavailable or at fault.
@@ -57,7 +57,7 @@ class PackageIndex:
         return (*self.locked(self.pins(wanted), wanted), *map(_given_wheel, wanted.known))
 
     def locked(self, pins: Iterable[Pin], wanted: IndexRequest) -> tuple[LockedWheel, ...]:
-        """The wheels of *pins*, which are a part of `pins(wanted)`, with their sizes.
+        """The wheels of *pins*, with their sizes; *pins* are some of `self.pins(wanted)`.
 
         :raises Unresolvable: a release has no wheel for the image.
         :raises BuildFailed: an index is unavailable or at fault.

@@ -1,4 +1,4 @@
-"""Project pages of the indexes, cached; locates files on them by name and hash."""
+"""Reads and caches project pages of the indexes; finds files on these pages by name and hash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.http.failures import status_text
 
-# A page without an ETag is read from the cache for this long (seconds): nine cells are locked in less.
+# Seconds for which a page without an ETag is read from the cache; locking nine cells takes less.
 _FRESH = 600.0
 # The value of pypi_simple's ACCEPT_JSON_PREFERRED; an import of that library takes half a second.
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.01"

@@ -20,7 +20,7 @@ _MOST = 1 << 30  # bytes; real archives have 20 to 120 million
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sized:
-    """An archive, and its size on the server: the matrix states none."""
+    """An archive, and its size on the server, because the matrix does not state the size."""
 
     filename: str
     sha256: str

@@ -1,7 +1,7 @@
-"""The files on a project page whose names and links are safe. The page is not trusted.
+"""Selects the files on a project page whose names and links are safe. The page is not trusted.
 
-Files are identified by hash, so a page cannot replace one. Refused are links to local files, links from https
-to http, and file names that are paths.
+Files are identified by hash, so a page cannot replace a file. Links to local files, links from https to http,
+and file names that are paths are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.+!-]{1,250}")
 def found_on(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ...]:
     """The files on the *page* of project *name* with one of *hashes*.
 
-    :raises BuildFailed: it is not a project page, or one of these files has an unsafe name or link.
+    :raises BuildFailed: *page* is not a project page, or one of these files has an unsafe name or link.
     """
     listed = listing(page, hashes)
     files = [file for file in listed.files if file.sha256 and file.sha256 in hashes]
@@ -39,7 +39,7 @@ def found_on(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ..
 def wheels_on(page: Page, name: str) -> tuple[FileAt, ...]:
     """The wheels on the *page* of project *name* with a hash and a safe name and link that are not yanked.
 
-    :raises BuildFailed: it is not a project page.
+    :raises BuildFailed: *page* is not a project page.
     """
     listed = listing(page)
     wheels = (file for file in listed.files if file.filename.endswith(".whl"))
@@ -49,7 +49,7 @@ def wheels_on(page: Page, name: str) -> tuple[FileAt, ...]:
 def _safe(
     listed: PageFiles, files: Iterable[ListedFile], page: Page, name: str
 ) -> tuple[tuple[FileAt, ...], Mapping[str, str]]:
-    """The *files* with a safe name and link; for the others, sha256 → the reason."""
+    """The *files* with a safe name and link; and sha256 → reason for each file that is refused."""
     found, refused = [], {}
     for file in files:
         url = listed.url(file)
@@ -76,7 +76,7 @@ def release_files(
 ) -> tuple[tuple[ListedFile, ...], Mapping[str, str]]:
     """The *files* that a resolver may choose from: of project *name*, with a sha256, each name once.
 
-    Of the others, file name → the reason.
+    The second value has the files that are left out: file name → the reason.
 
     :raises BuildFailed: two files have the same name and different hashes.
     """

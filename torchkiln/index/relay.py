@@ -32,21 +32,21 @@ from torchkiln.model.cell import Source
 from torchkiln.model.index import LocalWheel
 
 PROJECTS = 1_000  # pages that a resolver may request; a cell has 130 packages, one with vllm 230
-FILES = 300_000  # on all pages together; a cell has 64,000, one with vllm 164,000
-METADATA = 3_000  # metadata files
-_BYTES = 64 << 20  # of metadata
+FILES = 300_000  # files on all pages together; a cell has 64,000, one with vllm 164,000
+METADATA = 3_000  # METADATA files that uv may request
+_BYTES = 64 << 20  # bytes of all METADATA files together
 _JSON = "application/vnd.pypi.simple.v1+json"
 _TEXT = 200  # characters of a field in a page for uv
 
 
 class Relay:
-    """The server, while its context lasts; thread-safe, as uv sends requests in parallel.
+    """The server, while its context lasts; thread-safe, because uv sends requests in parallel.
 
     :param local: wheels that no index has.
     """
 
     def __init__(self, pages: Pages, *, as_of: str, local: Collection[LocalWheel] = ()) -> None:
-        self.failures: list[Exception] = []  # in order
+        self.failures: list[Exception] = []  # in the order in which they happened
         self.missing: dict[str, Unresolvable] = {}  # projects that their index does not have
         self.left_out: dict[str, tuple[str, ...]] = {}  # project → files that uv does not see, with reasons
         self._pages, self._as_of, self._local = pages, as_of, local

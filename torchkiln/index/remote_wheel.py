@@ -1,6 +1,6 @@
-"""Reads files of a wheel on an index by range requests; METADATA of a gigabyte takes one or two megabytes.
+"""Reads files of a wheel on an index by range requests: METADATA of a 1 GB wheel takes 1 to 2 MB.
 
-The wheel is not trusted: what is read is bounded, and not cached.
+The wheel is not trusted: at most a fixed number of bytes is read, and nothing is cached.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torchkiln.index.settings import redact
 from torchkiln.model.index import METADATA_LIMIT, FileAt, WheelMetadata, read_metadata
 
 _BLOCK = 1 << 18  # bytes; the directory of torch's wheel takes about six blocks
-_MOST = 24  # blocks of one wheel, besides those of a larger file
+_MOST = 24  # blocks of one wheel, without those of a larger file
 _END = struct.Struct("<4s4xHHLL")  # of a zip: signature, entries (twice), size and offset of the directory
-_DIRECTORY = threading.Lock()  # a zip directory takes twelve times its size in memory: read one at a time
+_DIRECTORY = threading.Lock()  # one directory at a time: it takes twelve times its size in memory
 _NO_RANGES = "torchkiln reads METADATA by range requests; use an index that supports them"
 
 
@@ -32,7 +32,7 @@ class NoRanges(BuildFailed):
 def metadata_of(session: IndexSession, wheel: FileAt) -> WheelMetadata:
     """METADATA of *wheel*.
 
-    :raises BuildFailed: it cannot be read, or the file is not a wheel.
+    :raises BuildFailed: METADATA cannot be read, or the file is not a wheel.
     """
     try:
         return read_metadata(metadata_bytes(session, wheel))
@@ -44,7 +44,8 @@ def metadata_bytes(session: IndexSession, wheel: FileAt) -> bytes:
     """The METADATA file in *wheel*.
 
     :raises NoRanges: the server does not support range requests.
-    :raises BuildFailed: it cannot be read, or the file is not a wheel, or its size is not that on the page.
+    :raises BuildFailed: METADATA cannot be read, *wheel* is not a wheel, or its size differs from that on the
+        page.
     """
     found = file_in(session, wheel, re.compile(r"[^/]+\.dist-info/METADATA"), METADATA_LIMIT)
     if found is None:

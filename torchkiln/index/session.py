@@ -21,7 +21,7 @@ from torchkiln.util.http.redirects import UnsafeRedirect
 from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry, retry_after
 from torchkiln.util.http.session import LimitedSession, Network
 
-TIMEOUT = (15.0, 60.0)  # seconds: to connect, and between two bytes
+TIMEOUT = (15.0, 60.0)  # time limits in seconds: to connect, and between two bytes
 WORKERS = 16
 LARGE = 2 << 20  # bytes; larger pages are read one at a time
 TOTAL = 45.0  # seconds for a page, all attempts and pauses together
@@ -61,9 +61,9 @@ class _Logins(AuthBase):
 
 
 def send(session: IndexSession, method: str, url: str, **kwargs: Any) -> requests.Response:
-    """The response to one request, errors like 404 included.
+    """The response to one request, also if its status is an error such as 404.
 
-    :raises Transient: no connection, 5xx, 429: a retry may help.
+    :raises Transient: no connection, or status 5xx or 429; a retry may help.
     :raises BuildFailed: a redirect loop, an untrusted certificate.
     """
     try:

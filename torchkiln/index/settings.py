@@ -1,8 +1,9 @@
 """Reads the user's pip and uv settings into IndexSettings: index addresses, certificates, credentials.
 
 The configuration is read with `pip config list`, because only pip knows all its files and variables; uv's
-variables override it. Extra indexes and find-links are ignored: they allow dependency confusion, where anyone
-who uploads a package of the same name gets it into an image, and a lock would depend on the machine.
+variables override it. Extra indexes and find-links are ignored: they allow dependency confusion, in
+which anyone can upload a package of the same name to get it into an image. A lock would also depend on the
+machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torchkiln.model.cell import Source
 from torchkiln.model.untrusted import declared
 
 PYTORCH_VARIABLE = "TORCHKILN_INDEX_PYTORCH"
-PYTORCH_ADDRESS = "https://download.pytorch.org/whl"  # only for messages: there is no default
+PYTORCH_ADDRESS = "https://download.pytorch.org/whl"  # only for messages; it is not a default
 _LEFT_OUT_OF_PIP = ("extra-index-url", "find-links")
 _LEFT_OUT_OF_UV = ("UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")
 _OTHER_INDEX = f"the package index of {mirrors.NAME}, because another one is configured"
@@ -31,7 +32,7 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>`]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexSettings:
-    """Where packages come from. Addresses hold no credentials: those are in `logins`."""
+    """Where packages come from. Addresses contain no credentials: `logins` has them."""
 
     default_url: str
     pytorch_url: str | None

@@ -28,8 +28,8 @@ from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 from torchkiln.util.places import HOW_TO_INSTALL
 
-MEMORY = 320 << 20  # bytes that uv may hold; a cell takes a quarter of that, one with vllm half
-CPU = 40  # seconds of all cores together; a cell takes two
+MEMORY = 320 << 20  # bytes of memory that uv may use; a cell takes a quarter of that, one with vllm half
+CPU = 40  # seconds of processor time, of all cores together; a cell takes two
 SECONDS = 900.0  # of wall clock time
 _POLL = 0.05  # seconds between two checks of uv
 _STDERR = 1 << 20  # bytes of uv's messages that are read
@@ -54,7 +54,7 @@ class Pin:
 
 
 def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
-    """The resolution of *wanted*, by name.
+    """uv's resolution of *wanted*, sorted by name.
 
     :raises Unresolvable: the requirements conflict, or the index `pytorch` is needed and not configured.
     :raises BuildFailed: an index is at fault, or the resolver exceeds a limit.
@@ -121,7 +121,7 @@ def _packages(names: str) -> tuple[str, ...]:
 def find_uv() -> str:
     """The path of uv.
 
-    :raises ToolMissing: it is not installed.
+    :raises ToolMissing: uv is not installed.
     """
     from uv import find_uv_bin
 
@@ -133,7 +133,7 @@ def find_uv() -> str:
 
 @contextmanager
 def private_folder(store: Store) -> Iterator[Path]:
-    """A folder in the cache that only this user can access; the next run removes those of killed runs."""
+    """A folder in the cache that only this user can access; it is deleted at the end, or by the next run."""
     store.sweep()
     folder = store.temporary("resolver")
     with store.writable():

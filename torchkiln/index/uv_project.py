@@ -1,4 +1,4 @@
-"""The project, settings, arguments and environment for a run of uv. Pure.
+"""Makes the project, settings, arguments and environment for a run of uv. Pure.
 
 uv reads files in the parent folders: pyproject.toml as a workspace, uv.toml, .python-version, and .venv,
 whose Python it runs. So the project is the root of a workspace, and settings and Python are on the command
@@ -43,7 +43,7 @@ def arguments(wanted: IndexRequest) -> list[str]:
 
 
 def environment(folder: str, default_url: str) -> dict[str, str]:
-    """uv's whole environment: the user's variables cannot change the resolution."""
+    """All environment variables that uv gets: those of the user cannot change the resolution."""
     return {
         "UV_DEFAULT_INDEX": default_url,
         "UV_HTTP_RETRIES": "0",  # the relay retries
@@ -93,9 +93,9 @@ def files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
 
 
 def _by_url(given: KnownWheel) -> str:
-    """The requirement for a given wheel.
+    """The requirement for the wheel *given*.
 
-    The URL does not exist; uv does not open it, because uv.toml contains the wheel's metadata.
+    Its URL does not exist; uv does not open it, because uv.toml contains the wheel's metadata.
     """
     return f"{given.name} @ https://given.invalid/{quote(given.filename)}#sha256={given.sha256}"
 

@@ -66,7 +66,7 @@ def fetch_verified(
             break
         except BadWheel:
             part.unlink()
-            if not resumed:  # the part from an earlier run may be damaged: download once more
+            if not resumed:  # the part from an earlier run may be damaged: download the whole file once more
                 raise
     return True
 
@@ -74,7 +74,7 @@ def fetch_verified(
 def verify(locked: LockedFile, path: Path) -> None:
     """Check size and SHA-256 of the file at *path*.
 
-    :raises BadWheel: they differ from the lock.
+    :raises BadWheel: size or SHA-256 differ from the lock.
     """
     with path.open("rb") as file:
         if (size := os.fstat(file.fileno()).st_size) != locked.size:

@@ -24,7 +24,7 @@ class CiJob:
 
 
 def digest_in(lock: bytes) -> str | None:
-    """The digest in a lock.json of any schema; None: it has none."""
+    """The digest in a lock.json of any schema; None: the file has none."""
     try:
         document = json_of(lock)
     except ValueError:
@@ -47,12 +47,12 @@ def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iter
 
 
 def github_matrix(jobs: Iterable[CiJob]) -> str:
-    """One line of JSON for fromJSON in `strategy.matrix`. A job needs an `if`, as an empty matrix fails."""
+    """One line of JSON for fromJSON in `strategy.matrix`. GitHub rejects an empty matrix: use `if`."""
     return json.dumps({"include": [_row(job) for job in jobs]}, separators=(",", ":"))
 
 
 def _row(job: CiJob) -> dict[str, Any]:
-    """Keys are never removed or renamed, as workflows use them."""
+    """The JSON values of *job*. Keys are never removed or renamed, because workflows use them."""
     resolution, base = job.locked.resolution, job.locked.base
     cell = resolution.cell
     row: dict[str, Any] = {

@@ -69,7 +69,7 @@ def from_json(data: bytes, *, where: str = "lock.json") -> LockedCell:
 def parse(data: bytes, *, where: str) -> dict[str, Any]:
     """*data* as a document that is valid and consistent, apart from its seal.
 
-    :raises Stale: it is not; lists every fault with its path.
+    :raises Stale: *data* is not valid or not consistent; lists every fault with its path.
     """
     try:
         document = json_of(data)

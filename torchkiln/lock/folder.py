@@ -48,13 +48,13 @@ class LockFolder:
         return resolve(cell, self.matrix, self.facts)
 
     def below(self, cell: Cell) -> Resolution:
-        """The present resolution of the same cell for all GPUs. A thin lock is made from its lock."""
+        """The present resolution of *cell* for all GPUs. The lock of a thin cell is made from its lock."""
         return self.resolution(replace(cell, gpus=(), own_use=False))
 
     def thin(self, resolution: Resolution, previous: LockedCell | None = None) -> LockedCell:
         """The lock of a thin cell, made from that of the same cell for all GPUs; nothing is written.
 
-        :raises Stale: that lock is missing, invalid, or made from another matrix or other facts.
+        :raises Stale: the lock for all GPUs is missing, invalid, or made from another matrix or other facts.
         """
         below = self.below(resolution.cell)
         full = load_locked(self.path, tag_of(below), how=how_to_lock(below.cell))

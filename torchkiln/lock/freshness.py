@@ -29,7 +29,7 @@ def require_fresh(
 ) -> None:
     """Check *locked* by `outdated`; *role* and *run* are parts of the message and its hint.
 
-    :raises Stale: it is outdated.
+    :raises Stale: *locked* is outdated.
     """
     if outdated(locked, resolution, bound):
         raise Stale(

@@ -222,7 +222,7 @@ def load_locked(images: Path, tag: str, *, how: str = "") -> LockedCell:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first of *names*, and the number of the others."""
+    """The first of *names*, and the number of further ones."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
@@ -262,7 +262,7 @@ def save(images: Path, locked: LockedCell) -> Path:
 def _check_record(torch: LockedWheel, recorded: str) -> None:
     """Check the hash of *torch* on an index against the public record.
 
-    :raises BuildFailed: they differ.
+    :raises BuildFailed: the two hashes differ.
     """
     if torch.sha256 != recorded:
         raise BuildFailed(
@@ -276,7 +276,7 @@ def _check_record(torch: LockedWheel, recorded: str) -> None:
 def _torch_wheel(build: TorchBuild, release: str, wheels: tuple[LockedWheel, ...]) -> LockedWheel:
     """The wheel of torch among *wheels*.
 
-    :raises Unresolvable: it is not the build of the resolution.
+    :raises Unresolvable: that wheel is not the build of the resolution.
     """
     torch = next((wheel for wheel in wheels if wheel.name == "torch"), None)
     expected = Version(build.version if build.source is Source.PYTORCH else release)

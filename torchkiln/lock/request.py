@@ -1,4 +1,4 @@
-"""Defines the inputs of `lock` besides a resolution and an index."""
+"""Defines the inputs of `lock`, without the resolution and the index."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class LockSession:
     def run(self, cells: Sequence[Cell], *, sweeping: bool) -> None:
         """Lock *cells*.
 
-        :param sweeping: continue after a failure, and raise the one with the highest exit code at the end.
+        :param sweeping: continue after a failure; at the end, raise the failure with the highest exit code.
         """
         failures: list[KilnError] = []
         for cell in cells:

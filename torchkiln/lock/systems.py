@@ -33,7 +33,8 @@ class Pythons(Protocol):
 class Systems:
     """The locked bases in *images*; with *upgrade* they are rebuilt.
 
-    If *images* has no lock of a base, torchkiln's own lock of it is copied; without that, the base is built.
+    If *images* has no lock of a base, torchkiln's own lock of that base is copied; if torchkiln has none, the
+    base is built.
 
     :param pythons: makes the layers of standalone Pythons.
     """

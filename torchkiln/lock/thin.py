@@ -1,6 +1,7 @@
-"""Locks a thin cell: the lock of the same cell for all GPUs, and which device code its image keeps.
+"""Makes the lock of a thin cell from the lock of the same cell for all GPUs.
 
-The wheels are the same, so no index is needed. Layers without cut libraries are the same, too.
+It adds which device code the image keeps. The wheels are the same, so no index is needed. Layers without cut
+libraries are the same, too.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def load() -> Redist:
 def read(path: Path) -> Redist:
     """The contents of the file at *path*, which describes untrusted archives.
 
-    :raises ConfigError: it cannot be read, is invalid, or lacks `untrusted: true`.
+    :raises ConfigError: the file cannot be read, is invalid, or lacks `untrusted: true`.
     """
     try:
         found = parse(read_file(path, _LIMIT), name=str(path))

@@ -28,13 +28,13 @@ class Explanation:
     reason: str  # why it has its status
     limits: tuple[tuple[str, str], ...]  # (fact id, sentence)
     prefer: Prefer
-    otherwise: Resolution | None  # with the other value of `prefer`; None: the same build
+    otherwise: Resolution | None  # with the other value of `prefer`; None: it chooses the same build
     tag: str | None
     aliases: tuple[str, ...]
     archs: tuple[str, ...]  # of the device code in the image
-    gpus: tuple[tuple[str, tuple[str, ...]], ...]  # (capability, names) that this code serves
+    gpus: tuple[tuple[str, tuple[str, ...]], ...]  # (capability, names) of the GPUs on which this code runs
     require_cuda: str | None
-    needs: tuple[str, ...]  # see `needs`
+    needs: tuple[str, ...]  # see the function `needs`
     recorded: str | None  # hex sha256 of torch's wheel in the public record
     citations: tuple[tuple[str, tuple[str, ...]], ...]  # (fact id, source ids)
     sources: tuple[SourceInfo, ...]

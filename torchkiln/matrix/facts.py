@@ -25,7 +25,7 @@ _LIMIT = 1 << 20  # bytes; the file has 50,000
 _HINT = how_to_restore("torchkiln/data/compat.yaml")
 
 Pairs = tuple[tuple[str, str], ...]
-IndexHash = tuple[str, str, str, str]  # of PyTorch's index: variant, CPython tag, project, hex
+IndexHash = tuple[str, str, str, str]  # of PyTorch's index: variant, CPython tag, project, hex sha256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class DefaultWheel:
     requires_python: str
     pythons: tuple[str, ...]  # CPython tags, "cp311"
     triton: str  # "3.7.1", or a specifier, "~=3.9.0"
-    triton_below: str | None = None  # from this Python on it requires no triton
+    triton_below: str | None = None  # the first Python for which it requires no triton
     pins: Pairs  # (distribution, exact version): the nvidia-* and cuda-* requirements
     toolkit: tuple[str, ...] = ()  # the extras of cuda-toolkit that it requires; empty before torch 2.11
     requires: tuple[str, ...]  # the other requirements, PEP 508
@@ -45,7 +45,7 @@ class DefaultWheel:
 
     @property
     def triton_specifier(self) -> str:
-        """`"==3.7.1"`, or the range that it allows."""
+        """The specifier of triton: `"==3.7.1"`, or a range."""
         return f"=={self.triton}" if self.triton[0].isdigit() else self.triton
 
 
@@ -63,17 +63,17 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """One release of torch. *home*: the release whose block describes it, the newest patch of its minor."""
+    """One release of torch. `home`: the newest patch of its minor version, whose block describes it, too."""
 
     version: str
     home: str
     torchvision: str
-    torchaudio: str  # "": none can be imported with this torch
+    torchaudio: str  # "": no torchaudio can be imported with this torch
     cudnn_major: str
     default: DefaultWheel
     variants: tuple[Variant, ...]  # by CUDA version, ascending
     index_sha256: tuple[IndexHash, ...]
-    torchvision_requires: tuple[str, ...]  # besides torch, PEP 508; set if index_sha256 has torchvision
+    torchvision_requires: tuple[str, ...]  # PEP 508, without torch; () unless index_sha256 has torchvision
 
     def variant(self, name: str) -> Variant:
         """The variant called *name*; raises KeyError if there is none."""
@@ -85,7 +85,7 @@ class Trap:
     """A problem of some builds, handled by one of `constrain`, `require` and `limit`."""
 
     id: str
-    releases: tuple[str, ...] = ()  # minors; empty: all
+    releases: tuple[str, ...] = ()  # minor versions, "2.7"; empty: all
     variants: tuple[str, ...] = ()  # of the chosen build; empty: all
     python_from: str | None = None
     constrain: str | None = None  # PEP 508
@@ -106,7 +106,7 @@ class Drivers:
 class KnownToolkit:
     """A CUDA toolkit and its source."""
 
-    requires: str  # its wheels, PEP 508, whose version torch pins; empty: it comes from NVIDIA's archives
+    requires: str  # PEP 508: its wheels; torch pins their version; empty: it comes from NVIDIA's archives
     toolkit: Toolkit
 
 
@@ -124,9 +124,9 @@ class GpuClass:
 
     capability: str  # "9.0"
     names: tuple[str, ...]
-    first_branch: int | None  # of drivers; None: older than all in the facts
+    first_branch: int | None  # of drivers that support it; None: older than all in the facts
     last_branch: int | None  # None: still supported
-    aarch64: tuple[str, ...]  # those of `names` that exist only with an ARM host
+    aarch64: tuple[str, ...]  # names of GPUs that exist only with an ARM host
 
     @property
     def x86_names(self) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ class Facts:
     checks: Mapping[str, str] = field(hash=False)  # id -> why a smoke check does not apply
     toolkits: Mapping[str, KnownToolkit] = field(hash=False)  # by CUDA version
     redist: Redist  # cuda_redist.yaml
-    host_gcc: Mapping[str, int] = field(hash=False)  # by CUDA version: the newest that its nvcc accepts
+    host_gcc: Mapping[str, int] = field(hash=False)  # by CUDA version: the newest gcc that its nvcc accepts
     cuda: Mapping[str, Drivers] = field(hash=False)
     floors: Mapping[str, MinimumDriver] = field(hash=False)  # by CUDA major
     gpus: tuple[GpuClass, ...]  # by capability, ascending
@@ -177,7 +177,7 @@ def load() -> Facts:
 def parse(data: bytes, *, name: str = "compat.yaml") -> Facts:
     """Parse *data*, the bytes of a facts file; messages begin with *name*.
 
-    :raises ConfigError: it is invalid; lists the violations of its schema.
+    :raises ConfigError: *data* is invalid; lists the violations of its schema.
     """
     import yaml
 
@@ -198,7 +198,7 @@ def parse(data: bytes, *, name: str = "compat.yaml") -> Facts:
 
 
 def _faults(raw: Any, name: str) -> list[str]:
-    """The violations of the schema in *raw*. Imports jsonschema only here, as that takes 0.3 s."""
+    """The violations of the schema in *raw*. jsonschema is imported here, because that takes 0.3 s."""
     import jsonschema
 
     found = jsonschema.Draft202012Validator(shipped("compat")).iter_errors(raw)
@@ -305,7 +305,7 @@ def _index_hashes(body: Mapping[str, Any]) -> Iterator[IndexHash]:
 
 
 def _earlier(newest: Release, version: str, differs: Mapping[str, Any]) -> Release:
-    """An older patch of *newest*'s minor: the same except for what *differs*; it inherits no hashes."""
+    """An older patch of the minor version of *newest*: equal except for *differs*, and without hashes."""
     wheel = newest.default
     return replace(
         newest,

@@ -14,7 +14,7 @@ from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.util.versions import nearest, numbers
 
-SCHEMA = "matrix.schema.json"  # the file beside it, for editors
+SCHEMA = "matrix.schema.json"  # the schema file beside matrix.yaml, for editors
 _PACKAGES = "numpy, pillow, tqdm, jupyterlab, tensorboard, pip, uv"
 
 

@@ -33,7 +33,7 @@ def served_classes(
 ) -> tuple[GpuClass, ...]:
     """The *gpus* on which code of *archs* runs with some driver.
 
-    :param kept: the capabilities whose device code an image keeps; empty: it keeps all.
+    :param kept: the capabilities whose device code an image keeps; empty: all.
     """
     listed = tuple(archs)
     return tuple(

@@ -27,7 +27,7 @@ from torchkiln.util.schema import shipped, shown
 from torchkiln.util.strict_json import read_file, text_of
 from torchkiln.util.versions import nearest, numbers
 
-_MAX_FAULTS = 50  # of each kind
+_MAX_FAULTS = 50  # reported faults of each kind
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PYTHON = re.compile(r"3\.[0-9]{1,4}")
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}")
@@ -83,7 +83,7 @@ class Matrix:
     aliases: Aliases
     bounds: tuple[Bound, ...]
     policy: Policy
-    # Where the file is, and beside it the project's rootfs/ and templates/; None: not read from a file.
+    # The folder of the file, which may also have rootfs/ and templates/; None: not read from a file.
     folder: Path | None = field(default=None, compare=False)
 
     @property

@@ -35,7 +35,7 @@ def load() -> Mapping[str, Preset]:
 def read(path: Path) -> Mapping[str, Preset]:
     """The presets of the user's file *path*.
 
-    :raises ConfigError: it cannot be read, or is invalid.
+    :raises ConfigError: the file cannot be read, or is invalid.
     """
     try:
         return parse(read_file(path, _LIMIT), name=str(path))

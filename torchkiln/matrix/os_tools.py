@@ -23,7 +23,7 @@ def tools_of(cell: Cell, facts: Facts) -> str | None:
     """The name of the tools of *cell*, "devel" or "devel-gcc11"; None: it is a runtime image."""
     if cell.flavor != "devel":
         return None
-    # A CUDA that the facts lack supports at least the gcc of the CUDA before it.
+    # A CUDA that is not in the facts supports at least the gcc of the newest older CUDA.
     known = [cuda for cuda in facts.host_gcc if numbers(cuda) <= numbers(cell.cuda)]
     newest = facts.host_gcc[max(known, key=numbers)] if known else min(facts.host_gcc.values())
     return "devel" if operating_system(cell.os).gcc <= newest else f"devel-gcc{newest}"
@@ -45,7 +45,7 @@ def is_tools(name: str) -> bool:
 
 
 def host_gcc(name: str) -> str | None:
-    """The version of the older gcc in the tools *name*, "11"; None: they use the OS's own.
+    """The version of the older gcc in the tools *name*, "11"; None: the tools have only the OS's own gcc.
 
     :raises ValueError: *name* is invalid.
     """

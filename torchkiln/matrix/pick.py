@@ -1,4 +1,4 @@
-"""Picks the cells that run on a host with a given driver and GPUs, best first, and explains the others.
+"""Picks the cells that run on a host with a given driver and GPUs, and says why other cells do not.
 
 The cells are resolved first, then each is checked against the host.
 """
@@ -25,7 +25,7 @@ SENTENCES = {
     "too-late": "driver {driver} does not support {gpu} any more; the last branch that does is {branch}",
     "below-minimum": "driver {driver} is older than {minimum}, the minimum for CUDA {cuda}",
     "part-of-branch": "needs driver {minimum} or newer of branch {driver}",
-    "compatibility": "in CUDA's compatibility mode, as the driver is older than {full}",
+    "compatibility": "in CUDA's compatibility mode, because the driver is older than {full}",
     "not-kept": "its device code is for {kept} only, not for {gpu}",
     "no-code": "{build} has no code for {gpu}, only for {archs}",
     "ptx-driver": "{build} has only PTX for {gpu}, which needs driver {full} or newer",
@@ -49,11 +49,11 @@ class DriverVersion:
 
     @property
     def branch(self) -> int:
-        """The branch that it belongs to."""
+        """The branch of the version, 535."""
         return int(major_of(self.version))
 
     def reaches(self, version: str) -> Literal["yes", "no", "from"]:
-        """Whether it is *version* or newer; "from": only the later drivers of its branch are."""
+        """Whether the driver is *version* or newer; "from": only later drivers of this branch are."""
         if "." in self.version:
             return "yes" if numbers(self.version) >= numbers(version) else "no"
         other = int(major_of(version))

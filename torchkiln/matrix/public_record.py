@@ -15,14 +15,14 @@ from torchkiln.model.index import KnownWheel
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import numbers
 
-_CUDA_11 = "cu118"  # the facts lack the requirements of other variants' wheels
+_CUDA_11 = "cu118"  # of the variants on PyTorch's own index, the facts have only its requirements
 _PLATFORM = LINUX_AMD64.wheel_tag("linux")  # in the file names on PyTorch's index before torch 2.7
 
 
 def recorded(facts: Facts, build: TorchBuild, python: str) -> str | None:
     """Hex sha256 of the torch wheel of *build* for *python* in the public record; None: not recorded.
 
-    Only for PyTorch's own index.
+    The public record has only wheels on PyTorch's own index.
     """
     return _hashes(facts, build, python).get("torch")
 

@@ -25,7 +25,7 @@ class Selection:
     flavor: tuple[str, ...] = ()
     os: tuple[str, ...] = ()
     python: tuple[str, ...] = ()  # "3.13": the systems of the matrix that have it
-    gpus: Gpus = ()  # of thin images; (): images for all GPUs, and with `every` those of the matrix's `gpus`
+    gpus: Gpus = ()  # of thin images; (): images for all GPUs, and with `every` for the matrix's `gpus`
     own_use: bool = False
     every: bool = False
 

@@ -33,7 +33,7 @@ def reason(resolution: Resolution) -> str:
 
 
 def reason_of(resolution: Resolution) -> Sentence | None:
-    """Why *resolution* has its status, for any language; None: it is unavailable."""
+    """Why *resolution* has its status, for any language; None: the cell is unavailable."""
     build, cell = resolution.build, resolution.cell
     if build is None:
         return None
@@ -51,7 +51,7 @@ def reason_of(resolution: Resolution) -> Sentence | None:
 def limit_text(limit: Limit, facts: Facts) -> str:
     """The sentence of *limit*.
 
-    :raises KeyError: it is not in *facts*.
+    :raises KeyError: the fact of *limit* is not in *facts*.
     """
     return said(limit_of(limit, facts), {**SENTENCES, **facts.limit_texts})
 

@@ -24,7 +24,7 @@ _TAG = re.compile(
     rf"(?P<gpus>(?:-sm[1-9][0-9]{{1,2}})+(?P<own_use>-{OWN_USE})?)?(?:-(?P<os>{NAMES}))?"
 )
 
-_LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # looks like an image's own tag
+_LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # such a name looks like an image's own tag
 
 
 def tag_of(resolution: Resolution) -> str:
@@ -77,12 +77,12 @@ def preferred_name(names: Sequence[str]) -> str | None:
 
 
 def names_of(named: ParsedTag, matrix: Matrix) -> tuple[str, ...]:
-    """The aliases that the image with this tag gets by the rules of *matrix* if it is the newest."""
+    """The aliases that the image with the tag *named* gets by the rules of *matrix* if it is the newest."""
     return () if named.gpus else tuple(_aliases(named, matrix).values())
 
 
 def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[str, ...]:
-    """The moving tags of *resolution*'s image by *matrix*'s rules; empty for an unavailable cell.
+    """The aliases of *resolution*'s image by the rules of *matrix*; empty for an unavailable cell.
 
     A thin image has none, so that ``latest`` is always an image for all GPUs. Unavailable cells are
     ignored when the newest is determined.
@@ -127,7 +127,7 @@ def dated(tag: str, day: str) -> str:
 
 
 def undated(tag: str) -> tuple[str, str] | None:
-    """The inverse of `dated`: the tag and the day; None: it has no date."""
+    """The inverse of `dated`: the tag and the day; None: *tag* has no date."""
     found = re.fullmatch(rf"(?P<tag>.+)-(?P<day>{_DAY.pattern})", tag)
     return (found["tag"], found["day"]) if found else None
 
@@ -137,7 +137,7 @@ def misfit(tag: str, own: str, matrix: Matrix) -> str | None:
 
     A name that matches no rule, such as "trial", is never misleading.
 
-    :param own: with the suffix of its layer format.
+    :param own: the tag with the suffix of its layer format.
     """
     if re.fullmatch(r"sha[0-9]+[-_:.].*", tag.lower()):
         return "such tags are reserved for referrers of an image"
@@ -157,7 +157,7 @@ def misfit(tag: str, own: str, matrix: Matrix) -> str | None:
 
 
 def aliases_for(own: str, matrix: Matrix) -> tuple[str, ...]:
-    """Every alias that the image with the tag *own* has if it is the newest, with its format suffix."""
+    """Every alias, with format suffix, that the image with the tag *own* has if it is the newest."""
     parsed, suffix = _parsed(own), tag_suffix(split_format(own)[1])
     return tuple(f"{name}{suffix}" for name in names_of(parsed, matrix)) if parsed else ()
 

@@ -24,8 +24,8 @@ class LockedApt:
     requested: Requested
     base: fields.Sha256Digest  # of the base's blob
     tools: fields.Sha256Digest | None = None  # of the blob of a devel image's tools, on the base
-    snapshot: Annotated[str, Meta(pattern=r"^[0-9]{8}T[0-9]{6}Z$")] = ""  # the archive's, if it has one
-    debs: Annotated[tuple[DebFile, ...], Meta(max_length=2000)]  # by name; without those of base and tools
+    snapshot: Annotated[str, Meta(pattern=r"^[0-9]{8}T[0-9]{6}Z$")] = ""  # of the archive; "": none
+    debs: Annotated[tuple[DebFile, ...], Meta(max_length=2000)]  # sorted; without those of base and tools
     digest: fields.Sha256Digest  # of the layer on that base and those tools
     diff_id: fields.Sha256Digest
     size: fields.Bytes
@@ -35,7 +35,7 @@ class LockedApt:
 
     @property
     def packages(self) -> tuple[OsPackage, ...]:
-        """The packages by name."""
+        """The packages, sorted by name."""
         return packages_of(self.debs)
 
 

@@ -29,7 +29,7 @@ class Cell:
 
 
 class Status(str, Enum):
-    """How a build serves a cell: see `matrix.resolve`."""
+    """Whether a build of torch has exactly the cell's CUDA version: see `matrix.resolve`."""
 
     NATIVE = "native"
     MINOR_COMPAT = "minor-compat"
@@ -100,9 +100,9 @@ class Resolution:
     cell: Cell
     status: Status = field(metadata={codec.SCHEMA: {"enum": ["native", "minor-compat"]}})
     build: TorchBuild | None = field(metadata={codec.SCHEMA: {"$ref": "#/$defs/TorchBuild"}})
-    min_driver: fields.Driver | None  # the oldest driver that runs it, "525.60.13"
+    min_driver: fields.Driver | None  # the oldest driver that runs the image, "525.60.13"
     full_driver: fields.Driver | None  # the oldest that needs no compatibility mode, "560.35.05"
-    requirements: fields.Some[fields.Line]  # that `lock` resolves, PEP 508
+    requirements: fields.Some[fields.Line]  # PEP 508; `lock` resolves them
     constraints: fields.Some[Constraint]
     limits: tuple[Limit, ...] = field(metadata={codec.SCHEMA: LIMITS})
     toolkit: Toolkit | None = None  # of a devel cell
@@ -110,7 +110,8 @@ class Resolution:
     standalone: PythonArchive | None = None  # of a system with another Python than its own
 
     lockable: bool = field(default=False, compare=False)  # the default index alone is enough
-    alternatives: tuple[TorchBuild, ...] = field(default=(), compare=False)  # same major, not chosen
+    # other builds of the same CUDA major version
+    alternatives: tuple[TorchBuild, ...] = field(default=(), compare=False)
     # (torch, cuda) of the nearest cells that work
     nearest: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     why_unavailable: str = field(default="", compare=False)  # a sentence

@@ -11,7 +11,7 @@ Kind = Literal["file", "folder", "link", "device", "pipe"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeEntry:
-    """The file, folder or other entry at one path. A hard link is the file that it refers to.
+    """The file, folder or other entry at one path. A hard link has the values of the file that it refers to.
 
     `text` is set only for files whose lines are compared.
     """
@@ -27,13 +27,13 @@ class TreeEntry:
     text: str | None = field(default=None, repr=False)
 
 
-#: By path relative to the root, which itself has no entry.
+#: Entries by path, which is relative to the root; the root itself has no entry.
 Tree = Mapping[str, TreeEntry]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholeImage:
-    """The files and the configuration of an image. `settings` are by name: "Env PATH", "User"."""
+    """The files and the configuration of an image. Keys of `settings`: "Env PATH", "User"."""
 
     tree: Tree
     settings: Mapping[str, str]
@@ -41,13 +41,16 @@ class WholeImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerContents:
-    """The files of one layer, the texts that name packages, and the paths that it deletes below it."""
+    """The files of one layer, and the paths that it deletes in the layers below.
+
+    `texts` has the contents of the requested files by path, such as METADATA.
+    """
 
     files: int
     bytes: int  # of files' contents
     texts: Mapping[str, str]
     deleted: tuple[str, ...]  # a trailing slash: everything in that folder
-    links: Mapping[str, str] = field(default_factory=dict)  # among the requested paths
+    links: Mapping[str, str] = field(default_factory=dict)  # requested path -> target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +67,7 @@ class Layer:
 class Package:
     """An installed package. `place` is the folder of a Python distribution, else empty.
 
-    toolkit: an archive of NVIDIA's CUDA toolkit.
+    The system "toolkit" means an archive of NVIDIA's CUDA toolkit.
     """
 
     system: Literal["python", "os", "toolkit"]

@@ -36,7 +36,7 @@ class LocalWheel:
     sha256: str  # hex
     size: int
     requires_python: str
-    metadata: Callable[[], bytes] = field(repr=False)  # METADATA; called if a resolver needs them
+    metadata: Callable[[], bytes] = field(repr=False)  # returns METADATA; called if a resolver needs it
     only: bool = False  # no other file of this package may be chosen
 
 
@@ -52,11 +52,11 @@ class IndexRequest:
     keep: tuple[tuple[str, str], ...]  # (name, version) of the previous lock, kept where possible
     bound: tuple[str, ...]  # packages that come only from the index `pytorch`
     known: tuple[KnownWheel, ...] = ()  # no index is queried for these
-    local: tuple[LocalWheel, ...] = ()  # that fit the image, at most one of each version
+    local: tuple[LocalWheel, ...] = ()  # wheels that fit the image, at most one of each version
 
 
 METADATA_LIMIT = 1 << 20  # bytes; torch's has 40,000
-MAX_REQUIREMENTS = 5_000  # of one wheel; the most seen is 1,000
+MAX_REQUIREMENTS = 5_000  # of one wheel; the largest known number is 1,000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ class LockedWheel:
     version: fields.Version
     filename: fields.FileName
     sha256: fields.Sha256
-    size: fields.Bytes = 0  # 0: not known, as the hash is from public record
+    size: fields.Bytes = 0  # 0: not known, because the hash is from public record
     index: Source
 
 
@@ -175,7 +175,7 @@ class LockedCell:
 
     @property
     def os_packages(self) -> tuple[OsPackage, ...]:
-        """All OS packages of the image, by name."""
+        """All OS packages of the image, sorted by name."""
         more = self.tools.packages if self.tools else ()
         return tuple(
             sorted((*self.base.packages, *more), key=lambda package: (package.name, package.version))

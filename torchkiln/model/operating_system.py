@@ -1,8 +1,9 @@
 """Defines the operating systems that images are based on.
 
 A new system also needs its name in `data/matrix.schema.json`. `smoke_tests/expected.py` repeats the default's
-name, as the suite runs without torchkiln. A system with another Python than its own is called
-"python312-debian12": that suite skips parts of a tag without a dot, and reads the last part as the system.
+name, because the smoke suite runs without torchkiln. A system with another Python than its own is called
+"python312-debian12". The smoke suite reads the system from the last part of a tag, and ignores "python312"
+because it has no dot.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ class OperatingSystem:
     suite: str  # "bookworm"
     components: tuple[str, ...]  # of its archive
     variables: tuple[str, str, str]  # environment variables for mirror, security mirror and keyring
-    keyring: PurePosixPath  # of its archive, on the build host
-    keyring_package: str  # that installs the keyring
+    keyring: PurePosixPath  # path on the build host: the keys that sign the archive
+    keyring_package: str  # the package that installs the keyring
     python: str  # major.minor of the suite's interpreter
     glibc: tuple[int, int]  # decides which manylinux wheels fit
     gcc: int  # major version of its default compiler
-    oldest_gcc: int  # in its archive; an old nvcc needs an older one than the default
+    oldest_gcc: int  # oldest major version in its archive; an old nvcc needs an older gcc than the default
     docker_base: str  # the FROM of a Dockerfile
     docker_user: str = ""  # a user of docker_base who has the uid 1000 of the image's own user
 
     @property
     def distribution(self) -> str:
-        """The distribution, whose systems have one archive: "debian"."""
+        """The distribution: "debian". All systems of a distribution are in one package archive."""
         return base_name(self.name).rstrip("0123456789.")
 
 
@@ -128,13 +129,13 @@ def with_python(base: str, python: str) -> str:
 
 
 def base_name(name: str) -> str:
-    """The system whose base the system *name* has: "debian12" of "python312-debian12" and of "debian12"."""
+    """The name without another Python: "debian12" of "python312-debian12" and of "debian12"."""
     found = _OTHER_PYTHON.fullmatch(name)
     return found["base"] if found else name
 
 
 def operating_system(name: str) -> OperatingSystem:
-    """The operating system called *name*; with another Python, only the name and the Python differ.
+    """The operating system called *name*; another Python changes only `name` and `python`.
 
     :raises ConfigError: it is not supported.
     """

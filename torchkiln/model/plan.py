@@ -76,7 +76,7 @@ class WheelLayer:
     title: str  # "torch 2.7.1", "dependencies (98 wheels)"
     wheels: tuple[LockedWheel, ...]
     python: ImagePython
-    device_code: DeviceCode | None = None  # its `wheels` are those of this layer
+    device_code: DeviceCode | None = None  # `device_code.wheels` names only wheels of this layer
 
     @property
     def inputs(self) -> tuple[LockedWheel, ...]:
@@ -173,7 +173,7 @@ class ImageConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImagePlan:
-    """Ordered layers and config, for either engine; it depends on the lock alone."""
+    """Ordered layers and config, from which either engine builds the image."""
 
     locked: LockedCell
     tag: str
@@ -182,7 +182,7 @@ class ImagePlan:
     config: ImageConfig
     epoch: int
     recipe: int  # see `model.recipe.RECIPE`
-    requested: tuple[str, ...] = ()  # PEP 508: of a project, beside the requirements in `locked`
+    requested: tuple[str, ...] = ()  # PEP 508: a project's, in addition to the requirements in `locked`
 
     def of(self, kind: type[L]) -> tuple[L, ...]:
         """The layers of one *kind*, in order."""

@@ -24,12 +24,12 @@ class Platform:
 
     @property
     def name(self) -> str:
-        """Docker's name of it: ``linux/amd64``."""
+        """Docker's name of the platform: ``linux/amd64``."""
         return f"{self.os}/{self.architecture}"
 
     @property
     def oci(self) -> dict[str, str]:
-        """Its fields in image configs and OCI indexes."""
+        """The fields of the platform in image configs and OCI indexes."""
         return {"architecture": self.architecture, "os": self.os}
 
     @property

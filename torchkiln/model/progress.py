@@ -16,7 +16,7 @@ Work = Literal[
 
 
 class Observer(Protocol):
-    """Receives progress, from several threads. Counts are bytes; those of "packages" count packages."""
+    """Receives progress, from several threads. The unit is bytes, but packages for the work "packages"."""
 
     def begin(self, work: Work, name: str, total: int) -> None: ...
 
@@ -42,7 +42,7 @@ class Fetcher(Protocol):
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        """Download the file to *path*, resuming if a part of it is there; the caller verifies it."""
+        """Download the file to *path*, or resume the download there; the caller verifies the file."""
 
 
 class ArchiveSource(Protocol):
@@ -51,11 +51,11 @@ class ArchiveSource(Protocol):
     def require(self, archives: Collection[LockedArchive]) -> None:
         """Check that the location of *archives* is set.
 
-        :raises BuildFailed: it is not.
+        :raises BuildFailed: the location is not set.
         """
 
     def demand_reachable(self, archives: Collection[LockedArchive]) -> None:
-        """Request a byte of one of *archives*; nothing if there are none.
+        """Request one byte of one of *archives*; do nothing if *archives* is empty.
 
         :raises BuildFailed: the location cannot be reached, or no longer has the file.
         """
@@ -68,7 +68,7 @@ class ArchiveSource(Protocol):
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> Path | None:
-        """The verified file: at *part*, or in the user's folder; None: it was cancelled."""
+        """The path of the verified file: *part*, or a path in the user's folder; None: cancelled."""
 
 
 class Silent:

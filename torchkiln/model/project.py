@@ -28,7 +28,7 @@ class BuiltFrom:
     sdist: fields.FileName  # on the default index, or an archive of a commit
     sha256: fields.Sha256  # of the sdist
     size: fields.Bytes
-    requires: Annotated[tuple[LockedWheel, ...], Meta(max_length=1000)] = ()  # for the build, by name
+    requires: Annotated[tuple[LockedWheel, ...], Meta(max_length=1000)] = ()  # for the build; sorted by name
     reproducible: bool = False  # a second build gave the same bytes
 
 
@@ -89,7 +89,7 @@ class Origin:
 
     @property
     def text(self) -> str:
-        """The file, the URL, the commit or the sdist."""
+        """The origin for messages: the file, the URL, the commit or the sdist."""
         named = self.path or self.url or (self.git.text if self.git else "")
         return named or (self.built.sdist if self.built else "")
 
@@ -114,12 +114,12 @@ class ProjectLock:
     groups: Annotated[
         tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)
     ] = ()  # dependency groups, in the same way
-    wheels: Annotated[tuple[LockedWheel, ...], Meta(max_length=5000)]  # added or replacing, by name
+    wheels: Annotated[tuple[LockedWheel, ...], Meta(max_length=5000)]  # that it adds or replaces; sorted
     removed: Annotated[
         tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema=_SET)
     ] = ()  # packages of the parent that a wheel of the same name replaces
     # libraries that its packages may lack, and packages that may lack any library; sorted
     may_lack: Annotated[tuple[fields.FileName, ...], Meta(max_length=100, extra_json_schema=_SET)] = ()
     apt: LockedApt | None = None  # the OS packages that it adds
-    origins: Annotated[tuple[Origin, ...], Meta(max_length=5000)] = ()  # of wheels that no index has, by name
+    origins: Annotated[tuple[Origin, ...], Meta(max_length=5000)] = ()  # of wheels that no index has; sorted
     untrusted: bool = False

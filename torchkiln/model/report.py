@@ -58,30 +58,30 @@ class Finding:
     tier: Annotated[int, Meta(ge=0, le=3)]
     outcome: Outcome
     seconds: Annotated[float, Meta(ge=0)]
-    message: str  # why it failed or was skipped; a fact's id where it does not apply
+    message: str  # why it failed or was skipped; the id of the fact because of which it does not apply
     measured: str = field(metadata={codec.SCHEMA: MEASURED})
     threshold: str = field(metadata={codec.SCHEMA: THRESHOLD})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectRun:
-    """What a run in the image of a project was about, beside the image."""
+    """What a smoke run in the image of a project tested, in addition to the fields of `SmokeReport`."""
 
     parent: Tag
     parent_image: fields.Sha256Digest  # the digest of the parent image's manifest
     lock: fields.Sha256Digest  # the seal of torchkiln.lock.json
     named: _Names = ()  # the packages that the project itself requires
     test: Annotated[tuple[fields.Line, ...], Meta(max_length=200)] = ()  # the command of its own test
-    may_lack: Annotated[tuple[fields.Line, ...], Meta(max_length=5000)] = ()  # of --allow-missing
+    may_lack: Annotated[tuple[fields.Line, ...], Meta(max_length=5000)] = ()  # the values of --allow-missing
     at_start: Annotated[tuple[fields.Line, ...], Meta(max_length=5000)] = ()  # .pth files of its packages
     gpus: fields.Line = "none"  # the value of --gpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeReport:
-    """The results of the checks in one image, bound to its manifest digest, or in an environment."""
+    """The results of the checks in the image with the manifest digest `image`, or in an environment."""
 
-    image: fields.Sha256Digest | None  # None, like `tag`: an environment, for which no gate exists
+    image: fields.Sha256Digest | None  # None, like `tag`: an environment; the gate clears only images
     tag: Tag | None
     suite: fields.Sha256Digest  # of the files of smoke_tests/, or of the checks of a project
     runtime: RuntimeName
@@ -91,10 +91,10 @@ class SmokeReport:
     findings: Annotated[tuple[Finding, ...], Meta(max_length=1000)]
     verdict: Verdict
     host: str = field(metadata={codec.SCHEMA: {"$ref": "#/$defs/host"}})  # JSON text
-    # when torchkiln compared the unpacked files with the image's layers; None: an engine or an environment,
-    # where no files are unpacked, or an older report
+    # when torchkiln compared the unpacked files with the image's layers; None: torchkiln did not unpack the
+    # image (the run used an engine or an environment), or the report is older than this field
     verified: Time | None = None
-    # None: the checks of the suite in a cell's image; else those of a project, and `suite` is their digest
+    # None: the suite was run in a cell's image; else the checks of a project, and `suite` is their digest
     project: ProjectRun | None = None
 
 

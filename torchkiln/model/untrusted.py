@@ -17,9 +17,9 @@ _FORMER = "stand-in+"  # the prefix of earlier versions
 
 
 def declared(address: str) -> tuple[str, bool]:
-    """*address* without the prefix, and whether it had it.
+    """*address* without `PREFIX`, and whether *address* had it.
 
-    :raises ConfigError: it has the prefix of earlier versions.
+    :raises ConfigError: *address* has the prefix of earlier versions.
     """
     text = address.strip()
     if text.startswith(_FORMER):

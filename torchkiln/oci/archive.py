@@ -29,7 +29,7 @@ from torchkiln.util.files import replacing
 ArchiveFormat = Literal["oci-archive", "docker-archive"]
 
 _MAX_MEMBER = 8 << 30  # bytes of a member of a USTAR archive
-_COPY = 1 << 20  # bytes at once
+_COPY = 1 << 20  # bytes that are copied at once
 
 
 class Sink(Protocol):

@@ -21,7 +21,7 @@ class Compression(ABC):
     """A compression that can be read."""
 
     suffix: ClassVar[str]
-    """Of the media type: ``+gzip``."""
+    """The suffix of the media type: ``+gzip``."""
     magic: ClassVar[bytes]
     """The first bytes of a blob."""
 
@@ -49,7 +49,7 @@ class TargetCompression(Compression):
     @property
     @abstractmethod
     def encoder(self) -> str:
-        """Name and settings of the encoder, which decide the bytes; part of the keys of records."""
+        """Name and settings of the encoder, which decide the bytes; they are part of the keys of records."""
 
     @abstractmethod
     def compress(
@@ -82,7 +82,7 @@ class Gzip(Compression):
 
 
 class Zstd(TargetCompression):
-    """One zstd frame when written, any number when read. Fast enough without reading ahead."""
+    """Writes one zstd frame, reads any number. It is fast enough without a thread that reads ahead."""
 
     name = "zstd"
     suffix = "+zstd"

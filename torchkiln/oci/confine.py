@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on every 64-bit architecture
 _VERSION_FLAG, _PATH_BENEATH, _NO_NEW_PRIVS = 1, 1, 38
-_MIN_VERSION = 2  # the first that can allow hard links between folders
+_MIN_VERSION = 2  # the first version that can allow hard links between folders
 _WRITE_FILE, _REMOVE_DIR, _REMOVE_FILE = 1 << 1, 1 << 4, 1 << 5
 _MAKE = {"char": 6, "dir": 7, "reg": 8, "sock": 9, "fifo": 10, "block": 11, "sym": 12}
 _REFER = 1 << 13
@@ -43,7 +43,7 @@ def confined(folder: Path, work: Callable[[Callable[[], None]], T]) -> T:
         _restrict(folder)
         return work(check)
 
-    with ThreadPoolExecutor(1, "confined") as pool:  # waits for the thread when it is left
+    with ThreadPoolExecutor(1, "confined") as pool:  # at its end, `with` waits for the thread
         try:
             return pool.submit(run).result()
         finally:
@@ -51,7 +51,7 @@ def confined(folder: Path, work: Callable[[Callable[[], None]], T]) -> T:
 
 
 def version() -> int:
-    """The version of the kernel's Landlock; 0 if it has none or it is disabled."""
+    """The version of Landlock in the kernel; 0 if the kernel has no Landlock, or it is disabled."""
     return max(int(ctypes.CDLL(None).syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG)), 0)
 
 

@@ -49,7 +49,7 @@ def read_document(path: Path, digest: Digest | None = None) -> dict[str, Any]:
 def descriptors(path: Path, key: str, document: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """The list of descriptors under *key* of the *document* that was read from *path*.
 
-    :raises VerificationFailed: it is malformed; every fault with its place.
+    :raises VerificationFailed: the list is malformed; every fault with its place.
     """
     found: list[Mapping[str, Any]] = document.get(key)  # type: ignore[assignment]  # _demand checks
     _demand("layers" if key == "layers" else "descriptors", found, path, at=(key,))
@@ -59,7 +59,7 @@ def descriptors(path: Path, key: str, document: Mapping[str, Any]) -> tuple[Mapp
 def diff_ids(path: Path, config: Mapping[str, Any]) -> tuple[Digest, ...]:
     """The diff_ids of the image *config* that was read from *path*; all parts that are used are checked.
 
-    :raises VerificationFailed: it is not an image config; every fault with its place.
+    :raises VerificationFailed: *config* is not an image config; every fault with its place.
     """
     _demand("config", config, path)
     return tuple(map(Digest, config["rootfs"]["diff_ids"]))
@@ -68,7 +68,7 @@ def diff_ids(path: Path, config: Mapping[str, Any]) -> tuple[Digest, ...]:
 def check_directory(path: Path) -> None:
     """Check that *path* is a directory or does not exist.
 
-    :raises VerificationFailed: it is a file, or a link, which could point out of the layout.
+    :raises VerificationFailed: *path* is a file, or a link, which could point out of the layout.
     """
     _check_type(path, stat.S_ISDIR, "directory")
 
@@ -76,8 +76,8 @@ def check_directory(path: Path) -> None:
 def check_file(path: Path) -> Path:
     """*path*, if it is a regular file or does not exist (opening it reports that).
 
-    :raises VerificationFailed: a link, which could point out of the layout, or a pipe or device, which may
-        hang.
+    :raises VerificationFailed: *path* is a link, which could point out of the layout, or a pipe or a device,
+        from which a read may not return.
     """
     _check_type(path, stat.S_ISREG, "regular file")
     return path

@@ -21,7 +21,10 @@ _NOTHING = "is a whiteout of a path that no layer below contains"
 
 
 class EntryRefused(ValueError):
-    """An entry that would delete files, lead out of the root, or is not a file; the text is a predicate."""
+    """An entry would delete files, leads out of the root, or is a device or a pipe.
+
+    The text is a predicate: "is a device or a pipe".
+    """
 
 
 class Extractor:

@@ -59,7 +59,7 @@ class LayerWriter:
         self._files: dict[str, tuple[int, bytes]] = {}  # path → mode, SHA-256
 
     def file(self, path: str, mode: int, data: bytes) -> None:
-        """Add a file, uncompressed.
+        """Add a file with the content *data*.
 
         :raises Collision: a different file has this path.
         """
@@ -73,7 +73,7 @@ class LayerWriter:
     def entry(self, path: str, mode: int, *, size: int, crc: int) -> Iterator[Member]:
         """Add a file of *size* bytes with CRC-32 *crc*; the body of the `with` statement passes its pieces.
 
-        :raises Collision: a different file has this path (found at the end of this one).
+        :raises Collision: a different file has this path (raised when the `with` statement ends).
         """
         member = Member(self, silent=path in self._files)
         if not member.silent:
@@ -87,7 +87,7 @@ class LayerWriter:
             self._gather(tar.padding(size))
 
     def finish(self) -> Blob:
-        """Close the archive. The diff_id and unpacked size of a recorded layer are the recorded ones."""
+        """Close the archive. With *recorded*, the diff_id and unpacked size are those of *recorded*."""
         self._gather(tar.END)
         self._flush()
         diff_id, unpacked = Digest(f"sha256:{self._tar.hexdigest()}"), self._unpacked
@@ -148,7 +148,7 @@ class LayerWriter:
 
 
 def _packed(data: bytes) -> bytes:
-    """*data* as one gzip member."""
+    """*data* compressed, as one gzip member."""
     from torchkiln.oci.encode import deflated  # imported here: a smoke bundle has no libdeflate
 
     return b"".join((gzip.HEADER, deflated(data), gzip.trailer(isal_zlib.crc32(data), len(data))))
@@ -157,7 +157,7 @@ def _packed(data: bytes) -> bytes:
 class Member:
     """A file being written: its pieces are all `plain`, all `spliced` or all `packed`.
 
-    A *silent* one is only hashed.
+    If it is *silent*, it is only hashed: the layer already has a file of this path.
     """
 
     def __init__(self, layer: LayerWriter, *, silent: bool) -> None:
@@ -167,7 +167,7 @@ class Member:
         self.sha256 = hashlib.sha256()
 
     def plain(self, content: bytes) -> None:
-        """Add the next bytes, uncompressed."""
+        """Add the next bytes, of which no compressed form exists."""
         self._hash(content)
         if not self.silent:
             self._layer._gather(content)

@@ -24,7 +24,7 @@ _TEXT_NAMES = ("/RECORD", "/METADATA")
 
 @dataclass(frozen=True, slots=True)
 class IndexedEntry:
-    """One entry of a layer; `path` is relative to the root, whose own is empty."""
+    """One entry of a layer; `path` is relative to the root, and "" for the root itself."""
 
     path: str
     kind: IndexedKind
@@ -34,11 +34,11 @@ class IndexedEntry:
     mtime: int | None = None  # None, only in a tree: a folder that no layer has
     size: int = 0
     sha256: str = ""  # of a file, hex
-    target: str = ""  # of a link as written, of a hard link a path
-    text: str | None = None  # of a file that names a Python distribution
+    target: str = ""  # of a symbolic link as written, of a hard link the path of the file
+    text: str | None = None  # of RECORD and METADATA of a Python distribution
 
 
-#: Lowest first: a layer's entries in their order.
+#: The entries of a layer, in their order.
 LayerIndex = tuple[IndexedEntry, ...]
 
 
@@ -48,13 +48,13 @@ class TreeItem:
 
     entry: IndexedEntry
     layer: int
-    over: int | None = None  # the lowest layer with this path; None: no other has it
+    over: int | None = None  # the lowest layer with this path; None: only `layer` has it
 
 
 def listed(entry: TarEntry, sha256: str = "", text: str | None = None) -> IndexedEntry:
-    """The IndexedEntry of *entry*, whose content has that SHA-256.
+    """The IndexedEntry of *entry*, whose content has the given SHA-256.
 
-    :raises ValueError: it is a device or a pipe.
+    :raises ValueError: *entry* is a device or a pipe.
     """
     kind = next((kind for kind in _KINDS if kind == entry.kind), None)
     if kind is None:
@@ -74,7 +74,7 @@ def listed(entry: TarEntry, sha256: str = "", text: str | None = None) -> Indexe
 
 
 class Content:
-    """Passes on the content of an entry, hashes it, and keeps it if it names a Python distribution."""
+    """Passes on the content of an entry, hashes it, and keeps that of RECORD and METADATA files."""
 
     def __init__(self, entry: TarEntry, pieces: Iterable[memoryview]) -> None:
         self._entry, self._pieces = entry, pieces

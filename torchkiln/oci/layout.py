@@ -115,7 +115,7 @@ def write_image(
 
 
 def write_documents(path: Path, ref: str, manifest: bytes, config: bytes) -> Layout:
-    """A layout at *path* in which *ref* names *manifest*; the caller adds the layers.
+    """Create a layout at *path* in which *ref* names *manifest*; the caller adds the layers.
 
     :raises BuildFailed: the folder cannot be written.
     """
@@ -134,7 +134,7 @@ def open_layout(path: Path) -> Layout:
     """The layout at *path*.
 
     :raises ConfigError: the folder does not exist.
-    :raises VerificationFailed: it is not an OCI layout, or one of an unknown version.
+    :raises VerificationFailed: the folder is not an OCI layout, or has an unknown version.
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: no such directory", hint="name the folder that torchkiln build wrote")
@@ -176,7 +176,7 @@ class Layout:
         return descriptors(self.path / "index.json", "manifests", read_document(self.path / "index.json"))
 
     def refs(self) -> dict[str, Digest]:
-        """Every name in the layout and its manifest, in the order of the index."""
+        """Every name in the layout -> the digest of its manifest, in the order of the index."""
         return {
             name: Digest(entry["digest"]) for entry in self.entries() if (name := _ref(entry)) is not None
         }
@@ -293,7 +293,7 @@ def index_document(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _locked(layout: Path) -> Iterator[None]:
-    """Lock *layout*, created if missing. Also needed to add blobs: another process could prune them."""
+    """Lock *layout*, created if missing. Without the lock, another process could prune blobs just added."""
     layout.mkdir(mode=0o755, parents=True, exist_ok=True)
     with FileLock(layout / ".lock"):
         yield
@@ -341,7 +341,7 @@ def _is_copy(source: Path, target: Path) -> bool:
     """Whether *target* is a hard link to *source*, or an unchanged copy of it.
 
     The size alone is not enough: after a damaged blob of the store was replaced, the layout still has the
-    damaged one, with another inode or, if it is a copy, another time.
+    damaged blob. It has another inode or, if it is a copy, another time.
     """
     try:
         stored, placed = source.stat(), target.stat()

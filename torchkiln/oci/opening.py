@@ -25,8 +25,8 @@ def open_layer(blob: Path, *, ahead: bool = False, on_read: Callable[[int], None
 
     :param ahead: a thread may decompress ahead of the reader.
     :param on_read: called with the length of each piece of *blob* that was read; not with *ahead*.
-    :raises OSError: it cannot be opened.
-    :raises ValueError: its beginning is damaged.
+    :raises OSError: *blob* cannot be opened.
+    :raises ValueError: the beginning of *blob* is damaged.
     """
     with blob.open("rb") as head:
         compression = of_head(head.read(HEAD))
@@ -68,7 +68,7 @@ class _Bounded:
     def __init__(
         self, stream: BinaryIO, limit: int, over: Callable[[], Exception], file: BinaryIO | None
     ) -> None:
-        """*file*, which *stream* reads, is closed with it."""
+        """If *file* is given, *stream* reads it, and `close` closes both."""
         self._stream, self._left, self._over, self._file = stream, limit, over, file
 
     def read(self, size: int = -1, /) -> bytes:

@@ -16,7 +16,7 @@ from torchkiln.oci.tar_reader import TREE_ENTRIES, EntryKind, Stream, TarEntry, 
 #: Raised when the stream is damaged or not a tar.
 DAMAGED = (OSError, EOFError, ValueError)
 
-_TEXT_LIMIT = 64 << 20  # bytes of a text file; a dpkg status file with all packages of Debian has as many
+_TEXT_LIMIT = 64 << 20  # bytes of a text file; a dpkg status file with all packages of Debian is as large
 _TEXTS_LIMIT = 256 << 20  # bytes of all text files of a layer; those of the base have three million
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _KINDS: Mapping[EntryKind, Kind] = {
@@ -86,7 +86,7 @@ def layer_contents(stream: Stream, wanted: PathFilter) -> LayerContents:
 
 _FOLDER = TreeEntry(
     kind="folder", mode=0o755, owner=(0, 0)
-)  # of a folder that no layer contains, as engines create it
+)  # as engines create a folder that no layer contains
 
 
 def _thing(
@@ -121,7 +121,7 @@ def _thing(
 
 
 def _content(tar: TarReader, entry: TarEntry, *, keep: bool) -> tuple[str, str]:
-    """The SHA-256 and, with *keep*, the text."""
+    """The SHA-256 of the content of *entry*, and with *keep* the content as text."""
     if keep and entry.size > _TEXT_LIMIT:
         raise DamagedTar(f"{entry.path} is too large for a text file: {entry.size} bytes")
     digest, text = hashlib.sha256(), bytearray()

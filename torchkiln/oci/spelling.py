@@ -22,7 +22,7 @@ _NAMES = frozenset(
     ]
 )
 _FOLDED = {name.casefold(): name for name in _NAMES}
-_FREE = frozenset({"annotations", "Labels", "ExposedPorts", "Volumes"})  # their keys are free
+_FREE = frozenset({"annotations", "Labels", "ExposedPorts", "Volumes"})  # these have any keys
 _MAX_FAULTS = 20  # reported
 
 

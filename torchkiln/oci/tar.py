@@ -1,8 +1,8 @@
 """Writes tar headers (POSIX pax), the same on every machine.
 
-Everything that may vary is fixed: owner root, no user names, one time. A short ASCII path fits the plain
-header. This module writes that itself, for speed: an image has 50,000. For other paths, the standard library
-writes a pax record and a header.
+Everything that may vary is fixed: owner root, no user names, one time. For a short ASCII path,
+this module writes the header itself, which is faster: an image has 50,000 files. For other paths, the
+standard library writes a pax record and a header.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torchkiln.model.plan import OverlayFile, OverlayLink
 
 BLOCK = 512
 _NAME = 100  # bytes for the path, one of them for a folder's slash
-_SIZE_LIMIT = 8**11  # bytes; a size of 11 octal digits is below
+_SIZE_LIMIT = 8**11  # bytes; smaller sizes have at most 11 octal digits
 _REST = (bytes(100) + b"ustar\00000").ljust(BLOCK - 157, b"\0")
 END = b"\0" * (2 * BLOCK)  # two empty blocks close an archive
 

@@ -1,7 +1,7 @@
 """Parses tar headers and extended headers strictly.
 
 Every tar reader must see the same entry in these bytes. Headers that two readers could understand differently
-are refused, as are those that no layer needs: global pax headers, sparse files, headers of star and v7.
+are refused. So are headers that no layer needs: global pax headers, sparse files, headers of star and v7.
 POSIX: pubs.opengroup.org/onlinepubs/9699919799/utilities/pax.html; GNU: its manual, "Basic Tar Format".
 """
 
@@ -17,13 +17,13 @@ BLOCK = 512
 EXTENDED_LIMIT = 1 << 20  # bytes of one extended header
 OWNER_LIMIT = 0xFFFF_FFFE  # the largest id; -1 means "unchanged" to chown
 _SIZE_LIMIT = 1 << 40  # bytes of one file
-_OCTAL_SIZE = 8 << 30  # bytes; more than eleven octal digits
+_OCTAL_SIZE = 8 << 30  # bytes; sizes from here on need more than eleven octal digits
 _TIME_LIMIT = 1 << 34  # seconds; the year 2514
 _FIELDS = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12s")
 _OCTAL = re.compile(rb" *([0-7]+)[ \0]*")
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _TIME = re.compile(r"([0-9]{1,18})(\.[0-9]{1,18})?")
-_CHARACTERS = ("ISO-IR 10646 2000 UTF-8", "BINARY")  # readers use the bytes of both unchanged
+_CHARACTERS = ("ISO-IR 10646 2000 UTF-8", "BINARY")  # with both, readers use the bytes unchanged
 _XATTR = "SCHILY.xattr."
 _KNOWN = frozenset({"path", "linkpath", "size", "uid", "gid", "mtime"})
 # Records that describe the origin of the file and do not change what is unpacked.
@@ -141,7 +141,7 @@ def text(field: bytes, name: str) -> str:
 def long_text(content: bytes) -> str:
     """The content of a GNU header of type L or K: a text that ends in one NUL.
 
-    :raises DamagedTar: it does not.
+    :raises DamagedTar: it does not end in exactly one NUL.
     """
     if not content.endswith(b"\0") or b"\0" in content[:-1] or len(content) < 2:
         raise DamagedTar("a GNU long name does not end in exactly one NUL byte")
@@ -186,7 +186,7 @@ def _check_record(key: str, value: bytes, before: Mapping[str, str]) -> None:
 
 
 def xattrs_of(records: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The extended attributes among pax *records*, by name."""
+    """The extended attributes among pax *records*, sorted by name."""
     return tuple(
         sorted((key[len(_XATTR) :], value) for key, value in records.items() if key.startswith(_XATTR))
     )

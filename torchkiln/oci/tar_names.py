@@ -25,7 +25,7 @@ def is_in(path: str, removed: Set[str]) -> bool:
 
 
 class LayerPaths:
-    """The paths of a layer so far: `folders`, `others`, and those that it removes from lower layers."""
+    """The paths of the entries added so far: `folders`, `others`, and `removed`, the targets of whiteouts."""
 
     def __init__(self) -> None:
         self.folders: set[str] = set()
@@ -33,9 +33,7 @@ class LayerPaths:
         self.removed: set[str] = set()
         self._above: set[str] = set()  # every folder above an entry, whether it has an entry or not
         self._files: set[str] = set()
-        self._orphans: dict[
-            str, str
-        ] = {}  # a folder that the layer has not named yet → the first entry in it
+        self._orphans: dict[str, str] = {}  # a folder that has no entry yet → the first entry in it
 
     def missing_parents(self) -> list[str]:
         """Folders that a lower layer must contain."""

@@ -31,13 +31,13 @@ EntryKind = Literal["file", "hard link", "link", "char", "block", "folder", "pip
 
 #: Most entries of one layer, and of a whole image in one tar; the largest known have 60,000 and 90,000.
 ENTRIES, TREE_ENTRIES = 200_000, 500_000
-#: A layer unpacks to at most this many times its size, or to 1 GiB if that is more. Real ones: 2 to 8 times.
+#: A layer unpacks to at most this many times its size, or to 1 GiB if that is more. Real layers: 2 to 8.
 RATIO = 100
 _MIN_UNPACKED = 1 << 30
 _TEXTS = 64 << 20  # bytes of all names, link targets and attributes of one tar
 _PADDING = 1 << 20  # bytes of zeros after the end of a tar; GNU tar pads to a record of 10 KiB
 _PATH = 4095  # bytes of a path on Linux
-_PART = 255  # bytes of a component of it
+_PART = 255  # bytes of a component of a path
 _SHORT = _PART // 4  # characters; their UTF-8 is never longer than _PART
 _PIECE = 1 << 20
 _CUT_OFF = "unexpected end of the tar"
@@ -248,7 +248,7 @@ class TarReader:
         return b"".join(parts)
 
     def _fetch(self, cut_off: str) -> bool:
-        """Get the next piece; at the end, return False, or raise *cut_off* if it is not empty."""
+        """Get the next piece. At the end, raise DamagedTar with *cut_off*; if that is "", return False."""
         for piece in self._pieces:
             if piece:
                 self._piece = memoryview(piece)

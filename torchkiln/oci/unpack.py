@@ -58,16 +58,16 @@ def unpacked_root(
             if not root.is_dir():
                 for layer, index in _unpack_into_cache(layers, root, store, reuse=reuse):
                     indexed(layer.diff_id, index)
-    # The record's time is that of the last use; the time of the root is visible in the image.
+    # The time of the record is that of the last use. The time of the root itself is visible in the image.
     store.touch(store.root / "records" / "roots" / f"{root.name}.json")
     return root
 
 
 def set_root_aside(store: Store, root: Path) -> list[Path]:
-    """Rename the unpacked image *root*, to be deleted; return an empty list if a command runs in it."""
+    """Rename the unpacked image *root*; return the path to delete, or [] if a command runs in the image."""
     moved = store.set_aside([root])
     if any(in_use(path) for path in moved):
-        for path in moved:  # a command was started in it in the meantime
+        for path in moved:  # a command was started in the image in the meantime
             path.rename(root)
         return []
     return moved
@@ -84,7 +84,7 @@ def forget_root(store: Store, manifest: Digest) -> None:
 
 
 def lower_root(store: Store, layers: Sequence[LayerBlob]) -> tuple[Path, int] | None:
-    """The unpacked image with most of the lowest *layers*, and their number; None: there is none."""
+    """The unpacked image that has most of the lowest *layers*, and their number; None: there is none."""
     diff_ids = [layer.diff_id for layer in layers]
     found = {name: list(record.get("layers", ())) for name, record in store.records("roots")}
     fitting = {name: own for name, own in found.items() if own and own == diff_ids[: len(own)] != diff_ids}
@@ -96,7 +96,7 @@ def lower_root(store: Store, layers: Sequence[LayerBlob]) -> tuple[Path, int] | 
 def _unpack_into_cache(
     layers: Sequence[LayerBlob], root: Path, store: Store, *, reuse: bool
 ) -> list[tuple[LayerBlob, LayerIndex]]:
-    """Unpack in tmp/, which `sweep` cleans after a killed process, and record the size.
+    """Unpack in tmp/, rename the result to *root*, and record its size. `sweep` cleans tmp/ after a crash.
 
     Returns the layers that were unpacked, with their entries.
     """
@@ -107,7 +107,7 @@ def _unpack_into_cache(
         if indexes is None:
             count, indexes = 0, unpack(layers, temporary)
         size, files = tree_size(temporary)
-        # Private: set-user-ID programs of the image would work outside of it, too.
+        # Only the owner may enter: other users could start set-user-ID programs of the image.
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.parent.chmod(0o700)
         names = [layer.diff_id for layer in layers]
@@ -121,7 +121,7 @@ def _unpack_into_cache(
 
 
 def _on_lower(layers: Sequence[LayerBlob], into: Path, lower: Path) -> tuple[LayerIndex, ...] | None:
-    """`unpack` on the files of *lower*; None if these cannot be linked, or another process deletes them."""
+    """`unpack` with *lower*; None if files of *lower* cannot be linked, or another process deletes them."""
     try:
         return unpack(layers, into, lower=lower)
     except BuildFailed:
@@ -134,12 +134,11 @@ def unpack(layers: Sequence[LayerBlob], into: Path, *, lower: Path | None = None
 
     Returns the entries of each layer.
 
+    If the caller is root, files have the owners of the image; else the caller owns the files, and a user
+    namespace maps the caller to root. Later layers may add, replace, and remove single paths by whiteouts.
+    Opaque whiteouts are refused, as are device nodes and entries that would be written through a link.
+
     :param lower: the unpacked layers below *layers*; *into* gets hard links to their files.
-
-    If the caller is root, files have the owners of the image; else the caller owns them, and a user namespace
-    maps it to root. Later layers may add, replace, and remove single paths by whiteouts. Opaque whiteouts are
-    refused, as are device nodes and entries that would be written through a link.
-
     :raises VerificationFailed: a layer is damaged, has another diff_id, or has a refused entry; the message
         names it.
     :raises BuildFailed: the disk is full or not writable.

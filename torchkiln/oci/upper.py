@@ -118,7 +118,7 @@ def _write(
     out: BinaryIO,
     mtime: int,
 ) -> None:
-    """Write one entry. A hard link becomes a regular file: its target may be in the layer below, or later."""
+    """Write one entry. A hard link becomes a regular file: its target may be in *lower*, or come later."""
     info = tarfile.TarInfo(path)
     info.type = _TYPES[thing.kind]
     info.mode = thing.mode

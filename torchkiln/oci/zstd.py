@@ -26,7 +26,7 @@ else:
     from backports import zstd
 
 LEVEL = 3
-"""The highest is 22. docs/layer-formats.md compares levels and windows."""
+"""The compression level; the highest is 22. docs/layer-formats.md compares levels and windows."""
 
 WINDOW_LOG = 26
 """Finds repetitions within 64 MiB: CUDA libraries have similar code for each GPU architecture."""

@@ -14,7 +14,7 @@ from torchkiln.model.plan import EnvironmentSettings, OverlayLink
 from torchkiln.util.versions import DOTTED, numbers
 
 HOME = "/usr/local/cuda"
-# The component of NVIDIA's toolkit with the headers of a wheel's libraries, by the wheel's folder.
+# By the folder of a wheel: the component of NVIDIA's toolkit with the headers of the wheel's libraries.
 _COMPONENTS = {
     "cublas": "libcublas",
     "cuda_cupti": "cuda_cupti",
@@ -59,7 +59,7 @@ def libraries_of(locked: LockedCell) -> tuple[str, ...]:
 
 
 def toolkit_links(locked: LockedCell) -> tuple[OverlayLink, ...]:
-    """The links of /usr/local/cuda as in NVIDIA's own installation, by path."""
+    """The links that make /usr/local/cuda like NVIDIA's own installation, sorted by path."""
     toolkit = locked.resolution.toolkit
     if toolkit is None:
         return ()
@@ -74,8 +74,8 @@ def _wheel_links(toolkit: Toolkit, packages: str) -> Iterator[OverlayLink]:
     yield OverlayLink(path=HOME.lstrip("/"), target=PurePosixPath(place).name)
     for name in ("include", "nvvm"):
         yield OverlayLink(path=f"{place}/{name}", target=f"{wheels}/{name}")
-    # A link for each program: nvcc uses the folders beside the one that it is called from. If bin/ itself was
-    # a link, these would be the wheels' folders, where lib64 is missing.
+    # A link for each program: nvcc looks for lib64 beside the folder from which it is called. If bin/ itself
+    # were a link, nvcc would look beside the wheels' bin/, where lib64 is missing.
     for name in toolkit.programs:
         yield OverlayLink(path=f"{place}/bin/{name}", target=f"{wheels}/bin/{name}")
 
@@ -91,8 +91,8 @@ def _archive_links(toolkit: Toolkit) -> Iterator[OverlayLink]:
 
 
 def _library_links(toolkit: Toolkit, libraries: tuple[str, ...], packages: str) -> Iterator[OverlayLink]:
-    """libcudart.so, which linkers need, as a link to the wheel's libcudart.so.13, and so on."""
-    folder = f"{TARGET}/lib" if toolkit.release else "lib64"  # of archives, lib64 is a link itself
+    """For each library the link that linkers need: libcudart.so to the wheel's libcudart.so.13."""
+    folder = f"{TARGET}/lib" if toolkit.release else "lib64"  # with archives, lib64 is itself a link
     for library in libraries:
         name = PurePosixPath(library).name
         name = name if name.endswith(".a") else f"{name.partition('.so.')[0]}.so"
@@ -106,9 +106,9 @@ def settings(locked: LockedCell) -> EnvironmentSettings:
         return EnvironmentSettings()
     packages = locked.python.site
     folders = tuple(dict.fromkeys(map(_folder, libraries_of(locked))))
-    # Headers of archives and of wheels may differ in version: with archives, the wheels' are not used.
+    # If archives have the headers, those of wheels are not used: their versions may differ.
     headers = [f"{packages}/{path}/include" for path in folders if not toolkit.release or _is_separate(path)]
-    stubs = [f"{HOME}/lib64/stubs"] if toolkit.release else []  # for -lcuda; after the libraries
+    stubs = [f"{HOME}/lib64/stubs"] if toolkit.release else []  # for the linker option -lcuda
     return EnvironmentSettings(
         programs=(f"{HOME}/bin",),
         libraries=tuple(f"{packages}/{folder}/lib" for folder in folders),
@@ -126,7 +126,7 @@ def _folder(library: str) -> str:
 
 
 def _is_separate(folder: str) -> bool:
-    """Whether *folder* is no part of the toolkit's archives in images: cuDNN, NCCL, nvJitLink."""
+    """Whether *folder* belongs to a library that is not in the toolkit's archives: cuDNN, NCCL, nvJitLink."""
     return folder.rpartition("/")[2] not in _COMPONENTS
 
 
@@ -134,7 +134,7 @@ _COMPILERS = {"cc": "gcc", "gcc": "gcc", "c++": "g++", "g++": "g++"}  # name of 
 
 
 def compiler_links(locked: LockedCell) -> tuple[OverlayLink, ...]:
-    """Links to the older gcc in nvcc's folder, under the usual names of compilers."""
+    """Links in nvcc's folder, named gcc, g++, cc and c++, to an older gcc; none if nvcc needs none."""
     gcc = host_gcc(locked.tools.name) if locked.tools else None
     toolkit = locked.resolution.toolkit
     if gcc is None or toolkit is None:

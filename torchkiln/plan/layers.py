@@ -2,7 +2,7 @@
 
 On a host, two images share unpacked layers only up to the first layer that differs. So the layers that most
 images have come first: the CUDA libraries of one toolkit, then NVIDIA's libraries with versions of their own,
-then torch and the rest. Package names may lack the CUDA suffix, as in newer wheels.
+then torch and the rest. Names of NVIDIA's packages may have a CUDA suffix (nvidia-cudnn-cu12) or none.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER, ImagePython
 from torchkiln.plan.cuda_toolkit import home
 
 _OWN_VERSIONS = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not versioned with the toolkit
-# Python packages that torch requires from 2.10 on. Among CUDA's libraries, they would change the layers
-# (2.9 GB) that images of torch 2.9 and 2.10 share.
+# Python packages that torch 2.10 and newer require. They are not in the family "CUDA libraries", because
+# images of torch 2.9 and 2.10 share its layers (2.9 GB).
 _BINDINGS = frozenset({"cuda-bindings", "cuda-pathfinder"})
-# Only in devel images, and on top, so that the layers below are those of runtime.
+# These are only in devel images. They are the top layers, so that the layers below equal those of runtime.
 _TOOLKIT = frozenset({"cuda-cccl", "cuda-crt", "cuda-nvcc", "cuda-profiler-api", "nvml-dev", "nvvm"})
-# Large archives of which nearly everything is used have a layer each. Of the others, only headers are used.
+# Archives that are installed nearly whole, and have a layer each. Of other archives, only headers are used.
 _LARGE_ARCHIVES = frozenset({"cuda_gdb", "cuda_nvcc", "cuda_nvdisasm"})
 _PACKAGES = frozenset({"torchvision", "torchaudio", "numpy", "pillow", "tqdm"})
 _ANY_PYTHON = re.compile(r"-(py2\.)?py3-none-[^-]+\.whl$")
@@ -110,8 +110,8 @@ def wheel_layers(
     The result does not depend on the order of *wheels*.
 
     :param python: the image's Python.
-    :param base: the base's Python. Layers of NVIDIA's libraries that fit any Python are made for it, so that
-        the images of all Pythons on one base share them.
+    :param base: the base's Python. Layers of NVIDIA's libraries that fit any Python are made for *base*, so
+        that the images of all Pythons on one base share these layers.
     :raises BuildFailed: a wheel is larger than the limit of a layer.
     """
     families: dict[str, list[LockedWheel]] = {family.title: [] for family in _FAMILIES}
@@ -128,7 +128,7 @@ def wheel_layers(
 
 
 def _is_shared(layer: WheelLayer) -> bool:
-    """Whether all wheels are libraries of NVIDIA for any Python 3, with little byte-code."""
+    """Whether all wheels of *layer* are libraries of NVIDIA that fit any Python 3."""
     return all(_is_nvidia(wheel.name) and _ANY_PYTHON.search(wheel.filename) for wheel in layer.wheels)
 
 
@@ -153,7 +153,7 @@ def archive_layers(locked: LockedCell) -> tuple[ToolkitLayer, ...]:
 
 
 def _checked(wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
-    """*wheels* by name.
+    """*wheels*, sorted by name.
 
     :raises BuildFailed: a wheel is larger than the limit of a layer.
     """
@@ -176,7 +176,7 @@ def _layers(family: str, wheels: list[LockedWheel], python: ImagePython) -> Iter
 
 
 def _portions(wheels: list[LockedWheel]) -> Iterator[list[LockedWheel]]:
-    """*wheels* in order, divided so that no portion exceeds the limit of a layer."""
+    """*wheels* in order, divided into portions of at most `MAX_LAYER` bytes."""
     portion: list[LockedWheel] = []
     size = 0
     for wheel in wheels:

@@ -39,15 +39,15 @@ from torchkiln.util.versions import numbers
 SCHEMA = 2  # of image.json and of `plan --json`
 IMAGE_JSON = "etc/torchkiln/image.json"
 CONSTRAINTS = "etc/torchkiln/constraints.txt"
-GENERATED = (IMAGE_JSON, CONSTRAINTS)  # in the overlay beside the files of rootfs/
+GENERATED = (IMAGE_JSON, CONSTRAINTS)  # the overlay has them, and the files of rootfs/
 
 # A volume, so that files in it survive `docker restart`, are not on the slow overlay file system and can be
 # written with --read-only; BuildKit keeps files that a derived Dockerfile puts there.
 _WORKSPACE = "/workspace"
 
-# Kubernetes services such as GKE mount the driver's programs in the last folder.
+# The last folder is for Kubernetes services such as GKE, which mount the driver's programs there.
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
-# They mount the driver's libraries here, not in the usual library folders, and do not run ldconfig.
+# These services mount the driver's libraries here, not in the usual library folders, without ldconfig.
 _DRIVERS = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
 _OF_TORCH = frozenset({"torch", "torchvision", "torchaudio", "triton", "pytorch-triton"})
 _HEADER = "# What this image was built with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."
@@ -62,7 +62,8 @@ def plan(
 ) -> ImagePlan:
     """The plan of *locked*: base, layers of wheels and archives, and *overlay* with the generated files.
 
-    *aliases* depend on the whole matrix: see `tags.aliases_of`. *lock_digest* is that of `lock.lock_digest`.
+    *aliases* depend on the whole matrix: see `tags.aliases_of`. *lock_digest* is the value of
+    `lock.lock_digest`.
 
     :raises ConfigError: *overlay* contains a generated file.
     :raises Unresolvable: the cell is unavailable.
@@ -107,10 +108,10 @@ def plan(
 
 
 def _with_standalone(layers: Sequence[WheelLayer], locked: LockedCell) -> tuple[PlannedLayer, ...]:
-    """*layers* and the layer of the standalone Python.
+    """*layers* and the layer of the standalone Python, if *locked* has one.
 
-    It is above the layers that the image with the base's own Python also has: a host shares unpacked layers
-    of two images only up to the first layer that differs.
+    That layer is above those that are the same in the image with the base's own Python: a host shares
+    unpacked layers of two images only up to the first layer that differs.
     """
     if (standalone := locked.standalone) is None:
         return tuple(layers)
@@ -120,7 +121,7 @@ def _with_standalone(layers: Sequence[WheelLayer], locked: LockedCell) -> tuple[
 
 
 def _tools(locked: LockedCell) -> tuple[ArtefactLayer, ...]:
-    """The layer of OS tools of a devel image, above the layers that it shares with runtime."""
+    """The layer of OS tools of a devel image; it is above the layers that a runtime image also has."""
     if locked.tools is None:
         return ()
     count = _count(len(locked.tools.packages), "package")
@@ -166,7 +167,7 @@ def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest
 
 
 def _require_arch(gpus: Gpus) -> tuple[tuple[str, str], ...]:
-    """NVIDIA_REQUIRE_ARCH: NVIDIA's container toolkit refuses GPUs on which code for *gpus* does not run.
+    """The variable by which NVIDIA's container toolkit refuses GPUs on which code for *gpus* does not run.
 
     In the value, a space means "or", and a comma "and".
     """
@@ -297,7 +298,7 @@ def constraints(locked: LockedCell) -> str:
 
 
 def to_json(plan: ImagePlan) -> dict[str, Any]:
-    """The values of images/<tag>/plan.json: overlay files by hash, sizes in bytes."""
+    """The values of images/<tag>/plan.json: overlay files by their hashes, sizes in bytes."""
     config = plan.config
     check = config.healthcheck
     return {

@@ -12,15 +12,15 @@ from torchkiln.errors import ConfigError
 from torchkiln.model.plan import OverlayFile
 from torchkiln.util.places import how_to_restore
 
-# Names that mean the same to tar, to COPY of a Dockerfile and to a shell.
+# tar, COPY of a Dockerfile and a shell read these names in the same way.
 _NAME = re.compile(r"[A-Za-z0-9._+@][A-Za-z0-9._+@-]*")
 _DELETION = ".wh."  # prefix of whiteouts, which delete files of the layers below
 
 
 def load(rootfs: Path, project: Path | None = None) -> tuple[OverlayFile, ...]:
-    """Every regular file below *rootfs*, by path; modes are 0755 if the owner may execute, else 0644.
+    """Every regular file below *rootfs*, sorted by path; modes are 0755 if the owner may execute, else 0644.
 
-    Git stores only that part of a mode, and the umask of a checkout must not change an image.
+    The other bits depend on the umask of a checkout, which must not change an image: git does not store them.
 
     :param project: a folder whose files are added, and replace those of the same path; it need not exist.
     :raises ConfigError: *rootfs* is missing, *project* is a link, or one of the two contains links, special
@@ -75,6 +75,6 @@ def _fault(path: str) -> str:
 
 
 def _files_and_folders(paths: Iterable[str]) -> list[str]:
-    """The *paths* that are also the folder of another."""
+    """The *paths* that are also a folder of another path."""
     folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
     return sorted(folders.intersection(paths))

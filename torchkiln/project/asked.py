@@ -24,7 +24,7 @@ class Repository:
 
     @property
     def commit(self) -> str:
-        """The revision if it is a commit, which never changes; else ""."""
+        """The revision if it is a commit; "" if it is a branch or a tag, which may move."""
         return self.revision if _COMMIT.fullmatch(self.revision) else ""
 
     @property

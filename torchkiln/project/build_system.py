@@ -47,9 +47,9 @@ def build_system(text: bytes) -> BuildSystem:
 
 
 def build_requirements(texts: object) -> tuple[str, ...]:
-    """*texts*, a list, as PEP 508 requirements by name.
+    """The requirements in *texts* (PEP 508), without duplicates.
 
-    :raises ValueError: it is not a list, there are too many, or one is not such a requirement.
+    :raises ValueError: *texts* is not a list or too long, or a requirement is invalid or has a URL.
     """
     if not isinstance(texts, list):
         raise ValueError("its build requirements are not a list")

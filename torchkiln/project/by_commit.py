@@ -26,7 +26,7 @@ def repository_required(text: str) -> tuple[str, Repository] | None:
 
     None: *text* names no repository.
 
-    :raises ValueError: it cannot be locked; the message says why.
+    :raises ValueError: the requirement cannot be locked; the message says why.
     """
     if _REPOSITORY.match(text):
         found = _BARE.fullmatch(text)
@@ -61,7 +61,7 @@ def repository_required(text: str) -> tuple[str, Repository] | None:
 def repository_at(url: str, revision: str, subdirectory: str) -> Repository:
     """The repository at *url*.
 
-    :raises ValueError: it cannot be locked; the message says why.
+    :raises ValueError: the repository cannot be locked; the message says why.
     """
     scheme, separator, rest = url.partition("://")
     url = f"{scheme.lower()}{separator}{rest}"

@@ -29,13 +29,13 @@ class WheelRequirement:
     text: str  # PEP 508, with the wheel's name and version
     path: str = ""  # relative to the project's folder, normalized
     url: str = ""  # without a fragment
-    sha256: str = ""  # that of the URL's fragment; "": it has none
+    sha256: str = ""  # from the fragment of the URL; "": the URL has none
 
 
 def wheel_required(text: str) -> WheelRequirement | None:
     """The wheel that the requirement *text* names by path or URL; None: it names none.
 
-    :raises ValueError: it cannot be locked; the message says why.
+    :raises ValueError: the requirement cannot be locked; the message says why.
     """
     name, found = "", _BARE.fullmatch(text)
     if found:
@@ -61,7 +61,7 @@ def wheel_required(text: str) -> WheelRequirement | None:
 
 
 def _exact(target: str, name: str, extras: str, marker: str) -> str:
-    """The requirement for the version of the wheel at *target*."""
+    """The requirement (PEP 508) for exactly the version of the wheel at *target*."""
     filename = unquote(urlsplit(target).path if _URL.match(target) else target).rpartition("/")[2]
     try:
         project, version, _, _ = parse_wheel_filename(filename)

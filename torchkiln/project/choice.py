@@ -24,7 +24,7 @@ class Choice:
 
     @property
     def any(self) -> bool:
-        """Whether there is an extra or a group."""
+        """Whether the choice has an extra or a group."""
         return bool(self.extras or self.groups)
 
     @property

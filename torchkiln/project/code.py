@@ -80,7 +80,7 @@ def code_paths(folder: Path, without: Collection[str] = ()) -> dict[str, bool]:
 
     :param without: files and folders that are not code.
     :raises ConfigError: git refuses the repository.
-    :raises ToolMissing: it is a git checkout, and git is not installed.
+    :raises ToolMissing: *folder* is a git checkout, and git is not installed.
     """
     listed = dict(_checkout(folder, "") if in_checkout(folder) else _walk(folder))
     layouts = tuple(path[: -len("oci-layout")] for path in listed if path.endswith("/oci-layout"))
@@ -124,10 +124,10 @@ def _walk(folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _status(folder: Path, path: str, plain: set[str]) -> os.stat_result | None:
-    """The status of the file itself, not of a link's target; None: it does not exist.
+    """The status of the file itself, not of a link's target; None: the file does not exist.
 
     :param plain: folders that are known not to be links; this function adds to them.
-    :raises ConfigError: a folder above the file is a link: it replaced a folder whose files git still tracks.
+    :raises ConfigError: a link replaced a folder above the file, and git still tracks files in that folder.
     """
     parent = posixpath.dirname(path)
     while parent and parent not in plain:

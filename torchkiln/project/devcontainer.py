@@ -33,9 +33,9 @@ class DevContainer:
 
 
 def demand_image_name(text: str) -> str:
-    """*text*, which is a valid name of an image for Docker or Podman.
+    """Return *text* if it is a valid name of an image for Docker or Podman.
 
-    :raises ConfigError: it is not.
+    :raises ConfigError: *text* is not such a name.
     """
     if not _IMAGE.fullmatch(text):
         raise ConfigError(

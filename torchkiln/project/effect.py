@@ -1,4 +1,4 @@
-"""Determines which files of the parent image a project's packages change, and refuses changes to tested ones.
+"""Determines which files of the parent image a project's packages change; refuses changes to fixed packages.
 
 Pure. torch, NVIDIA's libraries and triton stay as they were tested: none of their files is replaced, removed
 or shadowed, and no file is added to their folders.
@@ -40,10 +40,12 @@ def effect_of(
     fixed: Set[str],
     scheme: Scheme,
 ) -> Effect:
-    """The effect of the packages *added* on an image with the packages *parent* and *replaced*.
+    """What the packages *added* change in an image.
 
-    :param parent: files by package; without byte-code if they were read from the RECORD of a wheel.
-    :param replaced: packages of the image that are removed, with their byte-code.
+    :param parent: the files of the image's packages that stay, by package; without byte-code if they were
+        read from the RECORD of a wheel.
+    :param replaced: the files of the image's packages that are removed, by package; with byte-code.
+    :param added: the files of the project's packages, by package.
     :param fixed: names of the packages of *parent* that must not change.
     :raises BuildFailed: a package would change a fixed one, has a sitecustomize or usercustomize module, or
         has a file where another has a folder.
@@ -78,9 +80,10 @@ def effect_of(
 def removed_paths(
     replaced: Mapping[str, Files], kept: Mapping[str, Files], scheme: Scheme
 ) -> tuple[str, ...]:
-    """The paths to remove to delete all files of *replaced*, but none of *kept*.
+    """The paths to remove so that all files of *replaced* are deleted, but none of *kept*.
 
-    A folder without other files is removed as a whole: Python would import it as an empty namespace package.
+    A folder is removed as a whole if *kept* has no file in it: Python would import an empty folder as a
+    namespace package.
     """
     if not replaced:
         return ()
@@ -118,14 +121,14 @@ def runs_at_start(path: str) -> bool:
 
 
 def _module_of(file: OverlayFile | OverlayLink, root: str) -> str:
-    """The top-level module that contains *file* if *root* is on sys.path; a link may lead to a package."""
+    """The top-level module of *file* if *root* is on sys.path; of a link its name: it may be a package."""
     path = file.path.removeprefix(root)
     found = _MODULE.fullmatch(path)
     return found[1] if found else path if isinstance(file, OverlayLink) else ""
 
 
 def fixed_units(parent: Mapping[str, Files], fixed: Set[str], scheme: Scheme) -> dict[str, str]:
-    """The folders in site-packages of which all files belong to one fixed package -> the package's name."""
+    """The folders in site-packages that belong to one fixed package -> the name of that package."""
     units = {}
     for name in fixed & parent.keys():
         for path in parent[name]:

@@ -79,7 +79,7 @@ def from_json(data: bytes, *, where: str = FILE) -> ProjectLock:
 def load_project(folder: Path) -> ProjectLock | None:
     """The lock in the project's *folder*; None: there is none.
 
-    :raises Stale: it is not a lock, or was changed after it was written.
+    :raises Stale: the file is not a lock, or was changed after it was written.
     """
     path = folder / FILE
     try:

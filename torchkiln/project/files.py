@@ -14,7 +14,7 @@ _QUOTED = re.compile(r"([\"'])(.*?)\1")
 def read_inside(root: Path, path: Path, limit: int = LIMIT) -> bytes:
     """The bytes of the file *path*, which may be a link to another file in *root*.
 
-    :raises ValueError: it cannot be read, is longer than *limit*, or is not in *root*.
+    :raises ValueError: the file cannot be read, is longer than *limit*, or is not in *root*.
     """
     try:
         return read_file(target_inside(root, path), limit, follow=False)

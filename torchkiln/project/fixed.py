@@ -1,4 +1,4 @@
-"""Decides which packages of an image a project cannot replace, and checks what it requires of them.
+"""Decides which packages of an image a project cannot replace, and checks its requirements of these packages.
 
 torch, its CUDA libraries and the packages that are built for its binary interface (ABI) were tested together.
 """
@@ -53,7 +53,7 @@ def constraints_of(wheels: Iterable[LockedWheel]) -> tuple[str, ...]:
 def movable(
     needs: ProjectNeeds, asked: Sequence[Asked], fixed: Mapping[str, LockedWheel], torches: Iterable[str]
 ) -> tuple[tuple[Asked, ...], tuple[Ignored, ...]]:
-    """*asked* without the requirements of *fixed* packages, and the pins that were ignored.
+    """The requirements in *asked* that no package in *fixed* satisfies, and the pins that were ignored.
 
     :param torches: the releases of torch that the matrix has with this CUDA, for the hint.
     :raises ConfigError: a requirement excludes the image's version of a fixed package; lists all.
@@ -79,7 +79,7 @@ def movable(
         elif _includes(requirement.specifier, wheel.version):
             if (pin := _pin(requirement.specifier)) and Version(pin) != Version(wheel.version):
                 ignored.append(Ignored(name=one.name, version=pin, where=one.where))
-            if requirement.extras:  # the packages of the extras are needed
+            if requirement.extras:  # extras may require packages that the image lacks
                 extras = ",".join(sorted(requirement.extras))
                 kept.append(Asked(text=f"{one.name}[{extras}]", where=one.where, by_name=one.by_name))
         elif needs.is_lock and one.name not in _FAMILY:

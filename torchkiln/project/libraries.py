@@ -19,9 +19,9 @@ _MOST = 8  # packages
 
 
 def require_fitting(lock: ProjectLock, cell: LockedCell, store: Store) -> tuple[str, ...]:
-    """Check the libraries of the packages of *lock* in the image of *cell*.
+    """Check that the shared libraries of the packages of *lock* can be loaded in the image of *cell*.
 
-    :return: what could not be checked because it is not in *store*.
+    :return: what is not in *store*, so that some libraries could not be checked: "numpy 2.1.0".
     :raises Unresolvable: a library cannot be loaded in the image.
     :raises BadWheel: a wheel is malformed.
     """
@@ -41,7 +41,7 @@ def require_fitting(lock: ProjectLock, cell: LockedCell, store: Store) -> tuple[
         names = " or ".join(list(packages)[:_MOST])
         raise Unresolvable(
             "\n".join(lines),
-            hint=f"use another release of {names}; if it works without these libraries:"
+            hint=f"use another release of {names}; if the package works without these libraries:"
             f" lock --project DIR --allow-missing {next(iter(packages))}",
         )
     return found.unread

@@ -35,7 +35,7 @@ class ProjectIndex(Resolver, Protocol):
     """The package indexes."""
 
     def locked(self, pins: Iterable[Pin], wanted: IndexRequest) -> tuple[LockedWheel, ...]:
-        """The wheels of *pins*, a part of `pins(wanted)`, with their sizes.
+        """The wheels of *pins*, with their sizes; *pins* are some of `Resolver.pins(wanted)`.
 
         :raises Unresolvable: a release has no wheel for the image.
         """
@@ -47,7 +47,8 @@ class Parent:
     """The image on which a project is installed.
 
     `bound`: the packages that the matrix binds to PyTorch's own index; `known`: wheels for which no index is
-    queried; `torches`: the releases of torch that the matrix has with this CUDA; `wheels`: see `Settler`.
+    queried; `torches`: the releases of torch that the matrix has with this CUDA; `wheels`: see
+    `Settler.image`.
     """
 
     lock: LockedCell
@@ -153,7 +154,7 @@ def lock_project(
 
 
 def _moves(pin: Pin, before: LockedWheel | None, *, by_file: bool) -> bool:
-    """Whether *pin* replaces *before*, the image's wheel of the package, or is new."""
+    """Whether *pin* replaces *before*, the image's wheel of the package, or adds a package."""
     if before is None or before.version != pin.version:
         return True
     return by_file and before.sha256 not in pin.hashes

@@ -16,15 +16,15 @@ class Move:
     """One package of a project that is not in its image, or not in this version."""
 
     name: str
-    before: str  # the image's version; "": it has none
+    before: str  # the image's version; "": the image does not have the package
     after: str  # the version with the project
-    asked: tuple[str, ...] = ()  # where the project requires it, "requirements.txt:3"
-    via: tuple[str, ...] = ()  # the packages that require it
-    ignored: str = ""  # the version that a lock file pins; the image's is kept
+    asked: tuple[str, ...] = ()  # where the project requires the package, "requirements.txt:3"
+    via: tuple[str, ...] = ()  # the packages that require this package
+    ignored: str = ""  # the version that a lock file pins; the image keeps its own
 
     @property
     def why(self) -> str:
-        """What requires it, as text for the user."""
+        """What requires the package, as text for the user."""
         if self.ignored:
             return f"{', '.join(self.asked)} has {self.ignored}, ignored"
         return ", ".join((*self.asked, *self.via)) or "the image's own packages"
@@ -38,7 +38,10 @@ def moves_of(
     via: Mapping[str, tuple[str, ...]] | None = None,
     ignored: Iterable[Ignored] = (),
 ) -> tuple[Move, ...]:
-    """What *lock* changes in an image with the wheels *parent*: replaced, added and ignored, each by name."""
+    """The packages that *lock* replaces in an image with the wheels *parent* or adds to it, and ignored pins.
+
+    The three groups have this order; each is sorted by name.
+    """
     before = {wheel.name: wheel.version for wheel in parent}
     edges = via or {}
     places: dict[str, tuple[str, ...]] = {}

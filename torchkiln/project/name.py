@@ -10,7 +10,7 @@ from torchkiln.matrix.tags import aliases_for, misfit
 def demand_own_name(name: str, tag: str, matrix: Matrix) -> None:
     """Check that the *name* of a project on the image *tag* is not the name of another image.
 
-    :raises ConfigError: it is.
+    :raises ConfigError: *name* is the name of another image.
     """
     own = name == tag or name in aliases_for(tag, matrix)
     if why := f"it is a tag of {tag}" if own else misfit(name, tag, matrix):

@@ -48,7 +48,10 @@ class _Walk:
     values: int = 0
 
     def add(self, kind: str, name: str, above: tuple[tuple[str, str], ...], marker: Marker | None) -> None:
-        """Add the list *name*, which the last of *above* names, for environments with *marker*."""
+        """Add the requirements of the extra or group *name*, for environments with *marker*.
+
+        :param above: the (kind, name) of the lists through which it is included, the outermost first.
+        """
         if (kind, name) in above and kind == "extra":
             return  # its requirements are listed already, and for at least these environments
         if (kind, name) in above:

@@ -34,7 +34,7 @@ MOST = 500  # wheels
 _HINT = "replace the file, or remove it; files that are not wheels are ignored"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,249}")
 _RECORDS = "own-wheels"
-_SETTLED = 2.0  # seconds after a change in which a file may change again and keep the same timestamps
+_SETTLED = 2.0  # seconds; a file that changes twice within this time may keep its timestamps
 _CHUNK = 1 << 20
 
 
@@ -246,7 +246,7 @@ def _python_fault(wheel: LocalWheel, python: str) -> str:
 
 
 def from_index(locked: Iterable[LockedWheel], own: Iterable[LocalWheel]) -> tuple[str, ...]:
-    """Sentences about *locked* wheels from an index of whose packages the folder has *own* wheels, too."""
+    """A sentence for each wheel in *locked* that is from an index, although *own* has its package, too."""
     versions = {wheel.name: wheel.version for wheel in own}
     return tuple(
         f"{wheel.name} {wheel.version} is from the package index; the project's folder has"

@@ -88,7 +88,7 @@ def plan_project(
 
 
 def union(locked: LockedCell, project: ProjectLock) -> LockedCell:
-    """The lock of the parent with the wheels that the image of *project* has: `pip check` compares them."""
+    """The lock of the parent, with the wheels of the image of *project* in place of the parent's wheels."""
     gone = {*project.removed, *(wheel.name for wheel in project.wheels)}
     kept = (wheel for wheel in locked.wheels if wheel.name not in gone)
     return replace(
@@ -116,13 +116,13 @@ def at_start(code: ProjectCode, effect: Effect) -> tuple[str, ...]:
 
 
 def _removal_title(locked: LockedCell, project: ProjectLock) -> str:
-    """`"without fsspec 2026.9.0"`."""
+    """The title of the layer that removes packages: `"without fsspec 2026.9.0"`."""
     gone = [f"{wheel.name} {wheel.version}" for wheel in locked.wheels if wheel.name in project.removed]
     return f"without {', '.join(gone)}" if len(gone) <= _NAMED else f"without {len(gone)} packages"
 
 
 def _packages_title(apt: LockedApt) -> str:
-    """`"debian12 packages: ffmpeg, git-lfs (93 packages)"`."""
+    """The title of the layer of OS packages: `"debian12 packages: ffmpeg, git-lfs (93 packages)"`."""
     names = [text.partition("=")[0] for text in apt.requested]
     shown = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
     count = len(apt.debs)

@@ -108,7 +108,7 @@ def _normal(names: Iterable[str] | None) -> frozenset[str]:
 
 
 def _repository(vcs: PackageVcs) -> Repository:
-    """:raises ValueError: it cannot be locked; the message says why."""
+    """:raises ValueError: the repository cannot be locked; the message says why."""
     if vcs.type != "git" or not vcs.url:
         raise ValueError("only git repositories with a URL are supported")
     found = repository_at(vcs.url, vcs.commit_id, vcs.subdirectory or "")

@@ -61,7 +61,7 @@ class Repositories:
     def archive(self, name: str, code: GitCommit) -> SourceCode:
         """The source code of the package *name* in *code*, in the cache.
 
-        :raises BuildFailed: it cannot be fetched, or is not supported.
+        :raises BuildFailed: *code* cannot be fetched, or is not supported.
         :raises ToolMissing: git is not installed.
         """
         text = f"{_RULES}\n{name}\n{code.url}\n{code.commit}\n{code.subdirectory}"

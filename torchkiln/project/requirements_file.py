@@ -24,7 +24,7 @@ _FILES = 50
 _DEPTH = 10  # levels of files that include each other
 _MOST = 5_000  # requirements of all files
 _LONGEST = 4_000  # characters of a requirement without its hashes
-_COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")  # linear time, even for a line of spaces
+_COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")  # takes linear time, even for a long line of spaces
 _COMMENT_LINE = re.compile(r"\s*#")
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _HASH = re.compile(r"\s--hash[=\s]\s*(\S+)")
@@ -128,7 +128,11 @@ class _Reader:
     files: int = 0
 
     def read(self, path: Path, above: tuple[Path, ...], *, constraint: bool, where: str = "") -> None:
-        """Read *path*, which the last file of *above* names at *where*."""
+        """Read the file *path*.
+
+        :param above: the files through which it is included, the outermost first.
+        :param where: the line that includes it, "requirements.txt:3"; "": none.
+        """
         where = where or path.name
         self.files += 1
         if self.files > _FILES or len(above) >= _DEPTH:

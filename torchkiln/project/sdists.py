@@ -101,7 +101,7 @@ class Sdists:
     def local(
         self, names: Iterable[str], own: Collection[LocalWheel], tags: Collection[Tag]
     ) -> Iterator[LocalWheel]:
-        """The sdists of *names*, only of versions of which neither the index nor *own* has a fitting wheel.
+        """The sdists of the packages *names*, for versions without a fitting wheel on the index or in *own*.
 
         :param tags: the tags of wheels that the image accepts.
         :raises BuildFailed: a page of the index cannot be read.
@@ -167,7 +167,7 @@ class Sdists:
     def required(self, texts: tuple[str, ...]) -> tuple[LockedWheel, ...]:
         """The wheels of the packages that a build requires, and of their dependencies, in the cache.
 
-        :raises BuildFailed: they conflict, or one is fixed in the image, as torch is.
+        :raises BuildFailed: the requirements conflict, or one is fixed in the image, such as torch.
         """
         self._demand_free(canonicalize_name(Requirement(text).name) for text in texts)
         cell, pages = self._cell.resolution.cell, self._index.pages

@@ -45,7 +45,7 @@ from torchkiln.store.store import Store
 from torchkiln.symbols.known import is_unread
 from torchkiln.util.sizes import size
 
-_MOST_FETCHED = 512 << 20  # bytes of wheels that are downloaded before a build
+_MOST_FETCHED = 512 << 20  # most bytes of wheels that `lock` downloads to check their libraries
 _STREAMS = 6
 
 _SKIPPED = 5  # most wheels that a message names
@@ -169,7 +169,7 @@ def _fetch(wheels: Iterable[LockedWheel], index: PackageIndex, say: Callable[[st
 def _local(
     needs: ProjectNeeds, folder: Path, parent: LockedCell, index: PackageIndex
 ) -> tuple[tuple[LocalWheel, ...], tuple[str, ...]]:
-    """The wheels of *needs* from its folder or by URL that fit the image, and sentences about the others."""
+    """The wheels of *needs* from its folder or by URL that fit the image; a sentence for each other wheel."""
     python, fixed = parent.python.version, fixed_wheels(parent.wheels).keys()
     found, left_out = local_wheels(needs, folder, fixed, python, _tags(parent))
     by_url = (

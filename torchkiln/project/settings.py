@@ -84,7 +84,7 @@ NO_SETTINGS = ProjectSettings()
 def read_settings(folder: Path) -> ProjectSettings:
     """The settings of the project in *folder*; the defaults if there are none.
 
-    :raises ConfigError: they are invalid, or in both files; lists all faults.
+    :raises ConfigError: the settings are invalid, or in both files; lists all faults.
     """
 
     def read(name: str) -> bytes | None:
@@ -137,7 +137,7 @@ def schema() -> dict[str, Any]:
 
 
 def _tables(read: Callable[[str], bytes | None]) -> Iterator[tuple[str, object | None]]:
-    """The places of settings in the files that exist, each with its value; None: the table is missing."""
+    """For each of the two files that exists: its name, for messages, and its settings; None: it has none."""
     for name in (FILE, PYPROJECT):
         try:
             if (data := read(name)) is None:

@@ -23,7 +23,7 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.project.asked import Asked
 from torchkiln.project.fixed import fixed_wheels
 
-_MINORS = 5  # minor versions; with a lower major version a package is always far behind
+_MINORS = 5  # a package is far behind if it is older by more minor versions, or by a major version
 _MOST = 5  # packages that are tried in their newest release: each takes two more resolutions
 
 
@@ -41,7 +41,7 @@ class Resolver(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behind:
-    """A package that the project names, in a release that is far older than the newest one that it allows."""
+    """A package that the project names, locked in a release far older than the newest one that fits."""
 
     name: str
     version: str
@@ -54,7 +54,7 @@ class Settler:
     """Chooses versions for requests of one project on the image of `parent`.
 
     `own`: the project's requirements; `kept`: versions of its previous lock; `image`: the image's wheels,
-    each as the only one of its package, if METADATA of all can be read without an index.
+    each as the only candidate of its package, or () if the cache lacks one of them.
     """
 
     index: Resolver
@@ -67,7 +67,7 @@ class Settler:
         """The versions for *wanted*.
 
         First it chooses the versions of new packages, as in an environment of the project alone. Then it
-        chooses all versions; the image's packages keep theirs if the new packages allow that.
+        chooses all versions; the image's packages keep their versions if the new packages allow that.
 
         :raises Unresolvable: the requirements conflict.
         """
@@ -101,19 +101,19 @@ class Settler:
         return self.index.pins(request) if own else ()
 
     def _around(self, free: Iterable[Pin], wanted: IndexRequest) -> tuple[Pin, ...]:
-        """The versions for *wanted* with the new packages of *free*."""
+        """The versions for *wanted*; packages in *free* that the image does not have keep their versions."""
         before = {wheel.name: wheel.version for wheel in self.parent.wheels}
         new = tuple(f"{pin.name}=={pin.version}" for pin in free if pin.name not in before)
         keep = _pairs({**before, **self.kept})
         request = replace(wanted, constraints=(*wanted.constraints, *new), keep=keep)
         if offered := self._unmoved(wanted):
-            # Usually no package of the image has to change: then their 130 pages of the index are not read.
+            # Usually no package of the image has to change. Then the pages of its 130 packages are not read.
             with suppress(Unresolvable):
                 return self.index.pins(replace(request, local=(*request.local, *offered)))
         return self.index.pins(request)
 
     def _unmoved(self, wanted: IndexRequest) -> tuple[LocalWheel, ...]:
-        """The image's wheels, if these alone can be offered; none if the last lock replaced one of them."""
+        """The image's wheels, without packages in *wanted*; () if the previous lock replaced one of them."""
         before = {wheel.name: wheel.version for wheel in self.image}
         if any(before.get(name, version) != version for name, version in self.kept.items()):
             return ()
@@ -124,7 +124,7 @@ class Settler:
 def newest_possible(
     asked: Iterable[Asked], pins: tuple[Pin, ...], wanted: IndexRequest, settler: Settler
 ) -> tuple[tuple[Pin, ...], tuple[Behind, ...]]:
-    """Try the newest release of each package that the project names and of which *pins* has an old version.
+    """Try the newest release of each package that the project names and that is far behind in *pins*.
 
     :return: the versions, and the packages that stay far behind.
     """

@@ -15,7 +15,7 @@ from torchkiln.project.pyproject_file import FILE as PYPROJECT
 from torchkiln.project.read import REQUIREMENTS
 from torchkiln.project.settings import FILE as SETTINGS
 
-#: By path: values of lstat, of which some change with the file's bytes, type or mode.
+#: By path: values of lstat. At least one changes if the bytes, the type or the mode of the file change.
 Snapshot = Mapping[str, tuple[int, ...]]
 
 # These files determine the lock and the settings; they are included even if git ignores them.

@@ -35,7 +35,7 @@ class ProjectWheels:
     ) -> None:
         self._indexes, self._folder, self._origins = indexes, folder, {one.name: one for one in origins}
         self._store, self._environ, self._rebuild = store, environ, rebuild
-        self._own: OwnDownloads | None = None  # opened when it is needed: this runs pip
+        self._own: OwnDownloads | None = None  # created when it is needed: this runs pip
         self._opening = threading.Lock()
         self._building = threading.Lock()  # one build at a time: each may use gigabytes
 
@@ -71,7 +71,7 @@ class ProjectWheels:
     def _of(self, wheel: LockedWheel) -> Fetcher:
         if wheel.index is not Source.PROJECT:
             return self._indexes
-        from torchkiln.index.pages import Pages  # all load slowly, and most builds download nothing
+        from torchkiln.index.pages import Pages  # imported here because they load slowly
         from torchkiln.index.settings import index_settings
         from torchkiln.project.wheel_files import OwnDownloads
 

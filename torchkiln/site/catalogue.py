@@ -15,7 +15,7 @@ from torchkiln.util.sentences import Sentence, Value
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedPackage:
-    """A package of an image, as its lock has it; for OS packages the lock has no file."""
+    """A package of an image, from its lock; the lock has no file of an OS package."""
 
     system: str  # "python", "os", "toolkit": as in `diff`
     name: str
@@ -76,7 +76,7 @@ class ListedImage:
 
     tag: str
     aliases: tuple[str, ...]
-    resolution: Resolution  # the present one, from which the lock was made
+    resolution: Resolution  # the present resolution, from which the lock was made
     locked: LockedCell
     state: str  # as in docs/grid.md: "built and proved"
     digest: Digest | None  # that the lock gives; None: it records no layers

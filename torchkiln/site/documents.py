@@ -1,4 +1,4 @@
-"""Writes the JSON beside the pages. Keys are only ever added."""
+"""Writes the JSON beside the pages. Keys may be added, but are never removed or renamed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def index_json(catalogue: Catalogue, english: Texts) -> dict[str, Any]:
 def image_json(image: ListedImage, catalogue: Catalogue, english: Texts) -> dict[str, Any]:
     """Everything about one image; its sentences are English."""
     build = image.resolution.build
-    assert build is not None  # an image of the catalogue can be built
+    assert build is not None  # each image of the catalogue has a build of torch
     return _summary(image, english) | {
         "reason": said(image.reason, english),
         "limits": [said(limit, english) for limit in image.limits],

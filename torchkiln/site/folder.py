@@ -10,7 +10,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.util.files import pretty_json, replacing
 from torchkiln.util.strict_json import json_of, read_file
 
-_LIST = "files.json"  # names every file, so that files of others are noticed
+_LIST = "files.json"  # lists every file of the catalogue, so that other files in the folder are noticed
 _KIND = "torchkiln catalogue"
 _LIMIT = 1 << 22  # bytes
 _HINT = "name a new folder, or one that an earlier `torchkiln ls --site DIR` wrote"
@@ -19,7 +19,7 @@ _HINT = "name a new folder, or one that an earlier `torchkiln ls --site DIR` wro
 def demand_replaceable(folder: Path) -> None:
     """Check that *folder* can be written: it does not exist, is empty, or has only files of a catalogue.
 
-    :raises ConfigError: it cannot.
+    :raises ConfigError: *folder* cannot be written.
     """
     if folder.is_symlink():
         raise ConfigError(f"{folder}: a symbolic link", hint=_HINT)

@@ -17,7 +17,7 @@ from torchkiln.util.versions import major_of, numbers
 def picker_data(images: Sequence[ListedImage], facts: Facts) -> dict[str, Any]:
     """The GPUs, and for each of *images* its drivers and how it serves each capability.
 
-    `pick` in site.js applies the same rules to it as `matrix.pick` does; a test compares the two.
+    `pick` in site.js applies the rules of `matrix.pick` to this data; a test compares both.
     """
     return {
         "machine": LINUX_AMD64.machine,
@@ -44,7 +44,7 @@ def _gpus(facts: Facts) -> Iterator[dict[str, Any]]:
 def _image(image: ListedImage, images: Sequence[ListedImage], facts: Facts) -> dict[str, Any]:
     resolution = image.resolution
     cell, build = resolution.cell, resolution.build
-    assert build is not None  # an image of the catalogue can be built
+    assert build is not None  # each image of the catalogue has a build of torch
     return {
         "tag": image.tag,
         "torch": cell.torch,

@@ -29,7 +29,7 @@ def read_records(
 ) -> tuple[ImageRecord, ...]:
     """The images of the matrix whose lock is in the folder, in the order of the tags.
 
-    :param say: is called with a line for each lock that is left out, as it is stale or untrusted.
+    :param say: is called with a line for each lock that is left out, because it is stale or untrusted.
     :raises NothingSelected: no lock is left.
     :raises SmokeFailed: the verdict of a report does not follow from its values.
     """

@@ -24,7 +24,7 @@ class Shown:
     """A text of a page."""
 
     text: str
-    lang: str = ""  # "en": a message of a program, which the page has in English; empty: as the page
+    lang: str = ""  # "en": an English message of a program; empty: the language of the page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

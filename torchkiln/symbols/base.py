@@ -32,7 +32,7 @@ class BaseSymbols:
 def read_base(blob: Path, python: str) -> BaseSymbols:
     """The symbols in the base *blob*, whose interpreter is *python*, "3.11".
 
-    :raises VerificationFailed: it is damaged.
+    :raises VerificationFailed: *blob* is damaged.
     """
     program = f"usr/bin/python{python}"
     libraries: dict[str, Dynamic] = {}
@@ -54,9 +54,9 @@ def read_base(blob: Path, python: str) -> BaseSymbols:
 def read_standalone(blob: Path, version: str) -> frozenset[str]:
     """The symbols of the C API in the layer *blob* of the standalone Python *version*, "3.12.8".
 
-    They are in its executable or in its libpython.
+    These symbols are in the executable of that Python or in its libpython.
 
-    :raises VerificationFailed: it is damaged.
+    :raises VerificationFailed: *blob* is damaged.
     """
     name = python_name(version)
     program, library = f"{HOME}/bin/{name}", re.compile(rf"{HOME}/lib/lib{re.escape(name)}\.so[0-9.]*")

@@ -27,7 +27,7 @@ def check_wheels(
 ) -> Fit:
     """The faults of the libraries of *added* on an image with *fixed* packages, and what is not in *store*.
 
-    If a wheel of *added* is missing, there are no faults: it could have what another wheel needs.
+    If *store* lacks a wheel of *added*, no fault is returned: that wheel could have what another one needs.
 
     :param standalone: the image's Python; None: that of the base.
     :raises BadWheel: a wheel is malformed.

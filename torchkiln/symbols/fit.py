@@ -1,10 +1,13 @@
 """Decides whether shared libraries of packages can be loaded in an image: its torch, CUDA, Python and base.
 
 Pure. A fault is reported only if it is certain: a symbol counts as missing if none of the libraries that
-could define it does, in whatever order they are loaded. Not checked are weak symbols, libraries that are only
-opened by path, libraries for other accelerators, libraries that use torch in packages that work without
-torch, and needed libraries that belong neither to torch nor to CUDA, such as libtbb.so.12. If one of several
-variants of a library fits (`x_cuda118.so`, `x_cuda126.so`), faults of the others are ignored.
+could define it does, in whatever order they are loaded. If one of several variants of a library can be loaded
+(`x_cuda118.so`, `x_cuda126.so`), faults of the other variants are ignored. These are not checked:
+
+- weak symbols
+- libraries that are only opened by path, or are for other accelerators
+- libraries that use torch, in packages that work without torch
+- needed libraries that belong neither to torch nor to CUDA, such as libtbb.so.12
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class ParentSymbols(Protocol):
     """The parent image; a method raises Unreadable if a file that it needs is not in the cache."""
 
     def owner(self, name: str) -> str:
-        """The fixed package with the library *name*; "" if none has it."""
+        """The fixed package that contains the library *name*; "" if none does."""
         ...
 
     def fixed(self) -> Mapping[str, int]:
@@ -144,7 +147,7 @@ def _concerns(library: Library, python: str) -> bool:
 
 
 class _Check:
-    """Looks for what libraries need; `unread`: what could not be checked."""
+    """Looks for the libraries and symbols that libraries need; `unread`: what is not in the cache."""
 
     def __init__(self, libraries: Sequence[Library], own: set[str], parent: ParentSymbols) -> None:
         self._own, self._parent = own, parent
@@ -242,7 +245,7 @@ class _Check:
         return missing_symbols(sorted(symbols), name, parent.release(owner), there)
 
     def _order(self, place: str, owner: str, needed: Sequence[str]) -> Iterable[str]:
-        """The libraries that could have a symbol: the needed ones first, then the smallest."""
+        """The libraries that could define a symbol: *place*, then *needed*, then others; smaller first."""
         fixed, owner_of = self._parent.fixed(), self._parent.owner
         if place == _TORCH:
             those = [name for name in fixed if owner_of(name) in _TORCH_PACKAGES]

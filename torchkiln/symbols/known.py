@@ -27,7 +27,7 @@ def library_names(wheel: LockedWheel, store: Store) -> Mapping[str, int]:
     """The paths of the libraries in *wheel*, with their sizes.
 
     :raises Unreadable: the wheel is not in *store*, and was not read before.
-    :raises BadWheel: it is malformed.
+    :raises BadWheel: the wheel is malformed.
     """
     values = _recorded(
         store,
@@ -42,7 +42,7 @@ def libraries_of(wheel: LockedWheel, store: Store) -> tuple[Library, ...]:
     """The libraries of *wheel*, without symbols that the check does not use.
 
     :raises Unreadable: the wheel is not in *store*, and was not read before.
-    :raises BadWheel: it is malformed.
+    :raises BadWheel: the wheel is malformed.
     """
 
     def read() -> dict[str, Any]:
@@ -152,7 +152,7 @@ def is_unread(wheel: LockedWheel, store: Store) -> bool:
 
 
 def has_platform(wheel: LockedWheel) -> bool:
-    """Whether *wheel* is for one platform, as wheels with shared libraries are."""
+    """Whether *wheel* is for one platform; only such wheels have shared libraries."""
     return not wheel.filename.endswith("-any.whl")
 
 

@@ -25,7 +25,7 @@ class Library:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names under which others may need it."""
+        """The names by which other libraries may need this one: its file name and its SONAME."""
         return frozenset({self.name, self.dynamic.soname} - {""})
 
 

@@ -1,4 +1,4 @@
-"""Words what a library lacks in an image, and for what it was probably built. Pure."""
+"""Writes sentences about what a library lacks in an image, and for what it was probably built. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST = 20  # symbols that are compared with those of the image
 _OTHER = ": it has this function with other parameters, so this was built for another torch"
 _NEW_ABI = ": built with the C++11 ABI, torch has the pre-C++11 ABI"
 _OLD_ABI = ": built with the pre-C++11 ABI, torch has the C++11 ABI"
-_RANK = ("", _OTHER, _NEW_ABI, _OLD_ABI)  # the most specific one last
+_RANK = ("", _OTHER, _NEW_ABI, _OLD_ABI)  # of the reasons found, the last in this order is shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

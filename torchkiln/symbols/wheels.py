@@ -62,9 +62,10 @@ def read_libraries(
 
 
 def library_in(pieces: Pieces, size: int, keep: Callable[[str], bool]) -> Dynamic | None:
-    """The dynamic symbols of a library of *size* bytes; None: it is malformed, or not for x86-64.
+    """The dynamic symbols of a library of *size* bytes; None: the library is malformed, or not for x86-64.
 
-    :param pieces: returns the bytes of the library from the beginning; called again if they are needed twice.
+    :param pieces: returns the bytes of the library from the beginning; called again if the bytes are needed
+        twice.
     """
     try:
         parts = _likely_parts(pieces(), size)

@@ -36,16 +36,18 @@ _MAGIC = b"torchkiln pack 2\n"
 
 
 _TIMEOUT = 30.0  # seconds of waiting for a worker in total
-_RATE = 50_000  # bytes of source for each further second; most machines compile a million
+_RATE = 50_000  # bytes of source for which one second is added; most machines compile 1,000,000 in it
 _MAX_STDERR = 64 << 10  # bytes
 _MAX_PATH = 1 << 16  # bytes
 _MAX_CODE = 64 << 20  # bytes of a .pyc
 _MAX_OUTPUT = 256 << 20  # bytes of all .pyc files; torch's have 60 MB
-_MIN_CODE, _CODE_RATIO = 64 << 10, 64  # limit of a .pyc: so many bytes, plus so many for each byte of source
+_MIN_CODE, _CODE_RATIO = 64 << 10, 64  # a .pyc may have _MIN_CODE + _CODE_RATIO * (bytes of source)
 
 
 class Compiler:
-    """A worker process that writes the file *output*. Paths of sources are absolute, "/opt/venv/...".
+    """A worker process that compiles sources and writes the .pyc files to *output*.
+
+    Paths of sources are absolute, "/opt/venv/...".
 
     :param interpreter: the command that starts the image's Python.
     """
@@ -70,7 +72,7 @@ class Compiler:
         self._time_left = _TIMEOUT
 
     def add(self, path: str, source: bytes) -> None:
-        """Pass one source to the worker, waiting until it reads.
+        """Write one source to the worker's stdin; wait while the pipe is full.
 
         :raises BuildFailed: the worker ended or timed out.
         """
@@ -218,7 +220,8 @@ def write_pack(output: Path, pack: Path, requested: Sequence[tuple[str, int]]) -
 def read_pack(pack: BinaryIO) -> Iterator[Code]:
     """The .pyc files of a cached pack, in order.
 
-    :raises ValueError: it is not a pack, truncated or changed; perhaps raised only after the last file.
+    :raises ValueError: *pack* is not a pack, or is truncated or changed. Some .pyc files may already have
+        been returned: the hash is at the end.
     """
     magic = pack.read(len(_MAGIC))
     if magic != _MAGIC:
@@ -233,9 +236,11 @@ def read_pack(pack: BinaryIO) -> Iterator[Code]:
 def _pairs(
     file: BinaryIO, total: Hash, limit_of: Callable[[str], int] = lambda _: _MAX_CODE
 ) -> Iterator[tuple[str, bytes]]:
-    """(path, body) frames up to the hash over them, which continues *total*.
+    """Read (path, body) pairs from *file*, then check the hash at its end.
 
-    :param limit_of: returns the most bytes of the body of a path.
+    :param total: the hash of the bytes before the first pair.
+    :param limit_of: called with each path; returns the largest allowed size of its body.
+    :raises ValueError: *file* is truncated, a pair is too large, or the hash does not match.
     """
 
     def length() -> int:

@@ -1,9 +1,9 @@
 """Compiles the Python sources on stdin to .pyc files on stdout, under the image's own Python.
 
-Standard library only, Python 3.10 and newer; opens no file. Input: frames of path and source. Output: a frame
-of path and .pyc for each, in the same order, then a hash over all; the .pyc of a source that does not compile
-is empty. The flags are those of `compileall --invalidation-mode unchecked-hash`: such a .pyc contains no
-time.
+It needs only the standard library of Python 3.10 or newer, and opens no file. The input is a path and a
+source, repeated. The output is a path and a .pyc for each source, in the same order, then a hash of the
+output. The .pyc of a source that does not compile is empty. The flags are those of `compileall
+--invalidation-mode unchecked-hash`: such a .pyc contains no timestamp.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import sys
 import warnings
 
 LENGTH = struct.Struct("<I")
-NESTED = 1 << 20  # bytes; in a smaller source MemoryError means too deep nesting, not lack of memory
+NESTED = 1 << 20  # bytes; for a smaller source, MemoryError means too deep nesting, not lack of memory
 
 
 def frame(data: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""Zeroes the device code that no GPU of a thin image loads, in the libraries of a wheel.
+"""Replaces device code by zeros in the libraries of a wheel, for a thin image.
 
-Whether a library has such code is known only when all of it is read, so it is first inflated to a temporary
-file. If there is none, its deflate stream is spliced as that of any other file. Otherwise the library is
-compressed by the pinned encoder, in members of a fixed length.
+Only the device code that no GPU of the image loads is replaced. To find it, each large library is inflated to
+a temporary file. If a library has no such code, its deflate stream is copied unchanged (spliced). Otherwise
+the pinned encoder compresses the changed library, in gzip members of a fixed length.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ _LIBRARY = 1_000_000  # bytes; smaller libraries are not cut
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """The device code that libraries keep; `scratch` is a temporary file for one library."""
+    """Cuts libraries for the GPUs of `device_code`; `scratch` is a temporary file for one library."""
 
     device_code: DeviceCode
     scratch: BinaryIO
 
     def concerns(self, wheel: str, entry: WheelEntry) -> bool:
-        """Whether the *entry* of *wheel* is a large library in which device code is cut."""
+        """Whether *entry* of the package *wheel* is a large library that is cut if it has device code."""
         name = entry.name.rpartition("/")[2]
         return ".so" in name and entry.size > _LIBRARY and self.device_code.cuts(wheel, entry.name)
 
     def dead_ranges(self, file: WheelFile, entry: WheelEntry, filename: str) -> tuple[Span, ...]:
-        """Inflate the library *entry* into `scratch`; return its bytes to be zeroed, in order.
+        """Inflate the library *entry* into `scratch`; return the ranges to replace by zeros, ascending.
+
+        There are none if the GPUs need all of its device code, or if the format of that code is unknown.
 
         :raises BadWheel: the entry has a fault.
         """
@@ -55,7 +57,7 @@ class Cut:
     def pieces(
         self, file: WheelFile, entry: WheelEntry, dead: Sequence[Span]
     ) -> Iterator[tuple[bytes, bytes]]:
-        """The library in `scratch` as (original, zeroed) pieces, each for a member of the layer."""
+        """For each gzip member: the bytes of the library in `scratch`, and these with *dead* zeroed."""
         stops = [span.stop for span in dead]
         for start in range(0, entry.size, MEMBER):
             file.check()

@@ -73,7 +73,7 @@ def _extras(
     requested: Iterable[str],
     python: str,
 ) -> dict[str, set[str]]:
-    """Project → the extras that the lock's requirements or the locked wheels request."""
+    """By package: its extras that *requested* or the locked wheels request."""
     found: dict[str, set[str]] = {name: set() for name in locked}
     waiting = [Requirement(text) for text in requested]
     for name in locked:
@@ -95,7 +95,7 @@ def _active(
     extras: set[str],
     python: str,
 ) -> Iterator[Requirement]:
-    """The requirements of project *name* that apply and request extras."""
+    """The requirements of *name* with *extras* whose markers apply and that request extras of a package."""
     own = metadata.get(locked[name].sha256)
     for text in own.requires if own else ():
         if "[" not in text:
@@ -117,7 +117,7 @@ def _applies(requirement: Requirement, extras: set[str], python: str) -> bool:
 
 
 def _environment(python: str) -> dict[str, str]:
-    """The environment of markers: CPython on Linux."""
+    """The values of environment markers (PEP 508) for CPython *python* on Linux."""
     return {
         "implementation_name": "cpython",
         "implementation_version": python,
@@ -131,7 +131,7 @@ def _environment(python: str) -> dict[str, str]:
 
 
 def _same_version(stated: str, locked: str) -> bool:
-    """Compare by value; the lock's version may lack the local part, as file names do."""
+    """Whether two versions are equal (1 equals 1.0); the local part counts only if *locked* has one."""
     try:
         own, expected = Version(stated), Version(locked)
     except InvalidVersion:

@@ -34,7 +34,7 @@ class WheelEntry:
     """One entry of the central directory; `mode` is the Unix mode, 0 if there is none."""
 
     name: str
-    raw_name: bytes  # as the local header must repeat it
+    raw_name: bytes  # not decoded; the local header must have the same bytes
     offset: int  # of its local header
     compressed: int
     size: int
@@ -78,7 +78,7 @@ def directory(wheel: WheelFile, filename: str) -> tuple[list[WheelEntry], int]:
 
 
 def _end(wheel: WheelFile) -> tuple[int, int, int]:
-    """The number of entries, and offset and size of the central directory, by the end record."""
+    """The number of entries, offset and size of the central directory, from the end record."""
     length = min(wheel.size, _END.size + _MAX_COMMENT)
     tail = wheel.at(wheel.size - length, length)
     place = tail.rfind(b"PK\5\6")
@@ -123,7 +123,11 @@ def _places(data: bytes, what: bytes) -> Iterator[int]:
 def _end64(
     wheel: WheelFile, locator: bytes, before: int, short: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...]]:
-    """Position and six values of the zip64 end record, which must agree with the *short* ones."""
+    """The position of the zip64 end record, and its six values.
+
+    :param before: the position of *locator*, which follows that record.
+    :param short: the same six values in the end record, which has fewer bits for each; both must agree.
+    """
     position = before - _END64.size
     data = wheel.at(position, _END64.size) if position >= 0 else b""
     if not data.startswith(b"PK\6\6"):
@@ -139,7 +143,7 @@ def _end64(
 
 
 def _lines(data: bytes, count: int) -> Iterator[WheelEntry]:
-    """The *count* entries that fill *data*."""
+    """The *count* entries of the central directory *data*, which must contain nothing else."""
     place = 0
     for _ in range(count):
         if len(data) - place < _LINE.size:
@@ -189,7 +193,8 @@ def unusual(flags: int) -> str:
 def extra_fields(data: bytes, name: str) -> dict[int, bytes]:
     """The extra fields of an entry by kind; up to three bytes of padding may end them.
 
-    :raises BadZip: one is truncated, the sizes are duplicated, or there is a second name.
+    :raises BadZip: a field is truncated, the zip64 field occurs twice, or a field has another name of the
+        entry.
     """
     found: dict[int, bytes] = {}
     place = 0
@@ -207,7 +212,7 @@ def extra_fields(data: bytes, name: str) -> dict[int, bytes]:
 
 
 def widened(values: tuple[int, ...], extra: dict[int, bytes], name: str) -> list[int]:
-    """*values*, with 0xFFFFFFFF replaced by the next value of the zip64 extra field.
+    """*values*, in which the next value of the zip64 extra field replaces each 0xFFFFFFFF.
 
     :raises BadZip: the field lacks a value.
     """

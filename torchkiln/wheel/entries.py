@@ -29,7 +29,7 @@ from torchkiln.wheel.install import is_script
 from torchkiln.wheel.source import WheelFile
 
 _LOCAL = struct.Struct("<4s5H3L2H")  # the local header before the data of an entry
-_MAX_PART, _MAX_NAME = 255, 4000  # bytes; Linux allows 4,095 with the prefix
+_MAX_PART, _MAX_NAME = 255, 4000  # bytes; Linux allows 4,095 for the whole path
 _MAX_SOURCE_NAME = _MAX_PART - len(".cpython-311.pyc") + len(".py")  # its byte-code has a longer name
 
 
@@ -60,7 +60,7 @@ def entries(wheel: WheelFile, filename: str) -> tuple[WheelEntry, ...]:
 
 def skip_local_header(wheel: WheelFile, entry: WheelEntry, filename: str) -> None:
     """Skip the local header of *entry* and check that it agrees with the central directory."""
-    if wheel.position > entry.offset:  # the length is only known from the previous local header
+    if wheel.position > entry.offset:  # the length of a local header is in that header only
         raise BadWheel(filename, f"entry {entry.name!r} overlaps the previous entry")
     wheel.skip_to(entry.offset)
     fields = _LOCAL.unpack(wheel.read_exactly(_LOCAL.size))
@@ -158,13 +158,13 @@ def _refuse_collisions(found: Iterable[WheelEntry], filename: str) -> None:
 
 
 MAX_FOLDERS = 50_000  # jedi has 960; each is a header in the layer
-MAX_UNPACKED = 20_000_000_000  # bytes of a wheel's files together; torch 2.7.1 has 1.6 GB
-# Unpacked bytes for each byte of the wheel; at most 7.5 among torch 2.7.1's 127 wheels.
+MAX_UNPACKED = 20_000_000_000  # bytes of all files of a wheel; torch 2.7.1 has 1.6 GB
+# Unpacked bytes for each byte of the wheel; the largest ratio in torch 2.7.1's 127 wheels is 7.5.
 MAX_RATIO = 100
 _SMALL = 1_000_000_000  # unpacked bytes that are allowed with any ratio
 SCRIPT = 1 << 20  # bytes; scripts up to this size are buffered and may be rewritten
 _SCRIPTS = 64 << 20  # bytes of buffered scripts
-_SOURCE = 16 << 20  # bytes of a Python source; the compiler needs a multiple; torch's largest has 1.2 MB
+_SOURCE = 16 << 20  # bytes of a Python source, which the compiler reads at once; torch's largest has 1.2 MB
 # Bytes of files of .dist-info, which are read at once; the largest real ones have 57 kB and 1.2 MB.
 _METADATA = {"METADATA": 4 << 20, "WHEEL": 1 << 20, "entry_points.txt": 1 << 20, "RECORD": 16 << 20}
 
@@ -190,7 +190,7 @@ def size_fault(files: Iterable[tuple[str, int]], wheel: int) -> str:
 
 
 def _limit(name: str) -> int | None:
-    """Most bytes of the entry *name*; None if only the sum is limited."""
+    """The most bytes that the entry *name* may have; None: only the sum of all entries is limited."""
     top, _, rest = name.partition("/")
     if top.endswith(".dist-info") and rest in _METADATA:
         return _METADATA[rest]

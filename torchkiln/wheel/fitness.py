@@ -23,7 +23,7 @@ _PLATFORM = re.compile(f"any|{LINUX_AMD64.wheel_tag(f'(?:{_KINDS})')}")
 _MAX_HEADERS = 10_000  # lines; at most 151 in torch 2.7.1's 127 wheels
 _ONE_LINE = str.maketrans("\r\n", "  ")  # a header may be folded
 _BLANK_LINE = re.compile(r"\n\r?\n|\r\r")
-_PATCHES = range(100)  # of a Python; a scheme has only major and minor
+_PATCHES = range(100)  # patch releases of a Python; a scheme has only its major and minor version
 
 
 def check(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme) -> None:

@@ -1,7 +1,7 @@
 """The wheel specification as pure functions: where files are installed, and which files are added.
 
-Paths are relative to the image's root. Where the specification leaves a choice, they follow pip, which
-the Docker engine uses: modes, script launchers, format and order of RECORD.
+Paths are relative to the image's root. Where the specification leaves a choice, these functions do what
+pip does, because the Docker engine uses pip: modes, script launchers, format and order of RECORD.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Scheme:
 
     prefix: str  # "/opt/venv"
     python: str
-    folder_of: str = ""  # the version in the name of lib/python3.11, if it is another: see `ImagePython`
+    folder_of: str = ""  # "3.11" of lib/python3.11, if `python` is another version: see `ImagePython`
 
     @classmethod
     def of(cls, python: ImagePython) -> Scheme:
@@ -105,7 +105,7 @@ def parse_name(filename: str) -> WheelName:
 def destination(name: str, wheel: WheelName, scheme: Scheme) -> str:
     """The path to which the entry *name* is installed.
 
-    :raises BadWheel: an unknown scheme in `.data`, or a file of the environment itself.
+    :raises BadWheel: *name* has an unknown scheme in `.data`, or would replace a file of the environment.
     """
     top, _, rest = name.partition("/")
     if not top.endswith(".data") or not rest:
@@ -242,7 +242,7 @@ def _sections(entry_points: bytes, wheel: WheelName) -> dict[str, dict[str, str]
 
 
 def _versioned(console: Mapping[str, str], scheme: Scheme) -> dict[str, str]:
-    """*console* with the launchers of pip and old setuptools named after the image's Python."""
+    """*console*, with the version in the names of pip and easy_install adapted: pip3.9 → pip3.11."""
     named = dict(console)
     major = scheme.python.split(".")[0]
     if "pip" in console:

@@ -12,12 +12,14 @@ from torchkiln.wheel.source import WheelFile
 
 
 def metadata_in(path: Path, filename: str) -> bytes:
-    """METADATA of the wheel *filename* at *path*, of which at most METADATA_LIMIT + 1 bytes are read.
+    """METADATA of the wheel *filename* at *path*.
 
-    :raises BadWheel: it cannot be read, or the wheel is refused.
+    A longer text is cut to METADATA_LIMIT + 1 bytes, so that `read_metadata` refuses it.
+
+    :raises BadWheel: METADATA cannot be read, or the wheel is refused.
     """
     try:
-        with WheelFile(path, path.stat().st_size) as file:  # checks the limits of the directory
+        with WheelFile(path, path.stat().st_size) as file:  # `entries` limits the size of METADATA
             named = [
                 entry
                 for entry in entries(file, filename)

@@ -13,8 +13,8 @@ CRC-32, the size and the hash in RECORD of each entry. The files that an install
 launchers, INSTALLER and RECORD stored, the .pyc files compressed by the pinned encoder. A library whose
 device code is cut (`Cut`) is compressed by that encoder, too, and has a new hash in RECORD.
 
-Everything is checked before the layer is used; a wheel with a fault gives no layer. Only a layer that
-the lock records is made without inflating (`LayerWriter`): its digest proves that the same wheel passed these
+Everything is checked before the layer is used; a wheel with a fault gives no layer. If the lock records the
+layer's digest, nothing is inflated (`LayerWriter`): the digest proves that the same wheel passed these
 checks.
 """
 
@@ -101,7 +101,7 @@ def splice(
 def sources(file: WheelFile, locked: LockedWheel, scheme: Scheme, sink: SourceSink) -> None:
     """Pass each Python source of the wheel to *sink*, as `splice` does.
 
-    :raises BadWheel: it is not the locked wheel, or not a valid one.
+    :raises BadWheel: the file is not the locked wheel, or not a valid wheel.
     """
     filename = locked.filename
     wheel = install.parse_name(filename)
@@ -168,7 +168,7 @@ def _install_cut(
     work: _Installation,
     layer: LayerWriter,
 ) -> None:
-    """Install the library *entry*, of which *pieces* has the original and the cut bytes."""
+    """Install the library *entry*; *pieces* are pairs of its original and its cut bytes."""
     original = hashlib.sha256()
 
     def cut() -> Iterator[bytes]:
@@ -255,7 +255,7 @@ def _finish(
 ) -> None:
     """Add scripts, launchers, INSTALLER, .pyc files and the new RECORD after the wheel's own files."""
     scheme, wheel = work.scheme, work.wheel
-    record |= dict.fromkeys(work.seen - record.keys(), ("", ""))  # RECORD itself, signatures: as pip does
+    record |= dict.fromkeys(work.seen - record.keys(), ("", ""))  # RECORD and its signatures: as in pip
     points = work.metadata.get("entry_points.txt", b"")
     launchers = install.launchers(points, wheel, scheme)
     named = install.launcher_names(points, wheel)
@@ -295,7 +295,7 @@ def _finish(
 
 
 def _is_stale_bytecode(name: str, names: set[str]) -> bool:
-    """Whether it is a .pyc whose source is in the wheel; the image's own Python compiles it again."""
+    """Whether *name* is a .pyc whose source is in the wheel: the image's own Python compiles it again."""
     folder, _, file = name.rpartition("/")
     found = _CACHED.fullmatch(file)
     if found is None or folder.rpartition("/")[2] != "__pycache__":

@@ -9,7 +9,7 @@ from torchkiln.matrix.facts import Facts
 
 
 def block(found: ReleaseMetadata) -> str:
-    """The block of *found* under `releases`, in the style of the others.
+    """The block of *found* under `releases`, in the style of the other blocks.
 
     The schema rejects a block that still has a TODO.
     """

@@ -19,9 +19,9 @@ from torchkiln.model.index import FileAt, WheelMetadata
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, nearest
 
-_READ_FROM = ("cp311", "cp310", "cp312")  # preferred wheels to read METADATA from; it is the same in all
+_READ_FROM = ("cp311", "cp310", "cp312")  # read METADATA from these; it is the same in all
 _LIBRARY = "torch/lib/libtorch_python.so"  # contains the text of torch.cuda.get_arch_list()
-_LIBRARY_BYTES = 128 << 20  # 32 MB in torch 2.11
+_LIBRARY_BYTES = 128 << 20  # limit; the library of torch 2.11 has 32 MB
 _AUDIO_VERSION = "torchaudio/version.py"
 _AUDIO_VERSION_BYTES = 4096
 _AUDIO_CUDA = re.compile(rb"__version__ *= *['\"][0-9.]+\+(cu[0-9]{3})['\"]")
@@ -57,8 +57,8 @@ class Companion:
     """The release of torchvision or torchaudio for a torch release."""
 
     version: str | None  # None: none was found
-    pins: bool  # it pins that torch; if not, it has the same version or is the newest that allows it
-    other_cuda: str = ""  # it is built for this CUDA, and cannot be imported with that torch; "": it can be
+    pins: bool  # it pins that torch; else it has the version of that torch, or is the newest that allows it
+    other_cuda: str = ""  # the CUDA of its build, if an import with that torch fails; "": it works
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +184,7 @@ def _to_read(wheels: dict[str, FileAt]) -> FileAt:
 
 def _companion(project: str, torch: str, catalogue: Catalogue) -> Companion:
     """The release of *project* that pins *torch*; else that of the same version, or the newest that fits."""
-    fitting: list[str] = []  # without a requirement on torch, or with a range that includes this one
+    fitting: list[str] = []  # releases that require no torch, or a range that includes this one
     for version in reversed(catalogue.versions(project)):
         wheels = _by_python(catalogue.wheels(project, version))
         if not wheels:
@@ -202,7 +202,7 @@ def _companion(project: str, torch: str, catalogue: Catalogue) -> Companion:
 
 
 def _of_cuda(torchaudio: Companion, cuda: str, catalogue: Catalogue) -> Companion:
-    """*torchaudio*, with `other_cuda` if it is built for another CUDA than *cuda*: its import fails."""
+    """*torchaudio*, with `other_cuda` if it is built for another CUDA than *cuda*: then its import fails."""
     if torchaudio.pins or torchaudio.version is None:
         return torchaudio
     wheels = _by_python(catalogue.wheels("torchaudio", torchaudio.version))

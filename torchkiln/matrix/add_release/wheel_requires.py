@@ -1,6 +1,7 @@
-"""Sorts torch's Requires-Dist as the facts need it: exact pins of NVIDIA's packages, triton, and the rest.
+"""Sorts torch's Requires-Dist for the facts: exact pins of NVIDIA's packages, triton, and the rest.
 
-Only requirements for Linux x86_64 count. Package names may lack the CUDA suffix, as in newer wheels.
+Only requirements for Linux x86_64 count. Names of NVIDIA's packages may have a CUDA
+suffix (nvidia-cudnn-cu12) or none.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class TorchRequirements:
 
 
 def _stem(name: str) -> str:
-    """`"nvidia-cudnn"` of `"nvidia-cudnn-cu12"` and of `"nvidia-cudnn"`, as newer names have no suffix."""
+    """`"nvidia-cudnn"` of `"nvidia-cudnn-cu12"` and of the newer name `"nvidia-cudnn"`."""
     return re.sub(r"-cu\d+$", "", name)
 
 

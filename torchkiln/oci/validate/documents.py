@@ -64,8 +64,8 @@ class DocumentInspector:
         self._layout = layout
         self.faults: list[LayoutFault] = []
         self.images: list[ImageClaim] = []
-        self.layers: list[LayerClaim] = []  # those whose blobs exist
-        self.index_was_read = False  # otherwise every blob would count as unreferenced
+        self.layers: list[LayerClaim] = []  # the layers whose blobs exist
+        self.index_was_read = False  # False: `unreferenced` would return every blob
         self._reached: set[str] = set()
 
     def walk(self, ref: str | None) -> None:
@@ -246,7 +246,7 @@ class DocumentInspector:
         return LayerClaim(where, media_type, f"sha256:{text}", size)
 
     def _present(self, entry: LayerClaim) -> bool:
-        """Whether the blob exists; a wrong size is recorded."""
+        """Whether the blob exists; a wrong size is recorded as a fault."""
         size = self.size(entry.digest)
         if size == -2:
             self._add(entry.where, f"the blob {entry.digest} is not a regular file")

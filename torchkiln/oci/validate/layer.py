@@ -61,7 +61,7 @@ def inspect_layer(
     """Read the whole blob at *path*, even if it is faulty. A blob that is not a layer is only hashed.
 
     :param advanced: called with the length of each piece that was read.
-    :raises OSError: it cannot be read.
+    :raises OSError: the blob cannot be read.
     """
     faults: list[str] = []
     unpacked, size = hashlib.sha256(), 0

@@ -24,7 +24,7 @@ class TarInspector:
         self._more_faults = 0
 
     def faults(self) -> tuple[str, ...]:
-        """The first twenty faults, and the number of the others."""
+        """The first twenty faults, and a line with the number of further ones."""
         more = (f"and {self._more_faults} more faults",) if self._more_faults else ()
         return (*self._faults, *more)
 

@@ -73,7 +73,7 @@ def validate(
 
 
 def _own_faults(digest: str, found: LayerFacts | OSError) -> Iterator[str]:
-    """The faults of a layer by itself."""
+    """The faults of a layer that do not depend on the image."""
     if isinstance(found, OSError):
         yield f"blob {digest}: {found.strerror}"
         return
