@@ -72,10 +72,10 @@ def page(log: Mapping[str, Any]) -> str:
         ("signal", "cache before", "runs", "exit codes", "runs that left temporary files"), _signals(hits)
     )
     text += (
-        "\nCtrl-C and \"of all\" signal all processes of the build; the other signals reach one process. A cache\n"
-        "\"part\" has half of each big wheel and all small wheels.\n"
-        "\nA negative exit code means that the signal killed the process, because the signal cannot be handled\n"
-        "or its handler was not yet set. A shell shows -2 as 130 and -15 as 143. The messages:\n\n"
+        '\nCtrl-C and "of all" signal all processes of the build; the other signals reach one process. A\n'
+        'cache "part" has half of each big wheel and all small wheels.\n'
+        "\nA negative exit code means that the signal killed the process, because the signal cannot be\n"
+        "handled or its handler was not yet set. A shell shows -2 as 130 and -15 as 143. The messages:\n\n"
     )
     text += "".join(f"    {line}\n" for line in _sentences(hits))
     for group, title in (("network", "Network and index"), ("host", "The machine")):
@@ -166,7 +166,7 @@ def summary(records: list[Record], *, seed: int, instants: int, spoilt: tuple[st
             "faults of the machine": sum(record.group == "host" for record in records),
             "wheel bytes in the cache before the next run": sum(record.cached for record in records),
             "wheel bytes that the next run requested": sum(record.fetched for record in records),
-            "wheel bytes that the next run requested although they were in the cache": sum(record.again for record in records),
+            "of these, bytes that were in the cache": sum(record.again for record in records),
         },
         "cut inside": cut_inside(hits),
         "wrong": [f"{record.name}: {line}" for record in records for line in record.wrong] + list(spoilt),
