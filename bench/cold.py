@@ -50,9 +50,9 @@ def cold(subject: Subject, rounds: int, say: Say) -> Outcome:
         name="cold",
         title="Base cached, wheels not",
         state=(
-            "our cache has only the base (where stated, .pyc files and the base's Python); no page and no"
-            " URL of the index is cached for either side; before each run, the output of the run"
-            " before it was synced and deleted"
+            "our cache has only the base, and .pyc files and the base's Python where the row says so; no side"
+            " has cached pages or URLs of the index; before each run, the output of the run before it was"
+            " synced and deleted"
         ),
         sides=tuple(found.values()),
         figures=(
@@ -87,8 +87,8 @@ def cold(subject: Subject, rounds: int, say: Say) -> Outcome:
             ),
         ),
         notes=(
-            "Bare download: the faster curl of each round. A mirror that must first fetch a file may stream"
-            " a range request, and delay a plain response until it has the whole file.",
+            '"Bare download" is the faster of the two curl rows in each round. A mirror that must first fetch'
+            " a file may send a range of it at once, but the whole file only when the mirror has all of it.",
             f"{len(subject.locked.wheels)} wheels, {subject.wheel_bytes / 1e6:,.0f} MB: {subject.name}.",
         ),
     )

@@ -97,7 +97,8 @@ def cores(subject: Subject, rounds: int, say: Say) -> Outcome:
         ("cores",),
         points,
         measured(points, rounds, say),
-        state="base, wheels and .pyc files cached, wheels in the page cache, layers not; by CPU affinity",
+        state="base, wheels and .pyc files cached, wheels in the page cache, layers not;"
+        " CPU affinity limits the cores",
         notes=(f"{subject.name}, with its committed lock.",),
     )
 
@@ -209,7 +210,7 @@ def _outcome(
         state=state,
         sides=tuple(found[point.labels] for point in points),
         series=table(titles, points, found),
-        notes=(*notes, f"A point that took more than {_LONG:.0f} s was measured once."),
+        notes=(*notes, f"If a build took more than {_LONG:.0f} s, it was measured only once."),
     )
 
 

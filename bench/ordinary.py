@@ -44,7 +44,7 @@ def pip(subject: Subject, rounds: int, say: Say) -> Outcome:
         figures=tuple(figures),
         notes=(
             "The venv is made beforehand, untimed; its own pip is in the layer. pip makes .pyc files, so ours"
-            " are made too. This rival hashes nothing; a builder would have to.",
+            " are made too. pip does not verify hashes in this benchmark; a real build would have to.",
         ),
         left_out=left_out,
     )

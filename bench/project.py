@@ -78,7 +78,7 @@ def package(subject: Subject, rounds: int, say: Say) -> Outcome:
         ours="ours, lock --project and build --project --to",
         what="two commands; the package's wheel is downloaded",
         state="the cell's image in a registry on this machine, the project's other packages in the caches;"
-        " the index has been asked for the new one before",
+        " the page of the new package was requested from the index before",
         lock=True,
         target=5.0,
         changes=changes,

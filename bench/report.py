@@ -13,11 +13,14 @@ from bench.results import STAGES, Figure, Outcome, Sample, Side, outcome_from_js
 _MIB = 1 << 20
 _HEAD = """# Benchmarks
 
-`make bench` writes this page; [bench.json](bench.json) has the values of every round. The rows of a table
-ran alternately in one run (A B C, A B C, ...). Ratios compare two rows of the same round. The tables show
-the median, with minimum and maximum. Seconds are elapsed time, including the start of Python. Core-seconds
-are user and system time of the whole process tree, as the kernel counts them at its end. Memory is the
-largest sum of the PSS of all processes, read ten times a second. Sizes are decimal; a MiB is 2^20 bytes.
+`make bench` writes this page; [bench.json](bench.json) has the values of every round. "Ours" is torchkiln.
+".pyc cached" means that the cache has the .pyc files, ".pyc made" that the build compiles them. The commands
+of a table ran in turn (A B C, A B C, ...): each turn is a round. A ratio compares two rows of one round. The
+tables show the median, with minimum and maximum. Seconds are elapsed time, including the start of Python.
+Core-seconds are user and system time of the whole process tree, as the kernel reports them at its end. Peak
+memory is the largest sum of the PSS of all processes, read ten times a second. "MB out" is the size of the
+output: the layers of the wheels, or the downloaded files; if it is something else, the section says so. Sizes
+are decimal; a MiB is 2^20 bytes.
 
 ![The ratios and targets as bars](bench-ratios.svg)
 """
@@ -28,8 +31,8 @@ _TAIL = """
     .venv/bin/python -m bench cold warm  only these benchmarks; the results of the others are kept
     .venv/bin/python -m bench --quick    small generated wheels, a local index: tests the benchmarks
 
-Use an idle machine; the sections above show the load average before each start. Nothing is written to the
-user's cache: scratch folders are beside it, take up to 10 GB, and are deleted.
+Use an idle machine; the last line of each section shows the load average before its benchmark. Nothing is
+written to the user's cache. Temporary folders beside the cache take up to 10 GB, and are deleted.
 """
 
 
@@ -122,7 +125,7 @@ def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
         parts.append(table(("figure", "median (minimum to maximum)"), map(_figure_row, outcome.figures)))
     staged = [side for side in outcome.sides if _is_staged(side)] if not outcome.series else []
     if staged:
-        parts.append("Core-seconds by stage (medians; by process and thread, measured from outside):\n")
+        parts.append("Core-seconds of each stage (medians; measured from outside, by process and thread):\n")
         parts.append(table(("side", *STAGES), (_stage_row(side) for side in staged)))
     legs = list(
         dict.fromkeys(leg for side in outcome.sides for sample in side.samples for leg, _ in sample.legs)

@@ -57,8 +57,8 @@ def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
         sides=tuple(found.values()),
         figures=tuple(figures),
         notes=(
-            "Sizes: our layers also have .pyc files, launchers and RECORDs; the others have only the files of"
-            " the wheels.",
+            "Sizes: torchkiln's layers also have .pyc files, launchers and RECORDs; the layers of isal have"
+            " only the files of the wheels.",
         ),
     )
 

@@ -37,13 +37,13 @@ This page and its log (`docs/campaign.json`, not committed) are written by this 
 
     .venv/bin/python -m tests.campaign --seed {seed} --instants {instants} --log docs/campaign.json
 
-It runs `build.py`, as a user does, on a small generated cell (wheels, base, lock and index are
-generated), and interrupts it. A library that is preloaded into the build counts its writes, socket
-reads, renames, links, deletions and flushes, and sends a signal at a random one: before it, after it, or
-with half of a write done. Other signals are sent at random times. Then a checker that shares no code
-with torchkiln hashes every blob, compares every wheel and `.part` file with the true file, follows every
-record and tag, inflates every layer, and looks for processes that outlived the build. Then the build is
-run again: it must succeed, give the digest of an uninterrupted build, leave nothing behind, and download
+It runs `build.py`, as a user does, for a small cell with a generated index, lock, base and wheels, and
+interrupts the build. A preloaded library (`LD_PRELOAD`) counts the build's writes, socket reads, renames,
+links, deletions and flushes. It sends a signal at a random call: before it, after it, or when half of a
+write is done. Other signals are sent at random times. Then a checker that shares no code with torchkiln
+hashes every blob, compares every wheel and `.part` file with the original file, follows every record and
+tag, inflates every layer, and looks for processes that still run. Then the same build is run again:
+it must succeed, give the digest of an uninterrupted build, leave nothing behind, and download
 no byte of a wheel that was in the cache. `make proof` runs a short form.
 
 Seed {seed}, {instants} instants, {seconds} s, Python {python}{mounts}. **{verdict}**
@@ -65,15 +65,17 @@ def page(log: Mapping[str, Any]) -> str:
     mounts = "" if log["mounts"] else "; without the faults that need a mount, which needs root"
     text = _HEAD.format(**{**log, "verdict": verdict, "mounts": mounts})
     text += "## Counts\n\n" + _table(("what", "number"), ((k, f"{v:,}") for k, v in log["counts"].items()))
-    text += "\nOperations under way in the runs that a signal hit (several at a time are possible):\n\n"
+    text += "\nOperations that a signal interrupted (one signal can interrupt several):\n\n"
     text += _table(("operation", "runs"), log["cut inside"].items())
     hits = [record for record in log["records"] if record["group"] == "instant" and not record["late"]]
     text += "\n## Signals\n\n" + _table(
-        ("signal", "cache before", "runs", "exit codes", "left work in progress"), _signals(hits)
+        ("signal", "cache before", "runs", "exit codes", "runs that left temporary files"), _signals(hits)
     )
     text += (
-        "\nA negative code means that the signal killed the process: it cannot be handled, or its handler\n"
-        "was not yet set. A shell shows -2 as 130 and -15 as 143. The messages:\n\n"
+        '\nCtrl-C and "of all" signal all processes of the build; the other signals reach one process. A\n'
+        'cache "part" has half of each big wheel and all small wheels.\n'
+        "\nA negative exit code means that the signal killed the process, because the signal cannot be\n"
+        "handled or its handler was not yet set. A shell shows -2 as 130 and -15 as 143. The messages:\n\n"
     )
     text += "".join(f"    {line}\n" for line in _sentences(hits))
     for group, title in (("network", "Network and index"), ("host", "The machine")):
@@ -159,12 +161,12 @@ def summary(records: list[Record], *, seed: int, instants: int, spoilt: tuple[st
         "kernel": platform.release(),
         "counts": {
             "runs hit by a signal": len(hits),
-            "runs that were over before": sum(record.late for record in records),
+            "runs that ended before the signal": sum(record.late for record in records),
             "faults of network and index": sum(record.group == "network" for record in records),
             "faults of the machine": sum(record.group == "host" for record in records),
-            "wheel bytes that the next run found": sum(record.cached for record in records),
-            "wheel bytes that it requested": sum(record.fetched for record in records),
-            "wheel bytes that it requested again": sum(record.again for record in records),
+            "wheel bytes in the cache before the next run": sum(record.cached for record in records),
+            "wheel bytes that the next run requested": sum(record.fetched for record in records),
+            "of these, bytes that were in the cache": sum(record.again for record in records),
         },
         "cut inside": cut_inside(hits),
         "wrong": [f"{record.name}: {line}" for record in records for line in record.wrong] + list(spoilt),
