@@ -246,7 +246,7 @@ def rows(title: str) -> list[list[str]]:
 TITLES = (
     "Tier 0: no GPU",
     "Tier 1: one GPU",
-    "Tier 2: two GPUs or more, all that are there",
+    "Tier 2: at least two GPUs; all GPUs are used",
     "Tier 3: the benchmark",
 )
 
