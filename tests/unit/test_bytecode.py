@@ -68,7 +68,7 @@ def test_a_pack_of_no_sources(tmp_path: Path) -> None:
 
 
 def test_a_pyc_is_hash_based_and_unchecked(tmp_path: Path) -> None:
-    """Magic, flags 1, the source's hash: it contains no time, and import does not read the source."""
+    """Its header has the flags 1 and the source's hash, but no time; import does not read the source."""
     for path, code in pack_of(SOURCES, tmp_path / "pack"):
         assert code[:4] == importlib.util.MAGIC_NUMBER
         assert code[4:8] == b"\1\0\0\0"
@@ -121,14 +121,13 @@ def test_the_same_bytes_as_compileall_for_the_standard_library(tmp_path: Path) -
 
 @given(cut=st.integers(0, 10_000))
 def test_a_cut_pack_is_refused(complete_pack: bytes, cut: int) -> None:
-    """At whichever byte it is cut."""
     with pytest.raises(ValueError):
         list(read_pack(io.BytesIO(complete_pack[: cut % len(complete_pack)])))
 
 
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_a_changed_pack_is_refused(complete_pack: bytes, at: int, bit: int) -> None:
-    """Whichever bit is changed."""
+    """Any single changed bit is detected."""
     changed = bytearray(complete_pack)
     changed[at % len(changed)] ^= 1 << bit
     with pytest.raises(ValueError):
@@ -142,14 +141,14 @@ def test_a_pack_with_more_behind_it_is_refused(complete_pack: bytes) -> None:
 
 
 def test_the_workers_output_file_is_not_a_pack(tmp_path: Path) -> None:
-    """Also a pack of an older torchkiln, which was not compressed."""
+    """A pack is compressed. The worker's output is not, and packs of older releases were not."""
     pack_of(SOURCES, tmp_path / "pack")
     with pytest.raises(ValueError, match="not a pack"):
         list(read_pack(io.BytesIO((tmp_path / "pack").read_bytes())))
 
 
 def test_a_truncated_file_of_the_worker_is_not_stored(tmp_path: Path) -> None:
-    """The file is checked when it is compressed."""
+    """The worker's output is checked while it is compressed into a pack."""
     pack_of(SOURCES, tmp_path / "pack")
     made = tmp_path / "pack"
     made.write_bytes(made.read_bytes()[:-40])
@@ -158,7 +157,7 @@ def test_a_truncated_file_of_the_worker_is_not_stored(tmp_path: Path) -> None:
 
 
 def test_code_that_inflates_to_other_bytes() -> None:
-    """They are checked again when a layer's tar is hashed."""
+    """Bytecode is checked by its CRC when it is decompressed for a layer's tar."""
     code = replace(Code.of("/a.py", b"x" * 100), crc=1)
     with pytest.raises(ValueError, match=r"/a\.py is damaged"):
         code.content()
@@ -172,7 +171,7 @@ def complete_pack(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def test_a_worker_that_dies_is_an_error_with_its_last_output(tmp_path: Path) -> None:
-    """Also if many sources have not been sent to it."""
+    """Even if it dies before it has received all sources."""
     compiler = Compiler([sys.executable, "-c", "import sys; sys.exit('no such library')"], tmp_path / "pack")
 
     def work() -> None:
@@ -217,7 +216,7 @@ def test_a_worker_can_be_stopped(tmp_path: Path) -> None:
     ],
 )
 def test_where_code_goes(source: str, python: str, place: str) -> None:
-    """Where the import system looks for it."""
+    """The paths of .pyc files are those at which Python's import system looks for them."""
     assert cached_name(source, python) == place
 
 

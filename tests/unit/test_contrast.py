@@ -1,4 +1,4 @@
-"""The comparison of two images by their layers reports differing packages, settings and layers only."""
+"""The comparison of two images by their layers: only differing packages, settings and layers are reported."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def status(**packages: str) -> str:
 
 
 def contents(texts: dict[str, str], *deleted: str) -> LayerContents:
-    """A layer of *texts*."""
+    """The contents of one layer that has *texts* as files."""
     return LayerContents(files=0, bytes=0, texts=texts, deleted=deleted)
 
 
 def packages(*layers: LayerContents) -> list[tuple[str, str]]:
-    """Name and version of all packages of *layers*."""
+    """Name and version of each package that *layers* contain."""
     return [(item.name, item.version) for item in packages_of(layers)]
 
 
