@@ -259,7 +259,7 @@ def test_a_file_that_is_replaced_after_it_was_hashed_is_not_linked(
 
 
 def test_the_layers_of_a_host_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The layers of this bundle and of bundles beside it are listed, except for damaged and missing layers."""
+    """The layers of this bundle and of bundles beside it are listed; damaged and missing layers are not."""
     first, second = bundle(tmp_path / "first"), bundle(tmp_path / "second", without=(0, 1, 2))
     changed(first.layers[1].path)
     assert list_layers(tmp_path / "second", []) == 0

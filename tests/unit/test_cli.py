@@ -52,7 +52,7 @@ cli.main([])
 
 
 def ended_by(*signals: signal.Signals) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a process that gets *signals*; the second one arrives during cleanup."""
+    """Exit code, stdout and stderr of a process that gets *signals*; the second arrives during cleanup."""
     how = "slowly" if len(signals) > 1 else "swiftly"
     with subprocess.Popen(
         [sys.executable, "-c", WORK, how],

@@ -39,7 +39,7 @@ def run_json(*arguments: str) -> Any:
 
 
 def locked_to(images: Path, torch: str, *, without: str = "") -> None:
-    """Write a made-up lock of a torch release. The locks differ in torch only; a tar has twice its wheels' size.
+    """Write a made-up lock of a torch release. Locks differ only in torch; a tar has twice its wheels' size.
 
     :param without: the title of a layer that the lock does not record.
     """
@@ -115,7 +115,7 @@ def test_only_locked_cells_are_counted() -> None:
 
 
 def test_a_recorded_layer_counts_for_every_image_with_it() -> None:
-    """The devel image's lock records no layers; the layers that the runtime image's lock records are known."""
+    """The devel image's lock records no layers; the layers in the runtime image's lock are known."""
     found = run_json("--images", str(IMAGES), "--torch", "2.7", "--cuda", "12.1", "--flavor", "runtime,devel")
     runtime, devel = found["images"]
     known = [layer for layer in devel["layers"] if layer["digest"]]

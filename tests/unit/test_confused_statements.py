@@ -120,7 +120,7 @@ def test_a_changed_payload_type(scene: Scene) -> None:
 
 
 def test_a_signature_of_only_the_payload(scene: Scene) -> None:
-    """It does not cover the pre-authentication encoding (PAE) of DSSE, which contains the payload type, too."""
+    """It does not cover DSSE's pre-authentication encoding (PAE), which contains the payload type."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
 

@@ -114,7 +114,7 @@ def test_a_cancelled_download_leaves_no_file(server: IndexServer, tmp_path: Path
 
 
 def test_a_folder_of_archives_is_not_written(tmp_path: Path) -> None:
-    """Archives may be in subfolders, as on NVIDIA's server, or not. A wrong file is refused, but not deleted."""
+    """The folder may be flat or have NVIDIA's subfolders. A wrong file is refused, but not deleted."""
     flat = tmp_path / ARCHIVE.filename
     flat.write_bytes(DATA)
     assert fetch(str(tmp_path), tmp_path / "part") == flat

@@ -125,7 +125,7 @@ def test_the_archive_is_deleted_and_its_used_files_are_stored(place: Place) -> N
 
 
 def test_an_image_with_the_toolkit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layers are those of the runtime image, those of the toolkit, and an overlay with links into the wheels."""
+    """The layers are the runtime image's, the toolkit's, and an overlay with links into the wheels."""
     monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
