@@ -44,7 +44,7 @@ PROJECTS: dict[tuple[str, str], tuple[str, ...]] = {
     ("torch", "2.7.1"): ("fsspec", "triton==3.3.1", "nvidia-cublas-cu12==12.6"),
     ("torchvision", "0.22.1"): ("torch==2.7.1", "numpy"),
     ("torchaudio", "2.7.1"): ("torch==2.7.1",),
-    # As for the real package, the old release has no upper bound.
+    # The old release has no upper bound, like that of the real package.
     ("datasets", "2.14"): ("fsspec>=2021",),
     ("datasets", "4.0"): ("fsspec<=2026.2",),
     ("trainer", "1.0"): ("datasets", "peft"),
@@ -55,9 +55,9 @@ PROJECTS: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 class Workspace:
-    """An index, the folder of images with the cell's lock, and a project."""
+    """An index, a folder of images with the lock of the parent image's cell, and a project."""
 
-    messages = ""  # stderr of the last `locked`
+    messages = ""  # stderr of the last call of `locked`
 
     def __init__(self, server: IndexServer, root: Path) -> None:
         self.server, self.images, self.folder = server, root / "images", root / "trial"
@@ -110,7 +110,7 @@ class Workspace:
 
 @pytest.fixture(scope="module")
 def locked_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """The index, and the cell's lock of an earlier day, with notebook 1.0, which requires `orphan`."""
+    """An index, and the cell's lock before notebook 2.0 existed: notebook 1.0 requires `orphan`."""
     with IndexServer() as server:
         for (name, version), requires in PROJECTS.items():
             server.add("default", name, version, requires=requires, date=OLD)
@@ -123,7 +123,7 @@ def locked_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]
 
 @pytest.fixture
 def workspace(locked_once: Workspace, tmp_path: Path) -> Iterator[Workspace]:
-    """A copy of the folders of `locked_once`; the index is restored after the test."""
+    """A copy of the folders of `locked_once`; after the test, the index is as before."""
     server = locked_once.server
     files, dates = dict(server.files), dict(server.dates)
     for name in ("images", "cache"):
