@@ -104,7 +104,7 @@ def test_with_interpreter(script: bytes, made: bytes) -> None:
     ],
 )
 def test_is_script(entry: str, is_it: bool) -> None:
-    """Which files of the scripts scheme are scripts."""
+    """Files in the scheme `scripts` are scripts, also in subfolders."""
     assert install.is_script(entry) is is_it
 
 

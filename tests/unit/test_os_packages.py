@@ -197,7 +197,7 @@ def test_the_lock_has_a_line_for_each_file() -> None:
 
     assert from_json(data) == WITH_APT
     assert sum(line.startswith('      {"name": ') for line in data.decode().splitlines()) == len(DEBS)
-    assert "apt" not in json.loads(to_json(LOCK))  # the seal of a lock without OS packages is that of earlier versions
+    assert "apt" not in json.loads(to_json(LOCK))  # the seals of older locks stay valid
     with pytest.raises(Stale, match="debs: must be sorted by name"):
         from_json(to_json(replace(WITH_APT, apt=replace(APT, debs=DEBS[::-1]))))
     with pytest.raises(Stale, match="edited or merged incorrectly"):

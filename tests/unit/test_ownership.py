@@ -198,7 +198,7 @@ def test_the_command_exits_with_2(
 ) -> None:
     root.chmod(0o777)
     monkeypatch.setenv("TORCHKILN_CACHE", str(root))
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # pytest's process must keep its own signal handlers
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # pytest keeps its handlers
     with pytest.raises(SystemExit) as left:
         cli.main([word.format(root) for word in argv])
     stderr = capsys.readouterr().err

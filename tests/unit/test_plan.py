@@ -311,4 +311,4 @@ def test_every_image_has_the_recipes() -> None:
     recipes = {file.path for file in load(ROOTFS) if file.path.startswith("opt/torchkiln/examples/recipes/")}
 
     assert "opt/torchkiln/examples/recipes/train.py" in recipes
-    assert not any(path.endswith(".md") for path in recipes)  # a change of documentation must not change images
+    assert not any(path.endswith(".md") for path in recipes)  # documentation must not change images

@@ -69,7 +69,7 @@ def test_a_report_ages(days: int, when: str | None, why: str | None) -> None:
     policy, smoke_report = Policy(report_age=days), report(when=when)
 
     assert missing(smoke_report, policy=policy, at=NOW) == ([("0.json", why)] if why else [])
-    assert missing(smoke_report, policy=policy) == []  # no present time is given, so the report's age is not checked
+    assert missing(smoke_report, policy=policy) == []  # without `at`, the age is not checked
 
 
 def test_an_unsigned_report_counts_only_from_this_machine_s_own_run() -> None:

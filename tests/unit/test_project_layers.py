@@ -191,4 +191,4 @@ def test_groups_that_torch_loads() -> None:
     assert loaded_groups(text) == ("torch.backends",)
     assert loaded_groups("x = torch.backends\n") == ()
     for line in ("[[torch.backends]]", "a = b:c\x0b[torch.backends]", " [torch.backends ] "):
-        assert loaded_groups(line) == ("torch.backends",), line  # importlib.metadata reads these lines as this group, too
+        assert loaded_groups(line) == ("torch.backends",), line  # like importlib.metadata
