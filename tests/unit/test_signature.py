@@ -1,4 +1,4 @@
-"""DSSE envelopes and keys, compared with the test vectors of the specification and with openssl."""
+"""DSSE envelopes and keys, compared with the specification's test vectors and with openssl."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torchkiln.util.places import ROOT
 
 
 def checked(data: bytes, *trusted: Any) -> tuple[str, ...]:
-    """The keys of *trusted* (private keys) that signed the envelope *data*."""
+    """The keys in *trusted* (given as private keys) whose signatures on the envelope *data* are valid."""
     return verify(decode(data, where="x"), [key.public_key() for key in trusted], where="x.dsse.json")
 
 
@@ -103,7 +103,7 @@ def test_the_specifications_example_has_our_encoding_and_a_valid_signature() -> 
 
 @pytest.mark.parametrize(("kind", "payload", "encoded", "sig"), VECTORS.values(), ids=VECTORS.keys())
 def test_published_vectors(kind: str, payload: str, encoded: str, sig: str) -> None:
-    """The encoding and the signature are the same as published, and the published signature is valid."""
+    """Encoding and signature equal the published ones; the published signature is valid."""
     key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(RFC8032[0]))
     known = Ed25519PublicKey.from_public_bytes(bytes.fromhex(RFC8032[1]))
     body = base64.urlsafe_b64decode(payload.translate(str.maketrans("+/", "-_")))
@@ -116,7 +116,7 @@ def test_published_vectors(kind: str, payload: str, encoded: str, sig: str) -> N
 
 
 def test_a_published_signature_of_another_type_is_refused() -> None:
-    """The test vector `payload-type-swapped` of the same repository."""
+    """This is the test vector `payload-type-swapped` of the same repository."""
     known = Ed25519PublicKey.from_public_bytes(bytes.fromhex(RFC8032[1]))
     _, payload, _, sig = VECTORS["one signature"]
     envelope = {"payload": payload, "payloadType": "application/vnd.example.other+json"}
@@ -143,7 +143,7 @@ needs_openssl = pytest.mark.skipif(
 
 
 def openssl(*arguments: str, cwd: Path, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run openssl; its exit code is the result."""
+    """Run openssl and return its exit code."""
     return subprocess.run(["openssl", *arguments], cwd=cwd, input=given, capture_output=True, check=False)
 
 
