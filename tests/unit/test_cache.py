@@ -346,5 +346,5 @@ def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "open", full)
     with pytest.raises(BuildFailed, match="No space left") as found, Store(tmp_path).lock("a"):
-        pytest.fail("no lock is available")
+        pytest.fail("the lock is held although its file cannot be opened")
     assert found.value.hint.startswith("free space (torchkiln cache prune), or set")

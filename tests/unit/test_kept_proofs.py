@@ -105,12 +105,12 @@ def test_the_gate_clears_the_present_image_with_reports_of_it_and_no_other(tag: 
     signed_reports = [item for item in PASSED if item.report.tag == tag and is_current(item)]
     image = digest_of(tag)
     if not signed_reports:
-        pytest.skip(f"nothing passed yet in {image}, which the lock of {tag} gives: to be made again on GPUs")
+        pytest.skip(f"no passed report of {image}, the image of {tag}: run `torchkiln smoke` on GPUs")
     counted = (SUITE.digest, *POLICY.suites)
     if others := [
         signed_report.name for signed_report in signed_reports if signed_report.report.suite not in counted
     ]:
-        pytest.skip(f"made by another suite, to be made again on GPUs: {', '.join(others)}")
+        pytest.skip(f"reports of another suite, run `torchkiln smoke` on GPUs: {', '.join(others)}")
     policy = Policy(tiers=tiers_of(signed_reports), checks=(), signed=True, suites=POLICY.suites)
     locked = locked_of(tag)
     assert {0, 1} <= set(policy.tiers)

@@ -181,7 +181,7 @@ def test_an_invalid_key_is_refused_and_not_replaced(tmp_path: Path, kind: str) -
         signed(Store(tmp_path / "cache"), TYPE, b"{}")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user: run as root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changes the owner of a file")
 def test_a_key_of_another_user_is_refused(tmp_path: Path) -> None:
     kept_runs(tmp_path).keep(REPORT)
     os.chown(key_file(tmp_path), 4711, 4711)

@@ -19,7 +19,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.ownership import fault, fault_below
 from torchkiln.util.scratch import scratch
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to other users: run as root")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changes owners of folders")
 OTHER_UID = 4711
 
 

@@ -20,7 +20,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.files import mounted_below, remove_tree
 from torchkiln.util.scratch import held, scratch, sweep
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, or gives files away: run as root")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts, or changes owners")
 
 # `base build` with a fake mmdebstrap, which writes files into the folder until it is killed.
 BUILD = """
@@ -223,7 +223,7 @@ def test_nothing_is_deleted_through_a_mount(top: Path, kind: list[str]) -> None:
     argv = ["unshare", "--mount", "--propagation=private", sys.executable, "-c", MOUNTS, str(top), *kind]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if "unshare failed" in done.stderr or "permission denied" in done.stderr.lower():
-        pytest.skip("no mount namespace can be made here")
+        pytest.skip("cannot create a mount namespace: needs root, or user namespaces")
     assert done.returncode == 0, done.stderr
     assert (top.parent / "kept" / "precious").exists()
 

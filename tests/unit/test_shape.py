@@ -199,7 +199,7 @@ def test_there_are_no_import_cycles() -> None:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
 
 
 def _module(name: str, modules: Iterable[str]) -> str | None:

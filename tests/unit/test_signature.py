@@ -138,7 +138,7 @@ def test_no_two_messages_share_an_encoding(first: tuple[str, bytes], second: tup
 
 
 needs_openssl = pytest.mark.skipif(
-    not shutil.which("openssl"), reason="the other reader: apt-get install openssl"
+    not shutil.which("openssl"), reason="openssl is not installed: apt-get install openssl"
 )
 
 

@@ -116,7 +116,7 @@ def test_a_tree_that_differs_is_found_and_made_again(scene: Scene, name: str) ->
     assert scene.verify() == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changes the owner of a file")
 def test_another_owner_is_found(scene: Scene) -> None:
     os.chown(scene.root / "usr/bin/old", 1234, 0)
     assert "usr/bin/old: its owner is 1234:0, expected 0:0" in scene.verify()[0]

@@ -287,7 +287,7 @@ def test_the_dockerfiles_command_in_a_real_venv(tmp_path: Path, pip: RealPip) ->
     if subprocess.run(
         [*unshare, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False
     ).returncode:
-        pytest.skip("no mount namespaces here: this needs root, or unprivileged user namespaces")
+        pytest.skip("cannot create a mount namespace: needs root, or user namespaces")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
     environment |= {"LC_ALL": "C.UTF-8", "PIP_CONFIG_FILE": os.devnull}
     done = subprocess.run(

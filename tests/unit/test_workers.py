@@ -217,7 +217,7 @@ def test_a_wait_can_be_cancelled(other: subprocess.Popen[bytes], tmp_path: Path)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), hold(tmp_path / "lock", check=check):
-        pytest.fail("held by two")
+        pytest.fail("two processes hold the lock")
     assert holder(tmp_path / "lock") is not None
     assert clear(tmp_path / "lock") is False
 

@@ -145,7 +145,7 @@ def test_two_services_on_one_port_are_refused(
     tmp_path: Path, environ: dict[str, str], names: tuple[str, str]
 ) -> None:
     if "SSH" in environ and not Path(ssh.KEYGEN).exists():
-        pytest.skip("needs ssh-keygen")
+        pytest.skip("ssh-keygen is not installed: apt-get install openssh-client")
     _, public = key(tmp_path)
     done = container(tmp_path, "exec sleep 9", **environ, SSH_PUBLIC_KEY=public)
 

@@ -20,7 +20,7 @@ from workplace.settings import Ssh
 from workplace.ssh import KINDS, NoSsh, Prepared, prepare
 
 pytestmark = pytest.mark.skipif(
-    not shutil.which("ssh-keygen"), reason="ssh-keygen makes the keys: apt-get install openssh-client"
+    not shutil.which("ssh-keygen"), reason="ssh-keygen is not installed: apt-get install openssh-client"
 )
 
 UNKNOWN = 54321
