@@ -78,7 +78,7 @@ def test_a_report_of_an_environment_cannot_be_signed() -> None:
 
 
 def secret(folder: Path, data: bytes) -> Path:
-    """A private key's file with the permissions that openssl sets."""
+    """A file with a private key, and with the permissions that openssl gives it."""
     path = written(folder, data, "key.pem")
     path.chmod(0o600)
     return path
@@ -88,7 +88,7 @@ def secret(folder: Path, data: bytes) -> Path:
 
 
 def changed(change: Callable[[dict[str, Any]], object], key: Any = ED) -> bytes:
-    """A statement to which *change* was applied after it was signed."""
+    """A signed statement, changed by *change* after it was signed."""
     envelope = json.loads(attest(report(), key))
     change(envelope)
     return json.dumps(envelope).encode()
@@ -157,7 +157,7 @@ def test_a_good_signature_on_something_else_is_refused(
 
 
 def test_a_payload_with_a_key_twice_is_refused(tmp_path: Path) -> None:
-    """Two JSON parsers could read such a payload differently, signed or not."""
+    """Two JSON parsers could read different values from such a payload, even from a signed one."""
     payload = base64.b64decode(json.loads(attest(report(), ED))["payload"])
     twice = payload.replace(b'"verdict":"pass"', b'"verdict":"fail","verdict":"pass"')
     file = written(tmp_path, sign(PAYLOAD_TYPE, twice, ED))

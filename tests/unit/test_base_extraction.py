@@ -224,7 +224,7 @@ def test_a_pax_header_gives_the_name(tmp_path: Path) -> None:
 
 
 def bomb(count: int, size: int) -> bytes:
-    """A tar of *count* files of *size* zeros, after a complete Python."""
+    """A tar of *count* files of *size* zeros, after the files of a complete Python."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for info, data in VALID:

@@ -130,7 +130,7 @@ def held(image: ImageOnDisk, *numbers: int) -> list[HeldLayer]:
 
 
 def blobs_of(place: Path) -> list[str]:
-    """The names in the folder of blobs, temporary files included."""
+    """The names of all files in the folder of blobs, including temporary files."""
     return sorted(path.name for path in (place / "layout/blobs/sha256").iterdir())
 
 

@@ -91,7 +91,7 @@ def compileall(sources: dict[str, bytes], root: Path) -> dict[str, bytes]:
 
 
 def test_the_same_bytes_as_compileall(tmp_path: Path) -> None:
-    """The docker engine compiles an environment in one run, the embedded one compiles wheel by wheel."""
+    """The docker engine compiles the whole environment at once, the embedded engine wheel by wheel."""
     root = tmp_path / "root"
     theirs = compileall({**SOURCES, **BROKEN}, root)
     by_path = {f"{root}{path}": source for path, source in {**BROKEN, **SOURCES}.items()}
@@ -102,7 +102,7 @@ def test_the_same_bytes_as_compileall(tmp_path: Path) -> None:
 
 
 def test_the_same_bytes_as_compileall_for_the_standard_library(tmp_path: Path) -> None:
-    """Dozens of real modules, in another order than that of compileall."""
+    """The sources are dozens of real modules, in another order than compileall's."""
     library = Path(json.__file__).parent.parent
     names = ("json", "email", "xml", "http")
     files = [file for name in names for file in (library / name).rglob("*.py")]
@@ -186,7 +186,7 @@ def test_a_worker_that_dies_is_an_error_with_its_last_output(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_is_reported_with_a_hint() -> None:
-    """In one line, without the worker's traceback."""
+    """The message has one line, without the worker's traceback."""
     compiler = Compiler([sys.executable], Path("/dev/full"))
     compiler.add("/a.py", b"x = 1\n")
     with pytest.raises(BuildFailed) as error:
@@ -197,7 +197,7 @@ def test_a_full_disk_is_reported_with_a_hint() -> None:
 
 
 def test_a_worker_can_be_stopped(tmp_path: Path) -> None:
-    """While it works; stopping it twice is no error."""
+    """It is stopped while it works. Stopping it twice is no error."""
     compiler = Compiler([sys.executable], tmp_path / "pack")
     compiler.add("/a.py", b"x = 1\n")
     compiler.kill()
@@ -221,7 +221,7 @@ def test_where_code_goes(source: str, python: str, place: str) -> None:
 
 
 def test_the_key_of_a_layer_contains_all_its_inputs() -> None:
-    """The wheels' hashes in their order and the exact Python, but no names or sizes."""
+    """The inputs are the wheels' hashes in their order and the exact Python; names and sizes are not."""
 
     def wheel(sha256: str, name: str = "a") -> LockedWheel:
         return LockedWheel(

@@ -116,14 +116,14 @@ def test_max_size_removes_the_oldest_until_it_fits(size: int, taken: list[str]) 
 
 
 def test_max_size_and_age_together() -> None:
-    """Only items that are old enough, and only as many as necessary."""
+    """Only items of that age are removed, and only as many as necessary."""
     assert removed(PrunePolicy(max_size=0, older_than=95 * DAY)) == [
         *("dead.whl.part", "tmp/x", "ancient base", "forgotten.whl")
     ]
 
 
 def test_each_reason_is_shown() -> None:
-    """In the words that `cache show` prints."""
+    """The reasons have the words that `cache show` prints."""
     why = {usage.item.path: usage.why for usage in USAGES}
     assert why["torch"] == "needed by 2.7.1 in dist"
     assert why["claimed"] == why["new.whl.part"] == "in use: process 7"

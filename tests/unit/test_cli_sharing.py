@@ -161,7 +161,7 @@ def test_chosen_cells_as_tables(two: Path) -> None:
 
 
 def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
-    """Sums without its size are marked as incomplete and have no ratio; the other image is unaffected."""
+    """Its size is unknown: sums are marked as incomplete and have no ratio. Other images are unaffected."""
     both_images = run_json("--images", str(two))
     locked_to(two, "2.7.1", without="torch 2.7.1")
     done, found = run("--images", str(two)), run_json("--images", str(two))
@@ -232,7 +232,7 @@ def layers_of(image: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def test_a_layouts_images_as_they_were_built(layout: Layout) -> None:
-    """An image with two names counts once; sizes are those of the files and of their tars."""
+    """An image with two names counts once. Its sizes are those of the layers' files and of their tars."""
     found = run_json("--output", str(layout.path))
     disk = [(item["bytes"], item["images"]) for item in found["disk"]["kept"]]
     seven, eight = (layers_of(image) for image in found["images"])

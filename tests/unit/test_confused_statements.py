@@ -38,7 +38,7 @@ def resealed(content: bytes, *, as_type: str = PAYLOAD_TYPE, key: Any = P256, ki
 
 
 def twice(content: dict[str, Any], key: str, value: Any) -> bytes:
-    """*content* as JSON in which *key* occurs a second time, with *value*."""
+    """*content* as JSON, in which *key* occurs twice; the second time, it has the value *value*."""
     text = json.dumps(content)
     return (text[:-1] + f", {json.dumps(key)}: {json.dumps(value)}}}").encode()
 
@@ -316,7 +316,7 @@ def test_a_suite_in_the_decision_of_an_unknown_key(scene: Scene) -> None:
 
 
 def test_an_unsigned_statement_beside_signed_ones(scene: Scene) -> None:
-    """A bare in-toto statement, as BuildKit attaches it."""
+    """BuildKit, for example, attaches in-toto statements without a signature."""
     scene.publish()
     content = statement(TAG, scene.image.manifest, PROVENANCE, {"buildDefinition": {}})
     scene.beside(PAYLOAD_TYPE, payload(content))

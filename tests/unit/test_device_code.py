@@ -226,7 +226,7 @@ def fat(**changes: int) -> Elf:
     ],
 )
 def test_files_that_are_not_understood(elf: Elf, message: str) -> None:
-    """Also a file whose device code overlaps with other parts."""
+    """One of them is a file in which device code overlaps with another part."""
     sections = {".nv_fatbin": container(entry("sm_80"), entry("sm_90")), ".data": b"data" * 8}
     assert dead_ranges(library(sections), ["9.0"]) != ()
     with pytest.raises(UnknownDeviceCode, match=message):
@@ -248,7 +248,7 @@ def test_many_sections_with_containers() -> None:
 
 
 def test_containers_at_the_end_of_the_file() -> None:
-    """Nothing is read beyond it, wherever the file ends."""
+    """The file may end at any byte; nothing after its end is read."""
     whole = container(entry("sm_80"), entry("sm_90"))
     start = len(library({".nv_fatbin": b""}))
     for size in range(1, len(whole)):

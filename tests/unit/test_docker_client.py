@@ -112,7 +112,7 @@ def test_no_client(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become an unprivileged user")
 def test_a_socket_without_permission(tmp_path: Path) -> None:
-    """In a separate process, because setuid to nobody is permanent, and the SDK leaves a socket open."""
+    """Runs in a separate process: setuid to nobody is permanent, and the SDK leaves a socket open."""
     path = tmp_path / "docker.sock"
     code = f"""
 import os, docker, docker.context
@@ -230,7 +230,7 @@ CONFIG = {
 
 
 def saved(lower: bytes, upper: bytes, *, documents_last: bool, layers: tuple[str, ...]) -> bytes:
-    """A `docker save` archive of three layers, of which the last is the first again."""
+    """A `docker save` archive with three layers; the third layer is the first one again."""
     manifest = [{"Config": "config.json", "RepoTags": None, "Layers": list(layers)}]
     documents = [
         entry("config.json", json.dumps(CONFIG).encode()),

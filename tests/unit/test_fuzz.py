@@ -218,6 +218,6 @@ def test_damage_is_found(kind: str, oracle: Oracle) -> None:
 
 
 def test_another_image_than_the_undisturbed_one(oracle: Oracle) -> None:
-    """The store is valid, but the image is not the expected one."""
+    """The store is valid, but the built image differs from that of a build without faults."""
     (oracle.layout / "index.json").write_text(json.dumps({"manifests": []}))
     assert any(fault.startswith("digest:") for fault in oracle.healed())

@@ -44,7 +44,7 @@ POLICY = Policy()
 
 
 def cleared(*reports: SmokeReport, policy: Policy = POLICY, **options: Any) -> ClearedImage:
-    """The image that the gate clears with *reports*."""
+    """The image that the gate clears because of *reports*."""
     options = {"locked": LOCKED, "suite": SUITE, "image": IMAGE} | options
     return clear(
         judge(
@@ -381,7 +381,7 @@ def test_half(measure):
 
 
 def test_checks_without_a_result_are_refused_end_to_end(tmp_path: Path) -> None:
-    """From pytest in the runner's process to the gate, without fakes."""
+    """The checks run with pytest in the real runner, and the gate judges the report; nothing is faked."""
     folder = suite_with(tmp_path / "suite", {"test_bodies.py": BODIES})
     events = run_suite(folder, tmp_path)
     ids = ["skips", "marked", "fails", "passes", "nothing", "half"]

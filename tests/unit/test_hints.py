@@ -33,7 +33,7 @@ NEED_CELLS = {"build", "lock", "explain", "smoke", "gate", "sbom", "scan"}
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The line and text of each string in the code, without docstrings; WORD stands for `{value}`."""
+    """The line and text of each string in the code, without docstrings; WORD replaces inserted values."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(tree)

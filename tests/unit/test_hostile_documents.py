@@ -48,7 +48,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_message_has_the_fault_and_a_hint(case: Any, results: dict[str, Ran]) -> None:
-    """Exit code, reason, hint; nothing on stdout, no traceback, no control characters for the terminal."""
+    """It has no control characters. stdout is empty, and there is no traceback."""
     found = results[case.name]
 
     assert (found.code, found.out) == (case.code, "")
@@ -149,7 +149,7 @@ def test_each_value_of_a_lock_is_under_the_seal(change: tuple[Any, ...]) -> None
 
 
 def test_a_final_newline_does_not_pass_a_pattern() -> None:
-    """Python's `$` matches before a final newline, which would give requirements.txt another line."""
+    """Python's `$` also matches before a final newline, which would add a line to requirements.txt."""
     document = json.loads(LOCK)
     document["wheels"][0]["sha256"] += "\n"
     with pytest.raises(Stale, match=r"wheels\[0\]\.sha256: .* is not a sha256"):

@@ -63,7 +63,7 @@ def blobs(folder: Path, layers: Sequence[bytes]) -> list[LayerBlob]:
 
 
 def unpacked(tmp_path: Path, tar: Tar) -> Path:
-    """The root that our reader unpacks, beside a folder `outside` with a file."""
+    """The folder into which our reader unpacks; beside it is a folder `outside` with a file."""
     (tmp_path / "roots" / "outside").mkdir(parents=True)
     (tmp_path / "roots" / "outside" / "there").write_text("untouched")
     unpack(blobs(tmp_path / "blobs", tar.layers), tmp_path / "roots" / "root")
@@ -139,7 +139,7 @@ def _unnamed(name: str, reader: str) -> bool:
 
 
 def test_accepted_random_tars_unpack_like_with_other_readers(tmp_path: Path) -> None:
-    """Of 150 tars of the fuzzer, those that our reader accepts. The fuzzer itself compares with tarfile."""
+    """Those of 150 random tars that our reader accepts are compared. The fuzzer compares with tarfile."""
     needs.tool("bsdtar")
     drawn = random.Random(SEED)
     accepted = 0

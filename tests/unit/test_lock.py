@@ -369,7 +369,7 @@ def test_an_unreachable_index_is_named_by_its_setting(workspace: Workspace) -> N
 def test_upload_dates_that_are_sometimes_missing_change_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real index served the same page with and without the dates of its newest files."""
+    """A real index sent the same page sometimes with, sometimes without the dates of its newest files."""
     workspace.server.add("default", "numpy", "1.4", date="2026-11-20T00:00:00Z")
     workspace.server.add("default", "numpy", "1.6", date="2026-11-21T12:00:00Z")
     page, answers = IndexServer.page, iter([False, False, True] * 50)

@@ -168,7 +168,7 @@ def test_an_oci_archive_is_a_valid_layout_of_one_image(tmp_path: Path) -> None:
 
 
 def test_a_docker_archive_has_the_entries_of_docker_save(tmp_path: Path) -> None:
-    """manifest.json names config and layers by paths in the archive; a layer used twice is stored once."""
+    """manifest.json has the paths of config and layers; a layer that is used twice is stored once."""
     expected = image(tmp_path)
     write_archive(
         expected,

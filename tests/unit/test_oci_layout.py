@@ -30,7 +30,7 @@ def build(folder: Path, tag: str = "a", *, content: bytes = b"x", refs: tuple[st
 
 
 def blobs(folder: Path) -> set[str]:
-    """The names in folder/layout/blobs/sha256."""
+    """The names of the files in folder/layout/blobs/sha256."""
     return {path.name for path in (folder / "layout/blobs/sha256").iterdir()}
 
 

@@ -35,7 +35,7 @@ TEXTS = load_templates(TEMPLATES)
 @pytest.mark.parametrize("name", sorted(files()))
 @pytest.mark.parametrize("os_name", FOLDERS)
 def test_rendered_files_are_as_committed(os_name: str, name: str) -> None:
-    """After an intended change, run `make golden` and review the diff."""
+    """If the change is intended, run `make golden` and review the diff."""
     assert files(os_name)[name].decode() == (FOLDERS[os_name] / name).read_text("utf-8")
 
 

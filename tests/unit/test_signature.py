@@ -187,7 +187,7 @@ def test_openssl_accepts_our_signature_of_bytes_built_by_a_shell(key: Any, tmp_p
 
 @needs_openssl
 def test_the_documented_commands_make_a_usable_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The openssl commands of docs/gate.md are run in order."""
+    """The test runs the openssl commands of docs/gate.md in order."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
     lines = re.findall(r"^    (openssl .*)$", (ROOT / "docs" / "gate.md").read_text(), re.MULTILINE)
     output = b""

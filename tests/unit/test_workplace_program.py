@@ -177,7 +177,7 @@ def test_a_wrong_option_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
 @needs_gcc
 @pytest.mark.usefixtures("fake")
 def test_no_files_are_left(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """The doctor only reads files."""
+    """After the doctor's run, the files and their modes are as before."""
     before = {path: stat.S_IMODE(path.stat().st_mode) for path in place.folder.rglob("*")}
     doctor.main([])
 
