@@ -114,7 +114,7 @@ def test_a_link_to_another_place_is_omitted(tmp_path: Path, target: str) -> None
 
 
 def test_links_through_links_stay_inside(tmp_path: Path) -> None:
-    """`..` after a link is the parent of its target, not of the link."""
+    """In a path, `..` after a link means the parent of the link's target."""
     found = extracted(
         tmp_path,
         *VALID,

@@ -240,7 +240,6 @@ def test_a_layer_that_is_damaged_or_missing_is_refused(
 def test_a_file_that_is_replaced_after_it_was_hashed_is_not_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the file that was hashed may be linked, not a new file of that name."""
     first, second = bundle(tmp_path / "first"), bundle(tmp_path / "second", without=(0,))
     good, link = first.layers[0].path.read_bytes(), os.link
 

@@ -63,7 +63,6 @@ def test_sources_are_compiled_in_order(tmp_path: Path) -> None:
 
 
 def test_a_pack_of_no_sources(tmp_path: Path) -> None:
-    """An empty pack is complete, too."""
     assert pack_of({}, tmp_path / "pack") == []
 
 

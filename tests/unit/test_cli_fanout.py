@@ -39,7 +39,6 @@ def rows(images: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def tags(*arguments: Any) -> list[tuple[str, str]]:
-    """Tag and reason of each cell."""
     return [(row["tag"], row["changed"]) for row in rows(*arguments)]
 
 

@@ -58,7 +58,6 @@ class Scene:
         return str(self.folder / name)
 
     def gate(self, reports: Sequence[str], *more: str) -> Any:
-        """The result of `gate TAG` with *reports*."""
         argv = [TAG, "--output", str(self.folder / "dist"), "--suite", str(self.suite)]
         argv += [word for path in reports for word in ("--report", path)]
         return CliRunner().invoke(gate, [*argv, "--images", str(ROOT / "images"), *more])

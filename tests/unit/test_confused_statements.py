@@ -28,7 +28,6 @@ SMOKE = "urn:torchkiln:smoke-report:2"
 
 
 def document(scene: Scene, kind: str) -> dict[str, Any]:
-    """The content of the signed statement of that *kind*."""
     return dict(json.loads(base64.b64decode(scene.bundle(kind)["dsseEnvelope"]["payload"])))
 
 
@@ -157,7 +156,6 @@ def test_several_signatures(scene: Scene, order: int) -> None:
 
 
 def other_lock(scene: Scene) -> Any:
-    """The lock of another image of the same cell."""
     from torchkiln.lock.lock import load_locked
 
     scene.publisher.build("2")

@@ -180,7 +180,7 @@ def test_a_recorded_layer_hashes_no_content_but_that_of_cut_libraries(
 
 
 def test_other_wheels_of_a_layer_are_not_cut(wheel: Path, tmp_path: Path) -> None:
-    """Only libraries of wheels that the lock names are cut."""
+    """The lock names the wheels whose libraries may be cut."""
     other = write_wheel(
         WheelSpec(name="other", files=(File(path="other/lib.so", data=LIBRARY),)), tmp_path / "wheels"
     )

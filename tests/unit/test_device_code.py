@@ -24,7 +24,6 @@ ALL = "sm_70 sm_75 sm_80 sm_86 sm_90 compute_90"
 
 
 def one(*entries: Made) -> bytes:
-    """A library with one fatbin container."""
     return library({".nv_fatbin": container(*entries)})
 
 
@@ -122,7 +121,6 @@ def test_compressed_and_optional_fields() -> None:
 
 
 def test_libraries_without_device_code() -> None:
-    """Nothing is replaced by zeros."""
     assert dead_ranges(library({".text": b"code"}), ["9.0"]) == ()
     assert dead_ranges(library({".nv_fatbin": b"", ".text": b"code"}), ["9.0"]) == ()
     assert dead_ranges(library({".nv_fatbin": bytes(100_000)}), ["9.0"]) == ()

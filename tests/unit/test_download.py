@@ -76,7 +76,7 @@ def test_a_file_is_downloaded_completely_with_progress(scene: DownloadScene) -> 
 def test_a_large_file_is_requested_as_a_range(
     scene: DownloadScene, no_ranges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from byte 0; a server without ranges sends the whole file; a file of another size is refused."""
+    """The first request has `Range: bytes=0-`; a server may ignore it. A file of another size is refused."""
     monkeypatch.setattr(download, "_LARGE", len(scene.data))
     scene.server.faults.no_ranges = no_ranges
 

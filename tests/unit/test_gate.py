@@ -56,7 +56,6 @@ def cleared(*reports: SmokeReport, policy: Policy = POLICY, **options: Any) -> C
 
 
 def missing(*reports: SmokeReport, **options: Any) -> list[tuple[str, str]]:
-    """The requirements that the gate reports as missing."""
     with pytest.raises(GateRefused) as refused:
         cleared(*reports, **options)
     assert refused.value.exit_code == 7

@@ -52,7 +52,6 @@ def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def hints(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The strings that are passed as `hint`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "hint":
             yield from texts(node.value)
@@ -185,7 +184,6 @@ def test_the_commands_in_hints_of_mistakes_work(command: str) -> None:
     [["build"], ["gate"], ["list", "--torch", "9.9"]],
 )
 def test_following_a_hint_works(words: list[str]) -> None:
-    """The command in the hint of a failed command succeeds."""
     failed = CliRunner().invoke(torchkiln, words)
     hint = str(getattr(failed.exception, "hint", ""))
     found = SHOWN.search(hint)

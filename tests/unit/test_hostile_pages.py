@@ -30,7 +30,6 @@ GOOD = f'<a href="../../files/{WHEEL}#sha256={SHA}">{WHEEL}</a>'
 
 
 def html(*links: str, head: str = "") -> Page:
-    """An HTML page of the project numpy."""
     body = f"<!DOCTYPE html><html><head>{head}</head><body>\n" + "\n".join(links) + "</body></html>"
     return Page(url=HERE, json=False, body=body.encode())
 
@@ -42,7 +41,6 @@ def js(*files: Any, **more: Any) -> Page:
 
 
 def link(href: str, text: str = WHEEL, fragment: str = f"#sha256={SHA}") -> Page:
-    """An HTML page with one link."""
     return html(f'<a href="{href}{fragment}">{text}</a>')
 
 

@@ -66,7 +66,6 @@ BEFORE = inputs(FACTS)
 
 @cache
 def committed(tag: str) -> LockedCell:
-    """The committed lock of the image *tag*."""
     return load_locked(IMAGES, tag)
 
 
@@ -78,8 +77,6 @@ def changed(edit: Callable[[dict[str, Any]], object]) -> Facts:
 
 
 def test_reworded_sentences_leave_every_lock_fresh() -> None:
-    """All sentences are reworded at once."""
-
     def reword(data: dict[str, Any]) -> None:
         for table, key in SENTENCES:
             entries = [entry for entry in data[table].values() if key in entry]

@@ -38,7 +38,6 @@ def options(*names: str, **more: tuple[str, ...]) -> CellOptions:
 
 
 def layout_of(folder: Path, *names: str, tag: str = TAG) -> Layout:
-    """A layout with one image called *tag* and *names*."""
     folder.mkdir(exist_ok=True)
     layout = build(folder, tar_of(OWN), tag=tag)
     image = layout.image(tag)

@@ -104,7 +104,7 @@ def test_with_interpreter(script: bytes, made: bytes) -> None:
     ],
 )
 def test_is_script(entry: str, is_it: bool) -> None:
-    """Files in the scheme `scripts` are scripts, also in subfolders."""
+    """A script is a file in the scheme `scripts`, also in a subfolder."""
     assert install.is_script(entry) is is_it
 
 

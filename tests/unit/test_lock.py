@@ -314,7 +314,6 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def locked_before(workspace: Workspace, first: Path) -> Workspace:
-    """A workspace in which the cell is locked already."""
     shutil.copytree(first / TAG, workspace.images / TAG)
     return workspace
 

@@ -74,7 +74,6 @@ def images(tmp_path: Path) -> Path:
 
 
 def diff_of(images: Path, *arguments: str) -> str:
-    """The output of `lock --diff HEAD`."""
     found = CliRunner().invoke(
         lock, ["--diff", "HEAD", "--images", str(images), *arguments], catch_exceptions=False
     )

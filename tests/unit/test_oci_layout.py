@@ -105,7 +105,7 @@ def test_aliases_are_written_on_request(tmp_path: Path) -> None:
 
 
 def test_replacing_a_name_deletes_its_blobs(tmp_path: Path) -> None:
-    """Only blobs that no other image uses are deleted."""
+    """A blob that another image uses stays."""
     build(tmp_path, "a", content=b"1")
     neighbour = build(tmp_path, "b", content=b"2")
     replaced = build(tmp_path, "a", content=b"3")
@@ -209,7 +209,6 @@ def test_a_blob_of_the_wrong_size_is_replaced(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest(tmp_path: Path) -> None:
-    """The hint contains the most similar name."""
     build(tmp_path, "2.7.1-cuda12.1-runtime")
 
     with pytest.raises(ConfigError, match=r"no such image: '2\.7\.1-cuda12\.2-runtime'") as caught:

@@ -232,7 +232,7 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"manifests":[[]]}'])
 def test_a_broken_index_is_a_fault(tmp_path: Path, text: str) -> None:
-    """Any index.json gives a message, and not a traceback."""
+    """No index.json causes a traceback."""
     layout = build(tmp_path)
     (layout.path / "index.json").write_text(text)
 

@@ -299,7 +299,7 @@ def test_caches_of_tools_are_excluded(tmp_path: Path) -> None:
 
 
 def test_all_of_our_rootfs_is_included() -> None:
-    """Each file in each folder of rootfs/ is included, except for caches."""
+    """Only caches are left out."""
     there = {path for path in ROOTFS.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     caches = {path.parent for path in there if path.name == "CACHEDIR.TAG"}
     included = {path for path in there if not caches & set(path.parents)}

@@ -45,8 +45,6 @@ OUTPUT = "\n".join(
 
 
 class Recorded:
-    """An observer that records totals and progress."""
-
     def __init__(self) -> None:
         self.totals: dict[Work, int] = {}
         self.done: dict[Work, int] = {}

@@ -49,7 +49,6 @@ class Libraries(Workspace):
         self.remember("torch", "nvidia-cuda-runtime-cu12")
 
     def wheel(self, name: str, version: str, libs: dict[str, Lib], *requires: str, date: str = OLD) -> None:
-        """Add a wheel with libraries to the index."""
         more = {path: compiled(lib) for path, lib in libs.items()}
         self.server.add("default", name, version, date=date, tag=CP311, files=more, requires=requires)
 

@@ -23,8 +23,6 @@ BUILD = 'build = ["tool"]\n'
 
 
 class Forge(Scene):
-    """A workspace with a git server."""
-
     forge: GitServer
 
     def url(self, name: str = "tool") -> str:
@@ -135,7 +133,7 @@ def test_a_revision_that_does_not_exist(scene: Forge, revision: str) -> None:
 
 
 def test_the_setting_must_name_the_package(scene: Forge) -> None:
-    """Nothing is fetched if the setting does not name the package."""
+    """Otherwise the repository is not fetched."""
     commit = scene.forge.commit("tool", SETUP)
     scene.settings('build = ["other"]\n')
     code, messages = scene.fails(f"\ntool @ {scene.url()}@{commit}\n")

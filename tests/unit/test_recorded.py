@@ -35,7 +35,6 @@ NOT_ZERO = Digest("sha256:" + "1" * 64)
 
 
 def noise(size: int) -> bytes:
-    """Bytes that cannot be compressed."""
     return hashlib.shake_128(b"noise").digest(size)
 
 

@@ -66,7 +66,6 @@ def known(scene: Scene) -> list[Any]:
 
 
 def listing(scene: Scene, entries: list[Any]) -> None:
-    """Replace the list of referrers by *entries*."""
     data = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).encode()
     if scene.server.behaviour.lists_referrers:
         scene.there.referrers = lambda _: data  # type: ignore[method-assign]

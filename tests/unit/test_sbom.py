@@ -152,7 +152,7 @@ def test_every_package_of_the_os_is_in_it_with_its_hash() -> None:
     ],
 )
 def test_libraries_within_wheels_are_named(name: str, version: str, carrier: str) -> None:
-    """Each library is named together with the wheel that contains it."""
+    """A CONTAINS relation leads to the library from its wheel."""
     (relation,) = [
         relationship
         for relationship in SPDX["relationships"]

@@ -213,7 +213,6 @@ def test_an_unreadable_copyright_file_has_no_licences(text: str) -> None:
     st.text() | st.lists(st.sampled_from(_PIECES)).map("".join),
 )
 def test_any_text_is_read_or_refused(path: str, text: str) -> None:
-    """Any text is read, or refused with the expected exception."""
     answer(lambda: sboms.evidence(**{path: text}))
 
 

@@ -126,7 +126,6 @@ def test_texts_of_a_layer_are_limited(tmp_path: Path, cache: Path, monkeypatch: 
 
 
 def check(image: ImageOnDisk, document: Path) -> str:
-    """The output of `sbom --check`."""
     layout = image.manifest_path.parents[2]
     arguments = [image.ref, "--output", str(layout), "--check", str(document)]
     done = CliRunner().invoke(sbom, arguments, catch_exceptions=False)

@@ -16,7 +16,6 @@ ROWS = [
 
 @cache
 def functions(file: str) -> frozenset[str]:
-    """The names of the functions that *file* defines."""
     tree = ast.parse((ROOT / file).read_text())
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 

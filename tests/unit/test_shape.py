@@ -272,7 +272,6 @@ def test_code_that_runs_in_an_image_does_not_import_torchkiln() -> None:
 
 
 def parameters(tree: ast.AST) -> Mapping[str, int]:
-    """The number of parameters of each function, without `self`."""
     return {
         node.name: sum(
             item.arg not in ("self", "cls")

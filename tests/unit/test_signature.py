@@ -143,7 +143,6 @@ needs_openssl = pytest.mark.skipif(
 
 
 def openssl(*arguments: str, cwd: Path, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run openssl and return its exit code."""
     return subprocess.run(["openssl", *arguments], cwd=cwd, input=given, capture_output=True, check=False)
 
 

@@ -303,7 +303,6 @@ IMAGES = [
 
 
 def failed(message: str) -> Finding:
-    """A check that failed with *message*."""
     return Finding(
         id="x", tier=1, outcome="failed", seconds=1.0, message=message, measured="{}", threshold="{}"
     )

@@ -107,7 +107,6 @@ class Stage:
             (torch / f"{name}.py").write_text(source)
 
     def start(self, worker: str, *, call: str = "run_ranks", grace: float = 1.0, **options: Any) -> Any:
-        """Start a process that starts the ranks."""
         command = [str(self.folder / "venv" / "bin" / "python"), "-I", "-B", "-c", DRIVE, str(self.suite)]
         command += [str(self.scratch), str(grace), call, json.dumps({"worker": f"acts:{worker}", **options})]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -294,7 +293,6 @@ def run(python: Path | str, cwd: Path, *arguments: str, **env: str) -> tuple[int
 
 
 def files(folder: Path) -> list[Path]:
-    """The paths of all files in *folder*."""
     return sorted(folder.rglob("*"))
 
 

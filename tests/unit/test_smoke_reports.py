@@ -278,7 +278,6 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
 
 
 def smoke_read(folder: Path, suite: Path, events: list[dict[str, Any]], *more: str) -> Any:
-    """The result of `smoke read` for *events*."""
     (folder / "run.jsonl").write_bytes(json_lines(*events))
     argv = [
         "read",

@@ -83,7 +83,6 @@ class Ran:
     written: set[Path]
 
     def message(self, name: str) -> str:
-        """The message of the check *name*, which failed."""
         finding = self.findings[name.replace("_", "-")]
         assert finding["outcome"] == "failed"
         return str(finding["message"])

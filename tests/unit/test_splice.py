@@ -230,7 +230,6 @@ def test_pieces_of_any_size_make_the_same_members(tmp_path: Path) -> None:
 
 
 def _noise(size: int) -> bytes:
-    """Bytes that deflate cannot compress."""
     return hashlib.shake_128(b"noise").digest(size)
 
 

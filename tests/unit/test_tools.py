@@ -31,7 +31,6 @@ def cell(cuda: str, flavor: str = "devel", os: str = "debian12") -> Cell:
 
 
 def devel(name: str = "devel") -> LockedCell:
-    """The lock of a devel cell."""
     made = locked()
     devel_cell = replace(made.resolution.cell, flavor="devel")
     toolkit = replace(FACTS.toolkits["12.1"].toolkit, libraries=("nvidia/cublas/lib/libcublas.so.12",))

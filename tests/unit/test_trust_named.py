@@ -182,7 +182,6 @@ def roles(scene: Scene) -> tuple[str, ...]:
 
 
 def attached_statement(scene: Scene, kind: str) -> Statement:
-    """The statement of this *kind* that is attached to the image."""
     import base64
 
     result = json.loads(base64.b64decode(scene.bundle(kind)["dsseEnvelope"]["payload"]))

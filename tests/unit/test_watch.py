@@ -48,7 +48,6 @@ class Scene:
     origins: tuple[Origin, ...] = ()  # of the wheels in the lock
 
     def write(self, name: str, text: str) -> Callable[[], object]:
-        """A step that writes this file."""
         return lambda: (self.folder / name).write_text(text)
 
     def events(self, *steps: Callable[[], object]) -> list[str]:
@@ -114,7 +113,7 @@ def once(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def nothing() -> None:
-    """A step that changes nothing."""
+    """A step without a change."""
 
 
 def test_each_change_gives_one_image_from_the_previous_one(scene: Scene) -> None:

@@ -232,7 +232,6 @@ def pip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPip]:
 
 @pytest.mark.parametrize("kind", FIXED)
 def test_each_kind_of_wheel(kind: str, pip: RealPip, tmp_path: Path) -> None:
-    """One wheel is tested for each feature of wheels."""
     agree(write_wheel(FIXED[kind], tmp_path / "wheels"), pip, tmp_path / "root")
 
 

@@ -28,7 +28,6 @@ def service(port: int, path: str | None, name: str = "one") -> Service:
 
 
 def fault(folder: Path, port: int, path: str | None) -> str:
-    """The fault of the service at this port and path."""
     expect(folder, [service(port, path)])
     ((name, found),) = states(folder)
     assert name == "one"

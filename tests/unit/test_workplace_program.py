@@ -109,7 +109,6 @@ _SHOWN = re.compile(r"(ok|warning|problem) +(\S+(?: \S+)*?) +(.*)")
 
 @pytest.fixture
 def fake(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fake driver that works."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 

@@ -49,7 +49,6 @@ class RecordingEnviron(Mapping[str, str]):
 
 
 def faults(root: bool = True, **environ: str) -> list[str]:
-    """The error messages for the settings in *environ*."""
     try:
         read(environ, root=root)
     except BadSettings as error:

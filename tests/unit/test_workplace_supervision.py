@@ -50,13 +50,11 @@ def service(script: str, name: str = "one", **environ: str) -> Service:
 
 
 def supervised(*services: Service, restart: bool = True) -> tuple[int, list[str]]:
-    """The exit code of the supervision, and its messages."""
     messages: list[str] = []
     return supervise(services, restart=restart, say=messages.append), messages
 
 
 def until(happened: Callable[[], object]) -> None:
-    """Wait until *happened* returns true."""
     end = time.monotonic() + 300
     while not happened():
         assert time.monotonic() < end
