@@ -60,7 +60,7 @@ def test_a_report_of_this_image_is_checked_without_a_tool(layout: Layout, image:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_report_of_another_image_is_refused(layout: Layout, tool: str) -> None:
-    """The exit code is 12, not that of the findings, because they are of another image."""
+    """The exit code is 12, although the report has findings: they are of another image."""
     done = scan_command(layout, *reported(DOCUMENTS[tool](layout.image("b"))))
 
     assert isinstance(done.exception, VerificationFailed)

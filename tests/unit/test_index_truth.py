@@ -256,7 +256,7 @@ def test_a_yanked_release_is_avoided_or_reported(
 def test_another_file_with_a_locked_name_is_reported_with_both_hashes(
     server: IndexServer, tmp_path: Path
 ) -> None:
-    """The index may be wrong, so the hint does not suggest to lock again."""
+    """The hint must not suggest to lock again."""
     filename, _ = server.add("simple", "demo", "1.0")
     [wheel] = index_at(server.url("simple"), tmp_path).wheels(REQUEST)
     server.add("simple", "demo", "1.0", payload=b"another")

@@ -132,7 +132,7 @@ BAD_NAMES = [
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_file_name_of_another_project(name: str) -> None:
-    """If a hash requires the file, it is an error; the resolver does not get it, with a reason."""
+    """If a hash requires such a file, it is an error. For the resolver, the file is omitted with a reason."""
     assert unfit(name, "numpy")
     with pytest.raises(BuildFailed):
         found_on(js(entry(filename=name)), "numpy", {SHA})

@@ -59,7 +59,7 @@ def test_a_package_is_removed_by_its_folders() -> None:
 
 
 def test_what_another_package_has_stays() -> None:
-    """Shared files and folders, __pycache__ of other modules, and folders of the environment stay."""
+    """Shared files, shared folders, __pycache__ of other modules, and folders of the environment stay."""
     old = package("google/one/x.py", "google/two/y.py", "google/__init__.py", "solo.py")
     old |= package("__pycache__/solo.cpython-311.pyc", "opt/venv/etc/conf/solo")
     kept = {**PARENT, "other": package("google/__init__.py", "google/one/z.py")}

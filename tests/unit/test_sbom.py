@@ -1,4 +1,4 @@
-"""The SBOMs (SPDX and CycloneDX) of a small image: validators accept them; they are read independently."""
+"""The SBOMs (SPDX and CycloneDX) of a small image, checked by validators and by an independent reader."""
 
 from __future__ import annotations
 

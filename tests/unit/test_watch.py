@@ -220,7 +220,7 @@ def test_the_layout_in_the_folder_is_not_watched(scene: Scene) -> None:
 
 
 def test_a_fault_is_reported_once_for_each_change(scene: Scene) -> None:
-    """A change may not correct the fault. When it is corrected, an image is built in any case."""
+    """A change may leave the fault. After the correction, an image is built even for unchanged code."""
     key = scene.folder / ".env"
     events = scene.events(
         scene.write(".env", "A=1"),

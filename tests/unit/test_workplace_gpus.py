@@ -133,7 +133,7 @@ def test_before_a_command(
 def test_before_the_services(
     allowed: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 1 comes after the check, because the services cannot start here."""
+    """Exit code 1 means that the check passed: services cannot create their folder below /proc/none."""
     monkeypatch.setattr(command.image, "load", lambda: thin("9.0"))
     monkeypatch.setattr("workplace.services.runtime_folder", lambda: Path("/proc/none"))
     for name, value in {"FAKE_CAPABILITY": "70", "TORCHKILN_ANY_GPU": allowed}.items():

@@ -122,7 +122,7 @@ def test_frames_of_other_programs(kind: str, tmp_path: Path) -> None:
             assert stream.read() == tar
         return
     assert re.search(shape.fault, facts.faults[0]), facts.faults
-    if path.stat().st_size:  # an empty file has no frame: reading it is no error
+    if path.stat().st_size:  # an empty file has no frame, and is no tar
         with pytest.raises((OSError, EOFError)), open_zstd(path) as stream:
             stream.read()
 
