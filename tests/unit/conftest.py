@@ -1,4 +1,4 @@
-"""Make rootfs/'s `workplace`, the package that runs inside images, importable."""
+"""Makes importable the package `workplace` in rootfs/, which runs inside images."""
 
 import sys
 from importlib import import_module

@@ -78,7 +78,7 @@ def test_a_report_of_an_environment_cannot_be_signed() -> None:
 
 
 def secret(folder: Path, data: bytes) -> Path:
-    """A private key's file with the permissions that openssl sets."""
+    """A file with a private key, and with the permissions that openssl gives it."""
     path = written(folder, data, "key.pem")
     path.chmod(0o600)
     return path
@@ -88,7 +88,7 @@ def secret(folder: Path, data: bytes) -> Path:
 
 
 def changed(change: Callable[[dict[str, Any]], object], key: Any = ED) -> bytes:
-    """A statement to which *change* was applied after it was signed."""
+    """A signed statement, changed by *change* after it was signed."""
     envelope = json.loads(attest(report(), key))
     change(envelope)
     return json.dumps(envelope).encode()
@@ -149,7 +149,6 @@ def test_a_changed_envelope_is_refused(change: Any, why: str, key: Any, tmp_path
 def test_a_good_signature_on_something_else_is_refused(
     payload_type: str, change: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    """A statement signed for another purpose is not a report."""
     statement = json.loads(base64.b64decode(json.loads(attest(report(), ED))["payload"])) | change
     file = written(tmp_path, sign(payload_type, json.dumps(statement).encode(), ED))
 
@@ -158,7 +157,7 @@ def test_a_good_signature_on_something_else_is_refused(
 
 
 def test_a_payload_with_a_key_twice_is_refused(tmp_path: Path) -> None:
-    """Two JSON parsers could read such a payload differently, signed or not."""
+    """Two JSON parsers could read different values from such a payload, even from a signed one."""
     payload = base64.b64decode(json.loads(attest(report(), ED))["payload"])
     twice = payload.replace(b'"verdict":"pass"', b'"verdict":"fail","verdict":"pass"')
     file = written(tmp_path, sign(PAYLOAD_TYPE, twice, ED))
@@ -168,7 +167,7 @@ def test_a_payload_with_a_key_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_signature_by_an_unknown_key_is_ignored(tmp_path: Path) -> None:
-    """Also a signature with the keyid of a trusted key, because a keyid is no proof."""
+    """It is ignored even if its keyid is that of a trusted key: anyone can write a keyid."""
     file = written(tmp_path, attest(report(), UNKNOWN_KEY))
     with pytest.raises(VerificationFailed, match="no signature by a trusted key") as refused:
         read(file, [ED.public_key(), P256.public_key()])
@@ -182,7 +181,7 @@ def test_a_signature_by_an_unknown_key_is_ignored(tmp_path: Path) -> None:
 
 
 def test_one_of_two_signatures_by_a_trusted_key_is_enough(tmp_path: Path) -> None:
-    """As the DSSE specification says; other signatures do not matter."""
+    """The DSSE specification says so; signatures by unknown keys are ignored."""
     second = json.loads(attest(report(), UNKNOWN_KEY))["signatures"]
     both = changed(lambda e: e.update(signatures=second + e["signatures"]))
     file = written(tmp_path, both)
@@ -252,7 +251,7 @@ def test_show_also_checks_signed_reports(tmp_path: Path) -> None:
 def test_a_run_writes_a_signed_report_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As `smoke --report r.json --key key.pem` does it: report, statement beside it, verdict on stdout."""
+    """Like `smoke --report r.json --key key.pem`, it writes report and statement, and prints the verdict."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
     key = keys.private_key(secret(tmp_path, pem(ED, SECRET)))
     to = reports.ReportFiles(
@@ -274,7 +273,7 @@ def test_a_run_writes_a_signed_report_without_secrets(
 def test_the_passphrase_is_removed_from_the_environment_when_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So no process of a tested image inherits it."""
+    """The processes of a tested image inherit the environment, and must not get the passphrase."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
     keys.private_key(secret(tmp_path, pem(ED, SECRET)))
 

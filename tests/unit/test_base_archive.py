@@ -1,4 +1,4 @@
-"""The note beside a base's lock: which .deb files the base was made of, from the archive's indexes."""
+"""The list of the .deb files of a base, written beside its lock from the indexes of the OS archive."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_note_keeps_files_that_the_archive_deleted() -> None:
 
 
 def test_the_base_is_unchanged_and_apts_lists_are_copied_out() -> None:
-    """The hook only reads, comes last, and goes to a folder outside."""
+    """mmdebstrap gets one more hook, which runs last and copies apt's lists to a folder outside the base."""
     plain = command(recipe("debian12"), {}, unprivileged=False)
     place = Scratch(env={}, lists=Path("/tmp/x y"), keyring=Path(recipe("debian12").keyring))
     noted = command(recipe("debian12"), {}, unprivileged=False, place=place)
@@ -142,7 +142,7 @@ def test_reading_the_archive_installs_nothing() -> None:
 
 
 def test_the_command_writes_the_files_of_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And prints the packages that the archive no longer has."""
+    """It also prints the packages that the archive no longer has."""
     base_files = sboms.files(sboms.locked(), without=["tini"])
     monkeypatch.setattr("torchkiln.base.mmdebstrap.ask_archive", lambda *_, **__: base_files)
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
@@ -156,7 +156,7 @@ def test_the_command_writes_the_files_of_the_archive(tmp_path: Path, monkeypatch
 
 
 def test_the_committed_note_is_of_the_committed_base(tmp_path: Path) -> None:
-    """And it has the file of every package."""
+    """The committed list has one .deb file for every package of the committed base."""
     locked = read_lock(ROOT / "images", "debian12")
     assert locked is not None
     found = read_files(ROOT / "images", locked, Store(tmp_path))

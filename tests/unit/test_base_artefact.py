@@ -1,4 +1,4 @@
-"""The sources of a base: the cache, a file, an earlier replacement, the archive; and the messages."""
+"""Where a base comes from: the cache, a file, a rebuilt base or the archive; and the messages."""
 
 from __future__ import annotations
 

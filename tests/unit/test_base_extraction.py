@@ -31,7 +31,7 @@ LINK, HARD, FOLDER = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
 
 
 def base_of(tar: bytes) -> LockedBase:
-    """The lock entry of the base with that tar."""
+    """The lock entry of a base whose uncompressed tar is *tar*."""
     digest = Digest(f"sha256:{hashlib.sha256(tar).hexdigest()}")
     return replace(LOCKED.base, python="3.11.2", diff_id=digest)
 
@@ -51,7 +51,7 @@ def extracted(folder: Path, *entries: tuple[tarfile.TarInfo, bytes], tar: bytes 
 
 
 def test_a_python_is_extracted(tmp_path: Path) -> None:
-    """With links to it, each resolved to its target; other files of the base are not extracted."""
+    """Each link becomes a link to its final target; other files of the base are not extracted."""
     found = extracted(
         tmp_path,
         entry("etc/passwd", b"root"),
@@ -76,7 +76,7 @@ def test_a_python_is_extracted(tmp_path: Path) -> None:
 
 
 def test_another_user_can_read_it(tmp_path: Path) -> None:
-    """Whatever the umask and the modes in the tar, because the sandbox runs as the user nobody."""
+    """The sandbox runs as the user nobody, so the umask and the modes in the tar must not matter."""
     before = os.umask(0o077)
     try:
         extracted(tmp_path, *VALID)
@@ -114,7 +114,7 @@ def test_a_link_to_another_place_is_omitted(tmp_path: Path, target: str) -> None
 
 
 def test_links_through_links_stay_inside(tmp_path: Path) -> None:
-    """`..` after a link is the parent of its target, not of the link."""
+    """In a path, `..` after a link means the parent of the link's target."""
     found = extracted(
         tmp_path,
         *VALID,
@@ -200,7 +200,7 @@ def test_malicious_entries_are_refused(tmp_path: Path, case: str) -> None:
 
 
 def on(host: Path, entries: list[Any]) -> list[Any]:
-    """*entries* with HOST in links replaced by *host*, so that a followed link ends in a test folder."""
+    """Replace HOST in the links of *entries* by *host*, a test folder: a link that is followed ends there."""
     for info, _ in entries:
         info.linkname = info.linkname.replace("HOST", str(host))
     return entries
@@ -209,14 +209,14 @@ def on(host: Path, entries: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("replaced", [PYTHON, f"{LIBRARY}/os.py", LOADER])
 @pytest.mark.parametrize("target", ["/bin/sh", "../../../../../../bin/sh", "/usr/lib/python3.11"])
 def test_a_program_that_is_a_link_to_another_place(tmp_path: Path, replaced: str, target: str) -> None:
-    """Otherwise the host's program of that name would be started."""
+    """If such a link were followed, a program of the host would be started."""
     remaining = [entry_and_data for entry_and_data in VALID if entry_and_data[0].name != replaced]
     with pytest.raises(BuildFailed, match=f"the base has no /{replaced}"):
         extracted(tmp_path, *remaining, entry(replaced, kind=LINK, to=target))
 
 
 def test_a_pax_header_gives_the_name(tmp_path: Path) -> None:
-    """PAX headers are respected, as for all tars: a path in them that leaves the folder is refused."""
+    """A path in a PAX header replaces the entry's name, so it is refused if it leaves the folder."""
     info, data = entry(f"{LIBRARY}/x.py", b"x")
     info.pax_headers = {"path": f"{LIBRARY}/../../../../outside"}
     with pytest.raises(BuildFailed, match=r"contains '\.\.'"):
@@ -224,7 +224,7 @@ def test_a_pax_header_gives_the_name(tmp_path: Path) -> None:
 
 
 def bomb(count: int, size: int) -> bytes:
-    """A tar of *count* files of *size* zeros, after a complete Python."""
+    """A tar of *count* files of *size* zeros, after the files of a complete Python."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for info, data in VALID:
@@ -317,7 +317,7 @@ def test_a_sparse_file(tmp_path: Path) -> None:
 
 
 def test_another_blob_than_the_locked_one(tmp_path: Path) -> None:
-    """A layout's files are not verified in advance, except for files that are executed."""
+    """The files of a layout are verified only before something of them is executed, as here."""
     blob = tmp_path / "base"
     blob.write_bytes(gzip.compress(tar_of(VALID)))
     with pytest.raises(BuildFailed, match="diff_id mismatch"):

@@ -246,7 +246,7 @@ E: mmdebstrap failed to run
 
 
 def test_an_archive_with_invalid_signatures_is_reported_with_the_reason() -> None:
-    """For each suite; one without any signature has no reason."""
+    """The message gives apt's reason for each suite; for a suite without a signature, it says so."""
     for why in (
         "The following signatures couldn't be verified because the public key is not available: "
         "NO_PUBKEY B7B9DA27CE5EF82E",

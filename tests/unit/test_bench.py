@@ -72,7 +72,7 @@ def test_stages_are_recognised_by_process_and_thread() -> None:
         ),
         3: ProcessSample(
             parent=2, command="python compile_worker.py pack", own=2.9, reaped=0.0
-        ),  # in the times that 2 has of its children
+        ),  # included in `reaped` of process 2
         4: ProcessSample(parent=1, command="python compile_worker.py pack", own=1.0, reaped=0.0),
         5: ProcessSample(parent=1, command="pip config list", own=0.4, reaped=0.0),
     }

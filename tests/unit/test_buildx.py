@@ -30,7 +30,7 @@ STEP = "[stage-2  5/18] RUN pip install torch"
 
 
 def log(data: bytes, stream: int = 2) -> dict[str, object]:
-    """A piece of the step's output."""
+    """A piece of a build step's output, as an event of BuildKit's JSON output."""
     return {"vertex": f"sha256:{STEP}", "stream": stream, "data": base64.b64encode(data).decode()}
 
 
@@ -49,7 +49,7 @@ class RecordingObserver(Silent):
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A fake `docker` that prints a test's output."""
+    """A fake `docker` that prints the output that a test chooses."""
 
     def docker_prints(output: str, code: int, digest: str = "") -> dict[str, str]:
         (tmp_path / "output").write_text(output)
@@ -67,7 +67,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def printed(pretty: bool, **status: Any) -> str:
-    """An object as printed by buildx: on many lines until 0.13, later on one."""
+    """A JSON object in the format of buildx: on several lines until version 0.13, later on one line."""
     return json.dumps(status, indent=2 if pretty else None)
 
 
@@ -115,7 +115,7 @@ def test_steps_are_reported_when_they_begin_and_end(client: Any, tmp_path: Path,
 def test_a_failed_step_shows_its_last_lines_and_its_position(
     client: Any, tmp_path: Path, pretty: bool
 ) -> None:
-    """Wherever the streams are split: BuildKit sends partial lines and partial characters."""
+    """BuildKit sends partial lines and partial characters, so every position of a split is tested."""
     logs = [
         piece
         for number in range(50)
@@ -157,7 +157,7 @@ def test_a_failed_step_shows_its_last_lines_and_its_position(
 
 
 def test_a_failure_in_plain_lines_shows_the_last_of_them(client: Any, tmp_path: Path) -> None:
-    """With an old buildx, or with an engine that stopped before the first step."""
+    """An old buildx prints plain lines, and so does an engine that stops before the first step."""
     lines = [f"#{number} something" for number in range(50)]
     with pytest.raises(BuildFailed) as caught:
         buildx.build(

@@ -26,7 +26,7 @@ FORMS: dict[str, Callable[[Sequence[BundleFile], Path], None]] = {
 
 
 def carried(folder: Path) -> list[BundleFile]:
-    """A small file in memory, and a file on disk of more than two pieces."""
+    """A small file in memory, and a file on disk that is copied in more than two pieces."""
     large = folder / "large"
     large.write_bytes(b"layer" * (1 << 19))
     files = {"run.py": b"print()\n", "layout/blobs/sha256/large": large}
@@ -81,7 +81,7 @@ def pinned() -> set[str]:
 
 
 def test_every_package_that_smoke_imports_is_in_the_bundle() -> None:
-    """A bundle runs on a machine without installed packages: without one of them, run.py could not start."""
+    """The bundle's host has no packages installed: if one is missing, run.py cannot start."""
     ran = subprocess.run(
         [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, cwd=Path(ROOT)
     )

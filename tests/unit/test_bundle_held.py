@@ -82,7 +82,7 @@ def test_all_malformed_lines_are_named_up_to_a_limit(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_list_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a pipe would block."""
+    """Reading a pipe would block, so a pipe is refused, too."""
     os.mkfifo(tmp_path / "pipe")
     for name, words in {
         "pipe": "is a pipe, not a file",
@@ -130,7 +130,7 @@ def held(image: ImageOnDisk, *numbers: int) -> list[HeldLayer]:
 
 
 def blobs_of(place: Path) -> list[str]:
-    """The names in the folder of blobs, temporary files included."""
+    """The names of all files in the folder of blobs, including temporary files."""
     return sorted(path.name for path in (place / "layout/blobs/sha256").iterdir())
 
 
@@ -163,7 +163,7 @@ def test_they_are_copied_where_links_cannot_be_made(tmp_path: Path, monkeypatch:
 
 
 def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full before the layer is complete."""
+    """Here, the disk becomes full during the copy."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -212,7 +212,7 @@ HARMS = {
 def test_a_layer_that_is_damaged_or_missing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, harm: Callable[[Path], None], links: bool
 ) -> None:
-    """The error names the layer and its image; other layers are taken. Another bundle may have the layer."""
+    """The error names the layer and its image. It is raised after all other layers were taken."""
     if not links:
         monkeypatch.setattr("torchkiln.smoke.bundle.earlier._same_device", lambda *_: False)
     first, second = bundle(tmp_path / "first"), bundle(tmp_path / "second", without=(0, 1))
@@ -240,7 +240,6 @@ def test_a_layer_that_is_damaged_or_missing_is_refused(
 def test_a_file_that_is_replaced_after_it_was_hashed_is_not_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the file that was hashed may be linked, not a new file of that name."""
     first, second = bundle(tmp_path / "first"), bundle(tmp_path / "second", without=(0,))
     good, link = first.layers[0].path.read_bytes(), os.link
 
@@ -259,7 +258,7 @@ def test_a_file_that_is_replaced_after_it_was_hashed_is_not_linked(
 
 
 def test_the_layers_of_a_host_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of this bundle and of the bundles beside it, without damaged and missing layers."""
+    """The layers of this bundle and of bundles beside it are listed; damaged and missing layers are not."""
     first, second = bundle(tmp_path / "first"), bundle(tmp_path / "second", without=(0, 1, 2))
     changed(first.layers[1].path)
     assert list_layers(tmp_path / "second", []) == 0

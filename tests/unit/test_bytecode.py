@@ -63,12 +63,11 @@ def test_sources_are_compiled_in_order(tmp_path: Path) -> None:
 
 
 def test_a_pack_of_no_sources(tmp_path: Path) -> None:
-    """An empty pack is complete, too."""
     assert pack_of({}, tmp_path / "pack") == []
 
 
 def test_a_pyc_is_hash_based_and_unchecked(tmp_path: Path) -> None:
-    """Magic, flags 1, the source's hash: it contains no time, and import does not read the source."""
+    """Its header has the flags 1 and the source's hash, but no time; import does not read the source."""
     for path, code in pack_of(SOURCES, tmp_path / "pack"):
         assert code[:4] == importlib.util.MAGIC_NUMBER
         assert code[4:8] == b"\1\0\0\0"
@@ -91,7 +90,7 @@ def compileall(sources: dict[str, bytes], root: Path) -> dict[str, bytes]:
 
 
 def test_the_same_bytes_as_compileall(tmp_path: Path) -> None:
-    """The docker engine compiles an environment in one run, the embedded one compiles wheel by wheel."""
+    """The docker engine compiles the whole environment at once, the embedded engine wheel by wheel."""
     root = tmp_path / "root"
     theirs = compileall({**SOURCES, **BROKEN}, root)
     by_path = {f"{root}{path}": source for path, source in {**BROKEN, **SOURCES}.items()}
@@ -102,7 +101,7 @@ def test_the_same_bytes_as_compileall(tmp_path: Path) -> None:
 
 
 def test_the_same_bytes_as_compileall_for_the_standard_library(tmp_path: Path) -> None:
-    """Dozens of real modules, in another order than that of compileall."""
+    """The sources are dozens of real modules, in another order than compileall's."""
     library = Path(json.__file__).parent.parent
     names = ("json", "email", "xml", "http")
     files = [file for name in names for file in (library / name).rglob("*.py")]
@@ -121,14 +120,13 @@ def test_the_same_bytes_as_compileall_for_the_standard_library(tmp_path: Path) -
 
 @given(cut=st.integers(0, 10_000))
 def test_a_cut_pack_is_refused(complete_pack: bytes, cut: int) -> None:
-    """At whichever byte it is cut."""
     with pytest.raises(ValueError):
         list(read_pack(io.BytesIO(complete_pack[: cut % len(complete_pack)])))
 
 
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_a_changed_pack_is_refused(complete_pack: bytes, at: int, bit: int) -> None:
-    """Whichever bit is changed."""
+    """Any single changed bit is detected."""
     changed = bytearray(complete_pack)
     changed[at % len(changed)] ^= 1 << bit
     with pytest.raises(ValueError):
@@ -142,14 +140,14 @@ def test_a_pack_with_more_behind_it_is_refused(complete_pack: bytes) -> None:
 
 
 def test_the_workers_output_file_is_not_a_pack(tmp_path: Path) -> None:
-    """Also a pack of an older torchkiln, which was not compressed."""
+    """A pack is compressed. The worker's output is not, and packs of older releases were not."""
     pack_of(SOURCES, tmp_path / "pack")
     with pytest.raises(ValueError, match="not a pack"):
         list(read_pack(io.BytesIO((tmp_path / "pack").read_bytes())))
 
 
 def test_a_truncated_file_of_the_worker_is_not_stored(tmp_path: Path) -> None:
-    """The file is checked when it is compressed."""
+    """The worker's output is checked while it is compressed into a pack."""
     pack_of(SOURCES, tmp_path / "pack")
     made = tmp_path / "pack"
     made.write_bytes(made.read_bytes()[:-40])
@@ -158,7 +156,7 @@ def test_a_truncated_file_of_the_worker_is_not_stored(tmp_path: Path) -> None:
 
 
 def test_code_that_inflates_to_other_bytes() -> None:
-    """They are checked again when a layer's tar is hashed."""
+    """Bytecode is checked by its CRC when it is decompressed for a layer's tar."""
     code = replace(Code.of("/a.py", b"x" * 100), crc=1)
     with pytest.raises(ValueError, match=r"/a\.py is damaged"):
         code.content()
@@ -172,7 +170,7 @@ def complete_pack(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def test_a_worker_that_dies_is_an_error_with_its_last_output(tmp_path: Path) -> None:
-    """Also if many sources have not been sent to it."""
+    """Even if it dies before it has received all sources."""
     compiler = Compiler([sys.executable, "-c", "import sys; sys.exit('no such library')"], tmp_path / "pack")
 
     def work() -> None:
@@ -187,7 +185,7 @@ def test_a_worker_that_dies_is_an_error_with_its_last_output(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_is_reported_with_a_hint() -> None:
-    """In one line, without the worker's traceback."""
+    """The message has one line, without the worker's traceback."""
     compiler = Compiler([sys.executable], Path("/dev/full"))
     compiler.add("/a.py", b"x = 1\n")
     with pytest.raises(BuildFailed) as error:
@@ -198,7 +196,7 @@ def test_a_full_disk_is_reported_with_a_hint() -> None:
 
 
 def test_a_worker_can_be_stopped(tmp_path: Path) -> None:
-    """While it works; stopping it twice is no error."""
+    """It is stopped while it works. Stopping it twice is no error."""
     compiler = Compiler([sys.executable], tmp_path / "pack")
     compiler.add("/a.py", b"x = 1\n")
     compiler.kill()
@@ -217,12 +215,12 @@ def test_a_worker_can_be_stopped(tmp_path: Path) -> None:
     ],
 )
 def test_where_code_goes(source: str, python: str, place: str) -> None:
-    """Where the import system looks for it."""
+    """The paths of .pyc files are those at which Python's import system looks for them."""
     assert cached_name(source, python) == place
 
 
 def test_the_key_of_a_layer_contains_all_its_inputs() -> None:
-    """The wheels' hashes in their order and the exact Python, but no names or sizes."""
+    """The inputs are the wheels' hashes in their order and the exact Python; names and sizes are not."""
 
     def wheel(sha256: str, name: str = "a") -> LockedWheel:
         return LockedWheel(

@@ -1,4 +1,4 @@
-"""The cache folder: items in use with reasons, removable items, sweeps."""
+"""The cache folder: which items are used and why, which can be removed, and how leftovers are removed."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ GB = 1_000_000_000
 
 
 def item(kind: Kind, path: str, *, days: float = 1.0, size: int = GB, **details: object) -> CacheItem:
-    """An item that was last used *days* ago."""
+    """A cache item that was last used *days* ago."""
     return CacheItem(kind=kind, path=path, size=size, used=NOW - days * DAY, **details)  # type: ignore[arg-type]
 
 
@@ -78,12 +78,12 @@ USELESS = ["ancient base", "forgotten.whl", "page", "stale", "dead.whl.part", "u
 
 
 def test_by_default_unneeded_items_are_removed() -> None:
-    """The least recently used first; items for the build of a lock stay."""
+    """They are removed in the order of last use; items that the build of a lock needs stay."""
     assert removed(PrunePolicy()) == USELESS
 
 
 def test_all_removes_items_that_no_tag_needs() -> None:
-    """Also wheels and bytecode, but no locked base and no items in use."""
+    """Wheels and bytecode are removed, too; locked bases and items in use are not."""
     assert set(removed(PrunePolicy(everything=True))) == {
         *USELESS,
         "old.whl",
@@ -94,7 +94,7 @@ def test_all_removes_items_that_no_tag_needs() -> None:
 
 
 def test_older_than_uses_only_the_age() -> None:
-    """For items that no tag needs; leftovers of ended processes are removed at any age."""
+    """Items that no tag needs are removed only by age. Leftovers of ended processes are always removed."""
     assert removed(PrunePolicy(older_than=40.5 * DAY)) == [
         *("ancient base", "forgotten.whl", "old.whl", "torch.pack"),
         *("dead.whl.part", "tmp/x"),
@@ -111,19 +111,19 @@ def test_older_than_uses_only_the_age() -> None:
     ],
 )
 def test_max_size_removes_the_oldest_until_it_fits(size: int, taken: list[str]) -> None:
-    """It removes no more than that."""
+    """No more items are removed than necessary."""
     assert removed(PrunePolicy(max_size=size)) == taken
 
 
 def test_max_size_and_age_together() -> None:
-    """Only items that are old enough, and only as many as necessary."""
+    """Only items of that age are removed, and only as many as necessary."""
     assert removed(PrunePolicy(max_size=0, older_than=95 * DAY)) == [
         *("dead.whl.part", "tmp/x", "ancient base", "forgotten.whl")
     ]
 
 
 def test_each_reason_is_shown() -> None:
-    """In the words that `cache show` prints."""
+    """The reasons have the words that `cache show` prints."""
     why = {usage.item.path: usage.why for usage in USAGES}
     assert why["torch"] == "needed by 2.7.1 in dist"
     assert why["claimed"] == why["new.whl.part"] == "in use: process 7"
@@ -170,7 +170,7 @@ items = st.lists(
 def test_needed_items_are_never_removed(
     items: list[CacheItem], roots: list[Root], policy: PrunePolicy
 ) -> None:
-    """With any policy; afterwards the rest fits, or nothing more may be removed."""
+    """This holds for any policy. A maximum size is reached, or only protected items are left."""
     usages = item_usages(items, roots)
     taken = expendable(usages, policy, now=NOW)
 
@@ -187,7 +187,7 @@ def _size(usages: list[ItemUsage]) -> int:
 
 
 def test_ages_and_sizes_are_parsed() -> None:
-    """And invalid ones are refused with the valid forms."""
+    """The message about an invalid value shows the valid forms."""
     assert [parse_age(text) for text in ("90m", "12h", "30d", "2W", "1.5d")] == [
         *(5400.0, 43200.0, 30 * DAY, 14 * DAY, 1.5 * DAY)
     ]
@@ -203,7 +203,7 @@ def test_ages_and_sizes_are_parsed() -> None:
 
 
 def test_unused_layer_texts_are_removed_after_a_while() -> None:
-    """They can be read again from the layers in seconds."""
+    """After 30 days: the texts can be read from the layers again in seconds."""
     texts = (item("layer texts", "texts", days=29), item("layer texts", "old texts", days=31))
 
     assert [entry.item.path for entry in expendable(item_usages(texts, ()), PrunePolicy(), now=NOW)] == [
@@ -243,7 +243,7 @@ def names(root: Path) -> int:
 
 
 def test_leftovers_of_a_dead_process_are_swept(tmp_path: Path) -> None:
-    """File and folder; those of running processes are left."""
+    """A file and a folder of the dead process are deleted; those of a running process stay."""
     store = Store(tmp_path)
     alive, dead = other_process(tmp_path, "wait"), other_process(tmp_path, "end")
     dead.communicate()
@@ -259,7 +259,7 @@ def test_leftovers_of_a_dead_process_are_swept(tmp_path: Path) -> None:
 
 
 def test_only_our_own_names_are_swept(tmp_path: Path) -> None:
-    """If the cache is set to a user's folder, its tmp/ must survive."""
+    """A user may choose any folder as the cache; other files in its tmp/ must stay."""
     (tmp_path / "tmp").mkdir()
     letter, half, owned = (tmp_path / "tmp" / name for name in ("a-letter", "12-0a-x", "12.0a0b0c0d-1-x"))
     for path in (letter, half, owned):
@@ -274,7 +274,7 @@ def test_only_our_own_names_are_swept(tmp_path: Path) -> None:
 
 
 def test_a_record_is_written_through_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In tmp/ the next run finds a killed process's files by the process ID in their names."""
+    """Records are written in tmp/ first: the next run can delete what a killed process left there."""
     store = Store(tmp_path)
     store.put_record("layers", "k", {"a": 1})
     written: list[Path] = []
@@ -287,7 +287,7 @@ def test_a_record_is_written_through_tmp(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_claim_is_visible_while_it_lasts(tmp_path: Path) -> None:
-    """To every process; claims of dead processes are deleted."""
+    """Every process can list the claims; claims of dead processes are deleted."""
     store = Store(tmp_path)
     with store.claim("builds a", {"b", "a"}):
         (claim,) = Store(tmp_path).claims()
@@ -298,7 +298,7 @@ def test_a_claim_is_visible_while_it_lasts(tmp_path: Path) -> None:
 
 
 def test_a_claim_waits_while_removable_items_are_listed(tmp_path: Path) -> None:
-    """The claim waits for the lock, and the message names the lock's holder."""
+    """A claim needs the lock of the cache; while it waits, a message names the lock's holder."""
     script = (
         "import sys; from pathlib import Path; from torchkiln.store.store import Store\n"
         "def waits(holder):\n    print(holder.what, flush=True)\n"
@@ -317,7 +317,7 @@ def test_a_claim_waits_while_removable_items_are_listed(tmp_path: Path) -> None:
 
 
 def test_set_aside_works_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If no new name can be created, the old path is deleted."""
+    """Normally the path is renamed; if the disk is too full for that, the path is deleted directly."""
     store = Store(tmp_path)
     there = tmp_path / "there"
     there.write_text("x")
@@ -335,7 +335,7 @@ def test_set_aside_works_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a hint; if the disk is full, how to free space."""
+    """The hint for a full disk says how to free space."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(BuildFailed, match=r"cannot write to the cache .*file") as found:
         Store(tmp_path / "file").temporary("x")
@@ -346,5 +346,5 @@ def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "open", full)
     with pytest.raises(BuildFailed, match="No space left") as found, Store(tmp_path).lock("a"):
-        pytest.fail("no lock is available")
+        pytest.fail("the lock is held although its file cannot be opened")
     assert found.value.hint.startswith("free space (torchkiln cache prune), or set")

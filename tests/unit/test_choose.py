@@ -1,4 +1,4 @@
-"""The choice of a wheel of a release by tags, and checks of its metadata."""
+"""The choice of a release's wheel by its tags, and the checks of the wheel's metadata."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check(
     wheel: str = "",
     metadata: str = "",
 ) -> None:
-    """Check the wheel *filename* with those fields; *wheel* and *metadata* are further lines."""
+    """Check the wheel *filename*; *wheel* and *metadata* are added to its files WHEEL and METADATA."""
     fitness.check(
         f"Wheel-Version: {wheel_version}\n{wheel}".encode(),
         f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}\nbody\nName: other\n".encode(),
@@ -67,7 +67,7 @@ def test_metadata_of_this_wheel(filename: str, name: str, version: str) -> None:
     ],
 )
 def test_metadata_of_another_wheel(name: str, version: str, wheel_version: str, reason: str) -> None:
-    """The message contains the name and version that METADATA has."""
+    """The error message contains the name and the version of METADATA."""
     with pytest.raises(BadWheel, match=f"^{NAME}: {reason}"):
         check(name=name, version=version, wheel_version=wheel_version)
 
@@ -107,13 +107,13 @@ OTHERS = [
 
 @pytest.mark.parametrize("tag", FITTING)
 def test_tags_that_fit(tag: str) -> None:
-    """In the file name and in WHEEL; in WHEEL, one fitting tag of several is sufficient."""
+    """The tag is in the file name and in WHEEL, where another tag does not fit; one fitting tag is enough."""
     check(f"some_thing-1.0-{tag}.whl", wheel=f"Tag: cp39-cp39-win32\nTag: {tag}\n")
 
 
 @pytest.mark.parametrize("tag", OTHERS)
 def test_tags_of_another_python_or_machine(tag: str) -> None:
-    """Neither in the file name nor in WHEEL."""
+    """Such tags are refused in the file name and in WHEEL."""
     with pytest.raises(
         BadWheel, match=r": not a supported wheel on this platform: Python 3\.11, x86_64 Linux"
     ):
@@ -134,13 +134,13 @@ def test_an_invalid_tag(line: str) -> None:
 
 @pytest.mark.parametrize("requires", ["", ">=3.8", "<3.12", "==3.11.*", ">=3.11.7", "!=3.11.1", "about 3"])
 def test_the_python_that_it_requires(requires: str) -> None:
-    """Patch releases can match; an invalid specifier requires nothing, as in pip."""
+    """An invalid Requires-Python is ignored, as pip does."""
     check(metadata=f"Requires-Python: {requires}\n")
 
 
 @pytest.mark.parametrize("requires", [">=3.12", "<3.11", "==3.10.*", "!=3.11.*"])
 def test_another_required_python(requires: str) -> None:
-    """The message contains the specifier as METADATA has it."""
+    """The message contains Requires-Python as it is written in METADATA."""
     with pytest.raises(BadWheel, match=r": requires a different Python: 3\.11 not in "):
         check(metadata=f"Requires-Python: {requires}\n")
 
@@ -216,7 +216,7 @@ def test_the_glibc_of_the_system_bounds_the_tags() -> None:
 
 
 def test_the_order_is_that_of_packaging_on_such_a_host() -> None:
-    """The tags and their order are those that `packaging` gives for the same list of platforms."""
+    """For the same list of platforms, the library `packaging` gives the same tags in the same order."""
     platforms = list(dict.fromkeys(tag.platform for tag in DEBIAN if tag.abi == "cp311"))
 
     assert (

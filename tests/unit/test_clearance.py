@@ -32,7 +32,7 @@ def test_only_the_gate_makes_a_cleared_image() -> None:
 
 
 def makers(tree: ast.AST) -> set[str]:
-    """The names in *tree* that could make a ClearedImage: all uses but imports and annotations."""
+    """The names in *tree* that could create a ClearedImage; imports and annotations do not count."""
     annotations = {
         id(inner)
         for node in ast.walk(tree)
@@ -78,7 +78,7 @@ def test_no_other_module_could_make_one() -> None:
     ],
 )
 def test_a_maker_is_seen(line: str, names: set[str]) -> None:
-    """The test above would report each of these uses."""
+    """Each of these lines creates a ClearedImage, so the test above must find it."""
     assert makers(ast.parse(line)) == names
 
 
@@ -100,7 +100,7 @@ def test_it_is_read_as_it_was_written() -> None:
 
 
 def test_a_decision_without_override_prevails() -> None:
-    """An image that was cleared stays cleared if it is published again with --override."""
+    """A later publication with --override does not make a cleared image an uncleared one."""
     proved = decision_of(clearance(CLEARED), where="x")
     first, second = (replace(proved, override=reason) for reason in ("first", "second"))
 

@@ -52,7 +52,7 @@ cli.main([])
 
 
 def ended_by(*signals: signal.Signals) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a process that gets *signals*, the second one during its cleanup."""
+    """Exit code, stdout and stderr of a process that gets *signals*; the second arrives during cleanup."""
     how = "slowly" if len(signals) > 1 else "swiftly"
     with subprocess.Popen(
         [sys.executable, "-c", WORK, how],
@@ -77,7 +77,7 @@ def ended_by(*signals: signal.Signals) -> tuple[int, str, str]:
 )
 @pytest.mark.parametrize("times", [1, 2])
 def test_signals(number: signal.Signals, code: int, word: str, times: int) -> None:
-    """A second signal during the cleanup has the same message, because the next run cleans up."""
+    """A second signal interrupts the cleanup; the message is the same, because the next run cleans up."""
     found, out, err = ended_by(*[number] * times)
     assert (found, out.split("\n")[:2]) == (code, ["working", "winding down"])
     assert err == f"error: {word}; completed work is kept, the next run continues from there\n"
@@ -122,7 +122,7 @@ def test_a_starting_worker_prints_nothing_when_all_processes_end(tmp_path: Path)
 
 
 def test_the_index_is_opened_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Many threads need it at the same time, and opening it runs pip, which takes a second of CPU."""
+    """Many threads need the index at the same time. Opening it runs pip, which takes a second of CPU time."""
     opened: list[object] = []
     together = threading.Barrier(8)
 
@@ -160,7 +160,7 @@ sys.stdin.read()
 
 
 def test_a_worker_ends_if_its_parent_died_early() -> None:
-    """Its parent is then another process, which continues to run."""
+    """The system then gives the worker another parent, which is still running."""
     with subprocess.Popen([sys.executable, "-c", ORPHAN, "0"], stdin=subprocess.PIPE) as process:
         try:
             assert process.wait(300) == 1
@@ -225,7 +225,7 @@ LOADED = "import sys; from torchkiln.cli import main\ntry:\n main(['--help'])\nf
 
 
 def groups(command: click.Command, name: str = "torchkiln") -> dict[str, click.Group]:
-    """*command* and the groups in it by name, if it is a group."""
+    """The command groups below *command*, and *command* itself if it is a group, by their full names."""
     if not isinstance(command, click.Group):
         return {}
     context = click.Context(command, info_name=name)
@@ -243,7 +243,7 @@ GROUPS = groups(torchkiln)
 @pytest.mark.parametrize("width", [60, 80, 200])
 @pytest.mark.parametrize("name", GROUPS)
 def test_the_help_has_whole_sentences(name: str, width: int) -> None:
-    """click ends a long sentence with three dots."""
+    """click shortens a long sentence and ends it with three dots."""
     group = GROUPS[name]
     context = click.Context(group, info_name=name, terminal_width=width)
     shown = " ".join(re.sub(r"-\n *", "-", group.get_help(context)).split())
@@ -261,7 +261,7 @@ def test_every_command_is_in_one_section() -> None:
 
 @pytest.mark.parametrize(("earlier", "now"), EARLIER.items())
 def test_an_earlier_name_works_and_names_the_new_one(earlier: str, now: tuple[str, ...]) -> None:
-    """For one release; the help does not show it."""
+    """A renamed command still works for one release. The help lists only its new name."""
     old = CliRunner().invoke(torchkiln, [earlier, "--help"])
     new = CliRunner().invoke(torchkiln, [*now, "--help"])
     assert (old.exit_code, old.stdout) == (0, new.stdout)
@@ -279,7 +279,7 @@ def test_the_command_list_imports_no_command() -> None:
 
 
 def test_verify_prints_digest_and_name(tmp_path: Path) -> None:
-    """stdout is data: one line for each image."""
+    """stdout has one line for each image, and nothing else."""
     layout = build(tmp_path, tar_of(OWN))
 
     done = CliRunner().invoke(verify, [f"{layout.path}:a"])
@@ -288,7 +288,7 @@ def test_verify_prints_digest_and_name(tmp_path: Path) -> None:
 
 
 def test_verify_reports_every_fault(tmp_path: Path) -> None:
-    """The exception gives exit code 12; the faults are in the message and, for scripts, on stdout."""
+    """The exit code is 12. All faults are in the message, and also on stdout for scripts."""
     layout = build(tmp_path, tar_of([*OWN, *OWN]))
 
     done = CliRunner().invoke(verify, [str(layout.path), "--json"])
@@ -310,7 +310,7 @@ def test_verify_distinguishes_user_errors_from_faults(tmp_path: Path) -> None:
 
 
 def test_verify_of_a_name_in_a_broken_layout_reports_the_faults(tmp_path: Path) -> None:
-    """All faults that the oracle lists, not only the first one that the reader finds."""
+    """The message has all faults that `oci/validate` finds, not only the first one."""
     layout = build(tmp_path)
     (layout.path / "index.json").write_text('{"manifests": 1}')
 
@@ -322,7 +322,7 @@ def test_verify_of_a_name_in_a_broken_layout_reports_the_faults(tmp_path: Path) 
 
 
 def test_a_target_may_contain_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An existing folder's name is not split at its colon; digests contain a colon, too."""
+    """DIR:REF is not split at a colon in the name of an existing folder, or in a digest."""
     monkeypatch.chdir(tmp_path)
     os.mkdir("a:b")
 

@@ -1,4 +1,4 @@
-"""`ci matrix`: the locked cells, or those that changed, as a line for GitHub."""
+"""`ci matrix` prints the locked or the changed cells as one line of JSON for GitHub Actions."""
 
 from __future__ import annotations
 
@@ -39,12 +39,11 @@ def rows(images: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def tags(*arguments: Any) -> list[tuple[str, str]]:
-    """Tag and reason of each cell."""
     return [(row["tag"], row["changed"]) for row in rows(*arguments)]
 
 
 def upgraded(cell: LockedCell) -> LockedCell:
-    """The same cell with another tqdm."""
+    """The same cell with another version of tqdm."""
     moved = wheel("tqdm", "9.9", megabytes=1)
     return replace(
         cell,
@@ -54,7 +53,7 @@ def upgraded(cell: LockedCell) -> LockedCell:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """A committed folder with the locks of 2.7.1 and 2.8.0, not at the top of the checkout."""
+    """A committed folder, below the root of a git repository, with the locks of torch 2.7.1 and 2.8.0."""
     folder = tmp_path / "some where" / "images"
     for torch in ("2.7.1", "2.8.0"):
         put(folder, locked(torch))
@@ -111,7 +110,7 @@ def test_changed_cells_have_a_reason(images: Path) -> None:
 
 
 def test_recorded_layers_do_not_count_as_a_change(images: Path) -> None:
-    """They follow from the rest of the lock."""
+    """The rest of the lock determines the layers, so recording them does not change the image."""
     digests = {"digest": Digest("sha256:" + "3" * 64), "diff_id": Digest("sha256:" + "4" * 64)}
     layer = ImageLayer(title="torch", blob=Blob(**digests, size=1, unpacked=1))
     put(images, replace(locked(), layers=(layer,)))
@@ -160,7 +159,7 @@ def test_conflicting_options(wrong: list[str]) -> None:
 
 
 def test_the_earlier_option_of_list_works(images: Path) -> None:
-    """`list --github` still works, for one release."""
+    """`list --github` is the earlier name of `ci matrix`; it works for one more release."""
     arguments = [*MATRIX, "--images", str(images), "--changed-since", "0" * 40]
     now = CliRunner().invoke(matrix, arguments)
     old = CliRunner().invoke(list_command, [*arguments, "--github"])

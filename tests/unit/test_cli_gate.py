@@ -1,4 +1,4 @@
-"""`torchkiln gate`: the digest, or all missing requirements; a bad signature differs from a missing one."""
+"""`torchkiln gate` prints the digest, or every missing requirement; a bad signature is another error."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ class Scene:
         return str(self.folder / name)
 
     def gate(self, reports: Sequence[str], *more: str) -> Any:
-        """The result of `gate TAG` with *reports*."""
         argv = [TAG, "--output", str(self.folder / "dist"), "--suite", str(self.suite)]
         argv += [word for path in reports for word in ("--report", path)]
         return CliRunner().invoke(gate, [*argv, "--images", str(ROOT / "images"), *more])
@@ -111,7 +110,7 @@ def test_for_machines(scene: Scene) -> None:
 def test_an_inconclusive_run_counts_until_a_later_one_has_all_its_checks(
     scene: Scene, again: str, superseded: bool
 ) -> None:
-    """A failed check has a result unless the host caused the failure; a skipped check has no result."""
+    """A skipped check and a failure that the host caused are no results: the earlier run still counts."""
     scene.file(scene.report(found("cuda", "skipped", "host: x"), when="2026-11-21T10:00:00Z"))
     scene.file(scene.report(found("import", again, "host: x"), when="2026-11-21T11:00:00Z"))
 
@@ -148,7 +147,7 @@ def test_the_policy_is_the_matrix_s(scene: Scene) -> None:
 
 
 def test_wrong_arguments(scene: Scene) -> None:
-    """A folder that does not exist, an image without a lock, a file that is not a report."""
+    """The folder does not exist, the image has no lock, or the file is not a report."""
     plain = scene.file(scene.report())
 
     assert isinstance(scene.gate([plain], "--output", str(scene.folder / "none")).exception, ConfigError)
@@ -157,7 +156,7 @@ def test_wrong_arguments(scene: Scene) -> None:
 
 
 def test_reports_of_other_machines_need_a_signature(scene: Scene) -> None:
-    """Runs of this machine count without --report; reports of other machines only with a signature."""
+    """Runs of this machine count without --report; reports of other machines need a trusted signature."""
     unsigned = scene.file(scene.report(), own=False)
     refused = scene.gate([unsigned]).exception
     assert isinstance(refused, GateRefused)
@@ -200,7 +199,7 @@ def test_the_table_has_each_check(scene: Scene) -> None:
 
 
 def test_the_policy_can_contain_keys(scene: Scene) -> None:
-    """Relative paths of key files start at matrix.yaml's folder, wherever the command is run."""
+    """Relative paths of key files are relative to the folder of matrix.yaml, not to the current folder."""
     text = (ROOT / "matrix.yaml").read_text()
     matrix = scene.file(text.replace("keys: []", "keys: [lab.pub.pem]").encode(), "matrix.yaml")
     signed = scene.file(attest(scene.report(), ED), "report.dsse.json")

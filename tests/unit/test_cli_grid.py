@@ -1,4 +1,4 @@
-"""list, explain and pick: data on stdout, faults as errors with their code."""
+"""`list`, `explain` and `pick`: data goes to stdout; each error has its exit code."""
 
 from __future__ import annotations
 

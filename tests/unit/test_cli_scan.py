@@ -32,7 +32,7 @@ TOOLS = sorted(DOCUMENTS)
 
 @pytest.fixture(scope="module")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """A layout with two images, which no test changes."""
+    """A layout with two images; tests only read it."""
     return two_images(tmp_path_factory.mktemp("images"))
 
 
@@ -43,7 +43,7 @@ def image(layout: Layout) -> ImageOnDisk:
 
 @pytest.fixture(autouse=True)
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty current folder without a list, and a PATH without the scanners of this machine."""
+    """The current folder is empty, so it has no list, and PATH contains no scanners."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.chdir(tmp_path)
@@ -60,7 +60,7 @@ def test_a_report_of_this_image_is_checked_without_a_tool(layout: Layout, image:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_report_of_another_image_is_refused(layout: Layout, tool: str) -> None:
-    """Exit code 12, although it also has findings: they are of another image."""
+    """The exit code is 12, although the report has findings: they are of another image."""
     done = scan_command(layout, *reported(DOCUMENTS[tool](layout.image("b"))))
 
     assert isinstance(done.exception, VerificationFailed)
@@ -114,7 +114,7 @@ def test_many_findings_are_abbreviated_but_complete_on_stdout(layout: Layout, im
 
 @pytest.mark.parametrize("name", ["zlib\u202e1g", "zlib\x9b2J1g"])
 def test_control_characters_are_escaped(layout: Layout, image: ImageOnDisk, name: str) -> None:
-    """Including bidirectional overrides and 8-bit control characters."""
+    """Bidirectional overrides and 8-bit control characters are escaped, too."""
     scan_report = by_trivy(image)
     scan_report["Results"][0]["Vulnerabilities"][0]["PkgName"] = name
 
@@ -125,7 +125,7 @@ def test_control_characters_are_escaped(layout: Layout, image: ImageOnDisk, name
 
 
 def test_allowed_findings_pass_and_are_listed(layout: Layout, image: ImageOnDisk) -> None:
-    """By the list in the current folder, or by the named list; each with reason and end date."""
+    """The list is in the current folder or named by an option. Reason and end date are printed."""
     report = reported(by_grype(image))
     entries = entry("CVE-2023-45853", package="zlib1g"), entry("CVE-2024-6345")
     allow(*entries, name="other.yaml")
@@ -155,7 +155,7 @@ def test_an_entry_that_expired_yesterday_allows_nothing(layout: Layout, image: I
 
 
 def test_an_entry_that_matches_nothing_is_reported(layout: Layout, image: ImageOnDisk) -> None:
-    """So users can keep lists short; it is not an error."""
+    """Such an entry is no error; the report helps users to keep the list short."""
     allow(entry("CVE-1-1"))
     done = scan_command(layout, *reported(by_trivy(image)), "--fail-on", "critical", "--ignore-unfixed")
 
@@ -234,7 +234,7 @@ def _block(kind: str) -> str:
 def test_the_page_shows_the_real_output(
     layout: Layout, image: ImageOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the page's list, on the day on which the page was written."""
+    """docs/scan.md shows the output for the list in it, on the day on which the page was written."""
     day = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
     monkeypatch.setattr("torchkiln.cli.scan.datetime", SimpleNamespace(now=lambda _: day))
     Path("vulnerabilities.yaml").write_text(_block("yaml"))
@@ -253,7 +253,7 @@ def test_the_page_shows_the_real_output(
 
 @pytest.mark.parametrize("line", _block("sh").splitlines())
 def test_the_pages_commands_of_scanners_are_valid(layout: Layout, line: str, tmp_path: Path) -> None:
-    """The fake scanner runs them; their output is a report of the image."""
+    """A fake scanner accepts the commands of docs/scan.md and prints a report of the image."""
     link_image(layout.image("a"), tmp_path / "LAYOUT")
     argv, _, _ = line.partition(" >")
     tool, *rest = argv.split()

@@ -39,9 +39,9 @@ def run_json(*arguments: str) -> Any:
 
 
 def locked_to(images: Path, torch: str, *, without: str = "") -> None:
-    """Write a made-up lock of that release; releases differ in torch only. Tars are twice as large as wheels.
+    """Write a made-up lock of a torch release. Locks differ only in torch; a tar has twice its wheels' size.
 
-    :param without: the title of a layer that is not recorded.
+    :param without: the title of a layer that the lock does not record.
     """
     cell = locked(torch)
     wheels = [wheel("torch", torch, megabytes=821) if item.name == "torch" else item for item in cell.wheels]
@@ -63,7 +63,7 @@ def locked_to(images: Path, torch: str, *, without: str = "") -> None:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """A folder with the locks of SEVEN and EIGHT."""
+    """A folder with two locks, of torch 2.7.1 and 2.8.0."""
     for torch in ("2.7.1", "2.8.0"):
         locked_to(tmp_path, torch)
     return tmp_path
@@ -75,7 +75,7 @@ def lines(done: Result) -> list[str]:
 
 
 def test_all_locked_images_are_counted_by_their_locks() -> None:
-    """Base and wheel layers are compared with the locks' JSON; no lock records the top layer, our files."""
+    """The base and the wheel layers are those in the locks; locks do not record the overlay."""
     found = run_json("--images", str(IMAGES), "--lockable")
     blobs: dict[str, int] = {}
     total = 0
@@ -102,7 +102,7 @@ def test_all_locked_images_are_counted_by_their_locks() -> None:
 
 
 def test_only_locked_cells_are_counted() -> None:
-    """The message counts the others; cells locked by public record are left out, as that has no sizes."""
+    """Messages count the cells without a lock, and the cells locked by public record: it has no sizes."""
     done = run("--images", str(IMAGES), "--all", "--json")
     by_record = "3 cells are not counted: locked by public record, which has no sizes"
     assert by_record in done.stderr
@@ -115,7 +115,7 @@ def test_only_locked_cells_are_counted() -> None:
 
 
 def test_a_recorded_layer_counts_for_every_image_with_it() -> None:
-    """The lock of a devel image with CUDA archives records no layers, because it was not built here."""
+    """The devel image's lock records no layers; the layers in the runtime image's lock are known."""
     found = run_json("--images", str(IMAGES), "--torch", "2.7", "--cuda", "12.1", "--flavor", "runtime,devel")
     runtime, devel = found["images"]
     known = [layer for layer in devel["layers"] if layer["digest"]]
@@ -130,7 +130,7 @@ def test_a_recorded_layer_counts_for_every_image_with_it() -> None:
 
 
 def test_chosen_cells_as_tables(two: Path) -> None:
-    """A layer that lies on two versions of torch is stored once in a registry, but is unpacked twice."""
+    """A registry stores a layer above two versions of torch once; a host unpacks it twice."""
     done = run("--images", str(two), "--torch", "2.7,2.8", "--cuda", "12.1")
 
     assert done.stderr == ""
@@ -161,7 +161,7 @@ def test_chosen_cells_as_tables(two: Path) -> None:
 
 
 def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
-    """Sums without its size are marked as incomplete and have no ratio; the other image is unaffected."""
+    """Its size is unknown: sums are marked as incomplete and have no ratio. Other images are unaffected."""
     both_images = run_json("--images", str(two))
     locked_to(two, "2.7.1", without="torch 2.7.1")
     done, found = run("--images", str(two)), run_json("--images", str(two))
@@ -232,7 +232,7 @@ def layers_of(image: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def test_a_layouts_images_as_they_were_built(layout: Layout) -> None:
-    """An image with two names counts once; sizes are those of the files and of their tars."""
+    """An image with two names counts once. Its sizes are those of the layers' files and of their tars."""
     found = run_json("--output", str(layout.path))
     disk = [(item["bytes"], item["images"]) for item in found["disk"]["kept"]]
     seven, eight = (layers_of(image) for image in found["images"])
@@ -286,7 +286,7 @@ def test_an_image_without_a_name_is_shown_by_its_digest(layout: Layout) -> None:
 
 
 def test_an_invalid_layout_is_an_error(layout: Layout, tmp_path: Path) -> None:
-    """With the same exit code as for other commands."""
+    """The exit code is the same as that of other commands."""
     (tmp_path / "other").mkdir()
     for folder, kind in ((tmp_path / "none", ConfigError), (tmp_path / "other", VerificationFailed)):
         with pytest.raises(kind, match=str(folder)):
@@ -319,7 +319,7 @@ def _write(blob: Path, data: bytes) -> None:
 
 
 def test_a_layer_of_another_tar_is_an_error(layout: Layout) -> None:
-    """Although the layer has the size that the manifest states."""
+    """Even if the layer has the size that the manifest states."""
     image = layout.image(EIGHT)
     path = image.layers[1].path
     path.unlink()

@@ -52,12 +52,12 @@ def run(folder: Path, *argv: str, **environ: str) -> str:
 
 
 def completed(folder: Path, *words: str) -> list[str]:
-    """What bash offers after `torchkiln WORDS...`; the last word is incomplete."""
+    """The words that bash offers after `torchkiln WORDS...`; the last word is incomplete."""
     return run(folder, "bash", "-c", BASH, "bash", "./bash", "torchkiln", *words).split()
 
 
 def offered(folder: Path, *words: str) -> list[str]:
-    """What click completes in this process for the same words."""
+    """The words that click offers in this process for the same command line."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         found = ShellComplete(torchkiln, {}, "torchkiln", "_TORCHKILN_COMPLETE")

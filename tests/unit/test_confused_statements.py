@@ -1,4 +1,4 @@
-"""`verify` does not accept statements about something else, or in another format."""
+"""`verify` accepts no statement about another image and no statement in another format."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ SMOKE = "urn:torchkiln:smoke-report:2"
 
 
 def document(scene: Scene, kind: str) -> dict[str, Any]:
-    """The content of the signed statement of that *kind*."""
     return dict(json.loads(base64.b64decode(scene.bundle(kind)["dsseEnvelope"]["payload"])))
 
 
 def resealed(content: bytes, *, as_type: str = PAYLOAD_TYPE, key: Any = P256, kind: str = SIGNATURE) -> bytes:
-    """*content* as a signed statement in a bundle."""
+    """A bundle with *content* as a statement that *key* signed."""
     return bundled(sign(as_type, content, key), fingerprint(key.public_key()), kind).data
 
 
 def twice(content: dict[str, Any], key: str, value: Any) -> bytes:
-    """*content* as JSON in which *key* occurs a second time, with *value*."""
+    """*content* as JSON, in which *key* occurs twice; the second time, it has the value *value*."""
     text = json.dumps(content)
     return (text[:-1] + f", {json.dumps(key)}: {json.dumps(value)}}}").encode()
 
@@ -91,7 +90,7 @@ FORMS: dict[str, Callable[[dict[str, Any]], bytes]] = {
     [*((SIGNATURE, form) for form in FORMS), (PROVENANCE, "another image"), (CLEARANCE, "another image")],
 )
 def test_a_statement_in_another_format(scene: Scene, form: str, kind: str) -> None:
-    """Even if the publisher signed it, it is ignored: what it states is then missing."""
+    """It is ignored even if the publisher signed it, so that a required statement is missing."""
     scene.publish()
     forged = FORMS[form](document(scene, kind))
     scene.replace(kind, resealed(forged, kind=kind))
@@ -110,7 +109,7 @@ def test_a_payload_that_was_signed_as_something_else(scene: Scene, as_type: str)
 
 
 def test_a_changed_payload_type(scene: Scene) -> None:
-    """The type is signed with the payload: data signed as JSON is not a statement."""
+    """The signature covers the payload type: data that was signed as JSON cannot become a statement."""
     scene.publish()
     bundle = json.loads(resealed(json.dumps(document(scene, SIGNATURE)).encode(), as_type="application/json"))
     bundle["dsseEnvelope"]["payloadType"] = PAYLOAD_TYPE
@@ -120,7 +119,7 @@ def test_a_changed_payload_type(scene: Scene) -> None:
 
 
 def test_a_signature_of_only_the_payload(scene: Scene) -> None:
-    """Not of the DSSE pre-authentication encoding (PAE), which contains the type, too."""
+    """It does not cover DSSE's pre-authentication encoding (PAE), which contains the payload type."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -137,7 +136,7 @@ def test_a_signature_of_only_the_payload(scene: Scene) -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_several_signatures(scene: Scene, order: int) -> None:
-    """One by a trusted key is sufficient; others, valid or not, have no effect."""
+    """One signature by a trusted key is enough; other signatures have no effect, even if invalid."""
     scene.publish()
     content = json.dumps(document(scene, SIGNATURE)).encode()
     bundle = json.loads(resealed(content))
@@ -157,7 +156,6 @@ def test_several_signatures(scene: Scene, order: int) -> None:
 
 
 def other_lock(scene: Scene) -> Any:
-    """The lock of another image of the same cell."""
     from torchkiln.lock.lock import load_locked
 
     scene.publisher.build("2")
@@ -165,7 +163,7 @@ def other_lock(scene: Scene) -> Any:
 
 
 def test_two_provenances_that_name_different_locks(scene: Scene) -> None:
-    """Neither the first nor the last is used, because the registry determines their order."""
+    """Neither is used, because only the registry determines which one is first."""
     scene.publish()
     content = provenance(other_lock(scene), scene.image.manifest, source=None, builder="urn:x")
     fields = content.content
@@ -180,7 +178,7 @@ def test_two_provenances_that_name_different_locks(scene: Scene) -> None:
 
 
 def test_two_provenances_of_one_lock(scene: Scene) -> None:
-    """The image was published again from another source: no fault."""
+    """This is no fault: the image was published again from another source revision."""
     from torchkiln.attest.provenance import SourceRevision
     from torchkiln.lock.lock import load_locked
 
@@ -208,7 +206,7 @@ def test_a_provenance_whose_lock_does_not_match_its_digest(scene: Scene) -> None
 
 
 def test_a_replayed_statement_of_another_image(scene: Scene) -> None:
-    """A genuine statement of another image, attached to this image; each kind alone."""
+    """A signed statement of another image is attached to this image. Each kind of statement is tested."""
     scene.publish()
     first = scene.image
     scene.image = scene.publisher.build("2")
@@ -239,7 +237,7 @@ def test_a_replayed_statement_of_another_image(scene: Scene) -> None:
 
 
 def test_a_report_of_another_lock(scene: Scene) -> None:
-    """The report names this image's digest, but the hash of image.json in it is that of another lock."""
+    """The report names this image's digest, but its hash of image.json is that of another lock."""
     scene.publish()
     content = scene.publisher.report(scene.image)
     host = json.loads(content.host) | {"image_json_sha256": "0" * 64}
@@ -260,7 +258,7 @@ def test_a_report_whose_subject_and_content_differ(scene: Scene) -> None:
 
 @pytest.mark.parametrize("when", ["2999-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
 def test_a_report_with_a_future_date(scene: Scene, when: str) -> None:
-    """Otherwise a report could be dated so that it never expires."""
+    """A report with a future date would never be too old."""
     scene.publish()
     forged = attest(scene.publisher.report(scene.image, when=when), ED)
     scene.replace(SMOKE, bundled(forged, fingerprint(ED.public_key()), SMOKE).data)
@@ -269,7 +267,7 @@ def test_a_report_with_a_future_date(scene: Scene, when: str) -> None:
 
 
 def decided(scene: Scene, **change: Any) -> None:
-    """The gate's decision with changed fields, signed by the publisher."""
+    """Replace the gate's decision by one with changed fields, signed by the publisher."""
     fields = document(scene, CLEARANCE)["predicate"] | change
     scene.replace(CLEARANCE, ByKey(P256).sign(statement(TAG, scene.image.manifest, CLEARANCE, fields)).data)
 
@@ -290,7 +288,7 @@ def test_a_decision_that_clears_although_something_is_missing(scene: Scene, over
 
 
 def test_a_decision_that_names_a_suite_without_a_report_by_that_suite(scene: Scene) -> None:
-    """Reports by another suite than the one in the publisher's decision do not count."""
+    """The attached report was made by another suite than the decision states, so it does not count."""
     scene.publish()
     decided(scene, suite="sha256:" + "0" * 64)
 
@@ -316,7 +314,7 @@ def test_a_suite_in_the_decision_of_an_unknown_key(scene: Scene) -> None:
 
 
 def test_an_unsigned_statement_beside_signed_ones(scene: Scene) -> None:
-    """A bare in-toto statement, as BuildKit attaches it."""
+    """BuildKit, for example, attaches in-toto statements without a signature."""
     scene.publish()
     content = statement(TAG, scene.image.manifest, PROVENANCE, {"buildDefinition": {}})
     scene.beside(PAYLOAD_TYPE, payload(content))

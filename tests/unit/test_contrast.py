@@ -1,4 +1,4 @@
-"""The comparison of two images by their layers reports differing packages, settings and layers only."""
+"""The comparison of two images by their layers: only differing packages, settings and layers are reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ NAMES = st.text("abc", min_size=1, max_size=2)
 
 
 def layer(name: str, *, size: int | None = 10, **texts: str) -> Layer:
-    """A layer of two files."""
     contents = LayerContents(files=2, bytes=7, texts=texts, deleted=())
     return Layer(diff_id=f"sha256:{name}", title=name, size=size, contents=contents)
 
@@ -99,7 +98,6 @@ def metadata(name: str, version: str) -> str:
 
 
 def status(**packages: str) -> str:
-    """A status file of dpkg."""
     return "\n\n".join(
         f"Package: {name}\nStatus: install ok installed\nVersion: {version}"
         for name, version in packages.items()
@@ -107,12 +105,11 @@ def status(**packages: str) -> str:
 
 
 def contents(texts: dict[str, str], *deleted: str) -> LayerContents:
-    """A layer of *texts*."""
     return LayerContents(files=0, bytes=0, texts=texts, deleted=deleted)
 
 
 def packages(*layers: LayerContents) -> list[tuple[str, str]]:
-    """Name and version of all packages of *layers*."""
+    """Name and version of each package that *layers* contain."""
     return [(item.name, item.version) for item in packages_of(layers)]
 
 

@@ -1,4 +1,4 @@
-"""Downloads of CUDA archives from a server in NVIDIA's layout, with faults, or from a folder."""
+"""Downloads of CUDA archives from a faulty server with NVIDIA's file layout, or from a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARCHIVE = archive_of(DATA)
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
-    """A server with the archive; without pauses between attempts."""
+    """A server that has the archive; downloads from it do not pause between attempts."""
     monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda _attempt, _wait: 0.0)
     with IndexServer() as found:
         serve(found, ARCHIVE.path, DATA)
@@ -114,7 +114,7 @@ def test_a_cancelled_download_leaves_no_file(server: IndexServer, tmp_path: Path
 
 
 def test_a_folder_of_archives_is_not_written(tmp_path: Path) -> None:
-    """The folder is in NVIDIA's layout or flat; a wrong file with an archive's name is refused and kept."""
+    """The folder may be flat or have NVIDIA's subfolders. A wrong file is refused, but not deleted."""
     flat = tmp_path / ARCHIVE.filename
     flat.write_bytes(DATA)
     assert fetch(str(tmp_path), tmp_path / "part") == flat
@@ -130,7 +130,7 @@ def test_a_folder_of_archives_is_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["/nowhere/at/all", "ftp://host/redist", "https://"])
 def test_an_invalid_setting(place: str, tmp_path: Path) -> None:
-    """It is reported before the work begins, and also to callers that did not check it."""
+    """The error is raised before any download, even if the caller did not check the setting."""
     with pytest.raises(ConfigError, match=VARIABLE):
         source(place).require((ARCHIVE,))
     with pytest.raises(ConfigError, match=VARIABLE):
@@ -140,7 +140,7 @@ def test_an_invalid_setting(place: str, tmp_path: Path) -> None:
 def test_a_bad_archive_leaves_nothing_and_the_next_run_needs_only_it(
     server: IndexServer, tmp_path: Path
 ) -> None:
-    """One of four archives is wrong: the stored files of the others are not downloaded again."""
+    """One of four archives is corrupt: the next run downloads only this archive."""
     archives = write_small(tmp_path / "redist")
     for archive in archives:
         serve(server, archive.path, (tmp_path / "redist" / archive.path).read_bytes())
@@ -162,7 +162,7 @@ def test_a_bad_archive_leaves_nothing_and_the_next_run_needs_only_it(
 
 
 def test_a_server_is_requested_before_it_is_needed(server: IndexServer, tmp_path: Path) -> None:
-    """It requests one byte of the smallest archive; nothing if none is missing or the source is a folder."""
+    """One byte of the smallest missing archive is requested; nothing for a folder."""
     source(mirror(server)).demand_reachable(())
     assert server.requests == []
     source(mirror(server)).demand_reachable((ARCHIVE,))

@@ -1,4 +1,4 @@
-"""Malicious CUDA archives: the error has name and reason, and nothing of the archive is stored."""
+"""Malicious CUDA archives: the error names archive and reason, and no file of the archive is stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Entry = tuple[str, bytes, dict[str, object]]
 
 
 def packed(*entries: Entry, top: str = TOP, preset: int = 0) -> bytes:
-    """A tar.xz of *entries*: name below *top*, content, fields of the header."""
+    """A tar.xz of *entries*, each with its name below *top*, its content and fields of its header."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name, content, fields in entries:
@@ -36,7 +36,7 @@ def packed(*entries: Entry, top: str = TOP, preset: int = 0) -> bytes:
 
 
 def filtered(data: bytes, folder: Path) -> bytes:
-    """The output of `keep` for *data*."""
+    """The output of `keep` for the archive *data*."""
     archive = archive_of(data)
     path = folder / archive.filename
     path.write_bytes(data)
@@ -126,7 +126,7 @@ def test_damaged_files_are_refused(case: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the declared sizes of all files, before they are unpacked."""
+    """The sizes in the headers of all files are added before a file is unpacked."""
     monkeypatch.setattr("torchkiln.cuda.keep._MAX_CONTENT", 1 << 20)
 
     with pytest.raises(BadArchive, match="unpacks to more than"):
@@ -206,7 +206,7 @@ _FIRST = st.one_of(
 
 @given(st.lists(_PART, max_size=4), _FIRST, st.sampled_from(["cuda_nvcc", "libcublas"]))
 def test_installed_files_are_below_the_toolkit(rest: list[str], first: str, component: str) -> None:
-    """And no two files have the same path, except for lib and lib64."""
+    """No two files have the same path, although the folders lib and lib64 are one."""
     path = "/".join([first, *rest])
     placed = cuda_tree.place(component, path)
 

@@ -1,4 +1,4 @@
-"""Layers at /usr/local/cuda-12.1 for the flavor devel of CUDA 12.1, from miniatures of NVIDIA's archives."""
+"""The layers of the flavor devel for CUDA 12.1, made from small imitations of NVIDIA's archives."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Place:
         return [spec for spec in self.plan.made if isinstance(spec, ToolkitLayer)]
 
     def layers(self, cache: str = "cache", source: CudaArchives | None = None) -> tuple[Store, list[Blob]]:
-        """The toolkit's layers, made in *cache*."""
+        """Make the toolkit's layers in *cache*."""
         store = Store(self.folder / cache)
         made = toolkit_layers(self.specs, store, source or self.source, Silent())
         return store, [made[spec] for spec in self.specs]
@@ -80,7 +80,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def members(store: Store, layers: list[Blob]) -> dict[str, tarfile.TarInfo]:
-    """The entries of the layers without folders, by Python's tarfile."""
+    """The entries of the layers except for folders, read by Python's tarfile."""
     found = {}
     for layer in layers:
         with tarfile.open(fileobj=io.BytesIO(gzip.decompress(store.blob(layer.digest).read_bytes()))) as tar:
@@ -99,7 +99,7 @@ def test_files_are_in_the_folders_of_nvidias_installer(place: Place) -> None:
 
 
 def test_the_same_archives_give_the_same_layers(place: Place) -> None:
-    """In another cache, from a flat folder, and for any other cell."""
+    """The cache, the layout of the archives' folder and the cell make no difference."""
     _, once = place.layers()
     flat = place.folder / "flat"
     flat.mkdir()
@@ -111,7 +111,7 @@ def test_the_same_archives_give_the_same_layers(place: Place) -> None:
 
 
 def test_the_archive_is_deleted_and_its_used_files_are_stored(place: Place) -> None:
-    """The cache does not keep the 200 kB of an unused library; the user's folder is not changed."""
+    """The cache does not store an unused library of 200 kB; the user's folder of archives is not changed."""
     store, layers = place.layers()
     for layer in layers:
         store.blob(layer.digest).unlink()
@@ -125,7 +125,7 @@ def test_the_archive_is_deleted_and_its_used_files_are_stored(place: Place) -> N
 
 
 def test_an_image_with_the_toolkit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A complete build: the runtime image's layers, then the toolkit's, and on top links into the wheels."""
+    """The layers are the runtime image's, the toolkit's, and an overlay with links into the wheels."""
     monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
@@ -150,7 +150,7 @@ def _built(plan: ImagePlan, store: Store, place: Place) -> image_build.BuildResu
 
 
 def test_the_cache_lists_stored_files_of_archives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As needed to rebuild a tag's layers; a partially downloaded archive is removable."""
+    """A rebuild of the toolkit's layers needs them; a partially downloaded archive can be removed."""
     monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)

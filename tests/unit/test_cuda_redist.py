@@ -1,4 +1,4 @@
-"""Facts about NVIDIA's archives: the shipped facts, and untrusted files with others."""
+"""Facts about NVIDIA's archives: torchkiln's own facts, and untrusted files with other facts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_each_cuda_of_the_matrix_has_a_release_with_all_that_nvcc_needs() -> Non
 
 
 def test_archive_hashes_are_unique() -> None:
-    """Different parts, and releases, have different archives."""
+    """No archive occurs twice, in one release or in two."""
     hashes = [archive.sha256 for archives in load().releases.values() for archive in archives]
 
     assert len(hashes) == len(set(hashes)) == 50
@@ -81,7 +81,7 @@ def test_errors_are_reported_with_their_lines(change: tuple[str, str], message: 
 
 
 def test_a_file_without_the_untrusted_mark_is_refused(tmp_path: Path) -> None:
-    """A setting cannot present other archives as NVIDIA's."""
+    """Otherwise a user's file could present other archives as NVIDIA's."""
     path = tmp_path / "redist.yaml"
     path.write_text(GOOD.replace("untrusted: true\n", ""))
 

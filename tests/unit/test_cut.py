@@ -1,4 +1,4 @@
-"""Layers whose libraries keep the device code of chosen GPUs: what changes, and what is checked."""
+"""Layers of thin images, whose libraries keep only the device code of chosen GPUs: changes and checks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def task(wheel: Path, folder: Path, recorded: Blob | None = None, cut: DeviceCod
 
 
 def test_only_dead_device_code_becomes_zeros(wheel: Path, cut: Cut) -> None:
-    """All other files are as in the full layer, except for RECORD, which has the cut library's hash."""
+    """All files are the same as in the full layer, except for the cut library and its hash in RECORD."""
     full = tree_of_layer(layer_of([wheel], code=pretended_code)[0])
     thin = tree_of_layer(layer_of([wheel], code=pretended_code, cut=cut)[0])
 
@@ -103,7 +103,7 @@ def test_only_dead_device_code_becomes_zeros(wheel: Path, cut: Cut) -> None:
 
 
 def test_other_streams_are_spliced(wheel: Path, cut: Cut) -> None:
-    """Also those of libraries that are examined; the cut library is compressed by the pinned encoder."""
+    """Libraries that need no cut are copied without recompression; the cut library is compressed again."""
     blob, _ = layer_of([wheel], cut=cut)
     data = wheel.read_bytes()
     with zipfile.ZipFile(wheel) as archive:
@@ -142,7 +142,7 @@ def test_a_layer_in_which_nothing_is_dead_is_the_full_layer(tmp_path: Path, gpus
 
 
 def test_a_stored_library_is_cut_or_copied(tmp_path: Path, cut: Cut) -> None:
-    """Stored without compression: it is treated like a deflated one."""
+    """A library that is not compressed in the wheel is handled like a deflated library."""
     files = tuple(replace(file, stored=True) for file in SPEC.files)
     tree = tree_of_layer(layer_of([write_wheel(replace(SPEC, files=files), tmp_path)], cut=cut)[0])
     assert same(tree[f"{SCHEME.site}/{PATH}"].data, expected())
@@ -150,7 +150,7 @@ def test_a_stored_library_is_cut_or_copied(tmp_path: Path, cut: Cut) -> None:
 
 
 def test_a_recorded_layer_has_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
-    """If the recorded values are wrong, the layer is correct nevertheless."""
+    """If the lock records wrong values, the layer is correct nevertheless."""
     truth = make_layer(task(wheel, tmp_path))
     blob = (tmp_path / "out").read_bytes()
     assert make_layer(task(wheel, tmp_path, recorded=truth)) == truth
@@ -180,7 +180,7 @@ def test_a_recorded_layer_hashes_no_content_but_that_of_cut_libraries(
 
 
 def test_other_wheels_of_a_layer_are_not_cut(wheel: Path, tmp_path: Path) -> None:
-    """Only wheels that the lock names are cut."""
+    """The lock names the wheels whose libraries may be cut."""
     other = write_wheel(
         WheelSpec(name="other", files=(File(path="other/lib.so", data=LIBRARY),)), tmp_path / "wheels"
     )
@@ -192,7 +192,7 @@ def test_other_wheels_of_a_layer_are_not_cut(wheel: Path, tmp_path: Path) -> Non
 
 
 def test_a_wheel_that_arrives_gives_the_same_layer(wheel: Path, tmp_path: Path) -> None:
-    """A library that is not cut is read again, before the rest of the wheel is downloaded."""
+    """The library that is not cut is read a second time while the wheel is still being downloaded."""
     data, part, piece = wheel.read_bytes(), tmp_path / "part", 9999
     with zipfile.ZipFile(wheel) as archive:
         after = archive.getinfo("some/new.so").header_offset
@@ -237,7 +237,7 @@ def damaged(wheel: Path, folder: Path, *, at: int) -> Path:
 
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "deflated"])
 def test_a_damaged_library_is_refused(tmp_path: Path, cut: Cut, *, stored: bool) -> None:
-    """Even in the code that would be zeroed."""
+    """Damage is found even in device code that would be replaced by zeros."""
     files = tuple(replace(file, stored=stored) for file in SPEC.files)
     bad = damaged(write_wheel(replace(SPEC, files=files), tmp_path), tmp_path, at=3_000_000)
     with pytest.raises(BadWheel, match=r"bad CRC-32 or size|invalid compressed data"):
@@ -245,7 +245,7 @@ def test_a_damaged_library_is_refused(tmp_path: Path, cut: Cut, *, stored: bool)
 
 
 def test_the_hash_in_the_wheels_record_is_that_of_the_original(tmp_path: Path, cut: Cut) -> None:
-    """A library that was changed without RECORD is refused, also in the code that would be zeroed."""
+    """A changed library with an old RECORD is refused, even if the change is in code that would be zeroed."""
     changed = LIBRARY.replace(SM_80.data, SM_80.data[:-8] + b"changed!")
     assert changed != LIBRARY
     good = write_wheel(SPEC, tmp_path)
@@ -266,7 +266,7 @@ def test_another_wheel_than_the_locked_is_refused(wheel: Path, tmp_path: Path) -
 
 
 def test_cutting_can_be_cancelled(wheel: Path, cut: Cut) -> None:
-    """Also while a library is compressed, when nothing is read from the wheel."""
+    """It can be cancelled even while a library is compressed and nothing is read from the wheel."""
     cancelled = threading.Event()
 
     def cancel(*arguments: Any) -> tuple[Span, ...]:
@@ -285,7 +285,7 @@ def test_cutting_can_be_cancelled(wheel: Path, cut: Cut) -> None:
 
 
 def test_the_member_of_zeros_is_that_of_the_encoder() -> None:
-    """It is compressed once; shorter pieces and pieces that only begin with zeros are compressed normally."""
+    """A full member of zeros is compressed only once; every member has the encoder's bytes."""
     pieces = [bytes(MEMBER), bytes(MEMBER - 1) + b"1", bytes(MEMBER), bytes(MEMBER - 1), b""]
     for piece, (content, member) in zip(pieces, members(pieces), strict=True):
         assert same(content, piece)
@@ -310,7 +310,7 @@ print(peak)
 
 @pytest.mark.proof
 def test_a_large_library_is_not_read_into_memory(tmp_path: Path) -> None:
-    """A few members at a time."""
+    """Only a few members at a time are in memory."""
     peaks = []
     for megabytes in (2, 200):
         codes = [code(f"sm_{number}", megabytes << 18) for number in (70, 80, 90, 100)]

@@ -48,13 +48,13 @@ def wheels_of(folder: Path) -> list[Path]:
 
 
 def thin(cell: ImagePlan) -> ImagePlan:
-    """*cell* as a thin image for capability 9.0, with torch to be cut."""
+    """Make *cell* a thin image for capability 9.0; torch is the wheel to cut."""
     with patch("torchkiln.plan.layers.BIG_WHEEL", 100_000):
         return plan(thin_locked(full=cell.locked), (), aliases=(), lock_digest=LOCK_DIGEST)
 
 
 def test_a_thin_image_is_built_twice_with_the_same_digest(tmp_path: Path) -> None:
-    """With cached or arriving wheels, with or without recorded layers; other layers are the full image's."""
+    """Cached, downloaded and recorded wheels give the same image; its uncut layers are the full image's."""
     wheels = wheels_of(tmp_path / "wheels")
     cell = planned_cell(wheels)
     full = build(cell, tmp_path / "one", tmp_path / "full", FakeIndex(wheels))
@@ -89,7 +89,7 @@ def _site() -> str:
 @pytest.mark.proof
 @needs_namespaces
 def test_a_thin_image_is_rebuilt_from_its_lock(tmp_path: Path) -> None:
-    """As `verify --rebuild` does it."""
+    """`verify --rebuild` rebuilds it in the same way."""
     wheels = wheels_of(tmp_path / "wheels")
     locked = thin_locked(full=planned_cell(wheels).locked)
     store, tag = Store(tmp_path / "cache"), tag_of(locked.resolution)

@@ -31,7 +31,7 @@ def test_a_request_has_a_limit(session: LimitedSession, url: str) -> None:
 
 @pytest.mark.parametrize("requests", [1, 2])
 def test_a_limit_that_passes_before_the_connection(session: LimitedSession, url: str, requests: int) -> None:
-    """An attempt may begin when no time is left; each of its connections is shut down."""
+    """Even if an attempt begins when no time is left, each of its connections is shut down."""
     for _ in range(requests):
         with pytest.raises(Overdue), session.deadlines.limit(0.0):
             session.get(url)

@@ -60,7 +60,7 @@ def written() -> dict[str, Any]:
 
 
 def faults(value: Any, form: Any, where: str = "") -> list[str]:
-    """The places in *value* that do not have the *form* of PROPERTIES."""
+    """The paths in *value* whose values do not have the *form* that PROPERTIES gives."""
     if isinstance(form, dict):
         unknown = [f"{where}.{key}: unknown" for key in value if key not in form]
         return unknown + [
@@ -84,7 +84,7 @@ def test_each_property_is_one_of_the_specification() -> None:
 
 
 def test_the_folder_is_where_the_image_has_the_code() -> None:
-    """So Python imports the edited code."""
+    """Python in the container then imports the code that the user edits."""
     document = json.loads(devcontainer_json(MINE))
 
     assert document["workspaceFolder"] == "/app"

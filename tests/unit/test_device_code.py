@@ -24,7 +24,6 @@ ALL = "sm_70 sm_75 sm_80 sm_86 sm_90 compute_90"
 
 
 def one(*entries: Made) -> bytes:
-    """A library with one container."""
     return library({".nv_fatbin": container(*entries)})
 
 
@@ -40,7 +39,7 @@ def zeroed(data: bytes, gpus: Iterable[str]) -> bytes:
 
 
 def kept(entries: list[Made], *gpus: str) -> str:
-    """The names of *entries* that keep their bytes; of the other entries, only the headers remain."""
+    """The names of *entries* that keep their bytes; of each other entry, only the header is not zeroed."""
     after = zeroed(one(*entries), gpus)
     at, names = START + 16, []
     for made in entries:
@@ -88,12 +87,12 @@ def kept(entries: list[Made], *gpus: str) -> str:
     ],
 )
 def test_what_is_kept(gpus: str, names: str, expected: str) -> None:
-    """The code that the driver may choose on the chosen GPUs."""
+    """The entries that the driver may load on the chosen GPUs keep their bytes."""
     assert kept(named(names), *gpus.split()) == expected
 
 
 def test_each_container_is_decided_for_itself() -> None:
-    """Ranges are in the order of the file; padding between containers, and empty containers, are allowed."""
+    """Ranges are in the order of the file. Padding between containers and empty containers are allowed."""
     old, both = container(entry("sm_80", b"old")), container(entry("sm_80", b"1" * 20), entry("sm_90"))
     section = bytes(24) + old + bytes(16) + both + container() + bytes(8) + both + bytes(40)
     data = library({".text": b"x" * 8, ".nv_fatbin": section, "__nv_relfatbin": both, ".data": both})
@@ -108,7 +107,7 @@ def test_each_container_is_decided_for_itself() -> None:
 
 
 def test_compressed_and_optional_fields() -> None:
-    """Payloads of three forms; options after the header; attributes of newer machine code."""
+    """Payloads have three forms, a header may have options, and newer machine code has more attributes."""
     entries = [
         entry("sm_80", b"lz4", form=LZ4),
         entry("sm_86", b"zstd", form=ZSTD),
@@ -122,7 +121,6 @@ def test_compressed_and_optional_fields() -> None:
 
 
 def test_libraries_without_device_code() -> None:
-    """There is nothing to replace by zeros."""
     assert dead_ranges(library({".text": b"code"}), ["9.0"]) == ()
     assert dead_ranges(library({".nv_fatbin": b"", ".text": b"code"}), ["9.0"]) == ()
     assert dead_ranges(library({".nv_fatbin": bytes(100_000)}), ["9.0"]) == ()
@@ -226,7 +224,7 @@ def fat(**changes: int) -> Elf:
     ],
 )
 def test_files_that_are_not_understood(elf: Elf, message: str) -> None:
-    """Also a file whose device code overlaps with other parts."""
+    """One of them is a file in which device code overlaps with another part."""
     sections = {".nv_fatbin": container(entry("sm_80"), entry("sm_90")), ".data": b"data" * 8}
     assert dead_ranges(library(sections), ["9.0"]) != ()
     with pytest.raises(UnknownDeviceCode, match=message):
@@ -240,7 +238,7 @@ def test_files_that_are_no_libraries(data: bytes) -> None:
 
 
 def test_many_sections_with_containers() -> None:
-    """A linker writes few; comparing many with each other would take long."""
+    """Comparing all pairs of sections would take too long, so more than eight sections are refused."""
     rows = Elf(sections={f".{number}": {"name": 1} for number in range(9)})
     sections = {".nv_fatbin": b"", **{f".{number}": container(GOOD) for number in range(9)}}
     with pytest.raises(UnknownDeviceCode, match="more than 8 sections"):
@@ -248,7 +246,7 @@ def test_many_sections_with_containers() -> None:
 
 
 def test_containers_at_the_end_of_the_file() -> None:
-    """Nothing is read beyond it, wherever the file ends."""
+    """The file may end at any byte; nothing after its end is read."""
     whole = container(entry("sm_80"), entry("sm_90"))
     start = len(library({".nv_fatbin": b""}))
     for size in range(1, len(whole)):
@@ -263,7 +261,7 @@ def test_containers_at_the_end_of_the_file() -> None:
 
 
 def test_the_number_of_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one container, and in all containers together."""
+    """The limits are for one container, and for all containers of a library together."""
     monkeypatch.setattr(fatbin, "_MOST", 6)
     for section in (container(*[GOOD] * 9), container(GOOD) * 4, container() * 7):
         with pytest.raises(UnknownDeviceCode, match="more than 6") as raised:
@@ -277,7 +275,7 @@ def test_no_span_is_empty() -> None:
 
 
 def test_the_inventory() -> None:
-    """Entries and bytes for each architecture, in order."""
+    """It has the number of entries and of bytes for each architecture, in order."""
     first = container(entry("sm_90", b"1" * 20), entry("sm_90a"), entry("compute_90", b"2" * 16))
     data = library({".nv_fatbin": first, "__nv_relfatbin": container(entry("sm_90"), entry("sm_100f"))})
     found = inventory(data)
@@ -293,7 +291,7 @@ def test_the_inventory() -> None:
 
 
 def test_a_file_that_is_mapped_can_be_closed(tmp_path: Path) -> None:
-    """Also after an error whose exception is kept; other buffers than mmap are read, too."""
+    """No exception may keep a reference to the mmap; buffers other than mmap are read, too."""
     for number, data in enumerate((one(*named(ALL)), library({".nv_fatbin": b"garbage" * 9}))):
         path = tmp_path / str(number)
         path.write_bytes(data)
@@ -314,13 +312,13 @@ def test_the_error_can_be_pickled() -> None:
 
 @given(data=st.binary(max_size=400))
 def test_any_library(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    """With false fields anywhere, the result is an error or what another reader of the containers finds."""
+    """For any bytes, the result is an error, or the containers that another reader finds."""
     fatbin_target.check(data, Path())
 
 
 @given(data=st.binary(max_size=300))
 def test_any_section(data: bytes) -> None:
-    """The section contains any bytes instead of containers."""
+    """A section for device code may contain any bytes."""
     fatbin_target.judge(library({".nv_fatbin": data}), ("9.0",))
 
 

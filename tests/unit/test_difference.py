@@ -1,4 +1,4 @@
-"""The differences of two file trees, and lists of allowed differences."""
+"""The differences of two file trees, and the files that list allowed differences."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_another_type_is_reported_once() -> None:
 
 
 def of_lines(a: str, b: str) -> list[tuple[str, str, str]]:
-    """The differences of a file with the texts *a* and *b*."""
+    """The differences between two versions of a file, with the texts *a* and *b*."""
     images = [
         WholeImage(
             tree={"p": TreeEntry(kind="file", mode=0o644, owner=(0, 0), sha256=f"hash of {text}", text=text)},
@@ -155,7 +155,7 @@ def test_different_texts_are_never_equal(a: list[str], b: list[str]) -> None:
 
 
 def test_settings_of_a_layout_and_of_an_engine_are_the_same() -> None:
-    """The engine writes unset fields explicitly."""
+    """An engine writes unset fields, too, with empty values."""
     ours = {"Env": ["A=1", "B=x=y"], "Labels": {"l": ""}, "ExposedPorts": {"22/tcp": {}}, "Cmd": ["sh", "-c"]}
     of_engine = {**ours, "Hostname": "", "Tty": False, "OnBuild": None, "User": "", "Volumes": {}}
 
@@ -191,7 +191,7 @@ LIST = """\
 
 
 def written(tmp_path: Path, text: str) -> tuple[allowed.AllowedDifference, ...]:
-    """*text* as a file with a list of allowed differences."""
+    """Write *text* to a file with a list of allowed differences."""
     (tmp_path / "list.yaml").write_text(text)
     return allowed.read(tmp_path / "list.yaml")
 

@@ -33,7 +33,7 @@ from torchkiln.runtimes.docker_args import Container, client_command, parse_port
 
 @contextmanager
 def engine_of(version: str, *parts: str) -> Iterator[str]:
-    """A server that answers like a Docker engine of that version with the components *parts*."""
+    """A server that answers like a Docker engine of the given version with the components *parts*."""
 
     class Answers(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -61,7 +61,7 @@ def engine_of(version: str, *parts: str) -> Iterator[str]:
 
 
 def client(folder: Path, script: str) -> str:
-    """A PATH with a `docker` that is that shell script."""
+    """A PATH with a program `docker` that is a given shell script."""
     (folder / "docker").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "docker").chmod(0o755)
     return str(folder)
@@ -87,7 +87,7 @@ def test_an_engine_that_is_too_old(version: str) -> None:
 
 
 def test_podman_loads_images_but_does_not_build() -> None:
-    """Whatever its version, because Podman's version numbers differ from Docker's."""
+    """This does not depend on the version, because Podman's version numbers differ from Docker's."""
     with engine_of("4.3.1", "Podman Engine", "Conmon") as host:
         found = find_engine({"DOCKER_HOST": host}, builds=False)
         assert (found.kind, found.version) == ("Podman", "4.3.1")
@@ -112,7 +112,7 @@ def test_no_client(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become an unprivileged user")
 def test_a_socket_without_permission(tmp_path: Path) -> None:
-    """In a separate process, because setuid to nobody is permanent, and the SDK leaves a socket open."""
+    """Runs in a separate process: setuid to nobody is permanent, and the SDK leaves a socket open."""
     path = tmp_path / "docker.sock"
     code = f"""
 import os, docker, docker.context
@@ -179,7 +179,7 @@ def test_gpus_are_parsed_like_by_the_client(gpus: str, option: str) -> None:
 
 @pytest.mark.parametrize("podman_at", ["", "unix:///p.sock"])
 def test_gpus_by_their_cdi_names(podman_at: str) -> None:
-    """Docker and Podman take the same option."""
+    """Docker and Podman have the same option for CDI names."""
     container = Container(image="i", command=(), gpus="device=0,GPU-1f", cdi=True)
     line = client_command(container, terminal=False, podman_at=podman_at)
 
@@ -230,7 +230,7 @@ CONFIG = {
 
 
 def saved(lower: bytes, upper: bytes, *, documents_last: bool, layers: tuple[str, ...]) -> bytes:
-    """A `docker save` archive of three layers, of which the last is the first again."""
+    """A `docker save` archive with three layers; the third layer is the first one again."""
     manifest = [{"Config": "config.json", "RepoTags": None, "Layers": list(layers)}]
     documents = [
         entry("config.json", json.dumps(CONFIG).encode()),
@@ -253,7 +253,7 @@ ORDER = ("one/layer.tar", "two/layer.tar", "three/layer.tar")
 def test_layers_in_the_manifests_order(
     documents_last: bool, pack: Callable[[bytes], bytes], piece: int
 ) -> None:
-    """Whatever their order in the archive, and whatever the chunks in which it arrives."""
+    """The order of the archive's entries and the sizes of its chunks make no difference."""
     blobs = [pack(layer) for layer in (LOWER, UPPER)]
     data = saved(*blobs, documents_last=documents_last, layers=ORDER)
 

@@ -1,4 +1,4 @@
-"""Documents: links, commands, codes, variables and tables are right, and generated parts are fresh."""
+"""The documents: links, commands, exit codes and tables are correct, and generated parts are up to date."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _tracked() -> list[Path]:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Lines of fenced and indented code, and code between backticks that starts with our command."""
+    """The lines of fenced and indented code, and the code between backticks."""
     fenced = False
     for line in text.splitlines():
         if line.lstrip().startswith("```"):
@@ -80,7 +80,7 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
 
 
 def test_documents_show_commands() -> None:
-    """Otherwise the next test could pass without a command."""
+    """Otherwise the next test would pass without checking a command."""
     assert len(_commands()) >= 12
 
 
@@ -96,7 +96,7 @@ def test_every_command_in_the_documents_parses(document: str, arguments: str) ->
 
 
 def test_exit_codes_are_those_of_the_code() -> None:
-    """Each code has a row, and each row is of a code that exists."""
+    """The table has one row for each exit code in the code, and no other row."""
     table = REFERENCE.split("| exit code | |")[1].split("\n\n")[0]
     listed = [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
@@ -116,7 +116,7 @@ INSIDE = (
 
 
 def _sources(*places: str) -> str:
-    """All code below *places*; without any, all code with documented settings."""
+    """The text of all files in *places*; by default, of all code that reads documented settings."""
     tops = [ROOT / place for place in places or (*HERE, *INSIDE)]
     files = [file for top in tops for file in (top, *top.rglob("*")) if file.is_file()]
     return "\n".join(file.read_text(errors="replace") for file in files if "__pycache__" not in file.parts)
@@ -130,7 +130,7 @@ def test_our_variables_are_documented_and_documented_ones_exist() -> None:
 
 @pytest.mark.parametrize("page", [REFERENCE, IMAGE], ids=["docs/reference.md", "docs/image.md"])
 def test_documented_variables_of_other_programs_are_read(page: str) -> None:
-    """UV_*, PIP_*, SSL_*, and the container's SSH_*, JUPYTER_* and TENSORBOARD_*."""
+    """They are UV_*, PIP_* and SSL_*, and in the container SSH_*, JUPYTER_* and TENSORBOARD_*."""
     code = _sources()
 
     assert [name for name in sorted(set(_OF_A_TOOL.findall(page))) if name not in code] == []
@@ -138,7 +138,7 @@ def test_documented_variables_of_other_programs_are_read(page: str) -> None:
 
 @pytest.mark.parametrize(("places", "page"), [(HERE, REFERENCE), (INSIDE, IMAGE)], ids=["here", "inside"])
 def test_variables_that_the_code_reads_are_in_its_page(places: tuple[str, ...], page: str) -> None:
-    """Except for PATH, HOME, CUDA's variables, and those that a check sets."""
+    """The exceptions are PATH, HOME, CUDA's variables, and variables that a check sets."""
     excluded = {"PATH", "HOME", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
     read = {found["name"] for found in _READ.finditer(_sources(*places))} - excluded
 
@@ -170,7 +170,7 @@ _ABOUT_MIRRORS = {
 
 
 def test_no_address_and_no_path_of_a_machine_is_committed() -> None:
-    """No file names the machine on which it was made, and no index: users set theirs."""
+    """No file may name the machine on which it was made, or a package index: users configure their own."""
     faults = []
     for file in _tracked():
         text = file.read_text(errors="replace")
@@ -184,7 +184,7 @@ def test_no_address_and_no_path_of_a_machine_is_committed() -> None:
 
 
 def test_the_documented_proxy_is_the_tested_one() -> None:
-    """Each setting of the snippet is used by the tests' nginx, except for the port."""
+    """The nginx of the tests has each setting of the snippet, except for the port."""
     (snippet,) = re.findall(r"```nginx\n(.*?)```", IMAGE, re.DOTALL)
     tested = NGINX.format(folder="", own=80, port=8888, host="$http_host").replace("127.0.0.1:80;", "80;")
     lines = {line.strip() for line in tested.splitlines()}
@@ -219,7 +219,7 @@ def test_every_function_of_the_map_is_in_its_module() -> None:
 
 
 def test_each_of_the_ten_changes_names_at_most_five_files_that_exist() -> None:
-    """NAME stands for a new file, whose folder must exist."""
+    """A path that contains NAME is a new file, whose folder must exist."""
     section = (ROOT / "CONTRIBUTING.md").read_text().split("## Ten changes")[1].split("\n## ")[0]
     rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ")][2:]
     files = [re.findall(r"`([\w./-]+\.\w+)`", row) for row in rows]
@@ -277,7 +277,7 @@ PART = "before\n<!-- generated: switches -->\n{}<!-- end -->\nbehind\n"
 
 
 def test_the_variables_are_those_of_the_image() -> None:
-    """Generated between the marks; the other text stays, and a second run changes nothing."""
+    """Only the text between the marks is generated; a second run changes nothing."""
     once = readme.filled(PART.format("stale\n"))
 
     assert once.startswith("before\n<!-- generated: switches -->\n| variable |")
@@ -294,7 +294,7 @@ def test_an_unknown_generated_part() -> None:
 def test_a_stale_page_is_named_and_updated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --check it is not updated; a current page is never written."""
+    """`--check` names a stale page and does not update it; an up-to-date page is never written."""
     fresh, stale = tmp_path / "fresh.md", tmp_path / "stale.md"
     fresh.write_text(readme.filled(PART.format("")))
     stale.write_text(PART.format("stale\n"))

@@ -1,4 +1,4 @@
-"""The documentation site: the menu has all pages, links are rewritten; it is built if MkDocs is installed."""
+"""The documentation site: its menu has all pages, links are rewritten, and it is built if MkDocs is here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGES = sorted(
 
 
 def source_of(page: str) -> Path:
-    """The file in the repository of the site's *page*."""
+    """The repository's file from which *page* of the site is made."""
     return ROOT / next((source for source, name in docs_site.PAGES.items() if name == page), f"docs/{page}")
 
 
@@ -48,7 +48,7 @@ def test_an_unlisted_page_is_at_the_end_of_the_menu() -> None:
 
 
 def test_pages_of_the_menu_exist() -> None:
-    """Except for pages that may be missing: translations and the index."""
+    """Translations and the index page may be missing."""
     names = {name for names in docs_site.MENU.values() for name in names}
     assert [
         name

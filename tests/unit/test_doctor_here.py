@@ -43,7 +43,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def test_the_package_is_one_that_the_distribution_has(host: Host) -> None:
-    """Debian 12 has docker.io and no docker-cli."""
+    """Debian 12 has the package docker.io, but no docker-cli."""
     host.offers("docker.io", "mmdebstrap")
 
     assert host.probe("docker (").cure == "apt-get install docker.io"
@@ -68,7 +68,7 @@ def test_other_package_managers(host: Host) -> None:
 
 
 def test_user_namespaces_are_tried(host: Host) -> None:
-    """With newuidmap, which mmdebstrap needs: installed, missing, or without a subuid range."""
+    """mmdebstrap needs newuidmap, which is installed, missing, or without a range in /etc/subuid."""
     host.has("unshare", "echo 'unshare: Operation not permitted' >&2; exit 1")
     probe = host.probe("root or user namespaces")
     assert (probe.ok, "Operation not permitted" in probe.found) == (False, True)
@@ -89,7 +89,7 @@ def test_user_namespaces_are_tried(host: Host) -> None:
 def test_an_old_unshare_cannot_try_newuidmap(
     host: Host, monkeypatch: pytest.MonkeyPatch, has_range: bool
 ) -> None:
-    """Versions before 2.38 have no --map-users; then only the range in /etc/subuid is checked."""
+    """Before version 2.38, unshare has no --map-users, so only the range in /etc/subuid is checked."""
     host.has("newuidmap")
     host.has("unshare", 'case "$*" in *map-users*) echo "unshare: unrecognized option" >&2; exit 1;; esac')
     monkeypatch.setattr(doctor, "_has_range", lambda: has_range)
@@ -121,7 +121,7 @@ def test_the_index_is_requested(host: Host) -> None:
 
 
 def test_the_cache_is_written_to(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Free space on a disk that is mounted read-only is not sufficient."""
+    """A disk that is mounted read-only may have free space, so a write is tried."""
 
     def refused(**_: object) -> None:
         raise OSError(30, "Read-only file system")

@@ -1,4 +1,4 @@
-"""Downloads from a local server with all faults that indexes have; and which failures are retried."""
+"""Downloads from a local server with the faults of real indexes, and which failures are retried."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_file_is_downloaded_completely_with_progress(scene: DownloadScene) -> 
 def test_a_large_file_is_requested_as_a_range(
     scene: DownloadScene, no_ranges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from byte 0; a server without ranges sends the whole file; a file of another size is refused."""
+    """The first request has `Range: bytes=0-`; a server may ignore it. A file of another size is refused."""
     monkeypatch.setattr(download, "_LARGE", len(scene.data))
     scene.server.faults.no_ranges = no_ranges
 
@@ -107,7 +107,7 @@ def test_a_broken_connection_is_resumed(scene: DownloadScene) -> None:
 
 
 def test_a_connection_that_breaks_often_still_completes_the_file(scene: DownloadScene) -> None:
-    """Only attempts without progress count as failed."""
+    """Attempts that make progress do not count as failed."""
     scene.server.faults.short = [100_000] * 12
 
     assert scene.fetch() == scene.data
@@ -192,7 +192,7 @@ def test_a_redirect_loop_is_reported(scene: DownloadScene) -> None:
 
 
 def test_a_url_that_is_gone_is_looked_up_again(scene: DownloadScene) -> None:
-    """An index moves its files; the hash is the identity, not the address."""
+    """An index may move a file to another URL; the hash identifies the file."""
     scene.fetch(stop_after=1)
     scene.server.moved = "/elsewhere"
     scene.progress.clear()
@@ -267,7 +267,7 @@ def test_an_unwritable_folder_is_reported_without_a_traceback(scene: DownloadSce
 
 
 def test_a_cancelled_download_does_not_wait_for_a_silent_server(scene: DownloadScene) -> None:
-    """Cancelling ends a read that waits for bytes."""
+    """Cancelling also ends a read that waits for data."""
     scene.server.faults.silent = 60.0
     cancelled = threading.Event()
     give_up = threading.Timer(0.5, cancelled.set)
@@ -291,7 +291,7 @@ def test_a_cancelled_download_does_not_wait_for_a_silent_server(scene: DownloadS
 
 @pytest.mark.parametrize("accident", ["cut", "deleted"])
 def test_a_file_damaged_during_the_download(accident: str, scene: DownloadScene) -> None:
-    """Otherwise a concurrent reader would wait forever for the missing bytes."""
+    """Without the error, a concurrent reader would wait for the missing bytes forever."""
 
     def spoil(count: int) -> None:
         if accident == "deleted":
@@ -304,7 +304,7 @@ def test_a_file_damaged_during_the_download(accident: str, scene: DownloadScene)
 
 
 def test_garbage_is_not_cached_as_a_page(scene: DownloadScene) -> None:
-    """Pages without an ETag are cached for ten minutes; the next run would read the garbage again."""
+    """A page without an ETag is cached for ten minutes, and the next run would read the garbage again."""
     scene.server.faults.page_type = "application/vnd.pypi.simple.v1+json"
     scene.server.faults.page_body = b'{"meta": {'
     with pytest.raises(BuildFailed, match="not a project page"):
@@ -315,7 +315,7 @@ def test_garbage_is_not_cached_as_a_page(scene: DownloadScene) -> None:
 
 
 class Server:
-    """Fails with each of *errors*, then answers."""
+    """A server that fails with each of *errors* in turn, and then answers."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors, self.calls, self.slept = list(errors), 0, list[float]()

@@ -23,7 +23,7 @@ CACHE = f"""\
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """Two GPUs; the driver's libraries as a distribution has them: links to files with the version."""
+    """A host with two GPUs. Its libraries are links to files with the version, as distributions do it."""
     for node in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "nvidia-caps"):
         (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / "dev" / node).write_text("")
@@ -45,7 +45,7 @@ def found(host: Path, **more: str) -> HostDriver | None:
 
 
 def test_files_for_compute_and_utility(host: Path) -> None:
-    """From ldconfig's cache and from folders, links resolved; without graphics and 32-bit libraries."""
+    """Libraries are found by ldconfig's cache and in folders. Graphics and 32-bit libraries are left out."""
     driver = found(host)
     assert driver is not None
 
@@ -67,7 +67,7 @@ def test_without_a_cache_the_folders_give_the_same_result(host: Path) -> None:
 def test_the_loaders_cache_names_libraries_in_other_folders(
     host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The host's cache is read, unless a cache is given."""
+    """Without an explicit cache, the host's cache is read."""
     (host / LIB).rename(host / "opt")
     cache = CACHE.replace(LIB, "opt")
     monkeypatch.setattr(driver, "_ldconfig", lambda: cache)
@@ -85,7 +85,7 @@ def test_a_driver_in_a_folder_of_the_environment(host: Path, tmp_path: Path) -> 
     driver = found(host, cache="", LD_LIBRARY_PATH=f":{host / 'elsewhere'}")
     assert driver is not None
     assert dict(driver.libraries)["libcuda.so.1"] == host / "elsewhere/libcuda.so.580.1"
-    assert found(host, cache="") is None  # device nodes without a driver
+    assert found(host, cache="") is None  # there are device nodes, but no driver libraries
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_capabilities_of_the_image(host: Path, capabilities: str, libraries: set
 
 @without_gpus
 def test_missing_requested_capabilities_are_reported() -> None:
-    """Requested with --gpus all; optional capabilities of the image may be missing."""
+    """--gpus all requires a driver; capabilities that only the image requests may be missing."""
     assert driver_for({"NVIDIA_VISIBLE_DEVICES": "all"}, None) is None
     assert driver_for({}, "none") is None
     with pytest.raises(ToolMissing, match="no NVIDIA driver"):

@@ -55,7 +55,7 @@ def sample(kind: Any) -> Any:
 
 
 def value_and_bound(rule: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A value that satisfies *rule*, and its bound."""
+    """A value that satisfies *rule*, and the bound that belongs to it."""
     if "equals" in rule or "expected" in rule:
         value = rule["equals"] if "equals" in rule else expected(rule["expected"], FACTS, HOST)
         return value, {"equals": value}
@@ -70,7 +70,7 @@ def value_and_bound(rule: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def finding(check: Any) -> dict[str, Any]:
-    """The finding of *check*: passed, or not applicable."""
+    """A finding of *check* with the outcome "passed" or "not applicable"."""
     fact = SUITE.not_applicable(check.id, FACTS, (9, 0))
     pairs = {} if fact else {name: value_and_bound(rule) for name, rule in check.values.items()}
     return {
@@ -85,7 +85,7 @@ def finding(check: Any) -> dict[str, Any]:
 
 
 def complete() -> dict[str, Any]:
-    """A report in which every check of the suite passed on two H200."""
+    """A report in which every check of the suite passed on two H200 GPUs."""
     base = replace(report(), suite=SUITE.digest, findings=(), verdict="pass", host=json.dumps(HOST))
     return json.loads(json.dumps(document(base) | {"checks": [finding(check) for check in SUITE.checks]}))
 
@@ -105,7 +105,7 @@ def is_cleared(content: Any, policy: Policy = POLICY) -> bool:
 
 
 def paths(value: Any, above: Path = ()) -> Iterator[Path]:
-    """The paths of all values in *value*, itself included."""
+    """The paths of all values in *value*, and of *value* itself."""
     yield above
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
@@ -116,14 +116,14 @@ PATHS = [path for path in paths(REPORT) if path]
 
 
 def rule_of(path: Path) -> Mapping[str, Any]:
-    """The suite's rule for the value that *path* is in."""
+    """The suite's rule for the measured value or bound that *path* belongs to."""
     check = next(check for check in SUITE.checks if check.id == REPORT["checks"][path[1]]["id"])
     rule: Mapping[str, Any] = check.values[str(path[3])]
     return rule
 
 
 def kind_of(path: Path) -> object:
-    """Equal for places that the same code judges: rules of the same form, or checks with the same outcome."""
+    """A key that is equal for paths that the same code judges: equal forms of rules, or equal outcomes."""
     match path:
         case ("checks", int(), "measured" | "threshold" as part, str(), *inner):
             form = sorted(
@@ -136,7 +136,7 @@ def kind_of(path: Path) -> object:
     return path
 
 
-# The same code judges all places of a kind: `make test` edits the first of each, NIGHTLY=yes all of them.
+# `make test` edits only the first path of each kind: the same code judges all. NIGHTLY=yes edits all.
 PLACES = pytest.mark.parametrize(
     "places",
     [
@@ -163,7 +163,7 @@ values = st.recursive(
 
 @pytest.fixture(scope="module", autouse=True)
 def _the_lock_is_planned_once() -> Iterator[None]:
-    """All reports here are of one lock; the gate would compute its digest and plan again for each report."""
+    """Without this fixture, the gate would plan the same lock's image again for each report."""
     planned = plan(LOCKED, (), aliases=(), lock_digest=DIGEST)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gate, "lock_digest", lambda _: DIGEST)
@@ -172,7 +172,7 @@ def _the_lock_is_planned_once() -> Iterator[None]:
 
 
 def edited(path: Path, value: Any) -> Any:
-    """REPORT with *value* at *path*, or without that place if *value* is GONE. It shares all other values."""
+    """REPORT with *value* at *path*; without *path* if *value* is GONE. It shares all other values."""
     content = copy.copy(REPORT)
     inner: Any = content
     for key in path[:-1]:
@@ -186,7 +186,7 @@ def edited(path: Path, value: Any) -> Any:
 
 
 def may_change(path: Path, content: Any) -> bool:
-    """Whether an edit at *path* leaves the grounds of the verdict as they are (ADR 35)."""
+    """Whether an edit at *path* leaves every value as it is that the verdict depends on (ADR 35)."""
     match path:
         case (name,) if name in INFORMATION:
             return True
@@ -251,7 +251,7 @@ def test_a_boolean_instead_of_a_number_is_refused(places: list[Path], value: boo
 
 
 def test_a_report_whose_values_are_all_the_same_is_refused() -> None:
-    """Every value is `{"x": 1}` with the bound `{"x": {"equals": 1}}`; an earlier gate cleared it."""
+    """An earlier gate cleared a report with `{"x": 1}` as every value, and an equal bound for each."""
     content = copy.deepcopy(REPORT)
     for check in content["checks"]:
         if check["outcome"] == "passed":

@@ -1,4 +1,4 @@
-"""The reader of dynamic symbols agrees with pyelftools on compiled libraries; its work is limited."""
+"""The reader of dynamic symbols finds in libraries what pyelftools finds; its work is limited."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(data: bytes) -> Dynamic:
 
 
 def by_pyelftools(data: bytes) -> Dynamic:
-    """The symbols that pyelftools finds."""
+    """The dynamic symbols that pyelftools finds."""
     elf = ELFFile(io.BytesIO(data))
     needs: dict[int, tuple[str, str]] = {}
     required: dict[str, set[str]] = {}
@@ -108,7 +108,7 @@ def test_the_libraries_of_this_python_are_read_as_by_another_reader() -> None:
 @needs_gcc
 @given(data=st.data())
 def test_any_changed_library_is_read_or_refused(data: st.DataObject) -> None:
-    """Most of the changed bytes are in tables."""
+    """Most of the changed bytes are in tables of the library."""
     whole = bytearray(compiled(data.draw(st.sampled_from(LIBRARIES))))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(whole) - 1))
@@ -133,7 +133,7 @@ def test_any_bytes_are_read_or_refused(rest: bytes) -> None:
 
 
 def library(sections: Iterable[tuple[int, bytes, int]]) -> bytes:
-    """A library with *sections*: kind, content, link; number 1 is the table of names, empty."""
+    """An ELF file with *sections*, each as (type, content, link). Section 1 is an empty table of names."""
     body, rows = bytearray(), [struct.pack("<IIQQQQIIQQ", *[0] * 10)]
     for kind, content, link in ((3, b"\0", 0), *sections):
         at = 64 + len(body)
@@ -147,7 +147,7 @@ def library(sections: Iterable[tuple[int, bytes, int]]) -> bytes:
 
 
 def symbols(names: Iterable[int]) -> bytes:
-    """Defined symbols, by the offsets of their names."""
+    """A symbol table with defined symbols, whose names are at these offsets."""
     return b"".join(struct.pack("<IBBHQQ", name, 0x12, 0, 1, 0, 0) for name in names)
 
 
@@ -211,7 +211,7 @@ def test_limits_of_what_is_read(sections: list[tuple[int, bytes, int]], why: str
 
 
 def test_hidden_symbols_and_weak_versions_do_not_count() -> None:
-    """No other library sees a hidden symbol, and a weak version may be missing."""
+    """Other libraries cannot use a hidden symbol, and a weak version may be missing."""
     hidden = struct.pack("<IBBHQQ", 5, 0x12, 2, 1, 0, 0)
     need = struct.pack("<HHIII", 1, 2, 1, 16, 0)
     parts = struct.pack("<IHHII", 0, 2, 2, 5, 16) + struct.pack("<IHHII", 0, 0, 3, 1, 0)
@@ -228,7 +228,7 @@ def test_hidden_symbols_and_weak_versions_do_not_count() -> None:
 @pytest.mark.parametrize("end", [64, 1000, 5000, 1 << 20])
 @needs_gcc
 def test_a_library_is_read_in_pieces(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever its symbols are: at the beginning or the end, which are kept, or between."""
+    """The symbols may be at the beginning or the end, which are kept in memory, or in the middle."""
     data, passes = compiled(MIXED), [0]
     monkeypatch.setattr(wheels, "_START", 64)
     monkeypatch.setattr(wheels, "_KEPT", end)
@@ -264,12 +264,12 @@ def test_a_huge_library_takes_little_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found is not None
-    assert found.defined == {}  # the symbol table is in the zeros
+    assert found.defined == {}  # the file's end, where the symbol table would be, is zeros
     assert peak < 200e6
 
 
 def test_a_part_that_is_not_there_ends_the_reading() -> None:
-    """The header states that the section table is after the end of the file."""
+    """The header gives an offset of the section table that is after the end of the file."""
     data = bytearray(library([]))
     struct.pack_into("<Q", data, 40, 1 << 62)
 

@@ -1,4 +1,4 @@
-"""Our facts file fits its schema, cites existing sources, and is read into frozen values."""
+"""torchkiln's file of facts fits its schema, cites existing sources, and is read into frozen values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_facts_fit_their_schema():
     ],
 )
 def test_the_schema_rejects_errors(path: tuple[str, ...], value: object):
-    """A schema that accepts everything would also pass the test above."""
+    """A schema that accepts everything would pass the test above, too."""
     broken = json.loads(json.dumps(RAW))
     *parents, last = path
     place = broken
@@ -82,7 +82,7 @@ def test_the_default_wheel_is_among_the_variants():
 
 
 def test_floors_report_the_minor_version_zero_of_their_major():
-    """`resolve.require_cuda` depends on this."""
+    """The function `resolve.require_cuda` relies on it."""
     assert {major: floor.reports for major, floor in FACTS.floors.items()} == {
         "11": "11.0",
         "12": "12.0",
@@ -107,7 +107,7 @@ def test_an_older_patch_has_its_changes_and_inherits_no_hash():
 
 
 def test_a_release_whose_libraries_come_through_cuda_toolkit() -> None:
-    """Package names have no -cu12; cuDNN and NCCL are found nevertheless."""
+    """Its packages have no -cu12 in their names, but cuDNN and NCCL are found."""
     release = FACTS.releases["2.11.0"]
     assert release.default.variant == "cu130"
     assert {"cublas", "cudart", "nvrtc"} <= set(release.default.toolkit)
@@ -115,7 +115,7 @@ def test_a_release_whose_libraries_come_through_cuda_toolkit() -> None:
 
 
 def test_a_null_in_an_older_patch_removes_a_fact():
-    """For example, torch 2.2.0 lacks the marker that 2.2.2 has."""
+    """For example, torch 2.2.2 has a bound on Triton's Python, and torch 2.2.0 has none."""
     assert FACTS.releases["2.2.0"].default.triton_below is None
     assert FACTS.releases["2.2.2"].default.triton_below == "3.12"
 

@@ -1,4 +1,4 @@
-"""Short runs of the fuzzers, which find planted faults; and the campaign's oracle, which finds damage."""
+"""Short runs of the fuzzers find planted faults, and the oracle of the fuzzing campaign finds damage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["zip", "layer", "tar", "documents", "pages", "fatbin"],
 )
 def test_the_initial_corpus(target: object, scratch: Path) -> None:
-    """The readers agree on every input; some inputs are accepted and some are refused."""
+    """The compared readers agree on every input; some inputs are accepted, and some are refused."""
     found = {target.check(data, scratch) for data in target.corpus(scratch)}  # type: ignore[attr-defined]
     assert len(found) > 1
     assert found & {"accepted", "written"}
@@ -47,19 +47,19 @@ def test_the_initial_corpus(target: object, scratch: Path) -> None:
 
 @given(data=st.binary(max_size=300))
 def test_any_zip_with_false_headers(scratch: Path, data: bytes) -> None:
-    """The result is an error, or the tree that `zipfile` reads."""
+    """The result is an error, or the files that `zipfile` reads."""
     zip_target.judge(zip_target.program(Decisions(data), scratch), scratch)
 
 
 @given(data=st.binary(max_size=400))
 def test_any_order_of_files(scratch: Path, data: bytes) -> None:
-    """The result is a collision error, or the requested tree, as gzip and tarfile read it."""
+    """The result is a collision error, or the requested files, as gzip and tarfile read them."""
     layer_target.check(data, scratch)
 
 
 @given(data=st.binary(max_size=300))
 def test_any_tar_with_false_headers(scratch: Path, data: bytes) -> None:
-    """The result is an error, or the tree that tarfile reads, and nothing is written outside of it."""
+    """The result is an error, or the files that tarfile reads. No file is written outside of the folder."""
     tar_target.check(data, scratch)
 
 
@@ -75,15 +75,15 @@ def test_any_page_of_an_index(scratch: Path, data: bytes) -> None:
     pages_target.check(data, scratch)
 
 
-# A run costs two seconds of CPU time, most of it to instrument the modules; NIGHTLY=yes runs all of them.
-# Above, `make test` gives each target its initial corpus and changed inputs.
+# A run needs two seconds of CPU time, mostly to instrument the modules. NIGHTLY=yes runs all fuzzers.
+# In the tests above, `make test` gives each fuzzer its initial corpus and changed inputs.
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("target", "runs"),
     [pytest.param(name, runs, marks=[] if name == "documents" else [nightly]) for name, runs in RUNS.items()],
 )
 def test_some_seconds_of_atheris(target: str, runs: int) -> None:
-    """A run guided by coverage, with a fixed seed."""
+    """The run is guided by coverage and has a fixed seed."""
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris is not installed: pip install atheris, which has builds for Python 3.11 to 3.13")
     figures = run(target, seed=1, runs=runs)
@@ -93,7 +93,7 @@ def test_some_seconds_of_atheris(target: str, runs: int) -> None:
 
 
 def test_a_reader_that_disagrees_is_detected(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fuzzer stops if two readers disagree about a byte or a file."""
+    """A fuzzer stops if two readers disagree about a byte or a file."""
     wheel = write_wheel(SPEC, scratch / "seed").read_bytes()
     assert zip_target.judge(wheel, scratch) == "accepted"
     true = installed(wheel)
@@ -125,7 +125,7 @@ def digest(data: bytes) -> str:
 
 @pytest.fixture
 def oracle(tmp_path: Path) -> Oracle:
-    """A valid cache with one layer, one wheel, one pack and one Python, and a layout with one tag."""
+    """An oracle for a valid cache with one layer, wheel, pack and Python, and for a layout with one tag."""
     cache, layout = tmp_path / "cache", tmp_path / "out" / "dist"
     for folder in ("tmp", "records/layers", "bytecode", "interpreters/a", f"wheels/{digest(WHEEL)}"):
         (cache / folder).mkdir(parents=True)
@@ -206,19 +206,18 @@ PLANTED: dict[str, tuple[Callable[[Oracle], None], str]] = {
 
 
 def test_a_valid_store_has_no_faults(oracle: Oracle) -> None:
-    """No false positives."""
     assert oracle.healed() == ()
 
 
 @pytest.mark.parametrize("kind", PLANTED)
 def test_damage_is_found(kind: str, oracle: Oracle) -> None:
-    """Each kind of damage gives its line."""
+    """The oracle prints one line for each kind of damage."""
     plant, line = PLANTED[kind]
     plant(oracle)
     assert any(re.match(line, fault) for fault in oracle.faults()), oracle.faults()
 
 
 def test_another_image_than_the_undisturbed_one(oracle: Oracle) -> None:
-    """The store is valid, but the image is not the expected one."""
+    """The store is valid, but the built image differs from that of a build without faults."""
     (oracle.layout / "index.json").write_text(json.dumps({"manifests": []}))
     assert any(fault.startswith("digest:") for fault in oracle.healed())

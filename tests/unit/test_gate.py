@@ -44,7 +44,7 @@ POLICY = Policy()
 
 
 def cleared(*reports: SmokeReport, policy: Policy = POLICY, **options: Any) -> ClearedImage:
-    """The image that the gate clears with *reports*."""
+    """The image that the gate clears because of *reports*."""
     options = {"locked": LOCKED, "suite": SUITE, "image": IMAGE} | options
     return clear(
         judge(
@@ -56,7 +56,6 @@ def cleared(*reports: SmokeReport, policy: Policy = POLICY, **options: Any) -> C
 
 
 def missing(*reports: SmokeReport, **options: Any) -> list[tuple[str, str]]:
-    """The missing requirements that the gate reports."""
     with pytest.raises(GateRefused) as refused:
         cleared(*reports, **options)
     assert refused.value.exit_code == 7
@@ -73,7 +72,7 @@ def test_an_image_whose_checks_passed_is_cleared_by_its_digest() -> None:
 
 
 def test_a_check_that_the_policy_does_not_require_may_be_absent_or_fail() -> None:
-    """The policy requires only nccl-all-reduce of tier 2, to which busbw belongs."""
+    """Of tier 2, the policy requires only nccl-all-reduce; busbw is another check of tier 2."""
     assert cleared(without(report(), "busbw"))
     assert cleared(report(found("busbw", "failed", "x: 1 is not at least 2")))
 
@@ -107,7 +106,7 @@ def test_a_check_that_the_policy_does_not_require_may_be_absent_or_fail() -> Non
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_finding_that_did_not_pass_is_refused(finding: Finding, why: str) -> None:
-    """The report's verdict is computed from the findings, so that only the finding is at fault."""
+    """The verdict is computed from the findings, so the finding is the report's only fault."""
     smoke_report = report(finding)
     names_and_reasons = missing(smoke_report)
 
@@ -221,7 +220,7 @@ def test_a_report_of_another_image_or_suite_is_refused(change: dict[str, Any], w
 
 
 def test_a_verdict_that_its_values_contradict_is_refused() -> None:
-    """A failed check edited to `passed`, and the verdict to `pass`."""
+    """Someone edited the outcome of a failed check to `passed`, and the verdict to `pass`."""
     doctored = replace(report(found("busbw", measured='{"x": 2}')), verdict="pass")
 
     assert missing(doctored) == [("0.json", "states 'pass', but its values give 'fail'")]
@@ -257,7 +256,7 @@ def test_a_policy_can_require_signatures() -> None:
 
 
 def one_gpu() -> SmokeReport:
-    """A run of tier 2 on a machine with one GPU."""
+    """A run of all tiers on a machine with one GPU, where the checks for two GPUs are skipped."""
     smoke_report = report(
         found("nccl-all-reduce", "skipped", "host: found 1 GPU, but this check needs two or more"),
         found("busbw", "skipped", "host: found 1 GPU, but this check needs two or more"),
@@ -267,7 +266,7 @@ def one_gpu() -> SmokeReport:
 
 
 def two_gpus(*others: Finding) -> SmokeReport:
-    """A run of tier 2 alone, on two GPUs."""
+    """A run of only tier 2 on a machine with two GPUs."""
     return without(report(*others), "import", "compile-cpu", "cuda", "bf16")
 
 
@@ -283,7 +282,7 @@ def test_each_of_several_reports_must_be_of_this_image_and_suite() -> None:
 
 
 def test_a_failure_counts_although_another_report_passed() -> None:
-    """Whatever the order of the reports."""
+    """The order of the two reports makes no difference."""
     failed = two_gpus(found("nccl-all-reduce", "failed", "sum: is 1, wanted 3"))
 
     for reports in ((one_gpu(), two_gpus(), failed), (failed, two_gpus(), one_gpu())):
@@ -310,7 +309,7 @@ _OUTCOMES = st.sampled_from(
 
 @given(drawn=st.lists(st.fixed_dictionaries(dict.fromkeys(TIERS, _OUTCOMES)), min_size=1, max_size=3))
 def test_an_image_is_cleared_only_if_all_required_checks_passed(drawn: list[dict[str, str]]) -> None:
-    """For any combination of reports. Every check applies to this cell and these GPUs."""
+    """This is tested with random reports of a cell to which every check applies."""
     demanded = [name for name in TIERS if name != "busbw"]
     seen = {name: {outcomes[name] for outcomes in drawn} for name in TIERS}
     bad = {"failed", "not-applicable", "doctored"}
@@ -340,7 +339,7 @@ def _drawn(outcomes: dict[str, str]) -> SmokeReport:
 
 # --- through the real runner ------------------------------------------------------------------------
 
-# Each check ends without a result; they are run together.
+# Each of these checks ends without a valid result. One run contains all of them.
 BODIES = """
 VALUES = {
     "skips": {"x": {"equals": 1}},
@@ -381,7 +380,7 @@ def test_half(measure):
 
 
 def test_checks_without_a_result_are_refused_end_to_end(tmp_path: Path) -> None:
-    """From pytest in the runner's process to the gate, without fakes."""
+    """The checks run with pytest in the real runner, and the gate judges the report; nothing is faked."""
     folder = suite_with(tmp_path / "suite", {"test_bodies.py": BODIES})
     events = run_suite(folder, tmp_path)
     ids = ["skips", "marked", "fails", "passes", "nothing", "half"]

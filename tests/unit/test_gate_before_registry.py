@@ -36,7 +36,7 @@ def publisher(made: Publisher, tmp_path: Path) -> Publisher:
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The requests to all registries."""
+    """The list of all requests that were sent to any registry."""
     sent: list[str] = []
     request_once = Registry.request_once
 
@@ -53,7 +53,7 @@ def valid_report(publisher: Publisher) -> str:
 
 
 def unproved(publisher: Publisher, case: str) -> tuple[str, ...]:
-    """Arguments of `publish` with a report that does not prove the image."""
+    """The arguments of `publish` with a report that does not prove the image."""
     image = open_layout(publisher.layout).image(TAG)
     smoke_report = publisher.report(image)
     lab = ("--trust", str(publisher.folder / "lab.pub.pem"))
@@ -85,7 +85,7 @@ def unproved(publisher: Publisher, case: str) -> tuple[str, ...]:
 def test_an_unproved_image_is_refused_before_any_request(
     publisher: Publisher, requests: list[str], case: str
 ) -> None:
-    """Exit code 7 (the gate's), not 9 (connection refused), which an earlier version gave."""
+    """Exit code 7 is the gate's. An earlier version connected to the registry first and gave 9."""
     done = publisher.run("publish", TAG, "--to", NOWHERE, *publisher.here, *unproved(publisher, case))
 
     assert getattr(done.exception, "exit_code", None) == 7, done.exception
@@ -93,7 +93,7 @@ def test_an_unproved_image_is_refused_before_any_request(
 
 
 def wrong_options(publisher: Publisher) -> dict[str, tuple[tuple[str, ...], int]]:
-    """Wrong options of `publish`, and their exit code."""
+    """Invalid options of `publish`, with their exit codes."""
     folder = publisher.folder
     (folder / "open.pem").write_bytes(pem(UNKNOWN_KEY))
     (folder / "open.pem").chmod(0o644)
@@ -143,7 +143,7 @@ def test_a_cleared_image_and_an_unreachable_registry(publisher: Publisher) -> No
 
 
 def test_several_images_are_each_judged_before_any_request(publisher: Publisher, requests: list[str]) -> None:
-    """A refused image does not stop the others; if all are refused, no request is sent."""
+    """The remaining images are published; if all are refused, no request is sent."""
     with RegistryServer() as server:
         argv = publisher.publishing(f"{server.host}/team/app", "--report", valid_report(publisher), "--json")
         done = publisher.run(*argv, "2.7.1-cuda12.1-cudnn9-devel")
@@ -160,7 +160,7 @@ def test_several_images_are_each_judged_before_any_request(publisher: Publisher,
 
 
 def test_another_image_under_the_requested_tag(publisher: Publisher, requests: list[str]) -> None:
-    """The image in the layout must have the tag of the command line."""
+    """The image's own tag must be the tag of the command line."""
     index = publisher.layout / "index.json"
     index.write_text(index.read_text().replace(TAG, "2.6.0-cuda12.1-cudnn9-runtime"))
     report = publisher.signed(
@@ -175,7 +175,7 @@ def test_another_image_under_the_requested_tag(publisher: Publisher, requests: l
 
 
 def test_a_lock_of_another_cell_in_the_images_folder(publisher: Publisher, requests: list[str]) -> None:
-    """Otherwise the image would get the other cell's aliases."""
+    """Without this check, the image would get the aliases of the other cell."""
     other = "2.7.1-cuda12.1-cudnn9-devel"
     shutil.copy(ROOT / "images" / other / "lock.json", publisher.folder / "images" / TAG / "lock.json")
     done = publisher.publish(NOWHERE, "--report", valid_report(publisher), "--override", "a test")

@@ -1,4 +1,4 @@
-"""The gate's hint: the missing checks by name, and the keys and files that the user gave."""
+"""The gate's hint names the missing checks, and contains the keys and files that the user gave."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def publisher(tmp_path: Path) -> Publisher:
 
 
 def test_hints_of_gate_and_publish_contain_their_options(publisher: Publisher) -> None:
-    """`publish --key` is the key of the reports only if its public key is trusted for them."""
+    """The hint of `publish` contains its --key only if the gate trusts that key's public part for reports."""
     from torchkiln.oci.layout import open_layout
 
     image = open_layout(publisher.layout).image(TAG)

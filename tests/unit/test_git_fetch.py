@@ -79,7 +79,7 @@ def read(tar: tarfile.TarFile, path: str) -> bytes:
 
 
 def test_a_commit_as_a_tar(scene: Scene) -> None:
-    """The tar has the files as they were committed, without git attributes, and always the same bytes."""
+    """The tar has the files as committed; git attributes have no effect, and its bytes are always equal."""
     server = scene.server
     script, link = server_blob(server, b"#!/bin/sh\n"), server_blob(server, b"../setup.py")
     commit = server.commit(
@@ -99,7 +99,7 @@ def test_a_commit_as_a_tar(scene: Scene) -> None:
         ("tool/setup.py", 0o644, tarfile.REGTYPE, ""),
     ]
     assert read(tar, "tool/d/é.txt") == b"a\nb\n"
-    # Locks contain this hash: all versions of git, Python and torchkiln must give the same.
+    # Locks contain this hash, so all versions of git, Python and torchkiln must produce the same tar.
     assert hashlib.sha256(scene.bytes(commit)).hexdigest() == DIGEST
 
 
@@ -162,7 +162,7 @@ def test_logins_are_those_of_netrc(scene: Scene) -> None:
 
 
 def test_the_users_settings_are_not_used(scene: Scene) -> None:
-    """Neither git configuration and variables nor credential helpers and templates."""
+    """Git's configuration, variables, credential helpers and templates of the user have no effect."""
     commit = scene.server.commit("tool", SETUP)
     scene.server.login = ("me", "secret")
     ran, helper = scene.folder / "ran", scene.folder / "helper"
@@ -191,7 +191,7 @@ def test_redirects_lead_to_no_other_protocol(scene: Scene) -> None:
 
 
 def test_https(scene: Scene) -> None:
-    """With the certificates of the index settings; a redirect to http is not followed."""
+    """The certificates of the index settings are used; a redirect to http is not followed."""
     bundle = self_signed(scene.folder / "server.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(bundle)
@@ -211,7 +211,7 @@ def test_https(scene: Scene) -> None:
 
 @pytest.mark.parametrize("url", ["ext::touch pwned", "file:///srv/x"])
 def test_other_protocols_are_refused_twice(scene: Scene, url: str) -> None:
-    """By the check of the URL, and by git."""
+    """torchkiln's check of the URL refuses them, and git refuses them, too."""
     git = scene.git()
     with pytest.raises(BuildFailed, match="must begin with https://"):
         git.fetch(url, "1" * 40)
@@ -280,7 +280,7 @@ def test_the_depth_of_submodules_is_limited(scene: Scene, monkeypatch: pytest.Mo
 
 
 def test_hostile_trees(scene: Scene) -> None:
-    """Trees that git would not check out, or whose files would be outside of the checkout."""
+    """git would not check out these trees, or would write files outside of the checkout."""
     server = scene.server
     server.commit("tool", SETUP)
     setup, evil = server.blob("tool", b"x = 1\n"), server.blob("tool", b"evil")
@@ -298,7 +298,7 @@ def test_hostile_trees(scene: Scene) -> None:
 
 
 def test_a_tree_of_trees_of_trees(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few kilobytes of nested trees stand for 10^10 files."""
+    """A few kilobytes of nested trees are expanded to 10^10 files."""
     monkeypatch.setattr(fetching, "OUTPUT", 1 << 20)
     server = scene.server
     server.commit("tool", SETUP)
@@ -321,7 +321,7 @@ def test_limits(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_limits_of_each_process(scene: Scene) -> None:
-    """Also for the processes that git starts."""
+    """The limits are inherited by the processes that git starts."""
     git = scene.git()
     for option, limit in (("v", fetching.MEMORY >> 10), ("f", 2 * fetching.DISK >> 9), ("c", 0)):
         assert git.run("-c", f"alias.limit=!ulimit -{option}", "limit").decode().strip() == str(limit)

@@ -1,4 +1,4 @@
-"""The output of `git ls-tree` is read strictly: paths, links, submodules; and which URLs are allowed."""
+"""The output of `git ls-tree` is parsed strictly: paths, links, submodules; and which URLs are allowed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_urls(url: str, why: str) -> None:
 
 
 def test_the_urls_of_submodules() -> None:
-    """Relative URLs are relative to the repository's URL, as in git."""
+    """As in git, a relative URL is relative to the repository's URL."""
     settings = {
         "a": {"path": "ext/a/", "url": "../a.git"},
         "b.c": {"path": "b", "url": "./b"},

@@ -134,7 +134,7 @@ def docs(tmp_path: Path) -> Path:
 
 
 def written(docs: Path) -> str:
-    """The page, after all stale files have been written."""
+    """The text of the page, after all stale files have been written again."""
     for name, made in gpu_pages.stale(docs).items():
         if made is None:
             (docs / name).unlink()
@@ -170,7 +170,7 @@ def test_the_page_has_device_driver_torch_and_all_figures(docs: Path) -> None:
 
 
 def test_a_run_of_an_earlier_image_is_marked_in_all_tables() -> None:
-    """And above the benchmark, with a line that explains the mark; other runs have no mark."""
+    """The mark is also above the benchmark, and a line explains it. Runs of present images have no mark."""
     image, tag = Digest("sha256:" + "ab" * 32), "2.7.1-cuda12.1-cudnn9-runtime"
     smoke_report = replace(WHOLE.report, image=image, tag=tag)
     before, now = (
@@ -189,7 +189,7 @@ def test_a_run_of_an_earlier_image_is_marked_in_all_tables() -> None:
 
 
 def test_a_report_is_of_an_earlier_image_if_its_lock_gives_another_digest(docs: Path) -> None:
-    """A report without an image is not; a report whose cell has no lock any more is."""
+    """It is, too, if its cell has no lock any more; a report without an image is not."""
     tag = "2.7.1-cuda12.1-cudnn9-runtime"
     of = {
         "now": (present(tag), tag),
@@ -209,7 +209,7 @@ def test_a_report_is_of_an_earlier_image_if_its_lock_gives_another_digest(docs: 
 
 
 def benchmarked(name: str, torch: str, *, when: str = "", fp16: float = 2000.0, device: str = "") -> Run:
-    """A run of the benchmark with *fp16* samples per second for 128 words; FP32 has 500."""
+    """A benchmark report with *fp16* samples per second for inputs of 128 words; FP32 reaches 500."""
     values = BENCHMARK | {"torch": torch, "samples_per_s_128": RATES | {"fp16": fp16}}
     run = run_of(finding("benchmark", 3, values | ({"device": device} if device else {}), BOUNDS), name=name)
     return replace(run, report=replace(run.report, when=when)) if when else run

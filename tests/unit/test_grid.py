@@ -38,12 +38,12 @@ def square(torch: str, cuda: str, state: State, **more: object) -> str:
 
 
 def locked(**more: object) -> str:
-    """The text of a cell with a lock, without the first line (native or minor-compat)."""
+    """The text of a locked cell, without its first line (native or minor-compat)."""
     return square("2.3.1", "12.1", State.LOCKED, **more).partition("<br>")[2]
 
 
-# The cells of the grid (which has no thin images) that ran on two GPUs, because the matrix's policy
-# requires NCCL.
+# The tags of cells in the grid whose reports include nccl-all-reduce, which needs two GPUs and which the
+# matrix's policy requires. The grid has no thin images.
 _ON_TWO = {
     proof.report.tag
     for proof in proofs(PROOFS)
@@ -87,7 +87,7 @@ def test_each_state_has_a_text() -> None:
 
 
 def test_results_of_an_earlier_image_are_not_shown_for_the_present_one() -> None:
-    """The text mentions the same packages only if they were compared."""
+    """The words "with the same packages" are written only if the packages were compared."""
     ours = "an earlier image with the same packages"
 
     assert (
@@ -101,7 +101,7 @@ def test_results_of_an_earlier_image_are_not_shown_for_the_present_one() -> None
 
 
 def test_a_failed_report_is_shown_even_if_others_passed() -> None:
-    """With the check's name, although a newer report of the same image has more checks."""
+    """The failed check is named, even if a newer report of the same image contains more checks."""
     report_text = f"`{WRONG.id}` failed on 2 × NVIDIA H200, [2026-11-21](proofs/b.dsse.json), `cdcdcdcdcdcd`"
 
     assert locked(now=summary_of(FAILED, PARTIAL)) == f"built; {report_text}"
@@ -134,7 +134,7 @@ def test_of_several_earlier_images_the_latest_is_shown() -> None:
 
 
 def test_the_packages_are_compared_by_the_check_lock() -> None:
-    """By name and version; in a report without the check `lock`, they count as different."""
+    """Names and versions are compared. If the check `lock` is missing, the packages count as different."""
     installed = {wheel.name: wheel.version for wheel in reports.LOCKED.wheels}
 
     def measured(values: dict[str, str]) -> SignedReport:
@@ -158,7 +158,7 @@ def nothing_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def suite(monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """The suite with only the checks that all committed reports have, so that a new check breaks no test."""
+    """The suite, reduced to the checks that all committed reports contain: a new check breaks no test."""
     ran: dict[str | None, set[str]] = {}
     for item in PASSED:
         ran.setdefault(item.report.tag, set()).update(finding.id for finding in item.report.findings)
@@ -171,7 +171,7 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 
 def as_of(one: SignedReport, image: Digest | None, suite: Suite) -> SignedReport:
-    """The committed report *one*, changed as if *suite* had run in *image*, with the committed image.json."""
+    """The committed report *one*, changed to be of *image* and *suite* and of the committed image.json."""
     account = (IMAGES / (one.report.tag or "") / "image.json").read_bytes()
     host = json.loads(one.report.host) | {"image_json_sha256": hashlib.sha256(account).hexdigest()}
     return replace(one, report=replace(one.report, image=image, suite=suite.digest, host=json.dumps(host)))
@@ -192,7 +192,7 @@ def test_the_grid_with_reports_of_the_present_images(monkeypatch: pytest.MonkeyP
 def test_the_grid_with_the_same_reports_of_other_images(
     monkeypatch: pytest.MonkeyPatch, suite: Suite
 ) -> None:
-    """No present image is proved; the same number of runtime images has earlier proofs, shown as such."""
+    """No present image counts as proved; each runtime image is shown as proved in an earlier image."""
     before = [as_of(item, BEFORE, suite) for item in PASSED]
     monkeypatch.setattr(grid, "proofs", lambda folder: before)
     report_text, proved = grid.grid(), len(RUNTIME)
@@ -206,7 +206,7 @@ def test_the_grid_with_the_same_reports_of_other_images(
 def test_an_earlier_image_that_the_gate_would_refuse_does_not_count(
     monkeypatch: pytest.MonkeyPatch, suite: Suite
 ) -> None:
-    """A report without its last checks, and one whose values contradict its verdict."""
+    """One report lacks its last checks; another has values that contradict its verdict."""
     for spoil in (lambda found: found[:-9], lambda found: [replace(item, measured="{}") for item in found]):
         before = [
             replace(one, report=replace(one.report, findings=tuple(spoil(one.report.findings))))

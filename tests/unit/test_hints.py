@@ -1,4 +1,4 @@
-"""Commands in messages: each one parses, and is shown as the user calls this program."""
+"""Commands in messages parse, and begin with the name by which the user called this program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchkiln.util.places import ROOT
 WORD = "X"  # for a value that is known only at run time
 SOURCES = sorted((ROOT / "torchkiln").rglob("*.py"))
 SHOWN = re.compile(rf"\btorchkiln ((?:{'|'.join((*COMMANDS, *EARLIER))})(?![\w'-])[^`;()\n]*)")
-# `lock` in a hint, without "torchkiln": it would not be replaced by the name of the called program.
+# A command such as `lock` without "torchkiln": the program's name is inserted only in place of "torchkiln".
 BARE = re.compile(rf"`(?:{'|'.join((*COMMANDS, *EARLIER))})\b[^`]*`")
 
 
@@ -33,7 +33,7 @@ NEED_CELLS = {"build", "lock", "explain", "smoke", "gate", "sbom", "scan"}
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The line and text of each string in the code, without docstrings; WORD stands for `{value}`."""
+    """The line and text of each string in the code, without docstrings; WORD replaces inserted values."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(tree)
@@ -52,7 +52,6 @@ def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def hints(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The strings that are passed as `hint`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "hint":
             yield from texts(node.value)
@@ -60,16 +59,16 @@ def hints(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The commands in strings of the code, with file and line: in all strings, and in hints only."""
+    """The commands in the strings of the code, each with its file and line."""
 
     commands: list[tuple[str, str]]
     hints: list[tuple[str, str]]
-    bare: list[str]  # in hints, without "torchkiln"
+    bare: list[str]  # commands without "torchkiln" in hints
 
 
 @pytest.fixture(scope="module")
 def shown() -> Shown:
-    """The commands in all files; a file without the word is not parsed."""
+    """The commands in all files; a file that does not contain "torchkiln" is not parsed."""
     found = Shown(commands=[], hints=[], bare=[])
     for file in SOURCES:
         data = file.read_bytes()
@@ -85,13 +84,13 @@ def shown() -> Shown:
 
 
 def test_messages_show_commands(shown: Shown) -> None:
-    """Otherwise the next tests would pass without a command."""
+    """Otherwise the next tests would pass without checking a command."""
     assert len(shown.commands) >= 40
     assert len(shown.hints) >= 40
 
 
 def test_each_command_in_a_message_parses(shown: Shown) -> None:
-    """The command is not an earlier name, and its options exist; other words may follow it."""
+    """It has its present name and existing options; text may follow it."""
     assert [fault for where, command in shown.commands if (fault := fault_of(where, command))] == []
 
 
@@ -109,7 +108,7 @@ def fault_of(where: str, command: str) -> str:
 
 
 def test_a_hint_names_the_cells_that_a_command_needs(shown: Shown) -> None:
-    """`torchkiln lock` alone would be refused."""
+    """A command such as `torchkiln lock` without a cell would be refused."""
     enough = {WORD, "TAG", "--all", "--torch", "--help", "--check", "--project", "base", "prune"}
     without = [
         f"{where}: {command}"
@@ -149,7 +148,7 @@ def test_the_program_is_named_as_it_was_called(
 
 
 def test_a_checkout_shows_python_build_py(tmp_path: Path) -> None:
-    """In hints, help and notes."""
+    """In a checkout, hints, help and notes show `python build.py` instead of `torchkiln`."""
     program = str(ROOT / "build.py")
     for words, text in (
         (["build"], f"hint: use --torch and --cuda, or --all; `python {program} list` shows the cells\n"),
@@ -174,7 +173,6 @@ FOLLOWED = sorted(
 
 @pytest.mark.parametrize("command", FOLLOWED)
 def test_the_commands_in_hints_of_mistakes_work(command: str) -> None:
-    """They print a page or a table, as the hint says."""
     ran = CliRunner().invoke(torchkiln, shlex.split(command))
 
     assert (ran.exit_code, ran.exception) == (0, None)
@@ -186,7 +184,6 @@ def test_the_commands_in_hints_of_mistakes_work(command: str) -> None:
     [["build"], ["gate"], ["list", "--torch", "9.9"]],
 )
 def test_following_a_hint_works(words: list[str]) -> None:
-    """The command in the hint of a failed command succeeds."""
     failed = CliRunner().invoke(torchkiln, words)
     hint = str(getattr(failed.exception, "hint", ""))
     found = SHOWN.search(hint)

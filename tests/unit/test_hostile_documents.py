@@ -1,4 +1,4 @@
-"""Untrusted documents: each reader returns a value or an error; no traceback, no hang, no ambiguity."""
+"""Untrusted documents: each reader returns a value or an error message; it neither crashes nor hangs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MATRIX = (ROOT / "matrix.yaml").read_text()
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """The result of each case; each is run once."""
+    """The message of each case; each command is run once."""
     found = {}
     for case in CASES:
         found[case.name] = provoke(case, tmp_path_factory.mktemp("case"))
@@ -48,7 +48,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_message_has_the_fault_and_a_hint(case: Any, results: dict[str, Ran]) -> None:
-    """Exit code, reason, hint; nothing on stdout, no traceback, no control characters for the terminal."""
+    """It has no control characters. stdout is empty, and there is no traceback."""
     found = results[case.name]
 
     assert (found.code, found.out) == (case.code, "")
@@ -61,7 +61,7 @@ def test_the_message_has_the_fault_and_a_hint(case: Any, results: dict[str, Ran]
 
 
 def test_the_page_of_messages_is_fresh(results: dict[str, Ran]) -> None:
-    """`make golden` updates it."""
+    """`make golden` updates the page."""
     assert (ROOT / "docs" / "hostile-documents.md").read_text() == page_of(results)
 
 
@@ -80,7 +80,7 @@ def resealed(document: dict[str, Any]) -> bytes:
 
 
 def agree(data: bytes, name: str) -> None:
-    """Check that the jsonschema package also accepts *data*, which our check has accepted."""
+    """Check that the jsonschema package accepts *data*, too, which torchkiln has accepted."""
     jsonschema.Draft202012Validator(schema.shipped(name)).validate(json.loads(data))
 
 
@@ -92,7 +92,7 @@ def agree(data: bytes, name: str) -> None:
 )
 @FEW
 def test_a_changed_lock_is_refused(data: bytes) -> None:
-    """Any change is refused, except for changes of white space and order."""
+    """Only changes of white space and of the order of keys are accepted."""
     found = answer(lambda: lock_file.from_json(data))
     if found is not None:
         assert json.loads(data) == json.loads(LOCK)
@@ -102,7 +102,7 @@ def test_a_changed_lock_is_refused(data: bytes) -> None:
 @given(document=mutated(json.loads(LOCK)))
 @FEW
 def test_a_valid_seal_does_not_make_a_lock_valid(document: dict[str, Any]) -> None:
-    """If an attacker seals it again, the schema is still checked, and accepted locks read back the same."""
+    """Even with a new seal, a lock must fit the schema. An accepted lock reads back the same."""
     try:
         data = resealed(document)
     except UnicodeEncodeError:
@@ -136,7 +136,7 @@ LEAVES = (
 
 @pytest.mark.parametrize("change", LEAVES, ids=lambda change: ".".join(map(str, change[:-1])))
 def test_each_value_of_a_lock_is_under_the_seal(change: tuple[Any, ...]) -> None:
-    """Also values that no other check would find."""
+    """The seal covers even values that no other check compares."""
     *parents, key, value = change
     document = owner = json.loads(LOCK)
     for step in parents:
@@ -149,7 +149,7 @@ def test_each_value_of_a_lock_is_under_the_seal(change: tuple[Any, ...]) -> None
 
 
 def test_a_final_newline_does_not_pass_a_pattern() -> None:
-    """Python's `$` matches before a final newline, which would give requirements.txt another line."""
+    """Python's `$` also matches before a final newline, which would add a line to requirements.txt."""
     document = json.loads(LOCK)
     document["wheels"][0]["sha256"] += "\n"
     with pytest.raises(Stale, match=r"wheels\[0\]\.sha256: .* is not a sha256"):
@@ -157,7 +157,7 @@ def test_a_final_newline_does_not_pass_a_pattern() -> None:
 
 
 def test_a_wheel_that_no_index_has_is_not_in_the_lock_of_a_cell() -> None:
-    """Packages of a cell's image, which is proved, must not come from a project's folder."""
+    """The image of a cell is published, so its packages must not come from a project's folder."""
     document = json.loads(LOCK)
     document["wheels"][0]["index"] = "project"
     document["indexes"] = sorted({wheel["index"] for wheel in document["wheels"]})
@@ -166,7 +166,7 @@ def test_a_wheel_that_no_index_has_is_not_in_the_lock_of_a_cell() -> None:
 
 
 def test_the_layout_of_the_text_is_not_under_the_seal() -> None:
-    """A checkout with other line endings, or a formatter, has no effect."""
+    """A checkout with other line endings or a code formatter may change it."""
     known = lock_file.from_json(LOCK)
 
     assert lock_file.from_json(LOCK.replace(b"\n", b"\r\n")) == known
@@ -186,7 +186,7 @@ def test_a_tag_is_not_a_path(tmp_path: Path, tag: str) -> None:
 @given(data=mutated(yaml.safe_load(MATRIX)))
 @FEW
 def test_a_matrix_with_one_change_is_read_or_refused(data: Any) -> None:
-    """And the jsonschema package accepts each matrix that is read."""
+    """The jsonschema package accepts each matrix that torchkiln accepts."""
     text = yaml.safe_dump(data)
     found = answer(lambda: matrix.load(text, FACTS))
     if found is not None:
@@ -225,7 +225,7 @@ def test_a_yaml_bomb_in_the_facts_is_refused() -> None:
     ids=["byte order mark", "CRLF", "numbers of older YAML", "date"],
 )
 def test_yaml_that_other_readers_interpret_differently(text: str, accepted: dict[str, str]) -> None:
-    """Values that other YAML versions read as numbers are read as text."""
+    """Values that other versions of YAML read as numbers are strings here."""
     assert located_yaml.parse(text, name="x").data == accepted
 
 
@@ -306,7 +306,7 @@ def test_messages_are_truncated() -> None:
 
 
 def test_no_file_is_read_beyond_its_limit(tmp_path: Path) -> None:
-    """For example, a sparse file of 5 GB."""
+    """One of the files is a sparse file of 5 GB."""
     with (tmp_path / "big").open("wb") as file:
         file.truncate(5 << 30)
     with pytest.raises(OSError, match="longer than 1000 bytes"):
@@ -336,7 +336,7 @@ def test_a_dpkg_status_is_read_or_refused(text: str) -> None:
 @given(data=st.binary(max_size=100) | mutated(json.loads(REPORT)).map(json_bytes))
 @FEW
 def test_a_report_is_read_or_refused(data: bytes) -> None:
-    """And every accepted report can be shown in each format."""
+    """Every report that is accepted can be shown in each format."""
     found = answer(lambda: report.from_json(data))
     if found is not None:
         agree(data, "smoke-report")

@@ -30,7 +30,6 @@ GOOD = f'<a href="../../files/{WHEEL}#sha256={SHA}">{WHEEL}</a>'
 
 
 def html(*links: str, head: str = "") -> Page:
-    """A page of the project numpy."""
     body = f"<!DOCTYPE html><html><head>{head}</head><body>\n" + "\n".join(links) + "</body></html>"
     return Page(url=HERE, json=False, body=body.encode())
 
@@ -42,12 +41,11 @@ def js(*files: Any, **more: Any) -> Page:
 
 
 def link(href: str, text: str = WHEEL, fragment: str = f"#sha256={SHA}") -> Page:
-    """A page with one link."""
     return html(f'<a href="{href}{fragment}">{text}</a>')
 
 
 def entry(**changes: Any) -> dict[str, Any]:
-    """A file of a JSON page."""
+    """The JSON entry of one file."""
     return {"filename": WHEEL, "url": f"../../files/{WHEEL}", "hashes": {"sha256": SHA}, **changes}
 
 
@@ -72,14 +70,14 @@ TAKEN = {
 
 @pytest.mark.parametrize("page", TAKEN.values(), ids=TAKEN)
 def test_a_file_is_found_by_its_hash(page: Page) -> None:
-    """With any text around the link; an invalid size is ignored."""
+    """The text around its link does not matter, and an invalid size is ignored."""
     found = {(file.filename, file.sha256, file.size) for file in found_on(page, "numpy", {SHA})}
 
     assert found == {(WHEEL, SHA, None)}
 
 
 def test_other_wheels_are_listed_if_valid_and_not_yanked() -> None:
-    """In HTML and in JSON; invalid links are omitted."""
+    """This is tested for HTML and JSON pages. Invalid links are omitted."""
     yanked = GOOD.replace("<a", '<a data-yanked="broken"')
     assert [item.filename for item in wheels_on(html(GOOD), "numpy")] == [WHEEL]
     assert [(item.sha256, item.size) for item in wheels_on(js(entry(size=7)), "numpy")] == [(SHA, 7)]
@@ -125,7 +123,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("page", "why"), REFUSED.values(), ids=REFUSED)
 def test_a_link_to_another_place_is_refused(page: Page, why: str) -> None:
-    """The message names the page, and contains no credentials."""
+    """The error message names the page, and contains no credentials."""
     with pytest.raises(BuildFailed, match=why) as caught:
         found_on(page, "numpy", {SHA})
 
@@ -135,13 +133,13 @@ def test_a_link_to_another_place_is_refused(page: Page, why: str) -> None:
 
 
 def test_other_files_are_not_checked() -> None:
-    """A page lists many other files, which are not needed."""
+    """Invalid entries of files that are not needed cause no error."""
     assert found_on(link("javascript:x", fragment="#sha256=" + "0" * 64), "numpy", {SHA}) == ()
     assert found_on(link(f"../{WHEEL}", fragment="#md5=0"), "numpy", {SHA}) == ()
 
 
 def test_a_page_of_only_tags_is_not_parsed() -> None:
-    """The parser would need a kilobyte of memory for two bytes of the page."""
+    """The HTML parser would need a kilobyte of memory for every two bytes of this page."""
     with pytest.raises(BuildFailed, match="not a project page"):
         listing(Page(url=HERE, json=False, body=b"<b" * 1_000_000))
     assert found_on(Page(url=HERE, json=False, body=b"<b>" * 1_000_000 + SHA.encode()), "numpy", {SHA}) == ()
@@ -186,7 +184,7 @@ def origin() -> Iterator[str]:
 
 
 def settings_of(url: str) -> IndexSettings:
-    """Settings with an index at *url* and nothing else."""
+    """Index settings with *url* as the only index."""
     return IndexSettings(
         default_url=url,
         pytorch_url=None,
@@ -213,7 +211,7 @@ def settings_of(url: str) -> IndexSettings:
 def test_responses_of_a_server_are_limited(
     origin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str, why: str
 ) -> None:
-    """Also after decompression and redirects."""
+    """The limits also apply to decompressed data and to redirects."""
     monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda *_: 0.0)
     pages = Pages(settings_of(f"{origin}/{index}"), Store(tmp_path))
     with pytest.raises(BuildFailed, match=why):

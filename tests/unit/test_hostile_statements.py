@@ -62,7 +62,7 @@ def statement_in(bundle: bytes) -> Statement:
 
 
 def read(statement: Statement) -> object:
-    """The value that the reader of the statement's kind returns."""
+    """The value that the reader for this kind of statement returns."""
     readers: dict[str, Any] = {
         PROVENANCE: origin,
         CLEARANCE: decision_of,
@@ -80,7 +80,7 @@ def read(statement: Statement) -> object:
 def test_a_statement_with_one_change_is_read_or_refused(
     bundles: dict[str, bytes], data: st.DataObject, kind: str
 ) -> None:
-    """Also one change of its predicate, its largest part."""
+    """The predicate is changed more often, because it is the largest part."""
     document = json.loads(payload(statement_in(bundles[kind])))
     predicates = (mutated(document["predicate"]) | VALUES).map(lambda one: {**document, "predicate": one})
     changed = data.draw(mutated(document) | VALUES | predicates)
@@ -92,7 +92,7 @@ def test_a_statement_with_one_change_is_read_or_refused(
 @given(data=st.data())
 @FEW
 def test_a_bundle_with_one_change_is_read_or_refused(bundles: dict[str, bytes], data: st.DataObject) -> None:
-    """An accepted bundle has the signed content, or no valid signature."""
+    """If it is accepted, it has the content that was signed, or no valid signature."""
     true = bundles[CLEARANCE]
     changed = data.draw(
         mutated(json.loads(true)).map(json_bytes) | spoiled(true) | VALUES.map(json_bytes) | st.binary()
@@ -150,7 +150,7 @@ def test_envelopes(bundles: dict[str, bytes], change: dict[str, Any], message: s
 
 
 def test_a_lock_in_a_provenance_that_is_not_ascii(bundles: dict[str, bytes]) -> None:
-    """The base64 module raises another exception for such a text."""
+    """For such a text, the base64 module raises another exception than for other invalid texts."""
     document = json.loads(payload(statement_in(bundles[PROVENANCE])))
     document["predicate"]["buildDefinition"]["resolvedDependencies"][0]["content"] = "ü"
     with pytest.raises(VerificationFailed, match="no lock, or no builder"):
@@ -209,7 +209,7 @@ PREDICATES = {
 
 @pytest.fixture(name="scene")
 def a_scene(built: Publisher, tmp_path: Path) -> Iterator[Scene]:
-    """A registry with the referrers API only: the API and the fallback tag would list the same statements."""
+    """A registry with the referrers API only: the fallback tag would list the same statements again."""
     with RegistryServer() as server:
         server.behaviour.lists_referrers = True
         yield Scene(Publisher(folder=shutil.copytree(built.folder, tmp_path / "publisher")), server)
@@ -218,7 +218,7 @@ def a_scene(built: Publisher, tmp_path: Path) -> Iterator[Scene]:
 @pytest.mark.parametrize("what", PREDICATES)
 @pytest.mark.proof
 def test_large_statements(scene: Scene, what: str) -> None:
-    """Without a trusted key, all statements are kept in memory."""
+    """No key is trusted here, so all statements are kept in memory."""
     scene.publish()
     subject = [{"name": "", "digest": {"sha256": scene.image.manifest.removeprefix("sha256:")}}]
     head = json.dumps({"_type": "https://in-toto.io/Statement/v1", "subject": subject})[:-1].encode()
@@ -232,7 +232,7 @@ def test_large_statements(scene: Scene, what: str) -> None:
 
 
 def test_more_statements_than_the_limit(scene: Scene) -> None:
-    """They are refused, because a retraction could be among the statements beyond the limit."""
+    """The image is refused, because one of the unread statements could be a retraction."""
     scene.publish()
     for number in range(6):
         scene.beside(PAYLOAD_TYPE, b"%d" % number + b" " * (6 << 20))

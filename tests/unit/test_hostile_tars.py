@@ -63,7 +63,7 @@ def blobs(folder: Path, layers: Sequence[bytes]) -> list[LayerBlob]:
 
 
 def unpacked(tmp_path: Path, tar: Tar) -> Path:
-    """The root that our reader unpacks, beside a folder `outside` with a file."""
+    """The folder into which our reader unpacks; beside it is a folder `outside` with a file."""
     (tmp_path / "roots" / "outside").mkdir(parents=True)
     (tmp_path / "roots" / "outside" / "there").write_text("untouched")
     unpack(blobs(tmp_path / "blobs", tar.layers), tmp_path / "roots" / "root")
@@ -134,12 +134,12 @@ def test_accepted_layers_unpack_like_with_go(tmp_path: Path, name: str) -> None:
 
 
 def _unnamed(name: str, reader: str) -> bool:
-    """Whether the comparison is skipped: tarfile does not list a folder that the tar does not name."""
+    """Whether to skip the comparison: tarfile does not list a folder that has no entry in the tar."""
     return name == "missing parent" and reader == "Python's tarfile"
 
 
 def test_accepted_random_tars_unpack_like_with_other_readers(tmp_path: Path) -> None:
-    """Of 150 tars of the fuzzer, those that our reader accepts. The fuzzer itself compares with tarfile."""
+    """Those of 150 random tars that our reader accepts are compared. The fuzzer compares with tarfile."""
     needs.tool("bsdtar")
     drawn = random.Random(SEED)
     accepted = 0
@@ -159,7 +159,7 @@ def test_accepted_random_tars_unpack_like_with_other_readers(tmp_path: Path) -> 
 
 
 def test_the_comparison_detects_a_reader_that_disagrees(tmp_path: Path) -> None:
-    """Python's tarfile reads Solaris' extended header as a header, but GNU tar reads it as a file."""
+    """Python's tarfile reads Solaris' extended header as a header; GNU tar reads it as a file."""
     tar = TARS["Solaris' extended header"].layers[0].replace(b"../outside/x", b"beyond/the/x")
     trees: list[Tree] = []
     for number, name in enumerate(TAR_READERS):
@@ -174,7 +174,7 @@ def test_the_comparison_detects_a_reader_that_disagrees(tmp_path: Path) -> None:
 # --- small layers that become large ----------------------------------------------------------------
 
 
-MEBIBYTES = 400  # the limit for the process; an interpreter that has only imported our modules needs 40
+MEBIBYTES = 400  # the process's limit; with torchkiln imported and no work done, the process needs 40
 WAYS = ("unpack", "inspect", "diff")
 
 
@@ -182,7 +182,7 @@ def links(count: int) -> bytes:
     return b"".join(head(b"%d" % number, b"2", to=b"x") for number in range(count))
 
 
-# The layer, and the message with limits of 300 entries and 1 MiB; empty if the layer is accepted.
+# Each layer, and its error message if the limits are 300 entries and 1 MiB; empty if it is accepted.
 SMALL = {
     "entries": (links(300), ""),
     "one entry too many": (links(301), "more than 300 entries"),
@@ -201,7 +201,7 @@ SMALL = {
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("name", SMALL)
 def test_each_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: str) -> None:
-    """With small limits. The layers below reach the real limits."""
+    """The limits are lowered for this test; the layers below reach the real limits."""
     monkeypatch.setattr(tar_reader, "_TEXTS", 1 << 20)
     monkeypatch.setattr(tar_reader, "_MIN_UNPACKED", 2 << 20)
     monkeypatch.setattr(read_tar, "TREE_ENTRIES", 300)
@@ -216,7 +216,7 @@ def test_each_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, 
 
 
 def repeated(part: bytes, count: int, *, before: bytes = b"", after: bytes = END) -> Iterator[bytes]:
-    """A gzip file of *before*, *count* times *part*, and *after*: one member each, which is fast."""
+    """A gzip file of *before*, *count* times *part*, and *after*. One member for each makes it fast."""
     yield gzip.compress(before, 1)
     member = gzip.compress(part, 9)
     for _ in range(count):
@@ -225,7 +225,7 @@ def repeated(part: bytes, count: int, *, before: bytes = b"", after: bytes = END
 
 
 def names() -> Iterator[bytes]:
-    """Entries with 40,000 names of 2 KiB: 80 MiB."""
+    """Entries with 40,000 names of 2 KiB each, together 80 MiB."""
     for start in range(0, 40_000, 1000):
         yield gzip.compress(
             b"".join(

@@ -31,7 +31,7 @@ from torchkiln.wheel.source import WheelFile
 
 @dataclass(frozen=True)
 class Read:
-    """A wheel of some kind, and the error that refuses it; None if it is accepted."""
+    """A test wheel, and the error that refuses it, or None if it is accepted."""
 
     wheel: Path
     refusal: BadWheel | None
@@ -44,7 +44,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def read_kind(valid: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Read]:
-    """A function that writes and reads the wheel of a kind, once for each kind; tests only read the wheel."""
+    """A function that makes and reads the wheel of a kind, once for each kind; tests only read the wheel."""
 
     @cache
     def read(name: str) -> Read:
@@ -59,7 +59,7 @@ def read_kind(valid: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 def test_the_valid_wheel_is_accepted(valid: Path) -> None:
-    """The wheel from which all others are made."""
+    """All other test wheels are made from this wheel."""
     assert layer_of([valid])[1].unpacked > 0
 
 
@@ -67,7 +67,7 @@ def test_the_valid_wheel_is_accepted(valid: Path) -> None:
 def test_refused(
     kind: str, read_kind: Callable[[str], Read], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the wheel's name and the kind's reason, also while it is downloaded and in a worker."""
+    """The error has the wheel's name and the reason, also during a download and in a worker process."""
     found = read_kind(kind)
     assert found.refusal
     assert re.search(KINDS[kind].reason, found.refusal.reason)
@@ -78,18 +78,18 @@ def test_refused(
     demand_only_the_partial_layer_is_written(found.wheel, tmp_path, monkeypatch)
 
 
-# Internal files of the store: claims, and bytecode by the wheel's hash.
+# Folders of the cache that a worker may write to: locks, and bytecode named by the wheel's hash.
 INTERNAL = ("cache/locks/", "cache/bytecode/")
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file below *root* except for those in INTERNAL."""
+    """Every file below *root*, except for files in INTERNAL."""
     found = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if not name.startswith(INTERNAL)}
 
 
 def demand_only_the_partial_layer_is_written(bad: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that a worker that gets *bad* writes only to the given path, which the caller deletes."""
+    """Check that a worker that reads *bad* writes only the partial layer, which its caller deletes."""
     monkeypatch.setattr(worker, "_cancelled", multiprocessing.Event(), raising=False)
     monkeypatch.setattr(worker, "_progress", [0], raising=False)
     (root / "cache" / "tmp").mkdir(parents=True)
@@ -114,7 +114,7 @@ def demand_only_the_partial_layer_is_written(bad: Path, root: Path, monkeypatch:
 
 
 def test_another_wheel_than_the_locked_one(valid: Path) -> None:
-    """A valid wheel that is not the locked one: the message has both hashes."""
+    """The wheel is valid, but its hash is not the locked hash; the message has both."""
     layer = LayerWriter(io.BytesIO(), mtime=0)
     with pytest.raises(
         BadWheel,
@@ -126,7 +126,7 @@ def test_another_wheel_than_the_locked_one(valid: Path) -> None:
 
 
 def test_a_tail_of_another_file(valid: Path) -> None:
-    """A server that answers two requests from two files is detected, even if the directories agree."""
+    """A server may answer two requests from two files; this is detected even if their directories agree."""
     data = valid.read_bytes()
     with WheelFile(valid, len(data), tail=data[-500:-1] + b"x") as file:
         assert file.sha256() == ""
@@ -163,7 +163,7 @@ for line in sys.stdin:
 
 
 def test_all_hostile_wheels_need_little_memory(valid: Path, read_kind: Callable[[str], Read]) -> None:
-    """A process with 128 MiB of address space reads all of them; its peak memory hardly grows."""
+    """One process with 128 MiB of address space reads all of them; its peak memory hardly grows."""
     wheels = [valid, *(read_kind(kind).wheel for kind in KINDS)]
     lines_in = "".join(json.dumps((str(wheel), sha256(wheel))) + "\n" for wheel in wheels)
     argv = [sys.executable, "-c", MEASURE]
@@ -188,12 +188,12 @@ def pip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPip]:
 def test_accepted_wheels_install_as_by_pip(
     kind: str, read_kind: Callable[[str], Read], pip: RealPip, tmp_path: Path
 ) -> None:
-    """Unusual but unambiguous wheels: every path, type, mode and byte is the same."""
+    """These wheels are unusual but unambiguous; each path, type, mode and byte is the same as with pip."""
     agree(read_kind(kind).wheel, pip, tmp_path / "root")
 
 
 def test_the_page_has_the_current_messages(read_kind: Callable[[str], Read]) -> None:
-    """`make golden` updates it, and runs pip again."""
+    """`make golden` updates the page, and runs pip for it again."""
     text = table.PAGE.read_text()
     pips = {name: of_pip for name, (_, of_pip) in table.rows(text).items()}
     ours = {

@@ -1,4 +1,4 @@
-"""Identity depends on IDs and values: a reworded sentence changes no lock, no image, no suite digest."""
+"""Only IDs and values determine identity: a reworded sentence changes no lock, image or suite digest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from torchkiln.util.places import ROOT
 COMPAT = (Path(torchkiln.__file__).parent / "data/compat.yaml").read_bytes()
 IMAGES = ROOT / "images"
 CELLS = tuple(all_cells(MATRIX))
-# The sentences of compat.yaml: the table, and the key in its entries.
+# Where compat.yaml has sentences: the name of the table, and the key in its entries.
 SENTENCES = [
     ("traps", "why"),
     ("traps", "limit"),
@@ -56,7 +56,7 @@ LOCKS = sorted(path.parent.name for path in IMAGES.glob("*/lock.json"))
 
 
 def inputs(facts: Facts, answer: Callable[..., Any] = resolve) -> dict[Cell, Digest]:
-    """The values that `lock --check` compares, for every available cell."""
+    """For every available cell, the values that `lock --check` compares."""
     resolutions = (answer(cell, MATRIX, facts) for cell in CELLS)
     return {found.cell: inputs_digest(found, ("torch",)) for found in resolutions if found.build}
 
@@ -66,20 +66,17 @@ BEFORE = inputs(FACTS)
 
 @cache
 def committed(tag: str) -> LockedCell:
-    """The committed lock of that tag."""
     return load_locked(IMAGES, tag)
 
 
 def changed(edit: Callable[[dict[str, Any]], object]) -> Facts:
-    """The facts after *edit* of the file's data."""
+    """The facts of compat.yaml after *edit* has changed its data."""
     data = yaml.load(COMPAT, yaml.CSafeLoader)
     edit(data)
     return parse(yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False).encode())
 
 
 def test_reworded_sentences_leave_every_lock_fresh() -> None:
-    """All sentences are reworded at once."""
-
     def reword(data: dict[str, Any]) -> None:
         for table, key in SENTENCES:
             entries = [entry for entry in data[table].values() if key in entry]
@@ -139,7 +136,7 @@ def test_comments_and_docstrings_of_resolve_leave_every_lock_fresh() -> None:
 
 @pytest.mark.parametrize("tag", LOCKS)
 def test_an_image_has_no_sentence_of_the_facts(tag: str) -> None:
-    """Neither in its labels, nor in generated files, nor in the claims that the checks compare."""
+    """Labels, generated files and the claims for the checks contain none."""
     locked = committed(tag)
     planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
     files = [file.data.decode() for file in planned.layers[-1].files if file.path in GENERATED]
@@ -156,7 +153,7 @@ def test_an_image_has_no_sentence_of_the_facts(tag: str) -> None:
 
 
 def reworded(source: bytes) -> bytes:
-    """*source* with another text in each comment and docstring, and a comment at the end of each line."""
+    """*source* with other text in each comment and docstring, and with a comment at the end of each line."""
     lines = source.decode().split("\n")
     tokens = [item for item in tokenize.tokenize(BytesIO(source).readline) if item.type == tokenize.COMMENT]
     for token in tokens:
@@ -186,7 +183,7 @@ def test_a_suite_with_other_comments_has_the_same_digest(tmp_path: Path) -> None
 
 
 def code_of(source: bytes) -> tuple[object, ...]:
-    """The code of *source*, compiled as with -OO, which omits docstrings."""
+    """*source*, compiled without docstrings (as with -OO)."""
 
     def constants_of(code: CodeType) -> tuple[object, ...]:
         consts = tuple(constants_of(item) if isinstance(item, CodeType) else item for item in code.co_consts)
@@ -277,7 +274,7 @@ def test_invalid_python_is_refused(source: bytes) -> None:
 
 
 def test_another_recipe_makes_every_lock_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So CI, which compares locks, builds every image again."""
+    """CI compares locks, so it builds every image again."""
     monkeypatch.setattr(lock_module, "RECIPE", RECIPE + 1)
     after = inputs(FACTS)
 
@@ -317,7 +314,7 @@ def test_a_committed_lock_of_another_index_matches_the_record(tag: str) -> None:
 
 
 def test_every_cell_of_the_default_index_is_committed_without_the_traps() -> None:
-    """All cells of the default OS are, and some of the others."""
+    """All lockable cells of the default OS are committed, and some cells of other systems."""
     found = [resolve(cell, MATRIX, FACTS) for cell in all_cells(MATRIX)]
     of_default = {tag_of(item) for item in found if item.build and item.build.source is Source.DEFAULT}
     lockable = {tag_of(item) for item in found if item.lockable and item.cell.os == DEFAULT_OS}

@@ -38,7 +38,6 @@ def options(*names: str, **more: tuple[str, ...]) -> CellOptions:
 
 
 def layout_of(folder: Path, *names: str, tag: str = TAG) -> Layout:
-    """A layout with one image called *tag* and *names*."""
     folder.mkdir(exist_ok=True)
     layout = build(folder, tar_of(OWN), tag=tag)
     image = layout.image(tag)
@@ -81,7 +80,7 @@ def test_an_image_is_found_by_its_names_in_the_layout(tmp_path: Path, name: str)
 
 
 def test_an_alias_that_the_layout_lacks_is_found_in_the_matrix(tmp_path: Path) -> None:
-    """Layouts of earlier releases have only tags."""
+    """Layouts that earlier releases wrote contain tags, but no aliases."""
     layout = layout_of(tmp_path)
     assert locate("v2.7", layout.path, options()).ref == TAG
     assert locate("v2.7", tmp_path / "none", options()).ref == TAG
@@ -166,7 +165,7 @@ def test_every_command_takes_a_name_and_a_selection(name: str) -> None:
 def test_verify_reads_a_layout_that_others_can_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`verify` checks every byte and runs nothing; `run` refuses such a layout."""
+    """`verify` checks every byte and runs nothing. `run` refuses a layout that other users can write to."""
     layout = layout_of(tmp_path)
     layout.path.chmod(0o777)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The metadata of an index is compared with its files, and errors of the index are reported exactly."""
+"""An index's metadata is compared with the wheels, and errors of the index are reported exactly."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WRONG_METADATA = {
 def test_metadata_beside_a_wheel_that_differs_is_refused_by_name(
     wrong: str, server: IndexServer, tmp_path: Path
 ) -> None:
-    """`lock` already refuses it if the server supports range requests."""
+    """If the server supports range requests, `lock` compares the metadata with the wheel."""
     server.metadata = True
     server.add("simple", "numpy", "2.0")
     server.add("simple", "evil", "1.0")
@@ -80,7 +80,7 @@ def test_metadata_beside_a_wheel_that_differs_is_refused_by_name(
 def test_metadata_of_another_release_beside_a_wheel_is_refused(
     field: str, server: IndexServer, tmp_path: Path
 ) -> None:
-    """uv detects it before torchkiln does."""
+    """uv detects the difference before torchkiln does."""
     server.metadata = True
     filename, data = server.add("simple", "demo", "1.0")
     key = field.split(":")[0]
@@ -104,7 +104,7 @@ def test_metadata_without_the_hash_of_the_page_is_refused(server: IndexServer, t
 
 
 def test_matching_metadata_beside_the_wheel_is_accepted(server: IndexServer, tmp_path: Path) -> None:
-    """Also if the server has no range requests: then the build checks it."""
+    """If the server does not support range requests, only the build compares it with the wheel."""
     server.metadata = True
     server.add("simple", "demo", "1.0")
     server.faults.no_ranges = True
@@ -142,7 +142,7 @@ def test_metadata_over_the_limits_is_an_error(data: bytes) -> None:
 
 
 def cell_of(store: Store, *wheels: tuple[str, bytes], **changes: str) -> LockedCell:
-    """The lock of these wheels, which are written to *store*."""
+    """A lock of these wheels, which are written to *store*."""
     import hashlib
 
     found = []
@@ -190,12 +190,12 @@ DISAGREE = {
 
 @pytest.mark.parametrize("kind", DISAGREE)
 def test_a_build_finds_metadata_that_the_lock_did_not_see(kind: str, tmp_path: Path) -> None:
-    """Like `pip check`, it reads the METADATA in the wheels."""
+    """Like `pip check`, the build reads the METADATA in the wheels."""
     details, why = DISAGREE[kind]
     store = Store(tmp_path)
     other = wheel_bytes("other", "1.0", requires=["hidden; extra == 'deep'"])
     cell = cell_of(store, wheel_bytes("demo", "1.0", **details), other)  # type: ignore[arg-type]
-    for _ in range(2):  # a failed check is not cached as a success
+    for _ in range(2):  # a second time, because a failed check must not be cached as a success
         with pytest.raises(BuildFailed) as caught:
             check_metadata(cell, store)
         assert why in caught.value.message
@@ -210,7 +210,7 @@ def test_a_build_finds_a_wheel_of_another_version(version: str, tmp_path: Path) 
 
 
 def test_requirements_that_do_not_apply_are_ignored(tmp_path: Path) -> None:
-    """Requirements for other systems and unused extras; equal versions that are written differently."""
+    """They are for other systems, or for unused extras, or name an equal version in another spelling."""
     store = Store(tmp_path)
     requires = [
         "win; sys_platform == 'win32'",
@@ -238,7 +238,7 @@ def test_missing_metadata_is_reported(tmp_path: Path) -> None:
 def test_a_yanked_release_is_avoided_or_reported(
     json: bool, reason: str, server: IndexServer, tmp_path: Path
 ) -> None:
-    """It is avoided if another release exists; an existing lock and a pin keep it, with a warning."""
+    """The resolver avoids it if it can; an existing lock or a pin keeps it, with a warning."""
     server.json = json
     server.add("simple", "demo", "1.0")
     server.yanked[server.add("simple", "demo", "2.0")[0]] = reason
@@ -256,7 +256,7 @@ def test_a_yanked_release_is_avoided_or_reported(
 def test_another_file_with_a_locked_name_is_reported_with_both_hashes(
     server: IndexServer, tmp_path: Path
 ) -> None:
-    """The hint does not suggest to lock again."""
+    """The hint must not suggest to lock again."""
     filename, _ = server.add("simple", "demo", "1.0")
     [wheel] = index_at(server.url("simple"), tmp_path).wheels(REQUEST)
     server.add("simple", "demo", "1.0", payload=b"another")
@@ -286,7 +286,7 @@ def test_another_file_with_a_locked_name_is_reported_with_both_hashes(
 def test_an_http_status_is_reported_exactly(
     status: int, expected: str, kind: type[KilnError], server: IndexServer, tmp_path: Path
 ) -> None:
-    """With the page's URL, without credentials, and never as a conflict of requirements."""
+    """The message has the page's URL without credentials, and is never about conflicting requirements."""
     server.add("simple", "demo", "1.0")
     server.faults.page_errors = [status] * 50
     url = server.url("simple").replace("http://", "http://me:secret@")
@@ -313,7 +313,7 @@ def test_a_refused_connection_is_reported(tmp_path: Path, server: IndexServer) -
 
 
 def test_conflicting_requirements_are_reported_as_such(server: IndexServer, tmp_path: Path) -> None:
-    """And for a project that the index does not have, its page is named."""
+    """If the index does not have a project, the message names the project's page."""
     server.add("simple", "demo", "1.0", requires=["other<2"])
     server.add("simple", "other", "2.0")
     with pytest.raises(Unresolvable, match=r"^the requirements conflict:\n"):
@@ -347,7 +347,7 @@ def verification() -> ssl.SSLCertVerificationError:
     ],
 )
 def test_an_error_of_a_library_becomes_a_phrase(error: Exception, expected: str) -> None:
-    """However deep it is wrapped; a cycle of causes is no endless loop."""
+    """The error may be wrapped any number of times; a cycle of causes does not loop forever."""
     outer = NoConnection(urllib3.exceptions.ProtocolError("aborted", error))
     error.__context__ = outer
     assert reason_of(outer).startswith(expected)

@@ -41,7 +41,7 @@ def test_destination(name: str, place: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.data/nowhere/x", "a.data/scripts", "a.data/scripts/", "a.data/stdlib/x"])
 def test_a_scheme_that_does_not_exist_is_refused(name: str) -> None:
-    """A file directly in `.data` is refused, too."""
+    """A file directly in `.data` belongs to no scheme, and is refused, too."""
     with pytest.raises(BadWheel, match=r"^Some_Thing-1.0-py3-none-any.whl: entry .* unknown scheme key"):
         install.destination(name, WHEEL, SCHEME)
 
@@ -68,7 +68,7 @@ def test_an_invalid_wheel_file_name_is_refused(name: str) -> None:
     ["bin/python", "bin/python3.11", "bin/activate", "bin/Activate.ps1", "pyvenv.cfg", "lib64", "lib64/x"],
 )
 def test_files_of_the_environment_cannot_be_replaced(path: str) -> None:
-    """Neither by a file of the scheme that contains them, nor by an entry point."""
+    """Neither a file of a scheme nor a launcher may replace a file of the environment."""
     with pytest.raises(BadWheel, match=f"would replace /opt/venv/{path} of the virtual environment"):
         install.destination(f"a-1.data/data/{path}", WHEEL, SCHEME)
     if path.startswith("bin/"):
@@ -104,12 +104,12 @@ def test_with_interpreter(script: bytes, made: bytes) -> None:
     ],
 )
 def test_is_script(entry: str, is_it: bool) -> None:
-    """Which files of the scripts scheme are scripts."""
+    """A script is a file in the scheme `scripts`, also in a subfolder."""
     assert install.is_script(entry) is is_it
 
 
 def test_a_launcher_runs_its_function(tmp_path: Path) -> None:
-    """The launcher is a program that imports and calls it, and returns its exit code."""
+    """A launcher is a program that imports and calls a function, and returns its result as exit code."""
     made = install.launchers(b"[console_scripts]\nrun = pack.age:Class.main [extra]\n", WHEEL, SCHEME)
     assert list(made) == ["opt/venv/bin/run"]
     script = tmp_path / "run"
@@ -145,7 +145,7 @@ def test_a_launcher_runs_its_function(tmp_path: Path) -> None:
     ],
 )
 def test_launchers(text: bytes, names: list[str]) -> None:
-    """Console and GUI scripts; pip's launcher is named after the image's Python, not the builder's."""
+    """Console and GUI scripts have launchers. pip's is named after the image's Python, not the builder's."""
     assert sorted(install.launchers(text, WHEEL, SCHEME)) == [f"opt/venv/bin/{name}" for name in names]
 
 
@@ -173,7 +173,7 @@ def test_launchers(text: bytes, names: list[str]) -> None:
     ],
 )
 def test_an_invalid_entry_point_is_refused(line: str) -> None:
-    """A name becomes a path, and a reference becomes code, so both are checked strictly."""
+    """Its name becomes a path, and its object reference becomes code, so both are checked strictly."""
     with pytest.raises(BadWheel, match=r"^Some_Thing-1.0-py3-none-any.whl: "):
         install.launchers(f"[console_scripts]\n{line}\n".encode(), WHEEL, SCHEME)
 
@@ -191,13 +191,13 @@ def test_an_invalid_entry_point_is_refused(line: str) -> None:
     ],
 )
 def test_record_path(path: str, escaped: str) -> None:
-    """Relative to site-packages, as os.path.relpath computes it."""
+    """Paths in RECORD are relative to site-packages, as os.path.relpath computes them."""
     assert install.record_path(path, SCHEME) == escaped
     assert Path(f"/{SITE}/{escaped}").resolve() == Path(f"/{path}")
 
 
 def test_record_is_sorted_and_quoted_like_by_pip() -> None:
-    """CRLF, doubled quotes, quoted commas, no hash for files without one."""
+    """Lines end in CRLF; quotes are doubled, fields with commas are quoted, and some files have no hash."""
     rows = [Row(path='b,"c"', hash="sha256=x", size="1"), Row(path="a", hash="", size="")]
     assert install.record(rows) == b'a,,\r\n"b,""c""",sha256=x,1\r\n'
 
@@ -211,7 +211,7 @@ def test_record_is_sorted_and_quoted_like_by_pip() -> None:
     )
 )
 def test_a_written_record_reads_back(paths: list[str]) -> None:
-    """Our reader and Python's csv read it."""
+    """torchkiln's reader and Python's csv module read the same fields."""
     text = install.record(Row(path=path, hash="sha256=x", size="3") for path in paths)
     assert install.parse_record(text, WHEEL) == dict.fromkeys(paths, ("sha256=x", "3"))
     read = list(csv.reader(io.StringIO(text.decode(), newline="")))
@@ -235,7 +235,7 @@ def test_a_written_record_reads_back(paths: list[str]) -> None:
     ],
 )
 def test_an_invalid_record_is_refused(record: bytes, reason: str) -> None:
-    """Not UTF-8, not CSV, or ambiguous."""
+    """It is not UTF-8, not CSV, or ambiguous."""
     with pytest.raises(BadWheel, match=reason):
         install.parse_record(record, WHEEL)
 
@@ -289,7 +289,7 @@ def test_launchers_of_the_wheel_are_replaced() -> None:
 
 
 def test_the_name_keeps_its_spelling() -> None:
-    """Only comparisons normalize it."""
+    """Names are normalized only when they are compared."""
     assert parse_name("A.B_c-1.0.0-py3-none-any.whl") == WheelName(
         filename="A.B_c-1.0.0-py3-none-any.whl",
         distribution="A.B_c",

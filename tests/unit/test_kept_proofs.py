@@ -1,7 +1,7 @@
-"""The reports of real images in docs/proofs: signed, complete, and proofs of the image that ran only.
+"""The signed reports in docs/proofs: they are complete, and prove only the image in which the checks ran.
 
-If the committed lock now gives another digest, a report is of an earlier image. That is not a fault, and
-its values are checked as before; but it clears no image, and the run must be repeated on GPUs.
+If the committed lock now gives another digest, a report is of an earlier image. This is no fault, and its
+values are checked as usual. But the report clears no image, and the checks must run on GPUs again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def locked_of(tag: str) -> LockedCell:
 
 @cache
 def digest_of(tag: str) -> Digest:
-    """The digest of the image that a build from the committed lock gives, computed without a build."""
+    """The predicted digest of the image that the committed lock gives."""
     found = present(tag)
     assert found
     return found
@@ -59,21 +59,21 @@ def findings_of(one: SignedReport, check: str) -> list[Finding]:
 
 
 def tiers_of(signed_reports: Iterable[SignedReport]) -> tuple[int, ...]:
-    """The tiers of which every check ran in *signed_reports*, or is not applicable."""
+    """The tiers whose checks all ran, or do not apply, in *signed_reports*."""
     findings = (finding for signed_report in signed_reports for finding in signed_report.report.findings)
     ran = {finding.id for finding in findings if finding.outcome != "skipped"}
     return tuple(t for t in range(4) if {check.id for check in SUITE.checks if check.tier == t} <= ran)
 
 
 def test_every_signature_is_valid_and_reports_exist() -> None:
-    """Each envelope has its public key in the same folder."""
+    """The public key of each envelope is in the envelope's folder."""
     assert {item.name for item in ALL} == {path.name for path in PROOFS.glob("*.dsse.json")}
     assert "2.7.1-cuda12.1-cudnn9-runtime" in TAGS
     assert all(item.signers for item in ALL)
 
 
 def test_no_check_failed_and_what_one_report_skips_another_has() -> None:
-    """Except for tier 2 on a host with one GPU, because it needs two."""
+    """Tier 2 needs two GPUs, so on a host with one GPU its checks may be skipped."""
     found = {
         (signed_report.report.image, finding.id, finding.outcome)
         for signed_report in ALL
@@ -94,23 +94,23 @@ def test_no_check_failed_and_what_one_report_skips_another_has() -> None:
 def test_a_report_is_of_a_locked_cell(
     signed_report: SignedReport,
 ) -> None:
-    """Whether its image is current or earlier; and its verdict follows from its values."""
+    """Its image is the present one or an earlier one, and its verdict follows from its values."""
     assert digest_of(signed_report.report.tag or "")
     assert verdict(signed_report.report.findings) == signed_report.report.verdict
 
 
 @pytest.mark.parametrize("tag", TAGS)
 def test_the_gate_clears_the_present_image_with_reports_of_it_and_no_other(tag: str) -> None:
-    """The policy requires the tiers of which the reports contain every check."""
+    """The policy requires the tiers whose checks the reports contain completely."""
     signed_reports = [item for item in PASSED if item.report.tag == tag and is_current(item)]
     image = digest_of(tag)
     if not signed_reports:
-        pytest.skip(f"nothing passed yet in {image}, which the lock of {tag} gives: to be made again on GPUs")
+        pytest.skip(f"no passed report of {image}, the image of {tag}: run `torchkiln smoke` on GPUs")
     counted = (SUITE.digest, *POLICY.suites)
     if others := [
         signed_report.name for signed_report in signed_reports if signed_report.report.suite not in counted
     ]:
-        pytest.skip(f"made by another suite, to be made again on GPUs: {', '.join(others)}")
+        pytest.skip(f"reports of another suite, run `torchkiln smoke` on GPUs: {', '.join(others)}")
     policy = Policy(tiers=tiers_of(signed_reports), checks=(), signed=True, suites=POLICY.suites)
     locked = locked_of(tag)
     assert {0, 1} <= set(policy.tiers)
@@ -122,7 +122,7 @@ def test_the_gate_clears_the_present_image_with_reports_of_it_and_no_other(tag: 
 
 @pytest.mark.parametrize("signed_report", ALL, ids=lambda one: one.name)
 def test_a_report_of_another_image_clears_nothing(signed_report: SignedReport) -> None:
-    """Although nothing else is wrong: with the report's suite, and a policy of the checks that passed."""
+    """The suite and the policy are chosen so that the other image is the only fault."""
     passed = {finding.id for finding in signed_report.report.findings if finding.outcome == "passed"}
     policy = Policy(tiers=(), checks=tuple(passed & {check.id for check in SUITE.checks}), signed=True)
     tag = signed_report.report.tag or ""
@@ -138,7 +138,7 @@ def test_a_report_of_another_image_clears_nothing(signed_report: SignedReport) -
 
 @pytest.mark.parametrize("tag", TAGS)
 def test_the_images_had_the_packages_of_the_lock(tag: str) -> None:
-    """By name and version, as the check `lock` found them installed."""
+    """The check `lock` recorded the names and versions of the installed packages."""
     assert same_packages([item for item in ALL if item.report.tag == tag], locked_of(tag))
 
 

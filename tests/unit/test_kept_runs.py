@@ -1,4 +1,4 @@
-"""A stored run counts as a run of this machine only with the signature of this machine's key."""
+"""A stored run counts as this machine's own run only with a signature by this machine's key."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def _envelope(key: Ed25519PrivateKey, payload: bytes, kind: str = TYPE) -> dict[
 
 
 def _changed(store: Store) -> dict[str, Any]:
-    """A failed run, changed to passed, with the old signature."""
+    """A failed run that was edited to passed, with the signature from before the edit."""
     failed = replace(REPORT, verdict="fail")
     smoke_report = signed(store, TYPE, to_json(failed))
     return smoke_report | {"payload": base64.b64encode(to_json(REPORT)).decode()}
 
 
 def _respaced(store: Store) -> dict[str, Any]:
-    """A signed run with the same values but other bytes."""
+    """A signed run with the same values in other white space."""
     smoke_report = signed(store, TYPE, to_json(REPORT))
     return smoke_report | {"payload": base64.b64encode(json.dumps(document(REPORT)).encode()).decode()}
 
@@ -122,9 +122,9 @@ FORGED: dict[str, Callable[[Store], dict[str, Any]]] = {
 def test_a_run_without_our_signature_does_not_count(
     tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It neither counts for the gate nor replaces a run; one warning is printed."""
+    """The gate ignores it, and it replaces no signed run; one warning is printed."""
     store = Store(tmp_path / "cache")
-    kept_runs(tmp_path).keep(replace(REPORT, runtime="docker"))  # creates the key
+    kept_runs(tmp_path).keep(replace(REPORT, runtime="docker"))  # this also creates the key
     store.put_record("smoke", key_of(REPORT), FORGED[case](store))
     assert [found.runtime for found in own(tmp_path)] == ["docker"]
     smoke_report = capsys.readouterr().err.splitlines()
@@ -134,7 +134,7 @@ def test_a_run_without_our_signature_does_not_count(
 
 
 def test_a_signed_run_under_another_name_does_not_count(tmp_path: Path) -> None:
-    """An old passed run at the path of a newer failed run."""
+    """Someone copied an old passed run to the path of a newer failed run."""
     store, failed = Store(tmp_path / "cache"), replace(REPORT, verdict="fail", runtime="docker")
     kept_runs(tmp_path).keep(REPORT)
     smoke_report = store.record("smoke", key_of(REPORT))
@@ -181,7 +181,7 @@ def test_an_invalid_key_is_refused_and_not_replaced(tmp_path: Path, kind: str) -
         signed(Store(tmp_path / "cache"), TYPE, b"{}")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user: run as root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changes the owner of a file")
 def test_a_key_of_another_user_is_refused(tmp_path: Path) -> None:
     kept_runs(tmp_path).keep(REPORT)
     os.chown(key_file(tmp_path), 4711, 4711)
@@ -205,7 +205,7 @@ def test_the_envelope_is_verified_over_the_stored_bytes(tmp_path: Path) -> None:
 
 
 def test_two_processes_that_make_the_key_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first writes its key after the second found none and before the second writes its own."""
+    """The second process finds no key; before it writes its own, the first process writes one."""
     store = Store(tmp_path / "cache")
     link = os.link
 
@@ -220,7 +220,7 @@ def test_two_processes_that_make_the_key_share_it(tmp_path: Path, monkeypatch: p
 
 
 def test_prune_keeps_the_key(tmp_path: Path) -> None:
-    """`cache prune --all` removes files that can be made again; a key cannot be made again."""
+    """`cache prune --all` removes only files that can be made again, and a key cannot."""
     from torchkiln.cache.policy import PrunePolicy
     from torchkiln.cache.prune import prune
     from torchkiln.cache.usage import cache_usage

@@ -38,7 +38,7 @@ _CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 def raw(name: str, data: bytes) -> Callable[[], object]:
-    """The file *name* of a layout with *data*."""
+    """Write *data* as the file *name* of a layout."""
 
     def arrange() -> None:
         build(Path.cwd())
@@ -48,7 +48,7 @@ def raw(name: str, data: bytes) -> Callable[[], object]:
 
 
 def many(count: int) -> Callable[[], object]:
-    """*count* images, each with a manifest and a config of maximum length."""
+    """A layout with *count* images, whose manifests and configs have the maximum size."""
 
     def put(document: Any) -> dict[str, Any]:
         data = json.dumps(document).encode()
@@ -99,7 +99,7 @@ def _sparse(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def arranged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder with the layout of that name, which all commands read."""
+    """A function that returns the folder of the layout with a given name; commands only read it."""
 
     @cache
     def arrange(name: str) -> Path:
@@ -112,8 +112,8 @@ def arranged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return arrange
 
 
-# `make test`: `verify` reads all layouts but the longest; `make proof`: the longest, too; NIGHTLY=yes: every
-# command reads every layout.
+# `make test`: `verify` reads all layouts except the longest. `make proof`: it reads the longest, too.
+# NIGHTLY=yes: every command reads every layout.
 CASES = [
     pytest.param(
         name,
@@ -133,7 +133,7 @@ CASES = [
 def test_memory_for_a_layout(
     name: str, command: str, arranged: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """It is read or refused, without a traceback."""
+    """Each layout is read, or refused without a traceback."""
     shutil.copytree(arranged(name), tmp_path / "layout", copy_function=os.link)
     done = run(*COMMANDS[command], folder=tmp_path)
 
@@ -148,7 +148,7 @@ def test_memory_for_a_layout(
 def test_one_manifest_under_ten_thousand_names_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by the oracle, which reads every document that is referenced."""
+    """The oracle, which reads every referenced document, reads it only once, too."""
     layout = build(tmp_path)
     entry_json = json.loads((layout.path / "index.json").read_bytes())
     [entry] = entry_json["manifests"]
@@ -216,7 +216,7 @@ COMMANDS_LAYOUTS = (
 def test_any_change_of_a_layout_ends_with_a_message(
     layout: Layout, data: st.DataObject, what: str, argv: tuple[str, ...]
 ) -> None:
-    """The complete command is run: any other exception than KilnError fails the test."""
+    """The complete command runs; any exception other than KilnError fails the test."""
     put(layout, what, lambda document: data.draw(mutated(document) | VALUES))
     ran = provoke(case("x", lambda: None, argv, 0, ""), layout.path.parent)
 
@@ -227,7 +227,7 @@ def test_any_change_of_a_layout_ends_with_a_message(
 
 
 def test_special_files_in_a_layout_are_not_opened(tmp_path: Path) -> None:
-    """A layer may be a link to outside of the layout, a folder or a pipe."""
+    """In place of a layer there is a link to a file outside of the layout, a folder or a pipe."""
 
     made = build(tmp_path)
     layer = made.image("a").layers[0].path

@@ -16,7 +16,7 @@ OLD, NEW = "-Wl,--disable-new-dtags", "-Wl,--enable-new-dtags"  # DT_RPATH, DT_R
 
 
 def library(folder: Path, name: str, *needs: str, flags: tuple[str, ...] = ()) -> None:
-    """Build a library with gcc that needs others of *folder*."""
+    """Build a library with gcc; it is linked against the libraries *needs* of *folder*."""
     folder.mkdir(exist_ok=True)
     command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / name), "-Wl,--no-as-needed"]
     command += [f"-Wl,-soname,{name}", f"-L{folder}", *(f"-l:{need}" for need in needs), *flags]
@@ -24,7 +24,7 @@ def library(folder: Path, name: str, *needs: str, flags: tuple[str, ...] = ()) -
 
 
 def missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], prefix: Path) -> list[str]:
-    """The names of the files that lack a library, as the probe prints them."""
+    """The names of the files that the probe reports because they need a missing library."""
     monkeypatch.setattr(linkage_probe, "PREFIX", prefix)
     monkeypatch.setattr(linkage_probe, "probe", lambda _: [])
     linkage_probe.main()
@@ -41,7 +41,7 @@ def test_the_rpath_of_a_library_counts_for_the_libraries_that_it_needs(
     flags: tuple[str, ...],
     expected: list[str],
 ) -> None:
-    """DT_RPATH does, DT_RUNPATH does not. libb.so has neither, like libgfortran in scipy's wheel."""
+    """DT_RPATH counts, and DT_RUNPATH does not. libb.so has neither, like libgfortran in scipy's wheel."""
     folder = tmp_path / "x.libs"
     library(folder, "libc1.so")
     library(folder, "libb.so", "libc1.so")

@@ -1,4 +1,4 @@
-"""`lock`: the requests to the index, kept versions, staleness, and the two files."""
+"""`lock`: its requests to the index, which versions it keeps, when a lock is stale, and its two files."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_recorded_layers_are_kept_while_their_inputs_are_unchanged() -> None:
 
 
 def test_another_base_keeps_recorded_layers_unless_its_python_changed() -> None:
-    """Wheel layers contain bytecode for the base's Python, and nothing else that depends on the base."""
+    """Wheel layers contain bytecode for the base's Python; nothing else in them depends on the base."""
 
     def on(*packages: OsPackage) -> LockedCell:
         base = replace(BASE, packages=packages)
@@ -228,7 +228,7 @@ def test_the_reason_of_a_stale_lock_is_shown(tmp_path: Path) -> None:
 
 
 class Workspace:
-    """A default index and PyTorch's, an environment with the settings of both, and a folder of images."""
+    """A default index and PyTorch's index, an environment that configures both, and a folder of images."""
 
     def __init__(self, server: IndexServer, root: Path) -> None:
         self.server, self.images = server, root / "images"
@@ -261,7 +261,7 @@ class Workspace:
 
 @contextmanager
 def a_server() -> Iterator[IndexServer]:
-    """Both indexes; the last numpy is uploaded later than the date of the lock."""
+    """A server with both indexes. Its last numpy was uploaded after the date for which the tests lock."""
     with IndexServer() as server:
         old = "2024-06-01T00:00:00Z"
         companions = (
@@ -305,7 +305,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Works
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder `images` after the first lock."""
+    """The folder `images` after the first run of `lock`."""
     with a_server() as server:
         workspace = Workspace(server, tmp_path_factory.mktemp("first"))
         assert workspace.run("--torch", "2.3.1", "--cuda", "11.8")[:2] == (0, f"{TAG}\n")
@@ -314,12 +314,11 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def locked_before(workspace: Workspace, first: Path) -> Workspace:
-    """The workspace with the first lock."""
     shutil.copytree(first / TAG, workspace.images / TAG)
     return workspace
 
 
-# The pins in METADATA of the real wheel, from the facts.
+# The facts record the pins in METADATA of the real wheel.
 _PINS = yaml.safe_load((ROOT / "torchkiln" / "data" / "compat.yaml").read_bytes())["cu118_pins"]
 CU118 = {
     **{name: version for name, version in _PINS.items() if name.startswith("nvidia-")},
@@ -330,7 +329,7 @@ TAG = "2.3.1-cuda11.8-cudnn8-runtime"
 
 
 def test_a_cell_of_pytorchs_index_is_locked_from_it(first: Path) -> None:
-    """Files that were uploaded later are ignored."""
+    """Files that were uploaded after the lock's date are ignored."""
     found = load_locked(first, TAG)
     bound = {item.name: item.version for item in found.wheels if item.index is Source.PYTORCH}
 
@@ -369,7 +368,7 @@ def test_an_unreachable_index_is_named_by_its_setting(workspace: Workspace) -> N
 def test_upload_dates_that_are_sometimes_missing_change_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real index served the same page with and without the dates of its newest files."""
+    """A real index sent the same page sometimes with, sometimes without the dates of its newest files."""
     workspace.server.add("default", "numpy", "1.4", date="2026-11-20T00:00:00Z")
     workspace.server.add("default", "numpy", "1.6", date="2026-11-21T12:00:00Z")
     page, answers = IndexServer.page, iter([False, False, True] * 50)

@@ -1,4 +1,4 @@
-"""The lock session as another program calls it; and the settings of indexes."""
+"""The lock session, called from Python as another program would call it, and the settings of indexes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_thin_cell_uses_the_lock_for_all_gpus_and_its_date(workspace: Workspac
 
 
 def test_thin_locks_follow_their_full_lock_in_one_run(workspace: Workspace) -> None:
-    """As in `lock --all --upgrade`: the full cell first, then the thin cells of the matrix's `gpus`."""
+    """`lock --all --upgrade` locks the full cell first, then its thin cells from `gpus` in matrix.yaml."""
     workspace.session("2026-11-01").lock(cell())
     thin = [cell("2.7.1", "runtime", gpu) for gpu in ("9.0", "8.0")]
     for each in thin:
@@ -133,7 +133,7 @@ def test_another_matrix_makes_a_lock_stale_for_every_caller(workspace: Workspace
 
 
 def test_only_lockable_cells_are_selected(workspace: Workspace) -> None:
-    """torch 2.3.1 for CUDA 11.8 is only on PyTorch's own index, which is not configured."""
+    """torch 2.3.1 for CUDA 11.8 is only on PyTorch's own index, for which no URL is set here."""
     elsewhere = Cell(torch="2.3.1", cuda="11.8", flavor="runtime", os="debian12", python="3.11")
     assert lockable(
         workspace.folder,
@@ -197,7 +197,7 @@ def test_certificates_and_proxy_come_from_pip_unless_the_environment_has_them() 
 
 
 def test_extra_indexes_and_find_links_are_ignored_and_named() -> None:
-    """Otherwise another user's package of the same name could get into an image."""
+    """A package of the same name in another place must not get into an image."""
     pip = "global.extra-index-url='https://x.example'\n:env:.find-links='/wheels'"
     found = settings(pip, UV_INDEX="https://y.example")
 

@@ -22,7 +22,7 @@ TAG, OTHER = "2.7.1-cuda12.1-cudnn9-runtime", "2.8.0-cuda12.1-cudnn9-runtime"
 
 
 def with_wheels(cell: LockedCell, *, removed: str = "", **moved: str) -> LockedCell:
-    """*cell* without the wheel *removed* and with changed versions; unknown wheels are added."""
+    """*cell* without the wheel *removed*, and with the versions *moved*, which may also add wheels."""
     remaining = [item for item in cell.wheels if item.name not in (removed, *moved)]
     return replace(
         cell, wheels=(*remaining, *(wheel(name, version, megabytes=1) for name, version in moved.items()))
@@ -43,7 +43,7 @@ def test_added_removed_and_changed_packages() -> None:
 
 
 def test_another_file_with_the_same_version_is_reported() -> None:
-    """An index must not replace the file of a release."""
+    """An index must never replace the file of a release."""
     cell = locked()
     replaced = replace(cell.wheels[0], sha256="5" * 64)
     found = lock_change(TAG, cell, replace(cell, wheels=(replaced, *cell.wheels[1:])))
@@ -74,7 +74,6 @@ def images(tmp_path: Path) -> Path:
 
 
 def diff_of(images: Path, *arguments: str) -> str:
-    """The output of `lock --diff HEAD`."""
     found = CliRunner().invoke(
         lock, ["--diff", "HEAD", "--images", str(images), *arguments], catch_exceptions=False
     )
@@ -118,7 +117,7 @@ def test_json_is_by_image(images: Path) -> None:
 
 
 def test_added_and_removed_images(images: Path) -> None:
-    """Their packages are not listed; a lock that this version cannot read counts as missing."""
+    """Packages of such images are not listed. A lock that this version cannot read counts as missing."""
     put(images, locked("2.6.0"))
     (images / OTHER / "lock.json").unlink()
     lines = diff_of(images).splitlines()

@@ -1,4 +1,4 @@
-"""matrix.yaml is read as a Matrix, or every error in it is reported with its line."""
+"""matrix.yaml is read into a Matrix, or its errors are reported with their lines."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_missing_file_and_a_binary_file(tmp_path: Path):
 
 
 def _keywords(schema: Any) -> set[str]:
-    """The schema keywords in *schema*, names of properties left out."""
+    """The keywords of JSON Schema that *schema* uses, without the names of its properties."""
     found: set[str] = set()
     for key, value in schema.items():
         found.add(key)
@@ -164,7 +164,7 @@ def _keywords(schema: Any) -> set[str]:
 
 
 def test_the_schema_and_the_suite_know_each_system():
-    """Neither can import the table: the schema is JSON, and the suite runs without torchkiln."""
+    """Both repeat the code's table: the schema is JSON, and the suite runs without torchkiln."""
     assert set(SCHEMA["properties"]["os"]["properties"]) == set(SYSTEMS)
     assert DEFAULT_OF_THE_SUITE == DEFAULT_OS
 
@@ -196,5 +196,5 @@ def test_our_check_and_jsonschema_refuse_the_same(changes: dict[str, Any]):
     with_=st.sampled_from(["", "x", "{", "[", ":", "&a ", "\n", "- ", '"', "#"]),
 )
 def test_a_typo_does_not_end_in_a_traceback(at: int, with_: str):
-    with contextlib.suppress(ConfigError):  # anything else would reach the user as a traceback
+    with contextlib.suppress(ConfigError):  # any other exception would be a traceback for the user
         load(GOOD[:at] + with_ + GOOD[at + 1 :], FACTS)

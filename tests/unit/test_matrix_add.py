@@ -83,7 +83,7 @@ def test_newest_is_the_newest_release_of_the_index(workspace: Workspace) -> None
 
 
 def test_newest_adds_nothing_if_the_matrix_has_it(workspace: Workspace) -> None:
-    """Also if the index has only older releases, like an outdated mirror."""
+    """An outdated mirror has only older releases, and nothing is added either."""
     for source, project, name in list(workspace.server.files):
         if name.startswith("torch-2.99."):
             del workspace.server.files[source, project, name]
@@ -95,7 +95,7 @@ def test_newest_adds_nothing_if_the_matrix_has_it(workspace: Workspace) -> None:
 
 
 def test_an_unknown_release_is_proposed_with_its_facts(workspace: Workspace) -> None:
-    """The printed block is valid in compat.yaml without changes."""
+    """The printed block can be pasted into compat.yaml without changes."""
     _, out, _ = workspace.run("torch", "2.99.0")
     block = block_of(out)
     wheel = next(name for _, _, name in workspace.server.files if name.startswith("torch-2.99.0"))
@@ -117,7 +117,7 @@ def test_an_unknown_release_is_proposed_with_its_facts(workspace: Workspace) -> 
 
 
 def test_companions_are_read_from_the_newest_to_the_first_too_old_one(workspace: Workspace) -> None:
-    """There are dozens of releases, and each costs one or two requests."""
+    """torchvision and torchaudio have dozens of releases, and reading one costs up to two requests."""
     workspace.run("torch", "2.99.0")
     requested = {
         path.rpartition("/")[2].split("-cp")[0]
@@ -135,7 +135,7 @@ def test_companions_are_read_from_the_newest_to_the_first_too_old_one(workspace:
 
 
 def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(workspace: Workspace) -> None:
-    """Of two builds of a wheel, the last one is used."""
+    """The index has two builds (build tags) of torch's wheel; the last one is used."""
     _, out, _ = workspace.run("torch", "2.99.1")
     block = block_of(out)
 
@@ -169,7 +169,7 @@ def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(workspace
     ],
 )
 def test_torchaudio_of_another_cuda_is_left_out(workspace: Workspace, text: bytes, kept: bool) -> None:
-    """Its import fails: it compares its CUDA with that of torch."""
+    """It cannot be imported, because it compares its own CUDA version with torch's."""
     add = workspace.server.add
     add("default", "torch", "2.99.5", requires=CU12, tag=tag("cp311"), files=CODE)
     add("default", "torchaudio", "2.99.5", tag=tag("cp311"), files={"torchaudio/version.py": text})
@@ -182,7 +182,7 @@ def test_torchaudio_of_another_cuda_is_left_out(workspace: Workspace, text: byte
 
 
 def test_the_block_of_a_complete_release_has_no_todo() -> None:
-    """The block of a release that lacks a value has one, so that the schema refuses the block."""
+    """If a value is missing, the block has a TODO in its place, which the schema refuses."""
     default = FACTS.releases["2.9.1"].default
     found = Companion(version="1.0", pins=True)
     whole = ReleaseMetadata(
@@ -210,7 +210,7 @@ def test_the_block_of_a_complete_release_has_no_todo() -> None:
 
 
 def test_a_release_missing_in_the_facts_is_not_written_into_the_matrix(workspace: Workspace) -> None:
-    """Every command would refuse such a matrix."""
+    """With such a matrix, every command would fail."""
     error = workspace.refused("torch", "2.99.1", "--write")
 
     assert isinstance(error, ConfigError)
@@ -219,7 +219,7 @@ def test_a_release_missing_in_the_facts_is_not_written_into_the_matrix(workspace
 
 @pytest.fixture
 def compat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the facts, which --write changes instead of torchkiln's file."""
+    """A copy of the facts; --write changes the copy instead of torchkiln's own file."""
     copy = tmp_path / "compat.yaml"
     copy.write_bytes(COMPAT.read_bytes())
     monkeypatch.setattr(command, "_FACTS_FILE", copy)
@@ -266,7 +266,7 @@ def test_it_is_locked_and_built_with_the_new_facts(
     expected: int,
     count: int,
 ) -> None:
-    """Locked first; a failure ends the command with its exit code."""
+    """`lock` runs before `build`; if one fails, the command ends with its exit code."""
     ran: list[list[str]] = []
 
     def run(words: list[str], check: bool) -> subprocess.CompletedProcess[str]:

@@ -85,7 +85,7 @@ def test_an_index_without_torch(workspace: Workspace) -> None:
 def test_a_file_that_cannot_be_read(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, fault: str, value: object, why: str
 ) -> None:
-    """The message has the file's name or URL path, but not the full URL of the index."""
+    """The message contains the file's name or the path of its URL, but not the index's full URL."""
     monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda *_: 0.0)
     setattr(workspace.server.faults, fault, value)
     error = workspace.refused("torch", "2.9.1")
@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_read(
     ],
 )
 def test_invalid_metadata_is_refused(workspace: Workspace, details: dict[str, Any], why: str) -> None:
-    """Otherwise it would be printed and written into compat.yaml."""
+    """Otherwise the metadata would be printed, and written into compat.yaml."""
     workspace.server.add("default", "torch", "2.99.9", tag=tag("cp311"), **details)
     error = workspace.refused("torch", "2.99.9")
 
@@ -121,7 +121,7 @@ def test_only_the_end_of_a_large_wheel_is_downloaded(workspace: Workspace) -> No
     workspace.server.add("default", "torch", "2.9.2", requires=CU12, tag=tag("cp311"))
     name = next(name for _, _, name in workspace.server.files if name.startswith("torch-2.9.2"))
     data = workspace.server.files["default", "torch", name]
-    before = bytes(9 << 20)  # a zip file may follow other data
+    before = bytes(9 << 20)  # other data may precede a zip file
     workspace.server.files["default", "torch", name] = before + data
     error, _, _ = workspace.run("torch", "2.9.2")
 

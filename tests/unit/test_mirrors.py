@@ -1,4 +1,4 @@
-"""Presets of mirrors equal the single settings, yield to those of the user, and are not in locks."""
+"""A mirror's preset equals the single settings and yields to the user's settings; no lock contains it."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_an_archive_of_the_user_has_precedence_and_the_other_stays() -> None:
 
 
 def locked_by(workspace: Workspace, *options: str, **environ: str) -> bytes:
-    """The lock that `lock` writes; the file is removed."""
+    """The bytes of the lock that `lock` writes. Its files are then deleted."""
     root = workspace.folder.path.parent
     words = ["--torch", "2.7.1", "--cuda", "12.1", "--as-of", "2026-11-01", *options]
     words += ["--matrix", str(root / "matrix.yaml"), "--images", str(workspace.folder.path)]

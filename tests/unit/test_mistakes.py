@@ -13,7 +13,7 @@ MISTAKES = read()
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name or mistake.run[:60])
 def test_a_mistake_gives_its_message_and_hint(mistake: Mistake, tmp_path: Path) -> None:
-    """Without a traceback, and with nothing on stdout."""
+    """The output has no traceback, and stdout is empty."""
     ran = make(mistake, tmp_path)
 
     assert (ran.code, ran.err) == (mistake.code, mistake.says)

@@ -31,7 +31,7 @@ LAYERS = (
 
 
 def test_the_config_matches_the_plan() -> None:
-    """Every field, with the names of the OCI specification; the health check is Docker's, in nanoseconds."""
+    """Fields have their names in the OCI specification. Docker's health check counts in nanoseconds."""
     found = json.loads(describe(plan(titles=("base", "torch 2.7.1")), LAYERS).config)
 
     assert found == {
@@ -63,7 +63,7 @@ def test_the_config_matches_the_plan() -> None:
 
 
 def test_the_manifest_names_config_and_layers() -> None:
-    """With media type, digest and size; annotations are the date and the labels that registries show."""
+    """Each has media type, digest and size; annotations are the date, and labels that registries show."""
     documents = describe(plan(), LAYERS)
 
     assert json.loads(documents.manifest) == {
@@ -91,14 +91,14 @@ def test_the_manifest_names_config_and_layers() -> None:
 
 
 def test_the_digest_is_a_golden() -> None:
-    """A change of the format changes every image's digest: do that only on purpose, and raise `RECIPE`."""
+    """A change of the format changes every image's digest. If that is intended, raise `RECIPE`."""
     golden = "sha256:7700b65129adf03fec1d5bf433c53852bd1d8d39098aaccf00099c0e47968550"
 
     assert describe(plan(), LAYERS).manifest_digest == golden
 
 
 def test_names_are_not_in_the_image() -> None:
-    """A re-tag, other aliases and the layers' unpacked sizes do not change the digest."""
+    """Another tag, other aliases and the unpacked sizes of layers do not change the digest."""
     first = plan("a")
     second = dataclasses.replace(plan("b"), aliases=("latest",))
 
@@ -106,7 +106,7 @@ def test_names_are_not_in_the_image() -> None:
 
 
 def test_empty_fields_are_omitted() -> None:
-    """As engines do when they write a config."""
+    """Engines omit them, too, when they write a config."""
     bare = plan(
         env=(),
         entrypoint=(),
@@ -127,7 +127,7 @@ def test_empty_fields_are_omitted() -> None:
 
 @given(epoch=st.integers(0, 4_000_000_000), size=st.integers(0, 1 << 40), title=st.text(max_size=20))
 def test_documents_are_canonical(epoch: int, size: int, title: str) -> None:
-    """Writing, reading and writing again gives the same bytes."""
+    """A document that is read and written again has the same bytes."""
     layer = ImageLayer(
         title=title, blob=Blob(digest=Digest(ZERO), diff_id=Digest(ZERO), size=size, unpacked=size)
     )
@@ -138,7 +138,7 @@ def test_documents_are_canonical(epoch: int, size: int, title: str) -> None:
 
 
 def build(folder: Path, tag: str = "a") -> BuiltImage:
-    """Two images in folder/layout, of which one is archived."""
+    """Build two images in folder/layout; the tests archive one of them."""
     store = BlobFolder(folder / "store")
     base = store.layer("base", tar_of(files(base=b"base")))
     write_image(folder / "layout", plan("other"), (base, store.layer("x", tar_of(files(x=b"x")))), store.path)
@@ -147,13 +147,13 @@ def build(folder: Path, tag: str = "a") -> BuiltImage:
 
 
 def image(folder: Path) -> ImageOnDisk:
-    """The image to archive."""
+    """The image that the tests archive."""
     build(folder)
     return open_layout(folder / "layout").image("a")
 
 
 def test_an_oci_archive_is_a_valid_layout_of_one_image(tmp_path: Path) -> None:
-    """It contains the image under its name, and nothing of the other image."""
+    """It contains the image under its name, and no blob of the other image."""
     expected = image(tmp_path)
     write_archive(expected, tmp_path / "a.tar", "oci-archive")
     with tarfile.open(tmp_path / "a.tar") as archive:
@@ -168,7 +168,7 @@ def test_an_oci_archive_is_a_valid_layout_of_one_image(tmp_path: Path) -> None:
 
 
 def test_a_docker_archive_has_the_entries_of_docker_save(tmp_path: Path) -> None:
-    """manifest.json names config and layers by paths in the archive; a layer used twice is stored once."""
+    """manifest.json has the paths of config and layers; a layer that is used twice is stored once."""
     expected = image(tmp_path)
     write_archive(
         expected,
@@ -197,7 +197,7 @@ def test_a_docker_archive_has_the_entries_of_docker_save(tmp_path: Path) -> None
 
 
 def test_the_same_image_gives_the_same_archive(tmp_path: Path) -> None:
-    """It contains no time and no owner, and its order does not depend on the file system."""
+    """The archive contains no time and no owner. Its order does not depend on the file system."""
     for folder in ("one", "two"):
         write_archive(image(tmp_path / folder), tmp_path / f"{folder}.tar", "docker-archive", ["kiln:a"])
 
@@ -205,7 +205,7 @@ def test_the_same_image_gives_the_same_archive(tmp_path: Path) -> None:
 
 
 def test_an_archive_is_written_without_seeking(tmp_path: Path) -> None:
-    """So it can be written to a pipe."""
+    """An archive can therefore be written to a pipe."""
 
     class Pipe(io.BytesIO):
         def seek(self, *_: object) -> int:
@@ -222,7 +222,7 @@ def test_an_archive_is_written_without_seeking(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_the_old_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example, if a blob is missing: the message names the archive; no partial file stays."""
+    """Here a blob is missing. The message names the archive, and no partial file stays."""
     expected = image(tmp_path)
     target = tmp_path / "out/a.tar"
     write_archive(expected, target, "oci-archive")
@@ -237,7 +237,7 @@ def test_a_failure_leaves_the_old_archive(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_blob_that_changes_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tar header has the old size, so nothing after the blob would be readable."""
+    """The tar header states the old size, so everything after the blob would be unreadable."""
     expected = image(tmp_path)
     size = module.os.fstat
 
@@ -252,7 +252,7 @@ def test_a_blob_that_changes_is_detected(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_archive_is_beside_its_layout(tmp_path: Path) -> None:
-    """For `build --format`: the file name has tag and format, the image names have repository and tags."""
+    """As with `build --format`, the file's name has tag and format; image names have repository and tag."""
     built = build(tmp_path)
 
     path = archive_image(built, "docker-archive", repository="pytorch-cuda", tags=("a", "v2.7"))
@@ -264,7 +264,7 @@ def test_an_archive_is_beside_its_layout(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_writer_are_deleted_by_the_next(tmp_path: Path) -> None:
-    """They have gigabytes. Files that another process is writing are locked, and are not deleted."""
+    """They may have gigabytes. A file that another process writes is locked, and is not deleted."""
     target = tmp_path / "out/a.tar"
     write_archive(image(tmp_path), target, "oci-archive")
     dead, alive = (target.with_name(f".a.tar.{pid}.0123abcd") for pid in (12, 13))

@@ -20,7 +20,7 @@ from torchkiln.oci.validate.validate import validate
 
 
 def raw(name: bytes, **fields: bytes) -> bytes:
-    """A ustar header that tarfile would not write."""
+    """A ustar header, which may be one that tarfile would not write."""
     values = {
         "mode": b"0000644\0",
         "uid": b"0000000\0",
@@ -115,7 +115,7 @@ TAR_FAULTS: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("kind", TAR_FAULTS)
 def test_a_fault_in_a_tar_is_found(tmp_path: Path, kind: str) -> None:
-    """Every digest is correct; the tar is not."""
+    """Every digest is correct, so the fault is found only by reading the tar."""
     tar, pattern = TAR_FAULTS[kind]
 
     found = words(build(tmp_path, tar))
@@ -144,7 +144,7 @@ GZIP_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("kind", GZIP_FAULTS)
 def test_a_fault_in_the_gzip_is_found(tmp_path: Path, kind: str) -> None:
-    """Before, within and after the members."""
+    """Faults are before, within and after the gzip members."""
     pack, pattern = GZIP_FAULTS[kind]
 
     found = "\n".join(words(build(tmp_path, tar_of(OWN), pack=pack)))
@@ -153,7 +153,7 @@ def test_a_fault_in_the_gzip_is_found(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_smuggled_member_is_not_part_of_the_tar(tmp_path: Path) -> None:
-    """A complete gzip member after the end of the tar is legal gzip; its bytes are not part of the tar."""
+    """A gzip member after the tar's end is valid gzip, but its bytes are not part of the tar."""
     found = words(
         build(tmp_path, tar_of(OWN), pack=lambda tar: members_of(tar) + gzip.compress(b"smuggled" * 64))
     )
@@ -162,7 +162,7 @@ def test_a_smuggled_member_is_not_part_of_the_tar(tmp_path: Path) -> None:
 
 
 def test_the_list_of_faults_is_limited(tmp_path: Path) -> None:
-    """A layer with ten thousand invalid names gives twenty lines."""
+    """A layer with ten thousand invalid names gives twenty lines of output."""
     found = words(build(tmp_path, tar_of([Member(name=f"/{number}") for number in range(10_000)])))
 
     assert len(found) == 21
@@ -178,7 +178,7 @@ names = st.lists(
 
 @given(data=st.binary(max_size=3000), at=st.integers(0, 4000), flip=st.integers(1, 255))
 def test_no_bytes_make_the_inspector_fail(data: bytes, at: int, flip: int) -> None:
-    """Neither random bytes nor a tar with a changed byte."""
+    """It raises no exception for random bytes, or for a tar with one changed byte."""
     tar = bytearray(tar_of(BASE))
     tar[at % len(tar)] ^= flip
     for content in (data, bytes(tar)):
@@ -188,7 +188,7 @@ def test_no_bytes_make_the_inspector_fail(data: bytes, at: int, flip: int) -> No
 
 
 def test_facts_of_a_layer_are_those_of_python(tmp_path: Path) -> None:
-    """Digest, diff_id and sizes, for any ends of members and for a compression ratio of 1000."""
+    """Python computes the same digest, diff_id and sizes, for any members and a compression ratio of 1000."""
     tar = tar_of(files(zeros=bytes(9 << 20), noise=random.Random(5).randbytes(700_000)))
     blob = members_of(tar, 7)
     (tmp_path / "blob").write_bytes(blob)
@@ -201,7 +201,7 @@ def test_facts_of_a_layer_are_those_of_python(tmp_path: Path) -> None:
 
 
 def test_a_member_may_begin_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if its magic number is split between two reads, and if one byte follows the end."""
+    """Its magic number may be split between two reads, and one byte may follow the last member."""
     monkeypatch.setattr(inspect_module, "_READ", 37)
     tar = tar_of(files(noise=random.Random(5).randbytes(3000)))
     blob = members_of(tar, 60)

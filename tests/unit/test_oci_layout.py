@@ -1,4 +1,4 @@
-"""Writing and reading images by name in a layout, and the errors."""
+"""Images are written to a layout and read by their names; invalid layouts are errors."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from torchkiln.oci.validate.validate import validate
 
 
 def build(folder: Path, tag: str = "a", *, content: bytes = b"x", refs: tuple[str, ...] = ()) -> BuiltImage:
-    """Write an image with a shared layer and a layer of its own to folder/layout."""
+    """Write an image with one shared layer and one layer of its own to folder/layout."""
     store = BlobFolder(folder / "store")
     layers = (
         store.layer("base", tar_of(files(base=b"base"))),
@@ -30,12 +30,12 @@ def build(folder: Path, tag: str = "a", *, content: bytes = b"x", refs: tuple[st
 
 
 def blobs(folder: Path) -> set[str]:
-    """The names in folder/layout/blobs/sha256."""
+    """The names of the files in folder/layout/blobs/sha256."""
     return {path.name for path in (folder / "layout/blobs/sha256").iterdir()}
 
 
 def test_a_written_image_reads_back(tmp_path: Path) -> None:
-    """Ref, digests, sizes and config are unchanged."""
+    """Name, digests, sizes and config are the same as written."""
     built = build(tmp_path)
 
     found = open_layout(tmp_path / "layout").image("a")
@@ -51,7 +51,7 @@ def test_a_written_image_reads_back(tmp_path: Path) -> None:
 
 
 def test_layers_are_hard_links_into_the_store(tmp_path: Path) -> None:
-    """A layer is stored only once on the disk."""
+    """The disk stores a layer only once."""
     built = build(tmp_path)
 
     path = open_layout(tmp_path / "layout").blob(built.layers[0].blob.digest)
@@ -60,7 +60,7 @@ def test_layers_are_hard_links_into_the_store(tmp_path: Path) -> None:
 
 
 def test_across_file_systems_layers_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without hard links, the bytes are the same, and no temporary file stays."""
+    """Hard links are not possible there. The copy has the same bytes, and no temporary file stays."""
 
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
@@ -76,7 +76,7 @@ def test_across_file_systems_layers_are_copied(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_layout_does_not_depend_on_the_order_of_builds(tmp_path: Path) -> None:
-    """The same images in another order give the same files, byte for byte."""
+    """Images written in another order give the same files, byte for byte."""
     for order in ("ab", "ba"):
         for tag in order:
             build(tmp_path / order, tag, content=tag.encode())
@@ -88,7 +88,7 @@ def test_the_layout_does_not_depend_on_the_order_of_builds(tmp_path: Path) -> No
 
 
 def test_images_share_blobs(tmp_path: Path) -> None:
-    """Two images with the same base share its blob; the documents do not contain the tag."""
+    """The blob of a common base is stored once; config and manifest do not contain the tag."""
     build(tmp_path, "a", content=b"1")
     build(tmp_path, "b", content=b"2")
 
@@ -97,7 +97,7 @@ def test_images_share_blobs(tmp_path: Path) -> None:
 
 
 def test_aliases_are_written_on_request(tmp_path: Path) -> None:
-    """One manifest has several names; without `refs` it has only the tag."""
+    """With `refs`, one manifest gets several names; without, only the tag."""
     built = build(tmp_path, "a", refs=("a", "v2.7", "latest"))
 
     assert open_layout(tmp_path / "layout").refs() == dict.fromkeys(("a", "latest", "v2.7"), built.manifest)
@@ -105,7 +105,7 @@ def test_aliases_are_written_on_request(tmp_path: Path) -> None:
 
 
 def test_replacing_a_name_deletes_its_blobs(tmp_path: Path) -> None:
-    """Blobs that only the old image needed are deleted; those of other images stay."""
+    """A blob that another image uses stays."""
     build(tmp_path, "a", content=b"1")
     neighbour = build(tmp_path, "b", content=b"2")
     replaced = build(tmp_path, "a", content=b"3")
@@ -118,7 +118,7 @@ def test_replacing_a_name_deletes_its_blobs(tmp_path: Path) -> None:
 
 
 def test_nothing_is_deleted_beside_an_unreadable_manifest(tmp_path: Path) -> None:
-    """It may need any blob; the new image is written as usual."""
+    """The unreadable manifest may reference any blob. The new image is written as usual."""
     build(tmp_path, "a", content=b"1")
     broken = build(tmp_path, "b", content=b"2")
     open_layout(tmp_path / "layout").blob(broken.manifest).write_text("{}")
@@ -133,7 +133,7 @@ def test_nothing_is_deleted_beside_an_unreadable_manifest(tmp_path: Path) -> Non
 
 
 def test_prune_deletes_only_unneeded_blobs(tmp_path: Path) -> None:
-    """Unused blobs and temporary files of ended processes are deleted, and the freed bytes are returned."""
+    """Unused blobs and temporary files of ended processes are deleted; the freed bytes are returned."""
     build(tmp_path)
     before = blobs(tmp_path)
     (tmp_path / "layout/blobs/sha256" / ("f" * 64)).write_bytes(b"stray")
@@ -148,7 +148,7 @@ def test_prune_deletes_only_unneeded_blobs(tmp_path: Path) -> None:
 def test_an_interrupted_write_leaves_the_old_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
-    """Wherever it is interrupted: the old index and image are complete, and the next build succeeds."""
+    """After any interruption, the old index and image are complete, and the next build succeeds."""
     old = build(tmp_path, "a", content=b"1")
     done = 0
     replace = os.replace
@@ -174,7 +174,7 @@ def test_an_interrupted_write_leaves_the_old_names(
 
 
 def test_leftovers_of_a_killed_writer_are_deleted_by_the_next(tmp_path: Path) -> None:
-    """Beside the index and among the blobs."""
+    """They are beside index.json and among the blobs."""
     layout = tmp_path / "layout"
     build(tmp_path, "a")
     left = [layout / ".index.json.0123abcd", layout / "blobs/sha256" / f".{'0' * 64}.0123abcd"]
@@ -185,7 +185,7 @@ def test_leftovers_of_a_killed_writer_are_deleted_by_the_next(tmp_path: Path) ->
 
 
 def test_a_layer_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
-    """A store with a truncated blob produces no image and no name."""
+    """From a truncated blob in the store, no image and no name is written."""
     store = BlobFolder(tmp_path / "store")
     layer = store.layer("torch 2.7.1", tar_of(files(a=b"a")))
     store.path(layer.blob.digest).write_bytes(b"short")
@@ -197,7 +197,7 @@ def test_a_layer_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_blob_of_the_wrong_size_is_replaced(tmp_path: Path) -> None:
-    """The next build replaces a truncated blob of the layout; the store's blob is not changed."""
+    """The next build replaces the layout's truncated blob; the blob in the store is not changed."""
     built = build(tmp_path)
     path = open_layout(tmp_path / "layout").blob(built.layers[0].blob.digest)
     path.unlink()
@@ -209,7 +209,6 @@ def test_a_blob_of_the_wrong_size_is_replaced(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest(tmp_path: Path) -> None:
-    """The hint for a typo is the most similar name."""
     build(tmp_path, "2.7.1-cuda12.1-runtime")
 
     with pytest.raises(ConfigError, match=r"no such image: '2\.7\.1-cuda12\.2-runtime'") as caught:
@@ -219,7 +218,7 @@ def test_an_unknown_name_suggests_the_nearest(tmp_path: Path) -> None:
 
 
 def test_several_images_require_a_name(tmp_path: Path) -> None:
-    """The error requires a name and lists the names."""
+    """The error message lists the names."""
     build(tmp_path, "a", content=b"1")
     build(tmp_path, "b", content=b"2")
 
@@ -230,7 +229,7 @@ def test_several_images_require_a_name(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
-    """`--output $HOME` does not become a layout."""
+    """For example, `--output $HOME` must not make the home folder a layout."""
     (tmp_path / "layout").mkdir()
     (tmp_path / "layout/thesis.tex").write_text("years")
 
@@ -261,7 +260,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_layout_is_reported_by_file(tmp_path: Path, name: str, text: str, words: str) -> None:
-    """The message names the file and its fault."""
     build(tmp_path)
     (tmp_path / "layout" / name).write_text(text)
 
@@ -270,7 +268,7 @@ def test_a_malformed_layout_is_reported_by_file(tmp_path: Path, name: str, text:
 
 
 def test_a_missing_folder_is_a_usage_error(tmp_path: Path) -> None:
-    """A missing folder is not a broken layout."""
+    """The error differs from that of a broken layout."""
     with pytest.raises(ConfigError, match="no such directory"):
         open_layout(tmp_path / "nowhere")
 
@@ -291,7 +289,7 @@ json_values = st.recursive(
 
 @given(value=json_values)
 def test_no_json_makes_the_reader_fail(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
-    """For any JSON in the index, the reader gives refs or raises VerificationFailed."""
+    """For any JSON in index.json, the reader returns refs or raises VerificationFailed."""
     folder = tmp_path_factory.getbasetemp() / "fuzzed"
     folder.mkdir(exist_ok=True)
     (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
@@ -310,7 +308,7 @@ def test_no_json_makes_the_reader_fail(tmp_path_factory: pytest.TempPathFactory,
 def test_every_image_round_trips(
     tmp_path_factory: pytest.TempPathFactory, contents: list[bytes], tag: str
 ) -> None:
-    """Write, read: the same layers in the same order, under the tag, with the same bytes."""
+    """The image is read with the same layers in the same order, the same tag and the same bytes."""
     folder = tmp_path_factory.mktemp("round")
     store = BlobFolder(folder / "store")
     layers = [
@@ -328,7 +326,7 @@ def test_every_image_round_trips(
 
 
 def build_many(folder: Path, name: str, rounds: int) -> None:
-    """Write images and move names, in a separate process."""
+    """Write images and move a name; the test runs this in several processes."""
     for number in range(rounds):
         build(folder, f"{name}{number}", content=f"{name}{number}".encode())
         build(folder, f"{name}-moves", content=f"{name} moves {number}".encode())

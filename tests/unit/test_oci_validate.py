@@ -1,4 +1,4 @@
-"""The oracle: a planted fault of each kind is found and named."""
+"""The oracle finds and names a planted fault of each kind in a layout."""
 
 import ast
 import json
@@ -17,7 +17,7 @@ from torchkiln.oci.validate.layer import TAR_TYPE
 
 
 def edit(layout: Layout, what: str, change: Callable[[Any], object]) -> None:
-    """Change the index, the manifest or the config, and update every digest above it."""
+    """Change the index, the manifest or the config, and update every digest that depends on it."""
     image = layout.image("a")
     manifest = json.loads(image.manifest_path.read_bytes())
     if what == "manifest":
@@ -40,7 +40,7 @@ def edit(layout: Layout, what: str, change: Callable[[Any], object]) -> None:
 
 
 def test_a_valid_layout_has_no_fault(tmp_path: Path) -> None:
-    """Two images that share a base; one layer has many gzip members."""
+    """It has two images that share a base, and a layer of many gzip members."""
     build(tmp_path, tar_of(OWN), pack=lambda tar: members_of(tar, 40))
     layout = build(tmp_path, tar_of(OWN), tar_of(files(srv__a=b"1")), tag="b")
 
@@ -49,7 +49,7 @@ def test_a_valid_layout_has_no_fault(tmp_path: Path) -> None:
 
 
 def test_the_oracle_shares_no_code_with_the_writers() -> None:
-    """Otherwise it could repeat an error of the writers, and not find it."""
+    """With shared code, an error of the writers would be an error of the oracle, which would not find it."""
     imported = set()
     for name in ("validate", "documents", "layer", "tar"):
         tree = ast.parse((Path(module.__file__).parent / f"{name}.py").read_text())
@@ -63,7 +63,7 @@ def test_the_oracle_shares_no_code_with_the_writers() -> None:
         "torchkiln.oci.validate.documents",
         "torchkiln.oci.validate.layer",
         "torchkiln.oci.validate.tar",
-        "torchkiln.oci.tar_header",  # `unpack` reads layers with the same code
+        "torchkiln.oci.tar_header",  # used by `unpack`, which reads layers; the writers have other code
         "torchkiln.oci.tar_names",
         "torchkiln.oci.tar_reader",
         "torchkiln.util.processes",  # runs functions in another process
@@ -76,14 +76,14 @@ def test_the_oracle_shares_no_code_with_the_writers() -> None:
 
 
 def replace(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Replace a blob, which is read-only and shared by hard link."""
+    """Replace a blob by a new file: the old one is read-only, and a hard link into the store."""
     data = change(path.read_bytes())
     path.unlink()
     path.write_bytes(data)
 
 
 def test_a_flipped_byte_is_found_in_any_blob(tmp_path: Path) -> None:
-    """In a layer, the config or the manifest; the message is a wrong digest with the blob's name."""
+    """The message names the layer, config or manifest whose digest is wrong."""
     layout = build(tmp_path, tar_of(OWN))
     image = layout.image("a")
     for path in (image.layers[0].path, image.config_path, image.manifest_path):
@@ -98,7 +98,7 @@ def test_a_flipped_byte_is_found_in_any_blob(tmp_path: Path) -> None:
 
 
 def test_a_missing_and_a_cut_blob_are_found(tmp_path: Path) -> None:
-    """A blob that is missing, and one that is shorter than the descriptor says."""
+    """A cut blob is shorter than its descriptor states."""
     layout = build(tmp_path, tar_of(OWN))
     first, second = layout.image("a").layers
     first.path.unlink()
@@ -114,7 +114,7 @@ def test_a_missing_and_a_cut_blob_are_found(tmp_path: Path) -> None:
 
 
 def test_unneeded_blobs_are_found(tmp_path: Path) -> None:
-    """An unused blob and a temporary file of a writer, but only if the complete layout is checked."""
+    """An unused blob and a temporary file are found only if the complete layout is checked."""
     layout = build(tmp_path)
     (layout.path / "blobs/sha256" / ("a" * 64)).write_bytes(b"12")
     (layout.path / "blobs/sha256/.half").write_bytes(b"123")
@@ -207,7 +207,7 @@ DOCUMENT_FAULTS: dict[str, tuple[str, Callable[[Any], object], str]] = {
 
 @pytest.mark.parametrize("kind", DOCUMENT_FAULTS)
 def test_a_fault_in_a_document_is_found(tmp_path: Path, kind: str) -> None:
-    """The document is wrong, but every digest above it is correct."""
+    """The document is wrong, but every digest that depends on it is correct."""
     what, change, pattern = DOCUMENT_FAULTS[kind]
     layout = build(tmp_path, tar_of(OWN))
     edit(layout, what, change)
@@ -219,7 +219,7 @@ def test_a_fault_in_a_document_is_found(tmp_path: Path, kind: str) -> None:
 
 
 def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
-    """So that a user can fix all of them."""
+    """A user can then correct all of them together."""
     layout = build(tmp_path, tar_of((Member(name="/abs"),)))
     edit(layout, "config", lambda c: c.update(os="", history=[]))
     (layout.path / "oci-layout").write_text('{"imageLayoutVersion":"0.9"}')
@@ -232,7 +232,7 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"manifests":[[]]}'])
 def test_a_broken_index_is_a_fault(tmp_path: Path, text: str) -> None:
-    """Whatever is in index.json, the result is a message, not a traceback."""
+    """No index.json causes a traceback."""
     layout = build(tmp_path)
     (layout.path / "index.json").write_text(text)
 
@@ -240,7 +240,7 @@ def test_a_broken_index_is_a_fault(tmp_path: Path, text: str) -> None:
 
 
 def test_a_nested_index_is_followed(tmp_path: Path) -> None:
-    """buildx writes a nested index; its manifests are checked, too."""
+    """buildx writes a nested index. The manifests in it are checked, too."""
     layout = build(tmp_path)
     inner = (layout.path / "index.json").read_bytes()
     layout.blob(digest(inner)).write_bytes(inner)

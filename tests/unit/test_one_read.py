@@ -1,4 +1,4 @@
-"""`publish` publishes only the cleared image, even if files on the disk are replaced meanwhile."""
+"""`publish` reads each file only once, so it publishes the cleared image even if files are replaced."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server() -> Iterator[RegistryServer]:
 
 
 def before_request(number: int, do: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Call *do* before the *number*th request to the registry; returns the count so far."""
+    """Call *do* before the registry gets request *number*; returns the count of requests so far."""
     ask, count = Registry.request_once, [0]
 
     def counting_request(self: Registry, *arguments: object, **named: object) -> object:
@@ -55,7 +55,7 @@ def before_request(number: int, do: Callable[[], None], monkeypatch: pytest.Monk
 
 
 def put(path: Path, data: bytes) -> None:
-    """Replace *path* by a new file with *data* (another inode), as `mv` does."""
+    """Replace *path* by a new file with *data*, which has another inode, as `mv` does."""
     new = path.with_name("new")
     new.write_bytes(data)
     new.chmod(0o600)
@@ -63,7 +63,7 @@ def put(path: Path, data: bytes) -> None:
 
 
 def other_manifest(image: ImageOnDisk) -> bytes:
-    """Another valid manifest of the same blobs, with an annotation."""
+    """Another valid manifest of the same blobs: it has an additional annotation."""
     manifest_json = json.loads(image.manifest_path.read_bytes())
     return json.dumps({**manifest_json, "annotations": {"org.example.by": "another user"}}).encode()
 
@@ -76,7 +76,7 @@ def published(publisher: Publisher, server: RegistryServer) -> object:
 
 
 def named(server: RegistryServer) -> dict[str, str]:
-    """The SHA-256 of each tag's manifest in the registry, computed from its bytes; blobs are checked, too."""
+    """The SHA-256 of each tag's manifest in the registry, computed from its bytes; also checks all blobs."""
     there = server.repository(NAME)
     for digest, data in there.blobs.items():
         assert digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
@@ -87,7 +87,7 @@ def named(server: RegistryServer) -> dict[str, str]:
 def test_a_manifest_that_is_swapped_at_each_instant(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """An earlier version read it again after the push, so that another image got the tags."""
+    """An earlier version read the manifest again after the push, and gave the tags to the swapped one."""
     image = open_layout(publisher.layout).image(TAG)
     replacement = other_manifest(image)
     before_request(number, lambda: put(image.manifest_path, replacement), monkeypatch)
@@ -121,7 +121,7 @@ def test_a_manifest_that_is_swapped_before_the_push_is_refused(
 def test_a_blob_that_is_swapped(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch, what: str, number: int
 ) -> None:
-    """The digest is computed while the blob is sent; after a mismatch, no tag is set."""
+    """The blob's digest is computed while it is sent; if it does not match, no tag is set."""
     image = open_layout(publisher.layout).image(TAG)
     layers = sorted(image.layers, key=lambda layer: layer.size)
     path = {
@@ -143,7 +143,7 @@ def test_a_blob_that_is_swapped(
 def test_a_blob_that_is_no_longer_a_file(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """`publish` does not hang and does not follow a link."""
+    """`publish` does not hang at a pipe, and does not follow a link."""
     import os
 
     image = open_layout(publisher.layout).image(TAG)
@@ -169,7 +169,7 @@ def test_a_blob_that_is_no_longer_a_file(
 def test_reports_locks_keys_and_policy_are_read_before_the_first_request(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Replacing or deleting them afterwards has no effect."""
+    """If these files are replaced or deleted later, nothing changes."""
     policy = publisher.folder / "policy.yaml"
     text = Path("matrix.yaml").read_text()
     policy.write_text(text.replace("keys: []", "keys: [lab.pub.pem]"))
@@ -202,7 +202,7 @@ def test_reports_locks_keys_and_policy_are_read_before_the_first_request(
 def test_the_mode_of_a_private_key_is_checked_on_the_file_that_is_read(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A check by path would not notice that the file is replaced between the check and the read."""
+    """With a check by path, the file could be replaced between the check and the read."""
     from torchkiln.attest import keys
     from torchkiln.errors import ConfigError
 
@@ -229,7 +229,7 @@ def test_the_mode_of_a_private_key_is_checked_on_the_file_that_is_read(
 def test_a_report_in_a_folder_is_read_once(
     publisher: Publisher, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier version read it once to find its image, and again to check it."""
+    """An earlier version read each report twice: to find its image, and to check it."""
     from torchkiln.smoke import attestation
 
     image = open_layout(publisher.layout).image(TAG)

@@ -197,7 +197,7 @@ def test_the_lock_has_a_line_for_each_file() -> None:
 
     assert from_json(data) == WITH_APT
     assert sum(line.startswith('      {"name": ') for line in data.decode().splitlines()) == len(DEBS)
-    assert "apt" not in json.loads(to_json(LOCK))  # so the seal of a lock without OS packages has not changed
+    assert "apt" not in json.loads(to_json(LOCK))  # the seals of older locks stay valid
     with pytest.raises(Stale, match="debs: must be sorted by name"):
         from_json(to_json(replace(WITH_APT, apt=replace(APT, debs=DEBS[::-1]))))
     with pytest.raises(Stale, match="edited or merged incorrectly"):
@@ -209,7 +209,7 @@ def test_the_lock_has_a_line_for_each_file() -> None:
 
 def test_a_lock_is_stale_if_other_packages_are_required() -> None:
     cell = locked_cell()
-    before = {  # the hashed values of versions without OS packages
+    before = {  # the values that were hashed before OS packages existed
         "rules": 1,
         "name": "trial",
         "requirements": [["a", []]],

@@ -1,4 +1,4 @@
-"""Limits of OS packages of a project: paths, names of libraries, accounts, file owners, SONAMEs."""
+"""Which OS packages of a project are refused: by path, library name, account, file owner or SONAME."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_names_of_libraries_that_the_image_uses(name: str) -> None:
 
 
 def test_the_loader_does_not_search_folders_of_plugins() -> None:
-    """Perl and Python have modules of the same name in several such folders."""
+    """Plugins of Perl or Python in several folders may therefore have the same name."""
     tree = {**IMAGE.tree, f"{LIB}/perl/auto/Util.so": LayerEntry(path="", kind="file")}
     image = replace(IMAGE, tree=tree)
 
@@ -149,7 +149,7 @@ def test_other_accounts(path: str, line: str) -> None:
 
 
 def test_ids_of_files() -> None:
-    """Owners of files must be new users; groups may be the system's, such as adm for logs."""
+    """Files may belong to new users, to new groups, and to groups of the system, such as adm for logs."""
     group = "root:x:0:\nadm:x:4:\nuser:x:1000:\n"
     after = {"etc/passwd": f"{PASSWD}a:x:101:102::/:/bin/false\n", "etc/group": f"{group}a:x:102:\n"}
 
@@ -178,7 +178,7 @@ def test_the_soname_is_that_which_pyelftools_finds(lib: Lib) -> None:
 
 
 def test_a_second_soname_is_refused() -> None:
-    """The loader and ldconfig could read different SONAMEs."""
+    """The loader and ldconfig could use different ones."""
     data = library("libx.so.1")
     twice = data.replace(struct.pack("<QQ", 5, 224), struct.pack("<QQ", 14, 1))
     assert twice != data
@@ -204,7 +204,7 @@ def test_any_bytes_are_read_or_refused(at: int, data: bytes, cut: int) -> None:
 
 @pytest.mark.parametrize("system", [True, False])
 def test_only_elf_files_of_os_packages_have_a_soname(system: bool) -> None:
-    """A linker script also has the file name of a library."""
+    """A linker script has a library's file name, but no SONAME."""
     stream = io.BytesIO()
     files = {f"{LIB}/libx.so": b"INPUT(libx.so.1)", f"{LIB}/libx.so.1": library("libx.so.1")}
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -220,7 +220,7 @@ def test_only_elf_files_of_os_packages_have_a_soname(system: bool) -> None:
 
 
 def test_long_fields_are_read_in_linear_time() -> None:
-    """Joining each line to the text before it would copy terabytes."""
+    """If each line were joined to the text before it, terabytes would be copied."""
     [fields] = paragraphs(["Package: x", "Description: y", *(300_000 * [" z" * 20])])
 
     assert len(fields["description"]) == len("y") + 300_000 * 40

@@ -1,4 +1,4 @@
-"""Hostile files in an image are found on the host before any program of the image runs."""
+"""Hostile files in an image are found from outside, before any program of the image runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Entries = Sequence[tuple[tarfile.TarInfo, bytes]]
 
 
 def distribution(name: str, version: str, files: Mapping[str, bytes], *, keep: str = "") -> Entries:
-    """The entries of an installed wheel; RECORD has the unedited hash for the file *keep*."""
+    """The files of an installed wheel. RECORD has the hash of other content for the file *keep*."""
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nName: of the text\n".encode()
     all_files = {**files, f"{info}/METADATA": metadata}
@@ -69,7 +69,7 @@ TOP = [
 
 
 class Image:
-    """The layers of a small image, as files of a layout."""
+    """A small image, whose layers are files of a layout."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,7 +84,7 @@ class Image:
         env: Mapping[str, str] = ENV,
         recorded: bool = True,
     ) -> list[str]:
-        """The faults if the layer *at* has *more* entries, for a lock with or without *recorded* layers."""
+        """The faults if *more* entries are in the layer *at*. If *recorded*, the lock has the diff_ids."""
         blobs = [self._blob(part) for part in self._parts(more, at, torch)]
         layers = self.locked if recorded else [self.locked[0], None, None]
         locked = LockedFiles(layers=tuple(layers), wheels=WHEELS, env=ENV)
@@ -171,7 +171,7 @@ def test_an_edited_file_with_an_edited_record_is_another_layer(image: Image) -> 
     [sentence] = image.faults(torch=edited)
     assert sentence.startswith("layer 2 is sha256:")
     assert sentence.endswith(f"; in the lock: {image.locked[1]}")
-    assert image.faults(torch=edited, recorded=False) == []  # a limitation: see ADR 34
+    assert image.faults(torch=edited, recorded=False) == []  # this is not detected: see ADR 34
 
 
 def test_an_edited_file_and_record_in_the_top_layer_replace_those_below(image: Image) -> None:
@@ -182,7 +182,7 @@ def test_an_edited_file_and_record_in_the_top_layer_replace_those_below(image: I
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_further_distribution(image: Image, recorded: bool) -> None:
-    """A distribution with a RECORD and with a plugin for pytest."""
+    """The distribution has a valid RECORD, and is a plugin of pytest."""
     hostile = distribution(
         "pytest_hostile",
         "1.0",
@@ -237,7 +237,7 @@ def test_a_variable_that_the_lock_does_not_set(image: Image, name: str, value: s
 
 
 def test_the_texts_of_an_image_are_no_error_of_the_host(image: Image) -> None:
-    """A failure that is caused by the host would be inconclusive."""
+    """Errors of the host are recognized by such texts, and would make the run inconclusive."""
     text = "No space left on device"
     found = image.faults(entry(f"{SITE}/{text}.py", b""), env=ENV | {"X": text})
     assert (
@@ -272,7 +272,7 @@ def test_another_number_of_layers(image: Image) -> None:
     st.sampled_from(["", "sha256=", "x,y,z", "x" * 200_000]),
 )
 def test_any_record_is_read(text: str, row: str) -> None:
-    """RECORD is untrusted text of the image: it may give faults, but no exception and no escape sequence."""
+    """RECORD is untrusted text. It may cause faults, but no exception and no escape sequence in a message."""
     record = IndexedEntry(
         f"{SITE}/a-1.dist-info/RECORD", "file", text=f"{text},{row}\n{row}", sha256="0" * 64
     )

@@ -1,4 +1,4 @@
-"""Folders that other users can write to are refused; a confined thread can write to one folder only."""
+"""A folder that other users can change is refused, and a confined thread can write to one folder only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.ownership import fault, fault_below
 from torchkiln.util.scratch import scratch
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to other users: run as root")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changes owners of folders")
 OTHER_UID = 4711
 
 
@@ -49,7 +49,7 @@ def _elsewhere(at: str) -> Callable[[Path], None]:
 
 
 def _swapped_link(root: Path) -> None:
-    """The cache is a link that another user made in a folder with the sticky bit."""
+    """In a folder with the sticky bit, the cache is a link that another user made."""
     root.rmdir()
     (root.parent / "real").mkdir()
     root.symlink_to(root.parent / "real")
@@ -57,7 +57,7 @@ def _swapped_link(root: Path) -> None:
 
 
 def _link_into_the_open(root: Path) -> None:
-    """Our link to a folder that all users can write to."""
+    """The cache is our link to a folder that all users can write to."""
     root.rmdir()
     (root.parent / "open").mkdir()
     (root.parent / "open").chmod(0o777)
@@ -65,7 +65,7 @@ def _link_into_the_open(root: Path) -> None:
 
 
 def _link_through_the_open(root: Path) -> None:
-    """Our link, with a target in a folder where other users can replace it."""
+    """The cache is our link to a path in a folder where other users can replace that path."""
     root.rmdir()
     (root.parent / "open" / "inner").mkdir(parents=True)
     (root.parent / "open").chmod(0o777)
@@ -107,7 +107,7 @@ IN_THE_CACHE = {
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder that is private, like all folders above it."""
+    """A private folder; the folders above it are private, too."""
     made = tmp_path / "above" / "next" / "folder"
     made.mkdir(parents=True)
     return made
@@ -144,14 +144,14 @@ def test_a_layout_with_an_index_that_others_can_write_is_refused(root: Path) -> 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o711, 0o750])
 def test_a_folder_that_others_can_only_read_is_accepted(root: Path, mode: int) -> None:
-    """For example, a cache of an older release."""
+    """For example, an older release made such a cache."""
     root.chmod(mode)
     (root / "blobs").mkdir()
     Store(root)
 
 
 def test_our_folder_in_a_sticky_folder_is_accepted(root: Path) -> None:
-    """In /tmp, for example, other users cannot rename our files."""
+    """The sticky bit of /tmp, for example, prevents that other users rename our files."""
     root.parent.chmod(0o1777)
     assert fault(root) == ""
 
@@ -198,7 +198,7 @@ def test_the_command_exits_with_2(
 ) -> None:
     root.chmod(0o777)
     monkeypatch.setenv("TORCHKILN_CACHE", str(root))
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # the test run keeps its handlers
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # pytest keeps its handlers
     with pytest.raises(SystemExit) as left:
         cli.main([word.format(root) for word in argv])
     stderr = capsys.readouterr().err
@@ -211,7 +211,7 @@ def test_the_command_exits_with_2(
 def test_a_temporary_folder_that_others_could_swap_is_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If $TMPDIR is world-writable without a sticky bit, other users can rename our files."""
+    """Without a sticky bit, other users could rename our files in a world-writable $TMPDIR."""
     root.chmod(0o777)
     with pytest.raises(ConfigError, match="every user can write") as refused, scratch("test", root):
         pass
@@ -265,12 +265,12 @@ def test_a_confined_thread_returns_and_raises_to_the_caller(tmp_path: Path) -> N
 
 
 def test_ctrl_c_stops_the_thread(tmp_path: Path) -> None:
-    """The thread stops at its next check; the process ends as it would without a thread."""
+    """The thread stops at its next check; the process then ends as a process without threads does."""
     code = (
         "import os, signal, sys, threading, time\n"
         "from pathlib import Path\n"
         "from torchkiln.oci.confine import confined\n"
-        # A background job of a shell ignores SIGINT, and this child would inherit that.
+        # Background jobs of a shell ignore SIGINT, and their child processes inherit this.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def work(check):\n"
         "    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"

@@ -1,4 +1,4 @@
-"""Index pages are read as pypi_simple reads them; files that a resolver must not see are omitted."""
+"""Index pages are read as pypi_simple reads them; files that a resolver must not use are omitted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _links(draw: st.DrawFn) -> str:
     links=st.lists(_links(), max_size=6), noise=st.sampled_from(["", "<br/>", "<!-- <a href='x'>x</a> -->"])
 )
 def test_html_is_read_like_by_another_library(links: list[str], noise: str) -> None:
-    """pypi_simple parses the whole page into a tree; both must find the same files, in order."""
+    """pypi_simple, which parses the whole page into a tree, must find the same files in the same order."""
     page = html(*(link + noise for link in links))
     expected = [
         (package.filename, package.url.partition("#")[0], package.requires_python or "", package.is_yanked)
@@ -96,7 +96,7 @@ def test_json_is_read_like_by_another_library(files: list[dict[str, Any]]) -> No
     | st.lists(st.integers(), max_size=2),
 )
 def test_a_wrong_type_anywhere_is_read_or_refused(key: str, value: Any) -> None:
-    """Only our exception is raised; accepted values have the right types."""
+    """The only exception is BuildFailed; values that are accepted have the right types."""
     body = json.dumps({"meta": {"api-version": "1.1"}, "name": "numpy", "files": [entry(**{key: value})]})
     try:
         [file] = listing(Page(url=HERE, json=True, body=body.encode("utf-8", "surrogatepass"))).files
@@ -132,7 +132,7 @@ BAD_NAMES = [
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_file_name_of_another_project(name: str) -> None:
-    """If it is required by hash, this is an error; for the resolver it is omitted, with a reason."""
+    """If a hash requires such a file, it is an error. For the resolver, the file is omitted with a reason."""
     assert unfit(name, "numpy")
     with pytest.raises(BuildFailed):
         found_on(js(entry(filename=name)), "numpy", {SHA})
@@ -159,7 +159,7 @@ def test_a_file_name_of_another_project(name: str) -> None:
     ],
 )
 def test_a_url_that_is_not_followed(url: str) -> None:
-    """Neither if a hash requires it nor for the resolver."""
+    """The URL is refused for a file that a hash requires, and for a file that the resolver chooses."""
     with pytest.raises(BuildFailed, match=r"unsafe link|not a project page"):
         found_on(js(entry(url=url)), "numpy", {SHA})
     result = listing(js(entry(url=url)))
@@ -168,6 +168,5 @@ def test_a_url_that_is_not_followed(url: str) -> None:
 
 
 def test_the_work_for_a_page_of_many_links_is_limited() -> None:
-    """Also if most of the links have other hashes."""
     with pytest.raises(BuildFailed, match="more than 50000 links"):
         listing(html(*[GOOD] * (MOST_FILES + 1)))

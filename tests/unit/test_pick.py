@@ -1,4 +1,4 @@
-"""The images that run on a host, best first, and the reasons for the others."""
+"""`pick` lists the images that run on a host, best first, and the reasons why others do not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _against(choice: Picked, torch: str, cuda: str) -> str:
 
 
 def test_driver_535_and_an_h100():
-    """All images run except for images without code for the H100, and unavailable cells."""
+    """All images run, except for images without code for the H100 and for unavailable cells."""
     choice = _pick("535", "H100")
     assert _cells(choice)[:3] == [("2.8.0", "12.1"), ("2.7.1", "12.1"), ("2.7.1", "11.8")]
     assert len(choice.runs) == 23
@@ -97,7 +97,7 @@ def test_an_arm_host_cannot_run_these_images():
 
 
 def test_ptx_counts_only_on_a_driver_as_new_as_its_toolkit():
-    """2.7.1+cu128 has compute_120, which the driver must compile for a GPU that is newer than 12.0."""
+    """2.7.1+cu128 has compute_120: for a GPU newer than 12.0, the driver must compile it."""
     native = resolve(
         select(Selection(torch=("2.7.1",), cuda=("12.1",)), MATRIX)[0],
         MATRIX,
@@ -158,7 +158,7 @@ def test_gpu_names_of_users_and_drivers(text: str, name: str, capability: str):
 
 @pytest.mark.parametrize("text", ["T400", "A2000", "6000", "RTX 6000", "P4000", "L400"])
 def test_a_number_is_not_the_beginning_of_another(text: str):
-    """A T400 is not a T4, and "RTX 6000" could be of two generations."""
+    """A T400 is not a T4, and the name "RTX 6000" exists in two generations."""
     with pytest.raises(ConfigError, match="unknown GPU"):
         parse_gpus([text], FACTS)
 
@@ -203,7 +203,7 @@ DRIVERS = st.sampled_from(
 
 @given(DRIVERS, st.lists(st.sampled_from(NAMES), max_size=2))
 def test_pick_agrees_with_resolve(driver: str, gpus: list[str]):
-    """Every cell is listed once, and drivers and GPUs of images that run match the cell's resolution."""
+    """Each cell is listed once. If it runs, its resolution allows the driver and has code for the GPUs."""
     choice = _pick(driver, *gpus)
     assert len(choice.runs) + len(choice.fails) == len(RUNTIME)
     for offer in choice.runs:

@@ -64,7 +64,7 @@ def test_the_order_of_the_lock_does_not_matter(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("suffix", ["-cu11", "-cu12", ""])
 def test_layers_are_ordered_from_the_most_shared_to_the_least_for_every_suffix(suffix: str) -> None:
-    """NVIDIA's newer wheels have no CUDA suffix, so the order must not depend on it."""
+    """The order must not depend on the suffix, because NVIDIA's newer wheels have none."""
     names = (
         "uv",
         "numpy",
@@ -96,7 +96,7 @@ def test_cells_with_the_same_toolkit_share_a_prefix_even_if_nccl_differs() -> No
 
 
 def test_cuda_python_packages_do_not_separate_the_libraries_of_two_releases() -> None:
-    """torch 2.10 requires cuda-bindings and 2.9 does not, but their CUDA libraries are the same."""
+    """The CUDA libraries of torch 2.9 and 2.10 are the same, but only 2.10 requires cuda-bindings."""
     libraries = (
         wheel("nvidia-nvtx-cu12", "12.8.90", megabytes=1),
         wheel("nvidia-cudnn-cu12", "9.10.2.21", megabytes=700),
@@ -165,7 +165,7 @@ def test_image_json_lists_every_wheel_with_its_hash() -> None:
 
 
 def test_image_json_has_one_line_for_each_wheel() -> None:
-    """It is committed, so that a changed wheel is one changed line; a shell script reads the tag's line."""
+    """In a commit, a changed wheel is one changed line. A shell script also reads the line of the tag."""
     one = planned()
     data = next(file.data for file in one.layers[-1].files if file.path == IMAGE_JSON)
     lines = data.decode().splitlines()
@@ -183,7 +183,7 @@ def test_rows_are_the_same_json(values: dict[str, Any]) -> None:
 
 
 def test_only_torch_and_its_libraries_are_pinned() -> None:
-    """In the constraints for pip and uv, which also have the bounds that this torch needs."""
+    """constraints.txt, for pip and uv, has these pins and the bounds that this torch needs."""
     one = locked()
     bound = Constraint(requirement="numpy<2", fact="traps.numpy")
     bounded = replace(one, resolution=replace(one.resolution, constraints=(bound,)))
@@ -245,7 +245,7 @@ def test_the_json_form_has_hashes_of_files_and_not_their_content() -> None:
 
 
 def test_modes_are_normalised_and_files_sorted(tmp_path: Path) -> None:
-    """The umask of a checkout must not affect an image."""
+    """The umask under which a repository was checked out must not change an image."""
     for name, mode in (("b/run", 0o770), ("b/data", 0o660), ("a", 0o600)):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -282,7 +282,7 @@ def test_our_rootfs_has_the_programs_that_the_config_starts() -> None:
 
 
 def test_caches_of_tools_are_excluded(tmp_path: Path) -> None:
-    """Python's __pycache__, and folders marked as a cache; everything else is included."""
+    """__pycache__ and folders that are marked as a cache are left out; all other files are included."""
     taken = {"a.py", ".hidden", "b/CACHEDIR", "b/pycache/x", "CACHEDIR.TAG"}
     left = {
         "__pycache__/a.pyc",
@@ -299,7 +299,7 @@ def test_caches_of_tools_are_excluded(tmp_path: Path) -> None:
 
 
 def test_all_of_our_rootfs_is_included() -> None:
-    """Each file of each folder that is not a cache."""
+    """Only caches are left out."""
     there = {path for path in ROOTFS.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     caches = {path.parent for path in there if path.name == "CACHEDIR.TAG"}
     included = {path for path in there if not caches & set(path.parents)}
@@ -311,4 +311,4 @@ def test_every_image_has_the_recipes() -> None:
     recipes = {file.path for file in load(ROOTFS) if file.path.startswith("opt/torchkiln/examples/recipes/")}
 
     assert "opt/torchkiln/examples/recipes/train.py" in recipes
-    assert not any(path.endswith(".md") for path in recipes)  # documentation must not change an image
+    assert not any(path.endswith(".md") for path in recipes)  # documentation must not change images

@@ -1,4 +1,4 @@
-"""The policy: which reports count by origin, age and GPUs, for which cells; and the record of an override."""
+"""The policy: which reports count by origin, age and GPUs, for which cells; how an override is recorded."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_report_ages(days: int, when: str | None, why: str | None) -> None:
     policy, smoke_report = Policy(report_age=days), report(when=when)
 
     assert missing(smoke_report, policy=policy, at=NOW) == ([("0.json", why)] if why else [])
-    assert missing(smoke_report, policy=policy) == []  # without a time
+    assert missing(smoke_report, policy=policy) == []  # without `at`, the age is not checked
 
 
 def test_an_unsigned_report_counts_only_from_this_machine_s_own_run() -> None:
@@ -109,7 +109,7 @@ def test_each_class_of_gpus_that_the_policy_names_must_have_been_seen() -> None:
 
 
 def test_the_policy_can_differ_for_some_cells() -> None:
-    """For each key, the last entry of `cells` that matches the cell and has the key is used."""
+    """Each key has the value of the last entry in `cells` that matches the cell and has the key."""
     text = """
 policy:
   cells:

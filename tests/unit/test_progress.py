@@ -45,8 +45,6 @@ OUTPUT = "\n".join(
 
 
 class Recorded:
-    """An observer that records totals and progress."""
-
     def __init__(self) -> None:
         self.totals: dict[Work, int] = {}
         self.done: dict[Work, int] = {}
@@ -80,7 +78,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_byte_that_verify_reads_is_reported(
     layout: Path, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is read in this process or in another one."""
+    """Bytes that another process reads are reported, too."""
     monkeypatch.setattr(module, "_WORTH_PROCESSES", 0)
     seen = Recorded()
     module.validate(layout, workers=processes, observer=seen)
@@ -117,7 +115,7 @@ def test_verify_prints_lines_on_a_terminal_without_escape_sequences(
 
 
 def test_what_diff_reads_is_reported(layout: Path) -> None:
-    """With --files, all layers of both images; without, a shared layer only once."""
+    """With --files, `diff` reads all layers of both images; otherwise, a shared layer only once."""
     found = open_layout(layout)
     for read in (
         lambda seen, a, b: images.whole_images(a, b, lambda _: False, seen),
@@ -142,7 +140,7 @@ def test_diff_prints_lines_in_a_log_and_a_bar_on_a_terminal(layout: Path) -> Non
 def test_equal_digests_are_not_read(
     layout: Path, option: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example, if an image is compared with itself."""
+    """Here an image is compared with itself."""
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a layer is read")
@@ -160,7 +158,7 @@ def test_equal_digests_are_not_read(
 
 
 def test_packages_of_a_base_are_counted() -> None:
-    """Configured packages, and all packages that apt has announced."""
+    """The progress is the number of configured packages, out of all packages that apt has announced."""
     seen = Recorded()
     mmdebstrap._listen(io.BytesIO(OUTPUT.encode()), deque(maxlen=9), Reporting(observer=seen))
 
@@ -179,7 +177,7 @@ def test_a_base_build_prints_a_few_lines() -> None:
 
 
 def test_a_base_build_draws_a_bar_on_a_terminal() -> None:
-    """At 60 columns, with another bar for bytes, no number is cut off."""
+    """No number is cut off at 60 columns, even if a second bar shows bytes."""
     program = """
 import io, sys, time
 from collections import deque
@@ -200,7 +198,7 @@ with progress(quiet=False) as seen:
 def test_a_large_bundle_is_verified_with_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before the bundle's Python starts; a small bundle is verified without lines."""
+    """A large bundle prints progress lines before the bundle's Python starts; a small bundle prints none."""
     (tmp_path / "file").write_bytes(b"x" * 3_000_000)
     monkeypatch.setattr(bundle_run, "HERE", str(tmp_path))
     progress = bundle_run.Progress(["file", "missing"])
@@ -216,7 +214,7 @@ def test_a_large_bundle_is_verified_with_lines(
 
 
 def test_the_total_of_a_build_includes_later_steps() -> None:
-    """Pushing, loading and archiving; a step that takes no time has no entry."""
+    """They are pushing, loading and archiving. A step that takes no time is not listed."""
     built: Any = BuildResult(image=cast(Any, None), seconds=(("write", 1.0), ("total", 2.0)), reused=())
     longer, result = _timed("load", built, lambda: time.sleep(2 * _SHORT) or "loaded")
     stages = dict(longer.seconds)

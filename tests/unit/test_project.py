@@ -1,4 +1,4 @@
-"""The project of a matrix: `init`, images/, rootfs/ and templates/, and the base that it starts with."""
+"""The project of a matrix: `init`, images/, rootfs/, templates/, and its first base."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def invoke(*words: str) -> Result:
 
 
 def refused(*words: str) -> KilnError:
-    """The error of the command, which must fail."""
+    """The error with which the command fails."""
     done = invoke(*words)
     assert isinstance(done.exception, KilnError), done.output
     return done.exception
@@ -81,7 +81,7 @@ def test_the_schema_that_the_first_line_names_is_there(folder: Path) -> None:
 
 
 def test_a_new_project_has_the_policy_of_torchkilns_own_matrix() -> None:
-    """So `gate` and `publish` do not report that it is ignored; its suites are torchkiln's."""
+    """Only keys and suites differ. `gate` and `publish` therefore do not report an ignored policy."""
     grid = load_matrix(matrix_text(first_cell(FACTS, None, None)), FACTS)
 
     assert grid.policy == replace(read(places.MATRIX, FACTS).policy, keys=(), suites=())
@@ -166,7 +166,7 @@ def test_of_several_cells_one_must_be_named(folder: Path) -> None:
 
 
 def test_images_are_beside_the_matrix(folder: Path) -> None:
-    """The matrix of the current folder, or the named one; the order of the options does not matter."""
+    """The matrix is in the current folder or named by an option, whose position does not matter."""
     invoke("init", "--torch", "2.7", "--cuda", "12.1")
     assert f"images/{TAG}/lock.json" in str(refused("plan"))
     assert str(ROOT) not in str(refused("plan"))
@@ -258,7 +258,7 @@ def test_a_file_that_the_plan_generates_cannot_be_replaced(folder: Path) -> None
 
 
 def a_project(folder: Path) -> None:
-    """The default cell with its committed lock, in a project's folder."""
+    """Make *folder* a project with the default cell and its committed lock."""
     (folder / "matrix.yaml").write_text(matrix_text(first_cell(FACTS, "2.7", "12.1")))
     shutil.copytree(IMAGES / TAG, folder / "images" / TAG, dirs_exist_ok=True)
 
@@ -306,7 +306,7 @@ def test_a_template_that_is_not_text(folder: Path) -> None:
     ],
 )
 def test_a_template_of_a_project_runs_no_code(folder: Path, text: str, fault: str) -> None:
-    """The template may be written by another person."""
+    """Another person may have written the template."""
     a_project(folder)
     write(folder / "templates/parts/config.j2", text)
 
@@ -315,7 +315,7 @@ def test_a_template_of_a_project_runs_no_code(folder: Path, text: str, fault: st
 
 @pytest.mark.parametrize("name", ["templates", "templates/x.j2", "templates/parts", "rootfs"])
 def test_a_link_of_a_project_does_not_lead_to_files_elsewhere(folder: Path, name: str) -> None:
-    """Otherwise such files would be in an image or a Dockerfile, which others read."""
+    """A file outside of the project must not get into an image or a Dockerfile, which others can read."""
     a_project(folder)
     write(folder / "elsewhere/id.j2", "a private key")
     target = folder / ("elsewhere/id.j2" if name.endswith(".j2") else "elsewhere")
@@ -330,7 +330,7 @@ def test_a_link_of_a_project_does_not_lead_to_files_elsewhere(folder: Path, name
 def test_verify_does_not_trust_rootfs_of_the_current_folder(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a rebuild in a folder that an attacker prepared would match any image."""
+    """An attacker who prepares the current folder could otherwise make any image match its rebuild."""
     scene.publish()
     monkeypatch.chdir(scene.publisher.folder)
     shutil.copyfile(places.MATRIX, "matrix.yaml")
@@ -344,7 +344,7 @@ def test_verify_does_not_trust_rootfs_of_the_current_folder(
 
 
 def test_a_project_starts_with_torchkilns_own_base(workspace: Workspace) -> None:
-    """With the tools of that base and the hashes of its packages; nothing is built."""
+    """Tools and package hashes of that base are used, too; nothing is built."""
     base = workspace.folder.path / "base-debian12"
     shutil.rmtree(base)
     found = workspace.session().lock(all_cells(workspace.folder.matrix)[-2]).lock

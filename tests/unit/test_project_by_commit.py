@@ -1,4 +1,4 @@
-"""Requirements of git repositories are read as by pip; what cannot be locked is refused."""
+"""Requirements of git repositories are read as pip reads them; what cannot be locked is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ URL = "https://host.invalid/me/tool.git"
 def test_requirements(text: str, required: str, revision: str, subdirectory: str) -> None:
     found = repository_required(text)
     assert found == (required, Repository(url=URL, revision=revision, subdirectory=subdirectory))
-    # How pip reads the URL.
+    # pip's own parser reads the same URL.
     place = text.partition("git+")[2] if "git+" in text else text.partition("GIT+")[2]
     link = Link(f"git+{place.split()[0]}")
     url, pip_revision, _ = Git.get_url_rev_and_auth(f"git+{place.split()[0].partition('#')[0]}")

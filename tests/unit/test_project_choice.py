@@ -1,4 +1,4 @@
-"""Extras and dependency groups of a project, read from each of its files."""
+"""Extras and dependency groups of a project, read from pyproject.toml, uv.lock or pylock.toml."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_line_of_each_requirement(tmp_path: Path) -> None:
 
 
 def test_groups_without_a_project_table(tmp_path: Path) -> None:
-    """PEP 735: a folder of scripts may have groups only."""
+    """By PEP 735, a folder of scripts may have dependency groups and no project table."""
     text = "[dependency-groups]\ntrain = ['datasets']\n"
     found = read(tmp_path, {"pyproject.toml": text}, choice_of([], ["train"]))
 
@@ -166,7 +166,7 @@ def test_extras_that_a_build_backend_computes(tmp_path: Path) -> None:
 
 
 def test_many_paths_to_one_extra_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each level requires the next one twice, with different markers, which gives 2^40 paths."""
+    """Each level requires the next level twice, with different markers. That gives 2^40 paths."""
     extras = {
         f"e{level}": [f"x[e{level + 1}]; os_name == '{name}{level}'" for name in "ab"] for level in range(40)
     }
@@ -239,7 +239,7 @@ UV_LOCK = (
 def test_extras_and_groups_of_uv_lock(
     tmp_path: Path, extras: list[str], groups: list[str], expected: list[str]
 ) -> None:
-    """The real uv reads it; packages that pyproject.toml names are marked as named by the project."""
+    """The real uv reads it. Packages that pyproject.toml names are marked."""
     files = {"pyproject.toml": PYPROJECT, "uv.lock": UV_LOCK}
     found = read(tmp_path, files, choice_of(extras, groups))
 
@@ -260,7 +260,7 @@ def test_a_uv_lock_of_other_groups_is_stale(tmp_path: Path) -> None:
 
 
 def test_names_and_conflicts_that_only_uv_knows(tmp_path: Path) -> None:
-    """For example, a new empty group of pyproject.toml is not yet in the lock."""
+    """For example, pyproject.toml has a new group that uv.lock does not have yet."""
     more = {"pyproject.toml": PYPROJECT + "new = []\n", "uv.lock": UV_LOCK}
     found = refused(tmp_path, more, choice_of([], ["new"]))
     assert "uv.lock: Group `new` is not defined" in found
@@ -273,7 +273,7 @@ def test_names_and_conflicts_that_only_uv_knows(tmp_path: Path) -> None:
 
 
 def test_extras_and_groups_of_pylock(tmp_path: Path) -> None:
-    """The default groups stay; `--group` adds to them, as in uv."""
+    """`--group` adds to the default groups, as in uv."""
     wheel = pylock_package("x").splitlines()[3].replace("/x-", "/NAME-")
     marked = {
         "gpu-thing": "'GPU.x' in extras",

@@ -22,7 +22,7 @@ __all__ = ["locked_once", "workspace"]
 
 
 def test_a_lock_without_a_choice_is_as_before() -> None:
-    """Locks of earlier versions, which had no extras and groups, are read and are fresh."""
+    """Locks of versions without extras and groups can be read, and are fresh."""
     assert not {"extras", "groups", "origins"} & json.loads(to_json(LOCK)).keys()
     assert from_json(to_json(LOCK)) == LOCK
     chosen = replace(LOCK, extras=("gpu",), groups=("dev",))
@@ -36,7 +36,7 @@ def test_a_lock_without_a_choice_is_as_before() -> None:
         for choice in (NO_CHOICE, choice_of(["a"], []), choice_of([], ["a"]), choice_of(["a"], ["a"]))
     }
     assert len(digests) == 4
-    before = {  # the hashed values of earlier versions
+    before = {  # the values that earlier versions hashed
         "rules": 1,
         "name": "x",
         "requirements": [["a", []]],
@@ -60,7 +60,7 @@ dev = ["strict; python_version < '3'", "trainer"]
 
 
 def test_the_choice_is_recorded_and_replaced(workspace: Workspace) -> None:
-    """Options replace it; without options, the choice of the lock is used."""
+    """The lock's choice is used until an option replaces it."""
     (workspace.folder / "pyproject.toml").write_text(OWN)
 
     def locked(*words: str) -> tuple[Choice, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Which files of a project's folder are copied, and which are refused."""
+"""Which files of a project's folder are copied into the image, and which are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def write(folder: Path, **files: str) -> None:
-    """Write *files* by path; `__` stands for a slash."""
+    """Write *files*, named by their paths; `__` is written for a slash."""
     for name, text in files.items():
         put(folder, name.replace("__", "/") + ".py", text)
 
@@ -55,7 +55,7 @@ def checkout(folder: Path) -> Path:
 
 
 def test_in_a_checkout_what_git_does_not_ignore(checkout: Path) -> None:
-    """Tracked and new files, without ignored files, deleted files and bytecode."""
+    """Tracked and new files are copied; ignored files, deleted files and bytecode are not."""
     put(checkout, "data/huge.bin", "0" * 100)
     put(checkout, "run.log")
     put(checkout, "lib/__pycache__/part.cpython-311.pyc")
@@ -106,7 +106,7 @@ def test_no_program_of_the_repository_runs(checkout: Path, tmp_path: Path) -> No
 
 
 def test_repositories_inside(checkout: Path) -> None:
-    """Of a submodule or a clone, the files are copied by the rules of that repository."""
+    """The files of a submodule or a clone are chosen by the rules of that repository."""
     inner = checkout / "third/party"
     inner.mkdir(parents=True)
     put(inner, "code.py")
@@ -125,7 +125,7 @@ def test_variables_of_a_hook_do_not_name_another_repository(
     (tmp_path / "other").mkdir()
     git(tmp_path / "other", "init", "--quiet")
     put(checkout, "kept.log")
-    git(checkout, "add", "--force", "kept.log")  # ignored, unless the index of its own repository is read
+    git(checkout, "add", "--force", "kept.log")  # although .gitignore has *.log
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
 
     assert "kept.log" in paths(read_code(checkout))
@@ -193,7 +193,7 @@ def test_pipes_are_refused_without_waiting(folder: Path) -> None:
     ],
 )
 def test_what_looks_like_a_secret_is_refused(checkout: Path, path: str, text: str) -> None:
-    """An untracked file is refused; a tracked file gives a warning."""
+    """An untracked file is refused. A tracked file only gives a warning."""
     put(checkout, path, text)
     with pytest.raises(ConfigError, match=rf"{path}: looks like a secret") as caught:
         read_code(checkout)

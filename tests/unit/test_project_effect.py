@@ -1,4 +1,4 @@
-"""The effect of a project's packages on the image: removed files, start-up code, and refused conflicts."""
+"""How a project's packages change the image: removed files, start-up code, and refused conflicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SITE = SCHEME.site
 
 
 def package(*paths: str, content: str = "1") -> Files:
-    """The hash of each file; paths are below site-packages."""
+    """The files of a package, below site-packages, each with its hash."""
     return {f"{SITE}/{path}" if not path.startswith("opt/") else path: f"sha256={content}" for path in paths}
 
 
@@ -38,7 +38,7 @@ FIXED = frozenset({"torch", "nvidia-cublas-cu12"})
 
 
 def effect(**added: Files) -> tuple[str, ...]:
-    """The faults if these packages are *added*."""
+    """The faults that are reported if the packages *added* are added to the image."""
     try:
         effect_of(PARENT, {}, {name.replace("_", "-"): files for name, files in added.items()}, FIXED, SCHEME)
     except BuildFailed as error:
@@ -59,7 +59,7 @@ def test_a_package_is_removed_by_its_folders() -> None:
 
 
 def test_what_another_package_has_stays() -> None:
-    """A shared folder or file, the folder of other modules' bytecode, folders of the environment."""
+    """Shared files, shared folders, __pycache__ of other modules, and folders of the environment stay."""
     old = package("google/one/x.py", "google/two/y.py", "google/__init__.py", "solo.py")
     old |= package("__pycache__/solo.cpython-311.pyc", "opt/venv/etc/conf/solo")
     kept = {**PARENT, "other": package("google/__init__.py", "google/one/z.py")}
@@ -87,10 +87,10 @@ PATHS = st.sets(NAMES.map(lambda parts: f"{SITE}/{'/'.join(parts)}"), max_size=1
 
 @given(gone=PATHS, kept=PATHS)
 def test_exactly_the_files_of_replaced_packages_go(gone: set[str], kept: set[str]) -> None:
-    """For any two trees: files of only *gone* are removed, files of *kept* stay, no folder is left empty."""
+    """Files in *gone* only are removed, files in *kept* stay, and no folder is left empty."""
     files = gone | kept
     if any(folder in files for path in files for folder in parents(path)):
-        return  # impossible: a path would be a file and a folder
+        return  # impossible: a path cannot be a file and a folder
     found = set(removed_paths({"old": dict.fromkeys(gone, "")}, {"other": dict.fromkeys(kept, "")}, SCHEME))
 
     left = {path for path in files if not is_in(path, found)}
@@ -139,7 +139,7 @@ def test_a_package_that_changes_what_was_proved_is_refused(files: Files, fault: 
 @pytest.mark.parametrize(
     "files",
     [
-        package("nvidia/__init__.py"),  # the same content as in the image
+        package("nvidia/__init__.py"),  # the image has this file with the same content
         package("nvidia/dali/lib/libdali.so"),
         package("torchmetrics/__init__.py"),
         package("six2.py"),

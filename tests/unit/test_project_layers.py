@@ -1,4 +1,4 @@
-"""The gate's analysis of a project's layers together, and the file names with a meaning for Python."""
+"""The gate checks the layers of a project together, and the file names that have a meaning for Python."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_code_and_project_json_are_allowed() -> None:
 
 
 def test_a_link_in_src_is_no_source() -> None:
-    """The builder decides the same, and does not put /app/src on PYTHONPATH."""
+    """The builder decides the same: it does not put /app/src on PYTHONPATH."""
     layer = [folder("app"), folder("app/src"), link("app/src/a", "../b.py"), file("app/b.py")]
 
     found = changes([layer], below(), Recorded(files={}, texts={}, wheels={}))
@@ -93,7 +93,7 @@ def test_a_link_in_src_is_no_source() -> None:
 
 
 def test_a_link_of_one_layer_is_no_folder_in_the_next() -> None:
-    """Engines would write through the link."""
+    """A container engine would follow the link when it writes the file."""
     found = faults([link("app/x", "y"), file("app/y/a.py")], [file("app/x/z.py")])
 
     assert found == ("app/x/z.py: /app/x is a link, not a folder",)
@@ -110,7 +110,7 @@ def test_project_json_is_in_the_top_layer() -> None:
 
 
 def test_what_a_layer_removed_can_be_replaced() -> None:
-    """A package that may be replaced may be removed, and its folder may be added again."""
+    """A replaceable package may be removed in one layer, and its folder added again in a later layer."""
     new = f"{SITE}/old/a.py"
     found = changes(
         [[file(f"{SITE}/.wh.old", size=0)], [folder(f"{SITE}/old"), file(new)]],

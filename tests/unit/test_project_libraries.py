@@ -1,4 +1,4 @@
-"""`lock --project` refuses packages whose libraries need something that the image lacks, unless allowed."""
+"""`lock --project` refuses a package whose libraries need something that the image lacks, by default."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LACKS = (
 
 
 class Libraries(Workspace):
-    """A workspace in which the wheels of torch and CUDA contain libraries and are in the cache."""
+    """A workspace where the wheels of torch and the CUDA runtime contain libraries, and are in the cache."""
 
     def __init__(self, server: IndexServer, root: Path) -> None:
         super().__init__(server, root)
@@ -49,19 +49,18 @@ class Libraries(Workspace):
         self.remember("torch", "nvidia-cuda-runtime-cu12")
 
     def wheel(self, name: str, version: str, libs: dict[str, Lib], *requires: str, date: str = OLD) -> None:
-        """Add a wheel with libraries to the index."""
         more = {path: compiled(lib) for path, lib in libs.items()}
         self.server.add("default", name, version, date=date, tag=CP311, files=more, requires=requires)
 
     def remember(self, *names: str) -> None:
-        """Put wheels of the image into the cache, as a build does."""
+        """Put these wheels of the image into the cache, as a build does."""
         for wheel in load_locked(self.images, TAG).wheels:
             if wheel.name in names:
                 self.store.wheel(wheel).parent.mkdir(parents=True)
                 self.store.wheel(wheel).write_bytes(self.server.files["default", wheel.name, wheel.filename])
 
     def ext(self, lib: Lib, version: str = "1.0") -> None:
-        """Add a package `ext` to the index, and require it in the project."""
+        """Add a package `ext` with one library to the index, and require it in the project."""
         self.wheel("ext", version, {"ext/_C.so": lib})
         (self.folder / "requirements.txt").write_text("ext\n")
 
@@ -109,7 +108,7 @@ def test_what_is_allowed_is_recorded_until_it_is_replaced(libraries: Libraries) 
     lock = load_project(libraries.folder)
     assert lock is not None
     assert lock.may_lack == (name,)
-    assert libraries.lock()[0] == 0  # by the recorded option
+    assert libraries.lock()[0] == 0  # the lock has recorded --allow-missing
     assert load_project(libraries.folder) == lock
 
     code, _, messages = libraries.lock("--allow-missing", "")
@@ -118,7 +117,7 @@ def test_what_is_allowed_is_recorded_until_it_is_replaced(libraries: Libraries) 
 
 
 def test_a_package_that_left_the_project_is_no_longer_allowed(libraries: Libraries) -> None:
-    """Here --allow-missing named the package, not its library."""
+    """Here, --allow-missing had named the package, and not its library."""
     libraries.ext(CUDA11)
     assert libraries.lock("--allow-missing", "ext")[0] == 0
     libraries.server.add("default", "plain", "1.0", date=OLD)
@@ -138,7 +137,7 @@ def test_an_unknown_name_is_refused(libraries: Libraries) -> None:
 
 
 def test_what_cannot_be_read_yet_is_left_to_the_build(libraries: Libraries) -> None:
-    """torch's wheel is not in the cache, or the package's wheel cannot be downloaded."""
+    """torch's wheel is not in the cache, or the package's wheel cannot be downloaded now."""
     libraries.ext(NEWER)
     torch = next(wheel for wheel in load_locked(libraries.images, TAG).wheels if wheel.name == "torch")
     libraries.store.wheel(torch).unlink()

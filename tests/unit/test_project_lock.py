@@ -44,7 +44,7 @@ PROJECTS: dict[tuple[str, str], tuple[str, ...]] = {
     ("torch", "2.7.1"): ("fsspec", "triton==3.3.1", "nvidia-cublas-cu12==12.6"),
     ("torchvision", "0.22.1"): ("torch==2.7.1", "numpy"),
     ("torchaudio", "2.7.1"): ("torch==2.7.1",),
-    # As for the real package, the old release has no upper bound.
+    # The old release has no upper bound, like that of the real package.
     ("datasets", "2.14"): ("fsspec>=2021",),
     ("datasets", "4.0"): ("fsspec<=2026.2",),
     ("trainer", "1.0"): ("datasets", "peft"),
@@ -55,9 +55,9 @@ PROJECTS: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 class Workspace:
-    """An index, the folder of images with the cell's lock, and a project."""
+    """An index, a folder of images with the lock of the parent image's cell, and a project."""
 
-    messages = ""  # stderr of the last `locked`
+    messages = ""  # stderr of the last call of `locked`
 
     def __init__(self, server: IndexServer, root: Path) -> None:
         self.server, self.images, self.folder = server, root / "images", root / "trial"
@@ -110,7 +110,7 @@ class Workspace:
 
 @pytest.fixture(scope="module")
 def locked_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """The index, and the cell's lock of an earlier day, with notebook 1.0, which requires `orphan`."""
+    """An index, and the cell's lock before notebook 2.0 existed: notebook 1.0 requires `orphan`."""
     with IndexServer() as server:
         for (name, version), requires in PROJECTS.items():
             server.add("default", name, version, requires=requires, date=OLD)
@@ -123,7 +123,7 @@ def locked_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]
 
 @pytest.fixture
 def workspace(locked_once: Workspace, tmp_path: Path) -> Iterator[Workspace]:
-    """A copy of the folders of `locked_once`; the index is restored after the test."""
+    """A copy of the folders of `locked_once`; after the test, the index is as before."""
     server = locked_once.server
     files, dates = dict(server.files), dict(server.dates)
     for name in ("images", "cache"):
@@ -138,7 +138,7 @@ def versions(lock: ProjectLock) -> dict[str, str]:
 
 
 def test_a_package_of_the_image_moves_so_that_a_new_one_is_new(workspace: Workspace) -> None:
-    """fsspec becomes older, so that datasets is not the old release without a bound. torch stays."""
+    """Without an older fsspec, datasets would be the old release that has no bound. torch stays."""
     workspace.add("attrs", "2.0")
     found = workspace.locked("datasets\n")
 
@@ -155,7 +155,7 @@ def test_a_package_of_the_image_moves_so_that_a_new_one_is_new(workspace: Worksp
 
 
 def test_a_dependency_of_a_new_package_is_new_too(workspace: Workspace) -> None:
-    """No requirement names datasets, so nothing would warn of an old release."""
+    """No requirement names datasets, so there would be no warning about an old release."""
     assert versions(workspace.locked("trainer\n"))["datasets"] == "4.0"
 
 
@@ -169,7 +169,7 @@ def test_packages_that_the_image_has_keep_their_versions(workspace: Workspace) -
 
 
 def test_packages_that_nothing_needs_any_more_still_fit(workspace: Workspace) -> None:
-    """`orphan` stays in the image, so its requirements must be met: `pip check` passes."""
+    """`orphan` stays in the image and excludes attrs 3.0, so attrs 2.0 is locked: `pip check` passes."""
     workspace.add("attrs", "2.0")
     workspace.add("attrs", "3.0")
     assert versions(workspace.locked("notebook>=2\nattrs>1\n", "--as-of", "2026-11-25")) == {
@@ -189,7 +189,7 @@ def test_versions_are_kept_until_they_are_upgraded(workspace: Workspace) -> None
 
 
 def test_a_package_far_behind_is_reported_with_the_chain(workspace: Workspace) -> None:
-    """peft 0.18 needs a newer torch; 0.9 fits."""
+    """peft 0.18 needs a newer torch than the image's, so peft 0.9 is locked."""
     (workspace.folder / "requirements.txt").write_text("peft\n")
     code, _, messages = workspace.lock()
     assert code == 0
@@ -201,7 +201,7 @@ def test_a_package_far_behind_is_reported_with_the_chain(workspace: Workspace) -
 
 
 def test_a_named_package_is_raised_if_that_is_possible(workspace: Workspace) -> None:
-    """The resolver chooses fsspec first, because both are named, and would then take the old datasets."""
+    """Both packages are named, so the resolver alone would choose fsspec first, and then the old datasets."""
     found = workspace.locked("fsspec>=2026.1\ndatasets>=2\ntorch==2.7.1\n")
     assert versions(found) == {"datasets": "4.0", "fsspec": "2026.2"}
 
@@ -235,7 +235,7 @@ def test_a_fixed_package_cannot_be_replaced(
 
 
 def test_requirements_that_the_fixed_packages_meet(workspace: Workspace) -> None:
-    """Also a requirement of another CUDA variant of this release; markers for other systems do not count."""
+    """Another CUDA variant of torch's release is ignored and listed. Markers of other systems are false."""
     text = "torch==2.7.1+cu118\ntorch>=2 ; sys_platform == 'linux'\ntorch==2.2 ; sys_platform == 'darwin'\n"
     found = workspace.locked(text)
     assert found.wheels == ()
@@ -352,7 +352,7 @@ def test_the_cell_is_that_of_the_lock(workspace: Workspace) -> None:
 
 
 def test_check(workspace: Workspace) -> None:
-    """It checks the project's files, the image's lock and the cell, without an index."""
+    """`lock --check` compares the project's files, the parent image's lock and the cell, without an index."""
     (workspace.folder / "requirements.txt").write_text("datasets\n")
     assert workspace.lock("--check")[0] == 5
     found = workspace.locked("datasets\n")

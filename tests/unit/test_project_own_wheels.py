@@ -23,7 +23,7 @@ PURE = "py3-none-any"
 
 @pytest.fixture(scope="module")
 def locked_cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """A workspace with a cell that is locked once; each test uses another project."""
+    """A workspace in which the cell is locked; each test uses its own project in it."""
     with IndexServer() as server:
         for (name, version), requires in PROJECTS.items():
             server.add("default", name, version, requires=requires, date=OLD)
@@ -40,7 +40,7 @@ def project(locked_cell: Workspace, tmp_path: Path) -> Workspace:
 
 
 def put(project: Workspace, name: str, version: str, folder: str = "wheels", **details: object) -> str:
-    """Put a wheel into the project's *folder*; returns its sha256."""
+    """Put a wheel into the project's *folder*, and return its SHA-256."""
     filename, data = wheel_bytes(name, version, **details)  # type: ignore[arg-type]
     place = project.folder / folder / filename
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def messages_of(project: Workspace, requirements: str) -> tuple[int, str]:
 
 
 def test_a_wheel_that_no_index_has(project: Workspace) -> None:
-    """Its dependencies, from its METADATA, come from the index; the wheel is in the cache afterwards."""
+    """The packages that its METADATA requires come from the index. The wheel is copied into the cache."""
     sha256 = put(project, "own-ops", "1.2", requires=["datasets"], tag="cp311-cp311-linux_x86_64")
     settings(project)
     found = project.locked("own-ops\n")
@@ -75,7 +75,7 @@ def test_a_wheel_that_no_index_has(project: Workspace) -> None:
 
 
 def test_the_folder_and_the_index_are_used_together(project: Workspace) -> None:
-    """The newest fitting version of both is chosen; if both have that version, the folder's file."""
+    """The newest fitting version is chosen. If both have it, the folder's file is chosen."""
     server = project.server
     server.add("default", "mixed", "1.0", date=OLD)
     server.add("default", "mixed", "3.0", requires=["numpy"], date=OLD)
@@ -94,7 +94,7 @@ def test_the_folder_and_the_index_are_used_together(project: Workspace) -> None:
 
 
 def test_of_one_version_the_folders_requirements_count(project: Workspace) -> None:
-    """With the requirements of the index's file, the lock would have other packages than pip installs."""
+    """pip installs the folder's file, so the requirements of the index's file must not be locked."""
     project.server.add(
         "default", "dual", "1.0", requires=["nowhere"], tag="cp311-cp311-manylinux_2_17_x86_64"
     )
@@ -114,7 +114,7 @@ def test_versions_are_kept_until_they_are_upgraded(project: Workspace) -> None:
 
 
 def test_a_changed_file_makes_the_lock_stale(project: Workspace) -> None:
-    """Also if size and name are the same. A missing file does not, because the cache has it."""
+    """Even if size and name are unchanged. A missing file does not, because the cache has it."""
     put(project, "mine", "1.0", payload=b"one")
     settings(project)
     project.locked("mine\n")
@@ -148,7 +148,7 @@ def test_a_wheel_for_another_python_or_platform_is_skipped(project: Workspace) -
 
 
 def test_the_best_wheel_of_a_version(project: Workspace) -> None:
-    """The METADATA of the best wheel is used; it may need a glibc that the image has but uv does not know."""
+    """Its METADATA is used. It may need a glibc that the image has, but that uv does not assume."""
     put(project, "many", "1.0", requires=["nowhere"])
     sha256 = put(project, "many", "1.0", tag="cp311-cp311-manylinux_2_35_x86_64")
     put(project, "many", "1.0", requires=["nowhere"], tag="cp311-cp311-linux_x86_64")
@@ -167,7 +167,7 @@ def test_a_fixed_package_in_the_folder_is_not_used(project: Workspace) -> None:
 
 
 def test_a_wheel_by_path(project: Workspace) -> None:
-    """It is the only candidate, even if the index has a newer version; extras and markers are respected."""
+    """It is used even if the index has a newer version. Extras and markers are respected."""
     project.server.add("default", "tool", "9.0", date=OLD)
     sha256 = put(project, "tool", "1.0", "vendor", requires=["datasets; extra == 'data'"])
     found = project.locked("./vendor/tool-1.0-py3-none-any.whl[data] ; sys_platform == 'linux'\n")
@@ -188,7 +188,7 @@ def test_a_wheel_by_path(project: Workspace) -> None:
 
 
 def test_a_wheel_by_path_replaces_the_images_file_of_this_version(project: Workspace) -> None:
-    """A wheel that is only in the folder does not: a package of the image keeps its version and its file."""
+    """A wheel that is only in the folder does not replace the image's file of the same version."""
     put(project, "notebook", "2.0", requires=["fsspec"], payload=b"patched")
     settings(project)
     assert project.locked("notebook\n").wheels == ()
@@ -197,7 +197,7 @@ def test_a_wheel_by_path_replaces_the_images_file_of_this_version(project: Works
 
 
 def test_a_wheel_in_uv_lock(project: Workspace) -> None:
-    """As uv writes it for a source with a path; its hash is compared."""
+    """uv writes it with a path as its source; the hash is compared."""
     sha256 = put(project, "tool", "1.0")
     path = "wheels/tool-1.0-py3-none-any.whl"
     (project.folder / "pyproject.toml").write_text(
@@ -297,7 +297,7 @@ def test_a_missing_folder_is_refused_when_it_is_locked(project: Workspace) -> No
 
 
 def test_a_wheel_by_url(project: Workspace) -> None:
-    """`lock` downloads it, and uses it only if it has the sha256."""
+    """`lock` downloads it, and uses it only if its SHA-256 is the required one."""
     filename, data = project.server.add("files", "remote", "1.0", requires=["attrs"])
     project.server.add("default", "remote", "2.0", date=OLD)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -318,7 +318,7 @@ RELEASED = "flash_attn-2.8.3+cu12torch2.7cxx11abiTRUE-cp311-cp311-linux_x86_64.w
 
 
 def test_a_wheel_of_a_release_page_has_the_name_in_its_metadata(project: Workspace) -> None:
-    """By URL and by path: only the file name says what it was built for. pip refuses this difference."""
+    """Only its file name states torch's build; METADATA does not. pip refuses this difference."""
     own, data = wheel_bytes(
         "flash-attn", "2.8.3", requires=["torch", "attrs"], tag="cp311-cp311-linux_x86_64"
     )
@@ -345,7 +345,7 @@ def test_a_wheel_of_a_release_page_has_the_name_in_its_metadata(project: Workspa
 
 
 def test_in_a_folder_such_a_name_is_refused(project: Workspace) -> None:
-    """Wheels for two torch releases would have the same version."""
+    """Otherwise wheels for two torch releases in the folder would have the same version."""
     (project.folder / "wheels").mkdir()
     data = wheel_bytes("flash-attn", "2.8.3", tag="cp311-cp311-linux_x86_64")[1]
     (project.folder / "wheels" / RELEASED).write_bytes(data)
@@ -368,7 +368,7 @@ def test_a_local_version_that_metadata_have_stays(project: Workspace) -> None:
 def test_a_hash_is_kept_only_once_the_file_has_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that was just written may change again without a change of its modification time."""
+    """A file may change twice within the granularity of its modification time."""
     store, path = Store(tmp_path / "cache"), tmp_path / "own.whl"
     path.write_bytes(b"one")
     expected = hashlib.sha256(b"one").hexdigest(), 3

@@ -17,7 +17,7 @@ PACKAGES = ("numpy", "pillow", "tqdm", "jupyterlab", "tensorboard", "pip", "uv",
 
 
 def test_a_project_on_a_cell_of_pytorchs_index(tmp_path: Path) -> None:
-    """The four packages of PyTorch's index are the image's, also as dependencies of new packages."""
+    """The image's four packages of PyTorch's index are kept, even if new packages depend on them."""
     base = tmp_path / "images" / "base-debian12" / "base.json"
     base.parent.mkdir(parents=True)
     base.write_bytes((ROOT / "images" / "base-debian12" / "base.json").read_bytes())

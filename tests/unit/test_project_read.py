@@ -37,7 +37,7 @@ def read(folder: Path, files: dict[str, str]) -> ProjectNeeds:
 
 
 def refused(folder: Path, files: dict[str, str]) -> list[str]:
-    """The lines of the error for a project with *files*."""
+    """The lines of the error message for a project with *files*."""
     with pytest.raises(ConfigError) as caught:
         read(folder, files)
     return caught.value.message.splitlines()
@@ -104,7 +104,7 @@ def test_a_requirements_file_with_everything_that_pip_knows_and_a_lock_can_hold(
     ],
 )
 def test_each_line_that_cannot_be_locked_is_named(tmp_path: Path, line: str, reason: str) -> None:
-    """All such lines at once, with line number and hint, without passwords."""
+    """One message has all such lines, with line number and hint, and without passwords."""
     (tmp_path / "outside.txt").write_text("secret contents")
     (tmp_path / "my project").mkdir()
     (tmp_path / "my project" / "link.txt").symlink_to("../outside.txt")
@@ -196,7 +196,7 @@ def test_pyproject(tmp_path: Path) -> None:
 
 
 def test_a_pyproject_without_dependencies_leaves_them_to_requirements_txt(tmp_path: Path) -> None:
-    """It has settings of a linter only, or the build backend reads requirements.txt."""
+    """It has only settings of tools, or its dependencies are dynamic."""
     text = '[project]\nname = "x"\nrequires-python = ">=3.11"\ndynamic = ["dependencies"]\n'
     found = read(tmp_path / "a", {"pyproject.toml": text, "requirements.txt": "idna"})
     assert (found.name, found.source, found.requires_python) == ("x", "requirements.txt", ">=3.11")
@@ -260,7 +260,7 @@ UV_LOCK = (
 
 
 def test_uv_lock(tmp_path: Path) -> None:
-    """The real uv reads it: pins with hashes; packages that pyproject.toml names are marked as named."""
+    """The real uv reads it: pins with hashes. Packages that pyproject.toml names are marked."""
     found = read(tmp_path, {"pyproject.toml": PYPROJECT, "uv.lock": UV_LOCK, "requirements.txt": "other"})
 
     assert (found.source, found.is_lock, found.requires_python) == ("uv.lock", True, ">=3.10")
@@ -272,7 +272,7 @@ def test_uv_lock(tmp_path: Path) -> None:
 
 
 def test_settings_of_uv_in_pyproject_are_not_used(tmp_path: Path) -> None:
-    """They could name files outside the project, or another index. uv would refuse these, if it read them."""
+    """They could name another index, or files outside of the project. uv would refuse these settings."""
     more = "[tool.uv.workspace]\nmembers = 5\n"
     found = read(tmp_path, {"pyproject.toml": PYPROJECT + more, "uv.lock": UV_LOCK})
     assert len(found.requirements) == 3
@@ -322,7 +322,7 @@ PYLOCK = 'lock-version = "1.0"\ncreated-by = "test"\nrequires-python = ">=3.10"\
 
 
 def test_pylock(tmp_path: Path) -> None:
-    """It precedes other files. Markers are evaluated for the image; extras and groups are not installed."""
+    """pylock.toml is preferred to other files. Its markers are evaluated for the image."""
     wheel = pylock_package("x").splitlines()[3].replace("/x-", "/NAME-")
     marked = (
         ("windows", "sys_platform == 'win32'"),

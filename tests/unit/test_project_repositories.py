@@ -1,4 +1,4 @@
-"""Packages of git repositories in the lock of a project, with a real server and a fake builder."""
+"""A project's lock with packages from git repositories, with a real git server and a fake builder."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ BUILD = 'build = ["tool"]\n'
 
 
 class Forge(Scene):
-    """A workspace with a git server."""
-
     forge: GitServer
 
     def url(self, name: str = "tool") -> str:
@@ -62,7 +60,7 @@ def origin_of(scene: Forge, requirements: str, *arguments: str) -> Origin:
 
 
 def test_a_commit_is_built_and_locked(scene: Forge) -> None:
-    """The commit's version, although the index has others; and the requirements of its wheel."""
+    """The commit's version is used although the index has others. Its wheel's requirements are locked."""
     commit = scene.forge.commit("tool", SETUP)
     scene.builder.requires["tool"] = ("attrs",)
     line = f"tool @ {scene.url()}@{commit}\n"
@@ -104,7 +102,7 @@ def test_a_changed_commit_makes_the_lock_stale(scene: Forge) -> None:
 
 
 def test_a_branch_is_locked_by_its_commit(scene: Forge) -> None:
-    """The commit is kept until an upgrade, or until another branch is required. A branch precedes a tag."""
+    """It stays locked until an upgrade or another branch. A branch is preferred to a tag of the same name."""
     first = scene.forge.commit("tool", SETUP)
     git(scene.forge.root / "tool.git", "tag", "-a", "-m", "a tag", "v1", first)
     git(scene.forge.root / "tool.git", "tag", "main", first)
@@ -135,7 +133,7 @@ def test_a_revision_that_does_not_exist(scene: Forge, revision: str) -> None:
 
 
 def test_the_setting_must_name_the_package(scene: Forge) -> None:
-    """Otherwise, nothing is fetched."""
+    """Otherwise the repository is not fetched."""
     commit = scene.forge.commit("tool", SETUP)
     scene.settings('build = ["other"]\n')
     code, messages = scene.fails(f"\ntool @ {scene.url()}@{commit}\n")
@@ -159,7 +157,7 @@ def test_markers_and_extras(scene: Forge) -> None:
 
 
 def test_pre_releases_and_local_versions(scene: Forge) -> None:
-    """They are allowed, also if another package requires a version range. Git LFS is reported."""
+    """Both are allowed, even if another package requires a range of versions. Git LFS gives a warning."""
     scene.builder.version = "1.6.dev0+cu121"
     text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     commit = scene.forge.commit("tool", {**SETUP, "weights.bin": text})
@@ -171,7 +169,7 @@ def test_pre_releases_and_local_versions(scene: Forge) -> None:
 
 
 def test_one_version_only(scene: Forge) -> None:
-    """The index's versions cannot be chosen instead."""
+    """Other versions, from the index, cannot be chosen instead."""
     commit = scene.forge.commit("tool", SETUP)
     code, messages = scene.fails(f"tool>=9\ntool @ {scene.url()}@{commit}\n")
     assert (code, "tool" in messages) == (4, True)
@@ -182,7 +180,7 @@ def test_one_version_only(scene: Forge) -> None:
 
 
 def test_a_package_of_the_image_is_replaced(scene: Forge) -> None:
-    """Even if the version is the same; but a fixed package is not replaced."""
+    """Even by the same version. A fixed package, such as torch, is not replaced."""
     commit = scene.forge.commit("fsspec", SETUP)
     scene.settings('build = ["fsspec"]\n')
     scene.builder.version = "2026.9"
@@ -259,7 +257,7 @@ def test_lines_that_are_refused(scene: Forge, line: str, why: str) -> None:
 
 
 def test_a_damaged_lock_is_refused(scene: Forge) -> None:
-    """For example, a lock in which someone wrote a URL with credentials."""
+    """For example, someone wrote a URL with credentials into it."""
     commit = scene.forge.commit("tool", SETUP)
     lock = scene.locked(f"tool @ {scene.url()}@{commit}\n")
     (origin,) = lock.origins
@@ -279,7 +277,7 @@ def test_a_damaged_lock_is_refused(scene: Forge) -> None:
 
 
 def test_a_package_that_requires_another_by_url(scene: Forge) -> None:
-    """METADATA may require a package by the URL of a repository."""
+    """The METADATA of a package may require another package by a repository's URL."""
     commit, other = scene.forge.commit("tool", SETUP), scene.forge.commit("other", SETUP)
     scene.settings('build = ["tool", "other"]\n')
     scene.builder.requires["tool"] = (f"other[x] @ {scene.url('other')}@{other} ; python_version > '3'",)

@@ -31,12 +31,12 @@ from torchkiln.store.store import Store
 
 @dataclass
 class FakeBuilder:
-    """Makes a wheel whose requirements are those in `requires`; records what it builds."""
+    """Makes a wheel that requires the packages in `requires`, and records what it builds."""
 
     store: Store
     requires: dict[str, tuple[str, ...]] = field(default_factory=dict)
     system: tuple[str, ...] = ("backend",)
-    version: str = "1.5"  # of packages that are built from a commit
+    version: str = "1.5"  # the version of a package that is built from a commit
     built: list[str] = field(default_factory=list)
     reproducible: bool = True
 
@@ -72,7 +72,7 @@ class Scene(Workspace):
     builder: FakeBuilder
 
     def put(self, name: str, version: str, **details: Any) -> str:
-        """Add an sdist to the index; returns its sha256."""
+        """Add an sdist to the index, and return its SHA-256."""
         filename, data = sdist(files_of(name, version), name, version)
         self.server.files["default", name, filename] = data
         self.server.dates[filename] = OLD
@@ -114,7 +114,7 @@ def scene(cell: Scene, tmp_path: Path) -> Scene:
 
 
 def test_an_sdist_of_a_dependency_is_built(scene: Scene) -> None:
-    """The resolver chooses its version; the requirements of its wheel are locked, too."""
+    """The resolver chooses the sdist's version; then the requirements of the built wheel are locked, too."""
     for version in ("4.9.1", "4.9.3", "4.10"):
         scene.put("runtime", version)
     scene.server.add("default", "omega", "1.0", requires=["runtime==4.9.*"], date=OLD)
@@ -153,7 +153,7 @@ def test_only_what_is_named_is_built(scene: Scene) -> None:
 
 
 def test_a_version_with_a_wheel_is_not_built(scene: Scene) -> None:
-    """A wheel for another Python does not count; wheels of the project's folder do."""
+    """The wheel may be in the project's folder. A wheel for another Python does not count."""
     scene.put("both", "2.0")
     scene.server.add("default", "both", "2.0", date=OLD)
     scene.put("both", "1.0")
@@ -173,7 +173,7 @@ def test_a_version_with_a_wheel_is_not_built(scene: Scene) -> None:
 
 
 def test_a_build_is_kept_with_its_requirements(scene: Scene) -> None:
-    """A newer backend changes nothing until the package is upgraded."""
+    """A newer build backend has no effect until the package is upgraded."""
     scene.put("kept", "1.0")
     scene.settings('build = ["kept"]\n')
     first = scene.locked("kept\n", "--as-of", "2026-11-24")
@@ -187,7 +187,7 @@ def test_a_build_is_kept_with_its_requirements(scene: Scene) -> None:
 
 
 def test_hashes_are_those_of_the_sdist(scene: Scene) -> None:
-    """As pip does it."""
+    """Like pip, `lock` compares --hash with the sdist, not with the wheel that is built from it."""
     sha256 = scene.put("hashed", "1.0")
     scene.settings('build = ["hashed"]\n')
     scene.locked(f"hashed==1.0 --hash=sha256:{sha256}\n")
@@ -196,7 +196,7 @@ def test_hashes_are_those_of_the_sdist(scene: Scene) -> None:
 
 
 def test_a_uv_lock_with_an_sdist(scene: Scene) -> None:
-    """Its hash is that of the sdist."""
+    """The hash in uv.lock is compared with the sdist."""
     sha256 = scene.put("pinned", "1.0")
     scene.settings('build = ["pinned"]\n')
     (scene.folder / "pyproject.toml").write_text(

@@ -1,4 +1,4 @@
-"""The checks of a project's image, run in a virtual environment of the host instead of an image."""
+"""The checks of a project's image, run in a virtual environment of this host instead of in an image."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Says(Host):
-    """A host on which each command prints `line`."""
+    """A host on which each command only prints `line`."""
 
     line: str = ""
 
@@ -94,12 +94,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 @pytest.fixture
 def host(environment: Host, tmp_path: Path) -> Host:
-    """The environment with an empty code folder."""
+    """A host with an empty folder for the project's code."""
     return replace(environment, app=tmp_path)
 
 
 def subject(named: str, *paths: str) -> ProjectSubject:
-    """A project that names and adds one package, with *paths* in site-packages."""
+    """A project that requires and adds one package, which has *paths* in site-packages."""
     installed = {named: tuple(f"{SITE}/{path}" for path in paths)}
     return ProjectSubject(named=(named,), added=(named,), installed=installed, site=SITE)
 
@@ -140,7 +140,7 @@ def test_each_module_is_imported(host: Host) -> None:
 
 
 def test_an_import_that_raises_has_failed(host: Host) -> None:
-    """The message is the first line of the exception, without further lines of its text."""
+    """The message is the first line of the exception's text."""
     host.write(
         "broken/__init__.py", "try:\n  1/0\nexcept Exception:\n  raise ImportError('no GPU\\nsee docs')\n"
     )
@@ -230,7 +230,7 @@ def test_pip_check_without_pip(host: Host, tmp_path: Path) -> None:
 
 @needs_gcc
 def test_a_library_that_needs_a_missing_one(tmp_path: Path) -> None:
-    """A library that `import torch` loads is not missing; libraries of other packages are not checked."""
+    """`import torch` loads some of the needed libraries. Libraries of other packages are not checked."""
     prefix = tmp_path / "venv"
     venv.create(prefix, with_pip=False, symlinks=True)
     bare = Host(prefix, tmp_path)
@@ -297,7 +297,7 @@ def test_the_driver_is_that_of_the_suite() -> None:
 
 
 def test_only_what_the_project_names_is_imported(tmp_path: Path) -> None:
-    """Not packages that a lock file only pins, or those for other systems; the image's RECORDs are read."""
+    """Packages that a lock file only pins, or that are for other systems, are not imported."""
     texts = (("Datasets[audio]>=2", True), ("fsspec==1", False), ("winreg; sys_platform == 'win32'", True))
     asked = tuple(Asked(text=text, where="", by_name=by_name) for text, by_name in texts)
     small = bench(tmp_path)

@@ -18,7 +18,7 @@ IMAGE = ("numpy", "notebook", "orphan", "attrs", "fsspec", "torch", "torchvision
 
 
 def cache_wheels(workspace: Workspace) -> dict[str, LockedWheel]:
-    """Put the image's wheels into the cache; returns them by name."""
+    """Put the image's wheels into the cache, and return them by name."""
     store = Store(Path(str(workspace.environ["TORCHKILN_CACHE"])))
     wheels = {wheel.name: wheel for wheel in load_locked(workspace.images, TAG).wheels}
     for wheel in wheels.values():
@@ -29,7 +29,7 @@ def cache_wheels(workspace: Workspace) -> dict[str, LockedWheel]:
 
 
 def pages_of_image(workspace: Workspace) -> set[str]:
-    """The projects of the image whose pages were requested since the last call."""
+    """The image's packages whose index pages were requested since the last call."""
     found = {path.strip("/").rpartition("/")[2] for _, path, _ in workspace.server.requests}
     workspace.server.requests.clear()
     return found.intersection(IMAGE)
@@ -63,7 +63,7 @@ def test_the_lock_is_the_same(workspace: Workspace, requirements: str, read: boo
 
 
 def test_a_replaced_package_stays_replaced(workspace: Workspace) -> None:
-    """The versions of the last lock precede those of the image."""
+    """The versions in the last lock are preferred to those in the image."""
     first = workspace.locked("datasets\n")
     cache_wheels(workspace)
 

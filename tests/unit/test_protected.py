@@ -1,4 +1,4 @@
-"""What OS packages of a project must not change in its image."""
+"""What the OS packages of a project must not change in its image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchkiln.errors import BuildFailed
 
 
 def loader(*pairs: tuple[str, str]) -> bytes:
-    """An ld.so.cache of the loader."""
+    """A file ld.so.cache, which has a path for each library name."""
     texts, entries, start = b"", b"", 48 + 24 * len(pairs)
     for name, path in pairs:
         at = [start + len(texts), start + len(texts) + len(name) + 1]
@@ -102,7 +102,7 @@ def test_a_library_that_the_loader_no_longer_finds() -> None:
 
 
 def test_an_equal_name_for_the_loader() -> None:
-    """The loader compares numbers in names by their value."""
+    """The loader compares digits in library names as numbers: `.so.06` equals `.so.6`."""
     other = ("libstdc++.so.06", "/usr/lib/other/libstdc++.so.06")
     large = ("libstdc++.so.4294967302", "/usr/lib/other/libstdc++.so.06")
     for pairs in ((other, STDCXX), (STDCXX, other), (large, STDCXX)):

@@ -1,4 +1,4 @@
-"""Locks from the public record: their cells, their content, and unknown sizes."""
+"""Locks from the public record: for which cells, what they contain, and their unknown sizes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def locked(shelf: Shelf, *record: KnownWheel, previous: LockedCell | None = None
 
 
 def test_complete_sets_are_on_record_only_for_these_cells() -> None:
-    """For other cells, at most torch's hash is. Cells of ubuntu22.04 have no committed base."""
+    """For other cells, at most torch's hash is recorded. ubuntu22.04 has no committed base."""
     complete = {tag_of(item) for item in ANSWERS if item.build and recorded_wheels(item)}
     assert complete == {
         TAG,
@@ -99,7 +99,7 @@ def test_complete_sets_are_on_record_only_for_these_cells() -> None:
 
 
 def test_their_requirements_match_the_facts() -> None:
-    """A bundled wheel contains CUDA's libraries; a log of pip shows the same set for 2.0.1."""
+    """A bundled wheel contains CUDA's libraries. For torch 2.0.1, a log of pip has the same requirements."""
     bundled, small = ({wheel.name: wheel for wheel in recorded_wheels(cell)} for cell in (BUNDLED, SMALL))
     log = {"filelock", "typing-extensions", "sympy", "networkx", "jinja2", "triton==2.0.0"}
     assert set(bundled["torch"].requires) == log
@@ -116,7 +116,7 @@ def test_their_requirements_match_the_facts() -> None:
 
 
 def test_recorded_wheels_are_not_requested_from_an_index() -> None:
-    """Neither as requirements nor as kept versions; an index without wheels in the lock has no effect."""
+    """They are neither requirements nor kept versions. An index without wheels in the lock has no effect."""
     shelf = Shelf()
     before = locked(shelf)
     assert (before.by_record, before.untrusted) == ((), True)
@@ -179,7 +179,7 @@ def test_the_hint_is_to_lock_again_by_record() -> None:
 
 
 class Scale:
-    """Returns sizes of wheels, as an index does."""
+    """A fake index that returns the size of each wheel."""
 
     def __init__(self) -> None:
         self.measured_names: list[str] = []
@@ -196,7 +196,7 @@ class Scale:
 
 
 def test_a_build_requests_sizes_missing_in_the_cache(tmp_path: Path) -> None:
-    """The plan is still that of its lock."""
+    """Apart from these sizes, the plan does not change."""
     store, scale, plan = Store(tmp_path), Scale(), plan_locked(KEPT, MATRIX, FACTS)
     torch = next(wheel for wheel in KEPT.wheels if wheel.name == "torch")
     assert not store.has_wheel(torch)
@@ -217,7 +217,7 @@ def test_a_build_requests_sizes_missing_in_the_cache(tmp_path: Path) -> None:
 
 
 def test_a_docker_engine_gets_the_sizes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test of the embedded engine is in tests/integration/test_public_record.py."""
+    """tests/integration/test_public_record.py tests the embedded engine."""
     handed: list[ImagePlan] = []
 
     def build(plan: ImagePlan, *_: object, **__: object) -> docker_build.EngineImage:

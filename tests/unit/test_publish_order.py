@@ -1,4 +1,4 @@
-"""The order of a publication, and attachments of other tools."""
+"""The order in which `publish` uploads, and attachments of other tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["a_built_publisher", "a_scene_with_referrers", "a_server", "each_scen
 
 
 def test_first_the_image_then_its_attachments_then_its_names(each_scene: Scene) -> None:
-    """So the image is complete when a name appears; and the immutable name precedes the moving ones."""
+    """When a name appears, the image is complete. Moving names are set after the immutable name."""
     each_scene.publish()
     put = list(each_scene.there.manifests)
     image = json.loads(each_scene.there.manifests[put[0]])
@@ -35,7 +35,7 @@ def test_first_the_image_then_its_attachments_then_its_names(each_scene: Scene) 
 def test_another_image_than_the_cleared_one_is_not_published(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example, if a build replaces the layout's image before the upload."""
+    """For example, a build may replace the layout's image before the upload."""
 
     def late(ready: PreparedImage, *more: Any) -> PublishedImage:
         replaced = replace(ready.image, manifest=Digest("sha256:" + "5" * 64))
@@ -55,7 +55,7 @@ IN_TOTO = "application/vnd.in-toto+json"
 
 
 def enveloped(kind: str, payload: bytes) -> bytes:
-    """*payload* in a Sigstore bundle, signed with an unknown key."""
+    """A Sigstore bundle with *payload*, signed with an unknown key."""
     envelope = {
         "payloadType": kind,
         "payload": base64.b64encode(payload).decode(),
@@ -84,7 +84,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_attachments_of_other_tools_are_ignored(scene: Scene, other: str) -> None:
-    """They are neither a fault nor a proof of the image."""
+    """They are no fault, and they prove nothing about the image."""
     scene.publish()
     count = scene.counted()
     scene.beside(OTHERS[other][0], *OTHERS[other][1])
@@ -94,7 +94,7 @@ def test_attachments_of_other_tools_are_ignored(scene: Scene, other: str) -> Non
 
 
 def test_attachments_of_other_tools_are_kept(each_scene: Scene) -> None:
-    """Also in the list that we write for registries without the referrers API."""
+    """`publish` also keeps them in the list that it writes for registries without the referrers API."""
     before = each_scene.beside("application/vnd.cncf.notary.signature", b"{}")
     each_scene.publish()
     after = each_scene.beside("application/spdx+json", b"{}")
@@ -109,11 +109,11 @@ def test_attachments_of_other_tools_are_kept(each_scene: Scene) -> None:
 
 
 def test_an_attachment_of_another_image_in_the_list(each_scene: Scene) -> None:
-    """It is of a kind that `verify` reads; other kinds are not downloaded."""
+    """Its kind is one that `verify` reads; attachments of other kinds are not downloaded."""
     each_scene.publish()
     each_scene.beside(IN_TOTO, b"{}", subject="sha256:" + "5" * 64)
 
     if each_scene.server.behaviour.lists_referrers:
-        assert "others" not in each_scene.counted()  # it is not in the registry's list
+        assert "others" not in each_scene.counted()  # the registry lists it only for its own subject
     else:
         assert f"its subject is sha256:{'5' * 64}, not {each_scene.image.manifest}" in each_scene.refused()

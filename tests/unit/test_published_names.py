@@ -1,4 +1,4 @@
-"""The tags of an image: `verify` detects moved tags, and `publish --tag` refuses reserved tags."""
+"""The tags of an image: `verify` detects moved tags, and `publish --tag` refuses reserved names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MATRIX = matrix.read(ROOT / "matrix.yaml", facts.load())
 
 
 def verify_name(scene: Scene, tag: str, *more: str) -> tuple[int, str]:
-    """The exit code of `verify` for the tag, and its message about the name."""
+    """The exit code of `verify` for *tag*, and what it prints about the name."""
     words = (
         "verify",
         f"{scene.target}:{tag}",
@@ -44,7 +44,7 @@ def verify_name(scene: Scene, tag: str, *more: str) -> tuple[int, str]:
 
 
 def moved(scene: Scene, tag: str, digest: str = "") -> None:
-    """Move the tag in the registry to the image, or to *digest*."""
+    """Make the registry's *tag* point to the scene's image, or to *digest*."""
     scene.there.manifests[tag] = scene.there.manifests[digest or scene.image.manifest]
 
 
@@ -76,7 +76,7 @@ WRONG = {
 }
 
 
-#: The cases that could be names of this image, but were not signed.
+#: Cases with a valid name for this image that no signed statement contains.
 UNSIGNED = {"another day", "a second image of the day", "latest", "a name without a meaning"}
 
 
@@ -102,7 +102,7 @@ def test_the_message_has_the_tags_claims(scene: Scene) -> None:
 
 
 def test_a_dated_tag_moved_to_another_days_image(scene: Scene) -> None:
-    """Both images are valid, of the same cell, and signed."""
+    """Both images are signed and valid, and are of the same cell."""
     scene.publish()
     first = scene.image
     scene.image = scene.publisher.build("2")
@@ -128,7 +128,7 @@ def test_a_custom_name_is_signed_too(scene: Scene) -> None:
 
 
 def test_a_missing_statement_of_names(scene: Scene) -> None:
-    """The gate's decision requires the statement, so removing it does not allow other names."""
+    """The gate's decision says that a statement of names exists, so removing the statement is detected."""
     scene.publish()
     scene.lose(PUBLICATION)
 
@@ -167,7 +167,7 @@ def test_names_without_a_trusted_signature(scene: Scene, who: str) -> None:
 
 
 def test_a_wrong_signed_name_is_refused(scene: Scene) -> None:
-    """The lock has precedence over a signed list that contains another cell's name."""
+    """A signed list may contain another cell's name; the lock decides."""
     scene.publish()
     name = "2.6.0-cuda12.1-cudnn9-runtime"
     artifact = ByKey(P256).sign(publication(TAG, scene.image.manifest, [name]))
@@ -180,7 +180,7 @@ def test_a_wrong_signed_name_is_refused(scene: Scene) -> None:
 
 
 def older(scene: Scene) -> None:
-    """Publish as an earlier version did, without a statement of names."""
+    """Publish as an earlier version did: without a signed statement of names."""
     scene.publish()
     decision = json.loads(json.dumps(_payload(scene, CLEARANCE)))
     del decision["predicate"]["names"]
@@ -196,7 +196,7 @@ def _payload(scene: Scene, kind: str) -> dict[str, object]:
 
 
 def test_names_of_older_images_are_checked_only_by_the_lock(scene: Scene) -> None:
-    """No signature covers the date of such an image."""
+    """Nothing signed contains the date, so any date in the name is accepted."""
     older(scene)
     for tag, good in ((f"{TAG}-20261123", True), ("latest", True), ("v2.6", False), ("trial", False)):
         moved(scene, tag)
@@ -211,7 +211,7 @@ def test_a_reference_by_digest_checks_no_name(scene: Scene) -> None:
 
     both = f"{scene.target}:2.6.0-cuda12.1-cudnn9-runtime@{scene.image.manifest}"
     assert getattr(scene.publisher.run("verify", both, *words).exception, "exit_code", None) == 12
-    bare = scene.publisher.run("verify", scene.target, *words)  # without a tag: `latest`
+    bare = scene.publisher.run("verify", scene.target, *words)  # no tag in the address: `latest`
     assert getattr(bare.exception, "exit_code", None) == 2  # the registry has no such tag
     moved(scene, "latest")
     assert getattr(scene.publisher.run("verify", scene.target, *words).exception, "exit_code", None) == 12
@@ -250,13 +250,13 @@ REFUSED = {
 
 
 def named(scene: Scene, *names: str) -> tuple[str, ...]:
-    """The tags that `publish --tag NAME` sets."""
+    """The tags that `publish --tag NAME` sets in the registry."""
     locked = load_locked(scene.publisher.folder / "images", TAG)
     return names_of(scene.image, locked, MATRIX, facts.load(), day="20261122", requested=names).all
 
 
 def test_tags_that_publish_refuses(scene: Scene) -> None:
-    """No request is sent."""
+    """They are refused before any request is sent."""
     for case, tag in REFUSED.items():
         why = "reserved for" if case in ("a list of referrers", "cosign's signature") else "."
         with pytest.raises(ConfigError, match=why):

@@ -1,4 +1,4 @@
-"""Archives of standalone Pythons: the content of the layer, and the archives that are refused."""
+"""Archives of standalone Pythons: the layers made of them, and archives that are refused."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ LIBRARY = "opt/python/lib/python3.12"
 def read(
     folder: Path, *entries: tuple[tarfile.TarInfo, bytes], python: str = "3.12"
 ) -> tuple[PythonFiles, bytes]:
-    """The files of an archive of `SMALL` and *entries*, and their contents."""
+    """The files that are read from an archive of `SMALL` and *entries*, and their contents."""
     path, archive = archive_in(folder, (*SMALL, *entries))
     contents = io.BytesIO()
     return read_python(path, archive, python, contents), contents.getvalue()
 
 
 def layer(folder: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> bytes:
-    """The tar of the layer that is made of such an archive."""
+    """The tar of the layer made of an archive of `SMALL` and *entries*."""
     found, contents = read(folder, *entries)
     code = {f"{LIBRARY}/__pycache__/os.cpython-312.pyc": b"code"}
     return b"".join(layer_tar(found, io.BytesIO(contents), base="3.11.2", bytecode=code))
 
 
 def test_the_layer_moves_the_environment_to_the_python(tmp_path: Path) -> None:
-    """Files are in /opt/python, settings and links in /opt/venv; packages stay in the base's folder."""
+    """Python's files are in /opt/python, settings and links to it in /opt/venv. Packages are not moved."""
     tree = tree_of_layer(gzip.compress(layer(tmp_path)))
 
     files = {path: (item.mode, item.data) for path, item in tree.items() if item.kind == "file"}
@@ -62,7 +62,7 @@ def test_the_layer_moves_the_environment_to_the_python(tmp_path: Path) -> None:
 
 
 def test_the_order_owners_and_times_of_the_archive_do_not_matter(tmp_path: Path) -> None:
-    """The same files give the same layer; root owns all files, and their times are equal."""
+    """The same files give the same layer, in which root owns all files and all times are equal."""
 
     def other(info: tarfile.TarInfo, data: bytes) -> tuple[tarfile.TarInfo, bytes]:
         changed = info.replace(mtime=1_800_000_000, uid=1000, gid=1000, uname="builder")
@@ -83,7 +83,7 @@ def test_the_order_owners_and_times_of_the_archive_do_not_matter(tmp_path: Path)
 
 
 def test_packages_tests_byte_code_and_other_programs_are_left_out(tmp_path: Path) -> None:
-    """And so are links to them."""
+    """Links to these files are left out, too."""
     left_out = (
         "bin/pip3",
         "lib/python3.12/__pycache__/os.cpython-312.pyc",
@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Entries, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_hostile_archive_is_refused(name: str, tmp_path: Path) -> None:
-    """Even if the layer would omit the entry; the message names the archive and the entry."""
+    """Even if the entry would be left out of the layer. The message names the archive and the entry."""
     entries, why = REFUSED[name]
     with pytest.raises(BadArchive, match=why) as caught:
         read(tmp_path, *entries)
@@ -153,7 +153,7 @@ def test_a_hostile_archive_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_extended_attributes_are_refused(tmp_path: Path) -> None:
-    """A file capability would give a program additional rights."""
+    """One of them, a file capability, would give a program additional rights."""
     info, data = entry("python/bin/python", b"x")
     info.pax_headers = {"SCHILY.xattr.security.capability": "cap"}
     with pytest.raises(BadArchive, match="has extended attributes"):
@@ -232,7 +232,7 @@ def test_an_endless_archive_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_many_hard_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would be a full copy of the file in the layer."""
+    """In the layer, each hard link would be a full copy of the file."""
     monkeypatch.setattr("torchkiln.base.python_archive._MAX_READ", 200_000)
     links = [entry(f"python/lib/{number}", kind=HARD, to="python/lib/large") for number in range(3)]
     read(tmp_path, entry("python/lib/large", bytes(80_000)), *links[:2])

@@ -1,4 +1,4 @@
-"""Tar headers compared with tarfile's, layers as blobs, and the file tree of several layers."""
+"""The tar reader, compared with tarfile; it reads layers as blobs, and several layers as one tree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOLDER = tarfile.DIRTYPE
 
 
 def tree_of(*layers: list[Entry]) -> dict[str, TreeEntry]:
-    """The tree of *layers*, lowest first."""
+    """The file tree of *layers*; the lowest is first."""
     tree: dict[str, TreeEntry] = {}
     for layer in layers:
         apply_layer(tree, io.BytesIO(tar_of(layer)))
@@ -159,7 +159,7 @@ PATHS = st.one_of(
 @example(path="a" * 100, mode=0o644, size=1, mtime=1, directory=False)
 @example(path="ü", mode=0o644, size=8**11, mtime=1, directory=False)
 def test_tars_of_the_standard_library(path: str, mode: int, size: int, mtime: int, directory: bool) -> None:
-    """Names and numbers that are short, long, not ASCII, or too large for their field, in every format."""
+    """tarfile writes short, long, non-ASCII and too large names and numbers in each of its formats."""
     size = 0 if directory else size
     info = tarfile.TarInfo(path + "/" if directory else path)
     info.type = tarfile.DIRTYPE if directory else tarfile.REGTYPE
@@ -173,7 +173,7 @@ def test_tars_of_the_standard_library(path: str, mode: int, size: int, mtime: in
     ("path", "above"), [("a", []), ("a/b", ["a"]), ("a/b/c.py", ["a", "a/b"]), ("ä/ö/ü", ["ä", "ä/ö"])]
 )
 def test_parents(path: str, above: list[str]) -> None:
-    """Outermost first."""
+    """The outermost folder is first."""
     assert parents(path) == above
 
 
@@ -197,7 +197,7 @@ def test_the_blob_inflates_to_the_tar_with_right_digests(data: bytes, member: in
 
 
 def test_the_bytes_are_pinned() -> None:
-    """If this fails, the digest of every base and overlay changes, which must not happen by accident."""
+    """If this test fails, the digests of all bases and overlays change. That must not happen by accident."""
     blob, _ = encode_bytes(noise(300_000))
 
     assert hashlib.sha256(blob).hexdigest() == PINNED

@@ -21,12 +21,12 @@ _ONE_LANGUAGE = {"README.md", "README.zh-CN.md", "docs/mirrors.zh-CN.md"}
 
 
 def numbers(text: str) -> list[str]:
-    """The numbers in *text* without code and addresses, in order of value."""
+    """The numbers in *text*, sorted as strings; numbers in code and in links do not count."""
     return sorted(_NUMBER.findall(_LINK.sub("]", _CODE.sub("", text))))
 
 
 def rows(page: Path, title: str) -> list[str]:
-    """The rows of the table under the heading *title*, without the header row."""
+    """The rows of the table below the heading *title*, without the table's header."""
     part = page.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
     found = [line for line in part.splitlines() if line.startswith("| ")]
     return found[2:]
@@ -64,7 +64,7 @@ def test_the_same_number_of_sections_tables_and_generated_parts() -> None:
 
 
 def test_the_same_links() -> None:
-    """Where a page exists in Chinese, the Chinese README may link to that."""
+    """The Chinese README may link to the Chinese version of a page, if there is one."""
     english, chinese = (set(_LINK.findall(page.read_text())) - _ONE_LANGUAGE for page in BOTH)
     originals = {link: link.replace(".zh-CN.md", ".md") for link in chinese}
 
@@ -114,7 +114,7 @@ def test_a_proof_names_a_page_that_has_its_numbers(page: Path, title: str) -> No
     for row in rows(page, title):
         (target,) = _LINK.findall(row)
         source = _NUMBER.findall((ROOT / target).read_text())
-        # "1 devel image" and "1 × H100" are counts that a page may spell out.
+        # A page may write "one" for the count in "1 devel image" or "1 × H100".
         missing += [(target, number) for number in numbers(row) if number not in {*source, "1"}]
 
     assert len(rows(page, title)) == 6

@@ -1,4 +1,4 @@
-"""Layers that a lock has recorded are built without decompression, and are the recorded layers."""
+"""Layers that a lock records are built without decompressing wheels, and have the recorded digests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ NOT_ZERO = Digest("sha256:" + "1" * 64)
 
 
 def noise(size: int) -> bytes:
-    """Incompressible bytes."""
     return hashlib.shake_128(b"noise").digest(size)
 
 
@@ -72,7 +71,7 @@ def job(wheel: Path, cache: Path, recorded: Blob | None = None) -> Task:
 
 @pytest.fixture
 def inflated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the entries that were decompressed."""
+    """The names of the wheel's entries that were decompressed."""
     inflated_names: list[str] = []
     real = content.inflate
 
@@ -86,7 +85,7 @@ def inflated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_same_bytes_without_inflating(wheel: Path, tmp_path: Path, inflated: list[str]) -> None:
-    """Only files that an installer reads are decompressed, and sources without cached bytecode."""
+    """Only sources without cached bytecode, and files that an installer reads, are decompressed."""
     first = make_layer(job(wheel, tmp_path / "one"))
     blob = (tmp_path / "out").read_bytes()
     assert "some/lib.so" in inflated
@@ -101,7 +100,7 @@ def test_the_same_bytes_without_inflating(wheel: Path, tmp_path: Path, inflated:
 
 
 def test_a_layer_of_another_python_has_packed_headers(wheel: Path, tmp_path: Path) -> None:
-    """It has no bytecode of tests, is smaller, and is the same with a record; other files are unchanged."""
+    """It has no bytecode of tests and is smaller; with a record it is the same. Other files are unchanged."""
     own = make_layer(job(wheel, tmp_path / "one"))
     stored = tree_of_layer((tmp_path / "out").read_bytes())
     work = replace(job(wheel, tmp_path / "one"), python=ImagePython(version="3.11.9", folder="3.10"))
@@ -123,7 +122,7 @@ def test_a_layer_of_another_python_has_packed_headers(wheel: Path, tmp_path: Pat
 def test_a_layer_that_differs_from_the_record_is_fully_verified(
     wheel: Path, tmp_path: Path, inflated: list[str], wrong: dict[str, object]
 ) -> None:
-    """The result is then the layer that was built."""
+    """The record is then ignored, and the layer that was built is the result."""
     truth = make_layer(job(wheel, tmp_path / "one"))
     inflated.clear()
     recorded = replace(truth, diff_id=NOT_ZERO, unpacked=7, **wrong)
@@ -132,7 +131,7 @@ def test_a_layer_that_differs_from_the_record_is_fully_verified(
 
 
 def test_a_changed_wheel_is_refused_with_a_record(wheel: Path, tmp_path: Path) -> None:
-    """The wheel's hash is checked in any case."""
+    """The wheel's hash is checked even if the layer is recorded."""
     truth = make_layer(job(wheel, tmp_path / "one"))
     bad = tmp_path / wheel.name
     data = bytearray(wheel.read_bytes())
@@ -148,7 +147,7 @@ def test_a_changed_wheel_is_refused_with_a_record(wheel: Path, tmp_path: Path) -
 def test_the_layer_does_not_depend_on_download_chunks(
     arriving: Callable[[list[int]], bytes], complete_layer: bytes, pieces: list[int]
 ) -> None:
-    """A large stored entry becomes several members, whose ends do not depend on the sizes of reads."""
+    """A large stored entry is divided into several gzip members, whatever the sizes of reads are."""
     assert arriving(pieces) == complete_layer
 
 
@@ -193,7 +192,7 @@ def recorded_layers(built: BuildResult) -> tuple[ImageLayer, ...]:
 
 
 def test_a_build_from_a_recorded_lock(tmp_path: Path) -> None:
-    """An empty cache gives the same image; layers that only the lock knows are not recorded again."""
+    """An empty cache gives the same image. Layers that only the lock knows are not recorded again."""
     wheels = small_wheels(tmp_path / "wheels")
     plain = planned_cell(wheels)
     first = build(plain, tmp_path / "one", tmp_path / "layout1", FakeIndex(wheels))
@@ -205,7 +204,7 @@ def test_a_build_from_a_recorded_lock(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_has_some_layers_gets_the_others(tmp_path: Path) -> None:
-    """A lock that is derived from another has the other's layers; a build adds only the missing ones."""
+    """The layers in the lock stay as they are; a build records only the missing ones."""
     wheels = small_wheels(tmp_path / "wheels")
     plain = planned_cell(wheels)
     built = build(plain, tmp_path / "cache", tmp_path / "layout", FakeIndex(wheels))
@@ -218,7 +217,7 @@ def test_a_lock_that_has_some_layers_gets_the_others(tmp_path: Path) -> None:
 
 
 def test_records_of_a_lock_are_not_used_for_another(tmp_path: Path) -> None:
-    """A wrong diff_id in a lock affects only the image of this lock."""
+    """A wrong diff_id in one lock does not affect images of other locks."""
     wheels = small_wheels(tmp_path / "wheels")
     plain = planned_cell(wheels)
     first = build(plain, tmp_path / "one", tmp_path / "layout", FakeIndex(wheels))

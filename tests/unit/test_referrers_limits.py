@@ -1,4 +1,4 @@
-"""The referrers of an image: those of other tools are not downloaded, and ours are limited."""
+"""The referrers of an image: those of other tools are not downloaded, and torchkiln's are limited."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOREIGN = "application/vnd.example.flood"
 
 @pytest.fixture(name="requests")
 def counted_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The URLs of all sent requests."""
+    """The URLs of all requests that are sent during the test."""
     urls: list[str] = []
     send = exchange.Exchange.send
 
@@ -45,7 +45,7 @@ def counted_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def flood(scene: Scene, count: int, kind: str, **fields: Any) -> None:
-    """Add *count* entries to the list, before the existing entries."""
+    """Add *count* entries to the list of referrers, before the existing ones."""
     entries = [
         {
             "mediaType": MANIFEST,
@@ -66,7 +66,6 @@ def known(scene: Scene) -> list[Any]:
 
 
 def listing(scene: Scene, entries: list[Any]) -> None:
-    """Replace the list by *entries*."""
     data = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).encode()
     if scene.server.behaviour.lists_referrers:
         scene.there.referrers = lambda _: data  # type: ignore[method-assign]
@@ -75,7 +74,7 @@ def listing(scene: Scene, entries: list[Any]) -> None:
 
 
 def test_3000_foreign_referrers_cost_nothing(each_scene: Scene, requests: list[str]) -> None:
-    """They are counted but not downloaded; ours are found after them."""
+    """They are counted, but not downloaded. torchkiln's referrers, which follow them, are found."""
     each_scene.publish()
     requests.clear()
     before = each_scene.counted()
@@ -88,7 +87,7 @@ def test_3000_foreign_referrers_cost_nothing(each_scene: Scene, requests: list[s
 
 
 def test_100000_foreign_referrers_in_the_registrys_list(each_scene: Scene, requests: list[str]) -> None:
-    """The API's list has 30 MB (peak memory of a separate process); the list of a tag has at most 4 MiB."""
+    """The referrers API returns 30 MB here; the list under a fallback tag may have only 4 MiB."""
     each_scene.publish()
     if not each_scene.server.behaviour.lists_referrers:
         flood(each_scene, 100_000, FOREIGN)
@@ -109,7 +108,7 @@ def test_100000_foreign_referrers_in_the_registrys_list(each_scene: Scene, reque
 
 
 def test_3000_referrers_that_look_like_ours(scene: Scene, requests: list[str]) -> None:
-    """None is read, and the image does not verify, because an unread one could be a retraction."""
+    """They are too many to read. `verify` fails, because an unread one could be a retraction."""
     scene.publish()
     flood(scene, 3000, BUNDLE)
     requests.clear()
@@ -122,7 +121,7 @@ def test_3000_referrers_that_look_like_ours(scene: Scene, requests: list[str]) -
 
 
 def test_the_maximum_number_of_missing_referrers(scene: Scene, requests: list[str]) -> None:
-    """One request is sent for each, and no more."""
+    """One request is sent for each of them."""
     scene.publish()
     flood(scene, referrers._MOST - len(known(scene)), BUNDLE)
     requests.clear()
@@ -134,7 +133,7 @@ def test_the_maximum_number_of_missing_referrers(scene: Scene, requests: list[st
 def test_large_statements_are_not_downloaded(
     scene: Scene, requests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sizes in their manifests decide."""
+    """Their sizes are known from the manifests."""
     monkeypatch.setattr(fetched, "_ALL", 1 << 20)
     scene.publish()
     for number in range(8):
@@ -173,7 +172,7 @@ ODD = (
 
 
 def test_entries_of_wrong_types(each_scene: Scene) -> None:
-    """An invalid entry counts as one of another tool: it hides no other entry and is no error."""
+    """An invalid entry is counted as another tool's entry; it is no error, and hides no other entry."""
     each_scene.publish()
     entry = {"mediaType": MANIFEST, "artifactType": FOREIGN, "size": 7}
     odd = [entry | {"digest": sha256(b"%d" % number)} | fields for number, fields in enumerate(ODD)]
@@ -183,7 +182,7 @@ def test_entries_of_wrong_types(each_scene: Scene) -> None:
 
 
 def test_catalog_of_too_many_tags(scene: Scene) -> None:
-    """This is an error; the image is still found by its name."""
+    """`ls` fails, but `verify` still finds the image by its name."""
     scene.publish()
     data = scene.there.manifests[TAG]
     scene.there.manifests.update({f"t{number}": data for number in range(6000)})

@@ -1,4 +1,4 @@
-"""Logins from the files of Docker and Podman and from real helper programs; no error shows a secret."""
+"""Logins from files of Docker and Podman and from real credential helpers; no error shows a secret."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKED = base64.b64encode(f"kim:{SECRET}".encode()).decode()
 
 
 def environ(folder: Path, config: Any = None, **more: str) -> dict[str, str]:
-    """The environment of a user with the Docker configuration *config*, and helpers in folder/bin."""
+    """A user's environment with the Docker configuration *config*, and helper programs in folder/bin."""
     (folder / "docker").mkdir(exist_ok=True)
     if config is not None:
         text = config if isinstance(config, str) else json.dumps(config)
@@ -31,7 +31,7 @@ def environ(folder: Path, config: Any = None, **more: str) -> dict[str, str]:
 
 
 def helper(folder: Path, name: str, script: str) -> None:
-    """Write a credential helper program that records its arguments and input."""
+    """Write a credential helper that records its arguments and its input."""
     program = folder / "bin" / f"docker-credential-{name}"
     program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\nread key\necho "$@ $key" >> {folder}/called\n{script}\n')
@@ -57,7 +57,7 @@ def test_a_login_in_the_file(tmp_path: Path, entry: dict[str, str], key: str) ->
     "config", [None, {}, {"auths": {}}, {"auths": {"registry.example": {"auth": PACKED}}}]
 )
 def test_no_login(tmp_path: Path, config: Any) -> None:
-    """The same host with another port is another registry."""
+    """A login for another port of the same host is not used."""
     assert find_login(APP, environ(tmp_path, config)) is None
 
 

@@ -26,7 +26,7 @@ PING = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 @contextmanager
 def answering(answers: dict[str, bytes]) -> Iterator[str]:
-    """A server with a response for each method, and PING for /v2/; yields its host."""
+    """A server that sends the given response for each method, and PING for /v2/; yields its host."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -159,7 +159,7 @@ def test_a_private_ca(secure: RegistryServer, certificate: Path, built: ImageOnD
 
 
 def test_an_unknown_ca_is_reported_with_a_hint(secure: RegistryServer, built: ImageOnDisk) -> None:
-    """Without retries, because they would fail as well."""
+    """The request is not retried, because it would fail again."""
     with pytest.raises(RegistryError, match="certificate verify failed") as error:
         push_to(secure.host, "team/app", built)
 
@@ -186,7 +186,7 @@ def test_the_ca_bundle_of_the_package_index_is_used(
 
 
 def test_plain_http_is_used_only_on_request(built: ImageOnDisk) -> None:
-    """0.0.0.0 also reaches this machine, but is not a local address that allows plain HTTP by default."""
+    """0.0.0.0 reaches this machine, but is not one of the addresses for which plain HTTP is the default."""
     with RegistryServer() as server:
         host = server.host.replace("127.0.0.1", "0.0.0.0")
         with pytest.raises(RegistryError, match="TLS handshake failed") as error:
@@ -200,7 +200,7 @@ def test_plain_http_is_used_only_on_request(built: ImageOnDisk) -> None:
 def test_a_redirect_from_https_to_http_is_not_followed(
     secure: RegistryServer, certificate: Path, built: ImageOnDisk
 ) -> None:
-    """A registry behind a proxy may send such a redirect; nothing is sent there."""
+    """A registry behind a misconfigured proxy may send it. No request goes to the http address."""
     secure.behaviour.uploads_at = f"http://{secure.host}"
 
     with pytest.raises(RegistryError, match="it leads from https to http") as error:

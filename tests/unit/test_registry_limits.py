@@ -1,4 +1,4 @@
-"""A hostile registry that attacks memory, time or trust causes limited work and exit code 9 or 12."""
+"""A hostile registry cannot cause unlimited memory, time or trust: the exit code is 9 or 12."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def reading(server: Hostile, rests: Rests | None = None) -> RepositoryReader:
 
 
 def sentence(error: KilnError) -> str:
-    """The error message; it must be short and without control characters."""
+    """The message of the error, which must be short and contain no control characters."""
     assert error.message == printable(error.message)
     assert len(error.message) < 1000
     return error.message
@@ -121,7 +121,7 @@ BODIES: dict[str, tuple[Answer | bytes, str]] = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_endless_responses(name: str, request: pytest.FixtureRequest) -> None:
-    """A limited part of each is read, and the error has a message."""
+    """Only a limited part of each response is read, and the error has a message."""
     answer, message_part = BODIES[name]
     if message_part == "timed out":
         request.getfixturevalue("impatient")
@@ -133,7 +133,7 @@ def test_endless_responses(name: str, request: pytest.FixtureRequest) -> None:
 
 
 def tags_message(server: Hostile) -> str:
-    """The error of listing the server's tags; empty without an error."""
+    """The error message of listing the server's tags; empty if there is no error."""
     try:
         assert set(reading(server).tags()) <= set("abc")
     except RegistryError as error:
@@ -144,7 +144,7 @@ def tags_message(server: Hostile) -> str:
 @pytest.mark.parametrize("value", ["31536000", "9" * 400, "60", "Fri, 31 Dec 9999 23:59:59 GMT"])
 @pytest.mark.parametrize("status", ["429 Too Many", "503 No"])
 def test_a_retry_after_of_a_year(value: str, status: str) -> None:
-    """It is not respected, because the total of all pauses for a document is limited."""
+    """The pauses for one document are limited in total, so Retry-After is not respected here."""
     rests = Rests()
     with (
         hostile({"tags/list": document(b"", status, f"Retry-After: {value}")}) as server,
@@ -166,7 +166,7 @@ def test_an_invalid_retry_after(value: str) -> None:
 
 
 def test_cookies_are_not_sent_back() -> None:
-    """Otherwise each request could have megabytes of cookies."""
+    """Otherwise a registry could make each later request megabytes long."""
     with hostile({"tags/list": document(b'{"tags": []}', "200 OK", "Set-Cookie: a=b")}) as server:
         both = reading(server)
         both.tags()
@@ -199,7 +199,7 @@ def test_a_login_is_not_sent_to_a_redirect_of_another_host() -> None:
 
 
 def pages(body: bytes, link: str) -> Answer:
-    """Pages that link to the next one; # in *link* is replaced by a counter."""
+    """Pages of a list, each with a link to the next; in *link*, # is replaced by a counter."""
     count = itertools.count(1)
     return lambda _: [document(body, "200 OK", link.replace("#", str(next(count))))]
 
@@ -302,7 +302,7 @@ def test_all_pages_of_the_list_are_read() -> None:
 
 
 def test_a_blob_in_single_bytes() -> None:
-    """One more byte in each attempt does not count as progress."""
+    """An attempt that receives only one more byte does not count as progress."""
     with hostile({"blobs/": b"HTTP/1.1 206 OK\r\nContent-Length: 9\r\n\r\nx"}) as server:
         with pytest.raises(RegistryError, match="6 attempts"):
             reading(server).small(DIGEST, 1 << 20)
@@ -353,7 +353,7 @@ def test_invalid_responses_of_token_services(name: str) -> None:
 
 @pytest.mark.parametrize("lives", ["true", "-1", "1e308", "1e-308", '"60"', "null", "9" * 19])
 def test_lifetimes_of_tokens(lives: str) -> None:
-    """Whatever its lifetime, a token is requested at most once for each request and each refusal."""
+    """For any lifetime, one request or refusal causes at most one request for a token."""
     token = b'{"token": "x", "expires_in": ' + lives.encode() + b"}"
     with hostile({"/token": document(token), "tags/list": document(b"", "401 No", BEARER)}) as server:
         with pytest.raises(RegistryError, match="access denied"):
@@ -379,13 +379,13 @@ LARGE: dict[str, Callable[[], bytes]] = {
     "objects of one key": lambda: b"[" + b'{"a":1},' * 500_000 + b"0]",
     "escapes": lambda: b'["' + b"\\n" * 2_000_000 + b'"]',
     "wide": lambda: '["\U0001f600{}"]'.format("x" * 4_000_000).encode(),
-    "gzip": lambda: gzip.compress(b" " * (64 << 20), 1) * 16,  # a GiB
+    "gzip": lambda: gzip.compress(b" " * (64 << 20), 1) * 16,  # 1 GiB when decompressed
 }
 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_memory_for_large_responses(name: str, tmp_path: Path) -> None:
-    """The complete command runs in a separate process; each document has the maximum size of a manifest."""
+    """Each document has the maximum size of a manifest; the command runs in a process of its own."""
     encoded = ["Content-Encoding: gzip"] if name == "gzip" else []
     answer = document(LARGE[name](), "200 OK", f"Content-Type: {MANIFEST}", *encoded)
     with hostile({**PING, "manifests/": answer}) as server:

@@ -1,4 +1,4 @@
-"""Pushes to a registry in memory: cases that docker-registry cannot provoke; guarantees of BlobUploads."""
+"""Pushes to a registry in memory: cases that docker-registry cannot give; guarantees of BlobUploads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def is_complete(server: RegistryServer, name: str, built: ImageOnDisk) -> bool:
 def test_an_interrupted_upload_is_resumed(
     server: RegistryServer, proxy: FaultProxy, built: ImageOnDisk, cuts: int
 ) -> None:
-    """Any number of times if each attempt makes progress; no byte is sent twice."""
+    """It is resumed as long as each attempt makes progress. No byte is sent twice."""
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
     draw = random.Random(f"{SEED} {cuts}")
     proxy.faults = [Fault("cut", "PATCH", at=draw.randrange(1, 2_900_000 // cuts)) for _ in range(cuts)]
@@ -96,7 +96,7 @@ def test_an_upload_without_progress_fails(
 def test_a_blob_damaged_after_an_interruption_is_not_completed(
     server: RegistryServer, proxy: FaultProxy, built: ImageOnDisk
 ) -> None:
-    """The part before the interruption was correct, but the hash covers the whole blob."""
+    """The hash covers the whole blob, including the correct part before the interruption."""
     layer = built.layers[0]
     proxy.faults = [Fault("cut", "PATCH", at=2_000_000)]
 
@@ -117,7 +117,7 @@ def test_a_blob_damaged_after_an_interruption_is_not_completed(
 def test_no_blob_is_started_after_a_failed_one(
     server: RegistryServer, built: ImageOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The only worker thread is free again before the main thread, which is busy here, gets the error."""
+    """The worker thread fails and is free before the main thread, which waits here, sees the error."""
     monkeypatch.setattr("torchkiln.registry.push.wait", lambda futures, return_when: wait(futures))
     layer = built.layers[0]
     layer.path.write_bytes(layer.path.read_bytes()[:-1] + b"?")
@@ -130,7 +130,7 @@ def test_no_blob_is_started_after_a_failed_one(
 def test_a_blob_damaged_in_transit_is_sent_again(
     server: RegistryServer, proxy: FaultProxy, built: ImageOnDisk
 ) -> None:
-    """If the registry reports a wrong digest, it is sent again, at most twice."""
+    """After the registry reports a wrong digest, the blob is sent again, at most twice."""
     refusals = [Fault("status", "PUT", "digest=", status=400, times=2)]
     proxy.faults = list(refusals)
     push_to(proxy.host, "team/app", built, jobs=1)
@@ -143,7 +143,7 @@ def test_a_blob_damaged_in_transit_is_sent_again(
 
 
 def test_uploads_elsewhere_get_no_login(built: ImageOnDisk) -> None:
-    """The registry's storage has another host, which must not get the login."""
+    """The registry redirects uploads to another host, which must not get the login."""
     with RegistryServer() as storage, RegistryServer() as server:
         storage.repositories, storage.uploads = server.repositories, server.uploads
         server.behaviour.uploads_at = f"http://{storage.host}"
@@ -205,7 +205,7 @@ def test_a_refused_manifest_is_reported_with_the_registrys_message(
 
 
 def test_a_registry_that_echoes_the_login(built: ImageOnDisk) -> None:
-    """The error contains neither the token nor the password."""
+    """The registry's error text contains the login; the message must contain neither token nor password."""
     with RegistryServer() as server, FaultProxy(server.host, {KIM.user: KIM.password}) as proxy:
         server.behaviour.echo = True
         with pytest.raises(RegistryError, match="DENIED: not with Bearer …") as error:
@@ -225,7 +225,7 @@ def test_basic_authentication(server: RegistryServer, built: ImageOnDisk) -> Non
 
 
 def test_a_wrong_password_is_tried_once(server: RegistryServer, built: ImageOnDisk) -> None:
-    """Once for each blob in progress: more attempts could lock an account."""
+    """It is sent once for each blob in progress: with more attempts, a registry could lock the account."""
     with FaultProxy(server.host, {KIM.user: KIM.password}, basic=True) as proxy:
         with pytest.raises(RegistryError, match="access denied for kim"):
             push_to(proxy.host, "team/app", built, login=Login(user="kim", password="wrong"))
@@ -242,7 +242,7 @@ def test_an_invalid_tag_is_refused_before_anything_is_sent(
 
 
 def test_the_repositories_of_a_blob_are_recorded(tmp_path: Path) -> None:
-    """The latest repository is first; only those of that registry are listed, without the current target."""
+    """Only repositories of the target's registry are listed, the latest first, without the target itself."""
     history, digest = History(Store(tmp_path)), Digest("sha256:" + "1" * 64)
     for name in ("one", "two", "three", "four", "two"):
         history.note(digest, Repository(host="a.example", name=name))
@@ -254,13 +254,13 @@ def test_the_repositories_of_a_blob_are_recorded(tmp_path: Path) -> None:
 
 
 def uploads(registry: Registry, host: str, jobs: int = 2) -> BlobUploads:
-    """Uploads of blobs to team/app."""
+    """Uploads of blobs to the repository team/app."""
     to = Repository(host=host, name="team/app")
     return BlobUploads(registry, to, PushOptions(observer=Silent(), history=History(None), jobs=jobs))
 
 
 def test_blobs_are_sent_before_the_manifest_exists(server: RegistryServer, built: ImageOnDisk) -> None:
-    """Blobs are sent in the order of the build; duplicates are sent once."""
+    """They are sent in the order in which they are built, each only once."""
     manifest = built.manifest_path.read_bytes()
     with Registry(server.host, sleep=Rests()) as registry, uploads(registry, server.host) as pushing:
         for layer in (*reversed(built.layers), built.layers[0]):
@@ -301,7 +301,7 @@ def test_a_layer_missing_in_the_layout_is_reported_at_once(
 
 
 def test_a_failed_upload_stops_the_others(proxy: FaultProxy, built: ImageOnDisk) -> None:
-    """Although the others wait for a silent server with a timeout of two minutes."""
+    """The other uploads wait for a silent server with a timeout of two minutes, but are stopped at once."""
     proxy.faults = [Fault("stall", "PATCH"), Fault("status", "PATCH", status=403, times=1000)]
 
     with ThreadPoolExecutor(1, "test") as pool:
@@ -324,5 +324,5 @@ def test_stopped_uploads_send_no_more_requests(server: RegistryServer) -> None:
 
 
 def test_sizes_are_of_both_kinds() -> None:
-    """The tests above need blobs that are smaller and blobs that are larger than 1 MiB."""
+    """Some blobs of the tests above must be smaller than 1 MiB, and some larger."""
     assert min(SIZES.values()) < 1 << 20 < max(SIZES.values())

@@ -105,7 +105,7 @@ def test_pauses_grow_and_are_limited() -> None:
 
 
 class TokenServer:
-    """Issues numbered tokens, and records the requests."""
+    """A server that issues numbered tokens, and records the requests."""
 
     def __init__(self, **token_fields: Any) -> None:
         self.requests: list[tuple[str, str, Mapping[str, str], bytes | None]] = []
@@ -119,7 +119,7 @@ class TokenServer:
         return HttpResponse(url=url, status=self.status, headers={}, body=body)
 
     def authority(self, login: Login | None = KIM, *, secure: bool = True) -> Authenticator:
-        """An authenticator that uses this server."""
+        """An authenticator that gets its tokens from this server."""
         return Authenticator("registry.example", login, self, secure=secure, now=lambda: self.now)
 
 
@@ -186,7 +186,7 @@ def test_a_token_is_cached_for_its_scopes_until_it_nearly_expires() -> None:
 
 
 def test_only_the_refused_token_is_dropped() -> None:
-    """Another thread may have renewed the token meanwhile."""
+    """Meanwhile another thread may have got a new token, which stays."""
     server = TokenServer()
     authority = server.authority()
     authority.learn(BEARER, PUSH, None)
@@ -289,7 +289,7 @@ def test_references_read_back(host: str, name: str, tag: str | None, digest: str
 
 @given(st.text(max_size=40) | st.from_regex(r"[a-z.:/@ A-Z_-]{0,30}", fullmatch=True))
 def test_other_references_are_refused_with_a_message(text: str) -> None:
-    """No text causes another exception; accepted references are written as they were read."""
+    """Any text gives a reference or ConfigError. An accepted reference is written as it was read."""
     try:
         found = parse_reference(text)
     except ConfigError:
@@ -338,7 +338,7 @@ def test_the_wrong_part_is_named(text: str, message: str) -> None:
 
 
 def test_the_longest_reference() -> None:
-    """Host, slash and name may have 255 characters together, as in the reference implementation."""
+    """As in the reference implementation, host and name together have at most 255 characters."""
     host = "registry.example"
     name = "a" * (255 - len(host) - 1)
     assert parse_reference(f"{host}/{name}").repository == Repository(host=host, name=name)

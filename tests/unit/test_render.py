@@ -1,4 +1,4 @@
-"""Rendered files; an independent parser reads the plan's config from the Dockerfile."""
+"""Rendered files; an independent parser of Dockerfiles finds the plan's config in them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TEXTS = load_templates(TEMPLATES)
 @pytest.mark.parametrize("name", sorted(files()))
 @pytest.mark.parametrize("os_name", FOLDERS)
 def test_rendered_files_are_as_committed(os_name: str, name: str) -> None:
-    """After an intended change, run `make golden` and review the diff."""
+    """If the change is intended, run `make golden` and review the diff."""
     assert files(os_name)[name].decode() == (FOLDERS[os_name] / name).read_text("utf-8")
 
 
@@ -54,7 +54,7 @@ def test_a_system_changes_only_base_and_python_of_a_dockerfile(system: Operating
 
 @pytest.mark.proof
 def test_hadolint_finds_nothing(tmp_path: Path) -> None:
-    """In the first and last Dockerfile of each kind; the others differ only in versions and hashes."""
+    """The first and last Dockerfile of each kind are checked: others differ only in versions and hashes."""
     made = []
     for name, plan in {"few": planned(), "many": many()}.items():
         made.append(tmp_path / name)
@@ -74,7 +74,7 @@ def test_hadolint_finds_nothing(tmp_path: Path) -> None:
 
 
 def many(count: int = 9) -> ImagePlan:
-    """A plan with too many dependencies to mount each one separately."""
+    """A plan with so many dependencies that the Dockerfile does not mount each of them separately."""
     small = (wheel(f"small-{number}", "1.0", megabytes=1) for number in range(count))
     return planned("2.7.1", wheel("pip", "25.3", megabytes=2), wheel("torch", "2.7.1", megabytes=821), *small)
 
@@ -87,7 +87,7 @@ def steps(dockerfile: str) -> list[str]:
 
 
 def test_every_wheel_is_required_once_with_its_hash() -> None:
-    """In a line of a RUN step, or in a line of requirements.txt that a step selects."""
+    """The requirement is in a RUN instruction, or in a line of requirements.txt that one selects."""
     for plan in (planned(), many()):
         dockerfile = render(plan, TEXTS, PACKAGES)
         lines = re.findall(r"^\S+==\S+ --hash=\S+$", dockerfile, re.M)
@@ -132,7 +132,7 @@ def test_many_wheels_use_a_separate_stage() -> None:
 
 
 def test_the_wheels_of_every_lock_fit_the_printed_options() -> None:
-    """With the tags that pip derives from `--python-version`, `--abi` and `--platform` on any host."""
+    """pip derives the tags from `--python-version`, `--abi` and `--platform`, whatever the host is."""
     locks = sorted(
         place for place in ROOT.glob("images/*/lock.json") if place.with_name("Dockerfile").exists()
     )
@@ -231,7 +231,7 @@ Instructions = list[tuple[str, str]]
 
 @pytest.fixture(scope="module")
 def instructions() -> Instructions:
-    """Keyword and arguments of each instruction of the last stage."""
+    """Keyword and arguments of each instruction in the last build stage."""
     text = render(planned(), load_templates(TEMPLATES), PACKAGES)
     text = re.sub(r"(<<'EOF'.*)\n(?:.*\n)*?EOF\n", r"\1\n", text)  # here-documents are removed
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
@@ -252,7 +252,7 @@ def instruction(instructions: Instructions, keyword: str) -> str:
 
 
 def pairs(arguments: str) -> tuple[tuple[str, str], ...]:
-    """`A="b" C="d"` as pairs: in double quotes shlex undoes \\" and \\\\, but not \\$."""
+    r"""The pairs in `A="b" C="d"`. In double quotes, shlex replaces \" and \\, but not \$."""
     words = (word.partition("=") for word in shlex.split(arguments))
     return tuple((name, value.replace("\\$", "$")) for name, _, value in words)
 
@@ -267,7 +267,7 @@ def test_labels(instructions: Instructions, config: ImageConfig) -> None:
 
 def test_entrypoint_and_cmd(instructions: Instructions, config: ImageConfig) -> None:
     assert tuple(json.loads(instruction(instructions, "ENTRYPOINT"))) == config.entrypoint
-    # ENTRYPOINT resets an inherited CMD.
+    # ENTRYPOINT clears the CMD that is inherited from the base image.
     assert config.cmd == ()
     assert "CMD" not in dict(instructions)
 

@@ -1,4 +1,4 @@
-"""Every cell has a resolution, which is compared with manually derived resolutions."""
+"""Each cell has a resolution, and it is the same as in a table made by hand."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ COUNTS = {
 
 @pytest.mark.parametrize(("matrix", "more"), [(WITHOUT_BEYOND, 0), (replace(NATIVE_FIRST, beyond=()), 1)])
 def test_the_number_of_cells_by_support(matrix, more: int):
-    """With `prefer: native`, one more cell is native: torch 2.5.1 with CUDA 12.1."""
+    """With `prefer: native`, one cell more is native: torch 2.5.1 with CUDA 12.1."""
     found: dict[str, list[Status]] = {os.name: [] for os in matrix.os}
     for cell in all_cells(matrix):
         if cell.flavor == "runtime":
@@ -102,7 +102,7 @@ def test_a_torch_without_a_wheel_for_the_systems_python_is_unavailable():
 
 
 def test_outside_the_grid_each_release_has_the_cuda_of_its_wheel():
-    """From the default index alone; devel only for CUDA 13, whose toolkit is in wheels (12.8: no nvcc)."""
+    """The default index is enough, except for devel with CUDA 12.8: wheels of CUDA 12 have no nvcc."""
     beyond = [cell for cell in all_cells(MATRIX) if (cell.torch, cell.cuda) in MATRIX.beyond]
     assert [pair for pair in MATRIX.pairs if pair not in WITHOUT_BEYOND.pairs] == list(MATRIX.beyond)
     for cell in beyond:
@@ -127,7 +127,7 @@ def test_nine_runtime_cells_can_be_locked_from_the_default_index_alone():
 
 @pytest.mark.parametrize("matrix", [MATRIX, NATIVE_FIRST])
 def test_invariants_of_every_resolution(matrix):
-    """The invariants of DESIGN section 3, cell by cell."""
+    """Each assertion holds for every cell of the matrix."""
     for cell in all_cells(matrix):
         resolution = resolve(cell, matrix, FACTS)
         build = resolution.build
@@ -168,7 +168,7 @@ def test_the_nearest_cells_work():
 
 
 def test_without_a_cell_of_the_same_torch_or_cuda_the_nearest_is_that_of_the_nearest_torch():
-    """debian13 has no compiler for CUDA 11.7, and torch 2.1.2 has no wheel for its Python."""
+    """On debian13, CUDA 11.7 has no compiler, and torch 2.1.2 has no wheel for Python."""
     assert answer("2.1.2", "11.7", flavor="devel", os="debian13").nearest == (("2.5.1", "12.1"),)
 
 
@@ -285,7 +285,7 @@ def test_minor_compat_limits_are_only_on_minor_compat_cells():
     [("2.0.1", "11.7", "11.7.1", "8"), ("2.7.1", "11.8", "11.8.0", "9"), ("2.1.2", "12.1", "12.1.1", "8")],
 )
 def test_devel_uses_a_release_of_nvidias_archives(torch: str, cuda: str, release: str, cudnn: str) -> None:
-    """The default index is not sufficient, so no lock is required here; with archives it can be built."""
+    """They are not on the default index, so the cell cannot be locked from it alone, but it can be built."""
     resolution = answer(torch, cuda, flavor="devel")
 
     assert not resolution.lockable
@@ -299,7 +299,7 @@ def test_devel_uses_a_release_of_nvidias_archives(torch: str, cuda: str, release
 
 @pytest.mark.parametrize(("torch", "built"), [("2.0.1", "11.7"), ("2.2.2", "11.8")])
 def test_a_library_whose_name_contains_the_cuda_version_is_that_of_the_wheel(torch: str, built: str) -> None:
-    """CUPTI's name in CUDA 11 contains it, and torch 2.2.2 for CUDA 11.7 is built with 11.8."""
+    """For example CUPTI in CUDA 11: torch 2.2.2 for CUDA 11.7 is built with CUDA 11.8."""
     toolkit = answer(torch, "11.7", flavor="devel").toolkit
     assert toolkit is not None
     assert [library for library in toolkit.libraries if "cupti" in library] == [
@@ -358,7 +358,7 @@ def test_a_python_without_a_wheel_is_reported():
 
 
 def test_no_older_minor_of_the_same_major_is_used():
-    """For CUDA 12.9, torch 2.7.1 has no build: its newest is 12.8, and an older minor version may not run."""
+    """torch 2.7.1 has no build for CUDA 12.9. Its newest build, for CUDA 12.8, is not used instead."""
     cell = replace(answer("2.7.1", "12.1").cell, cuda="12.9")
     assert reason(resolve(cell, MATRIX, FACTS)) == "torch 2.7.1 has no CUDA 12 build newer than 12.8"
 

@@ -1,4 +1,4 @@
-"""The signature of a retraction decides whether it counts, not its annotation in a registry's list."""
+"""Whether a retraction counts depends on its signature, not on its annotation in a registry's list."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def listed(scene: Scene) -> dict[str, Any]:
 
 
 def test_an_untrusted_retraction_is_shown_and_does_not_count(scene: Scene) -> None:
-    """Otherwise anyone with write access could prevent the use of an image."""
+    """If it counted, anyone with write access to the repository could block an image."""
     scene.publish()
     retracted(scene, UNKNOWN_KEY, reason="by an unknown key")
 
@@ -63,7 +63,7 @@ def test_an_untrusted_retraction_is_shown_and_does_not_count(scene: Scene) -> No
 
 
 def test_three_untrusted_retractions_are_shown(scene: Scene) -> None:
-    """No more, because anyone with write access could add any number of them."""
+    """At most three are shown, because anyone with write access can add any number of them."""
     scene.publish()
     for number in range(4):
         retracted(scene, None, reason=f"reason {number}")
@@ -74,7 +74,7 @@ def test_three_untrusted_retractions_are_shown(scene: Scene) -> None:
 
 @pytest.mark.parametrize("kind", [None, "https://spdx.dev/Document"], ids=["stripped", "SBOM"])
 def test_a_retraction_with_a_wrong_annotation(scene: Scene, kind: str | None) -> None:
-    """A registry can remove or change annotations; the signed statement decides."""
+    """A registry can change or remove annotations, so only the signed statement counts."""
     scene.publish()
     retracted(scene, P256, kind=kind)
 
@@ -86,7 +86,7 @@ def test_a_retraction_with_a_wrong_annotation(scene: Scene, kind: str | None) ->
 
 
 def test_another_statement_annotated_as_a_retraction(scene: Scene) -> None:
-    """Neither another tool's document nor another signed statement counts because of the annotation."""
+    """A document of another tool, or another signed statement, is no retraction with such an annotation."""
     scene.publish()
     scene.beside("application/spdx+json", b"{}", annotations={KIND: RETRACTION})
     artifact = ByKey(P256).sign(publication(TAG, scene.image.manifest, [TAG]))
@@ -114,7 +114,7 @@ def test_a_laboratory_cannot_retract(scene: Scene) -> None:
 
 
 def test_a_retraction_of_another_image(scene: Scene) -> None:
-    """The publisher signed it for another image; it is attached to this image."""
+    """The publisher signed it for another image; someone attached it to this image."""
     scene.publish()
     of_another_image = retraction(TAG, "sha256:" + "5" * 64, reason="crashes", when=WHEN)  # type: ignore[arg-type]
     artifact = ByKey(P256).sign(of_another_image)
@@ -125,7 +125,7 @@ def test_a_retraction_of_another_image(scene: Scene) -> None:
 
 
 def test_a_retraction_without_a_reason(scene: Scene) -> None:
-    """An earlier `ls` treated an empty reason as no retraction."""
+    """An earlier version of `ls` ignored a retraction with an empty reason."""
     scene.publish()
     predicate = {"reason": " ", "when": WHEN}
     artifact = ByKey(P256).sign(statement(TAG, scene.image.manifest, RETRACTION, predicate))
@@ -137,7 +137,7 @@ def test_a_retraction_without_a_reason(scene: Scene) -> None:
 
 @pytest.mark.parametrize("when", ["2999-01-01T00:00:00Z", ""])
 def test_the_time_of_a_retraction_does_not_matter(scene: Scene, when: str) -> None:
-    """Later decisions of the gate do not matter either: the image must not be used."""
+    """Even a later decision of the gate does not cancel it."""
     scene.publish()
     signed_statement = retraction(TAG, scene.image.manifest, reason="crashes", when=when)
     artifact = ByKey(P256).sign(signed_statement)
@@ -148,7 +148,7 @@ def test_the_time_of_a_retraction_does_not_matter(scene: Scene, when: str) -> No
 
 
 def test_a_retraction_of_an_unknown_version(scene: Scene) -> None:
-    """A retraction counts even if its format is newer than this version."""
+    """It counts even if a newer torchkiln wrote it in another format."""
     scene.publish()
     signed_statement = statement(
         TAG, scene.image.manifest, "urn:torchkiln:retraction:2", {"because": "crashes"}
@@ -162,7 +162,7 @@ def test_a_retraction_of_an_unknown_version(scene: Scene) -> None:
 
 
 def test_the_signing_key_is_trusted(scene: Scene) -> None:
-    """In `publish` without --trust, a retraction by its --key counts, and one by an unknown key does not."""
+    """`publish` without --trust trusts its own --key: only retractions by this key count."""
     scene.publish()
     scene.publisher.keep(scene.publisher.report(scene.image))
     key = ("--key", str(scene.publisher.folder / "publisher.pem"), "--dated", "20261122")
@@ -174,7 +174,7 @@ def test_the_signing_key_is_trusted(scene: Scene) -> None:
 
 
 def test_withdraw_moves_no_tag_to_an_image_cleared_by_an_unknown_key(scene: Scene, tmp_path: Path) -> None:
-    """With --key and without --trust, only images that were cleared with that key are good."""
+    """With --key and without --trust, only images that this key cleared are candidates."""
     scene.publish()
     first, evil = scene.image, scene.publisher.build("2")
     unknown_key = tmp_path / "stranger.pem"
@@ -194,7 +194,7 @@ def test_withdraw_moves_no_tag_to_an_image_cleared_by_an_unknown_key(scene: Scen
 
 
 def test_withdraw_ignores_moved_dated_tags(scene: Scene) -> None:
-    """The newest good image is that of the last publication, not that of the newest tag."""
+    """The tag moves to the image that was published last, not to the image of the newest tag."""
     images = [scene.image]
     scene.publish()
     for number in (2, 3):
@@ -213,8 +213,8 @@ def test_withdraw_ignores_moved_dated_tags(scene: Scene) -> None:
 
 
 def test_a_tag_moved_by_withdraw_is_signed(scene: Scene) -> None:
-    """The tag is moved to an image that was not published under it; `verify` checks the signed names."""
-    scene.publish("--tag", TAG)  # no v2.7, and no dated tag
+    """The image was not published under this tag, and `verify` requires a signed statement of it."""
+    scene.publish("--tag", TAG)  # so the image has neither the tag v2.7 nor a dated tag
     first = scene.image
     scene.image = scene.publisher.build("2")
     newer = scene.publisher.signed(scene.publisher.report(scene.image))
@@ -234,7 +234,7 @@ def test_a_tag_moved_by_withdraw_is_signed(scene: Scene) -> None:
 
 
 def test_a_flood_is_refused_and_hides_nothing(scene: Scene) -> None:
-    """Only a limited number of referrers is read; a retraction beyond the limit must not be ignored."""
+    """The number of attachments that are read is limited, but a retraction must not be missed."""
     scene.publish()
     entries = [
         {
@@ -253,7 +253,7 @@ def test_a_flood_is_refused_and_hides_nothing(scene: Scene) -> None:
 
 
 def test_damaged_statements_before_it_do_not_hide_a_retraction(scene: Scene) -> None:
-    """`publish` skips damaged statements and reads those that follow."""
+    """`publish` skips damaged statements, and reads the statements after them."""
     scene.publish()
     for number in range(25):
         manifest = scene.beside("application/vnd.in-toto+json", b"%d" % number)

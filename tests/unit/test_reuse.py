@@ -39,14 +39,14 @@ def finding(name: str, outcome: str) -> Finding:
 
 
 def run(hour: int, outcomes: Mapping[str, str]) -> SmokeReport:
-    """The report of a run that started at *hour*."""
+    """The report of a run that started at *hour* o'clock."""
     findings = tuple(finding(name, outcome) for name, outcome in outcomes.items())
     when = f"{START + timedelta(hours=hour):{TIME}}"
     return replace(report(), findings=findings, verdict=verdict(findings), when=when)
 
 
 def kept(runs: Iterable[SmokeReport]) -> list[SmokeReport]:
-    """The runs that remain in a cache that recorded *runs* one after the other."""
+    """The runs that a cache contains after *runs* were recorded in it, one after the other."""
     return list({key_of(run): run for run in runs}.values())
 
 
@@ -80,7 +80,7 @@ def test_an_inconclusive_tier_2_does_not_affect_passed_checks(outcome: str, also
 
 @pytest.mark.parametrize("outcome", ["skipped", "inconclusive"])
 def test_a_check_that_became_inconclusive_runs_again(outcome: str) -> None:
-    """Even if it passed before, because the host has changed. The passed run stays in the cache."""
+    """The host has changed, so the passed run is not reused; it stays in the cache."""
     runs = [run(1, passed(*CHECKS)), run(2, {**passed("import", "cuda"), TIER_2: outcome})]
 
     assert answer(runs, TIER_2) is None
@@ -96,7 +96,7 @@ def test_a_later_failure_of_any_check_counts() -> None:
 
 
 def test_an_inconclusive_run_does_not_replace_a_failure() -> None:
-    """It would have the same key in the cache, and an earlier passed run of more checks would count again."""
+    """If it did, the failure would be lost, and the gate would count an earlier passed run again."""
     runs = [
         run(1, passed(*CHECKS)),
         run(2, {"import": "failed", "cuda": "passed"}),
@@ -120,7 +120,7 @@ _RUN = st.dictionaries(st.sampled_from(CHECKS), _OUTCOMES, min_size=1)
 
 @given(drawn=st.lists(_RUN, max_size=6), requested=st.sets(st.sampled_from(CHECKS), min_size=1))
 def test_a_failure_is_never_hidden(drawn: list[dict[str, str]], requested: set[str]) -> None:
-    """No run after the reused run failed, unless the same checks passed later."""
+    """A run is reused only if the later runs did not fail, or the failed checks passed again afterwards."""
     runs = [run(hour, outcomes) for hour, outcomes in enumerate(drawn)]
     answered = answer(runs, *requested)
     if answered is None:

@@ -1,4 +1,4 @@
-"""SPDX and CycloneDX of a small image: their validators accept them; contents are read independently."""
+"""The SBOMs (SPDX and CycloneDX) of a small image, checked by validators and by an independent reader."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CYCLONEDX: dict[str, Any] = json.loads(cyclonedx(BILL))
 
 
 def flat(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The components of a CycloneDX document, including nested components."""
+    """The components of a CycloneDX document, including components within components."""
     for item in document.get("components", []):
         yield item
         yield from flat(item)
@@ -65,7 +65,7 @@ def test_cyclonedx_is_valid_by_its_schema(bill: Bill) -> None:
 
 
 def test_the_validators_reject_invalid_documents() -> None:
-    """Otherwise the two tests above would prove nothing."""
+    """Without this test, the two tests above could pass for any document."""
     broken = json.loads(spdx(BILL))
     broken["packages"][3]["licenseDeclared"] = "No-Such-Licence"
     document = JsonLikeDictParser().parse(broken)
@@ -76,7 +76,7 @@ def test_the_validators_reject_invalid_documents() -> None:
 
 
 def test_the_same_image_gives_the_same_bytes_in_any_process() -> None:
-    """Whatever the time, the hash seed and the time zone."""
+    """Time, hash seed and time zone do not change the document."""
     program = (
         "from tests.sboms import bill; from torchkiln.sbom.spdx import spdx;"
         "from torchkiln.sbom.cyclonedx import cyclonedx;"
@@ -97,7 +97,7 @@ def test_the_same_image_gives_the_same_bytes_in_any_process() -> None:
 
 
 def test_another_content_has_another_name() -> None:
-    """Different documents must not have the same name; times come from the lock, not from a clock."""
+    """Different documents have different names. Times come from the lock, and not from a clock."""
     invalid = json.loads(spdx(without_hashes()))
 
     assert invalid["documentNamespace"] != SPDX["documentNamespace"]
@@ -107,7 +107,7 @@ def test_another_content_has_another_name() -> None:
 
 
 def test_every_locked_wheel_is_in_it_with_its_hash() -> None:
-    """The SBOM is read as plain JSON and compared with the lock."""
+    """The document is parsed as plain JSON and compared with the lock."""
     wheels = {(wheel.name, wheel.version, wheel.sha256) for wheel in sboms.locked().wheels}
     in_spdx = {
         (package["name"], package["versionInfo"], package["checksums"][0]["checksumValue"])
@@ -152,7 +152,7 @@ def test_every_package_of_the_os_is_in_it_with_its_hash() -> None:
     ],
 )
 def test_libraries_within_wheels_are_named(name: str, version: str, carrier: str) -> None:
-    """Each with the wheel that contains it."""
+    """A CONTAINS relation leads to the library from its wheel."""
     (relation,) = [
         relationship
         for relationship in SPDX["relationships"]
@@ -166,7 +166,7 @@ def test_libraries_within_wheels_are_named(name: str, version: str, carrier: str
 
 
 def test_a_library_without_its_own_wheel_is_in_torch() -> None:
-    """As with the wheels of PyTorch's own index."""
+    """Wheels of PyTorch's own index contain such libraries."""
     cell = sboms.locked()
     wheels = tuple(wheel for wheel in cell.wheels if not wheel.name.startswith("nvidia-nccl"))
     cell = replace(cell, wheels=wheels)

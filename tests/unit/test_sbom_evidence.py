@@ -24,7 +24,7 @@ def test_the_metadata_is_read() -> None:
     found = sboms.evidence()
     debs = {package.name: package for package in found.packages}
 
-    assert set(debs) == sboms.DEBS.keys()  # not the removed one
+    assert set(debs) == sboms.DEBS.keys()  # without the package that dpkg's status lists as removed
     assert debs["libstdc++6"].copyright == "usr/share/doc/gcc-12-base/copyright"
     assert (debs["tini"].source, debs["tini"].source_version) == ("tini", "0.19.0-1")
     assert debs["tzdata"].source_version == "2025b-0+deb12u2"
@@ -52,7 +52,7 @@ def test_a_description_is_ignored() -> None:
 
 
 def test_a_description_may_be_of_any_length() -> None:
-    """A description is neither stored nor counted."""
+    """A description is not stored, and its length does not count for the limit."""
     text = sboms.metadata("odd", "1.0") + "x" * (2 << 20)
 
     assert len(shortened(INSIDE, text)) < 100
@@ -188,7 +188,7 @@ def test_real_copyright_files(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "License: MIT\n",  # not of that format
+        "License: MIT\n",  # without the field Format
         "Format: of ours\nLicense: MIT\n",
         f"{sboms.FORMAT}no field\n",
         f"{sboms.FORMAT}\nFiles: *\nFiles: *\nLicense: MIT\n",
@@ -199,7 +199,7 @@ def test_real_copyright_files(text: str) -> None:
     ids=["other", "own format", "no field", "field twice", "thousands", "huge", "empty"],
 )
 def test_an_unreadable_copyright_file_has_no_licences(text: str) -> None:
-    """This is no error, because people write these files."""
+    """Debian's maintainers write these files by hand, so a fault in one is no error."""
     found = sboms.evidence(**{"usr/share/doc/tini/copyright": text})
     tini = next(package for package in found.packages if package.name == "tini")
 
@@ -213,7 +213,6 @@ def test_an_unreadable_copyright_file_has_no_licences(text: str) -> None:
     st.text() | st.lists(st.sampled_from(_PIECES)).map("".join),
 )
 def test_any_text_is_read_or_refused(path: str, text: str) -> None:
-    """No text causes another exception."""
     answer(lambda: sboms.evidence(**{path: text}))
 
 
@@ -292,7 +291,7 @@ def test_debians_names_by_the_table_of_their_specification(synopsis: str, expres
     ["GPL", "Artistic", "public-domain", "GPL-2+ with OpenSSL exception", "GPL-2+, and BSD", "GPL-9", "Perl"],
 )
 def test_debians_names_that_are_not_in_the_table(synopsis: str) -> None:
-    """Each becomes a LicenseRef with the licence text of the file, or with its name."""
+    """Each name becomes a LicenseRef, with the licence text of the file, or else with its name as text."""
     bare, with_text = of_debian(synopsis, {}), of_debian(synopsis, {synopsis: "The text."})
 
     assert bare.expression == bare.references[0].id != with_text.expression
@@ -326,7 +325,7 @@ def test_a_text_instead_of_a_name_is_identified_by_its_start() -> None:
 
 @given(st.text(max_size=60))
 def test_any_text_makes_a_valid_expression(words: str) -> None:
-    """The expression is one that another reader accepts."""
+    """Another reader of SPDX expressions accepts the result."""
     for found in (of_words(words), of_debian(words, {words: words}), of_expression(words)):
         if found is not None:
             assert found.words

@@ -1,4 +1,4 @@
-"""SBOMs are compared with an image: all differences are found; invalid documents are refused."""
+"""SBOMs are compared with an image: every difference is found, and invalid documents are refused."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_second_copy_of_a_package(document: bytes) -> None:
 
 
 def test_packages_of_the_os(document: bytes) -> None:
-    """A package is additional, is missing, or has another version or architecture."""
+    """A package is missing or additional, or has another version or architecture."""
     debs = {name: content for name, content in sboms.DEBS.items() if name != "gcc-12-base"}
     debs["zsh"] = ("5.9-4", "amd64", "zsh", "")
     debs["tini"] = ("0.20", *sboms.DEBS["tini"][1:])
@@ -172,7 +172,7 @@ BASE = CELL.base
 def test_a_document_is_compared_with_a_lock_without_layers(
     document: bytes, cell: LockedCell, content: tuple[str, ...]
 ) -> None:
-    """Packages that are copied into wheels (idna) are not in the lock."""
+    """A package that is vendored in a wheel, here idna, is not in the lock."""
     assert matches_lock(document, sboms.IMAGE, cell) == content
 
 
@@ -304,14 +304,13 @@ def test_an_invalid_document_is_refused(data: bytes) -> None:
 
 
 def test_components_in_components_are_read() -> None:
-    """Otherwise thirty levels would be refused for another reason."""
+    """Five levels are read, so thirty levels are refused because of their number."""
     assert len(listed(nested(5)).items) == 5
 
 
 @FEW
 @given(st.sampled_from(sorted(DOCUMENTS)).flatmap(lambda form: mutated(json.loads(DOCUMENTS[form]))))
 def test_any_other_value_anywhere_is_read_or_refused(content: Any) -> None:
-    """No value causes another exception."""
     answer(lambda: listed(json_bytes(content)))
 
 

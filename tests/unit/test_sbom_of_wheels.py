@@ -1,4 +1,4 @@
-"""A layer's metadata from cached wheels is the same as from the layer, without decompressing it."""
+"""A layer's metadata is read from cached wheels, without decompressing the layer, and is the same."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_layers_of_cached_wheels_are_not_read(scene: Scene) -> None:
 
 
 def test_a_missing_or_damaged_wheel_is_not_used(scene: Scene) -> None:
-    """The layer is read instead, and checked with its digest."""
+    """The layer is then read instead, and its digest is checked."""
     before, made = scene.read("a", {}), scene.made
     for item in made.values():
         for path in item.wheels:

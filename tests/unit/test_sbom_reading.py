@@ -1,4 +1,4 @@
-"""The evidence of an image in a layout: each layer is read once and verified; the command `sbom`."""
+"""The evidence of an image in a layout: each layer is read once, and verified; and the command `sbom`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def upper(folder: Path, image: ImageOnDisk, *more: tuple[TarInfo, bytes]) -> ImageOnDisk:
-    """*image* with a layer of *more* on top."""
+    """*image* with another layer on top, which has the entries *more*."""
     folder.mkdir()
     top = layer(folder, *more)
     layers = [LayerBlob(path=image_layer.path, diff_id=image_layer.diff_id) for image_layer in image.layers]
@@ -42,7 +42,7 @@ def test_layers_have_the_metadata_of_their_files(tmp_path: Path, cache: Path) ->
 
 
 def test_a_layer_is_read_once(tmp_path: Path, cache: Path) -> None:
-    """The second time, its blob may be missing."""
+    """For the second SBOM, the layer's blob may be missing."""
     image = sboms.image(tmp_path / "a")
     first = sboms.read(image, cache)
     for image_layer in image.layers:
@@ -82,7 +82,7 @@ def test_a_file_deleted_by_an_upper_layer_is_ignored(tmp_path: Path, cache: Path
 
 @pytest.mark.parametrize("kind", [LNKTYPE, SYMTYPE], ids=["hard", "symbolic"])
 def test_links_are_handled(tmp_path: Path, cache: Path, kind: bytes) -> None:
-    """If METADATA is a link, it is refused; a link to a copyright file is followed."""
+    """METADATA may not be a link. A link to a copyright file is followed."""
     there, here = "usr/share/doc/gcc-12-base/copyright", "usr/share/doc/tini/copyright"
     target = there if kind == LNKTYPE else "../gcc-12-base/copyright"
     image_layer = upper(tmp_path / "b", sboms.image(tmp_path / "a"), entry(here, kind=kind, to=target))
@@ -98,7 +98,7 @@ def test_links_are_handled(tmp_path: Path, cache: Path, kind: bytes) -> None:
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "swapped"])
 def test_a_damaged_layer(tmp_path: Path, cache: Path, damage: str) -> None:
-    """It is refused, and nothing of it is recorded."""
+    """The layer is refused, and nothing that was read from it is stored."""
     image = sboms.image(tmp_path / "a")
     path = image.layers[1].path
     data = path.read_bytes()
@@ -118,7 +118,7 @@ def test_a_damaged_layer(tmp_path: Path, cache: Path, damage: str) -> None:
 
 
 def test_texts_of_a_layer_are_limited(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small layer may unpack to many texts."""
+    """A small layer can contain texts that decompress to gigabytes."""
     monkeypatch.setattr("torchkiln.oci.read_tar._TEXTS_LIMIT", 1000)
 
     with pytest.raises(VerificationFailed, match="the text files have more than"):
@@ -126,7 +126,6 @@ def test_texts_of_a_layer_are_limited(tmp_path: Path, cache: Path, monkeypatch: 
 
 
 def check(image: ImageOnDisk, document: Path) -> str:
-    """The output of `sbom --check`."""
     layout = image.manifest_path.parents[2]
     arguments = [image.ref, "--output", str(layout), "--check", str(document)]
     done = CliRunner().invoke(sbom, arguments, catch_exceptions=False)
@@ -153,7 +152,7 @@ def test_the_command_compares_a_document_with_an_image(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["spdx", "cyclonedx"])
 def test_the_command_writes_only_the_document(tmp_path: Path, form: str) -> None:
-    """`--check` accepts the document; notes are on stderr."""
+    """stdout has only the document, which `--check` accepts. Notes are on stderr."""
     images, cell = tmp_path / "images", sboms.locked()
     save(images, cell)
     write_files(images, cell.base, sboms.files(cell))

@@ -1,4 +1,4 @@
-"""Scanners, replaced by a strict fake program: their input and their failures."""
+"""Scanners, replaced by a strict fake program: what they get as input, and how they fail."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TOOLS = sorted(DOCUMENTS)
 
 @pytest.fixture(scope="module")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """A layout with two images, which no test changes."""
+    """A layout with two images; tests only read it."""
     return two_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(autouse=True)
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty current folder without a list, and a PATH without the scanners of this machine."""
+    """The current folder is empty, so it has no list, and PATH contains no scanners."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.chdir(tmp_path)
@@ -30,7 +30,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_scanner_finds_vulnerabilities_and_the_image_is_refused(layout: Layout, tool: str) -> None:
-    """Exit code 7; the message has each finding with package, versions and severity; stdout has them, too."""
+    """The exit code is 7. Message and stdout have each finding with package, versions and severity."""
     fake_program(Path("bin"), tool)
 
     done = scan_command(layout)
@@ -50,7 +50,7 @@ def test_a_scanner_finds_vulnerabilities_and_the_image_is_refused(layout: Layout
 
 
 def test_the_hint_has_a_valid_line_for_the_list(layout: Layout) -> None:
-    """The line is complete except for the reason, which the user must write."""
+    """The user must only write the reason into the line."""
     fake_program(Path("bin"), "trivy")
 
     line = scan_command(layout, "--ignore-unfixed").exception.hint.rpartition(": - ")[2]
@@ -64,7 +64,7 @@ def test_the_hint_has_a_valid_line_for_the_list(layout: Layout) -> None:
 def test_the_scanner_sees_only_the_image_and_no_other_settings(
     layout: Layout, tool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs in a temporary folder; variables for the location of its database are passed on."""
+    """It runs in a temporary folder. Only variables for its database and the proxy are passed on."""
     fake_program(Path("bin"), tool)
     hidden = ("TRIVY_SEVERITY", "TRIVY_IGNOREFILE", "GRYPE_ONLY_FIXED", "TORCHKILN_KEY_PASSPHRASE")
     passed = ("TRIVY_CACHE_DIR", "TRIVY_SKIP_DB_UPDATE", "GRYPE_DB_CACHE_DIR", "HTTPS_PROXY")
@@ -110,7 +110,7 @@ def test_a_trivy_without_a_version_works(layout: Layout) -> None:
 
 @pytest.mark.parametrize("more", [(), ("--tool", "grype")])
 def test_without_a_scanner_nothing_is_cleared(layout: Layout, more: tuple[str, ...]) -> None:
-    """Exit code 8, with a hint."""
+    """The exit code is 8. The hint names --report, for a report that was made elsewhere."""
     if more:
         fake_program(Path("bin"), "trivy")
 
@@ -123,7 +123,7 @@ def test_without_a_scanner_nothing_is_cleared(layout: Layout, more: tuple[str, .
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_failing_scanner_is_reported_with_its_last_output(layout: Layout, tool: str) -> None:
-    """Credentials in a URL of the output are removed."""
+    """Credentials in URLs are removed from the output."""
     fake_program(Path("bin"), tool, "fail")
 
     found = scan_command(layout).exception

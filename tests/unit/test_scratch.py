@@ -1,4 +1,4 @@
-"""The next use removes temporary folders of killed processes, and nothing else."""
+"""Temporary folders of killed processes, and nothing else, are removed by the next use."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from torchkiln.store.store import Store
 from torchkiln.util.files import mounted_below, remove_tree
 from torchkiln.util.scratch import held, scratch, sweep
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, or gives files away: run as root")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts, or changes owners")
 
-# `base build` with another program instead of mmdebstrap, which writes files into the folder without end.
+# `base build` with a fake mmdebstrap, which writes files into the folder until it is killed.
 BUILD = """
 import os, sys, tempfile
 from pathlib import Path
@@ -42,7 +42,7 @@ STUBBORN = "trap '' TERM; " + FILLS
 
 
 def started(top: Path, script: str) -> subprocess.Popen[str]:
-    """Start a build in a separate process; returns when its program runs."""
+    """Start a build in a separate process, and return when its fake mmdebstrap runs."""
     program = top.parent / "build.py"
     program.write_text(BUILD)
     process = subprocess.Popen(
@@ -65,7 +65,7 @@ def leftovers(top: Path) -> list[str]:
 
 
 def until_swept(top: Path) -> None:
-    """Sweep until the children of the killed build have ended, too."""
+    """Sweep again and again, until all children of the killed build have ended and no folder is left."""
     for _ in range(6000):  # two minutes; usually less than one second
         sweep(top)
         if not leftovers(top):
@@ -76,7 +76,7 @@ def until_swept(top: Path) -> None:
 
 @pytest.fixture
 def top(tmp_path: Path) -> Iterator[Path]:
-    """A folder for temporary folders."""
+    """The folder in which the temporary folders are created."""
     made = tmp_path / "tmp"
     made.mkdir()
     yield made
@@ -86,7 +86,7 @@ def top(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("number", range(6))
 def test_leftovers_of_a_killed_base_build_are_swept(top: Path, number: int) -> None:
-    """SIGKILL at a random time, seeded by *number*; the kernel then kills mmdebstrap, too."""
+    """SIGKILL comes at a random time, seeded by *number*. The kernel then kills mmdebstrap, too."""
     process = started(top, FILLS)
     time.sleep(random.Random(number).uniform(0, 0.3))
     assert len(leftovers(top)) == 1
@@ -97,7 +97,7 @@ def test_leftovers_of_a_killed_base_build_are_swept(top: Path, number: int) -> N
 
 
 def test_the_folder_of_a_running_program_is_kept(top: Path) -> None:
-    """If mmdebstrap ignores the signal, the folder is swept after mmdebstrap has ended."""
+    """mmdebstrap may ignore the signal; its folder is swept after it has ended."""
     process = started(top, STUBBORN)
     [name] = leftovers(top)
     killed(process)
@@ -120,7 +120,7 @@ def _environment(process: Path) -> bytes:
 
 
 def test_the_next_use_and_the_cache_sweep(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`build` does so, too, because it sweeps the cache."""
+    """Another temporary folder, or a sweep of the cache (`build` does one), removes the leftovers."""
     (top / "torchkiln-base-0123456789abcdef" / "mmdebstrap.x").mkdir(parents=True)
     with scratch("smoke", top) as made:
         assert leftovers(top) == [made.name]
@@ -156,7 +156,7 @@ def test_folders_with_other_names_stay(top: Path, name: str) -> None:
 
 
 def test_a_link_or_a_file_of_that_name_stays(top: Path) -> None:
-    """The target of a link must not be deleted."""
+    """Following a link could delete its target."""
     target = top.parent / "target"
     (target / "data").mkdir(parents=True)
     (top / "torchkiln-base-0123456789abcdef").symlink_to(target)
@@ -216,14 +216,14 @@ assert sweep(top) == 1
 @needs_root
 @pytest.mark.parametrize("kind", [["--bind"], ["-t", "tmpfs"]], ids=["bind", "tmpfs"])
 def test_nothing_is_deleted_through_a_mount(top: Path, kind: list[str]) -> None:
-    """A bind mount of the same file system has the same device, so the kernel's list of mounts is used."""
+    """A bind mount may have the folder's device number, so the kernel's list of mounts is read."""
     (top / "torchkiln-base-0123456789abcdef" / "chroot" / "a b").mkdir(parents=True)
     (top.parent / "kept").mkdir()
     (top.parent / "kept" / "precious").touch()
     argv = ["unshare", "--mount", "--propagation=private", sys.executable, "-c", MOUNTS, str(top), *kind]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if "unshare failed" in done.stderr or "permission denied" in done.stderr.lower():
-        pytest.skip("no mount namespace can be made here")
+        pytest.skip("cannot create a mount namespace: needs root, or user namespaces")
     assert done.returncode == 0, done.stderr
     assert (top.parent / "kept" / "precious").exists()
 

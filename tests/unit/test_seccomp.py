@@ -1,4 +1,4 @@
-"""The numbers of the system calls in the filter are those of the kernel's own header."""
+"""The filter's system call numbers are those in the kernel's header file."""
 
 from __future__ import annotations
 

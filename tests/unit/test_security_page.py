@@ -16,7 +16,6 @@ ROWS = [
 
 @cache
 def functions(file: str) -> frozenset[str]:
-    """The names of the functions in *file*."""
     tree = ast.parse((ROOT / file).read_text())
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
@@ -53,7 +52,7 @@ ACTORS = (
 
 
 def threats() -> list[list[str]]:
-    """The rows of the threat model: actor, attack, result, test or reason."""
+    """The rows of the threat model: actor, attack, result, and a test or a reason."""
     section = (ROOT / "SECURITY.md").read_text().split("## Threat model\n")[1].split("\n## ")[0]
     rows = []
     for part in section.split("\n### ")[1:]:
@@ -64,7 +63,7 @@ def threats() -> list[list[str]]:
 
 
 def test_each_attack_of_the_threat_model_has_a_test_or_is_not_defended() -> None:
-    """It has exactly one of the two; a row without a defence gives the reason."""
+    """Each row names either a test, or the reason why there is no defence."""
     assert [
         row
         for row in threats()

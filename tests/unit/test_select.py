@@ -1,4 +1,4 @@
-"""The cells selected on the command line, and their tags."""
+"""The cells that options of the command line select, and the tags of cells."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_unknown_torch_is_reported_without_its_cuda():
 
 
 def test_a_prefix_ends_at_a_dot():
-    """2.0 does not match 2.01, and 1 does not match 12.1."""
+    """1 does not select 12.1, and 2.0 does not select 2.01."""
     with pytest.raises(ConfigError):
         _named(cuda=("1",))
 
@@ -144,7 +144,7 @@ def test_unknown_values_are_reported_at_once_with_the_nearest():
 
 @pytest.mark.parametrize("value", ["", " ", ","])
 def test_an_option_without_a_value_selects_nothing(value: str):
-    """An unset shell variable must not turn one image into all of them."""
+    """With an unset shell variable as its value, an option must not select all images instead of one."""
     with pytest.raises(NothingSelected, match="--torch: a value is required") as caught:
         select(Selection(torch=(value,), cuda=("12.1",)), MATRIX)
     assert caught.value.exit_code == 3
@@ -186,7 +186,7 @@ def test_any_text_is_an_error(text: str):
     ],
 )
 def test_nearest_version(value: str, best: str):
-    """By the difference of the numbers; if it is large, by similar spelling."""
+    """The numbers are compared; if they differ too much, the spelling is."""
     assert nearest(value, MATRIX.torch)[0] == best
 
 
@@ -243,7 +243,7 @@ def test_other_systems_and_flavors_have_no_short_alias():
 
 
 def test_an_unavailable_cuda_is_ignored_for_aliases():
-    """2.0.1 with CUDA 12.1 does not exist, so 11.8 is the newest available."""
+    """torch 2.0.1 with CUDA 12.1 does not exist, so the alias of the newest CUDA is that of 11.8."""
     assert "v2.0" in _aliases("2.0.1", "11.8")
     assert "v2.0" not in _aliases("2.0.1", "11.7")
 
@@ -292,6 +292,6 @@ def test_dated(day):
 
 @pytest.mark.parametrize("day", ["", "2", "2026-01-02", "20260102B", "20260102-2", "v2.7"])
 def test_invalid_dates(day):
-    """`withdraw` would treat such a tag as a moving tag."""
+    """Such a tag is no dated tag, so `withdraw` would treat it as a moving tag."""
     with pytest.raises(ConfigError, match="is not a valid date"):
         dated("2.7.1-cuda12.1-cudnn9-runtime", day)

@@ -1,4 +1,4 @@
-"""Architecture as a test: imports, purity, lengths; and that each skipped test has a reason."""
+"""Rules of architecture: imports, purity and lengths of files; each skipped test has a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RANK = layout.by_folder()
 TOGETHER = (frozenset({"__init__", "errors"}), frozenset({"cli", "__main__"}))
 
-# (importer, imported) -> the reason for this exception from the order.
+# Exceptions from the order of layers: (importing file, imported file) -> the reason.
 UPWARD: Mapping[tuple[str, str], str] = {
     ("build/confined.py", "runtimes/sandbox.py"): "a base's Python compiles in the sandbox of the runtimes",
     ("build/sdist.py", "runtimes/workshop.py"): "sdists are built in a sandbox of the runtimes",
@@ -33,9 +33,9 @@ UPWARD: Mapping[tuple[str, str], str] = {
     ("__init__.py", "publish/__init__.py"): "imported before the function of the same name",
 }
 
-# A pure function depends only on its arguments; it may read files of path arguments (pathlib). These
-# folders and files are pure, except those in IMPURE. A pure module imports foundations (not the store) and
-# pure modules.
+# A pure function depends only on its arguments; it may read files whose paths are arguments. These folders
+# and files are pure, except for those in IMPURE. A pure module imports only pure modules and foundations
+# (without the store).
 PURE_FOLDERS = frozenset({"attest", "device_code", "elf", "gate", "lock", "matrix", "plan", "sbom", "site"})
 # fmt: off
 PURE_FILES = frozenset(
@@ -93,7 +93,7 @@ OUTSIDE = frozenset(
     }
 )
 # fmt: on
-ALLOWED_IN_PURE = frozenset({"uuid.UUID", "uuid.uuid5"})  # they name content
+ALLOWED_IN_PURE = frozenset({"uuid.UUID", "uuid.uuid5"})  # they only compute a name from content
 
 # Other modules that may write to a stream.
 MAY_PRINT = {
@@ -105,7 +105,7 @@ MAY_PRINT = {
 
 @cache
 def imports(tree: ast.AST) -> tuple[str, ...]:
-    """Every imported dotted name, in any form of import."""
+    """All dotted names that the module imports, in any form of import."""
     return tuple(_imports(tree))
 
 
@@ -123,13 +123,13 @@ def _imports(tree: ast.AST, package: str = "torchkiln") -> Iterator[str]:
 
 
 def parts_imported(tree: ast.AST) -> set[str]:
-    """The modules and folders of torchkiln that are imported; `__init__` for its version."""
+    """The modules and folders of torchkiln that *tree* imports; an import of the version is `__init__`."""
     found = {name.split(".")[1] for name in imports(tree) if name.startswith("torchkiln.")}
     return {"__init__" if part == "__version__" else part for part in found}
 
 
 def part_of(file: Path) -> str:
-    """The module or folder of *file*."""
+    """The folder of torchkiln that *file* is in, or its module if it is in none."""
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -147,7 +147,7 @@ def file_of(name: str) -> str:
 
 
 def upward(file: str, tree: ast.AST) -> list[str]:
-    """The imports of *file* that violate the order, as sentences."""
+    """The imports of *file* that violate the order of layers, one sentence each."""
     part = file.split("/")[0].removesuffix(".py")
     names = {name for name in imports(tree) if name.startswith("torchkiln.") or name == "torchkiln"}
     return sorted(
@@ -179,18 +179,18 @@ def name_of(file: Path) -> str:
 
 
 def test_imports_follow_the_order_of_layers() -> None:
-    """Each module imports its own folder and those below it."""
+    """A module may import its own folder and the folders below it."""
     assert [fault for file in SOURCES for fault in upward(name_of(file), parsed(file))] == []
 
 
 def test_the_order_names_every_folder_once() -> None:
-    """And it names no other folder."""
+    """Every folder of torchkiln, and no other name, is in the order."""
     named = [name for _, names in layout.ORDER for name in names]
     assert sorted(named) == sorted({part_of(file) for file in SOURCES})
 
 
 def test_there_are_no_import_cycles() -> None:
-    """Neither between folders nor within a group."""
+    """This holds for folders, and for modules."""
     modules = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in SOURCES}
     graph = {
         module: {known for name in imports(parsed(file)) if (known := _module(name, modules))} - {module}
@@ -199,7 +199,7 @@ def test_there_are_no_import_cycles() -> None:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
 
 
 def _module(name: str, modules: Iterable[str]) -> str | None:
@@ -208,7 +208,7 @@ def _module(name: str, modules: Iterable[str]) -> str | None:
 
 
 def impure(tree: ast.AST) -> set[str]:
-    """The impure imports of *tree*, and its uses of clock, environment and current folder."""
+    """The impure imports in *tree*, and its uses of clock, environment and current folder."""
     found = {name.split(".")[0] for name in imports(tree) if name not in ALLOWED_IN_PURE} & OUTSIDE
     clocks = {"now", "today", "utcnow", "environ", "getenv", "cwd"}
     return found | {
@@ -250,7 +250,7 @@ def test_only_the_command_line_prints() -> None:
 
 
 def test_exceptions_are_still_needed() -> None:
-    """If this fails, remove the module from the list above."""
+    """If this fails, remove the name that is no exception any more from its list above."""
     assert [file for file in DISK if not impure(parsed(PACKAGE / file))] == []
     assert [file for file in IMPURE if not (PACKAGE / file).is_file()] == []
     for importer, imported in UPWARD:
@@ -259,7 +259,7 @@ def test_exceptions_are_still_needed() -> None:
 
 
 def test_code_that_runs_in_an_image_does_not_import_torchkiln() -> None:
-    """The suite and such programs run under the image's Python, without torchkiln."""
+    """The image's Python runs this code, and the image does not contain torchkiln."""
     files = [
         *(ROOT / "smoke_tests").rglob("*.py"),
         PACKAGE / "wheel" / "compile_worker.py",
@@ -272,7 +272,6 @@ def test_code_that_runs_in_an_image_does_not_import_torchkiln() -> None:
 
 
 def parameters(tree: ast.AST) -> Mapping[str, int]:
-    """The number of parameters of each function, without `self`."""
     return {
         node.name: sum(
             item.arg not in ("self", "cls")
@@ -285,7 +284,7 @@ def parameters(tree: ast.AST) -> Mapping[str, int]:
 
 @pytest.mark.parametrize("folder", ["plan", "build", "docker", "base"])
 def test_no_function_has_over_seven_parameters(folder: str) -> None:
-    """Group arguments that belong together."""
+    """Related parameters belong in one data class."""
     assert parameters(ast.parse("def f(self, a, /, b, *, c): ...")) == {"f": 3}
     found = {
         f"{name_of(file)}: {name}": count
@@ -297,7 +296,7 @@ def test_no_function_has_over_seven_parameters(folder: str) -> None:
 
 
 def test_a_build_from_the_cache_loads_no_client_of_indexes() -> None:
-    """Loading such a client takes longer than the build of an unchanged image."""
+    """Importing it would take longer than the whole build of an unchanged image."""
     slow = ("bs4", "pydantic", "pypi_simple", "requests", "urllib3", "multiprocessing", "jinja2")
     modules = "torchkiln.build.build, torchkiln.cli.shared.project_build"
     program = f"import sys, {modules}; print([one for one in {slow} if one in sys.modules])"
@@ -305,7 +304,6 @@ def test_a_build_from_the_cache_loads_no_client_of_indexes() -> None:
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
-    """Split longer files."""
     folders = (PACKAGE, ROOT / "tests", ROOT / "smoke_tests")
     lines = {
         str(file.relative_to(ROOT)): len(file.read_text().splitlines())
@@ -313,14 +311,14 @@ def test_no_file_is_longer_than_400_lines() -> None:
         for file in folder.rglob("*.py")
     }
     assert {file: count for file, count in lines.items() if count > 400} == {}
-    assert max(lines.values()) > 250  # so the files were found
+    assert max(lines.values()) > 250  # otherwise the files were not found
 
 
 REQUIRED = {"skipif": {"reason"}, "importorskip": {"reason"}, "xfail": {"reason", "strict"}}
 
 
 def unexplained(source: str) -> Iterator[int]:
-    """The lines of *source* that skip a test without a reason, or accept both failure and success."""
+    """The lines of *source* that skip a test without a reason, or accept failure as well as success."""
     nodes = list(ast.walk(ast.parse(source)))
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     for call in calls:

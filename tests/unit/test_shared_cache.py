@@ -1,4 +1,4 @@
-"""A cache folder of several users: files are copied, and only if their SHA-256 matches."""
+"""A cache folder that several users share: a file is copied only if its SHA-256 matches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHEEL = LockedWheel(
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A world-writable folder, like a laboratory's /srv/cache."""
+    """A world-writable folder, as a laboratory may have at /srv/cache."""
     folder = tmp_path / "shared"
     (folder / "blobs" / "sha256").mkdir(parents=True)
     (folder / "wheels" / SHA).mkdir(parents=True)
@@ -54,7 +54,7 @@ def _long(path: Path) -> None:
 
 
 def _link(path: Path) -> None:
-    """A link is refused even if its target has the right bytes, because the target may change."""
+    """A link, even to a file with the right bytes: its target could change later."""
     path.with_name("right").write_bytes(CONTENT)
     path.symlink_to("right")
 
@@ -99,7 +99,7 @@ def test_a_wheel_with_a_wrong_digest_is_not_used(
 
 
 def test_a_valid_file_is_copied_and_stays_valid(tmp_path: Path, shared: Path) -> None:
-    """A change in the shared folder after the check has no effect."""
+    """Changing the shared file after the check does not change the copy."""
     store, there = store_of(tmp_path, shared), shared / "blobs" / "sha256" / SHA
     there.write_bytes(CONTENT)
     assert store.has_blob(DIGEST, len(CONTENT))
@@ -121,7 +121,7 @@ def test_files_of_a_user_are_used_by_another(tmp_path: Path, shared: Path) -> No
     "kind", ["records", "bytecode", "interpreters", "rootfs", "keys", "pytest", "toolkits"]
 )
 def test_nothing_else_is_read_from_there(tmp_path: Path, shared: Path, kind: str) -> None:
-    """For example, records of other users, which name the layer of a wheel, are not trusted."""
+    """For example, another user's records of which layer belongs to a wheel are not trusted."""
     store = store_of(tmp_path, shared)
     (shared / kind / "layers").mkdir(parents=True)
     (shared / kind / "layers" / "key.json").write_text("{}")
@@ -132,7 +132,7 @@ def test_nothing_else_is_read_from_there(tmp_path: Path, shared: Path, kind: str
 
 
 def test_sharing_a_file_follows_no_link(tmp_path: Path, shared: Path) -> None:
-    """Nothing is written to the target of another user's link in the shared folder."""
+    """Another user may have made a link in the shared folder; its target must not be written."""
     store, target = store_of(tmp_path, shared), tmp_path / "target"
     target.mkdir()
     (shared / "blobs" / "sha256").rmdir()

@@ -1,4 +1,4 @@
-"""Layers shared by images are compared with sets of digests and of prefixes, without chain ids."""
+"""The computation of shared layers, compared with sets of digests and of prefixes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 
-# A layer as (content, form): another form is the same tar with another compression. None: not recorded.
+# A layer as (content, form): forms are compressions of the same tar. None: a layer that is not recorded.
 Drawn = tuple[int, int] | None
 LAYERS = st.tuples(st.integers(0, 4), st.integers(0, 1))
 KNOWN = st.lists(st.lists(LAYERS, max_size=6), min_size=1, max_size=5)
@@ -26,7 +26,7 @@ def sha256(text: str) -> Digest:
 
 
 def compressed(content: int, form: int) -> int:
-    """The compressed size, which is different for each layer."""
+    """The layer's compressed size, another one for each layer."""
     return 3 ** (2 * content + form)
 
 
@@ -56,7 +56,7 @@ def stacks(images: Sequence[Sequence[Drawn]]) -> list[Stack]:
 
 
 def prefixes(image: Sequence[Drawn]) -> list[tuple[int, ...] | None]:
-    """For each layer, the contents of all layers up to it; None if one of them is unknown."""
+    """For each layer, the contents of this layer and all layers below it; None if one is unknown."""
     found: list[tuple[int, ...] | None] = []
     for end in range(1, len(image) + 1):
         part = [item for item in image[:end] if item is not None]
@@ -66,7 +66,7 @@ def prefixes(image: Sequence[Drawn]) -> list[tuple[int, ...] | None]:
 
 @given(KNOWN)
 def test_sums_are_those_of_sets(images: list[list[tuple[int, int]]]) -> None:
-    """A registry stores a set of blobs, a disk a set of prefixes."""
+    """A registry stores each blob once; a host stores each sequence of lower layers once."""
     found = share(stacks(images))
     blobs = {layer for image in images for layer in image}
     snapshots = {prefix for image in images for prefix in prefixes(image)}
@@ -82,7 +82,7 @@ def test_sums_are_those_of_sets(images: list[list[tuple[int, int]]]) -> None:
 
 @given(DRAWN)
 def test_the_number_of_images_that_share_a_layer(images: list[list[Drawn]]) -> None:
-    """Compared with a count over all other images for each layer."""
+    """The test counts the other images for each layer in a simple loop."""
     found = share(stacks(images))
     keys: list[tuple[Storage, list[list[object]]]] = [
         (found.registry, [list(image) for image in images]),
@@ -110,7 +110,7 @@ def test_the_number_of_images_that_share_a_layer(images: list[list[Drawn]]) -> N
 
 @given(DRAWN)
 def test_unknown_layers_are_counted_and_excluded(images: list[list[Drawn]]) -> None:
-    """On a disk, the layers above an unknown layer are excluded, too."""
+    """For a host's disk, the layers above an unknown layer are unknown, too."""
     found = share(stacks(images))
     lost = sum(image.count(None) for image in images)
     buried = sum(prefixes(image).count(None) for image in images)
@@ -126,7 +126,7 @@ def test_unknown_layers_are_counted_and_excluded(images: list[list[Drawn]]) -> N
 
 @given(DRAWN)
 def test_shared_layers_are_those_that_two_images_have(images: list[list[Drawn]]) -> None:
-    """Compared by content, whatever the form and position; in the order of the images."""
+    """Only the content counts, not compression or position. The result has the order of the images."""
     contents = [[layer[0] for layer in image if layer is not None] for image in images]
     known = dict.fromkeys(content for image in contents for content in image)
     twice = [item for item in known if sum(item in image for image in contents) > 1]

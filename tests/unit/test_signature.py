@@ -1,4 +1,4 @@
-"""DSSE envelopes and keys, compared with the test vectors of the specification and with openssl."""
+"""DSSE envelopes and keys, compared with the specification's test vectors and with openssl."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torchkiln.util.places import ROOT
 
 
 def checked(data: bytes, *trusted: Any) -> tuple[str, ...]:
-    """The keys of *trusted* (private keys) that signed the envelope *data*."""
+    """The keys in *trusted* (given as private keys) whose signatures on the envelope *data* are valid."""
     return verify(decode(data, where="x"), [key.public_key() for key in trusted], where="x.dsse.json")
 
 
@@ -103,7 +103,7 @@ def test_the_specifications_example_has_our_encoding_and_a_valid_signature() -> 
 
 @pytest.mark.parametrize(("kind", "payload", "encoded", "sig"), VECTORS.values(), ids=VECTORS.keys())
 def test_published_vectors(kind: str, payload: str, encoded: str, sig: str) -> None:
-    """The encoding and the signature are the same as published, and the published signature is valid."""
+    """Encoding and signature equal the published ones; the published signature is valid."""
     key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(RFC8032[0]))
     known = Ed25519PublicKey.from_public_bytes(bytes.fromhex(RFC8032[1]))
     body = base64.urlsafe_b64decode(payload.translate(str.maketrans("+/", "-_")))
@@ -116,7 +116,7 @@ def test_published_vectors(kind: str, payload: str, encoded: str, sig: str) -> N
 
 
 def test_a_published_signature_of_another_type_is_refused() -> None:
-    """The test vector `payload-type-swapped` of the same repository."""
+    """This is the test vector `payload-type-swapped` of the same repository."""
     known = Ed25519PublicKey.from_public_bytes(bytes.fromhex(RFC8032[1]))
     _, payload, _, sig = VECTORS["one signature"]
     envelope = {"payload": payload, "payloadType": "application/vnd.example.other+json"}
@@ -138,12 +138,11 @@ def test_no_two_messages_share_an_encoding(first: tuple[str, bytes], second: tup
 
 
 needs_openssl = pytest.mark.skipif(
-    not shutil.which("openssl"), reason="the other reader: apt-get install openssl"
+    not shutil.which("openssl"), reason="openssl is not installed: apt-get install openssl"
 )
 
 
 def openssl(*arguments: str, cwd: Path, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run openssl; its exit code is the result."""
     return subprocess.run(["openssl", *arguments], cwd=cwd, input=given, capture_output=True, check=False)
 
 
@@ -187,7 +186,7 @@ def test_openssl_accepts_our_signature_of_bytes_built_by_a_shell(key: Any, tmp_p
 
 @needs_openssl
 def test_the_documented_commands_make_a_usable_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The openssl commands of docs/gate.md are run in order."""
+    """The test runs the openssl commands of docs/gate.md in order."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
     lines = re.findall(r"^    (openssl .*)$", (ROOT / "docs" / "gate.md").read_text(), re.MULTILINE)
     output = b""

@@ -39,7 +39,7 @@ def document(tag: str) -> Any:
 
 
 def page(name: str) -> str:
-    """The text of the page, without tags and repeated spaces."""
+    """The text of the page, without tags and without repeated spaces."""
     bare = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", files()[name].decode(), flags=re.DOTALL)
     return re.sub(r"\s+", " ", bare)
 
@@ -54,7 +54,7 @@ def test_every_link_leads_to_a_file_of_the_folder() -> None:
                 continue
             place = posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(parts.path)))
             target = place if parts.path else path
-            anchored = parts.fragment and "=" not in parts.fragment  # others are for the script
+            anchored = parts.fragment and "=" not in parts.fragment  # others: input of the script
             if (
                 parts.scheme
                 or parts.netloc
@@ -88,7 +88,7 @@ def test_the_policy_allows_the_style_and_the_scripts_of_the_page_and_nothing_els
         assert not [name for name in found.attributes if name.startswith("on") or name in ("src", "style")]
 
 
-#: Fields whose values were parsed strictly, or are names of torchkiln's texts.
+#: Fields that contain no foreign text: their values were parsed strictly, or name texts of torchkiln.
 CHECKED = {
     *("resolution", "locked", "tag", "state", "verdict", "outcome", "system"),
     *("file", "digest", "blob", "text", "between"),
@@ -96,7 +96,7 @@ CHECKED = {
 
 
 def hostile(value: Any) -> Any:
-    """*value* with HOSTILE for each text that comes from a report, the matrix or a registry."""
+    """*value*, with HOSTILE in place of each text from a report, the matrix or a registry."""
     if isinstance(value, Sentence):
         return replace(value, values=tuple((name, hostile(inner)) for name, inner in value.values))
     if is_dataclass(value) and not isinstance(value, type):
@@ -118,7 +118,7 @@ def hostile_site() -> Catalogue:
 
 
 def test_a_hostile_text_stays_text() -> None:
-    """In titles, messages, names of packages and GPUs, aliases, warnings, and the repository."""
+    """It is in titles, messages, names of packages and GPUs, aliases, warnings, and the repository."""
     sound = pages()
     for path, data in site_scene.rendered(hostile_site()).items():
         if not path.endswith(".html"):
@@ -157,7 +157,7 @@ def test_layers_name_the_images_that_share_them() -> None:
 
 
 def test_only_runs_of_the_present_image_are_its_own() -> None:
-    """Runs of an earlier image are marked: here, runs of an image whose lock gives another digest now."""
+    """Here the lock is changed, so its runs are those of an earlier image, and are marked."""
     assert image(PROVED).tested_on == ("4 × NVIDIA H100 80GB HBM3", "2 × NVIDIA H200")
     assert [run["current"] for run in document(PROVED)["reports"]] == [True, True, True]
 

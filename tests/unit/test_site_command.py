@@ -1,4 +1,4 @@
-"""`ls --site`: the folder that it writes, and the locks, reports and registry that it reads."""
+"""`ls --site`: the folder that it writes; the locks, the reports and the registry that it reads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(params=["at once", "one after the other"])
 def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to replace a folder: some file systems cannot exchange two names atomically."""
+    """Run the test twice: some file systems cannot exchange two names atomically."""
     if request.param == "one after the other":
         monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
 
@@ -83,7 +83,7 @@ def test_if_writing_fails_the_earlier_catalogue_stays(tmp_path: Path) -> None:
 def test_if_the_new_folder_cannot_take_the_place_the_earlier_one_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a file system that cannot exchange two names atomically."""
+    """Here the file system cannot exchange two names atomically, and the second rename fails."""
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
@@ -163,7 +163,7 @@ def test_a_folder_of_somebody_else_is_refused(
 
 
 def test_reports_are_verified_by_the_key_beside_them(tmp_path: Path) -> None:
-    """The key with the longest matching name is used; without a key, a signed report is not verified."""
+    """A key belongs to the reports whose names begin with its name. Without a key, nothing is verified."""
     signed = attest(reports.report(), ED)
     for name in ("a.dsse.json", "a-b.dsse.json", "c.dsse.json"):
         (tmp_path / name).write_bytes(signed)
@@ -199,7 +199,7 @@ def test_a_report_whose_verdict_was_changed_is_refused() -> None:
 
 
 def left_out(folder: Path) -> tuple[list[str], list[str]]:
-    """The tags that are listed, and the reasons why others are not."""
+    """The tags that are listed, and the messages about locks that are left out."""
     said: list[str] = []
     found = read_records(LockFolder(folder, *tables()), (), said.append)
     return [record.stack.tag for record in found], said
@@ -270,7 +270,7 @@ def test_images_of_a_registry_are_listed_by_their_digest_and_with_warnings(
     publisher = scene.publisher
     locked, folder = load_locked(publisher.folder / "images", TAG), LockFolder(IMAGES, *tables())
     inputs = inputs_digest(folder.resolution(locked.resolution.cell), folder.bound)
-    save(tmp_path / "images", replace(locked, inputs=inputs))  # another lock, so another digest
+    save(tmp_path / "images", replace(locked, inputs=inputs))  # another lock gives another digest
     arguments = ("--images", str(tmp_path / "images"), "--matrix", str(ROOT / "matrix.yaml"))
 
     def document() -> dict[str, object]:
@@ -289,7 +289,7 @@ def test_images_of_a_registry_are_listed_by_their_digest_and_with_warnings(
     key = ("--key", str(publisher.folder / "publisher.pem"))
     trust = [word.replace("--key", "--trust") for word in publisher.keys]
     publisher.run("withdraw", f"{scene.target}:{TAG}", "--reason", "<b>broken</b>", *key, *trust)
-    scene.there.manifests[TAG] = scene.there.manifests[scene.image.manifest]  # the registry put it back
+    scene.there.manifests[TAG] = scene.there.manifests[scene.image.manifest]  # the registry restores the tag
     after = document()
     assert after["commands"] == []
     assert "retracted: <b>broken</b>" in str(after["published"])

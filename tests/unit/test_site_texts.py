@@ -1,4 +1,4 @@
-"""The texts of the catalogue: both languages have all of them, and the Chinese pages have no English."""
+"""The texts of the catalogue: both languages have all of them; the Chinese pages contain no English."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torchkiln.util.places import ROOT
 from torchkiln.util.sentences import said
 
 ENGLISH, CHINESE = (language.texts for language in texts.languages(tables()[1]))
-FUNCTIONS = {"index.html": "search", "pick.html": "picker", "compare.html": "comparison"}  # of site.js
+FUNCTIONS = {"index.html": "search", "pick.html": "picker", "compare.html": "comparison"}  # in site.js
 
 
 def test_both_languages_have_every_text_with_the_same_values() -> None:
@@ -43,7 +43,7 @@ def test_both_languages_have_every_text_with_the_same_values() -> None:
 
 
 def test_no_name_of_a_text_is_used_twice() -> None:
-    """The tables of texts are merged into one."""
+    """One table is made from all tables of texts, so a second text would replace the first."""
     limits = tables()[1].limit_texts
     written = {name for name, pair in yaml.safe_load(texts._FILE.read_text()).items() if pair[0]}
     found = [*written, *SENTENCES, *texts.sentences.SENTENCES, *WARNINGS, *limits]
@@ -64,7 +64,7 @@ def test_every_text_of_a_template_and_of_the_script_exists() -> None:
 
 @pytest.mark.parametrize("path", ["index.html", "pick.html", "compare.html", f"tags/{PROVED}.html"])
 def test_the_script_has_the_texts_that_it_uses(path: str) -> None:
-    """Otherwise it would stop at the first missing text."""
+    """With a missing text, the script would stop."""
     script = (TEMPLATES / "site.js").read_text()
     body = re.search(
         rf"\n  function {FUNCTIONS.get(path, 'copying')}\(\) \{{\n.*?\n  \}}\n", script, re.DOTALL
@@ -80,7 +80,7 @@ def test_the_script_has_the_texts_that_it_uses(path: str) -> None:
 
 
 def of_scripts(page: Page) -> Iterator[str]:
-    """The texts of *page* that its script can show."""
+    """The texts that the script of *page* can show."""
     for document in map(json.loads, page.inside["json"]):
         if "packages" in document:
             yield from (title for title, *_ in document["layers"])
@@ -103,7 +103,7 @@ def test_the_chinese_pages_have_no_english() -> None:
 
 
 def test_each_english_text_would_be_found() -> None:
-    """Apart from known exceptions, the test above fails for each text that is not translated."""
+    """The test above would fail for each text that is not translated, except for these texts."""
     unnoticed = {name for name in ENGLISH if not english_in(re.sub(r"{\w+}", "", ENGLISH[name]))}
     without_words = {"gpus-of", "comma", "semicolon", "clause", "colon", "run_title", "other_language"}
     assert unnoticed - without_words == {"wheel", "pick_gpu", "pick_torch", "kind_python"}
@@ -120,12 +120,12 @@ def test_an_english_text_on_a_chinese_page_is_found(path: str) -> None:
 
 # --- messages of smoke_tests and titles of layers --------------------------------------------------
 
-#: Values that are inserted into the messages of smoke_tests.
+#: The values that are inserted into the messages of smoke_tests; all other values are "7".
 VALUES = {"hidden": "", "state": "cannot be written", "remedy": "a newer torch, or a build for a newer CUDA"}
 
 
 def messages(file: str, functions: set[str]) -> Iterator[str]:
-    """The texts that *functions* of smoke_tests return, with "7" for most values."""
+    """The texts that *functions* in a file of smoke_tests return, with inserted values."""
     for node in ast.walk(ast.parse((ROOT / "smoke_tests" / file).read_text())):
         if isinstance(node, ast.FunctionDef) and node.name in functions:
             for inner in ast.walk(node):
@@ -178,7 +178,7 @@ def test_titles_of_layers(title: str, chinese: str | None) -> None:
 
 
 def test_the_patterns_stay_fast() -> None:
-    """Messages of a report are untrusted: with at most two wildcards, the time is at most quadratic."""
+    """A report's messages are untrusted: with at most two wildcards, the time is at most quadratic."""
     for table in phrases._phrases().values():
         assert max(phrase.english.pattern.count(".+?") for phrase in table) <= 2
 
@@ -221,7 +221,7 @@ def test_each_warning_is_in_both_languages(name: str) -> None:
 
 
 def test_messages_of_programs_are_marked_as_english_on_chinese_pages() -> None:
-    """The messages of failed checks and of invalid statements stay in English."""
+    """Messages of failed checks and of invalid statements are not translated."""
     image = next(image for image in listed().images if image.tag == PROVED)
     run = image.runs[0]
     failed = replace(run.findings[0], outcome="failed", message="AssertionError: 1 != 2")

@@ -1,4 +1,4 @@
-"""Which files the smoke check `services` reports as keys, tokens or passwords."""
+"""Which files the smoke check `services` reports because they contain a key, a token or a password."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_secret_is_found(path: str, text: str, kind: str, tmp_path: Path) -> N
         ("etc/ssl/certs/a.pem", "-----BEGIN CERTIFICATE-----\n"),
         ("etc/pip.conf", "[global]\nindex-url = https://pypi.example/simple\n"),
         ("etc/jupyter/jupyter_server_config.py", "# c.ServerApp.token = ''\n"),
-        ("etc/login.defs", "PASS_MAX_DAYS 99999\nPASSWORD = x\n"),  # not the configuration of a client
+        ("etc/login.defs", "PASS_MAX_DAYS 99999\nPASSWORD = x\n"),  # no configuration of a client program
         ("etc/apt/sources.list.d/a.sources", "URIs: https://apt.example/\n"),
     ],
 )
@@ -59,7 +59,7 @@ def test_other_files_are_not_reported(path: str, text: str, tmp_path: Path) -> N
 
 
 def found(path: str, text: str, tmp_path: Path) -> object:
-    """What the probe finds in a file at *path* with *text*."""
+    """What the probe finds in a file at *path* that contains *text*."""
     file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text(text)

@@ -1,4 +1,4 @@
-"""The suite's reader of device code: it reads any bytes without an error, and selects a GPU's code."""
+"""The suite's reader of device code: it raises no error for any bytes, and finds a GPU's code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_containers_are_read_as_they_were_written(written: list[list[Code]]) -> 
 
 @given(st.data())
 def test_damaged_files_are_read_without_an_error(data: st.DataObject) -> None:
-    """Entries stay within the file, and do not overlap."""
+    """The entries that are found are within the file and do not overlap."""
     found, placed = library(((Code(80), Code(90)), (Code(90, PTX),)))
     damaged, first = bytearray(found), placed[0].start - 80
     places = (
@@ -58,7 +58,7 @@ def test_other_files_have_no_sections(data: bytes) -> None:
 
 
 def entry(name: str) -> Entry:
-    """The entry with the name `sm_90a`, `compute_80` or `lto_90`."""
+    """The entry for a name such as `sm_90a`, `compute_80` or `lto_90`."""
     kind, _, number = name.partition("_")
     kinds = {"sm": 2, "compute": PTX, "lto": LTO}
     return Entry(kinds[kind], divmod(int(number.rstrip("a")), 10), name.endswith("a"), 0, 1)

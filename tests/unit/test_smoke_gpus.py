@@ -1,4 +1,4 @@
-"""Faults of a host: the real probe queries a fake driver, and the message names the fault."""
+"""Faults of a host: the real probe queries a fake driver, and the check's message names the fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHM = 1 << 30
 
 
 def probed(**fake: str) -> dict[str, Any]:
-    """The output of the probe with a driver that returns *fake*."""
+    """The output of the probe if the driver returns *fake*."""
     env = os.environ | {"LD_LIBRARY_PATH": str(fake_driver())} | fake
     command = [sys.executable, "-I", "-B", str(DRIVER_PROBE)]
     done = subprocess.run(command, env=env, capture_output=True, check=True)
@@ -35,7 +35,7 @@ def probed(**fake: str) -> dict[str, Any]:
 def lacks(
     tier: int = 1, claims: Mapping[str, Any] = CLAIMS, *, nodes: int = 1, shm: int = SHM, **fake: str
 ) -> str | None:
-    """The message for a check of *tier* on a host with that driver and *nodes* device nodes."""
+    """The message for a check of *tier* on a host with the driver *fake* and with *nodes* device nodes."""
     driver = probed(**fake) | {"nodes": [f"nvidia{at}" for at in range(nodes)]}
     return lacking(tier, {"driver": driver, "shm": shm}, claims)
 
@@ -76,7 +76,7 @@ def test_without_nvlink_the_pcie_path_is_reported() -> None:
 
 @needs_gcc
 def test_a_driver_without_its_management_library_is_queried() -> None:
-    """As in a container with only the `compute` driver capability: free memory and version are unknown."""
+    """With only the driver capability `compute`, there is no NVML: free memory and version are unknown."""
     driver = probed(FAKE_NVML="9", FAKE_GPUS="2")
     assert (driver["driver"], driver["gpus"][0]["free"], driver["links"]) == (None, None, [])
     assert lacking(2, {"driver": driver, "shm": SHM}, CLAIMS) is None
@@ -155,7 +155,7 @@ def test_each_fault_of_a_host_has_its_message(fake: dict[str, str], sentence: st
 
 @needs_gcc
 def test_a_missing_device_node_is_reported() -> None:
-    """Whatever CUDA_VISIBLE_DEVICES contains."""
+    """CUDA_VISIBLE_DEVICES makes no difference."""
     sentence = "host: no GPU device node here (/dev/nvidia0 ...)"
     assert lacks(1, nodes=0, FAKE_INIT="100", CUDA_VISIBLE_DEVICES="0") == sentence
     assert lacks(1, nodes=0, FAKE_INIT="100") == sentence
@@ -211,7 +211,7 @@ def test_the_fullest_gpu_is_named() -> None:
 
 @needs_gcc
 def test_torch_2_0_on_a_hopper_gpu_is_a_fault_of_the_host() -> None:
-    """torch 2.0.1+cu117 has neither sm_90 code nor PTX; it runs on an A100."""
+    """torch 2.0.1+cu117 has no code for sm_90 and no PTX, so it needs another GPU, such as an A100."""
     variant = load().releases["2.0.1"].variant("cu117")
     claims = {"torch": "2.0.1+cu117", "wheel_cuda": "11.7", "archs": list(variant.archs)}
     sentence = "host: no kernel for sm_90 in this build; use torch >= 2.1 with CUDA 12.1"

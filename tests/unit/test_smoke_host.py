@@ -1,4 +1,4 @@
-"""Host faults from the runner to the report, and the error texts by which they are recognized."""
+"""Faults of the host, from the runner to the report, and the error texts by which they are recognized."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ IMAGE = SmokeSubject(image=DIGEST, tag=CLAIMS["tag"], facts=FACTS)
 
 
 def checks_of(*checks: tuple[int, str]) -> str:
-    """The source of checks that pass, with these tiers and names."""
+    """The source of checks that pass; each has a tier and a name."""
     return "\n".join(
         f"@pytest.mark.tier({tier})\ndef test_{name}(measure):\n    measure('x', 1)\n\n"
         for tier, name in checks
     )
 
 
-# One check for each tier; that of tier 0 needs shared memory. None may start on an unsuitable host.
+# One check for each tier. The check of tier 0 needs shared memory. On an unsuitable host, none may start.
 CHECKS = checks_of((0, "cpu_train"), (1, "one"), (2, "two"), (3, "bench"))
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Exit code and output of the runner."""
+    """The exit code and the output of the runner."""
 
     code: int
     stdout: bytes
@@ -52,7 +52,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Here:
-    """A runtime without an image: it runs commands on this host with *env*, after the words *before*."""
+    """A runtime without an image: it runs the words *before* and the command on this host, with *env*."""
 
     env: Mapping[str, str]
     before: Sequence[str] = ()
@@ -82,7 +82,7 @@ def report(
     source: str = CHECKS,
     **env: str,
 ) -> SmokeReport:
-    """The report of a run on a host whose fake driver is configured by *env*."""
+    """The report of a run on a host with a fake driver, which *env* configures."""
     suite = load_suite(suite_with(tmp_path / "suite", {"test_checks.py": source}))
     inside = Here(os.environ | {"LD_LIBRARY_PATH": str(fake_driver())} | env, before)
     facts = FACTS | {"claims": claims}
@@ -91,7 +91,7 @@ def report(
 
 
 def outcomes(found: SmokeReport) -> dict[str, str]:
-    """The outcome of each check, or the host's fault if the check was skipped."""
+    """The outcome of each check; for a skipped check, the fault of the host."""
     skipped = "skipped"
     return {
         finding.id: finding.message if finding.outcome == skipped else finding.outcome
@@ -100,7 +100,7 @@ def outcomes(found: SmokeReport) -> dict[str, str]:
 
 
 def everywhere(sentence: str) -> dict[str, str]:
-    """The result of `outcomes` if no check with a GPU can run."""
+    """The result of `outcomes` if no check that needs a GPU can run."""
     gpu = dict.fromkeys(("one", "two", "bench"), f"host: {sentence}")
     return {"cpu-train": "passed"} | gpu
 
@@ -131,7 +131,7 @@ def test_no_device_nodes(tmp_path: Path) -> None:
 
 @needs_gcc
 def test_a_full_gpu(tmp_path: Path) -> None:
-    """test_smoke_gpus.py tests the other messages."""
+    """Other faults of GPUs are tested in test_smoke_gpus.py."""
     found = report(tmp_path, FAKE_GPUS="2", FAKE_FREE_MIB="1024")
     wanted = everywhere(
         "GPU 1 has 1 of 80 GiB free, but the check needs 4: other processes use the rest (see nvidia-smi)"
@@ -154,7 +154,7 @@ def test_one_gpu_is_enough_for_all_but_tier_2(tmp_path: Path) -> None:
 
 @needs_gcc
 def test_small_shared_memory(tmp_path: Path) -> None:
-    """DataLoader workers cannot run; NCCL needs shared memory only without peer access."""
+    """DataLoader's workers need it; NCCL needs it only if GPUs have no peer access."""
     before, source = dev(tmp_path, "nvidia0", shm="1m"), CHECKS + checks_of((0, "nothing"))
     found = report(tmp_path, before, source=source, FAKE_GPUS="2", FAKE_PEERS="0")
     no_peers = (
@@ -197,7 +197,7 @@ NOT_READY = (
     "that might have already set an error? Error 802: system not yet initialized"
 )
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
-# torch 2.8, 2.1, 2.0 and one from a container whose NVML lists no processes.
+# Texts of torch 2.8, 2.1 and 2.0, and of a container in which NVML lists no processes.
 FULL = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has a total capacity of 79.18 "
     "GiB of which 471.69 MiB is free. Including non-PyTorch memory, this process has 6.63 GiB memory in use. "
@@ -257,7 +257,7 @@ HOSTS = [
         "RuntimeError: DataLoader worker (pid 2831817) is killed by signal: Killed. ",
     ),
 ]
-# Errors of a broken image or check; each is similar to an error above.
+# Errors of a broken image or check, each similar to an error of the host above: they are failures.
 IMAGES = [
     "RuntimeError: cuDNN version incompatibility: PyTorch was compiled against (9, 1, 0) but found runtime "
     "version (8, 9, 2). PyTorch already comes bundled with cuDNN.",
@@ -275,7 +275,7 @@ IMAGES = [
     "RuntimeError: CUDA error: unknown error",
     "RuntimeError: CUDA error: out of memory",
     "wrong_elements: the gradient is lost: GPU 0",
-    # A check with a memory leak; one that allocates more than the GPU has; the same in torch 2.0.
+    # A check has a memory leak; a check allocates more than the GPU has; the same with torch 2.0.
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 298.00 MiB. GPU 0 has a total capacity of 44.39 "
     "GiB of which 12.06 MiB is free. Process 6324 has 8.06 GiB memory in use. Including non-PyTorch memory, this "
     "process has 36.30 GiB memory in use.",
@@ -303,7 +303,6 @@ IMAGES = [
 
 
 def failed(message: str) -> Finding:
-    """A check that failed with *message*."""
     return Finding(
         id="x", tier=1, outcome="failed", seconds=1.0, message=message, measured="{}", threshold="{}"
     )

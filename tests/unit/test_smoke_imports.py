@@ -27,7 +27,7 @@ ALL = {"torch": TORCH, "numpy": "__version__ = '2.4'\narange = range", "torchvis
 
 
 def imported(folder: Path, modules: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """The result of the probe, with *modules* instead of the real packages."""
+    """The result of the probe, for *modules* in place of the real packages."""
     for name, code in modules.items():
         (folder / f"{name}.py").write_text(code)
     return subprocess.run(
@@ -64,7 +64,7 @@ def test_other_packages_must_not_be_missing(tmp_path: Path) -> None:
     ],
 )
 def test_a_locked_torchaudio_is_expected(locked: dict[str, str], promised: dict[str, Any]) -> None:
-    """If it is locked but not installed, the versions differ from the expected ones, and the check fails."""
+    """If the lock has it and it is not installed, the versions differ, and the check fails."""
     facts = {"wheels": [{"name": name, "version": version} for name, version in locked.items()]}
     found = expected("promised_versions", facts, {})
 

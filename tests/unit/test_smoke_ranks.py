@@ -1,4 +1,4 @@
-"""The suite as plain pytest runs it, and its ranks without a GPU and without torch."""
+"""The suite as plain pytest runs it, and its ranks, here without a GPU and with stubs of torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smoke_tests.ranks import Ending, fault
 from tests.smoke_mutants.mutant import PYTHON, needs_torch
 from tests.smoke_suites import SUITE, suite_with
 
-# Stubs for the functions of torch that a rank calls before its work.
+# Stubs of the functions of torch that a rank calls before it starts its work.
 TORCH = "from torch import cuda, distributed\n"
 CUDA = "def set_device(number): pass\n\n\ndef device_count(): return 3\n"
 DISTRIBUTED = (
@@ -93,7 +93,7 @@ except AssertionError as error:
 
 
 class Stage:
-    """A suite with test workers, and a Python whose torch is a stub."""
+    """A suite with workers for tests, and a Python whose torch is a stub."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.scratch = folder, folder / "scratch"
@@ -107,13 +107,12 @@ class Stage:
             (torch / f"{name}.py").write_text(source)
 
     def start(self, worker: str, *, call: str = "run_ranks", grace: float = 1.0, **options: Any) -> Any:
-        """Start a process that runs the ranks."""
         command = [str(self.folder / "venv" / "bin" / "python"), "-I", "-B", "-c", DRIVE, str(self.suite)]
         command += [str(self.scratch), str(grace), call, json.dumps({"worker": f"acts:{worker}", **options})]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def run(self, worker: str, **options: Any) -> Any:
-        """The result of the ranks; checks that no file and no process is left."""
+        """The result of the ranks. Also checks that no file and no process is left."""
         process = self.start(worker, **options)
         result = json.loads(process.communicate(timeout=300)[0])
         assert list(self.scratch.iterdir()) == []
@@ -122,7 +121,7 @@ class Stage:
 
 
 def running(word: str) -> list[int]:
-    """The processes with *word* on their command lines, without zombies."""
+    """The processes whose command lines contain *word*, except for zombies."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -137,7 +136,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 
 def test_values_are_returned_in_the_order_of_the_ranks(stage: Stage) -> None:
-    """Whatever the order of their exits. Arguments are passed on; one rank starts for each GPU."""
+    """The order of their exits makes no difference. One rank starts for each GPU, with the same arguments."""
     results = stage.run("greet", limit=300, words="hello", seconds=0.2)
     assert [result["rank"] for result in results] == [0, 1, 2]
     assert results[0] == {"rank": 0, "world": 3, "words": "hello", "env": None}
@@ -167,8 +166,8 @@ def test_a_rank_that_raises_is_reported_with_its_exception(stage: Stage) -> None
 
 
 def test_a_rank_that_hangs_is_named_and_ends_at_the_limit(stage: Stage) -> None:
-    """Even if it ignores SIGABRT."""
-    for limit in (3, 30, 300):  # a busy machine needs more time to end the other ranks
+    """The rank even ignores SIGABRT."""
+    for limit in (3, 30, 300):  # on a busy machine, the other ranks need more time to end
         if "rank 0" not in (message := stage.run("hang_stubbornly", limit=limit)["refused"]):
             break
     assert message.startswith("rank 2 timed out after ")
@@ -191,7 +190,7 @@ def test_a_rank_that_exits_without_a_result_has_failed(stage: Stage) -> None:
 
 
 def test_ranks_end_with_the_check_that_started_them(stage: Stage, tmp_path: Path) -> None:
-    """Also if SIGKILL ends the check."""
+    """Here the check ends by SIGKILL, too."""
     process = stage.start("sit", limit=600, folder=str(tmp_path))
     patience = time.monotonic() + 300
     while len(list(tmp_path.iterdir())) < 3 and time.monotonic() < patience:
@@ -204,7 +203,7 @@ def test_ranks_end_with_the_check_that_started_them(stage: Stage, tmp_path: Path
 
 
 def test_the_error_of_a_rank_is_reported_without_nccls_log() -> None:
-    """C++ prints the exception first, and the lines of NCCL's log last."""
+    """C++ prints the exception first; lines of NCCL's log follow it."""
     nccl = "".join(
         f"host:1:9 [0] NCCL INFO Channel {at:02}/0 : 0[0] -> 1[1] via P2P/IPC\n" for at in range(30)
     )
@@ -257,12 +256,12 @@ NO_DRIVER = "host: no NVIDIA driver here"
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the pytest of this one, and a torch that only has a version."""
+    """The Python of an environment with this process's pytest, and a torch that only has a version."""
     return environment(tmp_path_factory.mktemp("environment"), TORCH_PLAIN)
 
 
 def environment(folder: Path, torch: str) -> Path:
-    """The interpreter of an environment in *folder* with pytest and the module *torch*."""
+    """The Python of an environment in *folder*, with pytest and with *torch* as the module torch."""
     venv.create(folder, with_pip=False, symlinks=True)
     site = next((folder / "lib").glob("python*")) / "site-packages"
     (site / "pytest.pth").write_text(str(Path(pytest.__file__).parent.parent) + "\n")
@@ -272,7 +271,7 @@ def environment(folder: Path, torch: str) -> Path:
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    """A suite with one check of each kind, in a project with a pytest configuration."""
+    """A suite with one check of each kind, in a project with its own configuration of pytest."""
     (tmp_path / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\naddopts = "--strict-markers"\nfilterwarnings = ["error"]\n'
     )
@@ -280,7 +279,7 @@ def suite(tmp_path: Path) -> Path:
 
 
 def run(python: Path | str, cwd: Path, *arguments: str, **env: str) -> tuple[int, str]:
-    """Exit code and output of pytest in *cwd*; it may write bytecode and has no nvcc in PATH."""
+    """Exit code and output of pytest, called in *cwd*. It may write bytecode, and PATH has no nvcc."""
     ours = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [str(python), "-m", "pytest", "-rs", *arguments],
@@ -294,7 +293,6 @@ def run(python: Path | str, cwd: Path, *arguments: str, **env: str) -> tuple[int
 
 
 def files(folder: Path) -> list[Path]:
-    """Everything in *folder*."""
     return sorted(folder.rglob("*"))
 
 
@@ -312,14 +310,14 @@ def test_pytest_runs_applicable_checks_and_gives_reasons_for_the_others(python: 
 
 
 def test_benchmarks_are_skipped_without_a_gpu(python: Path, suite: Path, tmp_path: Path) -> None:
-    """Called from another folder, with options of pytest."""
+    """pytest is called in another folder, with some of its own options."""
     code, output = run(python, Path("/"), str(suite), "--bench", f"--junitxml={tmp_path}/junit.xml")
     assert (code, "1 passed, 4 skipped" in output, "add --bench to run it" in output) == (0, True, False)
     assert (tmp_path / "junit.xml").exists()
 
 
 def test_a_failed_check_reports_all_its_values(python: Path, suite: Path) -> None:
-    """Called in the suite's folder."""
+    """pytest is called in the suite's folder."""
     (suite / "test_bad.py").write_text(
         "import pytest\n\nVALUES = {'bad': {'a': {'equals': 2}, 'b': {'at_most': 2}}}\n\n"
         "@pytest.mark.tier(0)\ndef test_bad(measure):\n    measure('a', 1)\n    measure('b', 3)\n"
@@ -332,7 +330,7 @@ def test_a_failed_check_reports_all_its_values(python: Path, suite: Path) -> Non
 
 
 def test_another_projects_tests_and_settings_are_unaffected(python: Path, suite: Path) -> None:
-    """`pytest` in a project that has the suite in a folder uses its own settings and runs its own tests."""
+    """A project contains the suite in a folder; `pytest` uses the project's settings and runs its tests."""
     (suite / "pytest.ini").unlink()
     (suite.parent / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\naddopts = "--strict-markers --import-mode=importlib"\n'
@@ -354,7 +352,7 @@ def test_without_torch_no_check_runs(suite: Path, tmp_path: Path) -> None:
 
 @needs_torch
 def test_the_real_suite_without_a_gpu() -> None:
-    """Called in the repository's root, with a real torch and no GPU: no check fails, and no file is left."""
+    """pytest is called in the repository's root, with a real torch. No check fails, and no file is left."""
     before = [path for path in files(SUITE) if "__pycache__" not in path.parts]
     ours = {"PYTHONPATH": str(Path(pytest.__file__).parent.parent), "CUDA_VISIBLE_DEVICES": ""}
     code, output = run(PYTHON, SUITE.parent, "smoke_tests", "--bench", **ours)

@@ -1,4 +1,4 @@
-"""The lines for a report's host, runs without an image, and output of hostile images."""
+"""The lines of a report about the host, runs without an image, and the output of hostile images."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from torchkiln.smoke.suite import SuiteCheck, suite_digest
 
 
 def event(name: str, outcome: str = "passed", **other: Any) -> dict[str, Any]:
-    """A finding in the runner's format."""
+    """A finding, as the runner prints it."""
     event = {"event": "finding", "id": name, "tier": TIERS[name], "seconds": 1.5, "outcome": outcome}
     values = {"message": "", "measured": {"x": 1}, "threshold": {"x": {"equals": 1}}}
     return event | values | other
 
 
 def run(*names: str, of: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """The events of a run in which *names* passed, without the last one."""
+    """The events of a run in which the checks *names* passed, without the event that ends a run."""
     events: list[dict[str, Any]] = [{"event": "host", **(of or host(gpu(), gpu()))}]
     for name in names:
         events += [{"event": "start", "id": name}, event(name)]
@@ -86,7 +86,7 @@ def test_any_host_facts_are_printable_or_omitted(facts: Any) -> None:
 
 
 def test_malformed_host_facts_are_ignored() -> None:
-    """Otherwise the report could not be read again, or could contain a GPU that does not exist."""
+    """Otherwise the report could not be read, or would contain a GPU that does not exist."""
     events = [{"event": "host", "driver": {"gpus": [{"name": 1}]}}, {"event": "start", "id": "import"}]
 
     assert parse_output(json_lines(*events)).host == {}
@@ -110,7 +110,7 @@ def test_malformed_host_facts_are_ignored() -> None:
     ],
 )
 def test_an_invalid_finding_is_ignored(line: bytes) -> None:
-    """The report can be read again; the check counts as failed, with the reason."""
+    """The check counts as failed, with the reason, and the report can be read."""
     output = parse_output(json_lines({"event": "start", "id": "import"}) + line + b"\n")
     smoke_report = of_environment(json_lines({"event": "start", "id": "import"}) + line, SUITE, when=WHEN)
 
@@ -141,7 +141,7 @@ def test_any_output_of_the_runner_gives_a_valid_report(lines: list[bytes]) -> No
 
 
 def environment(*events: dict[str, Any], ended: bool = True) -> SmokeReport:
-    """The report of a run without an image; one check of the suite is for images only."""
+    """The report of a run without an image; one check of the suite works only in images."""
     checks = (*SUITE.checks, SuiteCheck(id="lock", tier=0, of_image=True))
     end = [{"event": "end"}] * ended
     return of_environment(json_lines(*events, *end), replace(SUITE, checks=checks), when=WHEN)
@@ -166,7 +166,7 @@ def test_deselected_checks_are_not_in_the_report() -> None:
 
 
 def test_in_an_interrupted_run_the_remaining_checks_fail() -> None:
-    """The remaining checks of the tiers that had begun, except for checks of images."""
+    """They are the remaining checks of tiers that had begun, except for checks that need an image."""
     smoke_report = environment(*run("import", "compile-cpu"), {"event": "start", "id": "cuda"}, ended=False)
 
     assert [(finding.id, finding.outcome) for finding in smoke_report.findings] == [
@@ -271,14 +271,13 @@ def test_hard(measure):
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """A suite of two checks, and the events that the real runner writes for it."""
+    """A suite of two checks, and the events that the real runner prints for it."""
     folder = tmp_path_factory.mktemp("real")
     suite = suite_with(folder / "suite", {"test_two.py": BODIES})
     return suite, run_suite(suite, folder)
 
 
 def smoke_read(folder: Path, suite: Path, events: list[dict[str, Any]], *more: str) -> Any:
-    """The result of `smoke read` for *events*."""
     (folder / "run.jsonl").write_bytes(json_lines(*events))
     argv = [
         "read",
@@ -293,7 +292,7 @@ def smoke_read(folder: Path, suite: Path, events: list[dict[str, Any]], *more: s
 
 
 def test_smoke_read_makes_a_report_of_the_runners_output(real: Any, tmp_path: Path) -> None:
-    """Exit codes and output formats are the same as in a run."""
+    """Exit codes and output formats are those of `smoke`."""
     suite, events = real
     done = smoke_read(tmp_path, suite, events, "--when", WHEN, "--junit", str(tmp_path / "r.xml"))
     smoke_report = forms.from_json((tmp_path / "r.json").read_bytes())
@@ -345,7 +344,7 @@ SKIPPED = found("cuda", "skipped", "host: no NVIDIA driver here", measured="{}",
 
 @pytest.mark.parametrize("runtime", ["rootfs", "crun", "runc", "environment", "docker", "podman"])
 def test_the_hint_depends_on_the_runtime(runtime: str) -> None:
-    """It mentions an engine only if an engine was used."""
+    """It names an engine only if an engine ran the checks."""
     bare = json.dumps({"kernel": "6.1"})
     smoke_report = report(SKIPPED, runtime=runtime, verdict="inconclusive", host=bare)
     with pytest.raises(SmokeInconclusive) as raised:
@@ -359,7 +358,7 @@ def test_the_hint_depends_on_the_runtime(runtime: str) -> None:
 
 
 def test_only_failures_of_printed_checks_are_repeated() -> None:
-    """They have all lines and values; checks that were not printed, and the counts, follow."""
+    """A failure has all its lines and values. Checks that were not printed follow, and then the counts."""
     failed = found("cuda", "failed", "first line\nsecond line")
     smoke_report = report(failed)
     printed = {finding for finding in smoke_report.findings if finding.id != "busbw"}

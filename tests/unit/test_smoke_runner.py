@@ -1,4 +1,4 @@
-"""The runner: whatever a check does, it has a finding, and the next check runs."""
+"""The runner: whatever a check does, it gets a finding, and the next check runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_zz_valid(measure):
 """
 
 
-# Marks and body of checks that fail, by name. One suite contains all of them.
+# Checks that fail: name, marks and body. One suite contains all of them.
 BAD = {
     "killed": ("", "import os, signal; measure('x', 1); os.kill(os.getpid(), signal.SIGSEGV)"),
     "hangs": (
@@ -76,14 +76,13 @@ PATHS = "import json, sys\nprint(json.dumps([p for p in sys.path if '/wheels' in
 
 @dataclass(frozen=True)
 class Ran:
-    """The suite's folder, the finding of each check, and the files that the run wrote into the suite."""
+    """The suite's folder, the finding of each check, and the files that the run left in the suite."""
 
     folder: Path
     findings: Mapping[str, Mapping[str, Any]]
     written: set[Path]
 
     def message(self, name: str) -> str:
-        """The message of the check *name*, which failed."""
         finding = self.findings[name.replace("_", "-")]
         assert finding["outcome"] == "failed"
         return str(finding["message"])
@@ -91,7 +90,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """The run of all checks of BAD and MORE, with an old torch, and a package `json` in pytest's folder."""
+    """The run of all checks in BAD and MORE, with an old torch, and with a package `json` beside pytest."""
     folder = tmp_path_factory.mktemp("bad")
     checks = {
         f"test_{name}.py": f"@pytest.mark.tier(0)\n{marks}\ndef test_{name}(measure):\n    {body}\n"
@@ -110,7 +109,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def test_the_next_check_runs_after_any_failure(ran: Ran) -> None:
-    """Whatever PYTEST_ADDOPTS contains. Modules of the image precede those of pytest's folder."""
+    """PYTEST_ADDOPTS has no effect. Modules of the image are found before those in pytest's folder."""
     passed = {name for name, found in ran.findings.items() if found["outcome"] == "passed"}
     assert passed == {"order", "probe", "zz-valid"}
     assert list(ran.findings)[-1] == "zz-valid"
@@ -163,7 +162,7 @@ def test_an_exit_without_a_result_is_a_failure(ran: Ran) -> None:
 
 @pytest.mark.parametrize("phase", ["setup", "call"])
 def test_a_result_of_a_process_that_died_is_a_failure(phase: str, tmp_path: Path) -> None:
-    """The result file of a process that died is not a success."""
+    """A process that exits with 0 before the check ends must not leave a result that passed."""
     source = {
         "setup": "@pytest.fixture\ndef late():\n    import os\n    os._exit(0)\n\n"
         "@pytest.mark.tier(0)\ndef test_bad(late):\n    pass\n",
@@ -195,7 +194,7 @@ def test_an_error_is_reported_with_file_and_line(ran: Ran) -> None:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
-    """A Python without torch and without pytest."""
+    """A Python that has neither torch nor pytest."""
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     return tmp_path / "venv" / "bin" / "python"
 
@@ -212,7 +211,7 @@ def test_an_environment_without_torch_is_a_usage_error(bare: Path, tmp_path: Pat
 
 
 def test_the_host_comes_first_with_torchs_configuration(tmp_path: Path, bare: Path) -> None:
-    """The configuration is only information; it is missing if torch cannot be imported."""
+    """torch's configuration is only information; it is missing if torch cannot be imported."""
     suite = suite_with(tmp_path / "suite", {"test_zz_valid.py": GOOD})
     host = run_suite(suite, tmp_path, python=str(bare))[0]
     assert (host["event"], host["torch_config"]) == ("host", None)
@@ -265,13 +264,13 @@ def test_the_catalogue_has_all_checks_of_tier_0_and_refuses_one_without_a_tier(t
 
 
 def test_no_module_of_the_suite_shadows_the_standard_library() -> None:
-    """If Python starts in the suite's folder, this folder is first in sys.path."""
+    """A Python that starts in the suite's folder has this folder first in sys.path."""
     names = {path.stem for path in (*SUITE.glob("*.py"), *(SUITE / "probes").glob("*.py"))}
     assert names & sys.stdlib_module_names == set()
 
 
 def test_the_suite_runs_on_python_3_10() -> None:
-    """ubuntu22.04 has Python 3.10: the suite has no newer syntax, and no module that was added in 3.11."""
+    """ubuntu22.04 has Python 3.10, so newer syntax and modules that came with 3.11 are not allowed."""
     for path in SUITE.rglob("*.py"):
         tree = ast.parse(path.read_text(), feature_version=(3, 10))
         names = {

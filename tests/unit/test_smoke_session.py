@@ -1,4 +1,4 @@
-"""`smoke` and `gate` as a library: a session runs the suite, and the gate judges the recorded runs."""
+"""`smoke` and `gate` as a library: a session runs the suite; the gate judges the recorded runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Recorder(SilentSmokeListener):
 
 @dataclass
 class Scripted:
-    """A fake runtime with an image: each command prints the same lines and is recorded."""
+    """A fake runtime with an image. It records each command, which always prints the same lines."""
 
     lines: bytes
     what: str = "for tests"
@@ -112,7 +112,7 @@ class SmokeScene:
         )
 
     def inputs(self, *given: Path) -> GateInputs:
-        """The inputs of the gate, with a policy that requires tier 0."""
+        """The inputs of the gate, whose policy requires tier 0."""
         return GateInputs(
             policy=Policy(tiers=(0,), checks=()),
             suite=load_suite(self.publisher.suite),
@@ -128,7 +128,7 @@ def event(name: str, outcome: str = "passed") -> Mapping[str, object]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
-    """A publisher with a built image; tests change copies of it."""
+    """A publisher with a built image. Tests change only copies of it."""
     publisher = new_publisher(tmp_path_factory.mktemp("built") / "publisher", suite_with)
     found = publisher.build()
     assert image_and_lock(TAG, publisher.layout, publisher.folder / "images")[0] == found
@@ -152,7 +152,7 @@ def scene(built: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_library_caller_runs_the_suite_and_calls_the_gate(scene: SmokeScene) -> None:
-    """Like `smoke TAG --tier 0` and `gate TAG`, but without the command line."""
+    """It does what `smoke TAG --tier 0` and `gate TAG` do, without the command line."""
     with pytest.raises(GateRefused, match="import"):
         clear(scene.inputs().judge(scene.image, scene.locked))
 
@@ -171,7 +171,7 @@ def test_a_library_caller_runs_the_suite_and_calls_the_gate(scene: SmokeScene) -
 
 
 def test_a_repeated_request_is_answered_by_the_recorded_run(scene: SmokeScene) -> None:
-    """Also if the image is named by its digest; with `force`, the suite runs again."""
+    """The image may also be named by its digest. With `force`, the suite runs again."""
     first = scene.session.run(TAG, scene.publisher.layout, scene.request())
     assert scene.session.run(scene.image.manifest, scene.publisher.layout, scene.request()) == first
     checks = [f"{name} passed" for name in BELOW]
@@ -190,7 +190,7 @@ def test_a_failed_run_is_reported_and_not_reused(scene: SmokeScene) -> None:
 
 
 def _with_env(scene: SmokeScene, *variables: str) -> Digest:
-    """Add an image to the layout whose config also sets *variables*; returns its digest."""
+    """Add an image whose config has the additional *variables* to the layout; returns its digest."""
     blobs = scene.publisher.layout / "blobs" / "sha256"
 
     def put(value: object) -> tuple[str, int]:
@@ -215,7 +215,7 @@ def _with_env(scene: SmokeScene, *variables: str) -> Digest:
 def test_no_program_of_an_image_that_differs_from_its_lock_is_started(
     scene: SmokeScene, in_engine: bool
 ) -> None:
-    """All checks fail; the message of the first check has all reasons."""
+    """All checks fail. The message of the first check has all reasons."""
     scene.runtime.in_engine = in_engine
     hostile = _with_env(scene, "LD_PRELOAD=/opt/hostile.so", "PYTEST_PLUGINS=hostile")
     report = scene.session.run(hostile, scene.publisher.layout, scene.request())
@@ -257,7 +257,7 @@ def test_a_damaged_copy_of_an_image_is_replaced_and_the_run_passes(scene: SmokeS
 
 
 def test_a_report_of_another_machine_counts_only_with_a_signature(scene: SmokeScene) -> None:
-    """The reports are in a folder; a policy without `accept_unsigned` requires a trusted signature."""
+    """The policy has no `accept_unsigned`. The reports are in a folder."""
     publisher = scene.publisher
     reports = publisher.folder / "reports"
     reports.mkdir()
@@ -274,7 +274,7 @@ def test_an_unknown_check_is_a_usage_error(scene: SmokeScene) -> None:
 
 
 def test_the_wheels_that_were_cut_are_those_of_the_lock_in_the_cache(scene: SmokeScene) -> None:
-    """An image with all device code has no such wheels."""
+    """In a full image no wheel was cut."""
     wheel, *_ = scene.locked.wheels
     cut = DeviceCode(rule=1, gpus=("9.0",), wheels=(wheel.name, "absent"), own_use=False)
     store, place = scene.publisher.store, scene.publisher.store.wheel(wheel)

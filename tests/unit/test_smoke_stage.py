@@ -1,4 +1,4 @@
-"""smoke(): whatever runtime and image print, each selected check has a finding; the verdict follows."""
+"""smoke(): whatever runtime and image print, each selected check has a finding, and a verdict follows."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ WHOLE = {"outcome": "not-applicable", "message": "device-code-is-whole"}
 
 
 def passed(check: str, **other: Any) -> dict[str, Any]:
-    """The event of a check that passed, or that does not apply to an image with all device code."""
+    """The event of a check that passed; `device-code` does not apply to this full image."""
     event = {"event": "finding", "id": check, "tier": 0, "seconds": 1.5, "outcome": "passed", "message": ""}
     values = {"measured": {"x": 1}, "threshold": {"x": {"equals": 1}}}
     return event | values | (WHOLE if check == "device-code" else {}) | other
 
 
 def finding(**other: Any) -> Finding:
-    """A finding that passed, with the changes *other*."""
+    """A finding that passed, changed by *other*."""
     base = Finding(
         id="lock",
         tier=0,
@@ -77,7 +77,7 @@ def test_the_image_gets_only_the_facts_the_suite_and_pytest() -> None:
 
 
 def test_the_wheels_that_were_cut_are_mounted() -> None:
-    """The facts name their paths for the check."""
+    """The facts for the check contain the paths of these wheels."""
     inside, wheels = FakeInside(Done()), {"torch": Path("/store/torch.whl")}
     checks = Checks(suite=load_suite(SUITE), only=("device-code",))
     smoke(replace(BUILT, wheels=wheels), inside, checks, wheels=Path("/wheels"), when=WHEN)
@@ -120,7 +120,7 @@ def test_without_output_every_check_fails(ending: Done, message: str) -> None:
     ("kills", "message"), [(0, ""), (1, "killed 1 process during"), (2, "killed 2 processes during")]
 )
 def test_processes_killed_for_memory_are_reported_with_failures(kills: int, message: str) -> None:
-    """Processes that the kernel killed before the run do not count, and passed checks have no such note."""
+    """A process that was killed before the run does not count. Checks that passed get no such note."""
     lines = json_lines(
         passed(EVERY[0]), passed(EVERY[1]) | {"outcome": "failed", "message": "killed by SIGKILL"}
     )
@@ -186,7 +186,7 @@ def test_a_report_is_equal_after_writing_and_reading() -> None:
 
 
 def test_an_edited_report_gives_another_verdict() -> None:
-    """A failed check that was edited to passed still has its values."""
+    """Someone edited a failed check to `passed`, but not its values."""
     failed = passed("lock", outcome="failed", message="x: is 2, wanted 1", measured={"x": 2})
     rest = [passed(check) for check in EVERY if check != "lock"]
     document = json.loads(forms.to_json(report_of(Done(stdout=json_lines(*rest, failed)))))

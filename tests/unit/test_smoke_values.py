@@ -1,4 +1,4 @@
-"""Which checks apply, and the bounds of measured values."""
+"""Which checks apply to an image, and the bounds of measured values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_used_link_is_read_from_the_log_of_nccl(log: str, link: str) -> None
 
 
 def driver(*ways: str, peers: bool = True, nvlinks: int = 18) -> dict[str, Any]:
-    """The probe's output for three GPUs."""
+    """The output of the probe on a host with three GPUs."""
     pairs = [[0, 1], [0, 2], [1, 2]]
     return {
         "gpus": [{"nvlinks": nvlinks} for _ in range(3)],
@@ -93,7 +93,7 @@ def test_the_bound_of_a_link_exceeds_the_bandwidth_of_the_next_slower_one() -> N
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
-    """nccl-tests, doc/PERFORMANCE.md: algbw = size / time, busbw = algbw * 2(n-1)/n."""
+    """From doc/PERFORMANCE.md of nccl-tests: algbw = size / time, busbw = algbw * 2(n-1)/n."""
     assert bus_bandwidth(10**9, 1.0, 2) == pytest.approx(1.0)
     assert bus_bandwidth(10**9, 0.5, 8) == pytest.approx(2 * 14 / 8)
 
@@ -120,7 +120,7 @@ def test_plain_values_are_equal_after_json(value: object) -> None:
 
 
 def measure_of(**declared: dict[str, Any]) -> Measure:
-    """A `measure` for a check that declares *declared*; the expected values have the names "a" and "b"."""
+    """A `measure` for a check with the declarations *declared*; "a" and "b" name expected values."""
     return Measure(declared, {"a": 1, "b": ["x"]}.__getitem__)
 
 
@@ -246,7 +246,7 @@ def test_which_checks_apply(
 
 
 def test_each_reason_is_a_documented_fact() -> None:
-    """Every reason has a sentence and a source, and every sentence belongs to a rule."""
+    """Each reason has a sentence and a source, and each sentence belongs to a rule."""
     reasons = {reason for rules in RULES.values() for reason, _ in rules}
 
     assert reasons <= FACTS.reasons().keys()
@@ -257,7 +257,7 @@ def test_each_reason_is_a_documented_fact() -> None:
 
 @pytest.mark.parametrize("file", sorted(SUITE.glob("test_*.py")), ids=lambda file: file.name)
 def test_checks_only_measure_and_their_bounds_are_in_values(file: Path) -> None:
-    """Every literal name is declared, and no call has a bound."""
+    """Each measured name is declared in VALUES, and no call of `measure` has a bound."""
     tree = ast.parse(file.read_text("utf-8"))
     (values,) = (
         ast.literal_eval(node.value)

@@ -52,30 +52,30 @@ def wheel(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prepare this process as a conversion worker."""
+    """Set the variables of this process that a conversion worker has."""
     monkeypatch.setattr(build_worker, "_cancelled", multiprocessing.Event(), raising=False)
     monkeypatch.setattr(build_worker, "_progress", [0], raising=False)
 
 
 def test_the_golden_wheel_has_the_golden_digest() -> None:
-    """On any machine and with any compressor: the digest depends only on the wheel and the recipe."""
+    """The digest depends only on the wheel and the recipe, not on the machine or its zlib."""
     assert layer_facts(LAYER_WHEEL) == json.loads(LAYER.read_text())
 
 
 def test_the_same_wheel_twice(wheel: Path) -> None:
-    """The layer depends on no clock, random number or earlier run."""
+    """No clock, random number or earlier run changes the layer."""
     assert layer_of([wheel]) == layer_of([wheel])
 
 
 def test_a_tail_read_beforehand_changes_nothing(wheel: Path) -> None:
-    """Whether the tail is a part of the zip directory, all of it, or the whole file."""
+    """The tail may be a part of the zip directory, all of it, or the whole file."""
     size = wheel.stat().st_size
     assert {layer_of([wheel], tail=tail)[1] for tail in (0, 30, 2000, size)} == {layer_of([wheel])[1]}
 
 
 @pytest.mark.parametrize("tail", [0, 2000])
 def test_a_wheel_that_arrives_slowly(wheel: Path, tmp_path: Path, tail: int) -> None:
-    """It is read during its download, piece by piece, starting before the first byte has arrived."""
+    """Reading begins before the first byte has arrived, and follows the download."""
     data = wheel.read_bytes()
     growing = tmp_path / "growing" / wheel.name
     growing.parent.mkdir()
@@ -106,7 +106,7 @@ def test_a_wheel_that_arrives_slowly(wheel: Path, tmp_path: Path, tail: int) -> 
 
 @pytest.mark.usefixtures("worker")
 def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Path) -> None:
-    """The interpreter compiles if the cache is empty or damaged; otherwise only the cached pack is read."""
+    """Python compiles only if the cache has no valid pack; otherwise the pack is read."""
 
     def job(cache: str, interpreter: str = sys.executable) -> Task:
         return Task(
@@ -137,7 +137,7 @@ def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Pa
 
 
 def test_deflate_streams_are_those_of_the_wheel(wheel: Path) -> None:
-    """Each stream is in the blob, complete, as the only content of a gzip member."""
+    """Each complete stream is in the blob, alone in a gzip member."""
     blob, _ = layer_of([wheel])
     data = wheel.read_bytes()
     streams = 0
@@ -156,14 +156,14 @@ def test_deflate_streams_are_those_of_the_wheel(wheel: Path) -> None:
 
 
 def test_a_layer_is_hardly_larger_than_its_wheel(wheel: Path) -> None:
-    """Only headers and padding are added: a little over 512 bytes for each file and folder."""
+    """For each file and folder, a header and padding of a little more than 512 bytes are added."""
     blob, written = layer_of([wheel])
     assert written.size == len(blob)
     assert len(blob) < wheel.stat().st_size + 30 * 1024
 
 
 def test_every_reader_sees_the_tar_of_the_diff_id(wheel: Path) -> None:
-    """GNU gzip, zlib, isal and Python's gzip; and the blob's own hash is the digest."""
+    """The readers are GNU gzip, zlib, isal and Python's gzip. The blob's hash is the digest."""
     blob, written = layer_of([wheel], code=pretended_code)
     plain = [
         subprocess.run(["gzip", "-dc"], input=blob, capture_output=True, check=True).stdout,
@@ -178,7 +178,7 @@ def test_every_reader_sees_the_tar_of_the_diff_id(wheel: Path) -> None:
 
 
 def _by_zlib(blob: bytes) -> bytes:
-    """Decompress member by member; each must end where the next begins, and the last at the blob's end."""
+    """Decompress member by member: each ends where the next begins, and the last at the blob's end."""
     out = b""
     while blob:
         member = zlib.decompressobj(31)
@@ -189,7 +189,7 @@ def _by_zlib(blob: bytes) -> bytes:
 
 
 def test_several_wheels_in_one_layer_share_identical_files(tmp_path: Path) -> None:
-    """Two wheels with the same `nvidia/__init__.py` share it; different ones are refused."""
+    """Two wheels may both have the same `nvidia/__init__.py`; different files of one path are refused."""
     common = File(path="nvidia/__init__.py", data=b"# shared\n")
     one, two = (
         write_wheel(
@@ -213,7 +213,7 @@ def test_several_wheels_in_one_layer_share_identical_files(tmp_path: Path) -> No
 
 
 def test_pieces_of_any_size_make_the_same_members(tmp_path: Path) -> None:
-    """Files with sizes near the limits at which reading, decompressing or collecting begin a new piece."""
+    """Sizes of files are near the sizes of the pieces that are read, decompressed or collected."""
     sizes = [size + more for size in (1 << 18, 1 << 20, 0xFFFF, 512) for more in (-1, 0, 1)]
     files = [
         File(path=f"p/{size}-{stored}", data=_noise(size), stored=stored)
@@ -230,12 +230,11 @@ def test_pieces_of_any_size_make_the_same_members(tmp_path: Path) -> None:
 
 
 def _noise(size: int) -> bytes:
-    """Bytes that deflate cannot compress."""
     return hashlib.shake_128(b"noise").digest(size)
 
 
 def test_the_tar_ends_correctly(wheel: Path) -> None:
-    """It ends with two zero blocks, and GNU tar and tarfile report no error."""
+    """Two zero blocks are at its end, and GNU tar and tarfile report no error."""
     plain = gzip.decompress(layer_of([wheel])[0])
     assert plain.endswith(bytes(1024))
     with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
@@ -259,7 +258,7 @@ print(peak)
 
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "deflated"])
 def test_a_large_entry_is_not_read_into_memory(tmp_path: Path, *, stored: bool) -> None:
-    """64 MB in one file, deflated to 64 kB: one read covers all of it, but only a few pieces are kept."""
+    """One read covers all 64 kB of a stream of 64 MB, but only a few pieces are in memory."""
     peaks = []
     for megabytes in (1, 64):
         spec = WheelSpec(
@@ -278,7 +277,7 @@ def test_a_large_entry_is_not_read_into_memory(tmp_path: Path, *, stored: bool) 
 
 
 def test_a_full_disk_is_reported(wheel: Path) -> None:
-    """A full disk raises OSError in the writer; no truncated layer results."""
+    """The writer raises OSError, so a truncated layer is never used."""
 
     class Full(io.BytesIO):
         def write(self, data: object) -> int:
@@ -290,5 +289,5 @@ def test_a_full_disk_is_reported(wheel: Path) -> None:
 
 
 def test_the_prefix_is_part_of_the_layer() -> None:
-    """The golden files and the tests here assume this prefix."""
+    """This prefix is in the golden files and in the tests of this file."""
     assert (SCHEME.prefix, SCHEME.site) == (PREFIX, "opt/venv/lib/python3.11/site-packages")

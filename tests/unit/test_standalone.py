@@ -60,7 +60,7 @@ def test_the_system_differs_from_its_base_in_the_python_only() -> None:
 
 
 def test_the_matrix_has_it_beside_its_base() -> None:
-    """It is selected by its name or its Python, or by --all, but not by default."""
+    """Its name, its Python version or --all selects it; by default it is not selected."""
 
     def systems(**selection: tuple[str, ...]) -> list[str]:
         return [cell.os for cell in select(Selection(torch=("2.7",), **selection), GRID)]
@@ -81,7 +81,7 @@ def test_the_matrix_has_it_beside_its_base() -> None:
 
 
 def test_the_suite_reads_the_system_in_its_tag() -> None:
-    """smoke_tests/expected.py parses the tag, because the suite runs without torchkiln."""
+    """The suite runs without torchkiln, so smoke_tests/expected.py has its own parser of tags."""
     from smoke_tests.expected import parse_tag
 
     assert parse_tag(TAG) == {
@@ -194,12 +194,12 @@ def test_a_contradictory_lock_is_refused(name: str) -> None:
     "path", sorted((ROOT / "images").glob("*/lock.json")), ids=lambda path: path.parent.name
 )
 def test_committed_locks_do_not_change(path: Path) -> None:
-    """Their bytes do not change, so the digests of the images do not either."""
+    """Their bytes are as before, so the digests of their images are, too."""
     assert to_json(from_json(path.read_bytes())) == path.read_bytes()
 
 
 def test_a_change_of_the_lock_names_the_python() -> None:
-    """Another version, or another archive of the same version."""
+    """The version changes, or the archive of the same version."""
     assert LOCKED.standalone
     newer = replace(LOCKED, standalone=replace(LOCKED.standalone, version="3.12.9"))
     (change,) = lock_change(TAG, LOCKED, newer).packages
@@ -211,7 +211,7 @@ def test_a_change_of_the_lock_names_the_python() -> None:
 
 
 def test_the_cache_keeps_what_its_build_needs() -> None:
-    """The layer, the Python that compiles, and the bytecode for each Python."""
+    """These are the layer, the Python that compiles, and the bytecode for each Python version."""
     planned = plan(LOCKED, (), aliases=(), lock_digest=LOCK_DIGEST)
     found = build_needs(planned)
     torch = next(one for one in LOCKED.wheels if one.name == "torch")
@@ -233,7 +233,7 @@ def layers_of(standalone: bool) -> dict[str, WheelLayer]:
 
 
 def test_nvidias_layers_are_those_of_the_bases_python() -> None:
-    """They have the same cache keys and so the same bytes; other layers are different."""
+    """They have the same cache keys for both Pythons, so the same bytes. Other layers differ."""
     own, other = layers_of(standalone=False), layers_of(standalone=True)
     shared = [title for title in own if key_of(own[title]) == key_of(other[title])]
 
@@ -253,7 +253,7 @@ def test_wheels_of_nvidia_for_one_python_are_not_shared() -> None:
 
 
 def test_the_python_is_above_the_shared_layers() -> None:
-    """A host shares unpacked layers only if all layers below them are the same."""
+    """A host shares an unpacked layer only if all layers below it are the same, too."""
     layers = plan(LOCKED, (), aliases=(), lock_digest=LOCK_DIGEST).layers
     kinds = [layer.kind for layer in layers]
     at = kinds.index("standalone")
@@ -268,7 +268,7 @@ def test_the_python_is_above_the_shared_layers() -> None:
 
 
 def test_the_image_says_which_python_it_has() -> None:
-    """Its operating system is still debian12."""
+    """Labels and image.json still name debian12 as the operating system."""
     planned = plan(LOCKED, (), aliases=(), lock_digest=LOCK_DIGEST)
     labels = dict(planned.config.labels)
     (facts,) = (file for file in planned.overlay.files if file.path == "etc/torchkiln/image.json")
@@ -281,7 +281,7 @@ def test_the_image_says_which_python_it_has() -> None:
 
 
 def test_files_are_in_the_folder_of_the_bases_python(tmp_path: Path) -> None:
-    """Not below the link lib/python3.12, which they would replace by a folder; .pyc files are for 3.12."""
+    """lib/python3.12 is a link, which files below it would replace by a folder. Bytecode is for 3.12."""
     spec = WheelSpec(name="demo", files=(File(path="demo/__init__.py", data=b"x = 1\n"),))
     blob, _ = layer_of([write_wheel(spec, tmp_path)], code=lambda _: b"code", scheme=Scheme.of(PYTHON))
     site = "opt/venv/lib/python3.11/site-packages"
@@ -300,7 +300,7 @@ def test_a_wheel_cannot_replace_the_link(path: str, tmp_path: Path) -> None:
 
     with pytest.raises(BadWheel, match=r"would replace /opt/venv/lib/python3\.12.* of the virtual env"):
         layer_of([made], scheme=Scheme.of(PYTHON))
-    layer_of([made])  # with the base's Python, it is a normal folder
+    layer_of([made])  # with the base's Python, lib/python3.12 is no link
 
 
 def test_no_dockerfile_is_rendered() -> None:
@@ -314,7 +314,7 @@ def test_no_dockerfile_is_rendered() -> None:
 def test_without_a_sandbox_the_archives_python_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An untrusted matrix may name the archive."""
+    """An untrusted matrix may have named the archive."""
     monkeypatch.setattr(sandbox, "fault", lambda: "no user namespaces")
     located: list[PythonArchive] = []
     pythons = StandalonePythons(

@@ -41,7 +41,7 @@ def answer(torch: str, cuda: str, flavor: Flavor = "runtime", os: str = "debian1
 
 
 def of(*known: SignedReport, image: bool = True) -> State:
-    """The state of the cell with these reports, with or without a predicted image."""
+    """The state of a cell with the reports *known*; with *image*, its digest can be predicted."""
     record = CellRecord(locked=reports.LOCKED, image=reports.IMAGE if image else None, reports=known)
     return state(reports.LOCKED.resolution, record, POLICY, reports.SUITE)
 
@@ -54,7 +54,7 @@ def test_with_a_lock_the_state_follows_the_reports() -> None:
 
 
 def test_reports_of_the_host_that_built_it_complete_those_of_gpus() -> None:
-    """A bundle on a GPU host cannot compare an image with its wheels."""
+    """A bundle has no wheels, so on a GPU host the check that needs them is skipped."""
     skipped = reports.found("import", "skipped", "a bundle has no wheels")
     on_gpus = replace(PROOF, report=reports.report(skipped))
     here = {"host": json.dumps(reports.host()), "findings": (reports.found("import"),)}
@@ -110,7 +110,7 @@ def test_an_unavailable_cell_is_unavailable_with_any_reports() -> None:
 
 
 def test_an_untrusted_lock_counts_as_none() -> None:
-    """Whatever reports of its image exist."""
+    """The cell is not locked, even if there are reports of its image."""
     for locked in (
         replace(reports.LOCKED, untrusted=True),
         replace(reports.LOCKED, base=replace(reports.LOCKED.base, untrusted=True)),
@@ -123,7 +123,7 @@ AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 
 
 def report(**changes: Any) -> SmokeReport:
-    """A report of an hour ago, in which all checks passed on two H200."""
+    """A report, an hour old, in which all checks passed on two H200 GPUs."""
     return replace(reports.report(when="2026-11-22T11:00:00Z"), **changes)
 
 
@@ -141,7 +141,7 @@ def question(**changes: Any) -> Question:
 
 
 def test_an_identical_run_is_reused() -> None:
-    """The newest report is used, also if it contains additional checks."""
+    """The newest report is reused, even if it contains additional checks."""
     older, younger = report(), report(when="2026-11-22T11:30:00Z")
 
     assert reusable_report([younger, older], question(), at=AT, days=1) is younger
@@ -170,14 +170,14 @@ def failed(resolved: SmokeReport) -> tuple[Finding, ...]:
 
 
 def test_a_report_that_did_not_pass_is_not_reused() -> None:
-    """Whatever verdict the report states."""
+    """The verdict that the report states makes no difference."""
     resolved = report()
     assert reusable_report([replace(resolved, verdict="inconclusive")], question(), at=AT, days=1) is None
     assert reusable_report([replace(resolved, findings=failed(resolved))], question(), at=AT, days=1) is None
 
 
 def test_a_later_failed_run_prevents_the_reuse_of_an_earlier_one() -> None:
-    """Even if it ran fewer checks. A failure before the reused run does not matter."""
+    """The failed run may have fewer checks. A failed run before the passed run does not matter."""
     passed, resolved = report(), report(when="2026-11-22T11:30:00Z")
     worse = replace(resolved, findings=failed(resolved)[:1], verdict="fail")
 
@@ -192,14 +192,14 @@ def test_a_later_failed_run_prevents_the_reuse_of_an_earlier_one() -> None:
 
 @pytest.mark.parametrize("when", [None, "yesterday", "2026-11-22T12:00:01Z", "2026-11-21T11:59:59Z"])
 def test_a_report_of_another_time_is_not_reused(when: str | None) -> None:
-    """It is too old, from the future, or without a valid time."""
+    """Its time is too long ago, in the future, or invalid."""
     assert reusable_report([replace(report(), when=when)], question(), at=AT, days=1) is None
     assert reusable_report([report()], question(), at=AT + timedelta(hours=23), days=1) is not None
     assert reusable_report([report()], question(), at=AT, days=0) is None
 
 
 def test_gpu_models_of_a_host(tmp_path: Path) -> None:
-    """As the NVIDIA kernel module lists them in /proc."""
+    """NVIDIA's kernel module lists them in /proc."""
     for bus in ("0000:01:00.0", "0000:02:00.0"):
         place = tmp_path / "proc/driver/nvidia/gpus" / bus
         place.mkdir(parents=True)
@@ -220,7 +220,7 @@ def test_gpu_models_of_a_host(tmp_path: Path) -> None:
 def test_with_unknown_gpus_nothing_is_reused(
     monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], nodes: int, stored_question: bool
 ) -> None:
-    """In a container with some of a host's GPUs, or with an unknown kernel module, the checks run again."""
+    """A container may have only some of the host's GPUs, or the kernel module may be unknown."""
     handed = tuple((f"nvidia{at}", Path("/dev/null")) for at in range(nodes))
     monkeypatch.setattr(driver, "driver_for", lambda *_: HostDriver(nodes=handed, libraries=(), tools=()))
     monkeypatch.setattr(driver, "models", lambda: names)

@@ -1,4 +1,4 @@
-"""The suite: its digest covers all files that Python could load, and only the digested files run."""
+"""The suite: its digest covers every file that Python could load, and only files under the digest run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ IMAGE = SmokeSubject(image=Digest("sha256:" + "1" * 64), tag="t", facts=FACTS)
 
 
 def test_the_committed_suite_has_the_digest_that_reports_name() -> None:
-    """A change in how the folder is read must not change the digest, which existing reports contain."""
+    """Existing reports contain the digest, so other code to read the suite must not change it."""
     assert suite_digest(SUITE) == "sha256:e21db97233d880be3d675925666e9d0f9bd84caa0b6fccf10f1cdd230fe7e11e"
 
 
 def test_the_runner_inside_computes_the_same(tmp_path: Path) -> None:
-    """catalogue.py's digest, which a run outside an image reports, is the suite's digest."""
+    """catalogue.py computes the suite's digest for a run without an image."""
     code = (
         "import runpy, sys, pathlib; print(runpy.run_path(sys.argv[1])['digest'](pathlib.Path(sys.argv[2])))"
     )
@@ -41,7 +41,7 @@ def test_the_runner_inside_computes_the_same(tmp_path: Path) -> None:
 
 
 def test_the_probe_of_the_driver_is_part_of_a_suite_without_one(tmp_path: Path) -> None:
-    """The images' file is used: it is in the digest and in the copy that runs."""
+    """The file in rootfs/ is used: it is under the digest and in the copy that runs."""
     images = DRIVER_PROBE.read_bytes()
     assert not (SUITE / "probes/driver.py").exists()
     assert load_suite(SUITE).files["probes/driver.py"] == images
@@ -70,7 +70,7 @@ def test_a_suite_may_have_a_probe_of_the_driver_of_its_own(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("command", [["runner.py"], ["-m", "pytest", "-q"]])
 def test_a_copied_folder_without_rootfs_is_incomplete(tmp_path: Path, command: list[str]) -> None:
-    """The runner and plain pytest print one message with the path."""
+    """The runner and plain pytest print the same message, which has the path."""
     suite = suite_with(tmp_path / "suite", CHECK)
     (suite / "probes/driver.py").unlink()
     argv = [sys.executable, "-B", *command]
@@ -115,7 +115,7 @@ def _write(path: Path) -> None:
 
 
 def test_a_file_that_becomes_a_link_before_it_is_read(tmp_path: Path) -> None:
-    """The listing found a regular file; the link that then replaced it is not followed."""
+    """It was a regular file when the folder was listed. The link that replaced it is not followed."""
     (tmp_path / "other.py").write_bytes(b"secret")
     (tmp_path / "test_one.py").symlink_to(tmp_path / "other.py")
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -170,7 +170,7 @@ def test_files_that_the_digest_cannot_cover_are_refused_by_name(
     ["sitecustomize.py", "probes/__init__.py", "pytest.py", "tox.ini", "pyproject.toml", ".hidden/x.py"],
 )
 def test_each_further_file_is_another_suite(tmp_path: Path, name: str) -> None:
-    """Files that pytest or Python would load because of their names change the digest."""
+    """pytest or Python would load each of these files because of its name."""
     suite = suite_with(tmp_path / "suite", CHECK)
     before = suite_digest(suite)
     (suite / name).parent.mkdir(exist_ok=True)
@@ -179,7 +179,7 @@ def test_each_further_file_is_another_suite(tmp_path: Path, name: str) -> None:
 
 
 def _byte_code(suite: Path, module: str, source: str) -> None:
-    """Write a .pyc that Python would load without checking the source, and that the digest does not cover."""
+    """Write a .pyc file that Python loads without checking its source; the digest does not cover it."""
     evil = suite.parent / "evil.py"
     evil.write_text(source)
     for tag in ("cpython-311", sys.implementation.cache_tag):
@@ -190,7 +190,7 @@ def _byte_code(suite: Path, module: str, source: str) -> None:
 
 
 def test_planted_byte_code_is_not_loaded_on_the_host(tmp_path: Path) -> None:
-    """On the host, the catalogue and the rules are loaded from their sources, not from __pycache__."""
+    """torchkiln loads the catalogue and the rules from their sources, and not from __pycache__."""
     suite = suite_with(tmp_path / "suite", CHECK)
     marker = tmp_path / "ran"
     source = f"open({str(marker)!r}, 'w')\ndef catalogue(folder): return ()\n"
@@ -212,7 +212,7 @@ class Ended:
 
 @dataclass
 class Here:
-    """A runtime that runs the suite from the bound folder, with this interpreter."""
+    """A runtime that runs the suite from the mounted folder, with this Python."""
 
     before: Callable[[], object] = lambda: None
     seen: list[str] = field(default_factory=list)
@@ -240,7 +240,7 @@ class Here:
 
 
 def run(suite: Path, tmp_path: Path, between: Callable[[], object] = lambda: None) -> tuple[str, Here]:
-    """The check's message, and the runtime. *between* may change the folder after the digest is computed."""
+    """The check's message, and the runtime. *between* runs after the digest is computed."""
     inside = Here(before=between)
     report = smoke(
         IMAGE, inside, Checks(suite=load_suite(suite)), wheels=tmp_path, when="2026-11-23T19:00:00Z"
@@ -249,7 +249,7 @@ def run(suite: Path, tmp_path: Path, between: Callable[[], object] = lambda: Non
 
 
 def test_planted_byte_code_is_not_loaded_inside_the_image(tmp_path: Path) -> None:
-    """The runner and pytest would load it, but it is not in the copy that they read."""
+    """The suite's copy, which the runner and pytest read, does not contain it."""
     suite = suite_with(tmp_path / "suite", CHECK)
     for module in ("measure", "conftest", "test_one", "test_one.cpython-311-pytest-8.4.2", "host"):
         _byte_code(suite, module, "import os\nos._exit(0)\n")
@@ -260,7 +260,7 @@ def test_planted_byte_code_is_not_loaded_inside_the_image(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("way", ["changed", "replaced", "linked"])
 def test_a_change_after_the_digest_has_no_effect(tmp_path: Path, way: str) -> None:
-    """Another user with access to the folder writes into it between the digest and the run."""
+    """Another user with access to the folder changes a file between the digest and the run."""
     suite = suite_with(tmp_path / "suite", CHECK)
     passing = check_file("@pytest.mark.tier(0)\ndef test_one():\n    pass\n")
 
@@ -309,7 +309,7 @@ def test_a_suite_without_requirements_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_requirements_are_those_that_were_digested(tmp_path: Path) -> None:
-    """pytest is installed from the digested requirements, although the file has changed since."""
+    """pytest is installed from the requirements under the digest, even if the file changed since."""
     suite = suite_with(tmp_path / "suite", CHECK)
     found = load_suite(suite)
     (suite / "requirements.txt").write_text("evil==1\n")

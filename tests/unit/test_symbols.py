@@ -1,4 +1,4 @@
-"""Which libraries of a project's packages do not fit the parent image, and why; all are compiled here."""
+"""Which libraries of a project's packages do not fit the parent image, and why. All are compiled here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OLD_TORCH = Lib(name="libtorch_cuda_cu.so", defines=("_ZN2at3oldEv",))
 NEW_LIBC = replace(LIBC, defines=("arc4random", "newer"), versions={"GLIBC_2.39": ("newer",)})
 NEW_STDCPP = replace(LIBSTDCPP, defines=("_ZSt4new2",), versions={"GLIBCXX_3.4.32": ("_ZSt4new2",)})
 
-# For each kind of mismatch: a package with it, the message, and the same package without it.
+# For each kind of mismatch: a package that has it, the message, and the same package without the mismatch.
 PAIRS: Mapping[str, tuple[Lib, str, Lib]] = {
     "another CUDA major": (
         module("cudaMalloc", needs=(OLD_CUDA,)),
@@ -147,7 +147,7 @@ def test_the_cxx11_abi_on_an_older_torch(tmp_path: Path) -> None:
 
 
 def test_the_abi_of_a_function_that_returns_a_string(below: Scene) -> None:
-    """Its parameters are the same in both ABIs; the name in the C++11 ABI has a tag."""
+    """Only its name differs between the ABIs: in the C++11 ABI it has a tag."""
     old = below.wheel("bad", {"bad/_C.so": module("_ZN3c104nameEv")})
     [found] = below.sentences(old)
     assert found.endswith(
@@ -175,7 +175,7 @@ PYTHON_312 = Lib(name="libpython3.12.so.1.0", defines=("PyModule_Create2", "PyNe
 def test_modules_are_checked_against_the_standalone_python(
     program: bool, below: Scene, tmp_path: Path
 ) -> None:
-    """Its symbols are in the program or in libpython; the base's Python has others."""
+    """Its symbols are in the program or in libpython, and differ from those of the base's Python."""
     path = "bin/python3.12" if program else "lib/libpython3.12.so.1.0"
     files: dict[str, Lib | bytes] = {path: PYTHON_312}
     if not program:
@@ -224,7 +224,7 @@ def test_without_the_layer_of_the_standalone_python_the_rest_is_checked(below: S
     assert found.unread == ("Python 3.12.8",)
 
 
-# Libraries by path that must not be refused: they are not loaded, or find all that they need.
+# Libraries that must not be refused, because they are not loaded, or because they find all that they need.
 UNKNOWN = "_ZN2at7unknownEv"
 SOUND: Mapping[str, Mapping[str, Lib]] = {
     "weak symbols": {"x/_C.so": module(weak=(UNKNOWN, "cudaNewer", "PyNewer_Thing"), needs=(CUDART,))},
@@ -284,7 +284,7 @@ def test_what_may_be_missing_is_not_refused(kind: str, below: Scene) -> None:
 
 
 def test_operators_for_torch_are_checked_in_packages_that_need_it(below: Scene) -> None:
-    """Such a package, without modules or with modules that use torch, loads them by `torch.ops`."""
+    """`torch.ops` loads them: the package has no extension modules, or has modules that use torch."""
     ops, lack = Lib(name="libops.so", uses=(UNKNOWN,)), "needs at::unknown (_ZN2at7unknownEv)"
     uses = Lib(name="libuses.so", uses=(EMPTY,))
     below_a_module = {"x/_C.so": module(needs=(uses,)), "x/libuses.so": uses}
@@ -294,7 +294,7 @@ def test_operators_for_torch_are_checked_in_packages_that_need_it(below: Scene) 
 
 
 def test_a_library_may_be_in_another_package(below: Scene) -> None:
-    """For example, in wheels of CUDA 11 that a package for CUDA 11 requires."""
+    """For example, a package for CUDA 11 may require NVIDIA's wheels of CUDA 11."""
     user = below.wheel("user", {"user/_C.so": module("cudaMalloc", needs=(OLD_CUDA,))})
     provider = below.wheel("provider", {"nvidia/lib/libcudart.so.11.0": OLD_CUDA})
 
@@ -303,7 +303,7 @@ def test_a_library_may_be_in_another_package(below: Scene) -> None:
 
 
 def test_without_a_wheel_nothing_is_refused_and_it_is_named(below: Scene) -> None:
-    """The missing wheel could contain the libraries that others need."""
+    """The missing wheel could contain the libraries that another package needs."""
     bad = below.wheel("bad", {"bad/_C.so": PAIRS["a newer torch"][0]})
     gone = replace(bad, name="gone", sha256="0" * 64)
 
@@ -337,7 +337,7 @@ def test_a_result_is_remembered_for_the_same_wheels(below: Scene) -> None:
 
 
 def test_files_that_are_no_libraries_are_left_out(below: Scene) -> None:
-    """A script with a library's name, an empty file, a truncated library, a library for another machine."""
+    """A script with a library's name, an empty file, a truncated library, one of another machine."""
     whole = compiled(PAIRS["a newer torch"][0])
     arm = bytearray(whole)
     arm[18] = 183
@@ -359,7 +359,7 @@ def test_a_damaged_wheel_is_refused(below: Scene) -> None:
 
 
 def test_libraries_that_a_module_needs_are_checked_like_the_module(below: Scene) -> None:
-    """A library without symbols of Python or torch is checked; one that no module needs is not."""
+    """Other libraries are not checked. A checked library may have no symbols of Python or torch."""
     core = Lib(name="libcore.so", defines=("core",), uses=("cudaMalloc",), needs=(OLD_CUDA,))
     middle = Lib(name="libmiddle.so", defines=("middle",), uses=("core",), needs=(core,))
     found = below.sentences(

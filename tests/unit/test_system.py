@@ -1,4 +1,4 @@
-"""The choice of base and tools: the locked ones, replacements, and errors."""
+"""Which base and tools a build uses: the locked ones or replacements; and the errors."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STATUS = "Package: {}\nStatus: install ok installed\nVersion: {}\n\n"
 
 
 def tools_tar(base: LockedBase, cmake: str) -> bytes:
-    """A layer of tools on *base*: dpkg's status with one more package."""
+    """A layer of tools on *base*, whose dpkg status has one more package."""
     packages = [*base.packages, OsPackage(name="cmake", version=cmake)]
     status = "".join(STATUS.format(package.name, package.version) for package in packages)
     return tar_of([entry("var/lib/dpkg/status", status.encode()), entry("usr/bin/cmake", b"cmake")])
 
 
 def some_tools(base: LockedBase, store: Store | None, cmake: str = "3.25") -> LockedTools:
-    """The lock entry of tools on *base*; their blob is written to *store*."""
+    """The lock entry of tools on *base*. Their blob is written to *store*."""
     blob, encoded = encode_bytes(tools_tar(base, cmake))
     if store is not None:
         place = store.blob(encoded.digest)
@@ -57,7 +57,7 @@ def some_tools(base: LockedBase, store: Store | None, cmake: str = "3.25") -> Lo
 
 @dataclass
 class Archive:
-    """A fake Debian archive with its current versions, which counts the builds."""
+    """A fake Debian archive in its present state; it counts the builds."""
 
     openssl: str = "3.0.18"
     cmake: str = "3.25"
@@ -70,7 +70,7 @@ class Archive:
 
     def build_tools(self, _: str, __: object, base: LockedBase, store: Store, **___: object) -> LockedTools:
         self.tools += 1
-        assert store.has_blob(base.digest, base.size)  # apt installs on the base
+        assert store.has_blob(base.digest, base.size)  # apt needs the base to install on
         return some_tools(base, store, self.cmake)
 
 
@@ -88,7 +88,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def a_cell() -> LockedCell:
-    """A devel lock without wheels, because none is downloaded here."""
+    """A devel lock without wheels, so that none is downloaded."""
     base = a_base(None)
     return replace(devel(), base=base, tools=some_tools(base, None), wheels=(), layers=())
 
@@ -151,7 +151,7 @@ def test_with_locked_only_newer_tools_are_an_error(store: Store, archive: Archiv
 def test_on_another_base_tools_are_built_again_even_if_the_locked_are_cached(
     store: Store, archive: Archive
 ) -> None:
-    """Because the dpkg status in a layer of tools contains the packages of its base."""
+    """The dpkg status in the layer of tools contains the base's packages."""
     locked = a_cell()
     some_tools(a_base(None), store)
     archive.openssl = "3.0.19"
@@ -196,7 +196,7 @@ def test_another_file_is_refused_and_not_stored(
 
 
 def test_tools_of_another_base_are_refused(tmp_path: Path, store: Store) -> None:
-    """Without a lock, the package list in the file is trusted."""
+    """No lock states the packages here, so the file's own list of packages is compared with the base."""
     base = a_base(store)
     (tmp_path / "f").write_bytes(tools_tar(a_base(None, "3.0.17"), "3.25"))
 
@@ -255,7 +255,7 @@ def test_a_build_plans_once_and_again_only_on_another_base(store: Store, archive
 
 @dataclass
 class Index:
-    """A Fetcher that records its requests; if `down`, requests fail."""
+    """A fake index that records the requests; with `down`, each request fails."""
 
     down: bool = False
     requests: list[str] = field(default_factory=list)
@@ -267,7 +267,7 @@ class Index:
         return b"x" * self._answer(wheel, count)
 
     def fetch(self, wheel: LockedWheel, *_: object, **__: object) -> None:
-        """Do not record downloads, which run while the base is built."""
+        """Not recorded: it runs while the base is built, so its order is random."""
 
     def _answer(self, wheel: LockedWheel, result: int) -> int:
         self.requests.append(wheel.name)
@@ -277,7 +277,7 @@ class Index:
 
 
 def with_wheels(*, unknown: bool = False) -> LockedCell:
-    """A lock of the test's base with wheels; if *unknown*, torch's wheel has no size."""
+    """A lock of the tests' base with wheels. With *unknown*, the size of torch's wheel is unknown."""
     cell = locked("2.7.1")
     wheels = [replace(each, size=0) if unknown and each.name == "torch" else each for each in cell.wheels]
     return replace(cell, base=a_base(None), tools=None, wheels=tuple(wheels), layers=())
@@ -289,7 +289,7 @@ def provided(cell: LockedCell, store: Store, index: Index) -> None:
 
 
 def test_an_unreachable_index_is_noticed_before_the_base_is_built(store: Store, archive: Archive) -> None:
-    """The smallest file of each index is requested."""
+    """One request is sent to each index, for the smallest file."""
     index = Index(down=True)
     with pytest.raises(BuildFailed, match="connection refused"):
         provided(with_wheels(), store, index)

@@ -1,4 +1,4 @@
-"""Output on real terminals with 60 and 120 columns: tags and numbers are not split; NO_COLOR, TERM=dumb."""
+"""Output on terminals with 60 and 120 columns: tags and numbers are not split; NO_COLOR, TERM=dumb."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 
 @cache
 def piped(*arguments: str) -> str:
-    """stdout of torchkiln without a terminal."""
+    """What torchkiln prints to stdout if stdout is no terminal."""
     done = forked.run(arguments, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def facts_of(name: str) -> Iterator[str]:
-    """The tags and numbers of the command's JSON output, as they are printed."""
+    """The tags and numbers of the command's JSON output, in the form in which they are printed."""
     value: Any = json.loads(piped(*COMMANDS[name], "--json"))
     if name.startswith("list"):
         for row in value:
@@ -68,7 +68,7 @@ def facts_of(name: str) -> Iterator[str]:
 
 
 def demand_whole(parts: Sequence[str], screen: Screen) -> None:
-    """Require that each of *parts* is in a row of the screen, with a space or the row's end on both sides."""
+    """Require that each of *parts* is a word of a row: on both sides is a space or the row's end."""
     rows = [f" {' '.join(row.split())} " for row in screen.rows]
     lost = [
         part
@@ -81,7 +81,7 @@ def demand_whole(parts: Sequence[str], screen: Screen) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_tags_and_numbers_are_whole(name: str, width: int) -> None:
-    """This holds for all values of the JSON output, and for each word of the output without a terminal."""
+    """Neither values of the JSON output nor words of the output without a terminal are split."""
     screen = on_terminal(*COMMANDS[name], width=width)
 
     assert screen.code == 0
@@ -90,12 +90,12 @@ def test_tags_and_numbers_are_whole(name: str, width: int) -> None:
     demand_whole(list(facts_of(name)), screen)
     assert "…" not in screen.raw
     long = [line for line in screen.lines if len(line) > width and not line.startswith("torchkiln: ")]
-    assert all(len(line.split()) == 1 for line in long)  # a digest or a path
+    assert all(len(line.split()) == 1 for line in long)  # one word only: a digest or a path
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_table_cuts_a_word(width: int) -> None:
-    """Rows like those of `ls`, `gate`, `scan` and `cache`: only text is wrapped, at spaces."""
+    """The rows are like those of `ls`, `gate`, `scan` and `cache`; text is wrapped only at spaces."""
     tag = "2.11.0-cuda13.0-cudnn9-devel-ubuntu22.04"
     rows = [
         [
@@ -134,7 +134,7 @@ def test_text_is_shortened_at_a_space() -> None:
     ids=str,
 )
 def test_no_escape_sequences(arguments: Sequence[str], setting: Mapping[str, str], tmp_path: Path) -> None:
-    """Neither on a terminal with colours if NO_COLOR is set, nor on a terminal without colours."""
+    """There are none with NO_COLOR, and none on a terminal without colours."""
     env = {"TORCHKILN_CACHE": str(tmp_path)}
     assert on_terminal(*arguments, width=80, env={**env, **setting}).escapes == []
 
@@ -154,7 +154,7 @@ def test_colours_are_used_otherwise() -> None:
     ids=["option", "cell", "value"],
 )
 def test_one_style_of_errors(arguments: Sequence[str], error: str, hint: str) -> None:
-    """Also for errors of the command line: the cause, then the hint."""
+    """Errors of the command line, too, have the cause first and then the hint."""
     screen = on_terminal(*arguments, width=120, env={"NO_COLOR": "1"})
 
     first, *others = screen.lines

@@ -1,4 +1,4 @@
-"""Thin cells: which GPUs can be named, how they resolve, and their tags."""
+"""Thin cells: which GPUs can be named, how such a cell resolves, and its tag."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_code_for_a_capability_serves_this_and_later_minors(kept: str, capabilit
 
 
 def test_code_that_also_serves_a_lower_minor_does_not_count() -> None:
-    """torch has sm_80 for 8.6 here, but another library has sm_86."""
+    """torch has sm_80 for a GPU 8.6, but another library may have sm_86: 8.6 counts as served."""
     served = served_classes(("sm_80", "sm_90"), FACTS.gpus, ("8.6",))
     assert [kind.capability for kind in served] == ["8.6", "8.7", "8.9"]
 
@@ -262,12 +262,12 @@ def test_an_invalid_axis_is_reported_with_its_line(text: str, message: str) -> N
 def test_a_tag_is_parsed_into_its_parts(
     kept: tuple[str, ...], own_use: bool, os: str, layer_format: str, day: str
 ) -> None:
-    """The inverse of `tag_of`, also with a layer format and a date in the tag."""
+    """The parser is the inverse of `tag_of`; a tag may also contain a layer format and a date."""
     selection = Selection(torch=("2.8",), cuda=("12.8",), os=(os,), gpus=kept, own_use=own_use and bool(kept))
     (cell,) = select(selection, replace(MATRIX, cuda=("12.8",)))
     resolution = resolve(cell, MATRIX, FACTS)
     if resolution.build is None:
-        return  # the build has no code for one of the GPUs
+        return  # torch's build has no code for one of the GPUs
     tag = tag_of(resolution)
     form = tag_suffix(layer_format)  # type: ignore[arg-type]
     whole = dated(f"{tag}{form}", day) if day else f"{tag}{form}"

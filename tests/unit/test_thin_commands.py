@@ -1,4 +1,4 @@
-"""Commands with thin cells: lock, plan, build, render, list, pick, run."""
+"""Commands for thin cells: lock, plan, build, render, list, pick and run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ THIN = f"{FULL}-sm90"
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """The full lock, as committed."""
+    """A folder with the full lock, as it is committed."""
     folder = tmp_path / "images"
     save(folder, LOCKED)
     (folder / "base-debian12").mkdir()
@@ -119,7 +119,7 @@ def test_a_written_thin_lock_of_another_rule_is_stale(images: Path, monkeypatch:
 
 
 def test_a_lock_of_another_rule_is_not_built(tmp_path: Path) -> None:
-    """`verify --rebuild`, for example, builds locks of others, which are not compared with the matrix."""
+    """`verify --rebuild`, for example, builds other people's locks without comparing them with the matrix."""
     found = thin_locked()
     assert found.device_code is not None
     other = replace(found, device_code=replace(found.device_code, rule=DEVICE_CODE_RULE + 1))
@@ -180,7 +180,7 @@ def test_list_and_pick_show_thin_cells_of_the_matrix(images: Path) -> None:
 
 
 def test_run_and_smoke_have_another_gpus_option() -> None:
-    """There, --gpus selects GPUs of the host; in other commands, it selects thin images."""
+    """In these two commands, --gpus selects GPUs of the host; elsewhere it selects a thin image."""
     for words, of_thin in (
         ("build", True),
         ("lock", True),

@@ -1,4 +1,4 @@
-"""Distribution of thin images: gate, licence of changed libraries, SBOM, comparison, list."""
+"""Distribution of thin images: gate, licence of changed libraries, SBOM, `diff` and `ls`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ THIN = f"{TAG}-sm90"
 
 
 def built(publisher: Publisher, *, thin: bool, own_use: bool = False) -> ImageOnDisk:
-    """A small image of the full or the thin cell, with its lock."""
+    """A small image of the full or the thin cell, and its lock."""
     wheels = small_wheels(publisher.folder / "wheels", salt=str(publisher.folder))
     locked = planned_cell(wheels, salt=str(publisher.folder)).locked
     locked = thin_locked(own_use=own_use, full=locked) if thin else locked
@@ -59,7 +59,7 @@ def built(publisher: Publisher, *, thin: bool, own_use: bool = False) -> ImageOn
 
 
 def publish(publisher: Publisher, image: ImageOnDisk, *more: str) -> KilnError:
-    """The error of `publish`; no registry answers here."""
+    """The error of `publish`, which finds no registry at this address."""
     lab = ("--trust", str(publisher.folder / "lab.pub.pem"), "--key", str(publisher.folder / "publisher.pem"))
     error = publisher.run("publish", image.ref, "--to", NOWHERE, *publisher.here, *lab, *more).exception
     assert isinstance(error, KilnError), error
@@ -67,7 +67,7 @@ def publish(publisher: Publisher, image: ImageOnDisk, *more: str) -> KilnError:
 
 
 def proof(publisher: Publisher, of: ImageOnDisk, **changes: Any) -> tuple[str, str]:
-    """The option `--report` with a signed report of that image."""
+    """The option `--report` with a signed report of the image."""
     return "--report", publisher.signed(replace(publisher.report(of, tag=of.ref), **changes))
 
 
@@ -113,7 +113,7 @@ def image_of(
     ref: str = "trial",
     above: bool = False,
 ) -> ImageOnDisk:
-    """An image with these labels and with *facts* as image.json; if *above*, another layer is on top."""
+    """An image with *labels* and with *facts* as image.json. With *above*, another layer is on top."""
     store = BlobFolder(folder / "made")
     layers = [store.layer("base", tar_of(files(etc__motd=b"hello\n")))]
     if facts is not None:
@@ -287,7 +287,7 @@ def tree(kept: str, torch: str, numpy: str = "n", nvidia: str = "v", own_use: st
 
 
 def lines(a: WholeImage, b: WholeImage) -> tuple[list[str], list[str]]:
-    """The paths of unexpected differences in files, and the printed lines of expected differences."""
+    """The unexpected differences, as paths of files, and the expected differences, as printed."""
     entries = expected(a, b)
     found = sift((one for one in differences(a, b) if one.what != "setting"), entries)
     return [one.at for one in found.left], [*expected_text(found, entries)]

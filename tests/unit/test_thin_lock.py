@@ -1,4 +1,4 @@
-"""The lock and the plan of a thin image, and the image's labels and metadata."""
+"""The lock and the plan of a thin image, and its labels and metadata."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_nvidias_container_toolkit_refuses_other_gpus(gpus: tuple[str, ...], val
 
 
 def test_the_claims_for_the_checks_in_the_image() -> None:
-    """The suite compares image.json and the labels with the claims, key by key."""
+    """The suite compares each key of the claims with image.json and with the labels."""
     locked = thin_locked(("8.0", "9.0"), own_use=True)
     tag, digest = tag_of(locked.resolution), LOCK_DIGEST
     facts = facts_of(locked, {}, tag=tag, lock_digest=digest, manifest=digest)
@@ -246,7 +246,7 @@ def test_the_claims_for_the_checks_in_the_image() -> None:
 
 
 def test_the_checks_compare_the_settings_of_the_image_s_config() -> None:
-    """A setting that is missing in the config is empty."""
+    """A setting that the config lacks is empty."""
     config = {
         "Labels": {"a": "b"},
         "Entrypoint": ["/e"],

@@ -22,7 +22,6 @@ def test_every_release_and_capability_was_measured() -> None:
 
 
 def test_a_row_without_code_is_marked() -> None:
-    """Other rows keep two decimal places."""
     rows = [{**row, "thin": None, "own_use": None} if row["gpu"] == "12.0" else row for row in ROWS]
     lines = sizes(rows).splitlines()[2:]
     assert len(lines) == len(CELLS)

@@ -1,4 +1,4 @@
-"""The flavor devel of CUDA 13: runtime's layers, the toolkit's wheels, and links for compilers."""
+"""The flavor devel of CUDA 13: the runtime image's layers, the toolkit's wheels, links for compilers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def answer(flavor: str, *, cuda: str = "13.0", torch: str = "2.11.0") -> Resolut
 
 
 def cell_of(flavor: str) -> LockedCell:
-    """The lock of the cell of that flavor; devel has the toolkit's wheels, too."""
+    """The lock of the cell with this flavor. For devel, it contains the toolkit's wheels, too."""
     made = locked()
     more = [wheel(name, "13.0.88", megabytes=30) for name in PARTS] if flavor == "devel" else []
     wheels = tuple(sorted((*made.wheels, *more), key=lambda wheel: wheel.name))
@@ -64,7 +64,7 @@ def test_the_toolkit_is_required_beside_torch_and_can_be_locked() -> None:
 
 
 def test_runtimes_layers_are_below() -> None:
-    """So a client that has one of the images pulls little for the other."""
+    """After a pull of the runtime image, the devel image needs few further layers."""
     runtime, devel = planned("runtime"), planned("devel")
     shared = len(runtime.layers) - 1
 
@@ -76,7 +76,7 @@ def test_runtimes_layers_are_below() -> None:
 
 
 def link_map(image: ImagePlan) -> dict[str, str]:
-    """The links in the top layer, read with tarfile."""
+    """The links in the top layer and their targets, read with tarfile."""
     top = image.layers[-1]
     data = tar.archive((*top.files, *top.links), mtime=1)
     with tarfile.open(fileobj=io.BytesIO(data)) as opened:
@@ -84,7 +84,7 @@ def link_map(image: ImagePlan) -> dict[str, str]:
 
 
 def followed(path: str, links: dict[str, str]) -> str:
-    """*path*, resolved as by the kernel; `..` is the parent of the resolved folder."""
+    """*path*, resolved like by the kernel: `..` is the parent of the folder that a link leads to."""
     done: list[str] = []
     steps = path.split("/")
     while steps:
@@ -118,7 +118,7 @@ def test_search_paths_of_nvcc_and_linkers(path: str, found: str) -> None:
 
 
 def test_no_link_is_in_site_packages() -> None:
-    """The smoke check `lock` would report them as files without a wheel."""
+    """The smoke check `lock` would report a link there as a file that belongs to no wheel."""
     links = link_map(planned("devel"))
 
     assert links
@@ -138,7 +138,7 @@ def test_variables_for_shells_and_build_systems() -> None:
 
 
 def test_the_lock_contains_the_toolkit() -> None:
-    """A lock without a toolkit keeps its earlier format."""
+    """A lock without a toolkit has the earlier format."""
     devel, runtime = cell_of("devel"), cell_of("runtime")
 
     assert from_json(to_json(devel)) == devel
@@ -171,7 +171,7 @@ OF_ARCHIVES = tuple(f"nvidia-{name}-cu12" for name in ("cublas", "cuda-runtime",
 
 
 def of_archives(**versions: str) -> LockedCell:
-    """The lock of torch 2.7.1 for CUDA 12.1 with NVIDIA's archives and with newer wheels, or *versions*."""
+    """The lock of torch 2.7.1 for CUDA 12.1 with NVIDIA's archives, and newer wheels or *versions*."""
     message = answer("devel", torch="2.7.1", cuda="12.1")
     made = {name: versions.get(name.replace("-", "_"), "12.6.77") for name in OF_ARCHIVES}
     wheels = tuple(wheel(name, version, megabytes=9) for name, version in made.items())
@@ -209,7 +209,7 @@ def test_archives_search_paths_of_nvcc_and_linkers(path: str, found: str) -> Non
 
 
 def test_a_wheel_older_than_the_archives_headers_replaces_nothing() -> None:
-    """Neither does a wheel whose version cannot be compared, or a missing wheel."""
+    """A wheel that is missing, or whose version cannot be compared, replaces nothing either."""
     links = set(link_map(planned_of_archives(nvidia_cublas_cu12="12.0.1.1", nvidia_cufft_cu12="11.9+x")))
 
     assert f"{TREE}/lib/libcudart.so" in links
@@ -217,7 +217,7 @@ def test_a_wheel_older_than_the_archives_headers_replaces_nothing() -> None:
 
 
 def test_archives_variables_for_shells_and_build_systems() -> None:
-    """The archives' headers precede those that only wheels have; stubs follow the libraries."""
+    """Headers of the archives are found before those that only wheels have; stubs come last."""
     env = dict(planned_of_archives().config.env)
 
     assert env["CPATH"].split(":") == [
@@ -231,7 +231,7 @@ def test_archives_variables_for_shells_and_build_systems() -> None:
 
 
 def test_all_torch_releases_of_a_cuda_have_the_same_toolkit_layers() -> None:
-    """They are above runtime's layers and below the overlay."""
+    """These layers are above the runtime image's layers and below the overlay."""
     older = replace(of_archives(), resolution=answer("devel", torch="2.1.2", cuda="12.1"))
     current, earlier = (archive_layers(cell) for cell in (of_archives(), older))
 
@@ -264,7 +264,7 @@ def test_the_lock_contains_the_archives() -> None:
     ],
 )
 def test_a_lock_with_wrong_archives_is_refused(change: dict[str, str], message: str) -> None:
-    """Even with a new seal."""
+    """Even if the lock has a new seal."""
     document = json.loads(to_json(of_archives()))
     document["archives"][0] |= change
 
@@ -273,7 +273,7 @@ def test_a_lock_with_wrong_archives_is_refused(change: dict[str, str], message: 
 
 
 def _resealed(document: dict[str, Any]) -> bytes:
-    """*document* with a new seal, as an attacker could make it."""
+    """*document* with a new seal, which an attacker can compute."""
     document["digest"] = lock_file._digest(document)
     document["seal"] = lock_file._seal(document)
     return json.dumps(document).encode()

@@ -1,4 +1,4 @@
-"""docs/troubles.md and its translation: the same headings, commands and tests; the tests exist."""
+"""docs/troubles.md and its translation have the same headings, commands and tests; the tests exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_there_are_fifteen_errors() -> None:
 
 
 def test_the_translation_has_the_same_headings() -> None:
-    """The headings are error messages, which are English in every language."""
+    """Headings are error messages, which are English in both pages."""
     assert list(sections(CHINESE)) == list(TITLES)
 
 
@@ -39,7 +39,7 @@ def test_the_translation_has_the_same_code_and_tests(title: str) -> None:
 @pytest.mark.parametrize("page", LABELS, ids=lambda page: page.name)
 @pytest.mark.parametrize("title", TITLES)
 def test_each_entry_has_its_five_parts(title: str, page: Path) -> None:
-    """Meaning, both doctor commands, what to do, and whether the error was reproduced."""
+    """They are: meaning, two doctor commands, remedy, and whether the error was reproduced."""
     found = re.findall(r"^- \*\*(.+?)\*\* \S", sections(page)[title], re.MULTILINE)
     assert tuple(found) == LABELS[page]
 
@@ -58,7 +58,7 @@ def test_each_entry_names_tests_that_exist(title: str) -> None:
 
 
 def test_examples_are_run() -> None:
-    """An example with an unknown image name would not be run."""
+    """An example with an unknown image name would be skipped."""
     found = list(examples())
     assert {example.image for example in found} == {"small", "torch"}
     assert len({example.title for example in found}) >= 12

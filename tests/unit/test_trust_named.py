@@ -29,7 +29,7 @@ assert OURS not in (WEAK, TRUSTING)
 
 @pytest.fixture
 def hostile(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, which contains a key and a matrix.yaml of another user."""
+    """The current folder. Another user has put a key and a matrix.yaml into it."""
     folder = tmp_path / "cloned"
     folder.mkdir()
     (folder / "evil.pem").write_bytes(public_pem(UNKNOWN_KEY))
@@ -39,7 +39,7 @@ def hostile(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def by_an_unknown_key(scene: Scene) -> None:
-    """Publish an image that only the unknown key signed, including its report."""
+    """Publish an image that is signed, with its report, only by the unknown key."""
     key = scene.publisher.folder / "publisher.pem"
     key.write_bytes(pem(UNKNOWN_KEY))
     report = scene.publisher.signed(scene.publisher.report(scene.image), key=UNKNOWN_KEY)
@@ -64,7 +64,7 @@ def test_verify_trusts_no_key_of_the_current_folder(scene: Scene, hostile: Path)
 def test_a_matrix_without_torchkilns_earlier_suites_has_no_other_policy(
     suites: str, noted: bool, scene: Scene, hostile: Path
 ) -> None:
-    """A matrix differs in its policy only if it names other suites."""
+    """Its policy counts as another one only if it names suites that torchkiln's does not."""
     text, count = re.subn(r"(?m)^  suites:\n(    .*\n)+", f"  suites: {suites}\n", OURS)
     (hostile / "matrix.yaml").write_text(text)
 
@@ -85,7 +85,7 @@ def test_a_policy_file_named_by_an_option_is_used(scene: Scene, hostile: Path) -
     "text", [WEAK, TRUSTING.replace("signed: false", "signed: true")], ids=["weak", "signed"]
 )
 def test_verify_uses_no_policy_of_the_current_folder(scene: Scene, hostile: Path, text: str) -> None:
-    """The image was published with a policy that requires less than ours."""
+    """The image was published with a weaker policy than torchkiln's own."""
     (hostile / "matrix.yaml").write_text(text)
     weak = scene.publisher.write(WEAK.encode(), "weak.yaml")
     failed = scene.publisher.report(scene.image, found("nccl-all-reduce", "failed", "hangs"), verdict="fail")
@@ -144,11 +144,11 @@ def test_ls_and_withdraw_trust_no_key_of_the_current_folder(scene: Scene, hostil
     key = ("--key", str(scene.publisher.folder / "ours.pem"), "--reason", "no")
     done = scene.publisher.run("withdraw", f"{scene.target}:{TAG}", *key, "--json")
     assert "its keys not used" in done.stderr
-    assert json.loads(done.stdout)["statement"]  # the unknown key's statement has no effect
+    assert json.loads(done.stdout)["statement"]  # it is signed, but the key is unknown: no effect
 
 
 def test_a_cells_policy_cannot_disable_required_signatures(scene: Scene) -> None:
-    """`--trust` requires signatures, even if a cell's policy has `signed: false`."""
+    """`--trust` requires signatures even if the policy has `signed: false` for the cell."""
     text = OURS + '  cells:\n    - {torch: "2.7.1", signed: false}\n'
     policy = scene.publisher.write(text.encode(), "policy.yaml")
     scene.publisher.keep(scene.publisher.report(scene.image))
@@ -173,7 +173,7 @@ def unsigned_bundle(scene: Scene) -> bytes:
 
 
 def roles(scene: Scene) -> tuple[str, ...]:
-    """Options that trust the publisher's and the laboratory's key, each in its role."""
+    """Options that trust the publisher's key and the laboratory's key, each in its own role."""
     folder = scene.publisher.folder
     return (
         *("--key", f"publisher={folder / 'publisher.pub.pem'}"),
@@ -182,7 +182,6 @@ def roles(scene: Scene) -> tuple[str, ...]:
 
 
 def attached_statement(scene: Scene, kind: str) -> Statement:
-    """The statement of *kind* attached to the image."""
     import base64
 
     result = json.loads(base64.b64decode(scene.bundle(kind)["dsseEnvelope"]["payload"]))
@@ -217,7 +216,7 @@ def test_a_laboratory_cannot_sign_for_a_publisher(scene: Scene, what: str) -> No
     scene.replace(kind, ByKey(ED).sign(attached_statement(scene, kind)).data)
 
     if what == "the decision":
-        assert scene.verify().exit_code == 0  # keys without a role count in both roles
+        assert scene.verify().exit_code == 0  # a key without a role counts in both roles
     done = scene.verify(keys=roles(scene))
     assert isinstance(done.exception, VerificationFailed)
     assert why in done.exception.message

@@ -1,4 +1,4 @@
-"""Layers are unpacked to a root; and the layer with the differences of two trees."""
+"""Layers are unpacked to a folder; and a layer is made from the differences of two trees."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_later_layers_add_and_replace(tmp_path: Path) -> None:
 
 
 def test_blocks_of_zeros_become_holes(tmp_path: Path) -> None:
-    """At any offset and at the end of a file; shorter runs of zeros are written; the content is unchanged."""
+    """This holds at any offset and at a file's end. Shorter runs of zeros are written. No content changes."""
     text = b"text" * 5000
     content = {
         "end": text + bytes(3 << 20),
@@ -68,7 +68,7 @@ def test_blocks_of_zeros_become_holes(tmp_path: Path) -> None:
         content, True
     )
     allocated = {name: (root / name).stat().st_blocks * 512 for name in content}
-    assert allocated["only"] <= 32 << 10  # a block of zeros that arrives in two parts is written
+    assert allocated["only"] <= 32 << 10  # zeros that come in two pieces are written
     assert max(allocated[name] for name in ("end", "middle", "start")) < 128 << 10
     assert allocated["short"] >= len(content["short"])
 
@@ -177,7 +177,7 @@ def test_an_image_is_unpacked_once(tmp_path: Path) -> None:
 
 
 def test_other_users_do_not_reach_an_unpacked_image(tmp_path: Path) -> None:
-    """Its set-user-id programs would also run as root on the host."""
+    """On the host, its set-user-id programs would run as root, too."""
     store = Store(tmp_path / "cache")
     root = unpacked_root(NOWHERE, [layer(tmp_path, entry("su", b"1", mode=0o4755))], store)
 
@@ -191,14 +191,14 @@ EPOCH = 1_600_000_000
 
 
 def upper(lower: list[Entry], whole: list[Entry]) -> bytes:
-    """The tar of the layer that turns *lower* into *whole*."""
+    """The tar of the layer that must be laid over *lower* to get *whole*."""
     out = io.BytesIO()
     write_upper([io.BytesIO(tar_of(lower))], io.BytesIO(tar_of(whole)), out, mtime=EPOCH)
     return out.getvalue()
 
 
 def test_a_new_file_with_several_names_is_written_once() -> None:
-    """The first name has the content; a hard link to a file of the base becomes a file."""
+    """The first name has the content, the others are links. A hard link to a file of the base is a file."""
     driver = [entry("./b", b"driver", mode=0o640), entry("./a", kind=HARD, to="./b", mode=0o640)]
     whole = [*BASE, *driver, entry("./c", kind=HARD, to="./b"), entry("./p", kind=HARD, to="./usr/bin/perl")]
     out = io.BytesIO()
@@ -341,7 +341,7 @@ Leaves = dict[str, tuple[bytes, bytes, int]]  # path -> (kind, content or target
 
 
 def entries(leaves: Leaves) -> list[Entry]:
-    """A tree with these leaves and their folders, folders first; paths below other leaves are left out."""
+    """A tree of these leaves: their folders come first. Paths below another leaf are left out."""
     paths = [path for path in leaves if not any(path.startswith(f"{other}/") for other in leaves)]
     folders = {"/".join(path.split("/")[:n]) for path in paths for n in range(1, path.count("/") + 1)}
     found = [entry(f"./{folder}", kind=FOLDER) for folder in sorted(folders)]
@@ -354,7 +354,7 @@ def entries(leaves: Leaves) -> list[Entry]:
 
 @given(st.dictionaries(PATHS, LEAVES, max_size=5), st.dictionaries(PATHS, LEAVES, max_size=5))
 def test_lower_and_layer_make_the_whole(lower: Leaves, more: Leaves) -> None:
-    """Lower and layer always give the whole; if paths would have to be deleted, it is an error instead."""
+    """If a path would have to be deleted, it is an error instead."""
     below, whole = entries(lower), entries({**lower, **more})
     kinds = [
         {info.name.removeprefix("./").rstrip("/"): info.isdir() for info, _ in tree}

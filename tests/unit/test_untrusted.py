@@ -1,4 +1,4 @@
-"""The lock records untrusted sources; torch's wheel must match the public record."""
+"""The lock records that a source is untrusted; torch's wheel must match the public record."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_lock_records_an_untrusted_source(locked: LockedCell, tmp_path: Path
 
 
 def test_a_lock_of_trusted_sources_has_no_mark() -> None:
-    """So the bytes of committed locks do not change."""
+    """Committed locks therefore keep their bytes."""
     for locked in (reports.LOCKED, DEVEL):
         assert b"untrusted" not in to_json(locked)
         assert not is_untrusted(locked)
@@ -152,7 +152,7 @@ def test_an_unused_untrusted_index_does_not_count() -> None:
 
 
 class Shelf:
-    """A fake index that has torch with that hash, and numpy from the default index."""
+    """A fake index that has torch with the hash *torch*, and numpy as from the default index."""
 
     def __init__(self, sha256: str) -> None:
         self._sha256 = sha256

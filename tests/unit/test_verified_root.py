@@ -1,4 +1,4 @@
-"""An unpacked image is compared with its layers at each use; if it differs, it is unpacked again."""
+"""An unpacked image is compared with its layers before each use, and unpacked again if it differs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIR, LINK, HARD = b"5", b"2", b"1"
 
 @dataclass
 class Lines(SilentRuntimeListener):
-    """A listener that records the printed lines."""
+    """A listener that records the lines it gets."""
 
     lines: list[str] = field(default_factory=list)
 
@@ -37,14 +37,14 @@ class Lines(SilentRuntimeListener):
 
 @dataclass(frozen=True)
 class Scene:
-    """A small image, and a cache in which it is unpacked."""
+    """A small image, and a cache into which it is unpacked."""
 
     image: ImageOnDisk
     store: Store
     root: Path
 
     def verify(self) -> list[str]:
-        """The lines that the verification prints."""
+        """Verify the unpacked image, and return the printed lines."""
         lines = Lines()
         tree, when = verified(self.image, self.store, lines)
         assert {"usr/bin/tool", "usr/lib", "etc/link"} < tree.keys()
@@ -53,7 +53,7 @@ class Scene:
         return lines.lines
 
     def age(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """From now on, files count as old, as in a cache that was not changed for a while."""
+        """From now on, every file counts as old, as in a cache that was not changed for a while."""
         monkeypatch.setattr(known_hashes, "_RECENT_NS", -(10**12))
 
 
@@ -108,7 +108,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("name", TAMPERED)
 def test_a_tree_that_differs_is_found_and_made_again(scene: Scene, name: str) -> None:
     tamper, fault = TAMPERED[name]
-    assert scene.verify() == []  # records the hashes
+    assert scene.verify() == []  # this records the hashes
     tamper(scene.root)
     [line] = scene.verify()
     assert line.startswith("the unpacked image differs from its layers and is unpacked again: ")
@@ -116,7 +116,7 @@ def test_a_tree_that_differs_is_found_and_made_again(scene: Scene, name: str) ->
     assert scene.verify() == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changes the owner of a file")
 def test_another_owner_is_found(scene: Scene) -> None:
     os.chown(scene.root / "usr/bin/old", 1234, 0)
     assert "usr/bin/old: its owner is 1234:0, expected 0:0" in scene.verify()[0]
@@ -184,7 +184,7 @@ def test_a_known_file_is_not_read_again_unless_its_ctime_differs(
     again = load_hashes(scene.store, scene.root)
     assert (differences(scene.root, tree, again), again.read) == ([], 0)
 
-    _write(scene.root)  # the same size, and the mtime restored
+    _write(scene.root)  # size and mtime are as before
     changed = load_hashes(scene.store, scene.root)
     assert differences(scene.root, tree, changed) == [
         "usr/bin/same: its content differs",
@@ -207,7 +207,7 @@ def test_hashes_of_another_machine_or_file_system_do_not_count(
 
 
 def test_a_file_that_was_just_changed_is_read_again(scene: Scene) -> None:
-    """It could change again without a change of its ctime, within the granularity of the file system."""
+    """Within the granularity of the file system's clock, it could change again with the same ctime."""
     scene.verify()
     assert not load_hashes(scene.store, scene.root).known
 

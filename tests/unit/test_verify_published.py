@@ -1,4 +1,4 @@
-"""`verify REGISTRY/REPOSITORY:TAG`: every kind of tampering is detected; unchanged images pass."""
+"""`verify REGISTRY/REPOSITORY:TAG` detects each kind of tampering, and accepts unchanged images."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_unchanged_image_passes(each_scene: Scene) -> None:
 
 
 def test_publishing_again_adds_nothing(each_scene: Scene) -> None:
-    """Although a new ECDSA signature of the same bytes is different each time."""
+    """Nothing is added although each ECDSA signature of the same bytes is different."""
     each_scene.publish()
     before = (set(each_scene.there.blobs), set(each_scene.there.manifests))
     each_scene.publish()
@@ -53,7 +53,7 @@ def test_publishing_again_adds_nothing(each_scene: Scene) -> None:
 
 
 def test_a_flipped_byte_in_a_layer(scene: Scene) -> None:
-    """It is detected only with --full, because the other checks do not read layers."""
+    """Only --full reads layers and detects it."""
     scene.publish()
     layer = max(scene.image.layers, key=lambda image_layer: image_layer.size)
     data = bytearray(scene.there.blobs[layer.digest])
@@ -78,7 +78,7 @@ def test_a_flipped_byte_in_the_manifest_or_the_config(scene: Scene) -> None:
 
 
 def test_a_changed_report(scene: Scene) -> None:
-    """The signature was not changed."""
+    """The report was changed, but not its signature."""
     scene.publish()
     bundle = scene.bundle(SMOKE)
     statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
@@ -107,7 +107,7 @@ def test_a_report_by_another_key(scene: Scene) -> None:
 
 
 def test_a_report_for_another_image(scene: Scene) -> None:
-    """The laboratory's key signed it; it is attached to this image."""
+    """The laboratory's key signed it. Someone attached it to this image."""
     scene.publish()
     sibling = scene.publisher.build("2")
     bundle = scene.bundle(SMOKE)
@@ -118,7 +118,7 @@ def test_a_report_for_another_image(scene: Scene) -> None:
 
 
 def test_the_provenance_of_another_image(scene: Scene) -> None:
-    """The publisher signed it for this image, but the lock in it is another image's."""
+    """The publisher signed it for this image, but it contains another image's lock."""
     from torchkiln.attest.provenance import provenance
     from torchkiln.lock.lock import load_locked
 
@@ -134,7 +134,7 @@ def test_the_provenance_of_another_image(scene: Scene) -> None:
 
 
 def test_a_configuration_that_does_not_match_its_lock(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A publisher with changed source made it, with the same layers."""
+    """A publisher with changed source code built it; its layers are the lock's."""
     from torchkiln.plan import plan
 
     config = plan._config
@@ -154,7 +154,7 @@ def test_a_missing_sbom(scene: Scene) -> None:
 
 
 def test_a_wrong_sbom(scene: Scene) -> None:
-    """The publisher signed it, but one wheel has another version."""
+    """The publisher signed it, but one wheel in it has another version."""
     scene.publish()
     bill = json.loads(base64.b64decode(scene.bundle(SPDX)["dsseEnvelope"]["payload"]))["predicate"]
     wheel = next(package for package in bill["packages"] if package["name"] == "torch")
@@ -166,7 +166,7 @@ def test_a_wrong_sbom(scene: Scene) -> None:
 
 
 def test_a_stale_referrer(each_scene: Scene) -> None:
-    """It is listed but deleted, or it is of another image."""
+    """A listed manifest is deleted, or its blob does not have its digest."""
     each_scene.publish()
     name, result = each_scene.attached(SMOKE)
     if not each_scene.server.behaviour.lists_referrers:
@@ -179,7 +179,7 @@ def test_a_stale_referrer(each_scene: Scene) -> None:
 
 
 def test_unsigned_attachments(scene: Scene) -> None:
-    """Verification without keys passes with a warning; with a trusted key it fails."""
+    """`verify` warns about them; with a trusted key, it fails."""
     scene.publisher.keep(scene.publisher.report(scene.image))
     argv = ["publish", TAG, "--to", scene.target, *scene.publisher.here]
     done = scene.publisher.run(*argv)
@@ -204,7 +204,7 @@ def test_an_image_published_with_an_override(scene: Scene) -> None:
 
 
 def test_reports_of_another_suite(scene: Scene) -> None:
-    """A newer client has a newer suite; the decision lists the checks of the suite that ran."""
+    """A newer torchkiln has a newer suite, so the gate's decision lists the checks of the suite that ran."""
     scene.publish()
     (scene.publisher.suite / "another.py").write_text("NUMBER = 1\n")
 
@@ -224,7 +224,7 @@ def test_the_policy_is_that_of_the_verifier(scene: Scene) -> None:
 
 
 def test_the_image_is_rebuilt(scene: Scene) -> None:
-    """From the lock in the provenance and the base in the image, without files of the publisher."""
+    """From the lock in the provenance and the base in the image; no file of the publisher is needed."""
     scene.publish()
     for folder in ("images", "dist"):
         (scene.publisher.folder / folder).rename(scene.publisher.folder / f"{folder}-away")
@@ -246,7 +246,7 @@ def test_the_image_is_rebuilt(scene: Scene) -> None:
 def test_user_errors(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str, code: int, result: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # a folder without dist/, in which verify looks for images
+    monkeypatch.chdir(tmp_path)  # `verify` looks for images in dist/, which is missing here
     done = scene.publisher.run("verify", ref.format(host=scene.server.host))
 
     assert getattr(done.exception, "exit_code", None) == code, done.exception

@@ -1,4 +1,4 @@
-"""The judgement of vulnerabilities, and the list of allowed vulnerabilities."""
+"""How vulnerabilities are judged, and the list of allowances."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def scan(*findings: Vulnerability) -> Scan:
 def checked(
     *findings: Vulnerability,
     by: tuple[AllowedVulnerability, ...] = (),
-    threshold: Threshold = Threshold(),  # noqa: B008 (it is frozen)
+    threshold: Threshold = Threshold(),  # noqa: B008 (a frozen dataclass)
     on: date = DAY,
 ) -> ScanVerdict:
     return judge(scan(*findings), threshold, by, on=on)
@@ -81,7 +81,7 @@ def test_severities_have_an_order() -> None:
 
 @pytest.mark.parametrize("least", Severity)
 def test_findings_of_this_severity_or_worse_are_refused(least: Severity) -> None:
-    """The other findings are counted, the worst first."""
+    """All other findings are counted. The worst findings are first."""
     findings = [fault(severity.word, severity=severity) for severity in Severity]
 
     found = checked(*findings, threshold=Threshold(severity=least))
@@ -130,7 +130,7 @@ def test_an_allowance_counts_on_its_last_day_and_not_on_the_next(later: int, goo
 def test_an_allowance_matches_a_vulnerability_in_one_or_all_packages(
     by: AllowedVulnerability, fits: bool
 ) -> None:
-    """By any of the vulnerability's names."""
+    """The allowance may have any of the vulnerability's names."""
     found = checked(fault(aliases=("GHSA-x",)), by=(by,))
 
     assert (len(found.allowed), len(found.refused)) == ((1, 0) if fits else (0, 1))
@@ -150,14 +150,14 @@ def test_an_expired_entry_does_not_hide_a_good_one() -> None:
 
 
 def test_an_entry_for_a_finding_below_the_threshold_counts_as_used() -> None:
-    """Because another run may have another threshold; here the entry allows nothing."""
+    """Another run may have a threshold for which the entry is needed."""
     found = checked(fault(severity=Severity.LOW), by=(entry(),))
 
     assert (found.allowed, found.idle) == ((), ())
 
 
 def test_the_scan_of_this_image_is_confirmed() -> None:
-    """Trivy reports no manifest, and the scan of an SBOM has no config: one of the two is sufficient."""
+    """One digest is enough: Trivy does not report the manifest's, and the scan of an SBOM has no config."""
     for scan_result in (scan(), replace(scan(), manifest=None), replace(scan(), config=None)):
         confirm(scan_result, manifest=MANIFEST, config=CONFIG)
 
@@ -173,7 +173,7 @@ def test_the_scan_of_this_image_is_confirmed() -> None:
     ],
 )
 def test_a_scan_of_another_image_is_refused(changes: dict[str, Any], message: str) -> None:
-    """Even if it has no findings."""
+    """Even if the scan has no findings."""
     with pytest.raises(VerificationFailed, match=message) as refused:
         confirm(replace(scan(), **changes), manifest=MANIFEST, config=CONFIG)
     assert refused.value.hint
@@ -258,7 +258,7 @@ def test_an_entry_lasts_at_most_a_year() -> None:
 
 
 def test_an_expired_entry_is_not_an_error_of_the_file() -> None:
-    """Otherwise every image would be refused after that day, even without that vulnerability."""
+    """Otherwise, after that day every image would be refused, even without this vulnerability."""
     assert load(_entry(until="2020-01-01"), name="x", on=DAY)[0].until == date(2020, 1, 1)
 
 
@@ -295,7 +295,7 @@ LINES = st.sampled_from(
 
 @given(text=st.lists(LINES, max_size=12).map("\n".join))
 def test_lines_in_any_order_are_a_list_or_an_error(text: str) -> None:
-    """No other exception is raised, and each entry ends within a year."""
+    """Only the expected exception is raised. Each entry of the list ends within a year."""
     try:
         found = load(text, name="x", on=DAY)
     except ConfigError:

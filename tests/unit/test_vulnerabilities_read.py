@@ -1,4 +1,4 @@
-"""Trivy's and Grype's JSON give the same result; other documents are refused with the position."""
+"""The JSON of Trivy and of Grype gives the same result; other documents are refused with the position."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refusal(content: Any) -> str:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_findings_are_those_of_the_image(tool: str) -> None:
-    """The worst is first for both tools; for wheels, Grype uses GitHub's names of vulnerabilities."""
+    """The worst is first. For wheels, Grype reports the names of GitHub's advisories."""
     found = scan_of(DOCUMENTS[tool]()).findings
 
     assert [
@@ -51,7 +51,7 @@ def test_the_findings_are_those_of_the_image(tool: str) -> None:
 
 
 def test_both_tools_agree_on_the_same_image() -> None:
-    """They agree in all compared values and in the paths; only some names and types differ."""
+    """All values that are compared and the paths are the same; some names and types differ."""
     trivy, grype = scan_of(by_trivy()), scan_of(by_grype())
 
     assert trivy.config == grype.config
@@ -70,7 +70,7 @@ def test_trivys_data_about_itself_and_the_image() -> None:
 
 
 def test_grypes_data_about_itself_and_the_image() -> None:
-    """Up to version 0.87, Grype has the date of its database in another field."""
+    """Until version 0.87, the date of Grype's database is in another field."""
     found = scan_of(by_grype())
     older = scan_of(
         by_grype(descriptor={"name": "grype", "version": "0.66.0", "db": {"built": "2023-09-01T01:26:55Z"}})
@@ -94,7 +94,7 @@ def test_grypes_data_about_itself_and_the_image() -> None:
     ],
 )
 def test_trivys_version_completes_its_scan(content: bytes, version: str | None, database: str | None) -> None:
-    """The output of `trivy version` is optional, and is used if it can be read."""
+    """If the output of `trivy version` is missing or cannot be read, it is ignored."""
     found = complete(scan_of(by_trivy()), content)
     assert (found.version, found.database) == (version, database)
 
@@ -119,7 +119,7 @@ def test_findings_that_the_tool_ignored_are_counted(tool: str) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_nothing_found_and_nothing_recognised(tool: str) -> None:
-    """An image from scratch has no finding and no distribution; `confirm` refuses the latter."""
+    """An image from scratch has no findings and no distribution, which `confirm` refuses."""
     changes: dict[str, Any] = {
         "trivy": {"Metadata": {"ImageID": "sha256:" + "c" * 64}, "Results": None},
         "grype": {"matches": [], "distro": {"name": "", "version": "", "idLike": None}},
@@ -137,7 +137,7 @@ def _grypes(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_severity_is_mapped() -> None:
-    """Trivy has five severities, Grype six; for an unknown severity, Grype writes no value."""
+    """Trivy has five severities and Grype has six; Grype writes no value for an unknown severity."""
     for word in ("UNKNOWN", "LOW", "MEDIUM", "HIGH", "CRITICAL"):
         content = by_trivy()
         _trivys(content)["Severity"] = word
@@ -154,7 +154,7 @@ def test_every_severity_is_mapped() -> None:
 
 
 def test_a_fix_without_a_version_is_a_fix() -> None:
-    """Otherwise `--ignore-unfixed` would ignore it."""
+    """Otherwise `--ignore-unfixed` would ignore a vulnerability that has a fix."""
     trivy, grype = by_trivy(), by_grype()
     _trivys(trivy).update(Status="fixed", FixedVersion="")
     _grypes(grype)["fix"] = {"versions": None, "state": "fixed"}
@@ -163,7 +163,7 @@ def test_a_fix_without_a_version_is_a_fix() -> None:
 
 
 def test_duplicate_findings_are_merged() -> None:
-    """Grype has one finding for each search with a match."""
+    """Grype reports the same finding once for each of its searches that matched."""
     content = by_grype()
     content["matches"] += copy.deepcopy(content["matches"])
     assert scan_of(content) == scan_of(by_grype())
@@ -231,7 +231,7 @@ def test_all_errors_are_reported() -> None:
 
 @given(content=st.sampled_from(TOOLS).flatmap(lambda tool: mutated(DOCUMENTS[tool]())))
 def test_a_changed_document_is_a_scan_or_an_error(content: Any) -> None:
-    """No other exception is raised, and our check refuses the same documents as jsonschema."""
+    """Only the expected exception is raised. jsonschema refuses the same documents as torchkiln's check."""
     with contextlib.suppress(VerificationFailed):
         scan_of(content)
     for tool in TOOLS:

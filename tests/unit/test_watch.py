@@ -1,4 +1,4 @@
-"""The watch of a project's files: what counts as a change, and that no change is missed."""
+"""The watch of a project's files: what counts as a change, and why no change is missed."""
 
 from __future__ import annotations
 
@@ -21,38 +21,37 @@ from torchkiln.project.code import read_code
 from torchkiln.project.snapshot import snapshot
 
 LOCK = "torchkiln.lock.json"
-FULL = None  # the image was not built from the previous image
+FULL = None  # the image is built without the previous one
 
 
 @dataclass(frozen=True)
 class FakeLock:
-    """A fake lock, which consists of its text."""
+    """A fake lock, whose content is one text."""
 
     text: str
     origins: tuple[Origin, ...] = ()
 
 
 class Ended(Exception):
-    """Raised when all steps of a test are done."""
+    """Raised after the last step of a test."""
 
 
 @dataclass
 class Scene:
-    """A watched project in `folder`. Its images are numbers; image 0 was built before the watch."""
+    """A watched project in `folder`. Its images are numbers; image 0 exists before the watch begins."""
 
     folder: Path
-    built_from: list[int | None] = field(default_factory=list)  # the parent of the images 1, 2, …
+    built_from: list[int | None] = field(default_factory=list)  # the image that image 1, 2, … is built from
     reading: Callable[[], object] = lambda: None  # called while the files are read
     building: Callable[[], object] = lambda: None
     settling: Callable[[], object] = lambda: None  # called after a change, before the next poll
     origins: tuple[Origin, ...] = ()  # of the wheels in the lock
 
     def write(self, name: str, text: str) -> Callable[[], object]:
-        """A step that writes the file."""
         return lambda: (self.folder / name).write_text(text)
 
     def events(self, *steps: Callable[[], object]) -> list[str]:
-        """For each image the changed files, or the error; one of *steps* is made at every third pause."""
+        """For each image the changed files, or the error. At every third pause, one of *steps* runs."""
 
         def script() -> Iterator[None]:
             for step in steps:
@@ -108,7 +107,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def once(step: Callable[[], object]) -> Callable[[], object]:
-    """A function that makes *step* at its first call only."""
+    """A function that calls *step* at its first call, and then does nothing."""
     steps = [step]
     return lambda: steps.pop()() if steps else None
 
@@ -145,7 +144,7 @@ def test_files_are_read_when_they_have_settled(scene: Scene) -> None:
 
 
 def test_files_that_never_settle_are_read(scene: Scene) -> None:
-    """For example, a program may write a log into the folder all the time."""
+    """For example, a program may constantly write a log into the folder."""
     numbers = itertools.count()
     scene.settling = lambda: scene.write("run.log", f"{next(numbers)}")()
 
@@ -187,7 +186,7 @@ def test_files_of_the_lock_are_watched_even_if_git_ignores_them(scene: Scene) ->
 
 @pytest.mark.parametrize("later", [False, True])
 def test_locked_wheels_are_watched_wherever_they_are(scene: Scene, later: bool) -> None:
-    """Even in `dist`, or if git ignores them, because a changed wheel makes the lock stale."""
+    """They may be in `dist` or be ignored by git: a changed wheel makes the lock stale."""
     path = "dist/own-1-py3-none-any.whl"
     (scene.folder / "dist").mkdir()
     scene.write(path, "one")()
@@ -221,7 +220,7 @@ def test_the_layout_in_the_folder_is_not_watched(scene: Scene) -> None:
 
 
 def test_a_fault_is_reported_once_for_each_change(scene: Scene) -> None:
-    """Also if a change leaves the fault. Afterwards an image is built, even if the code is as before."""
+    """A change may leave the fault. After the correction, an image is built even for unchanged code."""
     key = scene.folder / ".env"
     events = scene.events(
         scene.write(".env", "A=1"),
@@ -249,7 +248,7 @@ def test_after_a_failed_build_nothing_is_assumed(scene: Scene) -> None:
 
 
 def test_an_error_while_files_change_is_not_reported(scene: Scene) -> None:
-    """For example, git may remove a file between listing and reading."""
+    """For example, git may remove a file after it was listed and before it is read."""
 
     def half_written() -> None:
         scene.write("other.py", "")()
@@ -266,7 +265,7 @@ def test_an_error_while_files_change_is_not_reported(scene: Scene) -> None:
 
 
 def test_an_attempt_whose_error_is_not_reported_is_repeated(scene: Scene) -> None:
-    """Even if the files are unchanged afterwards."""
+    """It is repeated even if no file changes afterwards."""
 
     def fail() -> None:
         os.utime(scene.folder / "train.py", (1, 1))
@@ -320,7 +319,7 @@ def test_a_change_during_the_work_gives_another_image(scene: Scene, when: str) -
 def test_a_change_that_the_file_system_does_not_show_is_found(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two changes within the granularity of file times: only the first one is visible in the snapshot."""
+    """Of two changes within the granularity of file times, the snapshot shows only the first."""
     visible = [{"": (0,)}]
     monkeypatch.setattr(watch, "snapshot", lambda *_: visible[-1])
 

@@ -1,4 +1,4 @@
-"""Our layer of a wheel unpacks to the same files as pip writes: every path, type, mode and byte."""
+"""A wheel's layer unpacks to the files that pip installs: every path, type, mode and byte is the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.layers import Item, layer_of, tree_of_folder, tree_of_layer
 from tests.realpip import RealPip, agree, pip_folder, requirements
 from tests.wheels import File, Scheme, WheelSpec, write_wheel
 
-# No separators, control characters and line endings: RECORD, a text file, cannot represent them.
+# Without separators, control characters and line ends, which cannot be written in RECORD, a text file.
 _LETTERS = st.characters(
     exclude_categories=("Cc", "Cs", "Cn", "Zl", "Zp"), exclude_characters="/\\:", max_codepoint=0x1F600
 )
@@ -46,7 +46,7 @@ _ROOT: tuple[Scheme, ...] = ("", "purelib", "platlib")
 
 
 def _part(suffix: str) -> st.SearchStrategy[str]:
-    """A component of a path. Only files have a suffix, so that paths do not collide."""
+    """A component of a path. Only files have suffixes, so a folder and a file never have the same path."""
     text = st.one_of(_PLAIN, st.text(_LETTERS, min_size=1, max_size=12), st.just("n" * 200))
     return text.map(lambda found: "d" + found.replace(".", "_") + suffix).filter(
         lambda f: len(f.encode()) <= 240
@@ -54,7 +54,7 @@ def _part(suffix: str) -> st.SearchStrategy[str]:
 
 
 def paths(*, suffix: str) -> st.SearchStrategy[str]:
-    """A path of one to four components, sometimes longer than 300 bytes; the file ends in *suffix*."""
+    """A path of one to four components, sometimes longer than 300 bytes; its file name ends in *suffix*."""
     return st.builds(
         lambda folders, file: "/".join((*folders, file)), st.lists(_part(""), max_size=3), _part(suffix)
     )
@@ -69,7 +69,7 @@ def _files(draw: st.DrawFn) -> tuple[File, ...]:
         if scheme == "scripts":
             path, data = f"script{number}{suffix}", draw(_SCRIPTS)
         else:
-            # Each scheme has its own folder: colliding files would overwrite each other, even in pip.
+            # Each scheme has its own folder: of two files with one path, even pip would overwrite one.
             path, data = f"{scheme or 'root'}_/" + draw(paths(suffix=suffix)), draw(_CONTENTS)
         mode = draw(st.sampled_from((0o644, 0o755, 0o600, 0o664, 0o777, 0o444)))
         found[scheme, path] = File(path=path, data=data, scheme=scheme, mode=mode, stored=draw(st.booleans()))
@@ -232,20 +232,19 @@ def pip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPip]:
 
 @pytest.mark.parametrize("kind", FIXED)
 def test_each_kind_of_wheel(kind: str, pip: RealPip, tmp_path: Path) -> None:
-    """One wheel for each feature of wheels."""
     agree(write_wheel(FIXED[kind], tmp_path / "wheels"), pip, tmp_path / "root")
 
 
 @given(spec=wheel_specs())
 def test_any_wheel(pip: RealPip, tmp_path_factory: pytest.TempPathFactory, spec: WheelSpec) -> None:
-    """And combinations of features, chosen by hypothesis."""
+    """hypothesis combines the features of wheels."""
     folder = tmp_path_factory.mktemp("any")
     agree(write_wheel(spec, folder / "wheels"), pip, folder / "root")
     shutil.rmtree(folder)
 
 
 def test_gnu_tar_unpacks_the_same_tree(tmp_path: Path) -> None:
-    """The trees above were read with tarfile; GNU tar and gzip read the same."""
+    """The tests above read layers with tarfile. GNU tar and gzip unpack the same tree."""
     wheels = [write_wheel(spec, tmp_path / "wheels") for spec in FIXED.values()]
     for wheel in wheels:
         blob, _ = layer_of([wheel])
@@ -266,7 +265,7 @@ def test_gnu_tar_unpacks_the_same_tree(tmp_path: Path) -> None:
 
 @pytest.mark.proof
 def test_the_dockerfiles_command_in_a_real_venv(tmp_path: Path, pip: RealPip) -> None:
-    """In a real /opt/venv, the Dockerfile's pip command writes the same files as pip with --root above."""
+    """In a real /opt/venv, the Dockerfile's pip command gives the files that --root gives above."""
     wheels = [write_wheel(spec, tmp_path / "wheels") for kind, spec in FIXED.items() if kind != "pip"]
     (tmp_path / "requirements.txt").write_text(requirements(wheels))
     archive = tmp_path / "venv.tar"
@@ -287,7 +286,7 @@ def test_the_dockerfiles_command_in_a_real_venv(tmp_path: Path, pip: RealPip) ->
     if subprocess.run(
         [*unshare, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False
     ).returncode:
-        pytest.skip("no mount namespaces here: this needs root, or unprivileged user namespaces")
+        pytest.skip("cannot create a mount namespace: needs root, or user namespaces")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
     environment |= {"LC_ALL": "C.UTF-8", "PIP_CONFIG_FILE": os.devnull}
     done = subprocess.run(

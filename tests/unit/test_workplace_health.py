@@ -1,4 +1,4 @@
-"""Whether services answer, and which variables SSH sessions get."""
+"""The health check, which asks the services; and the variables that SSH sessions get."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def service(port: int, path: str | None, name: str = "one") -> Service:
 
 
 def fault(folder: Path, port: int, path: str | None) -> str:
-    """The fault of a service at that port and path."""
     expect(folder, [service(port, path)])
     ((name, found),) = states(folder)
     assert name == "one"
@@ -36,7 +35,7 @@ def fault(folder: Path, port: int, path: str | None) -> str:
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Responds with 200 at /lab/api, elsewhere with the status in the path."""
+    """A handler that responds with 200 to /lab/api, and to other paths with the status in the path."""
 
     def do_GET(self) -> None:
         found = self.path.strip("/")
@@ -73,7 +72,7 @@ def test_a_service_that_responds(web: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [204, 302, 403, 404, 500, 503])
 def test_another_status_is_reported(status: int, web: int, tmp_path: Path) -> None:
-    """A redirect may lead to another server's page."""
+    """A redirect is reported, too, because it may lead to another server's page."""
     found = fault(tmp_path, web, f"/{status}")
 
     assert str(status) in found
@@ -114,7 +113,7 @@ def test_a_refused_connection(path: str | None, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/lab/api", None])
 def test_a_service_that_hangs(path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It accepts connections but does not respond, for example because it is stopped or out of memory."""
+    """It accepts connections and never responds, because it is stopped or out of memory, for example."""
     monkeypatch.setattr(health, "TIMEOUT", 0.2)
     with says(None) as port:
         assert str(port) in fault(tmp_path, port, path)
@@ -127,7 +126,7 @@ def test_every_unhealthy_service_is_reported(web: int, tmp_path: Path) -> None:
 
 
 def test_the_noted_services_contain_no_secret(tmp_path: Path) -> None:
-    """Every user can read the file; it has only names, ports and paths."""
+    """Every user can read this file. It has only names, ports and paths."""
     lab_service = Service(name="lab", command=("a",), environ={"TOKEN": "secret"}, port=1, path="/")
     expect(tmp_path, [lab_service])
 
@@ -137,7 +136,7 @@ def test_the_noted_services_contain_no_secret(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that the health check reads."""
+    """The folder in which the health check looks for the list of services."""
     monkeypatch.setattr(health, "runtime_folder", lambda: tmp_path)
     return tmp_path
 
@@ -154,7 +153,7 @@ def test_healthy_if_every_service_responds(
 def test_unhealthy_if_a_service_does_not_respond(
     web: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names the service; Docker stores the output."""
+    """The printed message names the service, and Docker stores it."""
     expect(folder, [service(web, "/lab/api", "board"), service(web, "/500", "lab")])
 
     assert main() == 1
@@ -163,7 +162,7 @@ def test_unhealthy_if_a_service_does_not_respond(
 
 @pytest.mark.usefixtures("folder")
 def test_a_container_that_runs_a_command_is_healthy(capsys: pytest.CaptureFixture[str]) -> None:
-    """As on this machine, the first process is not our entrypoint."""
+    """Its first process is not torchkiln's entrypoint, as on this machine."""
     assert main() == 0
     assert capsys.readouterr() == ("", "")
 
@@ -180,14 +179,14 @@ OWN = ("HOME", "USER", "LOGNAME", "SHELL", "TERM", "PWD", "OLDPWD", "SHLVL", "MA
 SECRET = ("JUPYTER_TOKEN", "JUPYTER_TOKEN_FILE", "SSH_PUBLIC_KEY")
 _FIRST = string.ascii_letters + "_"
 NAMES = st.builds(str.__add__, st.sampled_from(_FIRST), st.text(_FIRST + string.digits, max_size=8))
-# Variables of a Linux process may have any bytes except NUL, also invalid UTF-8.
+# A variable of a Linux process may have any bytes except NUL; they may be invalid UTF-8.
 ODD = st.text("\"'\\ \t#=%$`\x0b\x0c\x85\u2028é", max_size=20)
 ANY = st.binary(max_size=40).map(lambda value: os.fsdecode(value.replace(b"\0", b"")))
 ENVIRONMENTS = st.dictionaries(NAMES | st.sampled_from([*OWN, *SECRET]), ODD | ANY, max_size=12)
 
 
 def words(line: str) -> list[str]:
-    """The words of *line*, split like argv_split() of OpenSSH's misc.c."""
+    """The words into which argv_split() in OpenSSH's misc.c divides *line*."""
     found: list[str] = []
     at, quote, inside = 0, "", False
     while at < len(line):
@@ -215,7 +214,7 @@ def words(line: str) -> list[str]:
 
 
 def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are expected in the session."""
+    """The variables that the session is expected to have."""
     removed = {*OWN, *SECRET}
     return {
         name: value
@@ -226,7 +225,7 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def host_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A host key, without which sshd does not read its configuration."""
+    """A host key: without one, sshd does not read its configuration."""
     place = tmp_path_factory.mktemp("sshd") / "key"
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(place)]
     subprocess.run(argv, check=True)
@@ -249,7 +248,7 @@ def test_passed_on_variables_read_back(environ: Mapping[str, str]) -> None:
 @given(environ=ENVIRONMENTS)
 @example(environ={"A": 'a "word" \\ and $more\\', "B": "'", "C": "#", "D": "", "E": " = ", "F": '\\"'})
 def test_sshd_reads_the_variables(host_key: Path, environ: Mapping[str, str]) -> None:
-    """The real sshd prints its configuration."""
+    """The real sshd prints the variables that it has read."""
     place = host_key.with_name("sshd_config")
     place.write_bytes(f"HostKey {host_key}\n".encode() + os.fsencode(set_env(shared(environ)[0])))
     done = sshd("-T", "-f", str(place), "-C", "user=x,host=y,addr=z")
@@ -263,7 +262,7 @@ def test_sshd_reads_the_variables(host_key: Path, environ: Mapping[str, str]) ->
 @given(ENVIRONMENTS)
 @example({"ONE": "a\nb", "TWO": "a\rb", "THREE": "ab"})
 def test_variables_with_a_line_break_are_named(environ: Mapping[str, str]) -> None:
-    """All other variables are passed on, so none is lost silently."""
+    """sshd's configuration cannot contain them. All other variables are passed on."""
     variables, broken = shared(environ)
 
     assert {*variables, *broken} == set(environ) - {*OWN, *SECRET}
@@ -272,7 +271,7 @@ def test_variables_with_a_line_break_are_named(environ: Mapping[str, str]) -> No
 
 @pytest.mark.parametrize("value", ["lab_service", "a\nb"])
 def test_identity_and_secrets_are_not_passed_on(value: str) -> None:
-    """And the message does not name them."""
+    """The message about left out variables does not name them."""
     assert shared(dict.fromkeys((*OWN, *SECRET), value)) == ({}, ())
 
 

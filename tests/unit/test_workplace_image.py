@@ -1,4 +1,4 @@
-"""The image's metadata, and the messages at the start of a container."""
+"""The image's metadata, and the messages when a container starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workplace.machine import SMALL_SHM
 from workplace.settings import SWITCHES
 
 VOLTA = Gpu(name="Tesla V100", capability=(7, 0), memory=16 << 30)
-# Faults, and texts that their warnings must contain. They are tested one by one and all together.
+# Faults, and texts that their warnings must contain. Each is tested alone, and all together.
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "fault": (
         {"fault": "CUDA does not start", "remedy": "restart the host"},
@@ -40,19 +40,19 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
 
 
 def warned(in_driver: dict[str, Any], in_machine: dict[str, Any]) -> list[str]:
-    """The warnings of a container with these faults."""
+    """The warnings at the start of a container with these faults."""
     return list(report.warnings(image(), driver(**in_driver), machine(**in_machine)))
 
 
 def test_without_faults_there_are_no_warnings() -> None:
     assert warned({}, {}) == []
     assert warned({}, {"shm": SMALL_SHM + 1}) == []
-    assert warned({"version": "525.60.13"}, {}) == []  # the oldest sufficient driver
+    assert warned({"version": "525.60.13"}, {}) == []  # the oldest driver that is new enough
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_each_fault_is_one_warning(what: str) -> None:
-    """Two GPUs of the same model give one warning."""
+    """Two GPUs of one model together give only one warning."""
     in_driver, in_machine, words = WRONG[what]
     (warning,) = warned(in_driver, in_machine)
 
@@ -65,11 +65,11 @@ def test_all_faults_are_reported() -> None:
         {name: value for found, _, _ in WRONG.values() for name, value in found.items()},
         {name: value for _, found, _ in WRONG.values() for name, value in found.items()},
     )
-    assert len(warning) == 5  # /dev/shm has only one size
+    assert len(warning) == 5  # /dev/shm is either missing or small
 
 
 def test_a_container_without_a_gpu_warns_once() -> None:
-    """Without a driver there is no version that could be too old."""
+    """Without a driver there is no version, so nothing is reported as too old."""
     nothing = {"version": "", "cuda": "", "gpus": (), "passed": False, "fault": "no GPU", "remedy": "--gpus"}
     assert warned(nothing, {}) == ["no GPU: --gpus"]
 
@@ -105,7 +105,7 @@ def test_facts_describe_the_machine() -> None:
 
 
 def test_messages_go_to_stderr_with_our_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """So the log distinguishes them from messages of services."""
+    """In a container's log, the prefix distinguishes them from messages of services."""
     report.say("one", "two")
 
     assert capsys.readouterr() == ("", "torchkiln: one\ntorchkiln: two\n")
@@ -126,7 +126,7 @@ def test_the_report_is_of_this_machine(
 
 @needs_gcc
 def test_a_shell_starts_with_a_summary_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Facts of the build, GPUs, and their faults."""
+    """It has the versions in the image, the GPUs, and their faults."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.setenv("FAKE_DRIVER", "470.57.02")
     first, gpus, *rest = greeting.text(image()).splitlines()
@@ -140,7 +140,7 @@ def test_a_shell_starts_with_a_summary_of_the_image(monkeypatch: pytest.MonkeyPa
 
 @needs_gcc
 def test_a_shell_does_not_wait_for_a_slow_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It prints a warning and starts. The doctor waits longer."""
+    """A warning is printed instead. Only the doctor waits longer."""
     assert greeting.DRIVER_TIMEOUT < module.LIMIT
     monkeypatch.setattr(greeting, "DRIVER_TIMEOUT", 0.3)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
@@ -161,7 +161,7 @@ def test_help_lists_every_variable_with_its_default() -> None:
 
 
 def test_help_fits_80_columns() -> None:
-    """The table of settings does."""
+    """The table of settings is the widest part."""
     table = helping.text(image()).partition("NAME=VALUE")[2].partition("\n\n")[0]
 
     assert max(map(len, table.splitlines())) <= helping.WIDTH
@@ -173,7 +173,7 @@ CAPABILITIES = [(major, minor) for major in range(3, 14) for minor in range(10)]
 
 
 def ours(archs: tuple[str, ...], capability: tuple[int, int]) -> bool:
-    """The result of the code that plans images."""
+    """Whether torchkiln's planner counts the GPU as served."""
     return how_served(archs, f"{capability[0]}.{capability[1]}") is not None
 
 
@@ -201,7 +201,7 @@ def test_image_json_is_read_as_the_build_writes_it(tmp_path: Path) -> None:
 
 
 def test_unknown_metadata_is_empty(tmp_path: Path) -> None:
-    """The lock may not have the versions of CUDA libraries that are inside torch's wheel."""
+    """If CUDA's libraries are inside torch's wheel, the lock may not have their versions."""
     texts = ("tag", "torch", "cuda", "wheel_cuda", "cudnn", "nccl", "python", "min_driver", "full_driver")
     warning = dict.fromkeys(texts, "1") | {"cudnn": None, "archs": [], "wheels": [], "schema": 1}
     (tmp_path / "image.json").write_text(json.dumps(warning))
@@ -210,7 +210,7 @@ def test_unknown_metadata_is_empty(tmp_path: Path) -> None:
 
 
 def test_supported_gpus_match_those_of_the_builder() -> None:
-    """The two programs cannot share code; compared for all known builds and all possible capabilities."""
+    """The image's program and torchkiln cannot share code. All known builds are compared."""
     differ = [pair for pair in product(BUILDS, CAPABILITIES) if serves(*pair) is not ours(*pair)]
 
     assert differ == []
@@ -227,7 +227,7 @@ def test_each_arch_separately(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sm", "compute"])
 @pytest.mark.parametrize("letter", ["a", "f"])
 def test_a_letter_after_an_arch_means_only_that_gpu(kind: str, letter: str) -> None:
-    """Stricter than the planner, which treats sm_90a as sm_90, because no known wheel has such a letter."""
+    """The planner treats sm_90a like sm_90, because no known wheel has a name with such a letter."""
     for series, capability in product(SERIES, CAPABILITIES):
         archs, own = (f"{kind}_{series}{letter}",), (int(series[:-1]), int(series[-1]))
 
@@ -236,6 +236,6 @@ def test_a_letter_after_an_arch_means_only_that_gpu(kind: str, letter: str) -> N
 
 
 def test_an_invalid_arch_supports_nothing() -> None:
-    """Unknown names of a future image are ignored; they must not give a traceback in every container."""
+    """A future torch may have unknown names. They are ignored: a traceback would be in every container."""
     assert not serves(("sm_", "sm_next", "", "sm"), (9, 0))
     assert serves(("sm_next", "sm_90"), (9, 0))

@@ -1,4 +1,4 @@
-"""The texts in both languages, and how a container chooses the language."""
+"""The messages in English and Chinese, and how a container chooses the language."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from workplace.messages import TEXTS, language
 __all__ = ["place"]
 
 VOLTA = Gpu(name="Tesla V100", capability=(7, 0), memory=16 << 30)
-# Keys that the code composes.
+# Keys of messages that the code composes from parts.
 COMPOSED = re.compile(r"(state|about|setting|default|cuinit)\..+|problems\.[01]|help\..+")
-# Options, variables and paths, which must be the same in both languages.
+# Options, variables and paths must be the same in both languages.
 TYPED = re.compile(r"(?<!\w)--[a-z-]+|[A-Z_]{6,}|/[a-z]+/[a-z/_]+")
 
 
@@ -61,7 +61,7 @@ def test_no_text_is_defined_twice() -> None:
 
 
 def calls() -> Iterator[tuple[str, set[str]]]:
-    """The key and the names of values of each `message(...)` in the package."""
+    """The key of each `message(...)` in the package, and the names of the values that the call gives."""
     for module in PACKAGE.glob("*.py"):
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "message":
@@ -72,7 +72,7 @@ def calls() -> Iterator[tuple[str, set[str]]]:
 
 
 def test_every_text_gets_its_values() -> None:
-    """A missing value would give a traceback in the situation in which the message is needed."""
+    """If a value were missing, printing the message would give a traceback."""
     assert [(key, names) for key, names in calls() if not placeholders(TEXTS[key][0]) <= names] == []
 
 
@@ -104,7 +104,7 @@ def test_every_text_is_used() -> None:
     ],
 )
 def test_the_locale_decides(environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LC_ALL precedes LC_MESSAGES and LANG, as for gettext. Encodings other than UTF-8 get English."""
+    """As in gettext, LC_ALL comes before LC_MESSAGES and LANG. Without UTF-8, messages are in English."""
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "utf-8"))
 
     assert language(environ) == expected
@@ -127,7 +127,7 @@ def in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_doctor_in_chinese(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Words, columns and the number of problems; the JSON output is the same in all languages."""
+    """Words, columns and the number of problems are right. The JSON output is the same in both languages."""
     in_chinese(monkeypatch)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.setenv("FAKE_DRIVER", "470.57.02")
@@ -159,7 +159,7 @@ TROUBLES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.usefixtures("chinese", "place")
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_every_line_is_chinese(trouble: str) -> None:
-    """Lines of the doctor and of the start, except for lines that only have values, such as "8.0 GiB"."""
+    """Lines of the doctor and of the start are tested, except for lines of values only, as "8.0 GiB"."""
     in_image, in_driver, in_machine = TROUBLES[trouble]
     found = (image(**in_image), driver(**in_driver), machine(**in_machine))
     lines = [*report.facts(*found[1:]), *report.warnings(*found)]
@@ -186,7 +186,7 @@ def test_faults_of_the_driver_are_chinese(init: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("chinese")
 def test_help_in_chinese() -> None:
-    """Each setting has a line, aligned by the width of characters."""
+    """Each setting has a line. Columns are aligned by the displayed width of characters."""
     text = helping.text(image())
     table = text.partition("设置（-e NAME=VALUE）：\n")[2].partition("\n\n")[0].splitlines()
     width = [sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in line) for line in text.splitlines()]

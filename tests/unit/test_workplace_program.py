@@ -1,4 +1,4 @@
-"""The package inside images as a program: commands, the doctor, and the detection of the machine."""
+"""The package in images as a program: its commands, the doctor, and what it finds on the machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOOK = "import dataclasses, json, workplace.machine as m; print(json.dumps(datac
     [("268435456\n", 1 << 28), ("max\n", None), ("9223372036854771712\n", None), ("", None)],
 )
 def test_memory_is_the_limit_or_the_hosts(name: str, content: str, limit: int | None, tmp_path: Path) -> None:
-    """In cgroup version 1, a large number means no limit."""
+    """cgroup version 1 writes a very large number if there is no limit."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(content)
 
@@ -58,7 +58,7 @@ def test_without_cgroups_there_are_no_limits(tmp_path: Path) -> None:
 
 
 def test_shared_memory_is_measured(tmp_path: Path) -> None:
-    """For example, a /dev/shm of 64 MiB, the default of engines."""
+    """For example, engines give a container a /dev/shm of 64 MiB by default."""
     found = json.loads(inside.python(LOOK, before=dev(tmp_path, shm="64m")))
 
     assert found["shm"] == machine.SMALL_SHM
@@ -71,7 +71,7 @@ def test_inaccessible_shared_memory_counts_as_none(tmp_path: Path) -> None:
 def test_folders_are_writable_if_a_file_can_be_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each folder is checked once, in the order work, home, /tmp."""
+    """The order is: working folder, home, /tmp. A folder that is two of them is checked once."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "absent"))
     found = look()
@@ -84,7 +84,7 @@ def test_folders_are_writable_if_a_file_can_be_created(
 
 
 def test_a_read_only_system_is_not_writable_for_root() -> None:
-    """access(2) would report that root can write."""
+    """The system call access(2) would report that root can write."""
     assert not writable("/proc/self")
 
 
@@ -92,7 +92,7 @@ def test_a_read_only_system_is_not_writable_for_root() -> None:
 @example(1 << 30)
 @example((1 << 30) - 1)
 def test_sizes_are_shown_in_readable_units(count: int) -> None:
-    """They are rounded to a tenth of a GiB, or to a MiB."""
+    """A size is rounded to a tenth of a GiB, or to a MiB."""
     number, unit = size(count).split()
     unit_bytes = {"MiB": 1 << 20, "GiB": 1 << 30}[unit]
 
@@ -109,7 +109,6 @@ _SHOWN = re.compile(r"(ok|warning|problem) +(\S+(?: \S+)*?) +(.*)")
 
 @pytest.fixture
 def fake(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that works."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -132,7 +131,7 @@ def test_problems_are_the_exit_code(
     broken: int,
     last: str,
 ) -> None:
-    """Warnings do not count: /dev/shm may be small here. Text and JSON have the same content."""
+    """Warnings, for example of a small /dev/shm, do not count. Text and JSON agree."""
     for name, value in answers.items():
         monkeypatch.setenv(name, value)
     codes = (doctor.main([]), doctor.main(["--json"]))
@@ -155,7 +154,7 @@ def test_problems_are_the_exit_code(
 
 
 def shown(text: str) -> list[dict[str, str]]:
-    """The lines of the doctor's text."""
+    """The lines of the doctor's output as text."""
     found: list[dict[str, str]] = []
     for row in text.partition("\n\n")[0].splitlines():
         if line := _SHOWN.fullmatch(row):
@@ -177,7 +176,7 @@ def test_a_wrong_option_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
 @needs_gcc
 @pytest.mark.usefixtures("fake")
 def test_no_files_are_left(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """The doctor only reads files."""
+    """After the doctor's run, the files and their modes are as before."""
     before = {path: stat.S_IMODE(path.stat().st_mode) for path in place.folder.rglob("*")}
     doctor.main([])
 
@@ -188,13 +187,13 @@ MODULES = sorted(PACKAGE.glob("*.py"))
 
 
 def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The result of the package as a program, with only *environ* as its environment."""
+    """Run the package as a program; its environment has only the variables *environ*."""
     argv = [sys.executable, "-IB", str(PACKAGE), *words]
     return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
 
 
 def test_wrong_settings_start_nothing() -> None:
-    """All errors are reported, one line each, with a hint; the token is not shown."""
+    """Each error has one line and a hint. The token is not printed."""
     token = "two secret words"
     done = command("services", JUPYTER_PORT="http", SSH="perhaps", JUPYTER_TOKEN=token)
     lines = done.stderr.splitlines()
@@ -222,7 +221,7 @@ def test_an_unknown_command(word: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
 def test_the_package_needs_only_python(module: Path) -> None:
-    """It runs with the base's Python, not with the venv's, because it diagnoses the venv."""
+    """The base's Python runs it, because it must diagnose a broken virtual environment."""
     tree = ast.parse(module.read_text())
     named = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     named |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

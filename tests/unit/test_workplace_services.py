@@ -1,4 +1,4 @@
-"""The services that the settings start: their commands, log lines, and shared folder."""
+"""The services that the settings start: their commands, their log lines, and their shared folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workplace import services, ssh
 from workplace.settings import Jupyter, TensorBoard
 
 TOKENS = st.text("".join(map(chr, range(ord("!"), ord("~") + 1))), min_size=1)
-# The first process of a container, with all paths below a folder.
+# Does what a container's first process does, with all paths below a temporary folder.
 CONTAINER = """
 import os, sys; sys.path.insert(0, {package!r})
 from pathlib import Path
@@ -31,13 +31,13 @@ sys.exit(services.run(settings.read(os.environ, root=False), image.load(Path({fa
 
 
 def lab(**more: object) -> Jupyter:
-    """The default settings of Jupyter, changed by *more*."""
+    """Jupyter's default settings, with the changes *more*."""
     defaults: dict[str, object] = {"token": None, "port": 8888, "base_url": "/", "origin": ""}
     return Jupyter(**defaults | more)  # type: ignore[arg-type]
 
 
 def container(folder: Path, script: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the services until they end; *script* replaces Jupyter."""
+    """Run the services until they end. The shell script *script* is in Jupyter's place."""
     (folder / "bin").mkdir()
     (folder / "bin/jupyter").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "bin/jupyter").chmod(0o755)
@@ -52,7 +52,7 @@ def container(folder: Path, script: str = "", **environ: str) -> subprocess.Comp
 
 @given(TOKENS)
 def test_a_set_token_is_neither_in_the_process_list_nor_in_the_log(token: str) -> None:
-    """Command and log line do not depend on the token, which is passed in the environment."""
+    """The token is passed in the environment, so command and log line are the same for every token."""
     service, line = services.jupyter(lab(token=token), {"MINE": "value"})
     with_another_token, same = services.jupyter(lab(token="quite another"), {})
 
@@ -69,7 +69,7 @@ def test_a_generated_token_is_in_the_log() -> None:
 
 
 def test_without_a_token_each_start_generates_one() -> None:
-    """It has 192 bits; the user's JUPYTER_TOKEN in the environment is replaced."""
+    """A generated token has 192 bits."""
     made = {services.jupyter(lab(), {})[0].environ["JUPYTER_TOKEN"] for _ in range(5)}
 
     assert len(made) == 5
@@ -77,7 +77,7 @@ def test_without_a_token_each_start_generates_one() -> None:
 
 
 def test_disabled_authentication_is_logged() -> None:
-    """Jupyter ignores an empty variable, so an option is used, too."""
+    """An option disables it, because Jupyter ignores an empty variable."""
     service, line = services.jupyter(lab(token=""), {})
 
     assert "--IdentityProvider.token=" in service.command
@@ -111,9 +111,9 @@ def test_tensorboard_gets_its_settings() -> None:
 
 
 def test_the_container_has_the_exit_code_of_its_service(tmp_path: Path) -> None:
-    """Services are recorded for the health check; the log has the image, the token, and the reason."""
+    """The health check's list is written. The log has the image, the token, and why the service ended."""
     done = container(tmp_path, 'echo "$JUPYTER_TOKEN" >>token; exit 7', JUPYTER_PORT="9999")
-    (token,) = (tmp_path / "token").read_text().split()  # started once: restarts are disabled
+    (token,) = (tmp_path / "token").read_text().split()  # no second start, because restarts are disabled
     defaults = done.stderr.splitlines()
 
     assert (done.returncode, done.stdout) == (7, "")
@@ -145,7 +145,7 @@ def test_two_services_on_one_port_are_refused(
     tmp_path: Path, environ: dict[str, str], names: tuple[str, str]
 ) -> None:
     if "SSH" in environ and not Path(ssh.KEYGEN).exists():
-        pytest.skip("needs ssh-keygen")
+        pytest.skip("ssh-keygen is not installed: apt-get install openssh-client")
     _, public = key(tmp_path)
     done = container(tmp_path, "exec sleep 9", **environ, SSH_PUBLIC_KEY=public)
 
@@ -162,7 +162,7 @@ def test_a_port_of_a_service_that_is_off_is_free(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
-    """For example, on a read-only system without a tmpfs."""
+    """For example, the container's file system is read-only, and no tmpfs is mounted."""
     (tmp_path / "run").write_text("a file where a folder should be")
     done = container(tmp_path)
 
@@ -173,7 +173,7 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_shared_folder_is_private(tmp_path: Path) -> None:
-    """It is created if it is missing, and reused at a restart."""
+    """It is created if it is missing, and used again after a restart."""
     for _ in range(2):
         services._make_private(tmp_path / "deep/run")
 
@@ -182,7 +182,7 @@ def test_the_shared_folder_is_private(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["link", "others", "group", "owner"])
 def test_a_planted_folder_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/tmp is world-writable, and files in this folder give access to accounts."""
+    """Any user can create a folder in /tmp, and the files in this one give access to accounts."""
     place = tmp_path / "run"
     (tmp_path / "elsewhere").mkdir()
     if what == "link":

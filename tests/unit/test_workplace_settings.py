@@ -1,4 +1,4 @@
-"""The settings of a container: their values; all invalid values are reported at once."""
+"""The settings of a container: the values that they accept. All invalid values are reported together."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ BAD = {
     "TORCHKILN_SUDO": "please",
     "TORCHKILN_RESTART": "never",
 }
-# libc and pip read these, not this package.
+# Variables that libc, pip and uv read; this package does not read them.
 OTHERS = {"TZ", "PIP_CONSTRAINT", "UV_CONSTRAINT"}
 
 
 class RecordingEnviron(Mapping[str, str]):
-    """An environment that records the requested names."""
+    """An environment that records the names of the variables that are read."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ, self.requested = environ, set[str]()
@@ -49,7 +49,6 @@ class RecordingEnviron(Mapping[str, str]):
 
 
 def faults(root: bool = True, **environ: str) -> list[str]:
-    """The errors of *environ*."""
     try:
         read(environ, root=root)
     except BadSettings as error:
@@ -58,12 +57,12 @@ def faults(root: bool = True, **environ: str) -> list[str]:
 
 
 def named(value: list[str]) -> list[str]:
-    """The settings with which the messages begin."""
+    """The settings that the messages name; each message begins with one."""
     return sorted(sentence.replace("=", " ").replace(":", " ").split()[0] for sentence in value)
 
 
 def switches() -> list[tuple[str, str]]:
-    """(name, default) of SWITCHES, unique by name."""
+    """Name and default of each variable in SWITCHES."""
     return [(name, default) for names, default in SWITCHES for name in names.split(", ")]
 
 
@@ -74,7 +73,7 @@ def jupyter(**environ: str) -> Jupyter:
 
 
 def ports(**environ: str) -> tuple[int, ...]:
-    """The ports of an sshd that does not run as root."""
+    """The ports on which sshd listens if it does not run as root."""
     found = read(environ, root=False).ssh
     assert found
     return found.ports
@@ -122,7 +121,7 @@ def test_services_can_be_disabled() -> None:
 
 
 def test_help_lists_exactly_the_used_variables(tmp_path: Path) -> None:
-    """No listed variable is without effect, and no used variable is undocumented."""
+    """Each listed variable has an effect, and each used variable is listed."""
     (tmp_path / "token").write_text(TOKEN)
     environ = RecordingEnviron({"JUPYTER_TOKEN_FILE": str(tmp_path / "token"), "TENSORBOARD_LOGDIR": "/runs"})
     read(environ, root=True)
@@ -133,7 +132,7 @@ def test_help_lists_exactly_the_used_variables(tmp_path: Path) -> None:
 
 
 def test_the_defaults_in_help_are_right() -> None:
-    made = {"JUPYTER_TOKEN", *OTHERS}  # these defaults are described in words
+    made = {"JUPYTER_TOKEN", *OTHERS}  # their defaults in help are words, not values
     value = {name: default for name, default in switches() if default and name not in made}
     board = {"TENSORBOARD_LOGDIR": "/runs"}
 
@@ -161,7 +160,7 @@ def test_all_errors_are_reported_at_once() -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_each_wrong_value_is_reported_once(name: str) -> None:
-    """The message shows the value, unless it is a secret."""
+    """The value is in the message, unless it is a secret."""
     value = faults(TENSORBOARD_LOGDIR="/runs", **{name: BAD[name]})
     assert named(value) == [name]
     assert (repr(BAD[name]) in value[0]) is (name != "JUPYTER_TOKEN")
@@ -182,7 +181,7 @@ def test_the_first_and_the_last_port(port: int) -> None:
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_service_variables_of_kubernetes_are_ignored(protocol: str) -> None:
-    """If services have the names jupyter, ssh and tensorboard, every pod has such variables."""
+    """In a pod, a Kubernetes service named jupyter, ssh or tensorboard sets such variables."""
     value = f"{protocol}://10.0.0.1:8888"
     environ = {"TENSORBOARD_LOGDIR": "/runs"}
     more = dict.fromkeys(("JUPYTER_PORT", "SSH_PORT", "TENSORBOARD_PORT"), value)
@@ -205,7 +204,7 @@ def test_invalid_base_urls(value: str) -> None:
 
 @pytest.mark.parametrize("token", ["", "short", "a" * 40, "012345678901234", "abcdefg" * 5])
 def test_a_weak_token(token: str) -> None:
-    """It is refused, unless a setting permits it."""
+    """A weak token is refused, unless a setting allows it."""
     assert named(faults(JUPYTER_TOKEN=token)) == ["JUPYTER_TOKEN"]
     assert jupyter(JUPYTER_TOKEN=token, JUPYTER_ALLOW_WEAK_TOKEN="yes").token == token
 
@@ -226,7 +225,7 @@ def test_a_token_that_is_not_valid_in_a_url(token: str, weak: str) -> None:
 @given(st.text(PRINTED, max_size=40), st.permutations(PRINTED))
 @example("a" * 20, PRINTED[::-1])
 def test_a_refused_token_is_not_shown(token: str, shuffled: list[str]) -> None:
-    """The message is the same for another token with the same length and number of different characters."""
+    """The message depends only on the token's length and on its number of different characters."""
     similar_token = token.translate(str.maketrans(PRINTED, "".join(shuffled)))
     assert faults(JUPYTER_TOKEN=token) == faults(JUPYTER_TOKEN=similar_token)
 
@@ -265,7 +264,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 @given(token=st.text(PRINTED, min_size=1), port=st.integers(1, 65535))
 def test_the_url_has_port_and_token(token: str, port: int) -> None:
-    """A URL parser finds port, path and token in it."""
+    """Python's URL parser finds port, path and token in the URL."""
     lab = Jupyter(token=None, port=port, base_url="/lab/anna/", origin="")
     found = urlsplit(lab.url(token))
 
@@ -289,7 +288,7 @@ def test_ssh_without_root_listens_on_2222_and_if_allowed_on_22(
 ) -> None:
     value = tmp_path / "ip_unprivileged_port_start"
     monkeypatch.setattr(settings._lowest_port, "__defaults__", (value,))
-    assert ports() == (2222,)  # a kernel without this setting
+    assert ports() == (2222,)  # the kernel does not have this setting
 
     value.write_text(lowest)
     assert ports() == expected
@@ -297,7 +296,7 @@ def test_ssh_without_root_listens_on_2222_and_if_allowed_on_22(
 
 
 def test_each_user_has_a_runtime_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root's is in a folder that only root can write to; other users' folders contain the uid."""
+    """Root's is where only root can write. The path of another user's contains the uid."""
     found = []
     for uid in (0, 1000, 1001):
         monkeypatch.setattr("os.getuid", lambda uid=uid: uid)

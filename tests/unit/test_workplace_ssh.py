@@ -1,4 +1,4 @@
-"""Authorized keys, persistent host keys, and a configuration that sshd accepts."""
+"""SSH in a container: authorized keys, persistent host keys, and a configuration that sshd accepts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workplace.settings import Ssh
 from workplace.ssh import KINDS, NoSsh, Prepared, prepare
 
 pytestmark = pytest.mark.skipif(
-    not shutil.which("ssh-keygen"), reason="ssh-keygen makes the keys: apt-get install openssh-client"
+    not shutil.which("ssh-keygen"), reason="ssh-keygen is not installed: apt-get install openssh-client"
 )
 
 UNKNOWN = 54321
@@ -28,7 +28,7 @@ UNKNOWN = 54321
 
 @dataclass(kw_only=True)
 class Host:
-    """The files of a container for SSH, below a folder."""
+    """A container's files for SSH, all below a folder."""
 
     folder: Path
     accounts: dict[str, pwd.struct_passwd] = field(default_factory=dict)
@@ -39,39 +39,39 @@ class Host:
 
     @property
     def stored(self) -> Path:
-        """The folder of SSH_HOST_KEYS, a volume."""
+        """The folder that SSH_HOST_KEYS names, in a volume."""
         return self.folder / "volume/keys"
 
     @property
     def mounted(self) -> Path:
-        """The file in place of /etc/ssh/authorized_keys."""
+        """The file that is used as /etc/ssh/authorized_keys."""
         return self.folder / "mounted"
 
     def account(self, name: str, uid: int) -> None:
-        """Add a user with a home folder."""
+        """Add a user who has a home folder."""
         home = self.folder / name
         (home / ".ssh").mkdir(parents=True)
         self.accounts[name] = pwd.struct_passwd((name, "x", uid, uid, "", str(home), "/bin/bash"))
 
     def at_home(self, name: str, text: str) -> None:
-        """Write ~/.ssh/authorized_keys of the user."""
+        """Write the user's ~/.ssh/authorized_keys."""
         Path(self.accounts[name].pw_dir, ".ssh/authorized_keys").write_text(text)
 
     def prepare(self, keys: str = "", *, again: bool = False, **environ: str) -> Prepared:
-        """Prepare SSH as at a container's start; with *again*, in a new container with the same volume."""
+        """Prepare SSH as a container's start does; with *again*, in a new container with the same volume."""
         if again:
             shutil.rmtree(self.run)
         self.run.mkdir(exist_ok=True)
         return prepare(Ssh(keys=keys, ports=(2222, 22), host_keys=self.stored), environ, self.run)
 
     def refused(self, keys: str = "") -> str:
-        """The reason why SSH is disabled."""
+        """The message that says why SSH is disabled."""
         with pytest.raises(NoSsh) as caught:
             self.prepare(keys)
         return str(caught.value)
 
     def authorized_keys(self, name: str) -> list[str]:
-        """The keys that open *name*'s account."""
+        """The keys with which one can log in as the user *name*."""
         return (self.run / "authorized_keys" / name).read_text().splitlines()
 
 
@@ -82,7 +82,7 @@ def uid(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def host(tmp_path: Path, uid: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    """A container that runs as *uid*. The account `user` has this uid, or 1000 if *uid* is root's."""
+    """A container that runs as *uid*. The user `user` has this uid, or 1000 if *uid* is that of root."""
     found = Host(folder=tmp_path)
     found.account("user", 1000 if uid == 0 else uid)
     if uid == 0:
@@ -99,12 +99,12 @@ def host(tmp_path: Path, uid: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def public(folder: Path) -> str:
-    """The public part of a new key."""
+    """The public part of a new SSH key."""
     return key(folder)[1]
 
 
 def print_of(place: Path) -> str:
-    """The fingerprint of a key, as `ssh` shows it at the first login."""
+    """The fingerprint of a key, which `ssh` shows at the first login."""
     argv = ["ssh-keygen", "-l", "-f", str(place)]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[1]
 
@@ -114,7 +114,7 @@ def mode(place: Path) -> int:
 
 
 def test_keys_of_every_source_are_authorized(host: Host, tmp_path: Path) -> None:
-    """Keys of the variable and the mounted file open every account; keys in a home, only its account."""
+    """Keys in the variable or the mounted file open every account; keys in a home, only its user's."""
     one, two, three, four = (public(tmp_path) for _ in range(4))
     host.mounted.write_text(f"# of the team\n\n{three}\n")
     host.at_home("user", four)
@@ -147,7 +147,7 @@ def test_a_duplicate_key_counts_once(host: Host, tmp_path: Path) -> None:
 )
 def test_every_kind_of_key_is_accepted(host: Host, tmp_path: Path, kind: str, options: str) -> None:
     place = tmp_path / "key"
-    size = ("-b", "1024") if kind == "rsa" else ()  # larger keys take long to generate
+    size = ("-b", "1024") if kind == "rsa" else ()  # a larger RSA key would take long to generate
     subprocess.run(["ssh-keygen", "-q", "-t", kind, *size, "-N", "", "-f", str(place)], check=True)
     line = options + place.with_suffix(".pub").read_text().strip()
 
@@ -156,7 +156,7 @@ def test_every_kind_of_key_is_accepted(host: Host, tmp_path: Path, kind: str, op
 
 
 def test_an_invalid_line_is_named_and_not_shown(host: Host, tmp_path: Path) -> None:
-    """The message has the line number; the other keys are used."""
+    """The message has the line's number. Keys in other lines are used."""
     one, two = public(tmp_path), public(tmp_path)
     host.mounted.write_text(f"{one}\nssh-ed25519 verysecret\n\n# a comment\nverysecret\n{two}\n")
     found = host.prepare()
@@ -185,7 +185,7 @@ def test_a_private_key_is_refused_and_not_shown(host: Host, tmp_path: Path) -> N
 
 
 def test_a_private_key_of_putty_is_not_shown(host: Host) -> None:
-    """Its header differs from that of OpenSSH's keys."""
+    """A private key of PuTTY begins with another header than one of OpenSSH."""
     why = host.refused("PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 1\nverysecret")
 
     assert "line 3" in why
@@ -194,7 +194,7 @@ def test_a_private_key_of_putty_is_not_shown(host: Host) -> None:
 
 @pytest.mark.parametrize("keys", ["", "# nothing but words", "\n\n"])
 def test_without_a_key_there_is_no_ssh(host: Host, keys: str) -> None:
-    """The message has a hint how to set a key."""
+    """The message says how to set a key."""
     assert "SSH_PUBLIC_KEY" in host.refused(keys)
     assert not (host.run / "sshd_config").exists()
 
@@ -214,7 +214,7 @@ def test_a_uid_without_a_name_has_no_ssh(host: Host, tmp_path: Path, monkeypatch
 
 
 def test_host_keys_are_made_once_and_kept(host: Host, tmp_path: Path) -> None:
-    """So the known_hosts file of a client is also valid for the next container."""
+    """A client's known_hosts file is therefore valid for the next container, too."""
     one = public(tmp_path)
     first, second, third = host.prepare(one), host.prepare(one), host.prepare(one, again=True)
 
@@ -225,7 +225,7 @@ def test_host_keys_are_made_once_and_kept(host: Host, tmp_path: Path) -> None:
 
 
 def test_without_a_volume_each_container_has_its_own_host_keys(host: Host, tmp_path: Path) -> None:
-    """Everybody with the image could read a key in a layer."""
+    """Everybody who has the image could read a host key in its layers."""
     one = public(tmp_path)
     first = host.prepare(one).fingerprint
     shutil.rmtree(host.stored)
@@ -234,7 +234,7 @@ def test_without_a_volume_each_container_has_its_own_host_keys(host: Host, tmp_p
 
 
 def test_host_keys_that_cannot_be_stored_are_used(host: Host, tmp_path: Path) -> None:
-    """They are used until the container ends, with one warning; a restart reuses them."""
+    """They are used until the container is removed, also after a restart. One warning is printed."""
     one = public(tmp_path)
     (tmp_path / "volume").write_text("a file where a folder should be")
     first, second = host.prepare(one), host.prepare(one)
@@ -244,7 +244,7 @@ def test_host_keys_that_cannot_be_stored_are_used(host: Host, tmp_path: Path) ->
 
 
 def test_unreadable_host_keys_are_not_replaced(host: Host, tmp_path: Path) -> None:
-    """With new keys, clients would reject the host. A folder simulates an unreadable file."""
+    """SSH clients reject a host whose keys change. Here, a folder stands for an unreadable file."""
     name = f"ssh_host_{KINDS[0]}_key"
     (host.stored / name).mkdir(parents=True)
 
@@ -265,7 +265,7 @@ def test_a_broken_host_key_is_named_and_the_other_is_used(host: Host, tmp_path: 
 
 
 def test_two_broken_host_keys_disable_ssh(host: Host, tmp_path: Path) -> None:
-    """Otherwise sshd would start, find no key and exit, again and again."""
+    """Otherwise sshd would find no host key and exit after each restart."""
     host.prepare(public(tmp_path))
     for kind in KINDS:
         (host.stored / f"ssh_host_{kind}_key").write_text("")
@@ -275,7 +275,7 @@ def test_two_broken_host_keys_disable_ssh(host: Host, tmp_path: Path) -> None:
 
 
 def test_a_host_key_of_the_user_is_used(host: Host, tmp_path: Path) -> None:
-    """Whatever the mode of the mounted file."""
+    """The mode of the mounted file makes no difference."""
     place, _ = key(tmp_path)
     host.stored.mkdir(parents=True)
     shutil.copyfile(place, host.stored / f"ssh_host_{KINDS[0]}_key")
@@ -284,7 +284,7 @@ def test_a_host_key_of_the_user_is_used(host: Host, tmp_path: Path) -> None:
 
 
 def test_secret_files_are_private(host: Host, tmp_path: Path) -> None:
-    """Host keys, and the configuration, which has the container's variables; whatever the umask."""
+    """They are the host keys and sshd's configuration, which contains the container's variables."""
     for again in (False, True):
         host.prepare(public(tmp_path), again=again, MINE="value")
         private = [*host.run.glob("host_keys/*_key"), *host.stored.glob("*_key"), host.run / "sshd_config"]
@@ -315,7 +315,7 @@ def test_without_write_access_ssh_is_disabled(host: Host, tmp_path: Path) -> Non
 def test_without_ssh_keygen_there_is_no_ssh(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
 ) -> None:
-    """For example, with a base of the user's, or if the disk is full."""
+    """For example, the user has another base, or the disk is full."""
     one, program = public(tmp_path), tmp_path / "ssh-keygen"
     if script:
         program.write_text(f"#!/bin/sh\n{script}\n")
@@ -327,10 +327,10 @@ def test_without_ssh_keygen_there_is_no_ssh(
 
 @needs_sshd
 def test_sshd_accepts_the_configuration(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our ports, host keys, key files and variables precede the system's settings; PAM is off."""
+    """torchkiln's ports, host keys, key files and variables have precedence over the system's. PAM is off."""
     found = host.prepare(public(tmp_path), MINE='a "word"', ODD=os.fsdecode(b"\xe9"))
     configuration = found.command[found.command.index("-f") + 1]
-    monkeypatch.undo()  # sshd runs as this machine's user
+    monkeypatch.undo()  # sshd must see the real users of this machine
     tested = sshd("-t", "-f", configuration)
     message = sshd("-T", "-f", configuration, "-C", "user=user,host=x,addr=127.0.0.1").stdout.splitlines()
 
@@ -345,7 +345,7 @@ def test_sshd_accepts_the_configuration(host: Host, tmp_path: Path, monkeypatch:
 def test_the_owner_of_files_is_checked_if_root_authorizes_others(
     host: Host, tmp_path: Path, uid: int
 ) -> None:
-    """Other users' files are below the world-writable /tmp. Root's sshd has a privilege separation folder."""
+    """Without root, StrictModes would refuse files below /tmp. Only root's sshd needs the folder `empty`."""
     host.prepare(public(tmp_path))
 
     assert ("StrictModes no" in (host.run / "sshd_config").read_text()) is (uid != 0)
@@ -353,7 +353,7 @@ def test_the_owner_of_files_is_checked_if_root_authorizes_others(
 
 
 def test_the_systems_configuration_comes_after_ours(host: Host, tmp_path: Path) -> None:
-    """sshd uses the first value of a setting; the system's file may add other settings."""
+    """sshd uses the first value of a setting, so the system's file can only add other settings."""
     host.prepare(public(tmp_path))
 
     assert (host.run / "sshd_config").read_text().splitlines()[-1] == "Include /etc/ssh/sshd_config"

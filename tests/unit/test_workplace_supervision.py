@@ -1,4 +1,4 @@
-"""The supervision of services: real processes die, are restarted, and end together."""
+"""The supervision of services: real processes die, are restarted, and are ended together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workplace.supervision import MOST, Service, supervise
 
 STAYS = "echo $$ >>{pids}; exec sleep 600"
 STUBBORN = "trap '' TERM; " + STAYS
-# As services.run() does in the first process of a container, SIGTERM is turned into SystemExit.
+# SIGTERM raises SystemExit, as it does in services.run(), a container's first process.
 CONTAINER = """
 import sys; sys.path.insert(0, {package!r})
 import signal
@@ -30,19 +30,19 @@ both = [
 ]
 sys.exit(supervision.supervise(both, restart=True, say=print))
 """
-# Processes are not awaited after SIGKILL, because they end with the container.
+# After SIGKILL, the code does not wait for processes, because they end with the container.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short intervals and waiting times."""
+    """Shorten the intervals and the waiting times."""
     monkeypatch.setattr(supervision, "POLL", 0.01)
     monkeypatch.setattr(supervision, "GRACE", 0.5)
 
 
 def service(script: str, name: str = "one", **environ: str) -> Service:
-    """A service that is a shell script; of this process's environment, it gets only PATH."""
+    """A service that runs a shell script; from this process's environment, it gets only PATH."""
     path = os.environ["PATH"]
     return Service(
         name=name, command=("sh", "-c", script), environ={"PATH": path} | environ, port=1, path=None
@@ -50,13 +50,11 @@ def service(script: str, name: str = "one", **environ: str) -> Service:
 
 
 def supervised(*services: Service, restart: bool = True) -> tuple[int, list[str]]:
-    """The exit code and the messages of the supervision."""
     messages: list[str] = []
     return supervise(services, restart=restart, say=messages.append), messages
 
 
 def until(happened: Callable[[], object]) -> None:
-    """Wait until *happened* is true."""
     end = time.monotonic() + 300
     while not happened():
         assert time.monotonic() < end
@@ -64,12 +62,12 @@ def until(happened: Callable[[], object]) -> None:
 
 
 def pids(file: Path) -> Sequence[int]:
-    """The ids of the processes that have written theirs to *file*."""
+    """The process IDs in *file*, into which each process writes its own."""
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the process has ended; a zombie has ended, too."""
+    """Whether the process has ended; a zombie counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -106,7 +104,7 @@ def test_without_restart_the_first_exit_is_final(tmp_path: Path) -> None:
     ],
 )
 def test_the_exit_code_is_that_of_the_service_and_never_0(end: str, code: int, word: str) -> None:
-    """For a signal, it is the number that shells use. A real-time signal has no name."""
+    """After a signal, it is the number that shells use. Real-time signals have no names."""
     found, messages = supervised(service(end), restart=False)
 
     assert found == code
@@ -119,7 +117,7 @@ def test_sigkill_is_reported_as_possible_lack_of_memory() -> None:
 
 
 def test_a_restart_does_not_affect_other_services(tmp_path: Path) -> None:
-    """The first service dies once; the second one runs until the third one ends all."""
+    """The first service ends once and is restarted. The second one runs on, until the third one ends all."""
     died, back, notes = (tmp_path / name for name in ("died", "back", "pids"))
     once = f"[ -e {died} ] || {{ touch {died}; exit 5; }}; touch {back}; exec sleep 600"
     last = f"until [ -e {back} ]; do sleep 0.02; done; exit 9"
@@ -147,7 +145,7 @@ def test_exits_far_apart_are_counted_separately(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("script", [STAYS, STUBBORN])
 def test_if_a_service_ends_finally_all_end(script: str, tmp_path: Path) -> None:
-    """Services that ignore SIGTERM are ended by SIGKILL."""
+    """SIGKILL ends services that ignore SIGTERM."""
     notes = tmp_path / "pids"
     waits = f"until [ $(cat {notes} | wc -l) = 2 ]; do sleep 0.02; done; exit 4"
     stays = [service(script.format(pids=notes), name) for name in ("one", "two")]
@@ -159,7 +157,7 @@ def test_if_a_service_ends_finally_all_end(script: str, tmp_path: Path) -> None:
 
 
 def test_a_service_is_given_time_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jupyter, for example, saves open files."""
+    """Jupyter, for example, needs time to save open files."""
     monkeypatch.setattr(supervision, "GRACE", 60.0)
     up, saved = tmp_path / "up", tmp_path / "saved"
     saves = f"trap 'sleep 0.2; echo >{saved}; exit' TERM; touch {up}; while :; do sleep 0.02; done"
@@ -171,9 +169,9 @@ def test_a_service_is_given_time_to_end(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("script", [STAYS, STUBBORN])
 def test_sigterm_ends_the_container_with_0(script: str, tmp_path: Path) -> None:
-    """As after `docker stop`, which is no error."""
+    """`docker stop` sends SIGTERM, so this is no error."""
     notes, up = tmp_path / "pids", tmp_path / "up"
-    # When the second service runs, the supervisor has recorded the first one.
+    # When the second service runs, the supervisor has already recorded the first one.
     second = f"touch {up}; while kill -0 $PPID; do sleep 0.02; done"
     scripts = (script.format(pids=notes), second)
     code = CONTAINER.format(package=str(PACKAGE.parent), scripts=scripts)
@@ -186,7 +184,7 @@ def test_sigterm_ends_the_container_with_0(script: str, tmp_path: Path) -> None:
 
 
 def test_a_service_that_cannot_start_stops_the_others(tmp_path: Path) -> None:
-    """With a message like a shell's, without a traceback."""
+    """The message is like a shell's, and there is no traceback."""
     notes = tmp_path / "pids"
     absent = Service(name="lab", command=("/nowhere/jupyter",), environ={}, port=1, path=None)
     code, messages = supervised(service(STAYS.format(pids=notes)), absent)
@@ -198,7 +196,7 @@ def test_a_service_that_cannot_start_stops_the_others(tmp_path: Path) -> None:
 
 
 def test_a_service_that_can_no_longer_start_stops_the_others(tmp_path: Path) -> None:
-    """The program removes itself, as if the environment broke while it ran."""
+    """Here the program deletes its own file, as if the environment broke while it ran."""
     program = tmp_path / "program"
     program.write_text('#!/bin/sh\nrm "$0"\nexit 7\n')
     program.chmod(0o755)
@@ -219,7 +217,7 @@ def test_a_service_has_its_own_environment(tmp_path: Path) -> None:
 
 
 def test_a_service_has_no_input(tmp_path: Path) -> None:
-    """Services do not read from the container's terminal."""
+    """A service cannot read what a user types in the container's terminal."""
     code = CONTAINER.format(package=str(PACKAGE.parent), scripts=(f"cat >>{tmp_path}/found; exit 7",))
     done = subprocess.run([sys.executable, "-IBc", code], input=b"typed", stdout=subprocess.PIPE, check=False)
 
@@ -228,5 +226,5 @@ def test_a_service_has_no_input(tmp_path: Path) -> None:
 
 
 def test_a_service_does_not_show_its_environment() -> None:
-    """The environment contains the token."""
+    """The environment contains Jupyter's token."""
     assert "secret" not in repr(service("true", TOKEN="secret"))

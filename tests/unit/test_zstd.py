@@ -1,4 +1,4 @@
-"""tar → tar+zstd and back, compared with the zstd program; any frame is read or refused in little memory."""
+"""Tars are compressed with zstd and read, as by the zstd program; reading any frame needs little memory."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def compressed(tar: bytes, source: io.RawIOBase | io.BytesIO | None = None) -> t
 
 
 class ShortReads(io.BytesIO):
-    """A stream that returns less than requested."""
+    """A stream whose reads return fewer bytes than requested."""
 
     def read(self, size: int | None = -1) -> bytes:
         return super().read(min(size or 1, 70_001) if size != -1 else -1)
 
 
 def test_the_zstd_program_reads_our_frames(tmp_path: Path) -> None:
-    """It finds the length, the checksum and one frame; our digests and sizes are correct."""
+    """It finds one frame with length and checksum. Digests and sizes are correct."""
     blob, written = compressed(TAR)
     (tmp_path / "blob.zst").write_bytes(blob)
     listed = subprocess.run(
@@ -58,7 +58,7 @@ def test_the_zstd_program_reads_our_frames(tmp_path: Path) -> None:
     assert program(blob, "-d") == TAR
     assert (written.digest, written.diff_id) == (digest(blob), digest(TAR))
     assert (written.size, written.unpacked) == (len(blob), len(TAR))
-    assert len(blob) < len(NOISE) + 100_000  # the second noise repeats the first, 1.5 MB later
+    assert len(blob) < len(NOISE) + 100_000  # the noise occurs twice, 1.5 MB apart: the window covers it
     assert f"({len(TAR)} B)" in listed.stdout
     assert re.search(r"Check: XXH64", listed.stdout)
 
@@ -75,7 +75,7 @@ def test_any_length_round_trips(tar: bytes, tmp_path: Path) -> None:
 
 
 def test_the_bytes_are_a_golden() -> None:
-    """They depend on libzstd's version, level and window: a change changes the digest of all zstd images."""
+    """They depend on libzstd's version, level and window. A change gives every zstd image a new digest."""
     blob, _ = compressed(TAR)
 
     assert digest(blob) == "sha256:6743bc0048e8e12584b55cb850f5ad5787126dbf8226130e28308167635200ee"
@@ -83,7 +83,7 @@ def test_the_bytes_are_a_golden() -> None:
 
 
 def test_the_size_of_reads_does_not_matter() -> None:
-    """Also in another process."""
+    """Another process gives the same bytes, too."""
     blob, _ = compressed(TAR)
     code = (
         "import io, sys; from torchkiln.oci.zstd import compress; tar = sys.stdin.buffer.read(); "
@@ -109,7 +109,7 @@ def test_another_libzstd_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_frames_of_other_programs(kind: str, tmp_path: Path) -> None:
-    """Both readers read complete frames; for others, the oracle reports a fault and the reader an error."""
+    """Both readers read complete frames. For other frames, the oracle has a fault and the reader an error."""
     tar, shape = tar_of(files(etc__motd=b"hi\n")), SHAPES[kind]
     path = tmp_path / "blob"
     path.write_bytes(shape.pack(tar))
@@ -122,14 +122,14 @@ def test_frames_of_other_programs(kind: str, tmp_path: Path) -> None:
             assert stream.read() == tar
         return
     assert re.search(shape.fault, facts.faults[0]), facts.faults
-    if path.stat().st_size:  # an empty file has no frames, and is not a tar
+    if path.stat().st_size:  # an empty file has no frame, and is no tar
         with pytest.raises((OSError, EOFError)), open_zstd(path) as stream:
             stream.read()
 
 
 @pytest.mark.parametrize("read", [1, 3, 37])
 def test_a_frame_may_begin_anywhere(read: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if its magic number is split between two reads."""
+    """Its magic number may be split between two reads."""
     monkeypatch.setattr(inspect_module, "_READ", read)
     (tmp_path / "blob").write_bytes(
         b"".join(program(SMALL[at : at + 700]) for at in range(0, len(SMALL), 700))
@@ -141,7 +141,7 @@ def test_a_frame_may_begin_anywhere(read: int, tmp_path: Path, monkeypatch: pyte
 
 @given(cut=st.integers(1, 10_000), at=st.integers(0, 10_000), flip=st.integers(1, 255))
 def test_no_bytes_make_a_reader_fail(cut: int, at: int, flip: int) -> None:
-    """If a blob is truncated or has a changed byte, the result is the tar or a file error."""
+    """A truncated or changed blob gives the tar or a file error, and no other exception."""
     blob = bytearray(BLOB)
     blob[at % len(blob)] ^= flip
     for bad in (bytes(blob), BLOB[: -(cut % len(BLOB)) or None]):
@@ -166,7 +166,7 @@ BLOB = compressed(SMALL)[0]
     ],
 )
 def test_a_wrong_media_type_is_reported(called: str, real_type: str, fault: str, tmp_path: Path) -> None:
-    """The blob is still checked in its real format."""
+    """The blob is read in its real format, and then checked as usual."""
     blob = {"zstd": program(SMALL), "gzip": gzip.compress(SMALL), "tar": SMALL}[real_type]
     (tmp_path / "blob").write_bytes(blob)
     facts = inspect_layer(tmp_path / "blob", called)
@@ -199,7 +199,7 @@ print(read, facts.unpacked, opened - before, inspected - opened, peak() - inspec
 
 
 def test_a_bomb_needs_little_memory(tmp_path: Path) -> None:
-    """128 MiB of zeros in 4 KiB are read, inspected and compressed again, piece by piece."""
+    """128 MiB of zeros, compressed to 4 KiB, are read, inspected and compressed again, piece by piece."""
     path = tmp_path / "bomb"
     path.write_bytes(run_frame(1_024))
     argv = [sys.executable, "-c", MEASURE, str(path)]
@@ -212,7 +212,7 @@ def test_a_bomb_needs_little_memory(tmp_path: Path) -> None:
 
 
 def test_the_oracle_reads_each_compression() -> None:
-    """The oracle and the writers have separate tables, which are compared here."""
+    """Oracle and writers have separate tables, which must agree."""
     assert {compression.media_type for compression in COMPRESSIONS} == set(LAYER_TYPES)
     assert [of_format(name).media_type for name in LAYER_FORMATS] == [GZIP_TYPE, ZSTD_TYPE]
     assert [format_of([TAR_TYPE, kind]) for kind in (GZIP_TYPE, ZSTD_TYPE)] == list(LAYER_FORMATS)
