@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tests.campaign import host, network
 from tests.campaign.instants import IMPATIENT, draw
 from tests.campaign.scene import ROOT, Scene
-from tests.campaign.trials import Record, Reference, provoke_all
+from tests.campaign.trials import Reference, provoke_all
 
 if TYPE_CHECKING:
     from tests.campaign.trials import Record

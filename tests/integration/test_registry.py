@@ -123,8 +123,8 @@ def test_blobs_of_another_repository_are_mounted(
     push_to(proxy.host, name, built, store=store)
     before = proxy.blob_bytes()
 
-    sources = () if store else ("team/absent", name)
-    pushed = push_to(proxy.host, f"{name}-2", built, store=store, mount_from=sources[1:])
+    sources = () if store else (name,)
+    pushed = push_to(proxy.host, f"{name}-2", built, store=store, mount_from=sources)
 
     assert proxy.blob_bytes() == before
     assert (pushed.count("mounted" if registry.separate_repositories else "there"), pushed.bytes_sent) == (
