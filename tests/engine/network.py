@@ -54,7 +54,7 @@ def network(root: Path) -> Iterator[Network]:
     if not _BEFORE.exists():
         _BEFORE.write_text(_FORWARD.read_text())
     try:
-        # Without a fixed MAC address, a bridge has the address of a port, which changes when a container ends;
+        # Without a fixed MAC address, a bridge has that of a port, which changes when a container ends;
         # the other containers then send to the old address.
         mac = "02:54:" + ":".join(f"{byte:02x}" for byte in os.getpid().to_bytes(4, "big"))
         _in(root, "ip", "link", "add", "name", name, "address", mac, "type", "bridge")
