@@ -158,7 +158,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_copy_in_a_layout_is_replaced_when_it_was_touched(scene: Scene, elsewhere: Path) -> None:
-    """With the layout on another file system, `build` copies a changed file again, an unchanged one not."""
+    """If the layout is on another file system, `build` copies a file again only if it has changed."""
     index = FakeIndex([])
     company.build(scene.wheels, scene.cache, elsewhere / "dist", index)
     copy = elsewhere / "dist/blobs/sha256" / scene.torch().name

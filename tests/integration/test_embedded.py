@@ -269,7 +269,7 @@ def test_wrong_bytes_of_a_wheel(wheels: list[Path], tmp_path: Path) -> None:
     cell = planned_cell(wheels)
     index = FakeIndex(wheels)
     data = torch.read_bytes()
-    index.files[torch.name] = data[:12] + bytes([data[12] ^ 1]) + data[13:]  # a time stamp
+    index.files[torch.name] = data[:12] + bytes([data[12] ^ 1]) + data[13:]  # a time stamp, which is not read
 
     with pytest.raises(
         BadWheel,

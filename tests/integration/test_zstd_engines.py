@@ -34,7 +34,7 @@ from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, open_layout
 from torchkiln.oci.zstd import compress
 from torchkiln.util.places import ROOT
 
-_PREFERRED = "io.github.containers.compression.zstd"  # containers/image reads it
+_PREFERRED = "io.github.containers.compression.zstd"  # for containers/image: only "true" counts
 
 
 def index_of(manifests: Sequence[bytes]) -> bytes:
