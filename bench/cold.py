@@ -12,7 +12,7 @@ _MIB = 1 << 20
 
 
 def cold(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """A build that downloads the wheels, against the download alone."""
+    """Measure a build that downloads the wheels, and the download alone."""
     own = streams()
     with_pyc, without = "ours, .pyc cached", "ours, .pyc made"
     bare = (f"curl, {own} connections", f"curl, {own} connections, ranges", "our downloader alone")

@@ -28,7 +28,7 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Source
 
 OUR_BASE, BARE = "torchkiln-bench-base:1", "torchkiln-bench-bare:1"
-# A usual Dockerfile: pip in one step. Index, mirror and CA are secrets, as in a private network.
+# A usual Dockerfile: pip in one step. Index, mirror and CA are build secrets, as in a private network.
 _PIP = """\
 COPY requirements.txt /
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \\

@@ -31,7 +31,7 @@ class Piece:
     stream: bytes
     crc: int
     size: int
-    digest: str  # the hash, as in RECORD
+    digest: str  # the hash of the content, in RECORD's format
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +84,7 @@ def _files(wheel: LockedWheel, stem: str, shape: WheelShape) -> Iterator[tuple[s
             while missing >= len(piece.stream):
                 yield f"{top}/{kind}{number}.so", piece
                 missing, number = missing - len(piece.stream), number + 1
-    # The last three parts; a build number may precede them.
+    # The tags are the last three parts of the name; a build number may precede them.
     tags = "-".join(wheel.filename.removesuffix(".whl").split("-")[-3:])
     metadata = f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n"
     yield f"{stem}.dist-info/METADATA", _piece(metadata.encode())

@@ -38,15 +38,14 @@ class GrowthPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workshop:
-    """The folders for generated wheels: *base* is the user's cache, which is only read; *scratch* is beside
-    it."""
+    """Makes subjects of generated wheels. *base* is the user's cache, only read; *scratch* is beside it."""
 
     base: Store
     scratch: Path
     quick: bool
 
     def subject(self, wheels: Iterable[LockedWheel], store: Store, name: str) -> Subject:
-        """The headline cell with other *wheels*."""
+        """The cell of TAG with *wheels* in place of its own."""
         locked = load_locked(ROOT / "images", TAG)
         return of_wheels(wheels, locked, self.base, store, self.scratch, name=name)
 
@@ -144,7 +143,7 @@ def size(workshop: Workshop, rounds: int, say: Say) -> Outcome:
             )
             subject = workshop.subject([wheel], store, wheel.name)
             if not points:
-                sides.keep_bytecode(subject)  # for the base's Python; there are no sources
+                sides.keep_bytecode(subject)  # to extract the base's Python
             points.append(
                 GrowthPoint(
                     labels=(str(many), kind),

@@ -36,7 +36,7 @@ def describe() -> dict[str, Any]:
             "kernel": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         },
         "versions": found,
-        # Load before the first run, which shows whether the machine was idle.
+        # The load average before the first run: it shows whether the machine was idle.
         "load": round(os.getloadavg()[0], 2),
     }
 

@@ -73,7 +73,7 @@ def measure(
             process.returncode = os.waitstatus_to_exitcode(status)
         finally:
             wall = time.perf_counter() - started
-            if process.returncode is None:  # this process was interrupted
+            if process.returncode is None:  # the command still runs: this process was interrupted
                 process.terminate()
                 process.wait()
             over.set()

@@ -1,4 +1,4 @@
-"""Benchmark against pip into a new venv, tar and gzip; one round, because it takes minutes."""
+"""Benchmark torchkiln against pip into a new venv, tar and gzip. One round, because it takes minutes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPRESSORS = {"gzip -6": "gzip -6", "pigz -6": "pigz -6 -p2"}
 
 
 def pip(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """Measure the way from cached wheels to compressed layers, without the base; *rounds* is ignored."""
+    """Measure the time from cached wheels to compressed layers, without the base; *rounds* is ignored."""
     here, required = f"{sys.version_info[0]}.{sys.version_info[1]}", minor(subject.locked.base.python)
     if here != required:
         reason = f"pip, tar and gzip: the wheels are for Python {required}, and this is {here}"

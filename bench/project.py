@@ -18,7 +18,7 @@ from bench.subject import KILN, Subject
 from tests.engine.root import NoEngine
 
 _DOCKER = "docker buildx build and docker push"
-# Pure-Python packages without dependencies; each round adds a new one.
+# Pure-Python packages without dependencies; each round adds another of them.
 _SMALL = (
     *("humanize", "xmltodict", "toolz", "natsort", "unidecode", "inflection", "parse", "boltons", "pyfiglet"),
     *("sortedcontainers", "cachetools", "colorama"),

@@ -58,7 +58,7 @@ class ProjectScene:
         return self.folder / _NAME
 
     def change(self) -> None:
-        """Write other code."""
+        """Change a line of the project's code."""
         self.count += 1
         (self.project / "train.py").write_text(_TRAIN.format(number=self.count))
 
@@ -68,7 +68,7 @@ class ProjectScene:
         (self.project / "requirements.txt").write_text("".join(f"{one}\n" for one in (first, *packages)))
 
     def ours(self, *, lock: bool) -> Sample:
-        """Build and push, with *lock* also lock first. Bytes: what is added to the registry."""
+        """Build and push with torchkiln; with *lock*, lock first. Bytes: those added to the registry."""
         cell, layout = self.subject.locked.resolution.cell, ("--output", str(self.folder / "layout"))
         chosen = ("--torch", cell.torch, "--cuda", cell.cuda, "--images", str(self.subject.images))
         named = ("--project", str(self.project), *chosen)

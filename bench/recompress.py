@@ -1,6 +1,6 @@
-"""`python -m bench.recompress IMAGES TAG STORE OUT`: a simple alternative, inflate, tar, and isal at level 1.
+"""`python -m bench.recompress IMAGES TAG STORE OUT`: make layers simply, by inflate, tar and isal at level 1.
 
-Makes every layer of the lock's plan from cached wheels, with a process per core, the largest first. It
+This program makes every layer of the plan from cached wheels, with a process per core, the largest first. It
 verifies each wheel's hash, and hashes the tar and the blob. It installs nothing (no launchers, no RECORD, no
 bytecode). Prints the bytes of its layers.
 """

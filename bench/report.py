@@ -192,5 +192,5 @@ def _unmeasured(document: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _short(what: str) -> str:
-    """Shortened, for the label of a bar."""
+    """*what*, shortened for the label of a bar."""
     return what if len(what) <= 60 else what[:59] + "…"

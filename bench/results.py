@@ -45,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """The samples of a contender, by round."""
+    """The samples of one contender, one for each round."""
 
     name: str
     what: str
@@ -93,7 +93,7 @@ class Outcome:
     figures: tuple[Figure, ...] = ()
     series: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()  # parts that were not measured, and why
+    left_out: tuple[str, ...] = ()  # parts that were not measured, with the reason
 
 
 def per_round(above: Sequence[Sample], below: Sequence[Sample]) -> tuple[float, ...]:

@@ -52,7 +52,7 @@ class PublishScene:
         return self._measured(argv)
 
     def skopeo(self, repository: str) -> Sample:
-        """Copy only the image."""
+        """Copy the image with skopeo, without attachments."""
         source, target = f"oci:{self.folder}/layout:{self.tag}", f"docker://{repository}:{self.tag}"
         return self._measured(
             ["skopeo", "copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false", source, target]
@@ -77,7 +77,7 @@ class PublishScene:
 
 
 def sibling(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """Measure with all layers in another repository of the registry."""
+    """Measure `publish`, skopeo and `verify`; another repository of the registry has all layers."""
     with _scene(subject) as scene:
         contenders = (
             Contender(

@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """A command to measure. `rounds`: a lower maximum for slow ones."""
+    """A command to measure. `rounds` is a lower maximum of rounds for a slow command."""
 
     name: str
     what: str

@@ -31,7 +31,7 @@ class Subject:
     images: Path
     locked: LockedCell
     store: Store  # only read
-    scratch: Path  # on the same file system
+    scratch: Path  # on the same file system as the store
     environ: Mapping[str, str]
     options: tuple[str, ...] = ()  # arguments of torchkiln's build, in addition to those that name the cell
 
@@ -79,7 +79,7 @@ class Subject:
 
     @property
     def kept_packs(self) -> Path:
-        """Bytecode that was missing in the store and was compiled in a run."""
+        """The folder of bytecode that the store lacked, and that a run has compiled."""
         return self.scratch / "packs"
 
     def packs(self, cache: Path) -> int:

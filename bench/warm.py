@@ -16,7 +16,7 @@ STATE = (
 
 
 def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """Measure layers from cached wheels, against bench.recompress."""
+    """Measure making layers from cached wheels, against bench.recompress."""
     unrecorded = subject.without_records()
     full, rival = "ours, full verification", "isal at level 1"
     contenders = [

@@ -1,4 +1,4 @@
-"""Draw how a value falls step by step: the rest as a bar, and beside it the part that the step removed."""
+"""Draw a waterfall chart: for each step, a bar for the value after it, and the part that it removed."""
 
 from __future__ import annotations
 

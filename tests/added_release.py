@@ -1,4 +1,4 @@
-"""An index with made-up releases of torch, and `matrix add` run against it."""
+"""An index with invented releases of torch, and functions that run `matrix add` with this index."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tag(python: str, abi: str = "", platform: str = "manylinux_2_28_x86_64") -> 
 
 
 class Workspace:
-    """An index with two made-up releases, and `matrix add` with that index."""
+    """A matrix.yaml, an index with invented releases of torch, and `matrix add` with both."""
 
     def __init__(self, server: IndexServer, folder: Path) -> None:
         self.server, self.file = server, folder / "matrix.yaml"
@@ -54,13 +54,13 @@ class Workspace:
         }
 
     def run(self, *words: str) -> tuple[KilnError | None, str, str]:
-        """The error of `matrix add` with *words*, its stdout and its stderr."""
+        """Run `matrix add` with *words*; returns its error (None if it succeeds), stdout and stderr."""
         done = CliRunner(env=self.environ).invoke(matrix, ["add", *words, "--matrix", str(self.file)])
         assert done.exception is None or isinstance(done.exception, KilnError), done.exception
         return done.exception, done.stdout, done.stderr
 
     def refused(self, *words: str) -> KilnError:
-        """The error of `matrix add`, which must fail and leave the matrix unchanged."""
+        """Run `matrix add`, which must fail and leave the matrix unchanged; returns the error."""
         error, _, _ = self.run(*words)
         assert error is not None
         assert self.file.read_text() == OURS
@@ -91,5 +91,5 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 
 
 def block_of(stdout: str) -> str:
-    """The proposed block for compat.yaml's releases."""
+    """The YAML that `matrix add` proposes for `releases` in compat.yaml, from its stdout."""
     return stdout.split("compat.yaml, under releases:\n")[1].split("\n# ")[0] + "\n"

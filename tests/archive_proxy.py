@@ -32,7 +32,7 @@ class PrivateArchive:
 
 @retry(retry=retry_if_exception_type(requests.RequestException), stop=stop_after_attempt(6), reraise=True)
 def fetched(url: str) -> requests.Response:
-    """The archive's response; lost connections are retried, because apt would see a closed connection."""
+    """Get *url* from the archive; repeat the request if the connection fails, so that apt sees no failure."""
     return requests.get(url, timeout=300)
 
 
@@ -76,7 +76,7 @@ def private_archive(upstream: str, host: str, login: str, folder: Path) -> Itera
     server = Server((host, 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    # The handler does the handshake, because in the accept loop it would block all other clients.
+    # The TLS handshake is done in the handler's thread. In the accept loop, it would block all other clients.
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

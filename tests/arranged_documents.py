@@ -1,4 +1,7 @@
-"""Writes the files of `tests/hostile_documents.py` into the current folder."""
+"""Write the documents of `tests/hostile_documents.py`.
+
+Most functions return a function without parameters, which writes the document into the current folder.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ BASE = Path("images/base-debian12/base.json")
 
 
 def matrix(text: str | bytes) -> Callable[[], object]:
-    """The file matrix.yaml with *text*."""
+    """Write matrix.yaml with *text*."""
     data = text.encode() if isinstance(text, str) else text
     return lambda: Path("matrix.yaml").write_bytes(data)
 
 
 def matrix_line(was: str, now: str) -> Callable[[], object]:
-    """The repository's matrix with one piece of text changed."""
+    """Write the repository's matrix.yaml with *now* in place of *was*."""
     text = (ROOT / "matrix.yaml").read_text()
     assert was in text
     return matrix(text.replace(was, now, 1))
@@ -62,7 +65,7 @@ def lock_tree(change: Callable[[Any], object], path: Path = LOCK) -> Callable[[]
 
 
 def layout(change: Callable[[Path], object]) -> Callable[[], object]:
-    """A valid layout of one image, "a", changed by *change*."""
+    """Write a valid layout of one image, "a", and call *change* with its folder."""
 
     def arrange() -> None:
         build(Path.cwd())
@@ -83,7 +86,7 @@ def index(change: Callable[[Any], object]) -> Callable[[], object]:
 
 
 def first_blob(change: Callable[[Path], object]) -> Callable[[], object]:
-    """Change the manifest's blob, but not its digest."""
+    """Change the blob of the manifest, but not the digest in index.json, so that they differ."""
 
     def edit(folder: Path) -> None:
         name = json.loads((folder / "index.json").read_bytes())["manifests"][0]["digest"]
@@ -133,25 +136,25 @@ def _put(folder: Path, document: Any) -> dict[str, Any]:
 
 
 def linked_blobs(folder: Path) -> None:
-    """Replace the folder of blobs by a link to another place."""
+    """Move the folder of blobs out of the layout, and put a symbolic link in its place."""
     (folder / "blobs").rename(folder.parent / "elsewhere")
     (folder / "blobs").symlink_to("../elsewhere")
 
 
 def linked(path: Path, target: str) -> None:
-    """Replace *path* by a link."""
+    """Replace the file *path* by a symbolic link to *target*."""
     path.unlink()
     path.symlink_to(target)
 
 
 def piped(path: Path) -> None:
-    """Replace *path* by a pipe."""
+    """Replace *path* by a named pipe."""
     path.unlink(missing_ok=True)
     os.mkfifo(path)
 
 
 def base(data: bytes, *, with_lock: bool = False) -> Callable[[], object]:
-    """Write base.tar; if *with_lock*, also the lock of a base of one megabyte."""
+    """Write base.tar; with *with_lock*, also the lock of a base that has one megabyte when unpacked."""
 
     def arrange() -> None:
         Path("base.tar").write_bytes(data)
@@ -165,7 +168,7 @@ def base(data: bytes, *, with_lock: bool = False) -> Callable[[], object]:
 
 
 def report(change: Callable[[Any], object]) -> Callable[[], object]:
-    """A report of the repository, changed by *change*."""
+    """Write one of the reports in docs/proofs/, changed by *change*."""
     document = json.loads((ROOT / "docs/proofs/2.7.1-cuda12.1-debian12-tier0.json").read_bytes())
 
     def arrange() -> None:
@@ -176,7 +179,7 @@ def report(change: Callable[[Any], object]) -> Callable[[], object]:
 
 
 def scan(document: Any) -> Callable[[], object]:
-    """Write an image, and *document* as its scan."""
+    """Write an image, and *document* as a scanner's report of it."""
 
     def arrange() -> None:
         build(Path.cwd())
@@ -186,7 +189,7 @@ def scan(document: Any) -> Callable[[], object]:
 
 
 def tolerated(text: str) -> Callable[[], object]:
-    """Write an image, a scan, and *text* as the list of accepted vulnerabilities."""
+    """Write an image, a scanner's report, and *text* as vulnerabilities.yaml."""
 
     def arrange() -> None:
         scan(by_trivy())()
@@ -196,7 +199,7 @@ def tolerated(text: str) -> Callable[[], object]:
 
 
 def held(data: bytes | None) -> Callable[[], object]:
-    """Write an image, and *data* as the list of a host's layers; None makes a pipe."""
+    """Write an image, and *data* as have.txt, the list of a host's layers. With None, it is a named pipe."""
 
     def arrange() -> None:
         build(Path.cwd())

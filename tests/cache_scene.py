@@ -38,7 +38,7 @@ class Scene:
         place.write_bytes(to_json(planned_cell(self.wheels).locked))
 
     def forget(self) -> None:
-        """Delete the layout, and make all files old."""
+        """Delete the layout, and set the access and modification times of all cached files to 1970."""
         shutil.rmtree(self.layout)
         for path in self.cache.rglob("*"):
             os.utime(path, (0, 0))
@@ -61,7 +61,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a build that all tests of a module copy."""
+    """A folder with a cache and a layout from one real build. The fixture `scene` copies it for each test."""
     folder = tmp_path_factory.mktemp("made")
     small_wheels(folder / "wheels")
     Scene(folder).build()
@@ -70,7 +70,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def scene(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """A copy with hard links, which the test may damage."""
+    """A copy of the folder `made`, which a test may change and damage."""
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
     subprocess.run(["cp", "-a", f"{made}/.", str(tmp_path)], check=True)
     copied = Scene(tmp_path)

@@ -43,7 +43,7 @@ CODE = b"def main():\n    return 0\n"
 
 @dataclass(frozen=True)
 class HostPython:
-    """Replaces `base.interpreter.Interpreter`."""
+    """Used in place of `base.interpreter.Interpreter`: the Python that runs the tests."""
 
     def argv(self) -> list[str]:
         """The command that starts the host's Python."""
@@ -93,7 +93,7 @@ def small_wheels(folder: Path, version: str = "", salt: str = "") -> list[Path]:
 
 
 def planned_cell(wheels: Iterable[Path], layers: tuple[ImageLayer, ...] = (), *, salt: str = "") -> ImagePlan:
-    """The plan of a lock of *wheels*; wheels of 100 kB and more get their own layer."""
+    """The plan of a small cell with *wheels*; each wheel of 100 kB or more gets its own layer."""
     cell = locked()
     unpacked, packed = base_of(salt)
     base = replace(
@@ -140,14 +140,17 @@ HOME = "usr/local/cuda-12.1"
 def resolution(
     archives: Iterable[LockedArchive], torch: str = "2.7.1", cuda: str = "12.1", release: str = RELEASE
 ) -> Resolution:
-    """The resolution of a devel cell, with *archives*, untrusted, as NVIDIA's release."""
+    """The resolution of a devel cell. *archives* are NVIDIA's CUDA release, from an untrusted source."""
     redist = Redist(releases={release: tuple(archives)}, untrusted=True)
     cell = Cell(torch=torch, cuda=cuda, flavor="devel", os="debian12", python="3.11")
     return resolve(cell, MATRIX, replace(FACTS, redist=redist))
 
 
 def small_tools(base: LockedBase, store: Store) -> LockedTools:
-    """Tools on *base*, written to *store*; they exist only in dpkg's status file."""
+    """The lock entry of devel tools; writes their layer to *store*.
+
+    The layer only changes dpkg's status file: it lists the packages, but none of their files exists.
+    """
     path = "var/lib/dpkg/status"
     with tarfile.open(store.blob(base.digest)) as opened:
         content = opened.extractfile(f"./{path}")

@@ -30,7 +30,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def put(images: Path, cell: LockedCell | None = None) -> LockedCell:
-    """Write a lock into *images*."""
+    """Write the lock of *cell*, by default an invented one, into *images*; returns the cell."""
     cell = cell or locked()
     save(images, cell)
     return cell

@@ -29,7 +29,7 @@ _WORD = re.compile(r"\w[\w.+-]*(?<!\.)", re.ASCII)
 _IDENTIFIER = re.compile(r"\S*\d\S*|[A-Z]+(_[A-Z]+)+")
 _NOT_WORDS = re.compile(r"--[a-z-]+|/[\w./-]+", re.ASCII)  # options and paths
 _PAIR = re.compile(r"([A-Za-z][\w.-]*) (?=v?\d)")  # a package and its version
-#: What the browser shows: the text, and the attributes.
+#: JavaScript that returns what the browser shows: the texts of elements, and the attributes in `_SHOWN`.
 COLLECT = """() => {
   const skipped = (node) => node.parentElement.closest("script, style, code, pre, [lang=en]");
   const walk = document.createTreeWalker(document.documentElement, NodeFilter.SHOW_TEXT);
@@ -61,7 +61,7 @@ def _is_name(word: str) -> bool:
 
 
 class ShownTexts(HTMLParser):
-    """The texts of a page, and how many of its elements are marked as English."""
+    """The texts of a page that are not marked with `lang=en`, and the number of elements with that mark."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -88,13 +88,13 @@ class ShownTexts(HTMLParser):
 
 
 def chinese_texts(page: str) -> Iterator[str]:
-    """Each text of a Chinese *page* once."""
+    """The texts of a Chinese *page*, without duplicates."""
     yield from dict.fromkeys(ShownTexts(page).texts)
 
 
 @cache
 def _packages() -> frozenset[str]:
-    """The names of packages, also as in titles of layers: `cuda-cupti` for `nvidia-cuda-cupti-cu12`."""
+    """All package names, and their short forms in layer titles: `cuda-cupti` for `nvidia-cuda-cupti-cu12`."""
     found = {package.name for image in listed().images for package in image.packages}
     return frozenset(found | {re.sub(r"-cu\d+$", "", name.removeprefix("nvidia-")) for name in found})
 
@@ -109,7 +109,7 @@ def _gpus() -> tuple[str, ...]:
 
 @cache
 def _names() -> frozenset[str]:
-    """Texts that consist of a name only."""
+    """Texts that are only a name: of a package, version, check, alias, report file or repository."""
     images = listed().images
     found = {package.name for image in images for package in image.packages}
     found |= {package.version for image in images for package in image.packages}

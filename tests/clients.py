@@ -42,7 +42,7 @@ _running: list[Playwright] = []
 
 @contextmanager
 def _playwright() -> Iterator[Playwright]:
-    """A process can run one at a time: the tests of the site keep theirs until the session ends."""
+    """The running Playwright of this process, or a new one, because a process can run only one."""
     if _running:
         yield _running[0]
         return
@@ -61,7 +61,7 @@ def address(container: Container) -> str:
 
 
 def load(page: Page, url: str) -> None:
-    """Load *url* until no request fails with ERR_NETWORK_CHANGED.
+    """Load *url*, again if a request fails with ERR_NETWORK_CHANGED; at most 20 times.
 
     Chromium aborts requests when a network interface appears, and each container of another test adds one.
     """
@@ -126,7 +126,7 @@ class Client:
 
 
 def sessions(look: str) -> Mapping[str, tuple[list[str], str, bool]]:
-    """For each kind of session that runs *look*: the command, the input, and whether it has a terminal."""
+    """Kinds of SSH sessions that run *look*. Values: remote command, stdin, whether to request a terminal."""
     typed = f"stty -echo; PS1=; {look}; exit\n"
     return {
         "login": ([], typed, True),

@@ -1,8 +1,9 @@
 """The small cell of `tests.cells`, built by `build.build`; also a program, for builds in other processes.
 
-    python -m tests.company FOLDER LAYOUT REF PIECE WHEEL...
+    python -m tests.company FOLDER LAYOUT REF BYTES WHEEL...
 
 builds the named wheels of FOLDER/wheels in FOLDER/cache, and prints digest, fetched files, reused layers.
+The fake index sends BYTES of a wheel every 30 ms.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def needs(wheels: Sequence[Path]) -> frozenset[str]:
 def start(
     folder: Path, layout: Path, ref: str, wheels: Sequence[str], *, piece: int = 30_000
 ) -> subprocess.Popen[bytes]:
-    """Start this module as a program; *piece* bytes of a wheel arrive every 30 ms."""
+    """Start this module as a program; its fake index sends *piece* bytes of a wheel every 30 ms."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.company", str(folder), str(layout), ref, str(piece), *wheels],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A small image with all kinds of files that are difficult to unpack, and its expected files."""
+"""A small image with all kinds of files that are difficult to unpack, and the file tree that it must have."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BASE = (
     Member(name="usr/lib/far", link="../../" + "n" * 140 + "/nowhere"),
     Member(
         name="usr/lib/big", data=noise("base", 300_000) * 30, mode=0o600
-    ),  # three gzip members of the encoder
+    ),  # so large that torchkiln's encoder writes three gzip members
 )
 
 _LONG = "/".join((("l" * 90), ("o" * 90), ("n" * 90), "g" * 27))  # 300 characters
@@ -76,7 +76,7 @@ SPECS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Conformance:
-    """The image, as built and as read, and its expected files."""
+    """`image` and `built` describe one image, for other programs and for torchkiln; `tree` is its content."""
 
     image: Image
     built: BuiltImage
@@ -118,7 +118,7 @@ def _of_base(member: Member) -> Thing:
 
 
 def _recorded(spec: WheelLayer, cell: ImagePlan, wheels: list[Path], diff_id: Digest, folder: Path) -> Tree:
-    """The files of this layer, recorded in a second run with a recording writer."""
+    """The files of the layer *spec*: build it again with a writer that records them; *diff_id* must match."""
     inputs = tuple(
         worker.WheelInput(wheel=locked_wheel(path), path=path)
         for wheel in spec.wheels

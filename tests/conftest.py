@@ -21,8 +21,8 @@ from torchkiln.index import settings as index_settings
 __all__ = ["crane", "engine", "podman", "registry", "scene", "second_engine", "workplace"]
 
 
-# The slowest start first, so that all processes end at about the same time. Files with many containers come
-# after tests/docker/, which builds in the same engine.
+# The slowest test files come first, so that all processes end at about the same time. Files with many
+# containers come after tests/docker/, because they use the same engine.
 _FIRST = (
     "tests/docker/",
     "tests/integration/site/",
@@ -72,9 +72,9 @@ _PROOF = {
 _ENGINES = {"engine", "second_engine", "podman"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m
+@pytest.hookimpl(tryfirst=True)  # before the hook that evaluates -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the files in that order, others last; tests that use a container engine get the mark `proof`."""
+    """Sort tests by `_FIRST`, all others last; give tests that use a container engine the mark `proof`."""
 
     def rank(item: pytest.Item) -> int:
         return next((at for at, place in enumerate(_FIRST) if item.nodeid.startswith(place)), len(_FIRST))
@@ -92,9 +92,10 @@ def pytest_collection_finish() -> None:
 
 
 class ByEngine(LoadScopeScheduling):
-    """Run a file's tests in one process, like `--dist loadfile`; also those of folders that share something.
+    """Run all tests of a file in one process, like `--dist loadfile`; some folders count as one file.
 
-    tests/docker shares names in an engine, tests/integration/site a browser; for tests/proof see _PROOF.
+    The tests of tests/docker use the same names in an engine, those of tests/integration/site one browser.
+    `_PROOF` has the groups of files in tests/proof.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -104,15 +105,15 @@ class ByEngine(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
-    """Use `ByEngine` for every value of --dist."""
+    """Replace xdist's scheduler by `ByEngine`, whatever the value of --dist."""
     return ByEngine(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """More processes than cores (`-n logical`), because tests wait; those with engines wait most.
+    """The number of processes for `-n auto`: the number of cores plus 1, or plus 2 if proofs run.
 
-    Each process collects all tests, which takes 10 s of CPU time.
+    Tests often wait, those with a container engine most. Each process needs 10 s of CPU time for collection.
     """
     waiting = 1 if config.option.markexpr == "not proof" else 2
     return len(os.sched_getaffinity(0)) + waiting if config.option.numprocesses == "auto" else None
@@ -120,9 +121,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _pip_is_asked_once() -> Iterator[None]:
-    """Cache `pip config list`: without configuration files, its output depends only on pip's variables.
+    """Cache the output of `pip config list`: without configuration files, it depends only on PIP_* variables.
 
-    The command takes as long as the rest of a small lock.
+    The command takes as long as everything else that `torchkiln lock` does for a small cell.
     """
     real, known = index_settings.pip_config_list, dict[Any, str]()
 

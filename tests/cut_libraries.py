@@ -1,4 +1,4 @@
-"""A library with device code for several GPUs, and the library that remains for capability 9.0."""
+"""A library with device code for several GPUs, and the same library cut for capability 9.0."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def code(name: str, size: int) -> Made:
 
 
 def with_code(*containers: Iterable[Made], text: int = 0) -> bytes:
-    """A library with these containers, and *text* bytes of code for the host."""
+    """A library: its fatbin containers have the entries *containers*, its host code has *text* bytes."""
     fatbin = b"".join(container(*entries) for entries in containers)
     return library({".text": noise("text", text), ".nv_fatbin": fatbin})
 
 
-SM_80 = code("sm_80", 6_000_000)  # more than one member
+SM_80 = code("sm_80", 6_000_000)  # so large that a layer stores it in more than one gzip member
 SM_90 = code("sm_90", 1_200_004)
 PTX_90 = code("compute_90", 80_000)
 LIBRARY = with_code([SM_80, SM_90, PTX_90], [code("sm_80", 640)], text=300_000)
@@ -27,7 +27,7 @@ UNKNOWN = library({".nv_fatbin": container(SM_80, SM_90, version=2)})
 
 
 def expected() -> bytes:
-    """The library with zeros in place of the code that a GPU of capability 9.0 does not load."""
+    """LIBRARY with zeros in place of the code that a GPU of capability 9.0 does not load."""
     data = LIBRARY
     for made in (SM_80, PTX_90):
         payload = made.data[made.header :]
@@ -37,5 +37,5 @@ def expected() -> bytes:
 
 
 def same(one: bytes, other: bytes) -> bool:
-    """Whether both are equal; pytest would take minutes to show a difference in megabytes."""
+    """Whether both are equal; for `assert one == other`, pytest would compute a diff for minutes."""
     return one == other

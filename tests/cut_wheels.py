@@ -1,6 +1,7 @@
-"""Wheels with device code, and their installations with the code for some GPUs; the code is random bytes.
+"""Make wheels with device code, and cut installations of these wheels. The code is random bytes.
 
-This module writes the containers, because the smoke check `device-code` judges torchkiln's output.
+It does not use torchkiln's code, because it tests the smoke check `device-code`, which checks the output of
+that code.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 PTX, MACHINE, LTO = 1, 2, 8
-ONE_CHIP = 1 << 20  # the flag of sm_90a
+ONE_CHIP = 1 << 20  # the flag of code for one capability only, such as sm_90a
 
 
 class Code(NamedTuple):
-    """An entry of a container."""
+    """An entry of a fatbin container."""
 
     arch: int  # 90
     kind: int = MACHINE
@@ -29,10 +30,10 @@ class Code(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The bytes of an entry's code in the library."""
+    """The position of an entry's code in the library."""
 
     code: Code
-    container: int  # the number of the container
+    container: int  # index of the container in the section
     start: int
     stop: int
 
@@ -40,7 +41,7 @@ class Placed(NamedTuple):
 def library(
     containers: Sequence[Sequence[Code]], seed: int = 1, *, section: str = ".nv_fatbin"
 ) -> tuple[bytes, list[Placed]]:
-    """An ELF file of more than 1 MB with *containers* in *section*, and the places of their code.
+    """An ELF file of more than 1 MB with *containers* in *section*, and the positions of their code.
 
     One more container is outside of that section, as in NVIDIA's libraries with JIT compilers.
     """

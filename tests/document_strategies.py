@@ -59,7 +59,7 @@ def mutated(draw: st.DrawFn, document: Any) -> Any:
 
 
 def places(value: Any) -> Any:
-    """Every (container, key) in *value*; of lists only the first two items, of mappings the first 40."""
+    """Yield (dict or list, key) for the nodes of *value*: for two items of each list, 40 of each mapping."""
     if isinstance(value, dict):
         items: Any = list(value.items())[:40]
     elif isinstance(value, list):
@@ -84,7 +84,7 @@ def spoiled(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 def json_bytes(document: Any) -> bytes:
-    """*document* as JSON; lone surrogates and infinite numbers give invalid JSON."""
+    """*document* as JSON in UTF-8. With lone surrogates or infinite numbers, the result is not valid."""
     return json.dumps(document).encode("utf-8", "surrogatepass")
 
 
@@ -92,7 +92,7 @@ FEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, Healt
 
 
 def answer(read: Callable[[], Any]) -> Any:
-    """The result of *read*; None if it raises KilnError. Any other exception is a bug."""
+    """The result of *read*; None if it raises KilnError, whose message must be printable and not too long."""
     try:
         return read()
     except KilnError as error:

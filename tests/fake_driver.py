@@ -1,7 +1,7 @@
-"""libcuda.so.1 and libnvidia-ml.so.1 with results set by environment variables: a fake driver.
+"""A fake driver: libcuda.so.1 and libnvidia-ml.so.1, whose functions return values of environment variables.
 
-They compute nothing. Their functions have the real signatures (CUDA Driver API and NVML manuals),
-so that the suite's probe calls them like a driver.
+The functions have the signatures of the CUDA Driver API and of NVML,
+so that the smoke suite's probe can call them like those of a real driver.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A fake scanner: it takes the real scanner's arguments, reads a layout, and prints a recorded report.
 
-It knows some of Trivy's options that `trivy image --help` of 0.59.1 lists and Trivy's source of 2026-08 still
-has, and some of Grype's from `AddFlags` in cmd/grype/cli/options/grype.go; others are errors. It
-runs under `python -IS`, without our package and without installed packages.
+It accepts some of Trivy's options, from `trivy image --help` of 0.59.1 (Trivy's source of 2026-08 has them),
+and some of Grype's, from `AddFlags` in cmd/grype/cli/options/grype.go. All others are errors.
+It runs under `python -IS`, without torchkiln and without installed packages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from typing import Any
 
 
 def main(tool: str, does: str, home: str) -> None:
-    """Run as *tool*: `scan`, or `fail`, `hang`, `babble`; with `mute` it does not print its version."""
+    """Behave like *tool*, `trivy` or `grype`, whose files are in the folder *home*.
+
+    :param does: `scan` prints the report; `mute` also prints it, but `trivy version` fails;
+        `fail` exits with 1; `hang` does not end; `babble` prints text that is not JSON.
+    """
     call = {"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}
     with (Path(home) / "calls.jsonl").open("a") as memory:
         memory.write(json.dumps(call) + "\n")
@@ -65,7 +69,7 @@ def _trivy(argv: list[str], does: str) -> str:
         }
         sys.stdout.write(json.dumps(version))
         sys.exit()
-    # `--input FOLDER:TAG` and `FOLDER@DIGEST` select an image, so a folder's name cannot contain : or @.
+    # Trivy reads FOLDER:TAG and FOLDER@DIGEST as an image in a layout, so the path must not contain : or @.
     assert (options.format, re.search("[:@]", options.input)) == ("json", None)
     return str(options.input)
 
@@ -92,7 +96,7 @@ def _grype(argv: list[str], does: str) -> str:
 
 
 def _look(layout: Path) -> tuple[str, str]:
-    """Manifest and config of the only image in *layout*; every blob must match its digest."""
+    """The digests of manifest and config of the only image in *layout*; every blob must match its digest."""
     assert json.loads((layout / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
     (entry,) = json.loads((layout / "index.json").read_bytes())["manifests"]
     manifest = json.loads(_blob(layout, entry))

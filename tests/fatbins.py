@@ -1,4 +1,4 @@
-"""Writes shared libraries with fatbin containers of any valid or broken shape, without our code."""
+"""Write shared libraries with valid and broken fatbin containers, without torchkiln's code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = {"sm": CUBIN, "compute": PTX, "lto": LTO}
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """One entry: its bytes, and where its payload begins."""
+    """An entry of a fatbin container: its bytes, and the length of its header."""
 
     name: str  # "sm_90a"
     data: bytes
@@ -37,7 +37,7 @@ class Made:
 
 
 def entry(name: str, body: bytes = b"code", *, form: int = STORED, extra: bytes = b"", **false: int) -> Made:
-    """The entry *name*, such as "sm_90a" or "compute_90".
+    """An entry with *body* as code for *name*, such as "sm_90a" or "compute_90".
 
     :param extra: additional bytes of the header, a multiple of 8.
     :param false: wrong values that replace header fields.
@@ -77,7 +77,7 @@ def _content(kind: str, body: bytes, form: int) -> bytes:
 def container(
     *entries: Made, magic: int = 0xBA55ED50, version: int = 1, header: int = 16, more: int = 0
 ) -> bytes:
-    """A container; its header states *more* bytes than it has."""
+    """A fatbin container; the length in its header is *more* bytes too large."""
     data = b"".join(made.data for made in entries)
     numbers = ((magic, 4), (version, 2), (header, 2), (len(data) + more, 8))
     return b"".join(number.to_bytes(width, "little") for number, width in numbers) + data
@@ -85,17 +85,17 @@ def container(
 
 @dataclass(kw_only=True)
 class Elf:
-    """The fields of an ELF file; a test changes some."""
+    """Fields of an ELF file, with valid defaults; a test replaces some."""
 
     ident: bytes = b"\x7fELF\x02\x01\x01"
     kind: int = 3
     machine: int = 62
     section_header: int = 64  # bytes
-    names: int | None = None  # the section with section names
+    names: int | None = None  # index of the section with section names
     count: int | None = None
     table: int | None = None
     segments: tuple[int, int] = (0, 0)  # offset and number of program headers
-    sections: dict[str, dict[str, int]] = field(default_factory=dict)  # changed fields of a section
+    sections: dict[str, dict[str, int]] = field(default_factory=dict)  # replaced header fields, by section
 
 
 _START = 64

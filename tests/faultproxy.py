@@ -1,7 +1,7 @@
-"""A proxy in front of a registry: counts requests, and injects faults.
+"""A proxy in front of a registry, which records requests and injects faults.
 
-It forwards the Host header, so that the registry's URLs lead back to it. With logins it
-is also a token server, and rejects requests without a token for their scope.
+The proxy forwards the Host header, so that URLs in the registry's responses lead back to the proxy.
+With logins, it is also a token server, and rejects requests without a token for their scope.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ _HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "date", "serv
 
 @dataclass
 class Fault:
-    """A fault of the matching requests: *skip* of them pass, then *times* fail.
+    """A fault of requests that match *method* and *path*: *skip* of them pass, then *times* fail.
 
-    status      answered with this status, not forwarded
-    cut         the connections end when *at* bytes of the body were forwarded
-    unanswered  forwarded completely; the connection ends instead of a response
-    slow        answered after a delay
-    stall       the body is not read, and no response is sent
-    digest      answered with another Docker-Content-Digest
+    The kinds of faults:
+
+    status      the proxy responds with *status*, and does not forward the request
+    cut         the proxy forwards *at* bytes of the body, then closes both connections
+    unanswered  the proxy forwards the request, but closes the connection instead of sending the response
+    slow        the proxy delays the response
+    stall       the proxy reads no body and sends no response until the test ends
+    digest      the response has a wrong Docker-Content-Digest
     """
 
     kind: Kind
@@ -57,7 +59,7 @@ class ProxiedRequest:
     method: str
     path: str
     body: int  # received bytes of the body
-    status: int  # of the response; 0 if there was none
+    status: int  # of the response; 0 if the proxy sent none
     range: str = ""  # Content-Range
 
 
@@ -70,10 +72,10 @@ class _Server(ThreadingHTTPServer):
 
 
 class FaultProxy(InBackground):
-    """A proxy in front of the registry at *upstream*; a context manager.
+    """A context manager: a proxy in front of the registry at *upstream*.
 
     :param logins: user → password; empty for no authentication.
-    :param basic: each request needs the login, not a token.
+    :param basic: use HTTP Basic authentication instead of tokens.
     """
 
     def __init__(
@@ -82,12 +84,12 @@ class FaultProxy(InBackground):
         self.upstream, self.logins, self.basic = upstream, dict(logins or {}), basic
         self.faults: list[Fault] = []
         self.requests: list[ProxiedRequest] = []
-        self.tokens: dict[str, frozenset[str]] = {}  # token → "repository:team/app:push"
+        self.tokens: dict[str, frozenset[str]] = {}  # token → scopes, such as "repository:team/app:push"
         self.fetched: list[str] = []  # every issued token
-        self.lives = 0  # requests after which a token expires; 0 means never
+        self.lives = 0  # every n-th accepted request makes its token invalid; 0: none does
         self.token_lifetime = 300
         self._looks = 0
-        self.stalled = threading.Event()  # set when a request stalls
+        self.stalled = threading.Event()  # set when a request has the fault `stall`
         self._ended = threading.Event()
         self._guard = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _handler(self))
@@ -102,17 +104,17 @@ class FaultProxy(InBackground):
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     def blob_bytes(self) -> int:
-        """The bytes of all request bodies for blobs, successful or not."""
+        """The number of bytes received in all requests that upload blobs, also in requests that failed."""
         return sum(request.body for request in self.requests if "/blobs/uploads/" in request.path)
 
     def counted(self, method: str, path: str = "") -> int:
-        """The number of matching requests."""
+        """The number of received requests with *method* and a path that matches *path*."""
         return sum(
             bool(request.method == method and re.search(path, request.path)) for request in self.requests
         )
 
     def fault(self, method: str, path: str) -> Fault | None:
-        """The fault to inject into this request."""
+        """The fault to inject into this request, or None; counts the request for `skip` and `times`."""
         with self._guard:
             for fault in self.faults:
                 if re.fullmatch(fault.method or ".*", method) and re.search(fault.path, path):
@@ -148,12 +150,12 @@ class FaultProxy(InBackground):
         return 200, {"token": token, "expires_in": self.token_lifetime}
 
     def accepts_login(self, authorization: str) -> bool:
-        """Whether *authorization* is a known login."""
+        """Whether the header *authorization* has a user of *logins* and that user's password."""
         user, _, password = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")
         return self.logins.get(user) == password
 
     def allows(self, method: str, path: str, authorization: str) -> bool:
-        """Whether the token allows the request; each check counts as one use of the token."""
+        """Whether the header *authorization* allows the request; a token may expire by this use (`lives`)."""
         if self.basic:
             return self.accepts_login(authorization)
         name = re.match(r"/v2/(.+?)/(?:blobs|manifests)/", path)
@@ -173,7 +175,7 @@ class FaultProxy(InBackground):
             return good
 
     def wait(self) -> None:
-        """Wait until the test ends."""
+        """Set `stalled`, and wait until the proxy ends."""
         self.stalled.set()
         self._ended.wait()
 
@@ -182,7 +184,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         default_request_version = (
-            "HTTP/1.0"  # a client that tries TLS first gets a status line, as from real servers
+            "HTTP/1.0"  # a client that starts TLS gets a response with a status line, as from real servers
         )
         disable_nagle_algorithm = True
         got = 0
@@ -255,7 +257,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 yield piece
 
         def say(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> int:
-            """Send a response of the proxy; like real servers, without reading the body first."""
+            """Send a response of the proxy itself, without reading the request's body, as real servers do."""
             data = json.dumps(value).encode()
             self.send_response(status)
             for name, value in (headers or {}).items():
@@ -281,7 +283,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
 
 
 def _end(far: http.client.HTTPConnection) -> None:
-    """Wait until the registry has stored the received bytes; otherwise a retry could find fewer."""
+    """Wait until the registry has processed all sent bytes, so that a retry finds all of them there."""
     far.sock.shutdown(socket.SHUT_WR)
     with suppress(OSError):
         while far.sock.recv(_PIECE):

@@ -1,7 +1,7 @@
-"""Run commands of torchkiln in forks of a process that has imported it; each test process has one.
+"""Run torchkiln's commands in forks of a server process that has already imported torchkiln.
 
-The start of Python and the imports take 0.2 to 0.5 s of CPU time for each command; a fork takes 1 % of that.
-A test sees the same exit code, output, files, memory and terminal.
+A new Python with the imports takes 0.2 to 0.5 s of CPU time for each command; a fork takes 1 % of that.
+Exit code, output, files, memory and terminal are as in a new process. Each test process has its own server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.remembered import remember
 from torchkiln.util.places import ROOT
 
 BUILD = str(ROOT / "build.py")
-#: The server imports these before the first fork; each imports the modules that its commands need.
+#: The server imports these modules of `torchkiln.cli` before the first fork; they import most of torchkiln.
 _MODULES = ("grid", "plan", "lock", "build", "diff", "sbom", "smoke", "gate", "publish", "verify", "run")
 _one_at_a_time = threading.Lock()
 
@@ -33,7 +33,7 @@ _one_at_a_time = threading.Lock()
 def run(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: str | Path | None = None, **how: Any
 ) -> subprocess.CompletedProcess[str]:
-    """The result of `python build.py ARGUMENTS`, with output as text, like `subprocess.run`.
+    """Run `python build.py ARGUMENTS`; returns its result with output as text, like `subprocess.run`.
 
     :param how: see `run_bytes`.
     """
@@ -50,7 +50,7 @@ def run_bytes(
     stdin: bytes = b"",
     **how: Any,
 ) -> subprocess.CompletedProcess[bytes]:
-    """The same with output as bytes.
+    """Like `run`, with output as bytes.
 
     :param how: see `run_on`.
     """
@@ -76,7 +76,7 @@ def run_on(
     """Run the command with *files* as stdin, stdout and stderr; returns the exit code, negative for a signal.
 
     :param program: sys.argv[0].
-    :param target: the function to call.
+    :param target: the function to call, as MODULE:NAME.
     :raises subprocess.TimeoutExpired: it took longer than *timeout* seconds, and was killed.
     """
     request = {"argv": [program, *map(str, arguments)], "env": dict(env), "target": target}
@@ -102,7 +102,7 @@ def run_on(
 
 @cache
 def _server() -> socket.socket:
-    """A connection to the server of this process; it ends with the connection."""
+    """Start the server of this process on the first call; returns the connection. The server ends with it."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "tests.forked", str(theirs.fileno())]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -130,7 +130,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def _serve(connection: socket.socket) -> None:
-    """Fork for each request; answer with the process ID and, later, the exit code."""
+    """The server: fork for each request; send back the process ID, and the exit code when the fork ends."""
     for name in _MODULES:
         importlib.import_module(f"torchkiln.cli.{name}")
     remember()
@@ -152,13 +152,13 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _become(request: Mapping[str, Any], descriptors: Sequence[int], called: Callable[[], object]) -> None:
-    """In the fork: set up the process of *request*, call the function, and exit."""
+    """In the fork: set files, folder, environment and arguments of *request*, call *called*, and exit."""
     code = 1
     try:
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        # New objects, because those of the server remember whether the server's files are a terminal.
+        # New objects are necessary: the inherited ones store whether the server's files are a terminal.
         sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
         sys.stdout = os.fdopen(1, "w", 1 if os.isatty(1) else -1, encoding="utf-8", closefd=False)
         sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -181,7 +181,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], called: Call
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException:  # nothing may return to the server's code
+    except BaseException:  # the fork must not return to the server's loop
         traceback.print_exc()
         code = code or 1
     os._exit(code)

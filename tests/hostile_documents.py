@@ -57,13 +57,13 @@ ESCAPE = "\x1b]0;owned\x07"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`arrange` writes the document into the current folder; the command `argv` fails with `code`."""
+    """`arrange` writes the document into the current folder; `torchkiln ARGV` must fail with `code`."""
 
     name: str
     arrange: Callable[[], object]
     argv: tuple[str, ...]
     code: int
-    message: str  # a part of the message
+    message: str  # text that the message must contain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +76,9 @@ class Ran:
 
 
 def provoke(case: Case, folder: Path) -> Ran:
-    """Arrange *case* in the empty *folder* and run its command there, as a user would."""
+    """Write the document of *case* into the empty *folder*, and run its command in that folder."""
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # Text streams over bytes, as in a process, because `run` writes the bytes of a container.
+    # Text streams with a bytes buffer, as in a process, because `torchkiln run` writes bytes to stdout.
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     code, before = 0, Path.cwd()
     os.chdir(folder)
@@ -102,7 +102,7 @@ def provoke(case: Case, folder: Path) -> Ran:
 
 
 def page_of(results: Mapping[str, Ran]) -> str:
-    """docs/hostile-documents.md: the messages of all cases, by kind of document and command."""
+    """The text of docs/hostile-documents.md: the messages of all cases, by kind of document and command."""
     lines = [
         "# Messages for malformed and malicious documents",
         "",
@@ -156,7 +156,7 @@ _BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for
 
 
 def case(name: str, arrange: Callable[[], object], argv: tuple[str, ...], code: int, message: str) -> Case:
-    """A case in one line."""
+    """A `Case` from positional arguments, so that each case fits on one line."""
     return Case(name=name, arrange=arrange, argv=argv, code=code, message=message)
 
 

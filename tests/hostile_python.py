@@ -1,4 +1,4 @@
-"""Bases with a hostile Python: C programs replace its loader, which starts first."""
+"""Hostile interpreters of a base: the dynamic loader, which runs first, is replaced by a C program."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ int main(int argc, char **argv, char **envp) {
 
 @cache
 def program(body: str) -> bytes:
-    """A static program whose main is *body*, with the functions `read_all` and `report`; it exits with 9."""
+    """A static executable whose `main` runs the C code *body*, then exits with 9.
+
+    *body* may call `read_all` (read stdin to its end) and `report` (print a result and errno to stderr).
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "hostile.c"), Path(folder, "hostile")
         source.write_text(_HEAD + body + "\nreturn 9; }\n")
@@ -56,7 +59,7 @@ def program(body: str) -> bytes:
 
 
 def hostile(body: str, folder: Path, *, inside: bool = True) -> ConfinedPython:
-    """A base's Python as in the cache, whose loader is that program."""
+    """A base's Python, unpacked in *folder*; its loader is the program with the C code *body*."""
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / "python" / LOADER
     place.parent.mkdir(parents=True)
@@ -66,7 +69,7 @@ def hostile(body: str, folder: Path, *, inside: bool = True) -> ConfinedPython:
 
 
 def answer(frames: Iterable[tuple[str, bytes]], end: bytes | None = None) -> bytes:
-    """The output of a worker that sends *frames*, and *end* instead of its hash."""
+    """The output of a worker: *frames* and their SHA-256, or *end* in place of the hash."""
     body = b"".join(
         struct.pack("<I", len(part)) + part for path, code in frames for part in (path.encode(), code)
     )
@@ -96,7 +99,7 @@ def compiled(work: Bytecode, sources: dict[str, bytes]) -> list[tuple[str, bytes
 
 
 def refused(python: ConfinedPython, cache: Path, sources: dict[str, bytes] = SOURCES) -> str:
-    """The error of a build for which *python* compiles; nothing of its output is stored."""
+    """The message of the error if *python* compiles *sources*; nothing may be stored in *cache*."""
     work = Bytecode(WHEEL, Store(cache), ImagePython.of_base(VERSION), tuple(python.argv()))
     try:
         with pytest.raises(BuildFailed) as caught:

@@ -1,4 +1,4 @@
-"""A server that sends any bytes, even endless responses, and counts the sent bytes."""
+"""An HTTP server that sends arbitrary bytes, even endless responses, and counts the sent bytes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-#: The pieces of an answer, possibly endless; the argument is the request's path.
+#: A function of the request's path that yields the bytes of a response, possibly without end.
 Answer = Callable[[str], Iterable[bytes]]
-_MOST = 1 << 30  # bytes after which a server stops that the client did not stop; the test then fails
+_MOST = 1 << 30  # bytes: the server stops here if the client has not disconnected; then the test fails
 
 
 @dataclass
 class Hostile:
-    """The requests and the number of sent bytes."""
+    """The received requests and the number of sent bytes."""
 
     host: str = ""
     requests: list[tuple[str, str]] = field(default_factory=list)  # method, path
     headers: list[str] = field(default_factory=list)  # the complete headers of requests
-    sent: int = 0  # bytes that the client received
+    sent: int = 0  # bytes
 
     def count(self, path: str) -> int:
         return sum(bool(re.search(path, requested)) for _, requested in self.requests)
@@ -29,9 +29,9 @@ class Hostile:
 
 @contextmanager
 def hostile(answers: Mapping[str, Answer | bytes]) -> Iterator[Hostile]:
-    """A server with *answers* by pattern for "METHOD path"; the first match is sent, otherwise 404.
+    """A server with *answers*: the keys are patterns for "METHOD path". Without a match, it sends 404.
 
-    HOST in bytes is replaced by its address.
+    In answers, HOST is replaced by the server's address.
     """
     server_state, ended = Hostile(), threading.Event()
 
@@ -72,13 +72,13 @@ def hostile(answers: Mapping[str, Answer | bytes]) -> Iterator[Hostile]:
 
 
 def document(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
-    """A complete response."""
+    """A complete HTTP response."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""]
     return "\r\n".join(lines).encode("latin-1") + body
 
 
 def endless(head: bytes, piece: bytes, *, pause: float = 0.0) -> Answer:
-    """*head*, then *piece* repeatedly, without end."""
+    """An answer that sends *head*, then *piece* again and again without end."""
 
     def pieces(_: str) -> Iterator[bytes]:
         yield head

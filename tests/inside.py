@@ -1,4 +1,4 @@
-"""Fixtures for the package inside images: an image, a driver, a machine, mounts, and the doctor's paths."""
+"""Test data for the package inside images: an image, a driver, a machine, mounts, and the doctor's paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workplace.machine import Machine
 PACKAGE = ROOTFS / "opt/torchkiln/workplace"
 HOPPER = Gpu(name="NVIDIA H100", capability=(9, 0), memory=80 << 30)
 _SSHD = Path("/usr/sbin/sshd")
-# tools/system-packages does not install it, because it would start a service on the host.
+# tools/system-packages does not install openssh-server, because the package starts a service on the host.
 needs_sshd = pytest.mark.skipif(
     not _SSHD.exists(), reason="sshd is not installed: apt-get install openssh-server"
 )
@@ -67,7 +67,7 @@ def machine(**more: Any) -> Machine:
 
 
 def python(code: str, *, before: Sequence[str] = ()) -> str:
-    """The output of *code* in a process that can import the package; *before* precedes its command."""
+    """The output of *code* in a Python that can import the package. *before* starts the command line."""
     found = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n"
     argv = [*before, sys.executable, "-IBc", found + code]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
@@ -81,7 +81,7 @@ def sshd(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 @contextmanager
 def says(greeting: bytes | None) -> Iterator[int]:
-    """The port of a server that sends *greeting* and disconnects; with None, it sends nothing."""
+    """A server that sends *greeting* and disconnects; with None, it only reads. Yields the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(300)
         thread = threading.Thread(target=_greet, args=(server, greeting))
@@ -101,7 +101,7 @@ def _greet(server: socket.socket, greeting: bytes | None) -> None:
             connection.sendall(greeting)
 
 
-# Replaces /dev, which `docker run` would provide.
+# Mounts a new /dev with few devices, as `docker run` does.
 _DEV = """
 mkdir "$1"; mount --rbind /dev "$1"; mount -t tmpfs dev /dev; mkdir /dev/shm
 for name in null zero random urandom; do touch /dev/$name; mount --bind "$1/$name" /dev/$name; done
@@ -114,7 +114,7 @@ _UNSHARE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-us
 
 
 def dev(tmp_path: Path, *nodes: str, shm: str = "1g") -> list[str]:
-    """The start of a command that runs with a /dev that has *nodes* and *shm* of shared memory."""
+    """The start of a command line: it mounts a new /dev with *nodes* and a /dev/shm of size *shm*."""
     words = [*_UNSHARE, "sh", "-ec", _DEV, "sh", str(tmp_path / "dev"), " ".join(nodes), shm]
     _try(words)
     (tmp_path / "dev").rmdir()
@@ -122,7 +122,7 @@ def dev(tmp_path: Path, *nodes: str, shm: str = "1g") -> list[str]:
 
 
 def run() -> list[str]:
-    """The start of a command that runs with a /run that only has the empty folder sshd, for root's sshd."""
+    """The start of a command line: it mounts a new /run that only has the folder sshd, as sshd requires."""
     words = [*_UNSHARE, "sh", "-ec", _RUN, "sh"]
     _try(words)
     return words
@@ -135,7 +135,7 @@ def _try(words: Sequence[str]) -> None:
 
 
 class Place:
-    """The paths that the doctor checks, below one folder, with the files of a valid image."""
+    """A folder with all files that the doctor checks; they are those of a valid image."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -161,7 +161,7 @@ class Place:
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
     def program(self, name: str, script: str) -> None:
-        """Write a program into the folder `bin`, which is the PATH."""
+        """Write a shell script into the folder `bin`, which is the PATH."""
         (self.folder / "bin").mkdir(exist_ok=True)
         place = self.folder / "bin" / name
         place.write_text(f"#!/bin/sh\n{script}\n")
@@ -173,7 +173,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     found = Place(tmp_path)
 
     def path(*parts: str | Path) -> Path:
-        """The path in the folder `system` that replaces the machine's."""
+        """Like `Path(*parts)`, but a path in /dev or /sys is below the folder `system`."""
         absolute = Path(*parts)
         return found.system / absolute.relative_to("/") if absolute.parts[1] in ("dev", "sys") else absolute
 

@@ -1,4 +1,4 @@
-"""torchkiln installed from its wheel into a new virtual environment, as by users."""
+"""Install torchkiln from its wheel into a new virtual environment, as users do, and run it."""
 
 from __future__ import annotations
 
@@ -52,14 +52,15 @@ class Installed:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """An environment with the wheel of this checkout, built and installed without an index."""
     if importlib.util.find_spec("hatchling") is None:
-        pytest.skip("hatchling is not installed, which builds the wheel: make setup")
+        pytest.skip("hatchling, which builds the wheel, is not installed: make setup")
     place = tmp_path_factory.mktemp("installed")
     words = ("--no-index", "--no-deps", "--no-cache-dir", "--disable-pip-version-check", "-q")
     _pip(sys.executable, "wheel", *words, "--no-build-isolation", "-w", str(place), str(ROOT))
     [wheel] = place.glob("torchkiln-*.whl")
     made = Installed(folder=place / "venv", wheel=wheel)
     venv.create(made.folder, with_pip=True, symlinks=True)
-    # This does not add the editable torchkiln: Python reads no .pth files in folders that .pth files add.
+    # The folder of the libraries may have a .pth file of an editable torchkiln. Python ignores this file,
+    # because it reads no .pth files in folders that a .pth file adds.
     (made.site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     _pip(str(made.folder / "bin/python"), "install", *words, str(wheel))
     return made

@@ -34,12 +34,12 @@ class Item:
 
 
 def no_code(_path: str) -> bytes | None:
-    """Give no bytecode."""
+    """Return None for every source file: the layer then has no .pyc files."""
     return None
 
 
 def pretended_code(path: str) -> bytes:
-    """A .pyc that only contains the path of its source."""
+    """An invented .pyc, which only contains the path of its source file."""
     return f"the code of {path}".encode()
 
 
@@ -68,7 +68,7 @@ def layer_of(
     scheme: Scheme = SCHEME,
     cut: Cut | None = None,
 ) -> tuple[bytes, Blob]:
-    """The layer of *wheels*, and its `Blob`; the last *tail* bytes of each wheel are read beforehand."""
+    """The layer of *wheels*, and its `Blob`; *tail* as in `add`."""
     out = io.BytesIO()
     layer = LayerWriter(out, mtime=WHEEL_EPOCH)
     for wheel in wheels:
@@ -87,7 +87,11 @@ def add(
     scheme: Scheme = SCHEME,
     cut: Cut | None = None,
 ) -> None:
-    """Splice *wheel* into *layer*; *locked* is the required hash, by default that of the file."""
+    """Splice *wheel* into *layer*.
+
+    :param tail: number of bytes at the end of the wheel that are read beforehand.
+    :param locked: the required hash, by default that of the file.
+    """
     sources: list[str] = []
 
     def bytecode() -> list[Code]:

@@ -1,4 +1,4 @@
-"""Requirements of tests: skips with the reason, and network options for containers."""
+"""Skip tests whose requirements this host does not meet, with the reason; network options for containers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ needs_cuobjdump = pytest.mark.skipif(
     not shutil.which("cuobjdump"),
     reason="no cuobjdump: pip install nvidia-cuda-cuobjdump, and put its folder into PATH",
 )
-#: For proofs that take long, need much disk or many projects of an index; `.ci/run` leaves them out.
+#: For proofs that take long, need much disk space, or read many projects of an index. `.ci/run` skips them.
 nightly = pytest.mark.skipif(
     os.environ.get("NIGHTLY") != "yes",
     reason="takes long or needs 16 GB: set NIGHTLY=yes",
@@ -54,7 +54,7 @@ def tool(name: str) -> None:
 
 
 def give_up(reason: str) -> NoReturn:
-    """Skip, because an engine's requirement is missing; fail if `.ci/run` set TORCHKILN_NEEDS_ENGINE."""
+    """Skip the test with *reason*; if `.ci/run` has set TORCHKILN_NEEDS_ENGINE, let it fail instead."""
     (pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip)(reason)
 
 
@@ -74,7 +74,7 @@ _CA = "/run/host-ca.crt"
 
 
 def outward(folder: Path) -> list[str]:
-    """Options of `docker run`. A copy of the CA bundle goes into *folder*, which an engine can mount."""
+    """Options of `docker run` for access to the network. The CA bundle is copied to *folder* and mounted."""
     options = [word for name in _PASSED_ON if os.environ.get(name) for word in ("-e", name)]
     if bundle := os.environ.get("SSL_CERT_FILE"):
         shutil.copyfile(bundle, folder / "ca.crt")

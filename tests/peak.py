@@ -11,12 +11,12 @@ from pathlib import Path
 from tests import forked
 from torchkiln.util.places import ROOT
 
-LIMIT = 400  # the limit for hostile input, in MiB
+LIMIT = 400  # MiB: tests with hostile input require a lower peak
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The result of a command; `peak` is its peak memory in MiB."""
+    """The result of a command; `peak` is its peak resident memory in MiB."""
 
     code: int
     out: str
@@ -36,7 +36,7 @@ def run(*argv: str, folder: Path, env: Mapping[str, str] | None = None, seconds:
 
 
 def measured() -> None:
-    """Run the command of sys.argv, and print its peak memory."""
+    """Run the torchkiln command in sys.argv; then print the peak memory of this process to stderr."""
     from torchkiln.cli import main
 
     try:

@@ -1,7 +1,7 @@
-"""Run pip's command repeatedly in one process: JSON lines in, exit code and output out.
+"""Run `pip install` many times in one process: reads a request in JSON per line, prints exit code and output.
 
-Its argument is pip's folder. Each line has `links`, `requirements`, `root`; pip installs like the
-Dockerfile, but with --root: it writes below that folder instead of to /opt/venv.
+The argument of this program is a folder with pip. A request has `links`, `requirements` and `root`.
+pip gets the Dockerfile's options, and --root: it writes below that folder instead of to /opt/venv.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def main() -> None:
     from pip._internal.cli.main import main as pip
 
     os.umask(0o022)
-    sys.executable = f"{PREFIX}/bin/python"  # the shebang of launchers; runs pip in the image
+    sys.executable = f"{PREFIX}/bin/python"  # pip writes it into shebangs of scripts, as in the image
     for line in sys.stdin:
         request = json.loads(line)
         output = io.StringIO()

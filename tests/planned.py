@@ -71,7 +71,7 @@ def tools_on(base: LockedBase, name: str = "devel") -> LockedTools:
 
 
 def locked(torch: str = "2.7.1", cuda: str = "12.1", os_name: str = "debian12") -> LockedCell:
-    """The lock of that cell."""
+    """An invented lock of the cell *torch* for *cuda* on *os_name*, with flavor runtime."""
     python = PYTHONS[os_name]
     known = facts.load()
     grid = matrix.read(ROOT / "matrix.yaml", known)
@@ -97,7 +97,7 @@ def locked(torch: str = "2.7.1", cuda: str = "12.1", os_name: str = "debian12") 
 
 
 def planned(torch: str = "2.7.1", *wheels: LockedWheel, os_name: str = "debian12") -> ImagePlan:
-    """The plan of the lock of *torch*, with *wheels*, if any, in place of its wheels."""
+    """The plan of the invented lock of *torch*; *wheels*, if any, replace the wheels of the lock."""
     cell = locked(torch, os_name=os_name)
     return plan(
         replace(cell, wheels=wheels) if wheels else cell,

@@ -1,6 +1,6 @@
-"""Makes the test process a worker of the pool, so that tests can call the functions of workers.
+"""Let the test process do the work of the build's worker processes.
 
-A real worker takes 0.2 s of CPU time to start; builds that only prepare a test work in this process.
+Tests can then call the functions of workers. Builds are faster: a worker takes 0.2 s of CPU time to start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchkiln.build import worker as build_worker
 
 @pytest.fixture(scope="module", autouse=True)
 def pool_worker() -> Iterator[None]:
-    """Make this process a worker, for all tests of a module that imports this fixture."""
+    """Set a worker's global variables in this process, in all tests of a module that imports this fixture."""
     with (
         patch.object(build_worker, "_cancelled", threading.Event(), create=True),
         patch.object(build_worker, "_progress", [0], create=True),
@@ -29,7 +29,7 @@ def pool_worker() -> Iterator[None]:
 
 
 class _Threads(ThreadPoolExecutor):
-    """Replaces `util.processes.Workers`: submitted functions run in this process."""
+    """Used in place of `util.processes.Workers`: submitted functions run in threads of this process."""
 
     def __init__(
         self, count: int, _start: Callable[..., object], cancelled: Any, progress: Any, _: int
@@ -40,7 +40,7 @@ class _Threads(ThreadPoolExecutor):
 
 @contextmanager
 def in_this_process() -> Iterator[None]:
-    """Within this context, builds run one at a time and start no worker processes."""
+    """Within this context, builds start no worker processes; only one build may run at a time."""
     names = ("_cancelled", "_progress")
     with (
         patch.object(scheduler, "Workers", _Threads),
@@ -51,6 +51,6 @@ def in_this_process() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_workers() -> Iterator[None]:
-    """Builds start no workers, in each test of a module that imports this fixture."""
+    """In each test of a module that imports this fixture, builds start no worker processes."""
     with in_this_process():
         yield

@@ -1,4 +1,4 @@
-"""A project's image on a small proved image, the reports of both, and mutants, for tests of the gate."""
+"""A project's image, its small parent image, reports of both, and mutants, for tests of the gate."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 @dataclass(kw_only=True)
 class Scene:
-    """A project that was built on an image; `publisher` has the keys, the suite and the reports."""
+    """A project's image and its parent image; `publisher` has the keys, the suite and the reports."""
 
     small: Bench
     publisher: Publisher
@@ -61,7 +61,7 @@ class Scene:
         return open_layout(self.small.layout).image(TAG)
 
     def parent_report(self, **changes: Any) -> str:
-        """The file of a signed report of the parent image, on two GPUs."""
+        """Write a signed report of the parent image, on two GPUs; returns the file's path."""
         found = self.publisher.report(self.parent, **changes)
         return self.publisher.signed(found, "parent.dsse.json")
 
@@ -89,15 +89,15 @@ class Scene:
         return replace(base, **changes)
 
     def signed(self, report: SmokeReport, name: str = "project.dsse.json") -> str:
-        """The file of *report*, signed by the laboratory."""
+        """Write *report*, signed by the laboratory; returns the file's path."""
         return self.publisher.signed(report, name)
 
     def gate(self, ref: str, *options: str) -> tuple[int, str, str]:
-        """Run `gate`: exit code, stdout, and the messages."""
+        """Run `torchkiln gate`; returns exit code, stdout, and stderr with the error."""
         return self.run("gate", ref, *options)
 
     def run(self, command: str, *options: str) -> tuple[int, str, str]:
-        """Run *command* in the folders of the scene: exit code, stdout, and the messages."""
+        """Run *command* in the folders of the scene; returns exit code, stdout, and stderr with the error."""
         done = self.publisher.run(command, *options, *self.publisher.here)
         error = done.exception
         if error is None or isinstance(error, SystemExit):
@@ -106,7 +106,7 @@ class Scene:
         return error.exit_code, done.stdout, f"{done.stderr}{error.message}\n{error.hint}"
 
     def judged(self, of: ImageOnDisk, **changes: Any) -> tuple[int, str, str]:
-        """`gate` for the image *of*, with the laboratory's reports that all checks passed in both images."""
+        """Run `gate` for *of*; by signed reports, all checks passed in this image and its parent image."""
         files = (self.parent_report(), self.signed(self.report(of, **changes)))
         reports = [word for file in files for word in ("--report", file)]
         return self.gate(of.ref, *reports, "--trust", str(self.publisher.folder / "lab.pub.pem"))
@@ -117,9 +117,10 @@ class Scene:
         config: Callable[[dict[str, Any]], None] = lambda _: None,
         order: Callable[[list[Any]], list[Any]] = lambda found: found,
     ) -> ImageOnDisk:
-        """The project's image with the tars *layers* on top, and a changed configuration and order of layers.
+        """Write the image `mutant`: the project's image with the tars *layers* on top, with matching digests.
 
-        Its digests match. Its name is `mutant`.
+        :param config: changes the configuration in place.
+        :param order: returns the new list of layers.
         """
         image, layout = self.image, open_layout(self.small.layout)
         rows = [(layer.digest, layer.size, layer.diff_id) for layer in image.layers]
@@ -141,18 +142,18 @@ class Scene:
         return open_layout(layout.path).image("mutant")
 
     def layer(self, *members: Member) -> Any:
-        """The layer of *members*: digest, size, diff_id."""
+        """Write a layer of *members*; returns its digest, size and diff_id."""
         return self.stored(tar_of(members))
 
     def stored(self, tar: bytes) -> tuple[Digest, int, Digest]:
-        """The layer *tar*, whose blob is in the layout."""
+        """Write the layer *tar* to the layout; returns its digest, size and diff_id."""
         blob, encoded = encode_bytes(tar)
         open_layout(self.small.layout).blob(encoded.digest).write_bytes(blob)
         return encoded.digest, encoded.size, encoded.diff_id
 
 
 def finding(name: str, outcome: Any = "passed", **measured: Any) -> Finding:
-    """The finding of the check *name*, with other values."""
+    """The finding of the check *name*; *measured* replaces values that are within their bounds."""
     values = {**VALUES[name], **measured}
     bounds = {value: rule for value, rule in DECLARED[name].items() if "type" not in rule}
     return Finding(
@@ -173,8 +174,10 @@ def scene(
     change: Callable[[Bench, ProjectLock], ProjectLock] = lambda _, lock: lock,
     base: Mapping[str, bytes] | None = None,
 ) -> Scene:
-    """A built project that replaces fsspec, and adds *wheels*; *change* changes its lock.
+    """A built project that replaces the parent image's fsspec, and adds *wheels*.
 
+    :param settings: the text of torchkiln.toml.
+    :param change: returns the lock to build, from the original one.
     :param base: more files of the base, by path.
     """
     small = bench(folder, PYTHON, PACKAGES, {"torch": "torchrun"}, base)

@@ -1,7 +1,7 @@
-"""Mutants of the image of a project: each changes what the proof of the parent image covers.
+"""Mutants of a project's image; each changes files or settings that the parent image's report has proved.
 
-A mutant is the built image of a project with a changed configuration or another layer, with matching digests
-and a report in which all checks passed, so that the gate can refuse only the change.
+A mutant is the built image with a changed configuration or another layer. Its digests match, and a report
+states that all its checks passed. So the gate has only one reason to refuse the mutant: the change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def adds(path: str, data: bytes = CODE, **other: Any) -> bytes:
 
 
 def on_top(layer: Callable[[], bytes] | bytes) -> Callable[[Scene], ImageOnDisk]:
-    """The image with *layer* below the top layer, which must contain project.json."""
+    """An image with *layer* below the top layer. project.json stays in the top layer, as required."""
 
     def order(rows: list[Any]) -> list[Any]:
         return [*rows[:-2], rows[-1], rows[-2]]
@@ -43,7 +43,7 @@ def on_top(layer: Callable[[], bytes] | bytes) -> Callable[[Scene], ImageOnDisk]
 
 
 def recorded(path: str, data: bytes = CODE) -> bytes:
-    """A layer with the file *path*, which the RECORD of fsspec 3, a package of the project, also lists."""
+    """A layer with the file *path*, and with a RECORD of the project's fsspec 3 that also lists this file."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     inside = (
         path.removeprefix(f"{SITE}/") if path.startswith(SITE) else f"../../../{path[len('opt/venv/') :]}"
@@ -61,17 +61,17 @@ def links(path: str, target: str, kind: bytes) -> bytes:
 
 
 def configured(**changes: Any) -> Callable[[Scene], ImageOnDisk]:
-    """The image with other fields in its configuration."""
+    """An image with *changes* in the field `config` of its configuration."""
     return lambda there: there.mutant(config=lambda document: document["config"].update(changes))
 
 
 def with_env(*lines: str) -> Callable[[Scene], ImageOnDisk]:
-    """The image with more variables."""
+    """An image whose configuration has *lines* as additional environment variables."""
     return lambda there: there.mutant(config=lambda document: document["config"]["Env"].extend(lines))
 
 
 def with_label(name: str, value: str) -> Callable[[Scene], ImageOnDisk]:
-    """The image with another label."""
+    """An image whose label *name* has *value*."""
 
     def change(document: dict[str, Any]) -> None:
         document["config"]["Labels"][name] = value
@@ -80,7 +80,7 @@ def with_label(name: str, value: str) -> Callable[[Scene], ImageOnDisk]:
 
 
 def sets_path(there: Scene) -> ImageOnDisk:
-    """PYTHONPATH leads to a folder with torch in it."""
+    """An image whose PYTHONPATH has a folder that contains a torch."""
 
     def change(document: dict[str, Any]) -> None:
         env = document["config"]["Env"]
@@ -92,18 +92,18 @@ def sets_path(there: Scene) -> ImageOnDisk:
 
 
 def reordered(there: Scene) -> ImageOnDisk:
-    """Two layers of the parent image change places."""
+    """An image in which two layers of the parent image have changed places."""
     return there.mutant(order=lambda rows: [rows[0], rows[2], rows[1], *rows[3:]])
 
 
 def replaced_layer(there: Scene) -> ImageOnDisk:
-    """The first layer of the parent image is replaced."""
+    """An image with another layer in place of the first layer of the parent image."""
     other = there.layer(Member(name="etc/"), Member(name="etc/x"))
     return there.mutant(order=lambda rows: [other, *rows[1:]])
 
 
 def left_out(there: Scene) -> ImageOnDisk:
-    """The second layer of the parent image is missing."""
+    """An image without the second layer of the parent image."""
     return there.mutant(order=lambda rows: [rows[0], *rows[2:]])
 
 

@@ -1,4 +1,4 @@
-"""A small cell with a base that runs a shell, and projects on it, for tests."""
+"""A small parent image, whose base has a shell, and projects on it, for tests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARENT: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 @dataclass(kw_only=True)
 class Bench:
-    """A folder with a cache, a layout, wheels and a project."""
+    """A folder with a cache, a layout, wheels and a project; functions lock and build this project."""
 
     folder: Path
     cell: LockedCell
@@ -71,7 +71,7 @@ class Bench:
         return made
 
     def lock(self, *wheels: Path, requirements: Iterable[str] = ()) -> ProjectLock:
-        """The lock of a project whose *wheels* are new or replace wheels of the same names."""
+        """A lock of the project with *wheels*, which replace wheels of the same name in the parent image."""
         named = tuple(sorted(map(locked_wheel, wheels), key=lambda wheel: wheel.name))
         there = {wheel.name for wheel in self.cell.wheels}
         return ProjectLock(
@@ -132,10 +132,10 @@ def bench(
     launchers: Mapping[str, str] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> Bench:
-    """A cell whose base is `tiny_root`, with *packages*, and a project with train.py.
+    """A new folder with a project (train.py), and the cell of its parent image: `tiny_root` with *packages*.
 
     :param python: a shell script in place of the image's Python; empty for none.
-    :param launchers: by package, the name of a script that starts it.
+    :param launchers: names of console scripts, by package.
     :param files: more files of the base, by path.
     """
     made = Bench(folder=folder, cell=locked(), index=FakeIndex([]))

@@ -23,7 +23,7 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 
 
 class Scene:
-    """A published image in a registry in memory, in which tests change anything."""
+    """A published image in a registry in memory; tests may change all content of the registry."""
 
     def __init__(self, publisher: Publisher, server: RegistryServer) -> None:
         self.publisher, self.server, self.target = publisher, server, f"{server.host}/team/app"
@@ -101,7 +101,7 @@ class Scene:
         )
 
     def counted(self) -> str:
-        """The message of `verify` about the signatures."""
+        """The text in `verify --json` that counts the signatures."""
         done = self.verify("--json")
         assert done.exit_code == 0, done.exception
         [text] = [
@@ -137,7 +137,7 @@ class Scene:
         self._store(json.dumps(document).encode())
 
 
-# The content that `publish` stored, by registry, by its support of the referrers API, and by image.
+# The content that `publish` stored, by the registry's host, its support of the referrers API, and the image.
 _published: dict[tuple[str, bool, str], Repository] = {}
 
 
@@ -154,7 +154,7 @@ _built: list[Publisher] = []
 
 @pytest.fixture(name="built", scope="module")
 def a_built_publisher(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
-    """Tests with separate registries share this image, also those of other files in this process."""
+    """The publisher and image that all tests of this process share; each test has its own registry."""
     if not _built:
         _built.append(new_publisher(tmp_path_factory.mktemp("built")))
         _built[0].build()

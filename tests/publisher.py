@@ -1,4 +1,4 @@
-"""The inputs of `publish`: a small built image of a real cell, its lock, a suite, reports, keys.
+"""All that `publish` needs: a small built image of a real cell, its lock, a suite, reports and keys.
 
 The laboratory's key (Ed25519) signs reports, the publisher's (ECDSA) an image's attestations.
 """
@@ -72,7 +72,7 @@ class Publisher:
     def build(self, version: str = "", *, layer_format: LayerFormat = "gzip") -> ImageOnDisk:
         """Build the lock's image with wheels of *version*; its name in the layout is the tag.
 
-        It shares no blob with images of other folders.
+        It shares no blob with images that other publishers build.
         """
         wheels = small_wheels(self.folder / f"wheels{version}", version, str(self.folder))
         locked = planned_cell(wheels, salt=str(self.folder)).locked
@@ -102,7 +102,7 @@ class Publisher:
         return replace(smoke_report, **here | changes)
 
     def keep(self, smoke_report: SmokeReport) -> None:
-        """Record the report as a run of this machine."""
+        """Store the report in the cache, as a smoke run of this machine."""
         KeptRuns(store=self.store, listener=SilentSmokeListener()).keep(smoke_report)
 
     def write(self, smoke_report: SmokeReport | bytes, name: str) -> str:
@@ -141,7 +141,7 @@ class Publisher:
 
     @property
     def here(self) -> tuple[str, ...]:
-        """Options with the paths of this folder."""
+        """Options with the paths of layout, images and suite in this folder."""
         folders = ("--output", str(self.layout), "--images", str(self.folder / "images"))
         return (*folders, "--suite", str(self.suite))
 
@@ -183,7 +183,7 @@ def interpreter() -> AbstractContextManager[object]:
 
 
 def account_of(image: ImageOnDisk) -> str:
-    """The SHA-256, in hex, of the image.json in the last layer, read with tarfile."""
+    """The SHA-256, in hex, of the image.json in the image's last layer, read without torchkiln's code."""
     import io
     import tarfile
 

@@ -1,4 +1,4 @@
-"""Archives in the format of python-build-standalone: invented, or of a real CPython of this machine."""
+"""Archives in the format of python-build-standalone: invented, or made from a CPython of this machine."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ FieldOverrides = Mapping[str, int | bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
-    """One entry. `local` and `central` are false values for fields of its local and its central header.
+    """An entry of a zip. `local` and `central` replace fields of its local header and its central header.
 
-    Fields: signature, version, flags, method, crc, compressed, size, name, extra; `central` also made, disk,
-    mode, offset, comment, comment_length; name_length, extra_length. Lengths default to the real lengths.
+    Fields of both: signature, version, flags, method, crc, compressed, size, name, extra, name_length,
+    extra_length. Fields of `central` only: made, disk, mode, offset, comment, comment_length.
     """
 
     name: bytes

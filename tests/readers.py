@@ -1,4 +1,4 @@
-"""Other programs that read our images and layers. This module imports nothing of torchkiln."""
+"""Other programs that read torchkiln's images and layers. This module imports nothing of torchkiln."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import BinaryIO, cast
 
 from tests.trees import Tree, tree_of_folder, tree_of_tars
 
-_HANGS = 60  # seconds until a reader of a few MB counts as hung; tarfile's r|gz hangs in newer Pythons
+_HANGS = 60  # seconds; a reader of a few MB that takes longer hangs, as tarfile's r|gz of newer Pythons does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Image:
 
     layout: Path
     ref: str
-    docker_archive: Path  # the same image
+    docker_archive: Path  # the same image in the format of `docker save`
     name: str  # the image's name in that archive
 
     @property
@@ -49,12 +49,12 @@ class Image:
 
 
 class CannotRead(Exception):
-    """A reader failed; the text is the reader's error."""
+    """A reader failed; the message is the reader's error output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """`read` returns the tree of an image; it may use the folder that is passed to it."""
+    """A program that reads images. `read` returns an image's tree; it may write to the given folder."""
 
     name: str
     package: str  # the Debian package, "" for Python itself
@@ -90,7 +90,7 @@ def run(*command: str | Path, stdin: BinaryIO | None = None) -> str:
 
 
 def _layer_by_layer(unpack: Callable[[Path, Path], None]) -> Callable[[Image, Path], Tree]:
-    """Unpack each layer into its own folder, because tar programs treat existing folders differently."""
+    """A reader that unpacks each layer into its own folder: programs treat existing folders differently."""
 
     def read(image: Image, folder: Path) -> Tree:
         found: Tree = {}
@@ -104,7 +104,10 @@ def _layer_by_layer(unpack: Callable[[Path, Path], None]) -> Callable[[Image, Pa
 
 
 def _through(*inflater: str) -> Callable[[Image, Path], Tree]:
-    """Decompress with a program, and unpack with GNU tar, which must set the modes of folders last."""
+    """A reader that decompresses with the program *inflater*, and unpacks with GNU tar.
+
+    GNU tar must set the modes of folders last, because a folder can be read-only.
+    """
 
     def unpack(layer: Path, folder: Path) -> None:
         with tempfile.TemporaryFile() as plain, layer.open("rb") as blob:
@@ -133,7 +136,7 @@ def _python_gzip(image: Image, _folder: Path) -> Tree:
         )
 
 
-# `r|gz` decompresses with one decoder and does not look for other members.
+# `r|gz` reads only the first member of a gzip file.
 _STREAM = """
 import sys, tarfile
 with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as packed:
@@ -144,7 +147,7 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as packed:
 
 
 def _skopeo_to_folder(image: Image, folder: Path) -> Tree:
-    """Read the layers as skopeo decompresses them with Go's gzip."""
+    """Copy the image with skopeo, which decompresses the layers with Go's gzip; return their tree."""
     target = folder / "copy"
     source = f"oci:{image.layout}:{image.ref}"
     run("skopeo", "copy", "--insecure-policy", "--dest-decompress", source, f"dir:{target}")
@@ -157,7 +160,7 @@ def _skopeo_to_folder(image: Image, folder: Path) -> Tree:
 
 
 def _skopeo_to_archive(image: Image, folder: Path) -> Tree:
-    """Let skopeo write a docker-archive, which contains uncompressed tars."""
+    """Copy the image with skopeo to a docker-archive, which has uncompressed layers; return their tree."""
     target = folder / "copy.tar"
     source = f"oci:{image.layout}:{image.ref}"
     run("skopeo", "copy", "--insecure-policy", source, f"docker-archive:{target}:copy:latest")
@@ -179,8 +182,8 @@ def _umoci(image: Image, folder: Path) -> Tree:
 
 
 def _podman(image: Image, folder: Path) -> Tree:
-    """Load the image into a separate store, then read it where podman mounts it."""
-    with tempfile.TemporaryDirectory(prefix="run") as short:  # podman allows at most 50 characters here
+    """Load the image into a separate store of podman, mount it, and return the tree of the mount point."""
+    with tempfile.TemporaryDirectory(prefix="run") as short:  # --runroot may have at most 50 characters
         store = ["--root", str(folder / "root"), "--runroot", short, "--storage-driver", "vfs"]
         run("podman", *store, "load", "--input", image.docker_archive)
         try:
@@ -263,7 +266,7 @@ TAR_READERS: Mapping[str, Read] = {
 
 
 def comparable(tree: Tree) -> Tree:
-    """*tree* without properties that readers may choose: times of folders, the root, and unnamed folders."""
+    """*tree* without the root and the times of folders, which readers may choose."""
     return {
         os.fsencode(path).decode("utf-8", "surrogateescape"): replace(entry, mtime=0)
         if entry.kind == "folder"

@@ -1,4 +1,4 @@
-"""The locked pip, which is downloaded once, and the comparison of its installations with our layers."""
+"""Install wheels with the locked pip, which is downloaded once, and compare the result with our layers."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ ALLOWED = {
 
 
 def as_ours(pips: dict[str, Item]) -> dict[str, Item]:
-    """pip's tree with the differences of ALLOWED, and no other."""
+    """pip's tree, changed as ALLOWED states and in no other way, so that it must equal torchkiln's tree."""
     tree = dict(pips)
     sources = [path for path in tree if path.startswith(SITE) and path.endswith(".py")]
     codes = {cached(path): pretended_code(f"/{path}") for path in sources}
@@ -152,7 +152,10 @@ def source_of(pyc: str) -> str:
 
 
 def agree(wheel: Path, pip: RealPip, root: Path) -> None:
-    """Compare our tree with pip's; names first, because such a difference is easier to read."""
+    """Require that the layer of *wheel* has the tree that pip installs below *root*.
+
+    Paths are compared before contents, because a missing path is easier to read than a different tree.
+    """
     pip.install([wheel], root)
     theirs = as_ours(tree_of_folder(root))
     ours = tree_of_layer(layer_of([wheel], code=pretended_code)[0])

@@ -1,6 +1,6 @@
-"""Caches for pure functions of torchkiln, because a test run repeats the same calls.
+"""Caches for two pure functions of torchkiln, because commands of a test run repeat the same calls.
 
-Commands that read a suite of smoke tests compile the same modules and list the same checks.
+Each command that reads the smoke suite compiles the same modules and lists the same checks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torchkiln.smoke import suite
 
 
 def remember() -> None:
-    """Cache the results, in this process and in processes that it forks."""
+    """Cache the compiled modules and the lists of checks, in this process and in processes that it forks."""
     suite.compile = lru_cache(maxsize=256)(compile)
     checks = lru_cache(maxsize=64)(lambda files: real(dict(files)))
     real = suite._checks

@@ -28,7 +28,7 @@ LOCKED = load_locked(ROOT / "images", TAG)
 OLD = load_locked(ROOT / "images", "2.0.1-cuda11.7-cudnn8-runtime")
 TIERS = {"import": 0, "compile-cpu": 0, "cuda": 1, "bf16": 1, "nccl-all-reduce": 2, "busbw": 2}
 X_IS_1 = {"x": {"equals": 1}}
-# A suite with the real rules, but few checks.
+# The real suite with only six invented checks.
 SUITE = replace(
     load_suite(ROOT / "smoke_tests"),
     digest=Digest("sha256:" + "5a" * 32),
@@ -48,7 +48,7 @@ class Done:
 
 @dataclass
 class FakeInside:
-    """A fake image: each command ends with *ending*; it records the commands in `commands`."""
+    """A fake image: each command gives the result *ending*, and is recorded in `commands`."""
 
     ending: Done
     name: str = "fake"
@@ -143,19 +143,19 @@ def report(*others: Finding, **other: Any) -> SmokeReport:
 
 
 def without(smoke_report: SmokeReport, *names: str) -> SmokeReport:
-    """*smoke_report* without the checks *names*; the verdict follows from the others."""
+    """*smoke_report* without the checks *names*, and with the verdict of the remaining checks."""
     findings = tuple(finding for finding in smoke_report.findings if finding.id not in names)
     return replace(smoke_report, findings=findings, verdict=verdict(findings))
 
 
 def signed_report(smoke_report: SmokeReport, name: str = "report.json", *signers: str) -> SignedReport:
-    """*smoke_report* as read from a file; without *signers*, it counts as a run of this machine."""
+    """*smoke_report* as signed by *signers*; without signers, as an unsigned report of this machine."""
     return SignedReport(
         name=name, report=smoke_report, signed=bool(signers), signers=signers, own=not signers
     )
 
 
 def suite_of(**tiers: int) -> Suite:
-    """The suite with other checks."""
+    """SUITE with the checks *tiers* (name to tier) in place of its own."""
     checks = (SuiteCheck(id=name, tier=tier, values=X_IS_1) for name, tier in tiers.items())
     return replace(SUITE, checks=tuple(checks))

@@ -47,7 +47,7 @@ def layer(folder: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> LayerBlob:
 
 
 def tiny_root(into: Path, *more: str) -> Path:
-    """A root with a shell, `PROGRAMS` of this host and *more*, ~10 MB."""
+    """A root file system of about 10 MB with `PROGRAMS` and *more* of this host, and their libraries."""
     for name in (*PROGRAMS, *more):
         found = shutil.which(name)
         assert found, f"this host has no {name}"

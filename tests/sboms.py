@@ -20,7 +20,7 @@ from torchkiln.store.store import Store
 SITE = "opt/venv/lib/python3.11/site-packages"
 STATUS = "var/lib/dpkg/status"
 FORMAT = "Format: https://www.example.org/doc/packaging-manuals/copyright-format/1.0/\n"
-#: The licence fields in METADATA; other wheels have none.
+#: The licence fields in METADATA, by wheel; all other wheels have no licence field.
 LICENCES = {
     "jupyterlab": "License: BSD\n",
     "nvidia-cuda-runtime-cu12": "License: NVIDIA Proprietary Software\n",
@@ -47,12 +47,12 @@ DEBS: Mapping[str, tuple[str, str, str, str]] = {
 
 
 def metadata(name: str, version: str, more: str = "") -> str:
-    """A METADATA with a description after the headers."""
+    """A METADATA with the header fields *more*, and a description that contains a false licence field."""
     return f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n{more}\nLicense: not this one\n"
 
 
 def status(debs: Mapping[str, tuple[str, str, str, str]] = DEBS) -> str:
-    """dpkg's status file, with one removed package."""
+    """dpkg's status file with *debs* installed, and with one removed package."""
     removed_package = "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\nArchitecture: all\n"
     return "\n".join(
         [

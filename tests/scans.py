@@ -62,7 +62,7 @@ def two_images(folder: Path) -> Layout:
 
 
 def by_trivy(image: ImageOnDisk | None = None, **changes: Any) -> dict[str, Any]:
-    """Trivy's report of *image*; without an image, it has placeholders that the fake scanner replaces."""
+    """Trivy's report of *image*, by default with placeholder digests, which the fake scanner replaces."""
     config = image.config_digest if image else "sha256:" + "c" * 64
     systems, wheels = [], []
     for name, cve, installed, fixed, severity, _ in FAULTS:
@@ -113,7 +113,7 @@ def by_trivy(image: ImageOnDisk | None = None, **changes: Any) -> dict[str, Any]
 
 
 def by_grype(image: ImageOnDisk | None = None, **changes: Any) -> dict[str, Any]:
-    """Grype's report of *image*; without an image, it has placeholders that the fake scanner replaces."""
+    """Grype's report of *image*, by default with placeholder digests, which the fake scanner replaces."""
     manifest = image.manifest if image else "sha256:" + "d" * 64
     config = image.config_digest if image else "sha256:" + "c" * 64
     matches = []
@@ -188,9 +188,9 @@ DOCUMENTS = {"trivy": by_trivy, "grype": by_grype}
 
 
 def fake_program(folder: Path, tool: str, does: str = "scan") -> Path:
-    """Write a fake scanner *tool* into *folder*; it takes the real program's arguments, and does *does*.
+    """Write the fake scanner *tool*, `trivy` or `grype`, into *folder*; *does* as in tests/fake_scanner.py.
 
-    It logs each call to `calls.jsonl` beside it (tests/fake_scanner.py).
+    The fake scanner logs each call to `calls.jsonl` in *folder*.
     """
     folder.mkdir(exist_ok=True)
     folder = folder.resolve()

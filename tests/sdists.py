@@ -1,4 +1,4 @@
-"""Small sdists with in-tree build backends, and a root file system with this host's Python for builds."""
+"""Small sdists with in-tree build backends, and a root file system to build them with this host's Python."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def host_root(folder: Path) -> Path:
 
 
 def run_on_host(job: Job) -> Ended:
-    """`run_enclosed` with the Python of this process in place of the image's."""
+    """Like `run_enclosed`, but with the Python of this process instead of the image's Python."""
     prefix = Path(sys.base_prefix)
     more = () if prefix.is_relative_to("/usr") else ((prefix, str(prefix)),)
     argv = job.argv

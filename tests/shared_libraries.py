@@ -14,8 +14,8 @@ from pathlib import Path
 class Lib:
     """A shared library.
 
-    `defines`, `uses` and `weak` (weak references) are symbols. `versions`: version -> the defined
-    symbols that have it. `needs`: libraries that it is linked with.
+    `defines` has the defined symbols, `uses` and `weak` the symbols that it refers to (`weak`: weakly).
+    `versions` has the defined symbols by symbol version, `needs` the libraries that it is linked with.
     """
 
     name: str
@@ -34,7 +34,7 @@ def compiled(lib: Lib) -> bytes:
 
 
 def built(lib: Lib, folder: Path) -> bytes:
-    """The bytes of *lib*; *folder* is for its source and the libraries that it needs."""
+    """The bytes of *lib*; writes its source and the libraries that it needs to *folder*."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, other in enumerate(lib.needs):
         (folder / f"{number}-{other.name}").write_bytes(compiled(other))

@@ -1,4 +1,4 @@
-"""Actions of tests in the catalogue's pages; the fixtures are in tests/integration/site/conftest.py."""
+"""Functions for tests of the catalogue's pages; the fixtures are in tests/integration/site/conftest.py."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tags_listed() -> list[str]:
 
 
 def visit(page: Page, folder: Path, path: str) -> None:
-    """Load the page again, even if only the fragment of *path* differs from that of the current page."""
+    """Load *path*, even if it differs from the current page only in the fragment (`#…`)."""
     page.goto("about:blank")
     page.goto(f"file://{folder}/{path}")
 

@@ -1,4 +1,4 @@
-"""Small suites, which have the real suite's modules and other checks, and a function that runs them."""
+"""Small suites: the real suite's modules with other checks; and a function that runs such a suite."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FACTS: dict[str, Any] = {"schema": 1, "claims": CLAIMS, "labels": {}, "wheels": 
 
 
 def suite_with(folder: Path, checks: Mapping[str, str]) -> Path:
-    """A copy of the suite without its checks in *folder*, with *checks* instead (file name to source)."""
+    """Copy the real suite to *folder*, with *checks* (file name to source) in place of its own checks."""
     shutil.copytree(SUITE, folder, ignore=shutil.ignore_patterns("test_*.py", "__pycache__"))
     shutil.copyfile(DRIVER_PROBE, folder / "probes" / "driver.py")
     for name, source in checks.items():
@@ -49,7 +49,7 @@ def suite_to_read(folder: Path, checks: Mapping[str, str]) -> Path:
 
 
 def check_file(source: str) -> str:
-    """The source of a file of checks. If *source* has no VALUES, each check has the value `x`, equal to 1."""
+    """The source of a file of checks. VALUES, if missing, declare one value for each check: `x` equals 1."""
     if "VALUES = " not in source:
         names = (name.replace("_", "-") for name in re.findall(r"def test_(\w+)", source))
         source = f"VALUES = { ({name: {'x': {'equals': 1}} for name in names})!r}\n\n{source}"
@@ -66,7 +66,7 @@ def run_suite(
     wheels: Path | None = None,
     isolated: bool = True,
 ) -> list[dict[str, Any]]:
-    """All events that the runner prints. Without *wheels*, it uses this interpreter's pytest."""
+    """Run *suite*; returns all events that its runner prints. By default, it uses this Python's pytest."""
     facts_file = scratch / "facts.json"
     facts_file.write_text(json.dumps(facts))
     command = [
@@ -85,5 +85,5 @@ def run_suite(
 
 
 def findings(events: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The findings among *events* by check."""
+    """The events of the kind `finding` by their check."""
     return {event["id"]: event for event in events if event["event"] == "finding"}

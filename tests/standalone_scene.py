@@ -1,4 +1,4 @@
-"""The images of one small cell: with the base's Python, and with another real CPython."""
+"""Two images of one small cell: one with the base's Python, one with another CPython of this machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LIBRARIES_OF_BASE = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", 
 
 
 def base_tar() -> bytes:
-    """A base with the host's C library, a venv like that of Debian's base, and a Python that does not run."""
+    """A base with the host's C library, a venv like Debian's base, and an empty script as its Python."""
     host = Path("/") / LIBRARIES
     found = [name for name in LIBRARIES_OF_BASE if (host / name).exists()]
     name = f"python{OWN}"
@@ -124,7 +124,7 @@ def small_wheels(folder: Path) -> list[Path]:
 
 @contextmanager
 def small_build() -> Iterator[None]:
-    """Within this context, small wheels get a layer each, and the host's Python replaces the base's."""
+    """Within this context, wheels of 100 kB or more get a layer each, and the host's Python is the base's."""
 
     def interpreter(
         base: LockedBase, there: Store, standalone: LockedStandalone | None = None
@@ -141,7 +141,7 @@ def small_build() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """The images of one cell with the base's Python (`own`) and with the other (`other`), in a layout."""
+    """Two images of one cell in a layout: `own` with the base's Python, `other` with a standalone Python."""
 
     own: BuiltImage
     other: BuiltImage
@@ -181,12 +181,13 @@ def images_in(folder: Path, build: Build, made: Made) -> Images:
 def python_of_environment(*arguments: str) -> tuple[str, ...]:
     """The command that starts the environment's Python in the unpacked image.
 
-    It starts with the loader, because this Python does not find its libraries, unlike a standalone build.
+    The command starts the dynamic loader, because this Python does not find its libraries by itself. Real
+    standalone builds do.
     """
     libraries = f"/{LIBRARIES}:/opt/python/lib"
     return (f"/{LOADER}", "--library-path", libraries, "/opt/venv/bin/python3", "-B", *arguments)
 
 
 def started(root: Path, code: str) -> tuple[str, ...]:
-    """The command that runs *code* with that Python in the unpacked image *root*."""
+    """The command that runs *code* with the environment's Python in the unpacked image *root*."""
     return (*sandbox.command(root, {"LC_ALL": "C"}), *python_of_environment("-c", code))

@@ -27,7 +27,7 @@ CHECK = "_ZN3c106detail14torchCheckFailEPKcS2_jRK"  # a function of libc10 that 
 
 
 def of_cuda(name: str, *symbols: str) -> Lib:
-    """A library whose name is the version of its symbols, like NVIDIA's libraries."""
+    """A library whose name is also the version of its symbols, as in NVIDIA's libraries."""
     return Lib(name=name, defines=symbols, versions={name: symbols})
 
 
@@ -80,11 +80,11 @@ class Scene:
         return stored(self.store, self.folder / name, name, "1.0", libraries, tag)
 
     def check(self, *wheels: LockedWheel) -> Fit:
-        """The result of the check of *wheels* that a project adds."""
+        """The result of checking the symbols of *wheels*, which a project adds to the parent image."""
         return check_wheels(wheels, self.fixed, self.base, self.store, self.standalone)
 
     def sentences(self, *wheels: LockedWheel) -> list[str]:
-        """The faults of *wheels*; all files must be readable."""
+        """The faults that the check finds in *wheels*, as text; the check must be able to read all files."""
         found = self.check(*wheels)
         assert found.unread == ()
         return [f"{fault.path} {fault.sentence}" for fault in found.faults]
@@ -117,7 +117,7 @@ def put_layer(root: Path, store: Store) -> Blob:
 
 
 def with_python(below: Scene, folder: Path, files: Mapping[str, Lib | bytes]) -> Scene:
-    """*below* with a standalone Python 3.12.8 that has *files*, by path below /opt/python."""
+    """*below* with a standalone Python 3.12.8, whose layer has *files*, by path below /opt/python."""
     for path, lib in files.items():
         place = folder / "opt/python" / path
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ class Screen:
 
     @property
     def rows(self) -> list[str]:
-        """The rows of the screen, where a line that is too long continues, even in the middle of a word."""
+        """The rows of the screen: a line that is longer than the width continues in the next row."""
         return [
             line[at : at + self.width] for line in self.lines for at in range(0, len(line) or 1, self.width)
         ]
@@ -53,7 +53,7 @@ def on_terminal(
     """Run torchkiln with *arguments* on a terminal that is *width* characters wide.
 
     :param module: whether *arguments* are for torchkiln; otherwise they are a Python program with arguments.
-    :param env: added to the variables of this process, without its TERM, NO_COLOR and COLUMNS.
+    :param env: variables in addition to those of this process. TERM, NO_COLOR and COLUMNS are not inherited.
     """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))

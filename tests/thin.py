@@ -13,7 +13,7 @@ from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.device_code import Gpus
 from torchkiln.model.lock import LockedCell
 
-FULL = TAG  # the tag of the full image, whose wheels the thin images have
+FULL = TAG  # the tag of the full image; thin images have the same wheels
 
 
 def thin_cell(gpus: Gpus = ("9.0",), *, own_use: bool = False, cell: Cell | None = None) -> Cell:
@@ -22,12 +22,12 @@ def thin_cell(gpus: Gpus = ("9.0",), *, own_use: bool = False, cell: Cell | None
 
 
 def thin_resolution(gpus: Gpus = ("9.0",), *, own_use: bool = False, cell: Cell | None = None) -> Resolution:
-    """The resolution of that thin cell."""
+    """The resolution of `thin_cell`."""
     return resolve(thin_cell(gpus, own_use=own_use, cell=cell), MATRIX, FACTS)
 
 
 def thin_locked(gpus: Gpus = ("9.0",), *, own_use: bool = False, full: LockedCell = LOCKED) -> LockedCell:
-    """The lock of that thin cell, made from *full*, which counts as fresh."""
+    """The lock of `thin_cell` for *full*, made from the lock *full* as if it were up to date."""
     below = resolve(full.resolution.cell, MATRIX, FACTS)
     fresh = replace(full, resolution=below, inputs=inputs_digest(below, ()))
     found = thin_resolution(gpus, own_use=own_use, cell=full.resolution.cell)

@@ -16,11 +16,11 @@ Kind = Literal["file", "folder", "link", "other"]
 
 @dataclass(frozen=True, kw_only=True)
 class Thing:
-    """The entry at a path. `size` and `sha256` are a file's, `link` a link's target, `mtime` in seconds."""
+    """A file, folder or link. Only files have `size` and `sha256`; `link` is a link's target."""
 
     kind: Kind
     mode: int
-    mtime: int
+    mtime: int  # seconds since 1970
     size: int = 0
     sha256: str = ""
     link: str = ""

@@ -15,7 +15,7 @@ import pytest
 from torchkiln.util.places import ROOT
 
 PAGE, CHINESE = ROOT / "docs" / "troubles.md", ROOT / "docs" / "troubles.zh-CN.md"
-IMAGE = "pytorch-cuda:v2.7"  # in the page; tests replace it
+IMAGE = "pytorch-cuda:v2.7"  # the image's name in the page; tests replace it
 _SECTION = re.compile(r"^## (?P<title>.+)\n(?P<text>(?:(?!## ).*\n?)*)", re.MULTILINE)
 _BLOCK = re.compile(r"^<!-- run: (?P<image>\w+) -->\n```console\n(?P<lines>(?:.*\n)*?)```$", re.MULTILINE)
 
@@ -61,7 +61,7 @@ def for_image(kind: ImageKind) -> list[object]:
 def demand_output(
     example: Example, image: str, environ: Mapping[str, str], folder: Path, options: Sequence[str] = ()
 ) -> None:
-    """Run the commands of *example* with *image* in *folder*; require each line in the output.
+    """Run the commands of *example* with *image* in *folder*; require that the output has all its lines.
 
     *options* are passed to each `docker run`. Named containers are removed.
     """

@@ -1,4 +1,4 @@
-"""Lock entries of generated wheels, and a fetcher for them that can fail."""
+"""Lock entries of generated wheels, and a fake index that serves these wheels and can fail."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def locked_wheel(path: Path) -> LockedWheel:
 
 
 class FakeIndex:
-    """A Fetcher that serves wheels from memory, in order, and records the requests.
+    """A `Fetcher` that serves wheels from memory, and records the requests in their order.
 
-    It waits `pause` s between pieces of `piece` bytes; a file in `broken` stops half-way with an error.
+    Between pieces of `piece` bytes, it waits `pause` seconds. Files in `broken` stop half-way with an error.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class WheelSpec:
     folders: bool = False  # also entries for folders, as some build tools write them
     streamed: bool = False  # sizes and CRC in data descriptors after the data
     zip64: bool = False  # every size and offset in a zip64 field
-    shuffle: int | None = None  # entries out of order, by this seed; RECORD may come first
+    shuffle: int | None = None  # seed for a random order of the entries, in which RECORD may come first
 
     @property
     def stem(self) -> str:
@@ -84,7 +84,7 @@ def write_wheel(spec: WheelSpec, folder: Path) -> Path:
     if spec.shuffle is not None:
         random.Random(spec.shuffle).shuffle(entries)
     out = io.BytesIO()
-    # zipfile uses zip64 above a limit; every size is above a negative limit.
+    # zipfile uses zip64 for sizes above this limit. With a negative limit, it does so for every size.
     limit = -1 if spec.zip64 else zipfile.ZIP64_LIMIT
     target = _Pipe(out) if spec.streamed else out
     with patch("zipfile.ZIP64_LIMIT", limit), zipfile.ZipFile(target, "w") as archive:  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A checkout for tests of workflows: small locks, a clone for each job, stubs for slow programs."""
+"""A repository with small locks, for tests of workflows. Each job gets a clone; slow programs are stubs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BUILD = 'import sys\nfrom tests.servers.ci_tools import main\nsys.exit(main("to
 
 
 def upgraded(cell: LockedCell) -> LockedCell:
-    """*cell* with another tqdm, on another base."""
+    """*cell* with another version of tqdm and another base."""
     wheels = (*(locked for locked in cell.wheels if locked.name != "tqdm"), wheel("tqdm", "9.9", megabytes=1))
     return replace(cell, wheels=wheels, base=replace(cell.base, digest=Digest("sha256:" + "c" * 64)))
 
@@ -51,7 +51,7 @@ def release(checkout: Path) -> None:
 
 @dataclass(kw_only=True)
 class Scene:
-    """A repository with the locks of two images, one added by the last commit; and the recorded commands."""
+    """A repository whose last commit adds the lock of a second image; `calls` has the recorded commands."""
 
     folder: Path
     origin: Path
@@ -60,7 +60,7 @@ class Scene:
     clones: int = field(default=0)
 
     def job(self, file: str, name: str, values: Values, **environ: str) -> list[Ran]:
-        """Run a job like a runner, in a new clone; all jobs share artifacts."""
+        """Run the job *name* of a workflow in a new clone, as GitHub does; all jobs share artifacts."""
         return self.runner(**environ).job(file, name, values)
 
     def runner(self, origin: Path | None = None, /, **environ: str) -> Runner:
@@ -90,7 +90,7 @@ class Scene:
         return [line[len(first) :] for line in lines if tuple(line[: len(first)]) == first]
 
     def remember(self, what: str) -> None:
-        """Set a fact for the stubs: `newer`, `released`, `fails`, `tampered`."""
+        """Write a file that the stubs look for: `newer`, `released`, `fails` or `tampered`."""
         (self.folder / "state" / what).touch()
 
 
@@ -127,7 +127,7 @@ def scene(folder: Path) -> Scene:
 
 
 def caller(place: Scene) -> Path:
-    """Another repository, without our files."""
+    """A repository of a company, without torchkiln's files."""
     folder = place.folder / "caller"
     if not folder.exists():
         folder.mkdir()

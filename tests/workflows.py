@@ -1,7 +1,7 @@
-"""Run workflows locally: each job's `run:` lines in a temporary checkout, with small versions of actions.
+"""Run workflows locally: each job's `run:` lines in a temporary checkout, and simple replacements of actions.
 
-Slow programs, and those of other machines, have a stub on PATH that records its arguments. Expressions
-get the values that a test sets; a missing value is an error, not empty as on GitHub.
+For slow programs and programs of other machines, PATH has a stub that records its arguments. A test sets
+the values of expressions. A missing value is an error, unlike on GitHub, where it is empty.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def jobs() -> Iterator[tuple[str, str]]:
 
 
 def evaluate(expression: str, values: Values, *, failed: bool = False) -> Any:
-    """The value of *expression*; supports only the syntax that our workflows use."""
+    """The value of *expression*; supports only the syntax that torchkiln's workflows use."""
 
     def word(found: re.Match[str]) -> str:
         if found["text"]:
@@ -58,14 +58,14 @@ def evaluate(expression: str, values: Values, *, failed: bool = False) -> Any:
 
     calls = {"fromJSON": json.loads, "always": lambda: True, "cancelled": lambda: False}
     scope = {"_values": values, "_call": calls, "__builtins__": {}}
-    # Our values are not numbers; GitHub compares text with numbers as numbers.
+    # All values are text here. GitHub converts both operands of `> 0` to numbers.
     python = re.sub(r"> 0\b", "not in ('', '0')", _NAME.sub(word, expression.strip()))
     result = eval(python.strip(), scope)
     return result if not failed or "always()" in expression else False
 
 
 def filled(text: str, values: Values) -> str:
-    """*text* with each `${{ }}` in it evaluated."""
+    """*text* with the value of each `${{ }}` in its place."""
     return _EXPRESSION.sub(lambda found: str(evaluate(found[1], values)), text)
 
 
@@ -91,7 +91,7 @@ class Runner:
     outputs: dict[str, str] = field(default_factory=dict)  # of steps, by "steps.ID.outputs.NAME"
 
     def job(self, file: str, name: str, values: Values) -> list[Ran]:
-        """Run the steps of a job until one fails; then only steps with `always()` run."""
+        """Run the steps of a job until one fails; after that, only steps with `always()`."""
         if file == "action.yml":
             return self._composite(self.clone / ".github/actions/torch-gate", values)
         document = loaded(GITHUB / "workflows" / file)
@@ -154,7 +154,7 @@ class Runner:
         return Ran(line=step["run"], code=done.returncode, out=done.stdout, err=done.stderr)
 
     def _action(self, name: str, arguments: Mapping[str, str]) -> list[Ran]:
-        """Do the part of an action on which later lines of the job depend."""
+        """Do what the action *name* does, as far as later steps of the job depend on it."""
         if name == "actions/upload-artifact":
             found = self.clone / arguments["path"]
             if not found.exists():

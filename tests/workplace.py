@@ -1,4 +1,4 @@
-"""Containers of an image for interactive work: the real base, rootfs/, JupyterLab, numpy, without torch."""
+"""Containers of an image for interactive work: the real base, rootfs/, JupyterLab and numpy, but no torch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Container:
     def says(self, pattern: str) -> re.Match[str]:
         """Wait until the container's log has *pattern*; returns the match.
 
-        One client follows the log, because polling costs as much as JupyterLab's start.
+        It runs `docker logs --follow` once, because repeated calls cost as much as the start of JupyterLab.
         """
         output = ""
         argv = ["docker", "logs", "--follow", self.name]
@@ -79,7 +79,7 @@ class Container:
     def serves(self, pattern: str = "is running at") -> None:
         """Wait until the container's log has *pattern* and the image's health check passes.
 
-        Services log before they listen, and until then Docker's proxy drops connections.
+        Services write to the log before they listen; until they listen, Docker's proxy drops connections.
         """
         self.says(pattern)
         end = time.monotonic() + _TIMEOUT

@@ -1,4 +1,4 @@
-"""Valid and broken zstd frames of all kinds, made by the zstd program or byte by byte, without our code."""
+"""Valid and broken zstd frames of all kinds, made by the zstd program or byte by byte, not by torchkiln."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_frame(blocks: int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How a blob differs from one complete frame: how it is packed, and the oracle's message."""
+    """A kind of blob: how it is packed into frames, and the error that a reader must report."""
 
     pack: Callable[[bytes], bytes]
     fault: str = ""  # empty if the blob can be read

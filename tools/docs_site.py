@@ -26,7 +26,7 @@ PAGES: Mapping[str, str] = {
 }
 # Not a page of MkDocs: `make docs` adds it after the build (docs/catalogue.md).
 CATALOGUE = "catalogue/index.html"
-# The menu. Pages that are not listed are under the last heading.
+# The menu: headings and their pages. All other pages are under the last heading.
 MENU: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "index.zh-CN.md", "contents.md"),
     "Use": (

@@ -1,7 +1,7 @@
 """`python tools/driver_check.py ROOT [crun|runc]`: check that an unpacked image can use this host's GPUs.
 
-Runs in namespaces, or with the named program. `... NAME docker` uses the image NAME of the Docker engine,
-with all GPUs, with the first GPU, and without a GPU.
+It runs the image in namespaces, or with crun or runc. `python tools/driver_check.py NAME docker` runs the
+image NAME of the Docker engine with all GPUs, with the first GPU, and without a GPU.
 
 ROOT needs python3, but no torch. Each GPU is tested with libcuda only: its name, and a kernel that the
 driver compiles from PTX. Prints a JSON object with the mounted files and the output of nvidia-smi; exits with
@@ -69,7 +69,7 @@ def inside() -> dict[str, Any]:
 
 
 def main(root: Path, program: str) -> int:
-    """Run `inside` and nvidia-smi in *root* with *program*, or with the rootfs runtime if that is empty."""
+    """Run `inside` and nvidia-smi in *root* with *program*; empty: with torchkiln's rootfs runtime."""
     from torchkiln.runtimes.command import Bind, Exited, Program
     from torchkiln.runtimes.driver import driver_for
     from torchkiln.runtimes.oci import OciRuntime
@@ -103,7 +103,7 @@ def main(root: Path, program: str) -> int:
 
 
 def in_engine(image: str) -> int:
-    """Run `inside` in containers of the engine of DOCKER_HOST."""
+    """Run `inside` in containers of *image*, in the Docker engine of DOCKER_HOST."""
     from torchkiln.docker.daemon import find_engine
     from torchkiln.runtimes.command import Bind
     from torchkiln.runtimes.docker import captured

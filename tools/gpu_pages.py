@@ -108,7 +108,7 @@ def _outcome(found: Finding | None) -> str:
 
 
 def mutants_part(broken: Sequence[Mutants]) -> str:
-    """A table for each record, with a row for each module: the number of tests by outcome."""
+    """A table for each record of mutants, with a row for each test module: the number of tests by outcome."""
     return "\n".join(part for record in broken for part in _mutants(record))
 
 
@@ -177,7 +177,7 @@ def _speeds(measured: Sequence[Benchmark], timed: Sequence[int]) -> str:
 
 
 def _gates_table(measured: Sequence[Benchmark], timed: Sequence[int]) -> str:
-    """A table with a row for each report: what the gate compares for AMP FP16, with its bounds."""
+    """A table with a row for each report: the values for AMP FP16 that the gate checks, and their bounds."""
     gates = dict(_gates(timed))
     bounds = {
         name: " or ".join(dict.fromkeys(_bound(run.bounds("benchmark").get(name, {})) for run, _ in measured))

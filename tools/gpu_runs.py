@@ -1,4 +1,4 @@
-"""Read the reports of GPU runs in docs/proofs, for the pages about them."""
+"""Read the reports of GPU runs in docs/proofs, for generated pages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Run:
 
     name: str
     report: SmokeReport
-    file: str  # signed or not
+    file: str  # of a signed or an unsigned report
     earlier: bool = False  # whether the lock gives another image today
 
     @property
@@ -106,7 +106,7 @@ def benchmarks(known: Iterable[Run]) -> list[Benchmark]:
 
 
 def footnote(shown: Iterable[Run]) -> str:
-    """The explanation of the mark, if one of *shown* has the mark."""
+    """The footnote that explains the mark for earlier images; empty if none of *shown* has the mark."""
     return f"\n{EARLIER}" if any(run.earlier for run in shown) else ""
 
 

@@ -68,7 +68,7 @@ class ReportSummary:
         return f"{image} was proved {self._where()}" if self.proved else f"in {image} {self._some()}"
 
     def _some(self) -> str:
-        """The text for a run that does not prove the image."""
+        """The text for reports that do not satisfy the gate."""
         findings = self._best().report.findings
         passed = sum(finding.outcome == "passed" for finding in findings)
         skipped = [finding for finding in findings if finding.outcome == "skipped"]
@@ -80,7 +80,7 @@ class ReportSummary:
         return ", ".join(f"`{name}`" for name in _failed(self._best()))
 
     def _best(self) -> SignedReport:
-        """The latest report with the most checks; of the failed reports, if there are any."""
+        """The report with the most checks, the latest of several. If reports failed, one of these."""
         failed = [signed for signed in self.reports if _failed(signed)]
         return max(
             failed or self.reports, key=lambda signed: (len(signed.report.findings), signed.report.when or "")
@@ -101,9 +101,9 @@ class Square:
     answer: Resolution
     state: State
     now: ReportSummary | None = None  # reports of the image that the lock gives today
-    earlier: ReportSummary | None = None  # reports of the image before that one
-    same_packages: bool = False  # whether the earlier image had the packages of the lock
-    recorded: bool = False  # whether a public record has the hash of its torch wheel
+    earlier: ReportSummary | None = None  # reports of the latest earlier image
+    same_packages: bool = False  # whether the earlier image had the same packages as the lock
+    recorded: bool = False  # whether a public record has the hash of the cell's torch wheel
 
     def text(self) -> str:
         """The text for a table; bold if a lock is committed."""
@@ -253,7 +253,7 @@ def _other_kinds(cells: Iterable[Cell]) -> list[tuple[str, str]]:
 
 
 def _options(flavor: str, os: str) -> str:
-    """The options that select such cells."""
+    """The options of `ls` that select the cells of *flavor* and *os*."""
     chosen = [f"--flavor {flavor}"] if flavor != DEFAULT_FLAVOR else []
     return " ".join((*chosen, *([f"--os {os}"] if os != DEFAULT_OS else [])))
 

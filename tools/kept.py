@@ -87,7 +87,7 @@ def tables() -> tuple[Matrix, Facts]:
 
 
 def short(report: SmokeReport) -> str:
-    """The first twelve digits of the digest of the report's image; empty if the report is not of an image."""
+    """The first twelve digits of the image's digest; empty if the report is not of an image."""
     return (report.image or "").removeprefix("sha256:")[:12]
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 420  # seconds for a test file; a mutant that hangs counts as killed
-_FARTHEST = 4  # maximum number of imports between a module and its tests
+_FARTHEST = 4  # maximum number of imports from a test file to a module
 _NO_TESTS = 5  # pytest's exit code if no test ran: all tests of the file are for `make proof`
 _OPPOSITE = {
     ast.Eq: "!=",

@@ -80,7 +80,7 @@ def output(command: str, count: int | None) -> str:
 def _settings() -> list[tuple[str, str, str]]:
     """The settings of a container, as its `help` lists them."""
     code = "import json; from workplace.settings import switches; print(json.dumps(switches()))"
-    # Not imported here: -B keeps Python from creating a __pycache__ in rootfs/.
+    # In a new process with -B, so that Python creates no __pycache__ in rootfs/.
     place = f"import sys; sys.path.append({str(ROOTFS / 'opt/torchkiln')!r})"
     return json.loads(_stdout([sys.executable, "-IBc", f"{place}; {code}"]))
 

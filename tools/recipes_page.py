@@ -64,7 +64,7 @@ def summary(record: Record) -> str:
 
 
 def group_table(record: Record, rows: list[Row]) -> str:
-    """Memory, speed and last loss, each also against the group's first row."""
+    """A table of memory, speed and last loss, with the change against the group's first row."""
     group, first = rows[0].group, record.first[rows[0].group]
     base = _row(record, group, first)
     relative = f"memory / {first}", "samples/s", f"speed / {first}"
@@ -104,7 +104,7 @@ def _row(record: Record, group: str, name: str) -> Row | None:
 
 
 def falls(record: Record) -> list[tuple[str, float]]:
-    """The steps of the picture, without those that were not measured."""
+    """The measured steps of the picture, each with its peak memory."""
     found = [(name, _row(record, "together", name)) for name in record.waterfall]
     return [(name, row.peak_bytes / GIB) for name, row in found if row and row.peak_bytes]
 

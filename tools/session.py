@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Record docs/session.svg: torchkiln is installed into an empty folder, and its image starts JupyterLab.
+"""Record docs/session.svg: install torchkiln into an empty folder, build an image, start its JupyterLab.
 
-Every command runs, with the user's package index and cache, which decide the times. Port 8888 must be free.
+All commands really run. The times depend on the user's package index and cache. Port 8888 must be free.
 In the recording, only a token and the paths of this machine are replaced.
 """
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "session.svg"
 WIDTH = 110
 _TOKEN = re.compile(r"(token=[0-9a-f]{4})[0-9a-f]+")
-# Addresses of other hosts: of fonts, which the viewer replaces by its own, and in the generator's comment.
+# Addresses of other hosts in the SVG: of fonts, for which viewers use their own, and in a comment.
 _ADDRESSES = re.compile(r"\s*(@font-face \{.*?\}|<!--.*?-->)", re.DOTALL)
 _READY = "ServerApp] Jupyter Server"
 _LIMIT_S = 120

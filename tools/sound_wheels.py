@@ -1,4 +1,4 @@
-"""Check that no sound wheel of the index is refused on the image of 2.7.1, and record the CPU time of each
+"""Check that torchkiln refuses no compatible wheel on the image of 2.7.1, and record the CPU time of each
 check.
 
     .venv/bin/python -m tools.sound_wheels                      # check the wheels of sound-wheels.csv again
@@ -86,7 +86,7 @@ class OnTheImage:
         )
 
     def link(self, kept: Store) -> None:
-        """Link the files of the image that the check reads; download a wheel that *kept* lacks.
+        """Link files of the image from the cache *kept*; download wheels that *kept* lacks.
 
         :raises ConfigError: *kept* does not have the base.
         """
@@ -117,7 +117,7 @@ class OnTheImage:
         return wheel if has_platform(wheel) else None
 
     def check(self, wheel: LockedWheel) -> Checked:
-        """Check *wheel*, which is in the cache, without any records."""
+        """Check *wheel*, which is in the cache, without cached symbols."""
         shutil.rmtree(self.store.root / "records" / RECORDS, ignore_errors=True)
         began = time.process_time()
         found = check_wheels([wheel], self.fixed, self.cell.base, self.store)

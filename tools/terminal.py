@@ -70,7 +70,7 @@ class Terminal:
 
 
 def plain(shown: str) -> list[str]:
-    """Lines without colours and random ids."""
+    """The lines of *shown*, without colours, and with `…` in place of random parts of ids."""
     text = _RANDOM.sub(lambda found: f"{found[1] or found[2]}…", _ESCAPES.sub("", shown))
     return [line.rstrip() for line in text.splitlines()]
 

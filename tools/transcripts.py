@@ -44,7 +44,7 @@ def ran(arguments: list[str], *, both: bool) -> list[str]:
 
 
 def summary(lines: list[str]) -> list[str]:
-    """The first and the last lines of the table of layers."""
+    """The lines, with only the first and last rows of the table of layers."""
     return [*lines[:4], f"          … {len(lines) - 11} layers left out", *lines[-7:]]
 
 

@@ -1,4 +1,4 @@
-"""The complete campaign, run by `python -m tests.campaign`: all disturbances, the log and the page."""
+"""`python -m tests.campaign` runs the complete campaign of disturbed builds, and writes log and page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tests.campaign import host, network
 from tests.campaign.instants import IMPATIENT, draw
 from tests.campaign.scene import ROOT, Scene
-from tests.campaign.trials import Record, Reference, provoke_all
+from tests.campaign.trials import Reference, provoke_all
 
 if TYPE_CHECKING:
     from tests.campaign.trials import Record
@@ -60,7 +60,7 @@ def cut_inside(records: Iterable[Record]) -> dict[str, int]:
 
 
 def page(log: Mapping[str, Any]) -> str:
-    """The page, as Markdown."""
+    """The text of docs/campaign.md, from the campaign's log."""
     verdict = f"{len(log['wrong'])} faults: see the log." if log["wrong"] else "No fault was found."
     mounts = "" if log["mounts"] else "; without the faults that need a mount, which needs root"
     text = _HEAD.format(**{**log, "verdict": verdict, "mounts": mounts})

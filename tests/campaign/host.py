@@ -1,4 +1,4 @@
-"""Faults of the machine in a build: disks, descriptors, limits and clocks; each once."""
+"""Faults of the machine during a build: disks, file descriptors, limits, clocks. Each occurs in one run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def can_mount() -> bool:
 
 
 def faults() -> Iterator[Disturbance]:
-    """Each fault with the expected result; those with mounts only if mounting is possible."""
+    """Yield each fault with the expected result; faults that need mounts only if this process can mount."""
     if can_mount():
         yield _mounted(
             "full disk under the cache, small wheels", _FULL, _tmpfs("cache", "1m"), _grow("cache")
@@ -96,10 +96,10 @@ def _limited(
 
 
 def _failing(op: str, number: int) -> Disturbance:
-    """The file system reports an unusual error at every *op*."""
+    """Every operation *op* fails with the error *number*, which file systems rarely report."""
     part = "/dist/" if op in ("sync", "link") else "/cache/"
     environ = {"TRACER_FAIL": f"{part} {OPS.index(op)} {number}"}
-    codes = (0,) if op == "link" else (6,)  # if linking fails, files are copied
+    codes = (0,) if op == "link" else (6,)  # torchkiln copies a file if it cannot make a hard link
     sentence = "" if op == "link" else os.strerror(number)
     name = f"{errno.errorcode[number]} at each {op}"
     return _disturbance(name, codes, sentence, lambda trial: trial.run(environ=environ))

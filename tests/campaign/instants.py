@@ -1,4 +1,4 @@
-"""Draw instants at which runs are interrupted from a seed: signal, target, and time or event."""
+"""Draw interruptions of runs from a seed: the signal, the process that gets it, and the time or event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.campaign.trials import STARTS, Disturbance, Reference
 _INTERRUPTED = r"error: interrupted; completed work is kept"
 _TERMINATED = r"error: terminated; completed work is kept"
 _WORKER = r"error: a worker process was killed"
-# name → signal, target, exit codes, message. The code is -2 or -15 if no handler was set yet.
+# name → signal, target, exit codes, message. The code is -2 or -15 before torchkiln has set its handlers.
 _KILLS: dict[str, tuple[signal.Signals, str, tuple[int, ...], str]] = {
     "Ctrl-C": (signal.SIGINT, "group", (130, -2), _INTERRUPTED),
     "SIGINT": (signal.SIGINT, "root", (130, -2), _INTERRUPTED),
@@ -30,7 +30,7 @@ _KILLS: dict[str, tuple[signal.Signals, str, tuple[int, ...], str]] = {
 }
 _WEIGHTS = (4, 2, 3, 1, 4, 2, 4)
 _START_WEIGHTS = (4, 3, 2, 3)
-# How often an operation is chosen; renames, links and syncs are rare but the most critical.
+# Weights of the operations. Renames, links and syncs are rare, but their interruption is the most critical.
 _OP_WEIGHTS = {"write": 5, "read": 4, "rename": 5, "link": 1, "unlink": 1, "sync": 1}
 
 
@@ -123,7 +123,7 @@ def _workers(parent: int) -> list[int]:
 
 
 def twice(trial: Trial) -> Ran:
-    """Ctrl-C four times, like a user who does not wait for the end of the run."""
+    """Send SIGINT four times, like a user who presses Ctrl-C again and again."""
 
     def act(shared: Shared, process: subprocess.Popen[str]) -> Counts:
         while process.poll() is None and not shared.totals()["parent", "read"]:

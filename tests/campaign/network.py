@@ -1,4 +1,4 @@
-"""Faults of an index or a network during a build, each once."""
+"""Faults of an index or a network during a build. Each occurs in one run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.campaign.tracer import Counts, Shared
 from tests.campaign.trials import Disturbance
 from tests.servers.index_server import Faults
 
-_BIG = "torch-2.7.1"  # converted during the download
+_BIG = "torch-2.7.1"  # a wheel whose layer is made during the download
 _SMALL = "small_03"  # several small wheels share a layer, and are downloaded first
 
 
@@ -90,7 +90,7 @@ def _restore(trial: Trial) -> None:
 
 
 def _vanishes(trial: Trial) -> Ran:
-    """Cut every connection and accept no new ones, as soon as bytes of a big wheel arrive."""
+    """As soon as bytes of a big wheel arrive, cut every connection, and accept no new connections."""
     trial.server.faults.pace = 4e6
 
     def act(shared: Shared, process: subprocess.Popen[str]) -> Counts:
@@ -102,7 +102,7 @@ def _vanishes(trial: Trial) -> Ran:
 
 
 def _silent(trial: Trial) -> Ran:
-    """Ctrl-C while the index sends nothing: the build must end without waiting for it."""
+    """Send SIGINT while the index sends nothing. The build must end without waiting for the index."""
     _set(trial, silent=90.0, only=_BIG)
 
     def act(shared: Shared, process: subprocess.Popen[str]) -> Counts:

@@ -1,7 +1,6 @@
 """Find faults in a cache and an output after an interruption, without code of torchkiln.
 
-It is written from the documents (docs/architecture.md, the OCI image layout), so that it does not repeat
-mistakes of torchkiln's code.
+It follows docs/architecture.md and the OCI image layout, so it does not repeat mistakes of torchkiln's code.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Truth:
 
 @dataclass
 class Oracle:
-    """Checks a *cache* and a *layout*; either may be absent. Files are hashed once per check."""
+    """Checks a *cache* and a *layout*, of which each may be missing. Each check hashes a file once."""
 
     truth: Truth
     cache: Path
@@ -73,7 +72,7 @@ class Oracle:
     def _blobs(self, folder: Path) -> Iterator[str]:
         for path in sorted(folder.glob("*")):
             if path.name[0] == "." and folder.is_relative_to(self.layout):
-                continue  # a document in progress, see leftovers
+                continue  # a document that a run was writing: see `leftovers`
             if not _HEX.fullmatch(path.name):
                 yield f"foreign: {path}"
             elif self._hash(path) != path.name:

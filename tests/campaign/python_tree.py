@@ -1,7 +1,7 @@
-"""Debian's Python, as in a base: program, loader, C library and the modules that byte-code compilation needs.
+"""The files of a base's Python: Debian's program, loader, C library, and the modules that compile byte-code.
 
-A base's Python runs in a sandbox that has only the base's files, so a script that starts the host's Python
-does not work.
+A base's Python runs in a sandbox with only the base's files. So a script that starts the host's Python would
+not work there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small cell for the real command line: its own matrix, lock, base and wheels, and an index of them."""
+"""A small cell for runs of the command line: matrix, lock, base and wheels, and an index of the wheels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ os: {debian12: {python: "3.11"}}
 packages: [numpy]
 repository: campaign
 """
-# Incompressible bytes by wheel; 20 MB get their own layer, which is converted during the download.
+# Incompressible bytes, by wheel. A wheel of 20 MB gets its own layer, which is made during the download.
 _BIG = {
     "torch": 20_500_000,
     "nvidia-cudnn-cu12": 20_100_000,
@@ -51,7 +51,7 @@ _BIG = {
     "numpy": 1_500_000,
 }
 _SMALL = 5
-# `pip config list` takes a second of CPU, twice in each trial; this prints the same.
+# Used in place of pip, because `pip config list` takes a second of CPU time, twice in each trial.
 _PIP = "import os\nprint(f\":env:.index-url='{os.environ['PIP_INDEX_URL']}'\")\n"
 _STATUS = "Package: python3.11-minimal\nStatus: install ok installed\nVersion: 3.11.2-6\n\n"
 
@@ -65,7 +65,7 @@ class Ran:
     err: str
     seconds: float
     left: tuple[str, ...] = ()  # processes of the run that did not end in time
-    flying: Counts = field(default_factory=dict)  # operations in progress at the signal
+    flying: Counts = field(default_factory=dict)  # operations in progress when the signal was sent
     fired: bool = False  # whether the planned event occurred
     hit: bool = False  # whether a signal was sent at the planned time
 
@@ -137,7 +137,7 @@ class Scene:
 
 @dataclass(kw_only=True)
 class Trial:
-    """A cache, an output, and the runs on them."""
+    """A cache and an output folder; `run` runs a build with both."""
 
     scene: Scene
     folder: Path
@@ -161,7 +161,7 @@ class Trial:
         shutil.rmtree(self.folder)
 
     def host_path(self, path: Path) -> Path:
-        """*path* of the build, as this process can read it."""
+        """The path by which this process can read *path* of the build, whose root folder may differ."""
         return self.root / path.relative_to("/")
 
     def command(self, *more: str) -> list[str]:
@@ -186,7 +186,10 @@ class Trial:
         environ: Mapping[str, str] | None = None,
         preexec: Callable[[], None] | None = None,
     ) -> Ran:
-        """Run the build. *act* may send signals; it returns the operations in progress or None."""
+        """Run the build.
+
+        :param act: may send signals to the build; returns the operations in progress, or None.
+        """
         mark = f"{os.getpid()}-{self.scene.number()}"
         place = self.folder / "counters"
         shared = Shared(place)
@@ -259,7 +262,7 @@ class Trial:
 
 
 def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """The output of *process*. It does not wait for EOF, because a surviving process may hold the pipes."""
+    """The output of *process*. Does not wait for EOF, because a surviving child may keep the pipes open."""
     assert process.stdout
     assert process.stderr
     files = {process.stdout: "out", process.stderr: "err"}
@@ -293,8 +296,8 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 def survivors(mark: str, folder: str, *, timeout: float = 60.0) -> tuple[str, ...]:
     """Kill processes of the run *mark* that are alive after *timeout* seconds; returns their commands.
 
-    A worker checks once a second whether its parent is alive. The base's Python has an empty environment, and
-    is recognised by its output path, which is in *folder*.
+    The timeout leaves workers time: they check once a second whether their parent is alive. The base's Python
+    has no environment variables, so it is recognised by its output path in *folder*.
     """
     deadline = time.monotonic() + timeout
     while found := _living(mark, folder):

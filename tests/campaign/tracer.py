@@ -1,4 +1,4 @@
-"""Trace and interrupt the file and socket operations of a build, with a preloaded library."""
+"""Count and interrupt file and socket operations of a build, with a library in LD_PRELOAD."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROLES = ("parent", "worker", "other")
-OPS = ("write", "read", "rename", "link", "unlink", "sync")  # read: of a socket
-PHASES = ("before", "inside", "after")  # inside a write: after half of it
+OPS = ("write", "read", "rename", "link", "unlink", "sync")  # "read" reads from a socket
+PHASES = ("before", "inside", "after")  # "inside" a write: after half of its bytes
 _SLOTS = len(ROLES) * len(OPS)
 _SHARED = struct.Struct(f"=2q{3 * _SLOTS}q")
 Counts = dict[str, int]
@@ -46,7 +46,8 @@ def compile_tracer(folder: Path) -> Path:
 class Plan:
     """The signal that is sent at the *count*-th *op* of all processes of *role*.
 
-    target: "self" is the process of the operation, "root" the started process, "group" all of them.
+    `target` names who gets the signal: "self" the process of the operation, "root" the started process,
+    "group" all processes.
     """
 
     role: str
@@ -63,7 +64,7 @@ class Plan:
 
 
 class Shared:
-    """The counters of one run, in the file *path*."""
+    """The counters of one run, in shared memory: the file *path*, which all processes of the run map."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(_SHARED.size))
@@ -89,7 +90,7 @@ class Shared:
         return self._table(0)
 
     def flying(self) -> Counts:
-        """The number of operations in progress, by name; at the planned event, if it has occurred."""
+        """The operations in progress, by name: at the planned event if it has occurred, otherwise now."""
         if self.fired:
             return _summed(self._table(2))
         begun, ended = self._table(0), self._table(1)

@@ -28,7 +28,7 @@ PACE = 40e6  # bytes a second on each connection, so that a download can be inte
 class Disturbance:
     """A disturbance of a run, and the expected message.
 
-    codes: the accepted exit codes; 0 if the run must succeed. sentence: a pattern for stderr.
+    `codes` are the accepted exit codes, `sentence` is a pattern that stderr must match.
     """
 
     group: str
@@ -38,7 +38,7 @@ class Disturbance:
     run: Callable[[Trial], Ran]
     start: str = "empty"
     detail: dict[str, Any] = field(default_factory=dict)
-    around: Callable[[Trial], AbstractContextManager[None]] = lambda trial: nullcontext()  # for both runs
+    around: Callable[[Trial], AbstractContextManager[None]] = lambda trial: nullcontext()  # around both runs
     undo: Callable[[Trial], None] = lambda trial: None  # called before the next run
     late: Callable[[Ran], bool] = lambda ran: False  # whether the disturbance came too late
 
@@ -56,7 +56,7 @@ class Record:
     seconds: float
     flying: dict[str, int]
     late: bool = False
-    halves: int = 0  # the number of new partial downloads
+    halves: int = 0  # number of new partial downloads
     leftovers: int = 0  # leftover files of work in progress
     cached: int = 0  # bytes of wheels in the cache at the start of the next run
     fetched: int = 0  # bytes of wheels that the next run requested
@@ -75,7 +75,7 @@ class Reference:
         self.scene = scene
         self.trial = scene.trial("reference")
         with self.trial.server:
-            first = self.trial.run()  # so that Python's byte-code of torchkiln and pip is cached
+            first = self.trial.run()  # this run writes the .pyc files of torchkiln and pip
             if first.code:
                 raise RuntimeError(f"the undisturbed build failed: {first.err}")
             shutil.rmtree(self.trial.cache)
@@ -101,7 +101,7 @@ class Reference:
         return Oracle(self.truth, self.trial.cache, self.trial.output).healed()
 
     def measure(self) -> None:
-        """Measure the duration and the operations of a run from each start."""
+        """Measure the duration and the operations of a run for each initial cache in STARTS."""
         for start in STARTS:
             with self.scene.trial(f"measured-{start}") as trial:
                 self.prepare(trial, start)
@@ -111,7 +111,7 @@ class Reference:
                     raise RuntimeError(f"from {start}: {ran}")
 
     def prepare(self, trial: Trial, start: str) -> None:
-        """Fill the cache of *trial*. Complete files are hard links, since the store never changes them."""
+        """Fill the cache of *trial*. Complete files are hard links, because torchkiln never changes them."""
         trial.server.faults.pace = PACE
         if start == "empty":
             return
@@ -147,7 +147,7 @@ def _layers(cache: Path, wheels: Iterable[str]) -> Iterator[Path]:
 
 
 def provoke(reference: Reference, name: str, disturbance: Disturbance, *, heal: bool = True) -> Record:
-    """Run *disturbance* with a separate cache and output, and then the build that must recover."""
+    """Run a build with *disturbance*, in a new cache and output, and then the build that must recover."""
     with reference.scene.trial(name) as trial:
         reference.prepare(trial, disturbance.start)
         with disturbance.around(trial):
@@ -192,7 +192,7 @@ def _judge(disturbance: Disturbance, ran: Ran, trial: Trial, oracle: Oracle) -> 
 
 
 def _heal(record: Record, trial: Trial, oracle: Oracle, truth: Truth) -> None:
-    """The next run must give the digest, clean up, and not request bytes that are in the cache."""
+    """Run the build again: it must give the right digest, clean up, and not request bytes in the cache."""
     have = _bytes_there(oracle.cache, truth)
     before = len(trial.server.sent)
     ran = trial.run()
@@ -203,7 +203,7 @@ def _heal(record: Record, trial: Trial, oracle: Oracle, truth: Truth) -> None:
     record.wrong += [f"next run: survivor: {command}" for command in ran.left]
     for filename, data in truth.wheels.items():
         responses = [sent for sent in trial.server.sent[before:] if sent.path.endswith("/" + filename)]
-        # Open-ended ranges only: a request for a wheel's zip directory has a range with an end.
+        # Only ranges without an end continue a download. Requests for a wheel's zip directory have an end.
         came = sum(sent.count for sent in responses if sent.requested.endswith("-") or not sent.requested)
         record.fetched += came
         record.again += max(came - (len(data) - have[filename]), 0)

@@ -1,4 +1,4 @@
-"""Scenes for tests on Docker engines: lock, wheels, a slim copy of the real base, and tools."""
+"""A small cell for tests with Docker engines: lock, wheels, a slim copy of the real base, and devel tools."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Scene:
         return self.command("publish", TAG, *words, *arguments)
 
     def command(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        """Any command, in the folder that has `dist`."""
+        """Run a torchkiln command in the folder that contains `dist`."""
         return forked.run(arguments, env=self.settings(**environ), cwd=self.images.parent)
 
     def argv(self, *arguments: str) -> list[str]:
@@ -77,7 +77,7 @@ class Scene:
 
 @pytest.fixture(scope="session")
 def scene(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Scene:
-    """Lock, wheels and base; the base comes from the user's cache if that has it."""
+    """A new scene. Its base comes from the user's cache if the cache has it."""
     root = tmp_path_factory.mktemp("docker")
     user_cache, store = Store(cache_root()), Store(root / "cache")
     locked = load_locked(ROOT / "images", TAG)
@@ -144,7 +144,7 @@ TELL_TALE = "tell-tale"
 
 @dataclass(frozen=True, kw_only=True)
 class Fresh:
-    """Newly built tools; `store` has their blob and the base's."""
+    """Newly built devel tools; `store` has the blobs of these tools and of the base."""
 
     base: LockedBase
     tools: LockedTools
@@ -172,7 +172,7 @@ def cached_base(base: LockedBase, folder: Path) -> Store:
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
-    """Tools built with a recognizable environment, so that tests detect a leak."""
+    """Tools whose build had variables with unusual values, so that tests can detect a leak."""
     base = artefact.read_lock(ROOT / "images", "debian12")
     assert base is not None
     store = cached_base(base, tmp_path_factory.mktemp("cache"))

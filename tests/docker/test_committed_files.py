@@ -27,13 +27,13 @@ BASE = "torchkiln-test-base:by-hand"
 LIST = str(ROOT / "torchkiln/data/parity.yaml")
 SIBLING = "2.4.1-cuda12.1-cudnn9-runtime"  # a name that no other test uses in the engine
 CHANGED = "2.5.1-cuda12.1-cudnn9-runtime"
-EXTRA = tuple(f"extra-{number}" for number in range(8))  # too many for one mount each
-STEPS = ("triton", "torch", "wheels-3")  # that install wheels, in order
+EXTRA = tuple(f"extra-{number}" for number in range(8))  # more wheels than get a mount each
+STEPS = ("triton", "torch", "wheels-3")  # steps that install wheels, in order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
-    """A folder with images/ and rootfs/, and the programs that the printed commands name."""
+    """A folder with images/ and rootfs/, and with the programs that the commands in Dockerfiles run."""
 
     folder: Path
     environ: Mapping[str, str]
@@ -64,7 +64,7 @@ class Checkout:
         return steps(self.run(build))
 
     def python(self, folder: Path, interpreter: str) -> Checkout:
-        """The checkout with a `pip` of *interpreter*, whose script is put into *folder*."""
+        """The checkout with a script `pip` in *folder*, which runs the pip of *interpreter*."""
         script(folder / "pip", f'exec {interpreter} -m pip "$@"')
         return replace(self, environ={**self.environ, "PATH": f"{folder}:{self.environ['PATH']}"})
 
@@ -103,7 +103,7 @@ def index() -> Iterator[IndexServer]:
     """Wheels for several platforms, one of them only for this Python."""
     mark = (
         b"# " + os.urandom(8).hex().encode()
-    )  # unique to this run: an engine may have built these wheels before
+    )  # unique to this run, because the engine may have cached steps with the same wheels
     with IndexServer() as server:
         server.add(
             "simple",
@@ -123,7 +123,7 @@ def index() -> Iterator[IndexServer]:
 
 @pytest.fixture(scope="module")
 def checkout(scene: Scene, index: IndexServer, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """Three cells, of which the second differs from the first in torch, the third in a small wheel."""
+    """Three cells: the second has another torch than the first, the third has another small wheel."""
     folder, store = tmp_path_factory.mktemp("checkout"), Store(scene.cache)
     pip = locked_pip()
     index.files["simple", "pip", pip.filename] = store.wheel(pip).read_bytes()
@@ -195,7 +195,7 @@ def pip_version(program: str) -> str:
 def test_the_printed_download_fetches_the_locked_wheels(
     checkout: Checkout, tmp_path: Path, version: str
 ) -> None:
-    """Those for the image's Python and platform, whichever Python runs pip on the host."""
+    """The command downloads wheels for the image's Python and platform, whichever Python runs pip."""
     host = checkout.python(tmp_path / "bin", interpreter(version))
     shutil.rmtree(checkout.folder / "wheels", ignore_errors=True)
 
@@ -207,7 +207,7 @@ def test_the_printed_download_fetches_the_locked_wheels(
 
 @pytest.fixture(scope="module")
 def built(checkout: Checkout) -> list[str]:
-    """All steps of the first build; those before the wheels may be in the engine's cache."""
+    """All steps of the first build. Steps before the wheels may be in the engine's cache."""
     ran, cached = checkout.build(TAG)
     assert set(cached) <= {"apt-get", "useradd"}
     return [*cached, *ran]
@@ -238,7 +238,7 @@ def test_another_file_beside_the_wheels_keeps_all_steps_cached(checkout: Checkou
 def test_another_image_repeats_the_steps_from_the_first_different_wheel(
     checkout: Checkout, built: list[str]
 ) -> None:
-    """Its small wheels are gathered already, but their lines of requirements.txt are selected again."""
+    """BuildKit repeats the steps from there on, and the step that selects lines of requirements.txt."""
     ran, cached = checkout.build(SIBLING)
 
     assert sorted(cached) == ["apt-get", "triton", "useradd", "wheels"]
@@ -259,7 +259,7 @@ def test_a_changed_small_wheel_repeats_the_steps_of_the_small_wheels(
 @nightly
 @pytest.mark.network
 def test_a_stage_of_many_wheels_matches_the_embedded_engine(checkout: Checkout, scene: Scene) -> None:
-    """With `build --engine docker`; test_parity.py has few wheels, test_against_pip.py the real ones."""
+    """Compare with `build --engine docker`, for more wheels than test_parity.py has."""
     cell = ("--torch", "2.7", "--cuda", "12.1", "--images", str(checkout.folder / "images"))
     for arguments, name in (
         (("--engine", "docker"), "many:theirs"),
@@ -293,7 +293,7 @@ def bake(where: Path, environ: Mapping[str, str], *arguments: str) -> subprocess
 
 
 def test_buildx_reads_the_committed_file(engine: Mapping[str, str]) -> None:
-    """A target for each committed Dockerfile, in the expected groups, with variables."""
+    """The file has a target for each committed Dockerfile, the expected groups, and variables."""
     ran = bake(ROOT, {**engine, "REPOSITORY": "registry.example/torch"}, "--print", "torch-2-7", "cuda-11-7")
     assert ran.returncode == 0, ran.stderr
     definition: dict[str, Any] = json.loads(ran.stdout)
@@ -316,7 +316,7 @@ def test_buildx_reads_the_committed_file(engine: Mapping[str, str]) -> None:
 
 @pytest.mark.network
 def test_a_target_is_built(scene: Scene) -> None:
-    """From the wheels of a folder, on a base that the engine has, under the repository's name."""
+    """buildx builds a target from a folder of wheels and the engine's base, under the repository's name."""
     where, store = scene.images.parent, Store(scene.cache)
     locked = load_locked(scene.images, TAG)
     scene.docker("import", str(store.blob(locked.base.digest)), "torchkiln-test-base:1")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.network  # pip's wheel, and if it is not cached, the ba
 DEVEL = TAG.replace("runtime", "devel")
 NAME, THEIRS = f"pytorch-cuda:{DEVEL}", "devel:theirs"
 LIST = str(ROOT / "torchkiln/data/parity.yaml")
-# The installer's folder for each folder of NVIDIA's archives, written independently of torchkiln's code.
+# The folder of NVIDIA's installer for each folder of its archives; written without torchkiln's table.
 MOVED = {
     "include": "targets/x86_64-linux/include",
     "lib": "targets/x86_64-linux/lib",
@@ -43,7 +43,7 @@ LEFT_OUT = (
 
 @pytest.fixture(scope="module")
 def devel(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the archives; the engine has BuildKit's image of them, `dist` the embedded engine's."""
+    """The folder of the archives. The engine has BuildKit's image, `dist` that of the embedded engine."""
     folder = tmp_path_factory.mktemp("redist")
     archives = write_small(folder)
     (folder / "redist.yaml").write_bytes(facts_from(folder, "12.1.1"))
@@ -85,7 +85,7 @@ def test_both_engines_give_the_same_image(scene: Scene, devel: Path) -> None:
 
 
 def test_the_toolkit_has_the_files_of_the_archives(scene: Scene, devel: Path, tmp_path: Path) -> None:
-    """Names and contents are equal, in the installer's folders; all other entries there are links."""
+    """The files are equal, in the folders of NVIDIA's installer. These contain no other files, only links."""
     expected = {}
     for archive in devel.rglob("*.tar.xz"):
         into = tmp_path / archive.name
@@ -108,7 +108,7 @@ def test_the_toolkit_has_the_files_of_the_archives(scene: Scene, devel: Path, tm
 
 
 def test_files_in_the_search_paths_of_compilers(scene: Scene, devel: Path) -> None:
-    """A container finds them through the links."""
+    """A container finds headers, libraries and programs through the links."""
     script = (
         "nvcc; cat $CUDA_HOME/include/cuda.h $CUDA_HOME/lib64/stubs/libcuda.so"
         " $CUDA_HOME/extras/CUPTI/include/cublas_v2.h; readlink /usr/local/cuda"
@@ -135,7 +135,7 @@ def test_an_image_of_untrusted_archives_has_a_mark(scene: Scene, devel: Path) ->
 
 
 def test_the_sbom_names_the_archives(scene: Scene, devel: Path) -> None:
-    """It is made from lock and image, and compared with the image; a wrong hash is reported."""
+    """`sbom` reads lock and image. If the image states another hash of an archive, `sbom` reports it."""
     place = ("--output", str(scene.images.parent / "dist"))
     ran = scene.command("sbom", DEVEL, "--images", str(scene.images), *place)
     assert ran.returncode == 0, ran.stderr

@@ -64,7 +64,7 @@ def test_the_same_build_again_is_the_same_image(scene: Scene, built: dict[str, A
 
 
 def test_an_image_of_the_embedded_engine_is_loaded_and_runs(scene: Scene) -> None:
-    """Its tag and aliases replace those of the image that BuildKit made."""
+    """Its tag and aliases no longer name the image that BuildKit made."""
     ran = scene.kiln("--load", "--json")
     assert ran.returncode == 0, ran.stderr
     expected = json.loads(ran.stdout)
@@ -110,7 +110,7 @@ def test_the_engine_of_a_context(scene: Scene, built: dict[str, Any]) -> None:
 
 
 def test_a_failed_step_is_shown_with_its_last_lines_and_its_position(scene: Scene, tmp_path: Path) -> None:
-    """The base has a shell, but neither dpkg nor apt-get."""
+    """The step fails because the base has a shell, but neither dpkg nor apt-get."""
     root = tiny_root(tmp_path / "root")
     with (tmp_path / "root.tar").open("wb") as out:
         subprocess.run(["tar", "-C", root, "-c", "."], stdout=out, check=True)
@@ -195,7 +195,7 @@ def ids(environ: Mapping[str, str], name: str) -> list[str]:
 def test_a_context_selects_the_other_engine(
     scene: Scene, second_engine: Mapping[str, str], context: str
 ) -> None:
-    """That engine builds from the sent context only, and runs the image, which the first does not have."""
+    """The other engine builds from the sent context only, and runs the image. The first engine lacks it."""
     before = ids(scene.environ, NAME)
     ran = scene.kiln("--engine", "docker", "--json", DOCKER_HOST="", DOCKER_CONTEXT=context)
     assert ran.returncode == 0, ran.stderr
@@ -211,7 +211,7 @@ def test_a_context_selects_the_other_engine(
 def test_an_image_pushed_by_one_engine_runs_in_the_other(
     scene: Scene, registry: RunningRegistry, second_engine: Mapping[str, str]
 ) -> None:
-    """By torchkiln's push and by `docker push`: layers and configuration are the same."""
+    """Push with torchkiln and with `docker push`: layers and configuration are the same."""
     target = f"{registry.host}/moved/ours"
     assert scene.kiln("--load", "--quiet").returncode == 0
     ran = scene.publish(target, "--json")

@@ -24,7 +24,7 @@ REDUCED = "torchkiln-test-reduced:1"
 
 @pytest.fixture(scope="module")
 def upstream(scene: Scene) -> str:
-    """The archive that the base names, and an image of the base without nano and without an archive."""
+    """Make an image of the base without nano and apt sources; returns the URL of the base's archive."""
     assert scene.kiln("--load", "--quiet").returncode == 0
     sources = scene.docker("run", "--rm", "--entrypoint", "cat", NAME, "/etc/apt/sources.list")
     dockerfile = (
@@ -64,7 +64,7 @@ def test_without_the_secrets_the_package_is_not_found(scene: Scene, upstream: st
 def test_mirror_password_and_ca_are_used_and_stored_nowhere(
     scene: Scene, archive: PrivateArchive, tmp_path: Path
 ) -> None:
-    """Neither in a layer, even as a deleted file, nor in history, config, output or torchkiln's folders."""
+    """No layer (even as a deleted file), history, config, output or folder of torchkiln has the secrets."""
     ran = scene.kiln(
         "--engine",
         "docker",

@@ -21,7 +21,7 @@ SITE = "opt/venv/lib/python3.11/site-packages"
 
 @pytest.fixture(scope="module")
 def both(scene: Scene) -> Scene:
-    """The engine has the image of BuildKit and pip, and the embedded engine's, which is also in `dist`."""
+    """The engine has the image by BuildKit, and that of the embedded engine, which is also in `dist`."""
     for arguments, name in ((("--engine", "docker"), THEIRS), (("--load",), OURS)):
         ran = scene.kiln(*arguments)
         assert ran.returncode == 0, ran.stderr
@@ -40,7 +40,7 @@ def compared(scene: Scene, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ours", [f"docker:{OURS}", TAG], ids=["in the engine", "in the layout"])
 def test_both_engines_give_the_same_image(both: Scene, ours: str) -> None:
-    """Paths, attributes and settings are equal, except for the allow list, whose entries are all used."""
+    """Paths, attributes and settings are equal, except for the allow list, which has no unused entry."""
     result = compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", ours)
 
     assert result["b"]["paths"] > 5_000
@@ -84,7 +84,7 @@ PLANTS = {
 
 
 def test_planted_differences_are_found(both: Scene, tmp_path: Path) -> None:
-    """Exactly these are reported: one of each kind, made by a Dockerfile on top of the image."""
+    """A Dockerfile adds one difference of each kind to the image. `diff` reports exactly these."""
     (tmp_path / "Dockerfile").write_text("\n".join([f"FROM {OURS}", *PLANTS, ""]))
     both.docker("buildx", "build", "--quiet", "--load", "--tag", PLANTED, str(tmp_path))
 
@@ -111,7 +111,7 @@ def test_text_output(both: Scene) -> None:
     assert re.search(
         rf"/{SITE}/torch-1.0.dist-info/INSTALLER: content: 4 bytes, sha256:\S+ → \d+ bytes", ran.stdout
     )
-    last = ran.stderr.splitlines()[-1]  # after the progress
+    last = ran.stderr.splitlines()[-1]  # lines of progress come first
     assert re.fullmatch(rf"torchkiln: \d+ paths: {len(lines)} differences, 0 more are allowed", last)
 
 
@@ -204,7 +204,7 @@ find /opt/venv -name '*sympy*'
 
 
 def test_pip_behaves_the_same_inside_both(both: Scene) -> None:
-    """After an uninstall, the remaining files are the same, and none belongs to the package."""
+    """After `pip uninstall`, both images have the same files, and none of the package."""
     result = [
         both.docker("run", "--rm", "--entrypoint", "sh", name, "-c", f"exec 2>&1; {PIP}")
         for name in (THEIRS, OURS)

@@ -1,4 +1,4 @@
-"""The smoke suite in a container: its files, its end, and findings that are the same as without an engine."""
+"""The smoke suite in a container: mounted files, timeouts, and the same findings as without an engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, t
 
 @pytest.fixture(scope="module")
 def loaded(scene: Scene) -> Engine:
-    """The engine; it and `dist` have the embedded engine's image."""
+    """The engine, into which the image of the embedded engine in `dist` was loaded."""
     ran = scene.kiln("--load", "--quiet")
     assert ran.returncode == 0, ran.stderr
     return find_engine(scene.environ, builds=False)
@@ -79,7 +79,7 @@ def test_no_container_remains_if_files_cannot_be_copied_in(loaded: Engine, scene
 
 
 def test_a_run_gives_the_same_findings_as_without_an_engine(loaded: Engine, scene: Scene) -> None:
-    """The image has a fake torch: each check fails in the same way."""
+    """The image has a fake torch, so checks fail. They fail in the same way with and without an engine."""
     reports = {}
     for runtime in ("rootfs", "docker"):
         ran = scene.command(
@@ -91,7 +91,7 @@ def test_a_run_gives_the_same_findings_as_without_an_engine(loaded: Engine, scen
     assert reports["docker"]["runtime"] == "docker"
     assert reports["docker"]["image"] == reports["rootfs"]["image"]
     assert reports["docker"]["host"]["shm"] == reports["rootfs"]["host"]["shm"] == 64 << 20
-    # Without the list of processes that the kernel killed, because these may belong to other tests.
+    # The list of processes that the kernel killed is removed: such a process may belong to another test.
     findings = [
         {
             check["id"]: (

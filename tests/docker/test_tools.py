@@ -1,4 +1,4 @@
-"""devel's tools, built on the locked base: nothing of the host, reproducible, and equal in both engines."""
+"""The tools of devel images: without data of the host, reproducible, and equal in both engines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def entries(found: Fresh) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
 
 
 def test_the_same_packages_give_the_same_bytes(fresh: Fresh, tmp_path: Path) -> None:
-    """Compare with the lock, which another build wrote; if Debian's packages have changed, build twice."""
+    """The tools are those of the lock, from another build; if Debian's packages have changed, build twice."""
     locked = tools.read_lock(ROOT / "images", "debian12", "devel")
     rebuilt = locked if locked and locked.packages == fresh.tools.packages else fresh.again(tmp_path)
 
@@ -81,7 +81,7 @@ def test_nothing_of_the_build_and_its_host_is_inside(fresh: Fresh) -> None:
 
 
 def test_the_bases_packages_are_unchanged(fresh: Fresh) -> None:
-    """The layer contains dpkg's complete status."""
+    """The layer's dpkg status contains all packages of the base, unchanged."""
     packages = set(inspect(fresh.store.blob(fresh.tools.digest)).packages)
 
     assert packages == {*fresh.base.packages, *fresh.tools.packages}
@@ -160,7 +160,7 @@ def test_the_tools_work(both: Scene) -> None:
 
 
 def test_without_a_context_apt_installs_missing_tools(both: Scene) -> None:
-    """The Dockerfile's step runs on an image without one of the tools."""
+    """Without the build context of the tools, the Dockerfile's step installs a missing tool with apt."""
     text = render(
         plan_locked(load_locked(both.images, DEVEL), MATRIX, FACTS), load_templates(TEMPLATES), ("python3",)
     )

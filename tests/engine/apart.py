@@ -1,7 +1,7 @@
-"""Engines of other versions and kinds from a Debian root, each in its own namespaces, for one process.
+"""Container engines of other versions and kinds, each in its own namespaces, for one test process.
 
-Unlike the keeper's engine, they create no bridge for containers, which need no network. The daemons share the
-host's network, and so reach registries on 127.0.0.1.
+They run in a Debian root file system. Unlike the engine of keeper.py, they make no bridge, because their
+containers need no network. The daemons use the host's network, to reach registries on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SeparateEngine:
         return self.client(*self.words.run, image, *self.words.name)
 
     def client(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run its client with *arguments*."""
+        """Run the engine's client with *arguments*."""
         inside = ["nsenter", f"--target={self.pid}", "--mount", "--pid", "--root", "--wd"]
         argv = [*inside, *self.words.client, *arguments]
         environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
@@ -97,7 +97,7 @@ def dockerd(root: Path, place: Path, **features: bool) -> Iterator[SeparateEngin
 
 @contextmanager
 def containerd(root: Path, place: Path) -> Iterator[SeparateEngine]:
-    """The containerd of *root* and its client `ctr`, as `dockerd`.
+    """Like `dockerd`: the containerd of *root*, with its client `ctr`.
 
     :raises NoEngine: it does not start.
     """
@@ -113,7 +113,7 @@ def containerd(root: Path, place: Path) -> Iterator[SeparateEngine]:
 
 @contextmanager
 def podman(root: Path, place: Path) -> Iterator[SeparateEngine]:
-    """Podman of *root*, which needs no daemon, as `dockerd`.
+    """Like `dockerd`: the Podman of *root*, which needs no daemon.
 
     :raises NoEngine: it does not start.
     """
@@ -151,7 +151,7 @@ def _wait_for(process: subprocess.Popen[bytes], words: ClientSyntax, place: Path
 
     if found := first_process(process, ready):
         return found
-    raise NoEngine(f"it did not start: {(place / 'log').read_text(errors='replace')[-1200:]}")
+    raise NoEngine(f"the engine did not start: {(place / 'log').read_text(errors='replace')[-1200:]}")
 
 
 def _cgroup(place: Path) -> str:

@@ -1,4 +1,4 @@
-"""Docker Compose 2: the user's own plugin, or that of Debian 13 (16 MB to download)."""
+"""Docker Compose 2: the plugin that the user has installed, or that of Debian 13 (16 MB to download)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""crane, of go-containerregistry: a registry that shares no code with docker-registry, and a client.
+"""crane (go-containerregistry): a registry client, and a registry that shares no code with docker-registry.
 
-Downloaded from Debian testing (15 MB), because Debian 12 and 13 do not have it.
+The package comes from Debian testing (15 MB), because Debian 12 and 13 do not have it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.engine.registry import RunningRegistry, available, free_port, serving
 from tests.engine.root import home, made, runnable
 
 SUITE = "forky"
-# An outdated mirror is accepted; Debian's signature is still checked.
+# apt accepts an outdated mirror, but still checks Debian's signature.
 OLD_TOO = '--aptopt=Acquire::Check-Valid-Until "false"'
 
 
@@ -35,7 +35,7 @@ class RunningCrane(RunningRegistry):
         return self.folder / "blobs" / digest.replace(":", "/")
 
     def content(self, repository: str, digest: str) -> bytes:
-        """The content of the blob or manifest, by HTTP, because manifests are in memory only."""
+        """The content of the blob or manifest. It is read by HTTP, because manifests are in memory only."""
         with contextlib.suppress(urllib.error.HTTPError):
             url = f"http://{self.host}/v2/{repository}/manifests/{digest}"
             return bytes(urllib.request.urlopen(url, timeout=300).read())
@@ -74,7 +74,7 @@ def crane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCrane]:
 def each_registry(
     request: pytest.FixtureRequest, registry: RunningRegistry, crane: RunningCrane
 ) -> RunningRegistry:
-    """Importing this fixture parametrizes `registry` with both registries; crane only in `make proof`."""
+    """In a file that imports this fixture, `registry` is each registry; crane only in `make proof`."""
     return crane if request.param == "crane" else registry
 
 

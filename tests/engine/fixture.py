@@ -46,9 +46,9 @@ def second_engine(engine: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def reach(owner: int, name: str = "") -> Mapping[str, str]:
-    """The environment of an engine: the user's own, or one that ends with the process *owner*.
+    """The environment of a client: of the user's engine, or of an engine that ends with the process *owner*.
 
-    With a *name*, it is always an engine that the tests start, one for each name.
+    With a *name*, the tests always start their own engine, one for each name.
 
     :raises NoEngine: none is available.
     """
@@ -59,7 +59,7 @@ def reach(owner: int, name: str = "") -> Mapping[str, str]:
 
 @pytest.fixture(scope="session")
 def podman(engine: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """The environment with which the same client reaches a podman that serves Docker's API."""
+    """The environment with which Docker's client reaches a podman that serves Docker's API."""
     with ExitStack() as stack:
         try:
             found = stack.enter_context(podman_service())
@@ -69,7 +69,7 @@ def podman(engine: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
 
 
 def _owner() -> int:
-    """The main process of the run: pytest itself, or the parent of its workers (pytest-xdist)."""
+    """The process id of pytest's main process, also in a worker of pytest-xdist."""
     return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
 
@@ -85,7 +85,7 @@ def _environment_of(place: Path) -> Mapping[str, str]:
 
 
 def _start(owner: int, name: str) -> Path:
-    """Start the engine *name* of the run once; returns its folder when it is ready or has failed."""
+    """Start the engine *name* once per test run, and wait until it is ready or failed; returns its folder."""
     place = home() / f"{name}-{owner}"
     home().mkdir(parents=True, exist_ok=True)
     with (home() / f"starts-{place.name}").open("w") as lock:

@@ -1,4 +1,4 @@
-"""First process of the engine's mount, pid and cgroup namespaces: prepares the root, executes the daemon.
+"""The first process in the engine's namespaces (mount, pid, cgroup): prepares the root, executes the daemon.
 
 `python inside.py ROOT PLACE DAEMON ...`; PLACE is mounted on /srv, and PLACE/etc over the root's /etc.
 These mounts are invisible outside, and end with this process.

@@ -42,7 +42,7 @@ def main(owner: int, place: Path) -> None:
             environ = stack.enter_context(engine(place))
         except (NoEngine, OSError) as error:
             _write(place / "failed", str(error))
-        except BaseException:  # also SIGTERM's SystemExit: a client waits for one of the two files
+        except BaseException:  # also SystemExit by SIGTERM: clients wait for one of the two files
             _write(place / "failed", traceback.format_exc())
             raise
         else:
@@ -53,7 +53,7 @@ def main(owner: int, place: Path) -> None:
 
 @contextmanager
 def engine(place: Path) -> Iterator[dict[str, str]]:
-    """dockerd while the context lasts; yields the environment of clients.
+    """Run dockerd while the context lasts; yields the environment of clients.
 
     :raises NoEngine: it does not start.
     :raises OSError: network or namespaces cannot be created.
@@ -83,7 +83,7 @@ def _arrange(place: Path, net: Network) -> None:
     (place / "sock").chmod(0o700)
     settings = {
         "features": {"containerd-snapshotter": True, "cdi": True},
-        "cdi-spec-dirs": [f"/dev/shm/torchkiln-cdi-{place.name}"],  # the engine also sees the host's /dev
+        "cdi-spec-dirs": [f"/dev/shm/torchkiln-cdi-{place.name}"],  # the engine sees the host's /dev
         "data-root": "/srv/data",
         "exec-root": "/run/docker2",
         "exec-opts": ["native.cgroupdriver=cgroupfs"],

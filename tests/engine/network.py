@@ -1,4 +1,4 @@
-"""A bridge and a NAT table for the engine: containers reach the Internet; the host's rules do not change."""
+"""A bridge and an nftables NAT table for the engine: containers reach the Internet; the host's rules stay."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def network(root: Path) -> Iterator[Network]:
     if not _BEFORE.exists():
         _BEFORE.write_text(_FORWARD.read_text())
     try:
-        # Without a fixed MAC address, a bridge takes that of a port. It changes when a container ends, and
+        # Without a fixed MAC address, a bridge has that of a port, which changes when a container ends;
         # the other containers then send to the old address.
         mac = "02:54:" + ":".join(f"{byte:02x}" for byte in os.getpid().to_bytes(4, "big"))
         _in(root, "ip", "link", "add", "name", name, "address", mac, "type", "bridge")

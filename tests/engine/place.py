@@ -92,12 +92,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder in /dev/shm, which has the same path in the engine, since that sees the host's /dev."""
+    """A folder in /dev/shm. It has the same path for the engine, which sees the host's /dev."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
 
 def line_of(stderr: bytes) -> list[str]:
-    """The words of the `docker run` or `podman run` line that was shown."""
+    """The words of the line with `docker run` or `podman run` in *stderr*."""
     (line,) = re.findall(r"^torchkiln: ((?:docker|podman --url \S+) run .*)$", stderr.decode(), re.MULTILINE)
     return shlex.split(line)

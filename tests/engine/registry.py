@@ -30,7 +30,7 @@ storage:
   delete: {{enabled: true}}
 http: {{addr: "127.0.0.1:{port}", secret: torchkiln-tests}}
 """
-# The new root is visible only in this process's namespace: other processes see no new mounts.
+# The mounts of the new root are visible only in this namespace, not to other processes.
 _INSIDE = """\
 mount --bind "$2" "$1/srv" &&
 exec chroot "$1" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root OTEL_TRACES_EXPORTER=none \
@@ -129,7 +129,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRegist
 
 
 def available(context: AbstractContextManager[_Running]) -> Iterator[_Running]:
-    """For a fixture: the value of *context*. If it is not available, tests skip or fail, as for an engine."""
+    """For fixtures: yield the value of *context*. If it raises NoEngine, tests skip, or fail in `.ci/run`."""
     with ExitStack() as stack:
         try:
             running = stack.enter_context(context)

@@ -29,7 +29,7 @@ class NoEngine(Exception):
 
 
 def home() -> Path:
-    """The folder of engines, beside torchkiln's cache and not in it, because tests empty the cache."""
+    """The folder of engines. It is next to torchkiln's cache, because tests empty the cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchkiln-engine"
 
 
@@ -74,7 +74,7 @@ def client(root: Path, folder: Path) -> Path:
 
 
 def runnable(root: Path, name: str, target: Path) -> Path:
-    """Make *target*, which runs *name* of the root with this host's C library or with the root's loader.
+    """Make *target*, which runs the program *name* of the root with the host's C library or the root's.
 
     :raises NoEngine: neither works.
     """
@@ -101,7 +101,7 @@ _LOOK = 0.2
 
 
 def start(root: Path, place: Path, daemon: Sequence[str]) -> subprocess.Popen[bytes]:
-    """*daemon* in *root*, with *place* as its /srv (see `inside.py`); its output goes to *place*/log."""
+    """Start *daemon* in *root*, with *place* as its /srv (see inside.py); its output goes to *place*/log."""
     flags = ["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
     if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
         flags.append("--cgroup")
@@ -113,7 +113,7 @@ def start(root: Path, place: Path, daemon: Sequence[str]) -> subprocess.Popen[by
 
 
 def first_process(daemon: subprocess.Popen[bytes], ready: Callable[[int], T | None]) -> T | None:
-    """The result of *ready* for the first process of the daemon's namespaces; None after a timeout."""
+    """Wait until *ready* returns a value for the namespaces' first process; None after a timeout."""
     end = time.monotonic() + _TIMEOUT
     children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children")
     while time.monotonic() < end and daemon.poll() is None:

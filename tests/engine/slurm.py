@@ -41,7 +41,7 @@ ReturnToService=2
 PartitionName=main Nodes=ALL Default=YES State=UP
 """
 _NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=64 RealMemory=262144\n"
-# The last one stays in the foreground.
+# The last daemon stays in the foreground.
 _DAEMONS = """
 set -eu
 mkdir -p /run/munge /srv/state /srv/spool-n1 /srv/spool-n2
@@ -59,7 +59,7 @@ exec sleep infinity
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A running cluster, which sees *folder* as /srv, and the host's /dev."""
+    """A running cluster. Its nodes see *folder* as /srv, and the host's /dev."""
 
     pid: int  # the first process of its namespaces
     folder: Path

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz TARGET`: run it under atheris, print the figures, save crashing inputs."""
+"""`python -m tests.fuzz TARGET`: run the fuzz target with atheris, print figures, save crashing inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(target: str, *, seed: int, runs: int = -1, seconds: int = 0) -> dict[str
         argv = [sys.executable, "-m", "tests.fuzz.child", target]
         argv += [f"-{name}={value}" for name, value in options.items()]
         argv += ["-rss_limit_mb=1024", f"-artifact_prefix={scratch}/", str(corpus)]
-        # libFuzzer limits ru_maxrss, which is inherited from the parent process, so a small shell starts it.
+        # libFuzzer limits ru_maxrss, which a process inherits from its parent: here a small shell.
         argv = ["sh", "-c", '"$@"; exit $?', "sh", *argv]
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", cwd=ROOT, check=False)
         crashed = [path.read_bytes().hex() for path in Path(scratch).glob("*-*") if path.is_file()]

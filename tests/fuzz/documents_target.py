@@ -1,4 +1,4 @@
-"""Fuzz the JSON reader with raw bytes or changed documents: it must reject them, or agree with other readers.
+"""Fuzz torchkiln's JSON reader with bytes and changed documents: it must refuse, or agree with other readers.
 
 The other readers are the standard library's and orjson, which is independent (Rust).
 """
@@ -119,7 +119,7 @@ def check(data: bytes, _scratch: Path) -> str:
 
 def judge(data: bytes) -> str:
     """Compare torchkiln's reader with the standard library and orjson."""
-    # A lock is a hundred times longer than the others, so only the readers of locks read it.
+    # A lock is a hundred times longer than other documents, so only readers of locks get it.
     for reader in READERS if len(data) < 8192 else READERS[:3]:
         _read_or_refuse(lambda reader=reader: reader(data))  # type: ignore[misc]
     try:

@@ -68,7 +68,7 @@ def _entry(decisions: Decisions) -> Made:
 
 
 def judge(data: bytes | mmap.mmap, gpus: Sequence[str]) -> str:
-    """Compare the spans to zero in a library with those of an independent reader and choice."""
+    """Compare the byte ranges that torchkiln would zero with those of an independent implementation."""
     try:
         spans = [(span.start, span.stop) for span in dead_ranges(data, gpus)]
         counted = {item.name: (item.entries, item.size) for item in inventory(data).sums}
@@ -109,7 +109,7 @@ def _walk(data: bytes | mmap.mmap, at: int, end: int) -> Iterable[Found]:
 
 
 def dead(entries: list[Found], gpus: Iterable[str]) -> list[tuple[int, int]]:
-    """The payloads that no GPU of *gpus* needs, as ranges of bytes."""
+    """The byte ranges of payloads that no GPU of *gpus* loads."""
     needed = {name for gpu in gpus for name in _needed({name for name, _, _ in entries}, gpu)}
     if not needed or any(name.startswith("lto") for name, _, _ in entries):
         return []
@@ -133,7 +133,7 @@ def _runs(name: str, gpu: int) -> bool:
 
 
 def _newest(names: set[str]) -> set[str]:
-    """The newest of *names* for each suffix letter."""
+    """For each suffix ("", "a", "f"), the newest architecture in *names*."""
 
     def key(name: str) -> tuple[str, int]:
         digits = name.partition("_")[2].rstrip("af")

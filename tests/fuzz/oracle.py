@@ -25,7 +25,7 @@ class Refused(Exception):
 
 
 def installed(wheel: bytes) -> dict[str, Item]:
-    """The files that pip would write from the wheel's entries, without the files that it generates.
+    """The files that pip would write from the wheel's entries, without files that pip generates.
 
     :raises Refused: `zipfile` rejects the wheel.
     """

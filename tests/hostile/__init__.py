@@ -1,4 +1,4 @@
-"""Malformed and malicious wheels, which are refused with a reason, or installed as by pip."""
+"""Malformed and malicious wheels: torchkiln refuses each with a reason, or installs it like pip."""
 
 from tests.hostile.bombs import BOMBS
 from tests.hostile.installing import INSTALLING

@@ -17,12 +17,12 @@ ZEROS = deflated(bytes(64 << 20))  # 64 MiB in 64 kB
 
 
 def _bomb(declared: int) -> Kind:
-    """64 MiB of data, with the size *declared* in the zip directory."""
+    """An entry with 64 MiB of data, whose size in the zip directory is *declared*."""
     return Kind(field(stream=ZEROS, size=declared), "inflates to more than its")
 
 
 def _kernel(raws: list[Raw]) -> list[Raw]:
-    """A stream that many entries share: an overlapping bomb with 4 GB from a megabyte."""
+    """Entries that overlap: they share one stream, so that a megabyte gives 4 GB."""
     first = replace(entry("bad/k0", b""), stream=ZEROS, size=64 << 20)
     return [
         first,
@@ -32,7 +32,7 @@ def _kernel(raws: list[Raw]) -> list[Raw]:
 
 
 def _declared_large(raws: list[Raw]) -> list[Raw]:
-    """Sixteen entries with a plausible declared size of 3 GB each."""
+    """Sixteen entries, each with a declared size of 3 GB, which alone would be plausible."""
     giants = [replace(entry(f"bad/g{n}", b""), stream=ZEROS, size=3_000_000_000) for n in range(16)]
     return [*raws, *giants]
 

@@ -45,7 +45,7 @@ def _hash(text: str, reason: str = _WEAK) -> Kind:
 
 
 def _by(algorithm: str, *, of: bytes | None = None, pad: bool = False) -> str:
-    """The hash of LIB, or of *of*, in RECORD's format."""
+    """The hash of *of*, by default of the file LIB, in RECORD's format."""
     content = next(file.data for file in SPEC.files if file.path == LIB) if of is None else of
     digest = base64.urlsafe_b64encode(hashlib.new(algorithm, content).digest()).decode()
     return f"{algorithm}={digest if pad else digest.rstrip('=')}"

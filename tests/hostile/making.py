@@ -30,9 +30,9 @@ Make = Callable[[Path], bytes]  # path of the valid wheel → bytes of the fault
 
 @dataclass(frozen=True)
 class Kind:
-    """A function that makes the wheel from the valid one, and a regular expression for the refusal's reason.
+    """A kind of faulty wheel: a function that makes it from a valid wheel, and a pattern for the reason.
 
-    Without a reason, the wheel is accepted, and must give the files that pip installs.
+    Without a reason, torchkiln must accept the wheel, and install the same files as pip.
     """
 
     make: Make
@@ -53,7 +53,7 @@ def with_file(file: File) -> Make:
 
 
 def with_spec(**fields: object) -> Make:
-    """Another wheel with the same file name."""
+    """A wheel of SPEC with *fields* changed, in place of the valid wheel."""
     return lambda valid: write_wheel(replace(SPEC, **fields), valid.parent / "spec").read_bytes()  # type: ignore[arg-type]
 
 

@@ -25,7 +25,7 @@ from tests.wheels import File
 
 
 def unicode_path(name: bytes, of: bytes = LIB.encode()) -> bytes:
-    """The Unicode path extra field, which gives the entry *of* another name."""
+    """The extra field "Unicode path" of zip, which gives the entry *of* another name."""
     return struct.pack("<2HBL", 0x7075, 5 + len(name), 1, zlib.crc32(of)) + name
 
 

@@ -1,4 +1,4 @@
-"""Reads a layer in the way of a command; run as a program, it also prints its peak memory."""
+"""Read a layer as one of torchkiln's commands does. Run as a program, also print the peak memory."""
 
 from __future__ import annotations
 

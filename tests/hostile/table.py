@@ -21,7 +21,7 @@ from torchkiln.util.places import ROOT
 PAGE = ROOT / "docs" / "hostile-wheels.md"
 FUZZ = ROOT / "docs" / "fuzz.json"
 ACCEPTED = "accepted"
-SEPARATOR = "; "  # between the kinds of a row
+SEPARATOR = "; "  # between kinds in the same row of the table
 
 HEAD = """# Hostile wheels
 

@@ -1,7 +1,7 @@
 """Malformed and malicious layers: each is a stack of tars with the message of its refusal.
 
-They are written without torchkiln's code. A tar is refused if two common readers (Go's, GNU tar, bsdtar,
-Python's tarfile) read it differently, or if it writes outside the root.
+These tars are made without torchkiln's code. torchkiln refuses a tar if two common readers (Go's, GNU tar,
+bsdtar, Python's tarfile) read it differently, or if it writes outside the root.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def head(
     checksum: Callable[[bytes], int] = sum,
     **fields: bytes,
 ) -> bytes:
-    """A header. *fields* replace the defaults: mode, uid, gid, mtime, prefix, magic, check, rest."""
+    """A tar header. *fields* replace the defaults: mode, uid, gid, mtime, prefix, magic, check, rest."""
     values = {
         "mode": octal(0o755 if kind == b"5" else 0o644, 8),
         "uid": octal(0, 8),
@@ -82,7 +82,7 @@ def record(key: str, value: str | bytes) -> bytes:
     raw = value if isinstance(value, bytes) else value.encode()
     rest = len(f" {key}=".encode()) + len(raw) + 1
     length = rest + len(str(rest))
-    length = rest + len(str(length))  # the length's own digits can add one
+    length = rest + len(str(length))  # again, because the number's own digits can make it one digit longer
     return f"{length} {key}=".encode() + raw + b"\n"
 
 

@@ -35,7 +35,7 @@ def _overlap(raws: list[Raw]) -> list[Raw]:
 
 
 def _swapped(raws: list[Raw]) -> list[Raw]:
-    """Two entries whose directory lines point to each other."""
+    """Two entries; the directory entry of each has the offset of the other."""
     first, second, *rest = raws
     offset = 30 + len(first.name) + len(first.stream)
     return [replace(first, central={"offset": offset}), replace(second, central={"offset": 0}), *rest]

@@ -1,7 +1,7 @@
 """The command lines of the articles that users follow, as printed, on a host without a GPU.
 
-`--gpus all` is removed from them, because an engine without GPUs rejects it. Names of images are
-this engine's.
+`--gpus all` is removed, because an engine without GPUs rejects it. Image names are replaced by the name
+of a small image.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real build of the base: reproducible, with nothing of the build host; its Python runs without root."""
+"""A real build of the base: reproducible, without data of the build host; its Python needs no root."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MIRROR, SECURITY_MIRROR, _ = variables(recipe("debian12"))
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[LockedBase, Store]:
-    """A new base, built with a recognizable temporary folder and environment, so that tests detect a leak."""
+    """A new base, built with unusual names in folder and environment, so that tests can detect a leak."""
     scratch = tmp_path_factory.mktemp("tell-tale-scratch")
     for folder in (scratch, *scratch.parents):
         if folder.owner() == "root" and folder.is_relative_to(tempfile.gettempdir()):
@@ -67,7 +67,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[LockedBase, Store]:
 
 
 def _store_for_others(base: LockedBase, store: Store, user_cache: Store) -> None:
-    """Put the locked base into the user's cache, because a build takes more than a minute."""
+    """Copy the base to the user's cache if it is the locked one, because a build takes over a minute."""
     if base == artefact.read_lock(ROOT / "images", "debian12") and not user_cache.has_blob(
         base.digest, base.size
     ):
@@ -78,7 +78,7 @@ def _store_for_others(base: LockedBase, store: Store, user_cache: Store) -> None
 @pytest.mark.network
 @needs_mmdebstrap
 def test_the_same_packages_give_the_same_bytes(fresh: tuple[LockedBase, Store], tmp_path: Path) -> None:
-    """Compare with the lock, which another build wrote; if Debian's packages have changed, build twice."""
+    """The base is that of the lock, from another build; if Debian's packages have changed, build twice."""
     base, _ = fresh
     other = artefact.read_lock(ROOT / "images", "debian12")
     if other is None or other.packages != base.packages:
@@ -168,7 +168,7 @@ def test_the_python_of_a_base_is_its_own(python: ConfinedPython) -> None:
 
 @pytest.mark.network
 def test_nothing_of_the_host_is_loaded(python: ConfinedPython) -> None:
-    """In a sandbox without /proc, the root folder is listed instead of the memory maps."""
+    """The memory maps name no file of the host. In a sandbox without /proc, the root folder has none."""
     code = """
 import os, sys, py_compile, marshal, zipfile, hashlib, ctypes, ssl, lzma, bz2, uuid
 if os.path.exists("/proc/self/maps"):
@@ -228,7 +228,7 @@ def test_an_archive_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
 
 @needs_mmdebstrap
 def test_a_full_cache_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """mmdebstrap is stopped, and the error is not reported as one of mmdebstrap."""
+    """If the disk is full, mmdebstrap is stopped, and the message names the full disk, not mmdebstrap."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -242,7 +242,7 @@ def test_a_full_cache_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.Mo
 
 @needs_mmdebstrap
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
-    """Ctrl-C while the archive does not answer."""
+    """Press Ctrl-C while the archive does not answer: no process and no file is left."""
     code = (
         # In a background job of a shell, tests and their children ignore Ctrl-C.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"

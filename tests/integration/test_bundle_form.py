@@ -1,7 +1,7 @@
-"""The attachments of an image, read by other tools: cosign's layout in the registry, DSSE, Sigstore's bundle.
+"""An image's attachments, read by other tools: cosign's layout in a registry, DSSE, Sigstore's bundles.
 
-The layout is that of cosign's specs/BUNDLE_SPEC.md, read here as plain JSON; signatures are verified by
-securesystemslib and by Sigstore's JavaScript.
+cosign's specs/BUNDLE_SPEC.md defines the layout; the tests read it as plain JSON. securesystemslib and
+Sigstore's JavaScript library verify the signatures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 
 @pytest.fixture(scope="module")
 def there(prepared: Prepared) -> Iterator[Repository]:
-    """A repository into which an image was published: its statements by P256, its report by ED."""
+    """A repository with a published image. The key P256 has signed its statements, the key ED its report."""
     with RegistryServer() as server:
         server.behaviour.lists_referrers = True
         done = prepared.publisher.publish(f"{server.host}/team/app", "--report", prepared.report)
@@ -123,7 +123,7 @@ def test_sigstores_model_reads_them(there: Repository) -> None:
 
 
 def test_securesystemslib_verifies_them(there: Repository) -> None:
-    """The signer's public key is accepted, and another one refused."""
+    """securesystemslib accepts the signer's public key, and rejects another key."""
     for manifest, bundle in signed(there):
         signatures = [{"keyid": "it", **signature} for signature in bundle["dsseEnvelope"]["signatures"]]
         envelope = Envelope.from_dict({**bundle["dsseEnvelope"], "signatures": signatures})
@@ -138,7 +138,7 @@ def public(key: Any) -> Key:
 
 
 def test_sigstores_javascript_verifies_them(there: Repository) -> None:
-    """One bundle of each signer."""
+    """Sigstore's JavaScript library accepts one bundle of each signer."""
     of_each = {id(signer_of(manifest)): (signer_of(manifest), bundle) for manifest, bundle in signed(there)}
     assert len(of_each) == 2
     for key, bundle in of_each.values():
@@ -151,7 +151,7 @@ def test_sigstores_javascript_verifies_them(there: Repository) -> None:
 def test_sigstores_javascript_verifies_signatures_of_a_job(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rekor: int
 ) -> None:
-    """Its code checks certificate, certificate log, signature log and time."""
+    """Sigstore's JavaScript library checks certificate, certificate log, signature log and time."""
     with job(prepared, monkeypatch, rekor=rekor) as scene:
         assert scene.publish().exit_code == 0
         root = json.loads(scene.sigstore.trust(tmp_path / "trust.json").read_text())["trustedRoot"]

@@ -1,4 +1,4 @@
-"""A bundle without the layers that the host has: it runs like a complete one, or names the missing layers."""
+"""A bundle without the layers that the host has: it runs like a complete bundle, or names missing layers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def copy(bare: Path, tmp_path: Path) -> Path:
 
 
 def copied(bundle: Path, place: Path) -> Path:
-    """A copy of *bundle*, with the same files, as it was before it ran."""
+    """A copy of *bundle* with hard links; files that a run has added are missing."""
     ignored = shutil.ignore_patterns("rootfs", "records", "launch", "report.json")
     return Path(shutil.copytree(bundle, place, copy_function=os.link, ignore=ignored))
 
@@ -98,7 +98,7 @@ def test_a_bundle_without_layers_has_all_else(whole: Path, bare: Path) -> None:
 
 
 def test_it_takes_the_layers_of_the_bundle_beside_it(whole: Path, copy: Path) -> None:
-    """It copies them once; afterwards it runs without the other bundle."""
+    """The bundle copies missing layers from a bundle in the same folder; then it runs without that bundle."""
     beside = copied(whole, copy.with_name("earlier"))
     ran = started(copy, *COMMAND)
     assert (ran.returncode, ran.stdout) == (0, "/opt/venv\n"), ran.stderr
@@ -114,7 +114,7 @@ def test_it_takes_the_layers_of_the_bundle_beside_it(whole: Path, copy: Path) ->
 def test_only_the_layers_of_the_list_are_left_out(
     scene: Scene, whole: Path, have: Path, tmp_path: Path
 ) -> None:
-    """A list with an unknown digest, an earlier bundle given with --from, and a bundle in a tar file."""
+    """The list also has an unknown digest. The new bundle is a tar file, and finds the layer with --from."""
     first, *_ = layers_in(whole)
     (tmp_path / "some.txt").write_text(f"sha256:{first}\nsha256:{'0' * 64} another-image\n")
     made(scene, tmp_path / "some.tar", *CHECKS, "--have", str(tmp_path / "some.txt"))
@@ -131,7 +131,7 @@ def test_only_the_layers_of_the_list_are_left_out(
 def test_another_image_takes_the_layers_that_it_shares(
     scene: Scene, whole: Path, have: Path, tmp_path: Path
 ) -> None:
-    """It has one wheel less; its bundle contains only the layers that the first image does not have."""
+    """The other image has one wheel less. Its bundle contains only layers that the first image lacks."""
     locked = load_locked(scene.images, TAG)
     save(tmp_path / "images", replace(locked, wheels=locked.wheels[:1] + locked.wheels[2:]))
     other, place = replace(scene, images=tmp_path / "images"), tmp_path / "host/other"
@@ -179,13 +179,13 @@ def test_a_missing_layer_is_named(copy: Path) -> None:
 
 
 def test_a_damaged_layer_of_an_earlier_bundle_is_refused(whole: Path, copy: Path, tmp_path: Path) -> None:
-    """The same layer of another bundle is used instead."""
+    """With a second --from, the same layer of an undamaged bundle is used."""
     harmed = copied(whole, tmp_path / "harmed")
     name = max(layers_in(whole), key=lambda name: layers_in(whole)[name])
     victim = harmed / "layout/blobs/sha256" / name
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
-    victim.unlink()  # the other bundles have the same file
+    victim.unlink()  # the file is a hard link: the other bundles must stay undamaged
     victim.write_bytes(data)
 
     ran = started(copy, "--from", str(harmed))

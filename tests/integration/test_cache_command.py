@@ -33,7 +33,7 @@ __all__ = ["made", "scene"]
 
 
 def test_show_lists_kind_size_use_and_reason(scene: Scene) -> None:
-    """Files that the tag needs stay; with --all, those needed only to rebuild layers are removed."""
+    """For each kind of files, `show` lists size, users and reason, and which `prune` would remove it."""
     text = scene.run("show").stdout
     items = scene.run_json("show")["items"]
 
@@ -55,7 +55,7 @@ def test_show_lists_kind_size_use_and_reason(scene: Scene) -> None:
 
 
 def test_all_blobs_of_an_unreadable_layout_are_kept(scene: Scene) -> None:
-    """Nothing is removed, and the reason is shown."""
+    """`prune` removes no blob, and shows the reason."""
     (scene.layout / "index.json").write_text("{")
     done = scene.run("prune", "--all")
 
@@ -65,7 +65,7 @@ def test_all_blobs_of_an_unreadable_layout_are_kept(scene: Scene) -> None:
 
 
 def test_aliases_are_names_in_the_layout(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One image: its digest does not depend on them, skopeo finds each, and the cache counts it once."""
+    """Aliases do not change the image's digest; skopeo finds each alias; the cache counts the image once."""
     alone = company.build(scene.wheels, scene.cache, scene.layout, FakeIndex([]), ref="t").image.manifest
     planned = cells.planned_cell
     monkeypatch.setattr(
@@ -92,7 +92,7 @@ def test_aliases_are_names_in_the_layout(scene: Scene, monkeypatch: pytest.Monke
 
 
 def test_prune_keeps_what_a_tag_or_a_lock_needs(scene: Scene) -> None:
-    """After a build nothing is removed; with --all wheels are removed, and the image stays complete."""
+    """After a build, `prune` removes nothing. `prune --all` removes the wheels; the image stays complete."""
     assert scene.run_json("prune")["gone"] == []
     assert scene.run_json("prune", "--all", "--dry-run")["freed_bytes"] > 0
     assert len(scene.files("wheels")) == 5
@@ -107,10 +107,10 @@ def test_prune_keeps_what_a_tag_or_a_lock_needs(scene: Scene) -> None:
 
 
 def test_prune_and_another_form_of_layers(scene: Scene) -> None:
-    """The tag needs the zstd blobs; the gzip blobs are only needed to rebuild them: --all removes them."""
+    """The tag needs the zstd blobs. The gzip blobs are only needed to rebuild these; --all removes them."""
     index = FakeIndex(scene.wheels)
     built = company.build(scene.wheels, scene.cache, scene.layout, index, ref="t", layer_format="zstd").image
-    former = scene.cache / "records" / "joined" / "a.json"  # of an earlier version
+    former = scene.cache / "records" / "joined" / "a.json"  # written by an earlier version of torchkiln
     former.parent.mkdir()
     former.write_text("{}")
     for path in scene.cache.rglob("*"):
@@ -129,7 +129,7 @@ def test_prune_and_another_form_of_layers(scene: Scene) -> None:
 
 
 def test_prune_without_the_layout(scene: Scene) -> None:
-    """Layers are removed with their records; files of a lock stay, its base even with --all."""
+    """`prune` removes layers and their records. A lock keeps its files; with --all, only its base."""
     scene.lock()
     scene.forget()
 
@@ -145,14 +145,14 @@ def test_prune_without_the_layout(scene: Scene) -> None:
 
 
 def test_prune_without_lock_and_layout_removes_everything(scene: Scene) -> None:
-    """Even without --all, because nothing needs the files."""
+    """`prune` removes all files even without --all, because nothing needs them."""
     scene.forget()
     scene.run_json("prune")
     assert [scene.files(kind) for kind in ("blobs", "wheels", "bytecode", "records")] == [[], [], [], []]
 
 
 def test_prune_keeps_what_a_running_build_needs(scene: Scene) -> None:
-    """The output names the build."""
+    """`prune` keeps all files of a running build, and names this build."""
     scene.forget()
     with Store(scene.cache).claim("builds that-tag", company.needs(scene.wheels)):
         done = scene.run("prune", "--all")
@@ -165,7 +165,7 @@ def test_prune_keeps_what_a_running_build_needs(scene: Scene) -> None:
 
 
 def test_no_build_starts_between_listing_and_deletion(scene: Scene) -> None:
-    """Otherwise it would use files that are about to be deleted."""
+    """A build that starts in between waits, because it could use files that are about to be deleted."""
     store, begun = Store(scene.cache), threading.Event()
 
     def build() -> None:
@@ -185,7 +185,7 @@ def test_no_build_starts_between_listing_and_deletion(scene: Scene) -> None:
 
 
 def test_prune_and_unpacked_images(scene: Scene) -> None:
-    """Removed after 7 days without use, never while a command runs in it."""
+    """Unpacked images are removed after 7 days without use, but never while a command runs in them."""
     image = open_layout(scene.layout).image("t")
     layers = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
     store = Store(scene.cache)
@@ -198,7 +198,7 @@ def test_prune_and_unpacked_images(scene: Scene) -> None:
     with using(root):
         assert "a command is running in it" in scene.run("prune", "--all").stderr
     unpacked_root(image.manifest, layers, store)
-    assert scene.run_json("prune")["gone"] == []  # it was used just now
+    assert scene.run_json("prune")["gone"] == []  # the image has just been used
     os.utime(marker, (week, week))
     assert [entry["kind"] for entry in scene.run_json("prune")["gone"]] == ["unpacked images"]
     assert (root.exists(), marker.exists(), scene.files("tmp")) == (False, False, [])
@@ -218,7 +218,7 @@ def test_an_unpacked_image_is_removed_unless_a_command_runs_in_it(scene: Scene) 
 
 
 def test_prune_removes_leftovers_of_interrupted_runs(scene: Scene) -> None:
-    """Parts of wheels, old locks; not a part that a process is writing."""
+    """`prune` removes partial downloads and old lock files, but no partial download that a process writes."""
     store = Store(scene.cache)
     parts = [scene.cache / "wheels" / (digit * 64) / "x-1-py3-none-any.whl.part" for digit in "ab"]
     for part in parts:
@@ -235,7 +235,7 @@ def test_prune_removes_leftovers_of_interrupted_runs(scene: Scene) -> None:
 
 
 def test_prune_to_a_size_that_is_not_reachable(scene: Scene) -> None:
-    """Everything allowed is removed, and the rest is listed."""
+    """`prune` removes all unneeded files, and lists the files that remain."""
     done = scene.run("prune", "--max-size", "1kB")
     assert done.exception is None
     assert "the cache still has 52" in done.stderr
@@ -263,7 +263,7 @@ def test_a_user_error_is_reported(args: tuple[str, ...], message: str, scene: Sc
 def test_a_missing_cache_is_not_an_error(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And the folder is not created."""
+    """The command succeeds, and does not create the folder."""
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "nowhere"))
     for name in ("show", "prune", "verify"):
         done = scene.run(name)
@@ -273,7 +273,7 @@ def test_a_missing_cache_is_not_an_error(
 
 
 def test_an_invalid_cache_folder(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A file, or a folder without write permission: the message names it and the remedy."""
+    """If the cache is a file, or a folder without write permission, the message names it and a remedy."""
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "file"))
     for name in ("show", "prune", "verify"):

@@ -37,7 +37,7 @@ def test_verify_of_a_valid_cache(scene: Scene) -> None:
 
 
 def test_a_damaged_layer_and_its_repair(scene: Scene) -> None:
-    """Layout and store share the file: the tag is named, repair deletes it, `build` replaces both."""
+    """Layout and cache share the file: the tag is named, --repair deletes the file, `build` restores both."""
     before = open_layout(scene.layout).image("t").manifest
     damage(scene.torch())
     assert len(validate(scene.layout)) > 0
@@ -56,7 +56,7 @@ def test_a_damaged_layer_and_its_repair(scene: Scene) -> None:
 
 
 def test_damage_in_an_unregistered_layout(scene: Scene) -> None:
-    """The layout shares the file with the cache; the message mentions it."""
+    """The message says that an unknown layout has a hard link to the damaged file."""
     shutil.rmtree(scene.cache / "records" / "layouts")
     damage(scene.torch())
     done = scene.run("verify", "--repair")
@@ -65,7 +65,7 @@ def test_damage_in_an_unregistered_layout(scene: Scene) -> None:
 
 
 def test_a_damaged_wheel_is_downloaded_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the configured index; without one it is only deleted, with a message."""
+    """--repair downloads it from the configured index; without one, --repair only deletes it."""
     scene.lock()
     wheel = next(path for path in scene.files("wheels") if path.name.startswith("torch"))
     content = wheel.read_bytes()
@@ -158,7 +158,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_copy_in_a_layout_is_replaced_when_it_was_touched(scene: Scene, elsewhere: Path) -> None:
-    """An unchanged copy is not copied again."""
+    """If the layout is on another file system, `build` copies a file again only if it has changed."""
     index = FakeIndex([])
     company.build(scene.wheels, scene.cache, elsewhere / "dist", index)
     copy = elsewhere / "dist/blobs/sha256" / scene.torch().name

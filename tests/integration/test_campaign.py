@@ -1,7 +1,4 @@
-"""The campaign in short: each fault once, and interruptions at five instants.
-
-In full: see docs/campaign.md.
-"""
+"""A short campaign: each fault once, and interruptions at five instants. docs/campaign.md has a full one."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ pytestmark = [
     pytest.mark.proof,  # minutes
     pytest.mark.skipif(compiler() is None, reason="no C compiler for the tracer: apt-get install gcc"),
 ]
-SEED, JOBS = 1, 5  # mostly waiting
+SEED, JOBS = 1, 5  # more jobs than cores, because they mostly wait
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reference]:
-    """An undisturbed build; the disturbed builds must not change its files."""
+    """An undisturbed build, to which the disturbed builds are compared; they must not change its files."""
     made = Reference(Scene(tmp_path_factory.mktemp("campaign"), seed=SEED))
     yield made
     assert made.check() == ()
@@ -39,22 +36,22 @@ def wrong(reference: Reference, disturbances: list[Disturbance], *, heal: bool =
 
 
 def test_instants(reference: Reference) -> None:
-    """Interrupted by signals at any time: nothing is lost, and the next run completes the build."""
+    """A signal interrupts a build at any instant: nothing is lost, and the next run completes the build."""
     reference.measure()
     assert wrong(reference, [IMPATIENT, *itertools.islice(draw(SEED, reference), 5)]) == []
 
 
 def test_network_and_index(reference: Reference) -> None:
-    """Each fault has its own message or is survived, and leaves a valid store."""
+    """A build survives each fault or ends with its own message; the store stays valid."""
     assert wrong(reference, list(network.faults()), heal=False) == []
 
 
 def test_the_machine(reference: Reference) -> None:
-    """The same for faults of disks, limits and clocks, with most of the work done beforehand."""
+    """The same for faults of disks, limits and clocks. Most work of the builds is done beforehand."""
     disturbances = [replace(fault, start="network") for fault in host.faults()]
     assert wrong(reference, disturbances, heal=False) == []
 
 
 @pytest.mark.skipif(not host.can_mount(), reason="small and read-only disks are mounts, which require root")
 def test_mounts_are_possible() -> None:
-    """This test is skipped where the faults with small and read-only disks are omitted."""
+    """Skipped if the campaign omits small and read-only disks, so that the results show the omission."""

@@ -1,7 +1,7 @@
 """The shortest path to a cleared image in docs/gpu-hosts/README.md, as printed: keys, smoke, gate, publish.
 
-A checkout whose only image is generated and small, and whose suite has checks of tier 0: they run in that
-image, and its policy requires no others. Nothing else differs: reports, signatures and the gate are real.
+The checkout has only one small, generated image. Its suite has checks of tier 0, which can run in this image,
+and its policy requires only these checks. Reports, signatures and the gate are real.
 """
 
 from __future__ import annotations

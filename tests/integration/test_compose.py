@@ -1,4 +1,4 @@
-"""deploy/compose by the real engine, through pytest-docker, with an image that has no torch."""
+"""deploy/compose on a real engine, started by pytest-docker, with an image that has no torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FREE = "127.0.0.1:0"  # any free port
 
 @dataclass(frozen=True, kw_only=True)
 class Compose:
-    """`docker compose` in the kit's folder, with settings as of an .env file."""
+    """Runs `docker compose` in deploy/compose, with settings like those of an .env file."""
 
     environ: Mapping[str, str]
     private: Path
@@ -82,7 +82,7 @@ def compose(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> C
 
 @pytest.fixture(scope="session")
 def docker_compose_command(compose: Compose) -> str:
-    """pytest-docker takes a shell command; it has no setting for the environment."""
+    """The command of pytest-docker, with `env`, because pytest-docker cannot set environment variables."""
     changed = {name: value for name, value in compose.environ.items() if os.environ.get(name) != value}
     return shlex.join(["env", *(f"{name}={value}" for name, value in changed.items()), "docker", "compose"])
 
@@ -99,7 +99,7 @@ def docker_compose_project_name(compose: Compose) -> str:
 
 @pytest.fixture(scope="session")
 def docker_setup() -> Sequence[str]:
-    """`--wait` ends when the image's own health checks pass."""
+    """The start command of pytest-docker; `--wait` waits until the image's health checks pass."""
     return ["up --detach --wait"]
 
 
@@ -113,7 +113,7 @@ def get(services: Services, address: tuple[str, int], path: str) -> requests.Res
 
 
 def test_every_service_is_healthy_and_answers(docker_services: Services, compose: Compose) -> None:
-    """JupyterLab to its token, TensorBoard without one; only on this machine."""
+    """JupyterLab requires its token, TensorBoard none. The ports are open on 127.0.0.1 only."""
     listed = compose.run("ps", "--format", "json").stdout.splitlines()
     states = {found["Service"]: found["Health"] for found in map(json.loads, listed)}
 
@@ -127,7 +127,7 @@ def test_every_service_is_healthy_and_answers(docker_services: Services, compose
 
 
 def test_ssh_and_jupyter_share_the_volumes(docker_services: Services, compose: Compose) -> None:
-    """Each runs only its own service; the files are in all of them, and /dev/shm has its size."""
+    """Each container runs only its own service. All have the same files, and /dev/shm of the set size."""
     client = Client(container=compose.container("ssh"), key=compose.private)
     look = "mkdir -p /workspace/runs; echo from ssh | tee /workspace/runs/a ~/b; stat -fc '%b %S' /dev/shm"
     done = client.ssh(look)
@@ -141,7 +141,7 @@ def test_ssh_and_jupyter_share_the_volumes(docker_services: Services, compose: C
 
 
 def test_a_new_container_has_the_files_and_the_host_keys(docker_services: Services, compose: Compose) -> None:
-    """After an update of the image, for example."""
+    """Files and host keys stay when the container is replaced, for example after an update of the image."""
     fingerprint = compose.container("ssh").says(r"host key (SHA256:\S+)")[1]
     compose.container("ssh").inside("touch", "/workspace/kept")
     done = compose.run("up", "--detach", "--force-recreate", "ssh")
@@ -177,7 +177,7 @@ def test_another_user_and_a_folder(compose: Compose, shared: Path) -> None:
 
 
 def test_settings_reach_compose(compose: Compose) -> None:
-    """As in an .env file; the service ssh is not started without its profile."""
+    """Settings change the containers as lines of an .env file do. Without its profile, ssh does not start."""
     settings = {"RUN_AS": "4711:4712", "WORKSPACE": "./workspace", "COMPOSE_PROFILES": "", "GPUS": "2"}
     done = compose.run("config", "--format", "json", COMPOSE_FILE="compose.yaml", **settings)
     found = json.loads(done.stdout)["services"]
@@ -202,7 +202,7 @@ def test_without_a_key_the_log_says_so(compose: Compose) -> None:
 
 
 def test_the_pages_commands(compose: Compose, tmp_path: Path) -> None:
-    """As printed, with the tests' settings; they are read before those of the file .env."""
+    """The commands run as printed. The test's settings are variables, which win over the file .env."""
     shutil.copytree(KIT, tmp_path / "deploy/compose", ignore=shutil.ignore_patterns(".env"))
     (script,) = blocks("Compose")
     project = f"{compose.project}-page"
@@ -225,7 +225,7 @@ def test_the_pages_commands(compose: Compose, tmp_path: Path) -> None:
 
 @without_gpus
 def test_gpus_are_requested(compose: Compose) -> None:
-    """An engine without them refuses the container, where the file for machines without GPUs is not used."""
+    """Without the file for machines without GPUs, an engine without GPUs refuses the container."""
     other = Compose(environ=compose.environ, private=compose.private, project=f"{compose.project}-gpus")
     try:
         done = other.run("up", "--detach", "jupyter", COMPOSE_FILE="compose.yaml", COMPOSE_PROFILES="")
@@ -237,7 +237,7 @@ def test_gpus_are_requested(compose: Compose) -> None:
 
 
 def test_the_example_has_every_setting() -> None:
-    """Commented out, and with the default of compose.yaml where that has one."""
+    """.env.example has each setting of compose.yaml as a comment, with its default if it has one."""
     text = (KIT / "compose.yaml").read_text()
     defaults = dict(re.findall(r"\$\{([A-Z_]+):-([^}]+)\}", text))
     services = yaml.safe_load(text)["services"].values()

@@ -1,4 +1,4 @@
-"""A hostile Python in a base can only compute; its output is checked against the request."""
+"""A hostile Python in a base can only compute; torchkiln checks its output against the request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def test_a_hostile_python_writes_nothing(tmp_path: Path) -> None:
-    """Not by a path of the host, nor in its own root, through the parent folder or to a device."""
+    """It cannot write to a path of the host, to its own root, through `..` or to a device."""
     marker = tmp_path / "marker"
     tried = [f"{marker}", "/marker", "/usr/lib/x86_64-linux-gnu/marker", "../../../../marker", "/tmp/marker"]
     opens = "".join(f'report("open", open("{path}", O_CREAT | O_WRONLY, 0666));' for path in tried)
@@ -66,7 +66,7 @@ def test_a_hostile_python_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_hostile_python_reads_nothing_of_the_host(tmp_path: Path) -> None:
-    """It sees its root folder only: no other file, variable or process, and not the host name."""
+    """It sees only its root folder: no other file, variable or process, and not the host name."""
     os.environ["TORCHKILN_TEST_CANARY"] = "canary-5b1f"
     paths = ["/etc/passwd", "/etc/shadow", "/proc/1/environ", "/proc/self/environ", "/sys", "/dev/null"]
     paths += ["../../../../../../etc/passwd", "/root", str(tmp_path), "/dev/shm", "/run"]
@@ -110,8 +110,8 @@ def test_a_hostile_python_cannot_connect(tmp_path: Path, listener: socket.socket
 
 
 def test_other_system_calls_are_refused(tmp_path: Path) -> None:
-    """All numbers of x86-64 that are not on the list: fork, kill, ptrace, mount, unshare, bpf ..."""
-    probes = (335, 336)  # the kernel kills callers of these, before any filter
+    """System calls of x86-64 that are not on the list fail: fork, kill, ptrace, mount, unshare, bpf ..."""
+    probes = (335, 336)  # uretprobe and uprobe: the kernel kills the caller before it runs any filter
     allowed = ",".join(map(str, (*seccomp.ALLOWED.values(), *probes)))
     body = f"""
         static const int allowed[] = {{{allowed}}};
@@ -187,7 +187,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 def test_running_time_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
 ) -> None:
-    """Also if the input is larger than a pipe's buffer."""
+    """Each test has an input that is larger than a pipe's buffer, and a small one."""
     if message == "timed out":
         monkeypatch.setattr(bytecode, "_TIMEOUT", 0.5)
         monkeypatch.setattr(bytecode, "_RATE", 1 << 30)
@@ -212,7 +212,7 @@ def running(python: ConfinedPython) -> list[Path]:
 
 
 def test_each_isolation_layer_is_active(tmp_path: Path) -> None:
-    """Read from the kernel's process status, because one layer can hide that another is missing."""
+    """/proc shows each isolation layer. A failed system call would not show which layer refused it."""
     python = hostile("for (;;) pause();", tmp_path)
     compiler = Compiler(python.argv(), tmp_path / "made")
     try:
@@ -278,7 +278,7 @@ def without_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_an_untrusted_python_does_not_run_without_namespaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_namespaces: None
 ) -> None:
-    """The Python of the user's own lock does, with one warning."""
+    """The Python of the user's own lock runs without a sandbox, with one warning."""
     wheels = small_wheels(tmp_path / "wheels")
     cell, store, message = planned_cell(wheels), Store(tmp_path / "cache"), list[str]()
     put_base(cell.locked.base, store)
@@ -309,7 +309,7 @@ def test_the_filter_works_without_namespaces(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_without_root_a_user_namespace_is_used(tmp_path: Path) -> None:
-    """The same, as user `nobody`, with a Python that this user cannot read."""
+    """Started by the user `nobody`, the sandbox uses a user namespace, and refuses the same."""
     system = "/usr/bin/python3"
     if not os.access(system, os.X_OK):
         pytest.skip(f"{system} is missing, and user `nobody` cannot run root's: apt-get install python3")

@@ -1,4 +1,4 @@
-"""The output of a base's Python is checked against the request."""
+"""torchkiln checks the output of a base's Python against the request."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_unexpected_answer_is_refused(tmp_path: Path, answer: str) -> None:
 
 
 def test_a_valid_answer_is_accepted(tmp_path: Path) -> None:
-    """With the same program, so that the answers above were refused for their content."""
+    """The same program sends a valid answer. So the answers above are refused because of their content."""
     data = answer([("/a/one.py", PYC), ("/a/two.py", b"")])
     python = answering(data, tmp_path)
     work = Bytecode(WHEEL, Store(tmp_path / "cache"), ImagePython.of_base(VERSION), tuple(python.argv()))

@@ -63,7 +63,7 @@ def test_orphans_are_reaped(workplace: Workplace) -> None:
 
 
 def test_services_stop_on_request(workplace: Workplace, tmp_path: Path) -> None:
-    """All services, with exit code 0, within the two seconds after which the engine would kill them."""
+    """All services end with exit code 0 within two seconds, before the engine would kill them."""
     options = ("-e", f"SSH_PUBLIC_KEY={key(tmp_path)[1]}", "-e", "TENSORBOARD_LOGDIR=/workspace")
     with workplace.started(*options) as container:
         container.says("is running at")
@@ -75,7 +75,7 @@ def test_services_stop_on_request(workplace: Workplace, tmp_path: Path) -> None:
 
 
 def test_a_service_that_dies_is_restarted(workplace: Workplace) -> None:
-    """With the same token; after three exits in a minute, the container exits with the same exit code."""
+    """It gets the same token. After three exits in a minute, the container ends with its exit code."""
     kill = ("pkill", "-KILL", "-f", "jupyter-lab")
     with workplace.started() as container:
         for times in range(1, 3):
@@ -123,7 +123,7 @@ def test_invalid_settings_start_nothing(workplace: Workplace) -> None:
 
 
 def test_the_start_prints_its_findings(workplace: Workplace) -> None:
-    """The URL and login, the machine, and warnings with a remedy."""
+    """The log has the URL, the login, facts about the machine, and warnings with a remedy."""
     with workplace.started("--memory", "900m", "--shm-size", "64m") as container:
         for expected in (
             rf"torchkiln: {TAG}: torch 2\.6\.0\+cu124",
@@ -161,7 +161,7 @@ def test_a_container_with_a_command_is_always_healthy(workplace: Workplace) -> N
 
 
 def test_a_read_only_root_is_enough(workplace: Workplace) -> None:
-    """With tmpfs where the services write."""
+    """The container needs only a tmpfs for each folder to which services write."""
     with workplace.started(
         "--read-only", "--tmpfs", "/run", "--tmpfs", "/tmp", "--tmpfs", "/root"
     ) as container:
@@ -175,7 +175,7 @@ PROGRAMS = {"pip": ["pip", "install", "--dry-run"], "uv": ["uv", "pip", "install
 
 @pytest.fixture
 def options(workplace: Workplace, shared: Path) -> list[str]:
-    """Options for network access, and to protect numpy, because the slim image has no torch."""
+    """Options for network access, and a constraint on numpy in place of torch, which the slim image lacks."""
     ran = workplace.run(command=["python", "-c", "import numpy; print(numpy.__version__)"])
     (shared / "constraints.txt").write_text(f"numpy=={ran.stdout.strip()}\n")
     return [*outward(shared), "--volume", f"{shared / 'constraints.txt'}:/etc/torchkiln/constraints.txt:ro"]
@@ -183,7 +183,7 @@ def options(workplace: Workplace, shared: Path) -> list[str]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_tested_packages_are_not_replaced(workplace: Workplace, options: list[str], program: str) -> None:
-    """Neither directly nor as a dependency; the advice in the message works."""
+    """pip and uv refuse another version of a tested package. The command in their message works."""
     command = [*PROGRAMS[program], "numpy==2.3.0"]
     refused = workplace.run(*options, command=command)
     assert refused.returncode != 0
@@ -211,7 +211,7 @@ def test_the_advice_does_not_change_the_image(workplace: Workplace, options: lis
 
 
 def test_an_interactive_shell_explains_it_too(workplace: Workplace, options: list[str]) -> None:
-    """A package that does not depend on torch is installed."""
+    """pip in `bash -i` prints the same explanation, and installs a package that needs no tested package."""
     installed = "pip install -q iniconfig; python -c 'import iniconfig'; exit $?"
     lines = f"pip install -q numpy==2.3.0; echo code $?; {installed}\n"
     with workplace.started(*options, command=["sleep", "600"]) as container:
@@ -226,7 +226,7 @@ def test_an_interactive_shell_explains_it_too(workplace: Workplace, options: lis
 def test_a_user_without_write_access_installs_into_the_user_site(
     workplace: Workplace, options: list[str]
 ) -> None:
-    """Installed programs are on PATH; packages there do not shadow those of the image."""
+    """Programs of the user site are on PATH. Its packages cannot shadow packages of the image."""
     shown = "python -c 'import tabulate; print(tabulate.__file__)'"
     script = (
         f"pip install -q tabulate && command -v tabulate && {shown};"
@@ -242,7 +242,7 @@ def test_a_user_without_write_access_installs_into_the_user_site(
 
 
 UNKNOWN_USER = ("--user", "12345:12345")
-# The restricted pod security standard of Kubernetes, with the engine's seccomp profile.
+# Options for the "restricted" pod security standard of Kubernetes, with the engine's seccomp profile.
 RESTRICTED = (*UNKNOWN_USER, "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 SEALED = (*RESTRICTED, "--read-only", "--tmpfs", "/tmp")
 
@@ -262,7 +262,7 @@ def test_jupyter_runs_as_any_user(workplace: Workplace, options: tuple[str, ...]
 
 
 def test_files_in_a_bound_workspace_belong_to_the_user(workplace: Workplace, shared: Path) -> None:
-    """Not to root, or the user could not delete them."""
+    """They do not belong to root, because the user could not delete them."""
     os.chown(shared, 12345, 12345)
     code = "import numpy; numpy.save('made.npy', numpy.arange(3))"
     ran = workplace.run(*UNKNOWN_USER, "--volume", f"{shared}:/workspace", command=["python", "-c", code])
@@ -274,7 +274,7 @@ def test_files_in_a_bound_workspace_belong_to_the_user(workplace: Workplace, sha
 
 @pytest.mark.parametrize("options", [UNKNOWN_USER, RESTRICTED, SEALED, ("--user", "user")], ids=IDS)
 def test_every_user_has_a_name_and_a_home(workplace: Workplace, options: tuple[str, ...]) -> None:
-    """torch.compile, git, ssh and pip require both; the cache folder is writable."""
+    """torch.compile, git, ssh and pip require name and home. The cache folder is writable."""
     code = (
         "import getpass, os, pathlib, pwd; home = pathlib.Path.home(); (home / '.cache').mkdir();"
         "print(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir == str(home), os.environ['LOGNAME'])"
@@ -288,7 +288,7 @@ def test_every_user_has_a_name_and_a_home(workplace: Workplace, options: tuple[s
 
 @pytest.mark.parametrize("inside", [pytest.param(2222, marks=nightly), 22])
 def test_ssh_without_root(workplace: Workplace, tmp_path: Path, inside: int) -> None:
-    """On a high port, and on port 22 if the engine allows all users to: `-p 2222:22`, as for root."""
+    """sshd listens on a high port, or on port 22 (`-p 2222:22`) if the engine allows this for all users."""
     private, public = key(tmp_path)
     options = (*SEALED, "--publish", f"127.0.0.1::{inside}", "-e", f"SSH_PUBLIC_KEY={public}", "-e", "MINE=1")
     with workplace.started(*options) as container:
@@ -301,7 +301,7 @@ def test_ssh_without_root(workplace: Workplace, tmp_path: Path, inside: int) -> 
 
 
 def test_a_planted_home_is_not_used(workplace: Workplace) -> None:
-    """Another user made a link in /tmp at the path of our folder."""
+    """Another user has made a link in /tmp at the path of the home that torchkiln would make."""
     trap = "ln -s /workspace /tmp/home-12345; ln -s /workspace /tmp/names-12345"
     with workplace.started(command=["sh", "-c", f"{trap}; echo up; exec sleep 600"]) as container:
         container.says("up")
@@ -313,7 +313,7 @@ def test_a_planted_home_is_not_used(workplace: Workplace) -> None:
 
 
 def test_other_users_cannot_write_the_image(workplace: Workplace) -> None:
-    """Except for world-writable folders, no folder or file of the image is writable for other users."""
+    """No folder or file of the image is writable for other users, except for folders like /tmp."""
     looked = (
         "find / -xdev -writable -not -type l -not -path '/proc/*' -not -path '/dev/*' -not -path '/tmp/*'"
     )

@@ -39,7 +39,7 @@ def examined(workplace: Workplace, *options: str) -> tuple[int, Mapping[str, Map
 
 @pytest.mark.parametrize("options", [(), ANY_USER], ids=["root", "any user"])
 def test_without_a_gpu(workplace: Workplace, options: tuple[str, ...]) -> None:
-    """Reported with a hint, but not an error; the slim image fails only because cuDNN is missing."""
+    """A missing GPU is reported with a hint, but is no error. The only error is the slim image's cuDNN."""
     code, lines = examined(workplace, *options)
 
     assert (lines["driver"]["state"], lines["GPUs"]["state"]) == ("warning", "warning")
@@ -52,7 +52,7 @@ def test_without_a_gpu(workplace: Workplace, options: tuple[str, ...]) -> None:
 
 
 def test_with_a_working_driver(workplace: Workplace, driver: list[str]) -> None:
-    """For root and for other users."""
+    """`doctor` finds driver and GPU, for root and for other users."""
     _, lines = examined(workplace, *driver, *ANY_USER, "-e", "FAKE_GPUS=2", "--shm-size", "1g")
 
     assert (lines["driver"]["state"], lines["GPUs"]["state"], lines["/dev/shm"]["state"]) == ("ok",) * 3
@@ -76,7 +76,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_faults_of_a_driver(workplace: Workplace, driver: list[str], fault: str) -> None:
-    """Each kind has its line, a remedy, and the exit code of a problem."""
+    """For each kind of fault, `doctor` prints a line and a remedy, and exits with the code of a problem."""
     about, found, remedy = BROKEN[fault]
     code, lines = examined(workplace, *driver, "-e", fault)
 
@@ -124,7 +124,7 @@ def test_a_mistyped_option(workplace: Workplace) -> None:
 
 @pytest.fixture
 def thin(workplace: Workplace, shared: Path) -> list[str]:
-    """Mount an image.json of an image for capability 9.0 alone."""
+    """Options that mount the image.json of a thin image for capability 9.0."""
     facts = workplace.run(command=["cat", "/etc/torchkiln/image.json"]).stdout
     assert '\n  "archs": ' in facts
     place = shared / "image.json"

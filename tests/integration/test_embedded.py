@@ -25,7 +25,7 @@ from torchkiln.oci.validate.validate import validate
 from torchkiln.store.store import Store
 from torchkiln.wheel.source import Cancelled
 
-__all__ = ["no_workers"]  # those of `TOGETHER` are real
+__all__ = ["no_workers"]  # only the processes of `TOGETHER` start workers
 
 SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 
@@ -114,7 +114,7 @@ if __name__ == "__main__":
 
 
 def test_two_concurrent_builds_do_the_work_once(wheels: list[Path], tmp_path: Path) -> None:
-    """Two processes, one cache: every wheel is downloaded once, every layer is made by one of them."""
+    """Two processes share a cache: one of them downloads each wheel, and one of them makes each layer."""
     script = tmp_path / "together.py"
     script.write_text(TOGETHER)
     running = [
@@ -132,14 +132,14 @@ def test_two_concurrent_builds_do_the_work_once(wheels: list[Path], tmp_path: Pa
     assert sorted(results[0]["fetched"] + results[1]["fetched"]) == sorted(wheel.name for wheel in wheels)
     assert (
         len(results[0]["reused"]) + len(results[1]["reused"]) == 2 + 5
-    )  # base and overlay twice, each other layer once
+    )  # both builds reuse base and overlay; one of them reuses each other layer
     assert leftovers(tmp_path / "cache") == []
 
 
 def test_a_failed_download_cancels_the_others_and_the_next_run_resumes(
     wheels: list[Path], tmp_path: Path
 ) -> None:
-    """The error is that of the download, not of the cancelled ones; received bytes are not requested."""
+    """The message is that of the failed download. The next run does not request bytes that were received."""
     cell, cache = planned_cell(wheels), tmp_path / "cache"
     (torch,) = (wheel for wheel in wheels if wheel.name.startswith("torch"))
     lost = FakeIndex(wheels, piece=10_000, pause=0.005, broken={torch.name: "the line went dead"})
@@ -163,7 +163,7 @@ def test_a_failed_download_cancels_the_others_and_the_next_run_resumes(
 
 @pytest.mark.parametrize("name", ["torch", "sympy"])
 def test_any_download_can_fail(name: str, wheels: list[Path], tmp_path: Path) -> None:
-    """Big or small, first or last: its own error is shown."""
+    """The message is that of the failed download, whether it is big or small, first or last."""
     broken = {wheel.name: f"no {name}" for wheel in wheels if wheel.name.startswith(name)}
     lost = FakeIndex(wheels, piece=100, pause=0.0001, broken=broken)
     with pytest.raises(BuildFailed, match=f"^no {name}$"):
@@ -204,7 +204,7 @@ def test_the_cause_is_reported_even_if_it_fails_last(
 def test_a_damaged_cached_wheel_is_downloaded_again(
     name: str, part: str, wheels: list[Path], tmp_path: Path
 ) -> None:
-    """The disk damaged it, not the server, so the same run downloads it again."""
+    """The disk has damaged the wheel, not the server. So the same run downloads it again."""
     (damaged,) = (wheel for wheel in wheels if wheel.name.startswith(name))
     store, cell, index = Store(tmp_path / "cache"), planned_cell(wheels), FakeIndex(wheels)
     place = store.wheel(locked_wheel(damaged))
@@ -219,7 +219,7 @@ def test_a_damaged_cached_wheel_is_downloaded_again(
 
 
 def test_a_server_with_wrong_bytes_gets_only_one_more_request(wheels: list[Path], tmp_path: Path) -> None:
-    """Both the cache's copy and the server's are wrong: refused, and nothing is stored."""
+    """If the copies of cache and server are both wrong, the build fails and stores nothing."""
     (torch,) = (wheel for wheel in wheels if wheel.name.startswith("torch"))
     store, cell = Store(tmp_path / "cache"), planned_cell(wheels)
     place = store.wheel(locked_wheel(torch))
@@ -246,7 +246,7 @@ def test_a_server_with_wrong_bytes_gets_only_one_more_request(wheels: list[Path]
 def test_nothing_of_a_bad_wheel_is_stored(
     kind: str, wheels: list[Path], tmp_path: Path, *, ranges: bool
 ) -> None:
-    """Its hash matches the lock, but the build refuses it by name, and stores neither layer nor file."""
+    """The wheel's hash matches the lock. The build names and refuses the wheel, and stores nothing."""
     valid = write_wheel(SPEC, tmp_path / "valid")
     bad = tmp_path / "bad" / valid.name
     bad.parent.mkdir()
@@ -264,7 +264,7 @@ def test_nothing_of_a_bad_wheel_is_stored(
 
 
 def test_wrong_bytes_of_a_wheel(wheels: list[Path], tmp_path: Path) -> None:
-    """Another valid wheel of the right size: both hashes are shown; the next run downloads all of it."""
+    """The server sends another valid wheel of the same size. The message shows both hashes."""
     (torch,) = (wheel for wheel in wheels if wheel.name.startswith("torch"))
     cell = planned_cell(wheels)
     index = FakeIndex(wheels)

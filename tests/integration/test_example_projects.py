@@ -22,7 +22,7 @@ from torchkiln.project.settings import read_settings
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
-pytestmark = pytest.mark.proof  # the code that it runs has its own tests
+pytestmark = pytest.mark.proof  # `make test` leaves these out, because other tests cover the same code
 EXAMPLES = ROOT / "examples" / "projects"
 PROGRAM = b"\x7fELF" + bytes(range(256)) * 40
 FLASH = "flash_attn-2.8.3+cu12torch2.7cxx11abiTRUE-cp311-cp311-linux_x86_64.whl"
@@ -58,7 +58,7 @@ def copied(cell: Workspace, tmp_path: Path, name: str, **texts: tuple[str, str])
 
 
 def with_program(cell: Workspace, tmp_path: Path, data: bytes = PROGRAM) -> Workspace:
-    """The example conda, after its wheel.py made a wheel of another program in place of micromamba."""
+    """The example conda. Its wheel.py has made a wheel of *data*, an executable in place of micromamba."""
     (sha256,) = re.findall(r'SHA256 = "([0-9a-f]{64})"', (EXAMPLES / "conda/wheel.py").read_text())
     project = copied(cell, tmp_path, "conda", wheel=(sha256, hashlib.sha256(PROGRAM).hexdigest()))
     (tmp_path / "micromamba-linux-64").write_bytes(data)
@@ -90,7 +90,7 @@ def test_transformers(cell: Workspace, tmp_path: Path) -> None:
 
 
 def test_flash_attn(cell: Workspace, tmp_path: Path) -> None:
-    """Without its wheel, with another wheel, and with the wheel whose SHA-256 is in requirements.txt."""
+    """A lock needs the wheel whose SHA-256 is in requirements.txt. A missing or other wheel is an error."""
     project = copied(cell, tmp_path, "flash-attn")
     code, _, messages = project.lock()
     assert (code, f"./wheels/{FLASH}" in messages or f"wheels/{FLASH}: No such file" in messages) == (2, True)
@@ -142,7 +142,7 @@ def small(tmp_path: Path) -> Bench:
 
 
 def test_conda_is_a_program_of_the_image(cell: Workspace, small: Bench, tmp_path: Path) -> None:
-    """As executable files on PATH; the other names start it."""
+    """micromamba is an executable on PATH; `conda` and other names start it, too."""
     project = with_program(cell, tmp_path)
     assert make_wheel(project).returncode == 0
     shutil.copy(project.folder / "torchkiln.toml", small.project)

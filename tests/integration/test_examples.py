@@ -50,7 +50,7 @@ def test_a_readme_has_at_most_20_lines(example: str) -> None:
 
 
 def test_there_are_six() -> None:
-    """Tests of recipes and projects are in other files; that of work needs the real index (ADR 45)."""
+    """Other files test recipes and projects. The test of examples/work needs the real index (ADR 45)."""
     assert FOLDERS == ["dockerfile", "gate", "matrix", "projects", "recipes", "work"]
 
 
@@ -59,7 +59,7 @@ def test_there_are_six() -> None:
 
 @pytest.fixture
 def index() -> Iterator[IndexServer]:
-    """Small wheels of the names in the example's matrix, and of torch's companions."""
+    """An index with small wheels, named like the packages in the example's matrix and torch's companions."""
     with IndexServer() as server:
         wheels: Mapping[str, tuple[str, Sequence[str]]] = {
             "torch": ("2.7.1", ()),
@@ -80,7 +80,7 @@ def index() -> Iterator[IndexServer]:
 @pytest.mark.network  # the base, if it is not cached
 @pytest.mark.proof  # a minute
 def test_the_matrix_is_locked_and_built(index: IndexServer, tmp_path: Path) -> None:
-    """By the README's commands; the last one runs in the image."""
+    """The README's commands lock and build it; the last command runs in the image."""
     shutil.copytree(EXAMPLES / "matrix", tmp_path / "examples/matrix")
     images = tmp_path / "examples/matrix/images"
     shutil.copytree(ROOT / "images/base-debian12", images / "base-debian12")
@@ -135,7 +135,7 @@ def test_the_dockerfile_builds_on_an_image(workplace: Workplace) -> None:
 
     assert (helped.returncode, user.stdout) == (0, "user\n")
     assert "Fit a line with torch" in helped.stdout
-    assert "No module named 'torch'" in without_torch.stderr  # the small image has none: the script ran
+    assert "No module named 'torch'" in without_torch.stderr  # so the script has started
 
 
 # --- gate ------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def filled(text: str, commit: str) -> str:
 
 
 def test_the_pipeline_is_valid_and_calls_the_gate(tmp_path: Path) -> None:
-    """By the linters, and by the inputs of the called workflow."""
+    """Linters accept it, and its inputs are those of the called workflow."""
     example = EXAMPLES / "gate" / "train.yml"
     workflows = tmp_path / ".github" / "workflows"
     workflows.mkdir(parents=True)

@@ -77,7 +77,7 @@ def test_every_value_of_two_gpus() -> None:
 
 @needs_gcc
 def test_a_value_that_a_gpu_does_not_have_is_left_out() -> None:
-    """For example the utilization of a MIG instance; 3 is NVML_ERROR_NOT_SUPPORTED."""
+    """For example, a MIG instance has no utilization. 3 is NVML_ERROR_NOT_SUPPORTED."""
     samples, _ = once(environ(FAKE_USE="3"))
 
     assert 'torchkiln_gpu_power_watts{gpu="0"}' in samples
@@ -106,7 +106,7 @@ def of_logs(address: str) -> dict[str, str]:
 
 
 def test_the_log_of_a_training_run(tmp_path: Path) -> None:
-    """The log is missing, then ends within a line, then is replaced by that of another run."""
+    """At first the log is missing, then its last line is incomplete, then another run's log replaces it."""
     log = tmp_path / "log"
     with serving({"PATH": "/bin"}, "--log", str(log)) as address:
         assert of_logs(address) == {}
@@ -278,7 +278,7 @@ def queries() -> list[str]:
 
 
 def answers(own: str, query: str, process: subprocess.Popen[bytes]) -> dict[str, str]:
-    """The values of *query* by GPU (else by log or machine), when Prometheus has them."""
+    """Wait until Prometheus has values for *query*; returns them by GPU, by log or by machine."""
     end = time.monotonic() + _TIMEOUT
     while time.monotonic() < end and process.poll() is None:
         try:

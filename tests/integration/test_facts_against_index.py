@@ -1,4 +1,4 @@
-"""The facts against the package index: the default index, for which this host's pip is configured."""
+"""The facts of compat.yaml, compared with the default index, for which this host's pip is configured."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _release(version: str) -> Release:
 
 @pytest.mark.parametrize("version", list(FACTS.releases))
 def test_hashes_and_python_tags(pages: Pages, version: str):
-    """Every hash in the facts and every CPython version is the same on the index."""
+    """The index has the hashes and CPython versions of the facts."""
     wheels, default = _wheels(pages, "torch", version), _release(version).default
     assert {tag: wheels[tag].digests["sha256"] for tag, _ in default.sha256} == dict(default.sha256)
     if _release(version).home == version:
@@ -128,7 +128,7 @@ def test_the_companions_accept_this_torch(pages: Pages, session: requests.Sessio
 
 
 def test_the_matrix_names_the_newest_patch_of_each_minor(pages: Pages):
-    """When PyTorch releases another patch, this fails as a reminder, not because of an error here."""
+    """If this fails, PyTorch has released another patch: add it to the matrix. torchkiln has no error."""
     served = {
         Version(p.version) for p in pages["torch"] if p.version and not Version(p.version).is_prerelease
     }

@@ -1,6 +1,6 @@
-"""GPUs in Docker and Podman on a host without GPUs: refused, or faked by a CDI specification with a variable.
+"""GPUs in Docker and Podman on a host without GPUs: engines refuse them, or a CDI specification fakes them.
 
-In one file, because every Podman of the host sees the specification.
+These tests are in one file, so in one process, because every Podman of the host reads the specification.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.proof
 
 @without_gpus
 def test_gpus_without_an_engine_that_supports_them(place: Place) -> None:
-    """By default none is requested; a request by the user is refused with a hint."""
+    """By default, `run` requests no GPU. If the user requests one, `run` fails with a hint."""
     assert "--gpus" not in line_of(place.run("--", "id").stderr)
     got = place.run("--gpus", "all", "--", "id")
     messages = {
@@ -40,7 +40,7 @@ def test_gpus_without_an_engine_that_supports_them(place: Place) -> None:
 
 @pytest.fixture
 def named_by_cdi(place: Place) -> Iterator[None]:
-    """A CDI specification of fake GPUs: a container with one has a variable."""
+    """A CDI specification of fake GPUs, which only set a variable in the container."""
     if os.geteuid():
         pytest.skip("writing a CDI specification into the engines' folder requires root")
     messages = json.loads(place.docker("info", "--format", "{{json .CDISpecDirs}}")) or ["/var/run/cdi"]
@@ -64,7 +64,7 @@ def named_by_cdi(place: Place) -> Iterator[None]:
 )
 @pytest.mark.usefixtures("named_by_cdi")
 def test_gpus_by_cdi(place: Place, gpus: str, devices: list[str], shared: Path) -> None:
-    """With all other options of a container, and also by the printed command line."""
+    """GPUs work together with all other options, and in the command line that `run` prints."""
     shared.chmod(0o755)
     (shared / "f").write_text("bound\n")
     options = ["--gpus", gpus, "-e", "A=b c", "--bind", f"{shared}:/b:ro", "--user", "5:6", "-w", "/etc"]

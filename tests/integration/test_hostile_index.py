@@ -1,4 +1,4 @@
-"""A lock from a hostile index ends soon, with a message, and with little memory, that of uv included."""
+"""`lock` with a hostile index ends soon, with a message; torchkiln and uv use little memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LINK = b'<a href="/files/demo-1.0-py3-none-any.whl#sha256=' + b"0" * 64 + b'">de
 
 
 def paged(make: bytes | Callable[[], bytes], kind: str = "text/html", then: Answer | None = None) -> Answer:
-    """Serve this page for `demo`; *then* serves other paths."""
+    """An index that serves the page *make* for the project `demo`; *then* serves all other paths."""
 
     def answer(request: str) -> Pieces | None:
         if request.startswith("/simple/demo/"):
@@ -47,26 +47,26 @@ def paged(make: bytes | Callable[[], bytes], kind: str = "text/html", then: Answ
 
 
 def many_files(count: int) -> bytes:
-    """A JSON page with *count* releases."""
+    """A JSON page of the project `demo` with *count* files."""
     one = '{"filename":"demo-%d-py3-none-any.whl","url":"/f/%d","hashes":{"sha256":"%064x"}}'
     listed = ",".join(one % (n, n, n) for n in range(count))
     return f'{{"meta":{{"api-version":"1.1"}},"name":"demo","files":[{listed}]}}'.encode()
 
 
 def many_links(count: int) -> bytes:
-    """The same in HTML."""
+    """An HTML page of the project `demo` with *count* files."""
     one = '<a href="/f/%d#sha256=%064x">demo-%d-py3-none-any.whl</a>\n'
     return OPEN + "".join(one % (n, n, n) for n in range(count)).encode()
 
 
 def beside(metadata: Callable[[], Pieces]) -> Answer:
-    """A page that offers *metadata* as the METADATA file beside the wheel (PEP 658)."""
+    """An index whose page for `demo` has a wheel and a separate METADATA file (PEP 658), *metadata*."""
     listed = paged(page(DEMO, more=' data-core-metadata="true"'), then=files(DEMO))
     return lambda request: metadata() if ".metadata" in request else listed(request)
 
 
 def chain(request: str) -> Pieces | None:
-    """demo requires x0, which requires x1, and so on without end."""
+    """An index in which demo requires x0, which requires x1, and so on without end."""
     path, _, byte_range = request.partition(" ")
     last = path.strip("/").rpartition("/")[2]
     name = last.partition("-")[0]
@@ -86,12 +86,12 @@ def wide(count: int, length: int = 1) -> tuple[str, bytes]:
 
 
 def of_wheel(make: Callable[[], tuple[str, bytes]]) -> Answer:
-    """An index that has this wheel alone."""
+    """An index with one wheel."""
     return lambda request: paged(page(make()), then=files(make()))(request)
 
 
 def fanned(request: str) -> Pieces | None:
-    """demo requires 110 projects, each with a page."""
+    """An index in which demo requires 110 projects, which all exist."""
     path, _, byte_range = request.partition(" ")
     last = path.strip("/").rpartition("/")[2]
     wheel = wide(110) if last.startswith("demo") else wheel_bytes(last.partition("-")[0], "1.0")
@@ -245,7 +245,7 @@ def test_a_hostile_index_ends_with_a_message(kind: str, tmp_path: Path) -> None:
 
 
 def test_matching_metadata_beside_a_wheel_is_accepted(tmp_path: Path) -> None:
-    """The index of the table above works if it has no fault."""
+    """Without a fault, the index of the tests above works."""
     with HostileIndex(beside(lambda: response(metadata_of(DATA)))) as index:
         found = lock_from(index.url, tmp_path / "cache")
 

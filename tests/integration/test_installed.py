@@ -1,4 +1,4 @@
-"""torchkiln installed from its wheel: its files, the digests of a checkout, a project in an empty folder."""
+"""torchkiln installed from its wheel: its files, the images' digests, a project in an empty folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ print(json.dumps([found, load_suite().digest]))
 
 
 def entries(wheel: Path, folder: str) -> dict[str, int]:
-    """The files of *folder* in the wheel by path, with the part of the mode that a wheel keeps."""
+    """The files of *folder* in the wheel, by path, with their executable bits."""
     prefix = f"torchkiln/shipped/{folder}/"
     with zipfile.ZipFile(wheel) as archive:
         infos = [info for info in archive.infolist() if info.filename.startswith(prefix)]
@@ -70,7 +70,7 @@ def entries(wheel: Path, folder: str) -> dict[str, int]:
     "folder", ["rootfs", "templates", "smoke_tests", "images/base-debian12", "images/base-debian13"]
 )
 def test_the_wheel_has_the_tracked_files(installed: Installed, folder: str) -> None:
-    """The same files with the same executable bits, and no caches."""
+    """The wheel has exactly the files that git tracks, with the same executable bits."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--stage", folder], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -98,7 +98,7 @@ def a_copy(tmp_path: Path) -> Path:
 
 
 def test_digests_of_images_and_suite_are_those_of_the_checkout(installed: Installed, copied: Path) -> None:
-    """Although pip compiled the files of rootfs/ and of the suite."""
+    """The digests are equal, although pip has added .pyc files to rootfs/ and to the suite."""
     shipped = installed.site / "torchkiln/shipped"
     compiled = {path.relative_to(shipped).parts[0] for path in shipped.rglob("*.pyc")}
     grid = read(MATRIX, FACTS)
@@ -209,7 +209,7 @@ def an_index() -> Iterator[IndexServer]:
 
 @pytest.fixture(scope="module", name="built")
 def a_project(installed: Installed, index: IndexServer, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A new project whose image is built. Its base is from the user's cache, so it may be a rebuilt one."""
+    """A new project with a built image. The base comes from the user's cache, and may be a rebuilt base."""
     folder, cache = tmp_path_factory.mktemp("project"), Store(tmp_path_factory.mktemp("cache"))
     user_cache = Store(cache_root())
     base, _ = artefact.ensure(artefact.read_lock(IMAGES, "debian12"), user_cache, os_name="debian12")
@@ -283,7 +283,7 @@ def test_a_checkout_builds_the_same_image_from_the_project(built: Project) -> No
 
 
 def test_the_provenance_names_the_package(built: Project, tmp_path: Path) -> None:
-    """Not the commit of the repository around the virtual environment."""
+    """It does not name the commit of a repository that contains the virtual environment."""
     for words in (
         ("init", "--quiet"),
         ("commit", "--quiet", "--allow-empty", "--message", "another project"),

@@ -72,7 +72,7 @@ def test_the_token_is_not_in_the_process_list(container: Container) -> None:
 
 
 def test_a_token_set_by_the_user(workplace: Workplace) -> None:
-    """It is not logged, because the user knows it and others read logs."""
+    """It is not in the log, because other people read logs."""
     token = "of-our-own-and-long-enough"
     with workplace.started(*PUBLISHED, "-e", f"JUPYTER_TOKEN={token}") as found:
         found.serves()
@@ -93,7 +93,7 @@ def test_a_token_that_can_be_guessed_is_refused(workplace: Workplace, token: str
 
 @pytest.mark.parametrize("token", ["", pytest.param("short", marks=nightly)])
 def test_a_weak_token_can_be_permitted(workplace: Workplace, token: str) -> None:
-    """An empty one disables authentication, and the log says so."""
+    """A setting permits it. An empty token disables authentication; the log states this."""
     options = ("-e", f"JUPYTER_TOKEN={token}", "-e", "JUPYTER_ALLOW_WEAK_TOKEN=yes")
     with workplace.started(*PUBLISHED, *options) as found:
         found.serves()
@@ -114,7 +114,7 @@ def test_a_token_in_a_file(workplace: Workplace, shared: Path) -> None:
 
 @pytest.mark.parametrize("passes_host", [True, pytest.param(False, marks=nightly)])
 def test_behind_a_reverse_proxy(workplace: Workplace, tmp_path: Path, passes_host: bool) -> None:
-    """nginx in the usual configurations: a path, WebSockets, the Host header of the browser or the proxy."""
+    """nginx with a path and WebSockets; it passes on the browser's Host header, or sends its own."""
     allowed = () if passes_host else ("-e", "JUPYTER_ALLOW_ORIGIN=http://gpu.example")
     with workplace.started(*PUBLISHED, "-e", "JUPYTER_BASE_URL=/lab/anna", *allowed) as found:
         token = found.says(r"127\.0\.0\.1:8888/lab/anna/lab\?token=(\w+)")[1]
@@ -156,7 +156,7 @@ def test_another_port(workplace: Workplace) -> None:
 
 
 def test_a_kernel_runs_the_images_python(container: Container) -> None:
-    """Through REST and WebSocket, like a front end."""
+    """The test uses REST and WebSocket, as Jupyter's front ends do."""
     headers = {"Authorization": f"token {container.says(TOKEN)[1]}"}
     code = "import sys, os, numpy; print(sys.prefix, os.getcwd(), numpy.arange(5).sum())"
 

@@ -85,7 +85,7 @@ def test_each_signature_has_its_own_token(scene: Job) -> None:
 def test_publishing_again_signs_nothing(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch, rekor: int
 ) -> None:
-    """Even with another token: the workflow is the same."""
+    """The second run is the same workflow with another token; its statements are already signed."""
     with job(prepared, monkeypatch, rekor=rekor) as scene:
         assert scene.publish().exit_code == 0
         before = (set(scene.there.blobs), set(scene.there.manifests), len(scene.sigstore.log.leaves))
@@ -196,7 +196,7 @@ def _proof(**other: Any) -> Callable[[dict[str, Any]], object]:
 def test_a_bundle_changed_afterwards_is_refused(
     published: Job, how: Callable[[dict[str, Any]], object], why: str
 ) -> None:
-    """It names the job as its signer, but the signature is invalid: verification fails with a message."""
+    """The bundle names the job as its signer, but it is not valid: `verify` fails and says why."""
     published.change(PROVENANCE, how)
     result = refused(published.verify())
 

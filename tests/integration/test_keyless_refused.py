@@ -133,7 +133,7 @@ def test_without_timestamps_the_second_rekor_proves_no_time(
 
 
 def test_publication_is_completed_when_the_service_is_back(scene: Job) -> None:
-    """It reuses the signatures that were already made."""
+    """The second run reuses the signatures of the first run."""
     real, count = scene.sigstore.log.add, 0
 
     def breaks(request: dict[str, object]) -> dict[str, object]:

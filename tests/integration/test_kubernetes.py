@@ -1,4 +1,4 @@
-"""deploy/kubernetes: checked by Kubernetes' schemas and the restricted standard, and run in Podman."""
+"""deploy/kubernetes: the manifests comply with Kubernetes' schemas and standard; pods run in Podman."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TEMPLATES = {
 
 
 def test_there_are_five_kinds() -> None:
-    """A new manifest needs a test here."""
+    """If you add a manifest, add a test for it to this file."""
     assert {name: found["kind"] for name, found in DOCUMENTS.items()} == {
         "namespace.yaml": "Namespace",
         "lab/statefulset.yaml": "StatefulSet",
@@ -89,7 +89,7 @@ def test_an_unknown_field_would_be_found() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_pod_complies_with_the_restricted_standard(name: str) -> None:
-    """The standard that the namespace's label requires, and a read-only root file system."""
+    """Each pod complies with the standard in the namespace's label, and has a read-only root file system."""
     pod = TEMPLATES[name]["spec"]
     (container,) = pod["containers"]
     own = container["securityContext"]
@@ -122,7 +122,7 @@ def test_a_pod_keeps_the_entrypoint_and_has_gpus_and_shared_memory(name: str) ->
 
 
 def test_processes_of_all_nodes_meet() -> None:
-    """The rendezvous address is the first pod's name in the Service; the numbers of nodes are equal."""
+    """The rendezvous address is the first pod's DNS name; Job and torchrun have the same number of nodes."""
     job, service = DOCUMENTS["nodes/job.yaml"], DOCUMENTS["nodes/service.yaml"]
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -203,7 +203,7 @@ def test_the_pages_commands(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """Makes a pod of each template: Podman 4.3 plays Pod, ConfigMap, Secret and PersistentVolumeClaim."""
+    """Runs pods from templates, because Podman 4.3 supports Pods, but no Jobs or StatefulSets."""
 
     environ: Mapping[str, str]
 
@@ -222,7 +222,7 @@ class Pods:
         secrets = {other["metadata"]["name"]: other["data"] for other in others if other["kind"] == "Secret"}
         for variable in container.get("env", ()):
             if reference := variable.pop("valueFrom", {}).get("secretKeyRef"):
-                # Podman 4.3 does not decode it.
+                # Podman 4.3 does not decode the base64 of a Secret.
                 variable["value"] = b64decode(secrets[reference["name"]][reference["key"]]).decode()
         for volume in spec["volumes"]:
             if "secret" in volume:
@@ -271,7 +271,7 @@ def test_the_lab_serves_under_the_restricted_standard(pods: Pods, tmp_path: Path
     while (done := pods.inside(container, HEALTHCHECK)).returncode:
         assert time.monotonic() < end, (done.stderr, pods.podman("logs", container).stdout)
         time.sleep(0.5)
-    token = pods.inside(container, "cat", "/secrets/token").stdout  # Podman 4.3 does not decode it
+    token = pods.inside(container, "cat", "/secrets/token").stdout  # in base64, see above
     look = (
         "id -u; touch /workspace/a /tmp/b /dev/shm/c && echo written; touch /d 2>&1;"
         f" python -c '{ASK}' {token} wrong; grep -E 'NoNewPrivs|CapBnd' /proc/1/status"

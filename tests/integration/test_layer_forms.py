@@ -1,4 +1,4 @@
-"""`--layer-format` in the engine: checks against the lock, compression, cache and refusals."""
+"""`build --layer-format`: the check of recorded layers, compression, the cache, and refused blobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["no_workers"]
 
 
 class RecordingObserver(Silent):
-    """Remembers which layers were worked on, and how many bytes of them."""
+    """Records the layers on which the build works, and the number of bytes of each."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -101,7 +101,7 @@ def test_each_layer_is_made_once(
 def test_prune_keeps_layers_in_progress(
     named: LayerFormat, form: TargetCompression, wheels: list[Path], tmp_path: Path
 ) -> None:
-    """From the first layer until the layout is written, a claim names the records of all layers."""
+    """Until the layout is written, a running build claims all its layers, so `prune` keeps them."""
     cache = tmp_path / "cache"
     claimed: list[int] = []
 
@@ -138,7 +138,7 @@ def test_compressed_layers_are_deterministic(
 def test_the_lock_records_gzip_layers(
     named: LayerFormat, wheels: list[Path], layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    """Digests are compared before the compression: correct digests pass, a wrong one stops the build."""
+    """The build compares layers with the lock before it compresses them. A wrong digest stops the build."""
     recorded = layers[1:4]
     index, cache = FakeIndex(wheels), tmp_path / "cache"
     good = planned_cell(wheels, recorded)
@@ -154,7 +154,7 @@ def test_the_lock_records_gzip_layers(
 def test_a_damaged_blob_is_refused(
     damage: str, form: TargetCompression, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    """The message has layer, file and reason; neither a layer nor a temporary file is left."""
+    """The message has layer, file and reason. The build leaves no layer and no temporary file."""
     store = Store(tmp_path / "cache")
     blob = store.blob(layers[2].blob.digest)
     data = bytearray(blob.read_bytes())
@@ -184,7 +184,7 @@ def test_a_damaged_blob_is_refused(
 def test_an_interrupt_stops_all_workers(
     form: TargetCompression, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    """An exception of an observer, as after Ctrl-C, is propagated, and the other workers stop."""
+    """An exception in one worker, as after Ctrl-C, stops the other workers and ends the build."""
 
     class InterruptingObserver(Silent):
         def advance(self, work: Work, name: str, count: int) -> None:

@@ -1,4 +1,4 @@
-"""docs/library.md is executed, block by block: local index, generated wheels, real registry."""
+"""Execute docs/library.md, block by block, with a local index, generated wheels and a real registry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOCK, BUILD, _, PUBLISH = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def run(block: str, names: dict[str, Any]) -> None:
-    """Execute *block* of the page with the variables *names*, which it changes."""
+    """Execute *block* of the page; *names* has the variables before and after."""
     exec(compile(block, "docs/library.md", "exec"), names)
 
 
@@ -72,7 +72,7 @@ def project(publisher: Publisher) -> Project:
 
 
 def test_build(scene: Publisher) -> None:
-    """Plan, layers and layout are real; the wheels are generated, and the host's Python compiles them."""
+    """The wheels are generated, and the host's Python compiles them. All else is as in a real build."""
     wheels = cells.small_wheels(scene.folder / "wheels", "", str(scene.folder))
     cell = CellName(torch="2.7", cuda="12.1")
     names: dict[str, Any] = {"torchkiln": torchkiln, "cell": cell, "project": project(scene)}
@@ -93,7 +93,7 @@ def a_publication(scene: Publisher, registry: RunningRegistry, name: str) -> dic
     image = scene.build()
     scene.signed(scene.report(image))
     names: dict[str, Any] = {"torchkiln": torchkiln, "Path": Path, "project": project(scene)}
-    names["image"] = SimpleNamespace(tag=TAG, manifest=image.manifest)  # as `build` names it
+    names["image"] = SimpleNamespace(tag=TAG, manifest=image.manifest)  # as an earlier block sets it
     run(PUBLISH.replace("localhost:5000/team/pytorch", f"{registry.host}/{name}"), names)
     return names
 

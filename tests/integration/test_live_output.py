@@ -20,7 +20,7 @@ def _run(root: Path, program: Program, on_line: OnLine) -> Exited:
 
 
 def test_a_line_arrives_while_the_command_runs(tmp_path: Path) -> None:
-    """The command waits until its first line was received."""
+    """The command ends only after the test has received its first line."""
     root = tiny_root(tmp_path / "root")
     script = "echo ready; while ! test -e /mnt/go; do sleep 0.1; done; printf went"
     bind = Bind(source=tmp_path, target="/mnt")

@@ -47,7 +47,7 @@ def test_locked_again_with_its_versions_it_is_the_same_bytes(tmp_path: Path) -> 
     sys.version_info[:2] != (3, 11), reason="pip judges wheels by its own Python: run these tests by 3.11"
 )
 def test_pip_installs_the_requirements_with_their_hashes(tmp_path: Path) -> None:
-    """Only for small wheels, because a dry run of pip downloads them."""
+    """`pip install --dry-run` accepts the requirements. Only small wheels, because it downloads them."""
     committed = load_locked(IMAGES, TAG)
     small = {wheel.name for wheel in committed.wheels if wheel.size < 100_000}
     lines = requirements_txt(committed).decode().splitlines()
@@ -150,7 +150,7 @@ def test_the_date_decides_if_every_file_has_one(
 
 @pytest.mark.parametrize("json", [False, True], ids=["html", "json"])
 def test_a_file_without_a_date_counts_as_old(server: IndexServer, tmp_path: Path, json: bool) -> None:
-    """1.1 has no date and is considered; 1.2 and 2.0 have one and are too new."""
+    """1.1 has no date, so it is not excluded. 1.2 and 2.0 have a date and are too new."""
     server.json = json
     serve_releases(server, undated=("1.1",))
 

@@ -1,4 +1,4 @@
-"""Commands in a small image of host programs: crun, runc and `torchkiln run`; kills by the memory limit."""
+"""crun, runc and `torchkiln run` with a small image of host programs; also kills by the memory limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def runtime(request: pytest.FixtureRequest, root: Path) -> OciRuntime:
         pytest.skip(f"{found.program} needs root here")
     try:
         shell(found, root, "true")
-    except ToolMissing as error:  # crun on a host with both versions of cgroups
+    except ToolMissing as error:  # crun refuses a host with both versions of cgroups
         pytest.skip(str(error))
     return found
 
@@ -52,7 +52,7 @@ def shell(runtime: OciRuntime, root: Path, script: str, *binds: Bind, timeout_s:
 
 
 def test_a_line_arrives_while_the_command_runs(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
-    """The command waits until its first line was received."""
+    """The command ends only after the test has received its first line."""
     script = "echo ready; while ! test -e /x/go; do sleep 0.1; done; printf went"
     program = Program(argv=("sh", "-c", script), env=ENV, binds=(Bind(source=tmp_path, target="/x"),))
     lines: list[bytes] = []
@@ -108,7 +108,7 @@ def test_output_and_view_of_a_command(runtime: OciRuntime, root: Path, tmp_path:
 
 
 def test_a_command_is_confined(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
-    """The image does not change, binds are read-only, and mounts and other devices are refused."""
+    """The command cannot change the image or a bind, cannot mount, and cannot use other devices."""
     (tmp_path / "f").write_text("")
     before = sorted(root.rglob("*"))
     script = (
@@ -124,7 +124,7 @@ def test_a_command_is_confined(runtime: OciRuntime, root: Path, tmp_path: Path) 
 
 
 def test_a_signal_a_missing_command_and_a_limit(runtime: OciRuntime, root: Path) -> None:
-    """When the time limit is exceeded, all processes of the command are killed, and its output is kept."""
+    """After the time limit, all processes of the command are killed. Its output is kept."""
     assert shell(runtime, root, "sh -c 'kill -9 $$'; exit $?").code == 137
     with pytest.raises(ToolMissing, match="nowhere"):
         runtime.run(root, Program(argv=("nowhere",), env=ENV))
@@ -141,7 +141,7 @@ def test_a_signal_a_missing_command_and_a_limit(runtime: OciRuntime, root: Path)
 
 
 def served(program: str, library: Path) -> OciRuntime:
-    """The runtime with a fake driver: the device node of its GPU is this host's /dev/full."""
+    """The runtime with a fake driver, whose device node is a copy of this host's /dev/full."""
     driver = HostDriver(
         nodes=(("nvidia0", Path("/dev/full")),),
         libraries=(("libcuda.so", library), ("libcuda.so.1", library)),
@@ -151,7 +151,7 @@ def served(program: str, library: Path) -> OciRuntime:
 
 
 def test_a_driver_is_mounted(root: Path, runtime: OciRuntime, tmp_path: Path) -> None:
-    """Usable nodes, read-only libraries and tools; without ldconfig, LD_LIBRARY_PATH has their folder."""
+    """Device nodes work, libraries are read-only. Without ldconfig, LD_LIBRARY_PATH has their folder."""
     (tmp_path / "libcuda.so.1").write_text("of the host\n")
     handed = served(runtime.program, tmp_path / "libcuda.so.1")
     script = (
@@ -162,7 +162,7 @@ def test_a_driver_is_mounted(root: Path, runtime: OciRuntime, tmp_path: Path) ->
 
     assert ended.stdout.decode().splitlines() == [*["of the host"] * 3, "1:7", "/usr/local/nvidia/lib64"]
     stderr = ended.stderr.decode()
-    assert "I/O error" in stderr  # the error of /dev/full if it can be opened
+    assert "I/O error" in stderr  # /dev/full, which gives this error, could be opened
     assert "Read-only file system" in stderr
     assert b"nvidia0" not in shell(runtime, root, "ls /dev").stdout
 

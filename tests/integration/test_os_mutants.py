@@ -1,4 +1,4 @@
-"""The gate of a project with OS packages refuses all known changes of what the parent's proof covers."""
+"""For a project with OS packages, the gate refuses all known changes of files that the parent has proved."""
 
 from __future__ import annotations
 

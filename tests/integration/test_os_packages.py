@@ -94,7 +94,7 @@ class Scene:
         return lock_apt(names, self.layers, own, self.store, environ=self.environ)
 
     def elsewhere(self, name: str) -> Store:
-        """The cache of another machine, which has only the base."""
+        """A new cache, as of another machine, which contains only the base."""
         store = Store(self.folder / name)
         blob = store.temporary("base")
         shutil.copy(self.store.blob(self.layers.base.digest), blob)
@@ -151,7 +151,7 @@ def test_a_package_that_the_image_has_adds_nothing(scene: Scene) -> None:
 
 
 def test_packages_are_added_to_the_tools_of_a_devel_image(scene: Scene, locked: LockedApt) -> None:
-    """Packages of the tools are not added again, and dpkg's status in the layer lists all packages."""
+    """The layer omits packages that the devel tools have. Its dpkg status lists all packages."""
     blob = {name: getattr(locked, name) for name in ("digest", "diff_id", "size", "unpacked", "encoder")}
     base = scene.layers.base
     tools = LockedTools(os=base.os, name="devel", base=base.digest, **blob, packages=locked.packages)
@@ -182,7 +182,7 @@ def test_nothing_of_the_mirror_is_in_the_image(scene: Scene, locked: LockedApt) 
 
 
 def test_another_machine_makes_the_same_layer_from_the_archive(scene: Scene, locked: LockedApt) -> None:
-    """If its cache has the files, it needs no archive."""
+    """The archive is only needed if the cache of the machine has neither the layer nor the packages."""
     store = scene.elsewhere("second")
 
     def ensured(environ: dict[str, str]) -> LockedApt:
@@ -190,7 +190,7 @@ def test_another_machine_makes_the_same_layer_from_the_archive(scene: Scene, loc
 
     assert ensured(scene.environ) == locked
     nowhere = {**scene.environ, "TORCHKILN_DEBIAN_MIRROR": "http://127.0.0.1:9/"}
-    assert ensured(nowhere) == locked  # nothing is made
+    assert ensured(nowhere) == locked  # the layer is in the cache, so nothing is made
     store.blob(locked.digest).unlink()
     assert ensured(nowhere) == locked
     assert store.has_blob(locked.digest, locked.size)

@@ -26,7 +26,7 @@ def wheels(tmp_path: Path) -> list[Path]:
 
 
 def arrived(store: Store) -> dict[str, int]:
-    """Bytes of each partially downloaded wheel, by file name."""
+    """The number of bytes of each partially downloaded wheel, by file name."""
     parts = store.root.glob("wheels/*/*.part")
     return {path.name.removesuffix(".part"): path.stat().st_size for path in parts}
 
@@ -54,7 +54,7 @@ def test_prefetched_bytes_are_not_requested_again(wheels: list[Path], tmp_path: 
 
 
 def test_an_interrupted_prefetch_is_resumed(wheels: list[Path], tmp_path: Path) -> None:
-    """The base is ready before the wheels: the downloads stop, and the build downloads the rest only."""
+    """The base is ready before the wheels: the prefetch stops, and the build downloads only missing bytes."""
     cell, store = planned_cell(wheels), Store(tmp_path / "cache")
     index = FakeIndex(wheels, piece=100, pause=0.01)
     sizes = {wheel.name: wheel.stat().st_size for wheel in wheels}

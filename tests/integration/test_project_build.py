@@ -45,7 +45,7 @@ def layers_of(small: Bench, ref: str) -> list[Digest]:
 
 
 def test_the_parents_layers_are_the_lowest(small: Bench) -> None:
-    """Unchanged and in order; the configuration is the parent's plus the project's folder and labels."""
+    """They are unchanged and in order. The configuration adds the project's folder and labels."""
     built = small.build(small.lock(small.wheel("einops", "1", "einops/__init__.py")))
 
     parent, image = open_layout(small.layout).image(TAG), open_layout(small.layout).image(NAME)
@@ -84,7 +84,7 @@ def test_a_changed_line_changes_one_layer(small: Bench) -> None:
 
 
 def test_nothing_of_a_replaced_package_is_left(small: Bench) -> None:
-    """Its files, byte-code, metadata and folders are removed; files of other packages remain."""
+    """The package's files, byte-code, metadata and folders are removed. Other packages keep their files."""
     new = small.wheel("fsspec", "3", "fsspec/__init__.py", "fsspec/new.py")
     built = small.build(small.lock(new))
 
@@ -153,7 +153,7 @@ def test_a_package_that_changes_what_was_proved_is_refused(
 
 
 def test_packages_that_do_not_fit_together_are_refused(small: Bench) -> None:
-    """Like `pip check`, for the packages of image and project together."""
+    """The check is like `pip check`, for the packages of image and project together."""
     missing = small.lock(small.wheel("needy", "1", "needy.py", requires=("absent>=2",)))
     other = small.lock(small.wheel("picky", "1", "picky.py", requires=("six>=2",)))
     extra = small.wheel("extra", "1", "extra.py", requires=('absent; extra == "more"',))
@@ -196,7 +196,7 @@ def test_a_source_folder_is_on_the_path(small: Bench) -> None:
 
 
 def test_the_cache_knows_what_the_image_needs(small: Bench) -> None:
-    """The packages' wheels are sources of the image; records of layer contents are cache items."""
+    """The cache lists the project's wheels as needed by the image, and has records of its layers."""
     wheel = small.wheel("einops", "1", "einops/__init__.py")
     small.build(small.lock(wheel))
 
@@ -208,7 +208,7 @@ def test_the_cache_knows_what_the_image_needs(small: Bench) -> None:
 
 @needs_gcc
 def test_a_package_for_another_torch_is_refused_before_anything_is_built(small: Bench) -> None:
-    """Only its wheel is downloaded."""
+    """The build downloads only the wheel of this package."""
     lib = Lib(name="_C.so", defines=("PyInit__C",), uses=("_ZN2at7unknownEv",))
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     wheel = make_wheel(
@@ -233,7 +233,7 @@ def test_a_package_for_another_torch_is_refused_before_anything_is_built(small: 
 
 @needs_gcc
 def test_a_check_that_the_cache_does_not_allow_is_told(small: Bench) -> None:
-    """The cache has torch's layer, but neither its wheel, which was pruned, nor a record of its symbols."""
+    """The cache has torch's layer, but not its wheel or a record of its symbols. The build says so."""
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     tag = f"{python}-{python}-manylinux_2_28_x86_64"
     torch = small.wheel("torch", "2.7.1", "torch/__init__.py", tag=tag)

@@ -104,7 +104,7 @@ def test_a_report_that_names_another_parent_image(there: Scene) -> None:
 
 
 def test_a_report_of_a_cells_checks(there: Scene) -> None:
-    """The image is correct, but the report names no parent image."""
+    """The report is of the usual checks and names no parent image, so it does not count for a project."""
     assert "project.dsse.json: is a report about the image of a cell, not about that of a project" in refused(
         there, project=None
     )
@@ -160,7 +160,7 @@ def test_values_count_not_the_stated_outcome(there: Scene) -> None:
 
 
 def test_the_test_in_the_image_must_pass(tested: Scene) -> None:
-    """Refused if it was not run, or if another test was run."""
+    """The gate refuses an image whose test was not run, or for which another test was run."""
     started = {"at_start": (PTH,)}
     ran = tuple(finding(name) for name in ("import", "pip-check", "linkage", "test"))
 
@@ -210,7 +210,7 @@ def test_without_reports_the_runs_of_this_machine_count(there: Scene) -> None:
 
 
 def test_the_parent_image_must_be_cleared_by_its_own_reports(there: Scene) -> None:
-    """A failed check of the parent fails the project's image; a report of the project cannot replace it."""
+    """If a check of the parent has failed, the project's image is refused, whatever its own report states."""
     failed = found("cuda", "failed", "no kernel image")
     parent = there.parent_report()
     there.publisher.signed(there.publisher.report(there.parent, failed), "failed.dsse.json")
@@ -241,7 +241,7 @@ def test_a_nonce_is_required_of_the_projects_report(there: Scene) -> None:
 
 
 def test_the_parent_image_must_be_in_the_layout(there: Scene, tmp_path: Path) -> None:
-    """Another build of the parent's tag removed it."""
+    """Another build of the parent's tag has removed the parent image from the layout."""
     image = there.mutant()
     other = there.small.layout / "index.json"
     before = other.read_text()

@@ -39,7 +39,7 @@ NAMED = "libxfake1 1.0, tool 1:2.0"
 
 
 def test_os_packages_are_cleared(packaged: Scene) -> None:
-    """The result names the packages, because no check proves that they work."""
+    """The gate names the OS packages, because no check proves that they work."""
     code, out, messages = packaged.judged(packaged.image)
 
     assert (code, out) == (0, f"{packaged.image.manifest}\n"), messages
@@ -47,7 +47,7 @@ def test_os_packages_are_cleared(packaged: Scene) -> None:
 
 
 def test_libraries_that_may_be_missing_are_named(packaged: Scene) -> None:
-    """Also libraries that an OS package would provide."""
+    """The gate names missing libraries, also those that an OS package would provide."""
     code, _, messages = packaged.judged(packaged.image, run={"may_lack": ("libx.so.1",)})
 
     assert code == 0, messages
@@ -58,7 +58,7 @@ def test_libraries_that_may_be_missing_are_named(packaged: Scene) -> None:
 
 
 def test_many_faults_are_counted(packaged: Scene) -> None:
-    """The list begins with one fault of each package, and is cut; the hint names the packages."""
+    """The message first has one fault of each package, and not all others. The hint names the packages."""
     files = [Member(name=f"etc/profile.d/{number:02}.sh", data=b"x") for number in range(30)]
     lists = Member(name="var/lib/dpkg/info/tool.list", data=b"/etc/profile.d/29.sh\n")
 
@@ -74,7 +74,7 @@ def test_many_faults_are_counted(packaged: Scene) -> None:
 
 
 def test_os_packages_that_project_json_does_not_list_are_refused(packaged: Scene) -> None:
-    """The gate then takes their layer for a layer of code."""
+    """The gate then treats the layer of OS packages as a layer of code, and refuses it."""
     top = packaged.layer(
         Member(name="etc/"), Member(name="etc/torchkiln/"), Member(name=PROJECT_JSON, data=unlisted(packaged))
     )
@@ -96,7 +96,7 @@ def unlisted(there: Scene) -> bytes:
 
 
 def test_os_packages_are_published_and_verified(packaged: Scene) -> None:
-    """`verify --full` reads the layers again, and those of the parent image if the repository has it."""
+    """`verify --full` also reads the layers, and the parent image's layers if the repository has them."""
     with RegistryServer() as server:
         code, _, messages = published(packaged, server)
         assert code == 0, messages
@@ -127,7 +127,7 @@ def test_verify_full_reads_the_layer_of_os_packages(packaged: Scene) -> None:
 
 
 def harmless(*layers: Any) -> Changes:
-    """The changes by *layers*, without their faults: a replacement for the gate's check."""
+    """The changes that *layers* make, without their faults; used in place of the gate's `changes`."""
     return replace(changes(*layers), faults=())
 
 
@@ -206,7 +206,7 @@ def a_scene_with_other_wheels(tmp_path_factory: pytest.TempPathFactory) -> Scene
 
 
 def test_wheels_that_no_index_has_are_cleared(sourced: Scene) -> None:
-    """By RECORD and project.json, like wheels of an index."""
+    """The gate checks them by RECORD and project.json, like wheels of an index."""
     code, out, messages = sourced.judged(sourced.image)
 
     assert (code, out) == (0, f"{sourced.image.manifest}\n"), messages

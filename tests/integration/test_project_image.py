@@ -1,4 +1,4 @@
-"""A project's folder becomes an image by the commands: built, run in a sandbox, pushed, changed, refused."""
+"""The commands for a project: `build`, `run`, `push`, `smoke`, also after changes and with faults."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = ["registry"]
 
 
 class Commands:
-    """The commands in a folder with a locked project."""
+    """Runs torchkiln's commands in a folder with a locked project."""
 
     def __init__(self, small: Bench) -> None:
         self.small, self.images = small, small.folder / "images"
@@ -57,7 +57,7 @@ class Commands:
         save_project(small.project, self.lock)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, stdout, and the messages."""
+        """Run a command; returns exit code, stdout, and stderr with the error."""
         environ = {"TORCHKILN_CACHE": str(self.small.store.root), "TORCHKILN_LAYOUT": None}
         with (
             patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()),
@@ -117,7 +117,7 @@ def test_the_parent_is_that_of_the_lock(commands: Commands) -> None:
 
 
 def test_the_library_builds_what_the_command_builds(commands: Commands, tmp_path: Path) -> None:
-    """The code of docs/library.md; without a cell, the cell of the project's lock is built."""
+    """The code of docs/library.md builds the same image. Without a cell, it takes the cell of the lock."""
     code, digest, messages = commands.build()
     assert code == 0, messages
     small, said = commands.small, list[str]()
@@ -271,7 +271,7 @@ def test_a_stale_lock_is_refused(commands: Commands) -> None:
 
 
 def test_the_extras_are_those_of_the_lock(commands: Commands) -> None:
-    """Other extras make the lock stale; a missing lock is made with the extras of the options."""
+    """Extras that differ from those of the lock make it stale. Without a lock, `build` makes one."""
     small = commands.small
     (small.project / "requirements.txt").unlink()
     (small.project / "pyproject.toml").write_text(
@@ -286,7 +286,7 @@ def test_the_extras_are_those_of_the_lock(commands: Commands) -> None:
     assert code == 0, messages
     assert commands.build("--extra", "FS")[:2] == (0, digest)
     code, _, messages = commands.smoke("--allow-missing", "numpy")
-    assert code == 2, messages  # after the lock was found to be fresh
+    assert code == 2, messages  # so the lock was found to be fresh
     code, out, messages = commands.build("--group", "dev", "--extra", "fs")
     assert (code, out) == (2, "")
     assert "--group dev: pyproject.toml has no such group; it has none" in messages

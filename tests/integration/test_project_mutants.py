@@ -1,4 +1,4 @@
-"""The gate of a project refuses all known changes of what the proof of the parent image covers."""
+"""For a project's image, the gate refuses all known changes of files that the parent image has proved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def a_scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 
 def test_the_image_itself_is_cleared(there: Scene) -> None:
-    """Also with another harmless layer of code: the gate does not refuse every change."""
+    """It is also cleared with one more harmless layer of code: the gate does not refuse every change."""
     assert there.judged(there.image)[0] == 0
     code, _, messages = there.judged(on_top(adds("app/lib/more.py"))(there))
     assert code == 0, messages
@@ -46,7 +46,7 @@ def test_a_label_that_names_another_parent_image(there: Scene) -> None:
 
 
 def test_label_and_project_json_that_name_another_parent_image(there: Scene) -> None:
-    """The lowest layers are not those of the named image."""
+    """Both name another parent image, but the lowest layers are not those of that image."""
     other = there.mutant(config=lambda document: document["config"]["Labels"].update({PARENT_LABEL: ""}))
     with open_layer(there.image.layers[-1].path) as stream:
         top = stream.read()

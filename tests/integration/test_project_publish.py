@@ -165,7 +165,7 @@ def test_verify_full_reads_the_layers_as_the_gate_does(there: Scene, server: Reg
 
 
 def harmless(*layers: Any) -> Changes:
-    """The changes by *layers*, without their faults: a replacement for the gate's check."""
+    """The changes that *layers* make, without their faults; used in place of the gate's `changes`."""
     return replace(changes(*layers), faults=())
 
 
@@ -183,7 +183,7 @@ def test_verify_finds_moved_tags_and_what_is_missing(there: Scene, server: Regis
 
 
 def test_verify_refuses_an_override(there: Scene, server: RegistryServer) -> None:
-    """`verify` also evaluates the report again."""
+    """`verify` judges the report again, so an image that was published by --override fails."""
     findings = (finding("import"), finding("pip-check"), finding("linkage", "failed"))
     own = there.signed(there.report(there.image, findings=findings, verdict="fail"), "failed.dsse.json")
     code, _, messages = published(
@@ -211,7 +211,7 @@ def test_verify_needs_a_trusted_decision(there: Scene, server: RegistryServer, t
 
 
 def test_withdraw(there: Scene, server: RegistryServer) -> None:
-    """The moving tag is deleted, or stays where the registry deletes none; `verify` refuses the image."""
+    """`withdraw` deletes the moving tag if the registry allows it. `verify` refuses the image."""
     published(there, server)
     publisher = there.publisher
     key = ("--key", str(publisher.folder / "publisher.pem"))

@@ -25,7 +25,7 @@ def commands(tmp_path: Path) -> Commands:
 
 
 def lines_of(messages: str) -> list[str]:
-    """The messages, without times, and without the lines of blobs, whose order varies."""
+    """The lines of *messages*, without times, and without lines of blobs, because their order varies."""
     lines = (re.sub(r"\d+\.\d s", "- s", line) for line in messages.splitlines())
     return [line for line in lines if not line.endswith(" in the registry")]
 

@@ -1,4 +1,4 @@
-"""`smoke --project`: reports of the project's image are signed, kept and shown; the test of the project."""
+"""`smoke --project`: it runs the project's test; its reports are signed, stored and shown."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_test_is_that_of_the_image(tmp_path: Path) -> None:
 
 
 def test_the_report_names_the_libraries_that_the_lock_allows_to_be_missing(tmp_path: Path) -> None:
-    """Together with libraries of the option; those in the lock need no option."""
+    """The report names libraries that the lock allows to be missing, and those of the option."""
     commands = Commands(bench(tmp_path, python=PYTHON))
     assert commands.build()[0] == 0
     refused = commands.smoke("--only", "linkage")

@@ -50,7 +50,7 @@ def fetched(store: Store, code: GitCommit, name: str = "tool") -> SourceCode:
 
 
 def test_the_wheel_of_a_commit(scene: Scene, forge: GitServer) -> None:
-    """The version is read from the wheel; the build sees the complete repository without its history."""
+    """The built wheel gives the version. The build gets all files of the repository, without history."""
     extra = (
         "\ndef extra():\n    assert not os.path.exists('../.git')\n    return open('../shared.txt').read()\n"
     )
@@ -89,7 +89,7 @@ def test_builds_that_are_refused(scene: Scene, forge: GitServer, files: dict[str
 def test_a_wheel_is_built_again_on_another_machine(
     tmp_path: Path, forge: GitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the commit, which is fetched once; another archive, or a commit that is gone, is an error."""
+    """The commit is fetched once. Other bytes for the commit, or a deleted commit, are an error."""
     monkeypatch.setattr(building_project, "is_unread", lambda wheel, store: not store.has_wheel(wheel))
     small = bench(tmp_path)
     commit = GitCommit(url=forge.url("own"), commit=forge.commit("own", {"setup.py": "", "a": "1"}))

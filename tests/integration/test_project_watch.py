@@ -35,7 +35,7 @@ Step = Callable[[], object]
 
 
 class Watch:
-    """A watched project that changes in steps, one in every third pause; Ctrl-C follows the last step."""
+    """A watched project that changes in steps: one step in each third pause of `--watch`, at last Ctrl-C."""
 
     def __init__(self, commands: Commands) -> None:
         self.commands, self.project = commands, commands.small.project
@@ -95,7 +95,7 @@ def nothing() -> None:
 
 
 def test_each_change_is_built_and_pushed(watch: Watch, registry: RunningRegistry) -> None:
-    """Only the changed layer is made and sent; the cell's image is built once."""
+    """A change rebuilds and pushes only the layer of code; the parent image is built once."""
     to = ("--to", f"{registry.host}/team/watched", "--tag", "main", "--tag", "now")
     with patch.object(project_build, "build_project", wraps=project_build.build_project) as whole:
         lines, messages = watch.run(
@@ -125,7 +125,7 @@ def test_the_image_is_that_of_a_build(watch: Watch) -> None:
 
 
 def test_changed_settings_are_those_of_the_image(watch: Watch) -> None:
-    """Even if git ignores the settings file."""
+    """A change of the settings file changes the image, even if git ignores the file."""
     subprocess.run(["git", "init", "--quiet", watch.project], check=True)
     (watch.project / ".gitignore").write_text("torchkiln.toml\n")
     lines, messages = watch.run(
@@ -156,7 +156,7 @@ def test_json_has_an_object_for_each_image(watch: Watch, registry: RunningRegist
 
 
 def test_a_stale_lock_is_told_and_never_made(watch: Watch) -> None:
-    """After `lock` in another terminal, the new packages are built."""
+    """`--watch` reports a stale lock, and never locks. After `lock`, it builds the new packages."""
     small, commands = watch.commands.small, watch.commands
     wheel = small.wheel("einops", "1", "einops/__init__.py")
 
@@ -175,7 +175,7 @@ def test_a_stale_lock_is_told_and_never_made(watch: Watch) -> None:
         )
 
     stale = f"error: {small.project / FILE}: made from other requirements than requirements.txt has now\n"
-    assert messages.count(stale) == 2  # for each change
+    assert messages.count(stale) == 2  # once for each change
     assert messages.count(f"hint: run: torchkiln lock --project {small.project}\n") == 2
     assert [files for _, _, files in lines[1:]] == ["requirements.txt, torchkiln.lock.json, train.py"]
     assert f"error: {small.project / FILE}: no such file: the project is not locked\n" in messages
@@ -253,7 +253,7 @@ def test_the_first_image_must_succeed(watch: Watch) -> None:
 
 
 def test_ctrl_c_ends_it_with_130(watch: Watch) -> None:
-    """In a separate process, which waits for changes like a user's."""
+    """The command runs in a separate process, as a user's does."""
     small = watch.commands.small
     assert watch.commands.build()[0] == 0  # from now on all layers are in the cache
     named = ("--matrix", str(ROOT / "matrix.yaml"), "--images", str(watch.commands.images))

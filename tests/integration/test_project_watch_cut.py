@@ -34,13 +34,13 @@ SEED = int(os.environ.get("TORCHKILN_TEST_SEED") or random.randrange(1 << 30))
 
 
 class Instants:
-    """Counts the calls of torchkiln's functions while files are read and the image is built."""
+    """Counts the calls of torchkiln's functions during a build, and calls `then` before call number `at`."""
 
     def __init__(self) -> None:
         self.calls, self.at, self.then = 0, 0, nothing
 
     def during(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """*function*, during which `then` is called before torchkiln's call number `at`."""
+        """*function*, in which calls of torchkiln's functions are counted."""
 
         def counted(frame: Any, event: str, _: object) -> None:
             code = frame.f_code
@@ -94,7 +94,7 @@ def test_a_change_at_any_instant_is_not_lost(watch: Watch, number: int) -> None:
 def test_ctrl_c_at_any_instant_leaves_nothing_half_written(
     watch: Watch, registry: RunningRegistry, number: int
 ) -> None:
-    """Layout and registry have a complete image, that before or that after the change."""
+    """Layout and registry have a complete image: either the one before or the one after the change."""
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
     instants, name = Instants(), f"cut/{number}"
 
@@ -119,7 +119,7 @@ def test_ctrl_c_at_any_instant_leaves_nothing_half_written(
         lines, _ = watch.run(measure, disturb, arguments=to)
 
     assert instants.calls == instants.at > 0
-    assert len(lines) in (2, 3)  # 3 if Ctrl-C came when the files were compared again, after the build
+    assert len(lines) in (2, 3)  # 3 if Ctrl-C came after the build, during the next comparison of files
     layout = watch.commands.small.layout
     assert faults(layout) == []
     accepted = {"Accept": "application/vnd.oci.image.manifest.v1+json"}

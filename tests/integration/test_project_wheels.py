@@ -67,7 +67,7 @@ def root_of(small: Bench) -> Path:
 
 
 def forget(small: Bench) -> None:
-    """Delete all wheels and their layers from the cache, which is then like another machine's."""
+    """Delete all wheels and their layers from the cache, as if it were another machine's."""
     for kind in ("wheels/*/*", "records/layers/*", "records/effects/*"):
         for path in small.store.root.glob(kind):
             path.unlink()
@@ -96,7 +96,7 @@ def test_the_cache_has_it_when_the_folder_no_longer_has_it(small: Bench) -> None
 
 
 def test_new_code_is_built_when_the_cache_has_lost_the_wheel(small: Bench) -> None:
-    """By `rebuild`, which `build --watch` uses; the wheel is still in the folder."""
+    """`rebuild`, which `build --watch` uses, takes the wheel from the project's folder again."""
     lock = locked(small, put(small))
     before = small.build(lock)
     forget(small)
@@ -109,7 +109,7 @@ def test_new_code_is_built_when_the_cache_has_lost_the_wheel(small: Bench) -> No
 
 
 def test_another_or_no_file_is_refused(small: Bench) -> None:
-    """Each message says what to do; the image keeps its former contents."""
+    """Each message says what to do; the image in the layout does not change."""
     wheel = put(small)
     lock = locked(small, wheel)
     small.build(lock)
@@ -130,7 +130,7 @@ def test_another_or_no_file_is_refused(small: Bench) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(small: Bench) -> None:
-    """The hash is that of the bytes that are installed, not of an earlier read."""
+    """The build hashes the bytes that it installs, so it detects a change after an earlier read."""
     wheel = put(small)
     lock = locked(small, wheel)
     known = lock.wheels[0].sha256
@@ -155,7 +155,7 @@ def test_a_link_out_of_the_folder_is_not_followed(small: Bench) -> None:
 
 
 class Builder:
-    """Replaces `SandboxedBuilder`; its wheel contains *text*."""
+    """Used in place of `SandboxedBuilder`; it builds a wheel that contains *text*."""
 
     def __init__(self, small: Bench, text: bytes) -> None:
         self.small, self.text = small, text
@@ -177,7 +177,7 @@ class Builder:
 def test_a_wheel_that_was_built_is_built_again_on_another_machine(
     small: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the locked sdist, with the locked build requirements; other bytes are refused."""
+    """It is built from the locked sdist with the locked build requirements. Other bytes are refused."""
     # Pretend that the wheel has libraries: these are checked before the project's image is built.
     monkeypatch.setattr(building, "is_unread", lambda wheel, store: not store.has_wheel(wheel))
     backend = small.wheel("backend", "1", "backend.py")
@@ -217,7 +217,7 @@ def test_a_wheel_that_was_built_is_built_again_on_another_machine(
 
 
 def test_one_wheel_is_built_at_a_time(tmp_path: Path) -> None:
-    """Each build may use gigabytes of memory."""
+    """Two builds at a time could need too much memory, because each may use gigabytes."""
     names = ("one", "two", "three")
     made = [locked_wheel(make_wheel(tmp_path, name, "1", {f"{name}.py": b""})) for name in names]
     running, most = list[str](), list[int]()

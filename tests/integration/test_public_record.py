@@ -1,7 +1,7 @@
-"""Locks by public record: locked without PyTorch's index, built with an index that has the same bytes.
+"""`lock --public-record`: locks without PyTorch's index, and builds with an index that has the same bytes.
 
-The real wheels are not reachable: the hashes of the real record are checked, and complete builds
-use small wheels of a local index.
+The tests cannot reach the real wheels. They check the hashes of the real record, and build with small wheels
+of a local index.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_plan_dockerfile_list_and_explain_show_the_record(recorded: IndexWorkspa
 
 
 def test_an_incomplete_record_is_reported(recorded: IndexWorkspace) -> None:
-    """Of 2.5.1, only torch's hash is known. Without an index, the error suggests --public-record."""
+    """The record of 2.5.1 only has torch's hash. Without an index, the error suggests --public-record."""
     ran = recorded.kiln("lock", "--torch", "2.5.1", "--cuda", "11.8", "--public-record", index=None)
     assert (ran.returncode, "not all of torch, torchvision and torchaudio cu118" in ran.stderr) == (4, True)
     assert not (recorded.images / "2.5.1-cuda11.8-cudnn9-runtime").exists()
@@ -140,7 +140,7 @@ def test_lock_all_locks_recorded_cells_and_names_the_others(workspace: IndexWork
 
 
 def test_a_build_needs_the_index_and_the_same_bytes(recorded: IndexWorkspace) -> None:
-    """The local index's wheels are not the real ones; none is downloaded or stored."""
+    """The local index has other wheels than the real ones. The build downloads and stores none of them."""
     ran = recorded.kiln("build", *CELL, index=None)
     assert ran.returncode == 4
     assert ran.stderr.endswith(
@@ -175,7 +175,7 @@ def both(workspace: IndexWorkspace) -> tuple[LockedCell, LockedCell]:
 def test_an_image_by_record_has_the_layers_of_one_from_the_index(
     workspace: IndexWorkspace, both: tuple[LockedCell, LockedCell], tmp_path: Path
 ) -> None:
-    """Built with separate caches; only triton's layer differs, because the local indexes' files differ."""
+    """Only triton's layer differs, because the local indexes have different files. The caches are new."""
     digests: list[dict[str, str]] = []
     for number, locked in enumerate(both):
         assert [wheel.name for wheel in locked.wheels if not wheel.size] == ([] if number else [*NAMES])

@@ -1,4 +1,4 @@
-"""`publish`, `withdraw` and `ls` on docker-registry and crane."""
+"""`publish`, `withdraw` and `ls` with two real registries: docker-registry and crane's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
 
 
 def get(registry: RunningRegistry, path: str) -> Any:
-    """The registry's response to another program."""
+    """GET *path* of the registry, without torchkiln's client; returns the JSON."""
     kinds = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json"
     request = urllib.request.Request(f"http://{registry.host}/v2/{path}", headers={"Accept": kinds})
     with urllib.request.urlopen(request, timeout=300) as answer:
@@ -56,7 +56,7 @@ def attachments(registry: RunningRegistry, name: str, digest: str) -> dict[str, 
 def test_a_tested_image_is_published_and_verified_from_the_registry_alone(
     registry: RunningRegistry, publisher: Publisher, name: str
 ) -> None:
-    """With all attachments; a dated tag never moves."""
+    """`verify` needs only the registry, which has all attachments. A dated tag never moves."""
     image, to = publisher.build(), f"{registry.host}/{name}"
     report = publisher.signed(publisher.report(image))
     done = publisher.publish(to, "--report", report, "--dated", DAY)
@@ -95,7 +95,7 @@ def test_a_tested_image_is_published_and_verified_from_the_registry_alone(
 
 
 def test_zstd_has_its_own_tags(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
-    """Another digest, which needs its own report; older engines never see it under the plain tags."""
+    """The zstd image has another digest and its own report. Plain tags never name it, for older engines."""
     plain = publisher.build()
     proof = publisher.signed(publisher.report(plain))
     image = publisher.build(layer_format="zstd")
@@ -115,7 +115,7 @@ def test_zstd_has_its_own_tags(registry: RunningRegistry, publisher: Publisher, 
 
 
 def test_an_invalid_date(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
-    """`withdraw` would consider it a moving tag."""
+    """`publish` refuses an invalid date, because `withdraw` would treat the tag as a moving tag."""
     report = publisher.signed(publisher.report(publisher.build()))
     refused = publisher.publish(f"{registry.host}/{name}", "--report", report, "--dated", "v1")
 
@@ -220,7 +220,7 @@ def test_tags_move_back_to_the_newest_good_image(
 def test_an_unsigned_retraction_does_not_replace_ours(
     registry: RunningRegistry, publisher: Publisher, name: str
 ) -> None:
-    """An attacker with write access could add one so that the signed retraction would be skipped."""
+    """`withdraw` signs a retraction even if an unsigned one exists, which an attacker could have added."""
     repository = f"{registry.host}/{name}"
     image = released(publisher, repository, "1", "20261120")
     words = ["withdraw", f"{repository}@{image.manifest}", "--reason"]

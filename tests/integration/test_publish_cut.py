@@ -40,13 +40,13 @@ FAULTS = (
     lambda at: Fault("status", status=503, skip=at, times=100_000),
     lambda at: Fault("unanswered", skip=at, times=100_000),
     lambda at: Fault("status", status=403, skip=at, times=100_000),
-    # Cut within a request; not used for crane, which stores a truncated manifest as complete.
+    # Faults that end a request in its body. Not for crane, which stores a truncated manifest as complete.
     lambda at: Fault("cut", skip=at, times=100_000, at=1),
 )
 
 
 def get(registry: RunningRegistry, path: str) -> Any:
-    """The registry's response to another client."""
+    """GET *path* of the registry, without torchkiln's client; returns the JSON."""
     kinds = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json"
     request = urllib.request.Request(f"http://{registry.host}/v2/{path}", headers={"Accept": kinds})
     with urllib.request.urlopen(request, timeout=300) as answer:
@@ -54,7 +54,7 @@ def get(registry: RunningRegistry, path: str) -> Any:
 
 
 def contents(image: ImageOnDisk) -> dict[str, bytes]:
-    """The content of each blob, read because the next build deletes the files."""
+    """The content of each blob, read into memory, because the next build deletes the files."""
     return {digest: path.read_bytes() for digest, path in digests(image).items()}
 
 

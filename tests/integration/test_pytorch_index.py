@@ -1,6 +1,6 @@
 """CUDA 11.8, which only PyTorch's index has: lock, plan, render and build with a local server.
 
-The real index is not reachable. Locks and images of the local one are untrusted; every command reports it.
+The real index is not reachable. Locks and images of the local index are untrusted, and every command says so.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_an_untrusted_image_is_not_published_without_an_option(image: IndexWorks
 
 
 def test_an_index_with_another_torch_than_the_public_record_is_refused(workspace: IndexWorkspace) -> None:
-    """If its address is not marked as untrusted; the hash of 2.2.2 for CUDA 11.8 is known."""
+    """compat.yaml has the hash of 2.2.2, so only an index with `untrusted+` may have another wheel."""
     cell = Cell(torch="2.2.2", cuda="11.8", flavor="runtime", os="debian12", python="3.11")
     build = resolve(cell, MATRIX, FACTS).build
     assert build

@@ -1,6 +1,6 @@
-"""Other programs read our images correctly: each file, and the image's config.
+"""Other programs read torchkiln's images correctly: each file, and the image's config.
 
-tests/conformance.py has the image with difficult cases and its expected tree; tests/readers.py the readers.
+tests/conformance.py makes an image with difficult files and its expected tree. tests/readers.py runs readers.
 """
 
 import gzip
@@ -51,7 +51,7 @@ def skopeo_copy(source: str, target: Path) -> None:
 
 
 def inflated(path: Path) -> bytes:
-    """The uncompressed tar of a layer that skopeo stored; its version determines whether it is compressed."""
+    """The uncompressed tar of a layer that skopeo stored. Some versions of skopeo store it compressed."""
     data = path.read_bytes()
     return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
@@ -115,7 +115,7 @@ def members(blob: Path) -> int:
 
 
 def test_layers_have_many_members(images: Conformance) -> None:
-    """The image is as difficult as the test needs, and valid."""
+    """The image is valid, and its layers have as many gzip members as these tests need."""
     assert max(members(layer) for layer in images.image.layers) > 400
     assert validate(images.image.layout) == ()
 
@@ -181,7 +181,7 @@ def test_skopeo_reads_a_docker_archive(built: BuiltImage, tmp_path: Path) -> Non
 
 
 def test_docker_loads_a_docker_archive(built: BuiltImage, tmp_path: Path, engine: Mapping[str, str]) -> None:
-    """A real engine: under both names, with our config."""
+    """A real engine has the image under both names, with its config."""
     image = open_layout(Path(built.layout)).image(TAG)
     names = ["torchkiln-archive-test:a", "torchkiln-archive-test:b"]
     write_archive(image, tmp_path / "a.tar", "docker-archive", names)

@@ -32,7 +32,7 @@ TEXT = ENGLISH.read_text()
 
 
 def those(scene: Needs) -> list[str]:
-    """The distinct commands of the README that need *scene*."""
+    """The commands of the README that run in *scene*, without duplicates."""
     return list(dict.fromkeys(command for command in commands(TEXT) if scene_of(command) is scene))
 
 

@@ -1,4 +1,4 @@
-"""`verify --rebuild` of images with a hostile Python in the base, which must have no effect, now or later."""
+"""`verify --rebuild` of images whose base has a hostile Python. It must not change the host or the cache."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ HARM = r"""
     fprintf(stderr, made < 0 ? "no harm was done" : "harm was done");
     return 3;
 """
-# Returns the same code for each source: the request is recognised by the path at the start of the input.
+# Finds the wheel by the path at the start of the input, and returns prepared byte-code for this wheel.
 OBEYS = r"""
     static char in[1 << 20];
     long have = 0, got;
@@ -69,7 +69,7 @@ OBEYS = r"""
 
 
 def obeying() -> str:
-    """A program that compiles every wheel's sources to its own code."""
+    """The C code of a compiler that follows the protocol, but returns the same byte-code for every source."""
     site = f"/opt/venv/lib/{NAME}/site-packages"
     answers = [answer([(f"{site}/{name}/__init__.py", PYC)]) for name in WHEELS]
     arrays = ",".join("{" + ",".join(map(str, data)) + "}" for data in answers)
@@ -82,7 +82,7 @@ def obeying() -> str:
 
 
 class Base:
-    """Replaces `tests.cells.base_of`: the same base, with *program* in place of the dynamic loader."""
+    """Used in place of `tests.cells.base_of`: a base with a Python whose dynamic loader is *loader*."""
 
     def __init__(self, loader: bytes) -> None:
         self._loader, self._plain = loader, cells.base_of
@@ -96,7 +96,7 @@ class Base:
 
 
 def locked() -> LockedCell:
-    """The cell of `tests.planned`, on a base that has a Python."""
+    """The lock of `tests.planned`, on a base that lists a Python package."""
     cell = planned.locked()
     python = OsPackage(name=f"{NAME}-minimal", version=VERSION)
     return replace(cell, base=replace(cell.base, packages=(python, *cell.base.packages)))
@@ -119,7 +119,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
 
 
 def cache_contents(publisher: Publisher) -> dict[str, str]:
-    """The content of a cache, without locks and claims."""
+    """The SHA-256 of each file in the publisher's cache, by path, without locks and claims."""
     root = publisher.folder / "cache"
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -134,7 +134,7 @@ def output_of(done: Any, code: int) -> str:
 
 
 def test_the_python_runs_in_a_sandbox_for_every_signer(scene: Scene) -> None:
-    """With and without a trusted key, with and without --untrusted."""
+    """The Python runs in a sandbox with and without a trusted key, with and without --untrusted."""
     before = cache_contents(scene.publisher)
     ways = ((("--untrusted",), ()), (("--untrusted",), None), ((), None))
     for more, keys in ways:
@@ -147,7 +147,7 @@ def test_the_python_runs_in_a_sandbox_for_every_signer(scene: Scene) -> None:
 
 @pytest.mark.parametrize("scene", ["obeys"], indirect=True)
 def test_its_byte_code_is_not_used_by_later_builds(scene: Scene) -> None:
-    """It follows the protocol but returns other code: the layers differ, and the cache does not change."""
+    """The Python returns wrong byte-code. The rebuilt layers differ, and the cache does not change."""
     before = cache_contents(scene.publisher)
     message = output_of(scene.verify("--rebuild", "--untrusted", keys=()), 12)
     assert "rebuild: layer " in message
@@ -159,7 +159,7 @@ def test_its_byte_code_is_not_used_by_later_builds(scene: Scene) -> None:
 
 
 def test_without_a_key_nothing_is_built(scene: Scene) -> None:
-    """The error comes before any request, since no registry runs; `--untrusted` alone is also an error."""
+    """The error comes before any request, because no registry runs. `--untrusted` alone is an error, too."""
     done = scene.publisher.run("verify", "127.0.0.1:9/team/app:v1", "--rebuild")
     assert output_of(done, 2).startswith(
         "--rebuild runs Python from the image, and no trusted key or identity"
@@ -168,16 +168,16 @@ def test_without_a_key_nothing_is_built(scene: Scene) -> None:
 
 
 def test_a_key_that_did_not_sign_it(scene: Scene) -> None:
-    """All other checks come first, with and without `--untrusted`."""
+    """The image is not rebuilt if another check has failed, with and without `--untrusted`."""
     unknown_key = scene.publisher.write(public_pem(UNKNOWN_KEY), "stranger.pem")
     for more in ((), ("--untrusted",)):
         message = output_of(scene.verify("--rebuild", *more, keys=("--key", unknown_key)), 12)
-        assert "rebuild: not rebuilt: verification failed (signatures" in message
+        assert "rebuild: not rebuilt: verification failed (signatures, provenance)" in message
         assert "harm was done" not in message
 
 
 def test_a_damaged_layer_is_found_before_the_rebuild(scene: Scene) -> None:
-    """--full also checks the layers."""
+    """The image is not rebuilt if --full has found a damaged layer."""
     layer = max(scene.image.layers, key=lambda image_layer: image_layer.size)
     data = bytearray(scene.there.blobs[layer.digest])
     data[len(data) // 2] ^= 1
@@ -203,7 +203,7 @@ def test_a_host_without_namespaces(scene: Scene, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("form", ["gzip", "zstd"])
 def test_an_image_is_rebuilt_in_its_own_format(scene: Scene, form: LayerFormat) -> None:
-    """If the cache does not have the base, that of the image is used, and not stored in the cache."""
+    """If the cache does not have the base, the rebuild takes it from the image, and does not store it."""
     scene.image = scene.publisher.build(layer_format=form)
     scene.publish()
     base = scene.publisher.store.blob(load_locked(scene.publisher.folder / "images", TAG).base.digest)
@@ -220,7 +220,7 @@ def test_an_image_is_rebuilt_in_its_own_format(scene: Scene, form: LayerFormat) 
 
 @dataclass
 class Served:
-    """Replaces a `Reading`; it has one layer."""
+    """Used in place of `Reading`, which reads a repository: it has one layer."""
 
     data: bytes
 
@@ -237,7 +237,7 @@ class Served:
     ],
 )
 def test_a_base_that_is_too_large(tmp_path: Path, size: int, unpacked: int, expected: str) -> None:
-    """A small layer does not fill the disk, even with false sizes in manifest and lock."""
+    """A decompression bomb as the base does not fill the disk, even with false sizes in manifest and lock."""
     bomb = Served(gzip.compress(bytes(64 << 20), 9))
     layer = LayerOnDisk(
         digest=digest_of(bomb.data), diff_id=digest_of(b""), size=size, media_type="", path=tmp_path / "none"

@@ -1,4 +1,4 @@
-"""`publish` and its push, to docker-registry and to crane; read back by skopeo, crane and Docker."""
+"""`publish` and pushes to docker-registry and crane's registry; skopeo, crane and Docker read the images."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def built(tmp_path: Path) -> ImageOnDisk:
 
 @pytest.fixture
 def name(tmp_path: Path) -> str:
-    """A repository for this test only."""
+    """The name of a repository that no other test uses."""
     return f"team/{tmp_path.name.lower().replace('_', '-').strip('-')}"
 
 
 @pytest.fixture
 def proxy(registry: RunningRegistry) -> Iterator[FaultProxy]:
-    """Counts requests; injects no fault by default."""
+    """A proxy in front of the registry that counts requests. By default, it injects no faults."""
     with FaultProxy(registry.host) as found:
         yield found
 
 
 def test_publish_prints_the_reference(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
-    """On stdout, with the digest; everything else goes to stderr."""
+    """The reference with the digest is the only output on stdout; everything else is on stderr."""
     built = publisher.build()
     ran = published(publisher, registry.host, name)
 
@@ -97,7 +97,7 @@ def test_publish_prints_json(registry: RunningRegistry, publisher: Publisher, na
 def test_a_sibling_sends_no_byte_of_a_layer(
     registry: RunningRegistry, proxy: FaultProxy, built: ImageOnDisk, name: str, tmp_path: Path
 ) -> None:
-    """Only its config is sent, as counted by a proxy."""
+    """The sibling has the same layers, so only its config is sent. A proxy counts the bytes."""
     push_to(proxy.host, name, built)
     before = proxy.blob_bytes()
     sibling = image(tmp_path, "v2", {f"{tmp_path} {title}": size for title, size in SIZES.items()})
@@ -118,13 +118,13 @@ def test_a_sibling_sends_no_byte_of_a_layer(
 def test_blobs_of_another_repository_are_mounted(
     registry: RunningRegistry, proxy: FaultProxy, built: ImageOnDisk, name: str, tmp_path: Path, known: str
 ) -> None:
-    """The repository is known from an earlier push with this cache, or from the user's option."""
+    """torchkiln knows the other repository from an earlier push with this cache, or from --mount-from."""
     store = Store(tmp_path / "cache") if known == "remembered" else None
     push_to(proxy.host, name, built, store=store)
     before = proxy.blob_bytes()
 
-    sources = () if store else ("team/absent", name)
-    pushed = push_to(proxy.host, f"{name}-2", built, store=store, mount_from=sources[1:])
+    sources = () if store else (name,)
+    pushed = push_to(proxy.host, f"{name}-2", built, store=store, mount_from=sources)
 
     assert proxy.blob_bytes() == before
     assert (pushed.count("mounted" if registry.separate_repositories else "there"), pushed.bytes_sent) == (
@@ -216,7 +216,7 @@ def _runnable(tmp_path: Path, registry: RunningRegistry, name: str) -> str:
 def test_a_signal_stops_a_push_to_a_silent_registry(
     registry: RunningRegistry, proxy: FaultProxy, publisher: Publisher, name: str
 ) -> None:
-    """All threads are sending to a server that reads nothing, with a timeout of two minutes."""
+    """SIGTERM ends the push, although all threads send to a server that reads nothing for minutes."""
     proxy.faults = [Fault("stall", "PATCH|PUT", times=100)]
     publisher.build()
     argv = publishing(publisher, proxy.host, name)

@@ -31,14 +31,14 @@ UPLOAD, BLOB, MANIFEST = "/blobs/uploads/", "/blobs/sha256", "/manifests/"
 
 @pytest.fixture
 def draw(request: pytest.FixtureRequest) -> random.Random:
-    """Random numbers, determined by the seed and the test's name; a failure shows the seed."""
+    """A random generator, seeded by the seed of the run and the test's name. A failure shows the seed."""
     sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
     return random.Random(f"{SEED} {request.node.name}")
 
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A repository for this test only."""
+    """The name of a repository that no other test uses."""
     return f"faults/{tmp_path.name.lower().replace('_', '-').strip('-')}-{os.getpid()}"
 
 
@@ -103,7 +103,7 @@ def test_lost_responses(
     draw: random.Random,
     path: str,
 ) -> None:
-    """A blob that the registry received is found there, and not sent again."""
+    """If the registry has received a blob, but the response is lost, the blob is not sent again."""
     proxy.faults = [Fault("unanswered", path=path, skip=draw.randrange(4), times=draw.randint(1, 3))]
 
     push_to(proxy.host, name, built)
@@ -115,7 +115,7 @@ def test_lost_responses(
 def test_too_many_requests(
     registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
 ) -> None:
-    """Wait as long as the server requests, but at most half a minute."""
+    """The push waits as long as the server's Retry-After, but at most half a minute."""
     first, second = draw.randint(2, 8), 86400
     proxy.faults = [
         Fault("status", skip=draw.randrange(6), status=429, headers={"Retry-After": str(first)}),
@@ -154,7 +154,7 @@ def test_a_wrong_digest_is_reported(
     method: str,
     path: str,
 ) -> None:
-    """No tag is set, except the one whose manifest the registry reported with the wrong digest."""
+    """No tag is set, unless the wrong digest is in the response to the request that sets the tag."""
     if method == "HEAD":
         push_to(proxy.host, name, built, tags=())
     several = 4 if "blobs" in path else 1
@@ -169,8 +169,8 @@ def test_a_wrong_digest_is_reported(
 def test_a_server_that_goes_down_during_a_push(
     registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
 ) -> None:
-    """From any request on, all requests fail: no tag is set, and the next push succeeds."""
-    push_to(proxy.host, f"{name}-first", built)  # crane shares blobs between repositories
+    """All requests fail from a random request on: no tag is set, and the next push succeeds."""
+    push_to(proxy.host, f"{name}-first", built)  # crane's registry shares blobs between repositories
     counter = Fault("status", skip=1_000_000)  # counts requests on arrival; the proxy records them later
     proxy.faults = [counter]
     push_to(proxy.host, f"{name}-counted", built)
@@ -191,7 +191,7 @@ def test_a_server_that_goes_down_during_a_push(
 def test_a_token_that_expires_in_the_middle(
     registry: RunningRegistry, name: str, built: ImageOnDisk, draw: random.Random
 ) -> None:
-    """Also after a PATCH, which cannot be repeated without its body."""
+    """The push gets a new token, also for a PATCH, whose body it must send again."""
     with FaultProxy(registry.host, {LOGIN.user: LOGIN.password}) as proxy:
         proxy.lives = draw.randint(4, 6)  # an attempt needs 3 before its PATCH
 
@@ -203,7 +203,7 @@ def test_a_token_that_expires_in_the_middle(
 
 
 def test_an_expired_token_is_not_used(registry: RunningRegistry, name: str, built: ImageOnDisk) -> None:
-    """The token's response states its lifetime."""
+    """The response with the token states its lifetime; after that, the push requests a new token."""
     with FaultProxy(registry.host, {LOGIN.user: LOGIN.password}) as proxy:
         proxy.token_lifetime = 1e-6  # type: ignore[assignment]
 

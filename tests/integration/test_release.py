@@ -42,7 +42,7 @@ def publisher(tmp_path: Path) -> Publisher:
     cell = locked()
     fresh = replace(
         cell, inputs=inputs_digest(cell.resolution, ())
-    )  # of the lock, with this matrix and these facts
+    )  # the digest that the lock predicts with this matrix and these facts
     with patch("tests.cells.locked", lambda: fresh):
         made.build()
     (tmp_path / "bin").mkdir()

@@ -1,4 +1,4 @@
-"""Files planted around the resolver's folder have no effect, and are not executed."""
+"""Files in the folders around the resolver's folder have no effect, and no code of them is executed."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def server() -> Iterator[IndexServer]:
 
 
 def locked(server: IndexServer, cache: Path, **more: str) -> list[str]:
-    """The output of a lock in a process with these settings."""
+    """The output of `lock` in a new process with the environment variables *more*."""
     indexes = {"UV_DEFAULT_INDEX": server.url("d"), "TORCHKILN_INDEX_PYTORCH": server.url("p")}
     environ = {**os.environ, **indexes, **more}
     found = open_index(environ, Store(cache)).wheels(REQUEST)
@@ -138,7 +138,7 @@ def locked(server: IndexServer, cache: Path, **more: str) -> list[str]:
 def test_a_planted_file_changes_nothing(
     left_out: str, server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All files at once, in each parent folder of the resolver's, in the home, and in the current folder.
+    """All files exist at once: in each parent of the resolver's folder, the home and the current folder.
 
     One of uv.toml and pyproject.toml is omitted, because uv ignores a pyproject.toml beside a uv.toml.
     """
@@ -200,7 +200,7 @@ ENVIRONMENT = {
 }
 
 
-# Variables that, if they had an effect, would disable others.
+# Variables that would make other variables ineffective. They are tested separately.
 QUIET = ("UV_NO_CONFIG", "UV_NO_SOURCES", "UV_SYSTEM_PYTHON", "UV_MANAGED_PYTHON", "UV_PYTHON", "VIRTUAL_ENV")
 
 
@@ -223,7 +223,7 @@ def test_a_variable_of_the_environment_changes_nothing(
 def test_the_folder_is_private_and_is_deleted(
     server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in the cache, has mode 0700 with any umask, and is deleted afterwards."""
+    """The resolver's folder is in the cache, has mode 0700 with any umask, and is deleted at the end."""
     folders: list[tuple[Path, int]] = []
     watch = uv.watch
 
@@ -244,7 +244,7 @@ def test_the_folder_is_private_and_is_deleted(
 
 
 def test_leftovers_of_a_killed_lock_are_deleted(server: IndexServer, tmp_path: Path) -> None:
-    """By the next lock in the same cache."""
+    """The next `lock` with the same cache deletes them."""
     code = (
         "import os, signal; from pathlib import Path; from torchkiln.index import uv;"
         "from torchkiln.store.store import Store; from tests.integration import test_resolver_alone as t;"
@@ -262,7 +262,7 @@ def test_leftovers_of_a_killed_lock_are_deleted(server: IndexServer, tmp_path: P
 def test_a_resolver_over_its_limits_is_stopped(
     server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory and time are checked while it runs; the folder is deleted as usual."""
+    """Memory and time are checked while the resolver runs. Its folder is deleted as usual."""
     from torchkiln.errors import BuildFailed
 
     monkeypatch.setattr(uv, "MEMORY", 1)

@@ -197,7 +197,7 @@ def test_writes_can_go_to_a_temporary_folder(image: Path, tmp_path: Path) -> Non
 
 
 def test_a_driver_is_mounted(image: Path, tmp_path: Path) -> None:
-    """Nodes, libraries and tools are mounted read-only; LD_LIBRARY_PATH is set if ldconfig is missing."""
+    """Device nodes, libraries and tools are mounted. If ldconfig is missing, LD_LIBRARY_PATH is set."""
     host = tmp_path / "host"
     for name in ("nvidia0", "nvidiactl", "libcuda.so.1", "nvidia-smi"):
         host.mkdir(exist_ok=True)
@@ -291,7 +291,7 @@ def test_without_root_a_user_namespace_is_used(image: Path) -> None:
 
 
 def running(mark: str) -> list[list[str]]:
-    """The command lines of this host's processes that name *mark*."""
+    """The command lines of this host's processes that contain *mark*."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -313,14 +313,14 @@ def eventually(true: object) -> None:
 
 @pytest.fixture
 def beside() -> Iterator[Path]:
-    """A folder outside /tmp, where the runtime's mounts would hide it."""
+    """A folder outside of /tmp, because mounts of the runtime would hide a folder in /tmp."""
     with tempfile.TemporaryDirectory(prefix="torchkiln-test-", dir="/var/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.mark.parametrize("name", ["etc", "dev", "proc", "sys", "tmp"])
 def test_a_link_of_the_image_does_not_lead_to_the_host(image: Path, beside: Path, name: str) -> None:
-    """During a container's setup, the host's root is mounted in it, at a path that no image can reach."""
+    """During the setup of a container, the host's root is mounted at a path that no image can reach."""
     root, outside = beside / "root", beside / "outside"
     shutil.copytree(image, root, symlinks=True)
     outside.mkdir()
@@ -338,7 +338,7 @@ def test_a_link_of_the_image_does_not_lead_to_the_host(image: Path, beside: Path
 
 @pytest.mark.parametrize("name", ["etc", "etc/ld.so.conf.d", "data", "usr/local/nvidia"])
 def test_a_link_to_a_descriptor_does_not_lead_to_a_bound_folder(image: Path, beside: Path, name: str) -> None:
-    """/proc/self/fd lists the descriptors that are open during the setup: image folder and bind sources."""
+    """During the setup, the image's folder and bind sources are open, so /proc/self/fd leads to them."""
     outside = beside / "outside"
     outside.mkdir()
     (outside / "there").write_text("untouched")

@@ -31,7 +31,7 @@ PODMANS_OWN = {
     "test_an_image_is_loaded_once_and_again_if_its_name_was_reused": "no BuildKit",
     "test_on_a_terminal_the_command_has_one": "`docker run` ends with 0 whatever the command's code",
 }
-# These test torchkiln before it uses an engine, or its requests, which are the same for both engines.
+# These tests need no second engine: they test torchkiln before it uses an engine, or only its requests.
 WITH_PODMAN_NIGHTLY = {
     "test_commands_run_with_the_settings_of_image_and_caller",
     "test_a_command_that_cannot_be_executed",
@@ -112,7 +112,7 @@ def test_the_engine_has_the_image_of_the_layout(place: Place) -> None:
 
 @pytest.mark.parametrize(("command", "code"), [("nowhere", 127), ("/etc", 126)])
 def test_a_command_that_cannot_be_executed(place: Place, command: str, code: int) -> None:
-    """The engine returns a shell's exit codes, because no entrypoint runs."""
+    """The exit codes are those of a shell: the engine sets them, because no entrypoint runs."""
     got = place.run("--no-entrypoint", "--", command)
 
     assert (got.returncode, got.stdout) == (code, b"")
@@ -121,7 +121,7 @@ def test_a_command_that_cannot_be_executed(place: Place, command: str, code: int
 
 
 def test_the_printed_line_makes_the_same_container(place: Place, shared: Path) -> None:
-    """`docker inspect` shows the same settings for both."""
+    """`docker inspect` shows the same settings for the container of `run` and of the printed line."""
     (shared / "a,b").mkdir()
     options = ["--user", "5", "-e", "A=b c", "-p", "127.0.0.1::9/udp", "-p", "[::1]::8888", "-w", "/etc"]
     options += ["--bind", f"{shared / 'a,b'}:/a:ro", "--workspace", str(shared), "--shm-size", "8m"]
@@ -167,7 +167,7 @@ def test_an_image_is_loaded_once_and_again_if_its_name_was_reused(place: Place) 
 
 
 def test_an_image_that_only_the_engine_has(place: Place) -> None:
-    """By its tag if no layout has it, or by its complete name."""
+    """`run` finds it by its tag if no layout has this tag, or by its complete name."""
     place.run("--", "id")
     place.docker("tag", NAME, "pytorch-cuda:of-the-engine")
     try:
@@ -179,7 +179,7 @@ def test_an_image_that_only_the_engine_has(place: Place) -> None:
 
 
 def test_the_workspace(place: Place, shared: Path) -> None:
-    """./workspace if it exists, or the folder of --workspace; neither if a bind has the same target."""
+    """/workspace is ./workspace if it exists, or the folder of --workspace, unless a bind has this target."""
     (shared / "workspace").mkdir()
     (shared / "other").mkdir()
     place = replace(place, folder=shared, output=place.folder / "dist")
@@ -248,7 +248,7 @@ def test_a_killed_run_leaves_a_container_that_removes_itself(place: Place) -> No
 
 
 def test_on_a_terminal_the_command_has_one(place: Place) -> None:
-    """Docker's client runs the command; Ctrl-C is typed, not sent as a signal."""
+    """On a terminal, Docker's client runs the command. The test types Ctrl-C on the terminal."""
     ours, terminal = pty.openpty()
     command = f"trap 'echo caught; exit 5' INT; [ -t 0 ] && echo terminal; {LOOP}"
     process = subprocess.Popen(

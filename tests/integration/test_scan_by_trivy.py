@@ -25,7 +25,7 @@ from torchkiln.sbom.scanner_report import read
 def test_a_real_trivy_reports_the_recorded_vulnerabilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of two images is scanned; ignore files and variables of the user have no effect."""
+    """Trivy scans the second of two images. The user's ignore files and variables have no effect."""
     layout = two_images(tmp_path)
     write_database(tmp_path / "cache")
     monkeypatch.setenv("TRIVY_CACHE_DIR", str(tmp_path / "cache"))

@@ -91,7 +91,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def test_the_wheel_of_an_sdist(scene: Scene) -> None:
-    """It is in the cache; a second build gives the same bytes."""
+    """The built wheel is in the cache; a second build gives the same bytes."""
     made = scene.build(files_of(needs="attrs>=1"))
 
     assert (made.wheel.name, made.wheel.version, made.wheel.index) == ("tool", "1.0", Source.PROJECT)
@@ -105,7 +105,7 @@ def test_the_wheel_of_an_sdist(scene: Scene) -> None:
 
 
 def test_build_requirements_are_installed(scene: Scene) -> None:
-    """The requirements of pyproject.toml, then those that the backend adds."""
+    """Requirements of pyproject.toml are installed, then requirements that the backend adds."""
     helper = wheel_bytes("helper", "2.0", payload=b"VALUE = 'from helper'\n")
     late = wheel_bytes("late", "3.0", payload=b"VALUE = 'from late'\n")
     scene.wheels = {"helper": scene.put(*helper, "helper", "2.0"), "late>=3": scene.put(*late, "late", "3.0")}
@@ -199,7 +199,7 @@ def test_a_build_without_end_is_stopped(scene: Scene, code: str, limits: Limits,
 
 
 def test_the_memory_of_all_descendants_counts() -> None:
-    """At any depth, because a program could start a chain of thousands of processes."""
+    """The limit counts descendants at any depth, because a program could start a long chain of processes."""
     chain = (
         "import os, sys\nfor _ in range(80):\n    if os.fork():\n        os.wait()\n        os._exit(0)\n"
         "print('ready', flush=True)\nsys.stdin.read()\n"

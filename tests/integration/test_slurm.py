@@ -63,7 +63,7 @@ def records(output: str) -> list[dict[str, str | list[str]]]:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_bundle_runs_torchrun_on_each_node(cluster: Cluster, nodes: int) -> None:
-    """With the node's rank and a common address; variables are passed on, even if they contain spaces."""
+    """Each node has its rank and the common address. Variables with spaces are passed on."""
     options = ("--gres=none", f"--nodes={nodes}", "--export=ALL,NCCL_DEBUG=a b,OTHER=1")
     code, output = cluster.sbatch(*options, "train.sbatch", "a bundle", "train.py", "--note", "two words")
     found = records(output)
@@ -181,7 +181,7 @@ def test_wrong_arguments_are_named(cluster: Cluster, arguments: list[str], words
 @needs_namespaces
 @pytest.mark.skipif(not shutil.which("sqfstar"), reason="no sqfstar: apt-get install squashfs-tools")
 def test_an_image_becomes_a_squashfs_file(tmp_path: Path) -> None:
-    """With files, modes and variables; an existing squashfs file is not replaced."""
+    """It has files, modes and variables of the image. An existing squashfs file is not replaced."""
     root = tiny_root(tmp_path / "root", "grep", "tar")
     (root / "bin/two words").symlink_to("sh")
     config: dict[str, object] = {"Env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "A=b c"]}
@@ -212,7 +212,7 @@ def test_an_image_becomes_a_squashfs_file(tmp_path: Path) -> None:
 
 
 def test_the_smoke_job_passes_its_options(cluster: Cluster) -> None:
-    """docs/gpu-hosts/slurm.sbatch."""
+    """docs/gpu-hosts/slurm.sbatch passes its options to the bundle."""
     script = cluster.folder / "smoke.sbatch"
     script.write_bytes((ROOT / "docs/gpu-hosts/slurm.sbatch").read_bytes())
     code, output = cluster.sbatch("--gres=none", "smoke.sbatch", "/srv/a bundle", "--tier", "1")

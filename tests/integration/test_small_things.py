@@ -31,7 +31,7 @@ def typed(container: Container, lines: str, *options: str) -> str:
     argv = ["script", "--quiet", "--return", "--command", shell, "/dev/null"]
     done = subprocess.run(
         argv,
-        input=f"{lines}\nexit\nexit\n",  # the second for a shell that a line started
+        input=f"{lines}\nexit\nexit\n",  # the second `exit` ends a shell that one of the lines started
         env={**container.environ, "TERM": "xterm"},
         capture_output=True,
         text=True,
@@ -67,7 +67,7 @@ def test_without_greeting(container: Container) -> None:
 
 @pytest.mark.parametrize("uid", ["0", "1000", "12345"])
 def test_usual_conveniences_of_a_shell(container: Container, uid: str) -> None:
-    """Aliases, colours and a user name, for any user, although `docker exec` does not run the entrypoint."""
+    """Every user has aliases, colours and a name, although `docker exec` does not run the entrypoint."""
     lines = (
         "cd /tmp; mkdir -p a$UID/b; ll a$UID; whoami; echo $LESS $LANG é; [ -w $HOME ] && echo at home;"
         " git init -q g$UID; touch g$UID/x; git -C g$UID status"
@@ -83,7 +83,7 @@ def test_usual_conveniences_of_a_shell(container: Container, uid: str) -> None:
 
 
 def test_git_completes(container: Container) -> None:
-    """Test completion itself, not only that it is defined."""
+    """Tab completes a git command: the test checks the result, not only that a completion is defined."""
     script = (
         "_completion_loader git; COMP_WORDS=(git chec); COMP_CWORD=1; COMP_LINE='git chec'; COMP_POINT=8;"
     )
@@ -133,7 +133,7 @@ def test_the_image_contains_nothing_of_the_builder(workplace: Workplace, tmp_pat
 def blobs(image: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
     """Each JSON file of *image*, and each layer as an uncompressed tar, in overlapping pieces.
 
-    Complete blobs would raise this process's peak memory, which programs started by later tests inherit.
+    Complete blobs would raise the peak memory of this process, which programs of later tests inherit.
     """
     for blob in image:
         file = image.extractfile(blob) if blob.isfile() else None

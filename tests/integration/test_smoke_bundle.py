@@ -33,7 +33,7 @@ def bundle(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_its_report_equals_that_of_a_local_run_and_is_signed(
     bundle: Path, scene: Scene, tmp_path: Path
 ) -> None:
-    """The findings (failures, as the image has a fake torch), the suite and the digest are the same."""
+    """Findings, suite and digest are equal. Checks fail in both runs, because the image has a fake torch."""
     key = Ed25519PrivateKey.generate()
     (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     (tmp_path / "key.pem").chmod(0o600)
@@ -78,7 +78,7 @@ def test_a_command_runs_in_the_image(bundle: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["changed", "cut", "missing", "layer", "index"])
 def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) -> None:
-    """No part of it runs, and the message names the file."""
+    """No program of a damaged bundle runs, and the message names the damaged file."""
     copy = tmp_path / "copy"
     shutil.copytree(
         bundle, copy, ignore=shutil.ignore_patterns("rootfs", "launch", "report.json", "report.dsse.json")
@@ -87,7 +87,7 @@ def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) ->
     if harm == "changed":
         assert (
             started(copy, "--only", "nothing").returncode == 2
-        )  # undamaged, it reports an error of torchkiln
+        )  # without damage, the suite starts and refuses the unknown check
         victim.write_text(victim.read_text() + "#")
     elif harm == "cut":
         victim = copy / "packages/click/core.py"
@@ -111,7 +111,7 @@ def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) ->
 
 
 def test_parts_give_the_tar_and_the_tar_the_folder(bundle: Path, scene: Scene, tmp_path: Path) -> None:
-    """The bytes are equal, and SHA256SUMS has the sums of the parts."""
+    """The joined parts equal the tar, which has the bundle's files. SHA256SUMS has the sums of the parts."""
     options = ("--only", "lock", "--only", "import", "--nonce", "nonce-of-ours")
     output = made(scene, tmp_path / "parts", "--part-size", "5m", *options)
     made(scene, tmp_path / "one.tar", *options)
@@ -133,7 +133,7 @@ def test_parts_give_the_tar_and_the_tar_the_folder(bundle: Path, scene: Scene, t
 
 
 def test_an_existing_file_is_not_replaced(scene: Scene, tmp_path: Path) -> None:
-    """If the folder exists, its files remain; if the disk is too small, no file is left."""
+    """If the folder exists, its files remain. If the disk is too small, the command leaves no file."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there/mine").write_text("mine")
     options = ("smoke", TAG, "--images", str(scene.images), "--bundle")

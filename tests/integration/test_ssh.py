@@ -28,13 +28,13 @@ DRIVER_PROGRAM = "/usr/local/nvidia/bin/nvidia-smi"  # where hosts such as GKE m
 
 
 def expected_output(user: str) -> str:
-    """The expected output of LOOK."""
+    """The output that the command LOOK must have in a session of *user*."""
     return f"/opt/venv\nall\n{MINE}\nnone\n{user}\n{DRIVER_PROGRAM}\n"
 
 
 @pytest.fixture(scope="module")
 def client(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A client of a container with two authorized keys; it has the second."""
+    """An SSH client of a container with two authorized keys; the client has the second key."""
     folder = tmp_path_factory.mktemp("keys")
     (_, first), (place, second) = key(folder), key(folder)
     environment = {
@@ -78,7 +78,7 @@ def test_other_users_cannot_read_the_variables_of_sessions(client: Client) -> No
 
 
 def test_files_are_copied_in_both_directions(client: Client, tmp_path: Path) -> None:
-    """By scp, which uses the sftp protocol, and by sftp itself."""
+    """scp, which uses the SFTP protocol, and sftp copy files into the container and back."""
     sent, back = tmp_path / "sent", tmp_path / "back"
     sent.write_bytes(bytes(range(256)) * 1000)
     argv = ["scp", *client.options(), str(sent), "root@127.0.0.1:/workspace/there"]
@@ -91,7 +91,7 @@ def test_files_are_copied_in_both_directions(client: Client, tmp_path: Path) -> 
 
 
 def test_a_port_is_forwarded(client: Client) -> None:
-    """Jupyter's port need not be published then; Jupyter starts after sshd."""
+    """With a forwarded port, Jupyter's port need not be published. Jupyter starts after sshd."""
     client.container.serves()
     port = free_port()
     command = f"curl --silent --noproxy '*' http://127.0.0.1:{port}/api"
@@ -117,7 +117,7 @@ def test_a_port_is_forwarded(client: Client) -> None:
 
 
 def test_tmux_outlives_a_dropped_connection(client: Client) -> None:
-    """As `nohup python train.py &` does."""
+    """A tmux session, like `nohup python train.py &`, continues when the SSH connection breaks."""
     assert client.ssh("tmux new-session -d -s work 'sleep 600'").returncode == 0
     assert "work:" in client.ssh("tmux ls").stdout
     assert client.ssh("nohup sleep 600 >/dev/null 2>&1 & echo $!").returncode == 0
@@ -136,7 +136,7 @@ def test_others_cannot_log_in(client: Client, tmp_path: Path, how: str) -> None:
 
 
 def test_each_container_has_its_own_host_keys(client: Client, workplace: Workplace, tmp_path: Path) -> None:
-    """No layer contains one."""
+    """Two containers have different host keys, because no layer of the image contains host keys."""
     names = "find / -xdev -name 'ssh_host_*' 2>/dev/null"
     assert workplace.run(command=["sh", "-c", names]).stdout == ""
 
@@ -147,7 +147,7 @@ def test_each_container_has_its_own_host_keys(client: Client, workplace: Workpla
 
 
 def test_host_keys_outlive_the_container_in_a_volume(workplace: Workplace, tmp_path: Path) -> None:
-    """So that clients do not warn of a changed host key after an update."""
+    """With a volume, a new container has the same host keys, so clients do not warn of a changed key."""
     volume = f"keys-{tmp_path.name}-{os.getpid()}"
     prints = []
     try:
@@ -178,7 +178,7 @@ def test_the_printed_fingerprint_matches_the_host_key(client: Client, tmp_path: 
     "place", ["/etc/ssh/authorized_keys", "/root/.ssh/authorized_keys", "/home/user/.ssh/authorized_keys"]
 )
 def test_a_mounted_file_of_keys(workplace: Workplace, tmp_path: Path, shared: Path, place: str) -> None:
-    """With any owner and mode on the host, although sshd itself would ignore such a file."""
+    """It may have any owner and mode on the host, although sshd itself would ignore such a file."""
     private, public = key(tmp_path)
     keys = shared / "keys"
     keys.write_text(public + "\n")
@@ -194,7 +194,7 @@ def test_a_mounted_file_of_keys(workplace: Workplace, tmp_path: Path, shared: Pa
 
 
 def test_invalid_keys(workplace: Workplace, tmp_path: Path) -> None:
-    """Reported by line number, without their text; a private key is neither accepted nor shown."""
+    """The log has the line numbers of invalid keys, but not their text. A private key is not accepted."""
     private, _ = key(tmp_path)
     for text, message in (
         ("ssh-ed25519 not-a-key", "SSH_PUBLIC_KEY, line 1: not an OpenSSH public key"),
@@ -209,7 +209,7 @@ def test_invalid_keys(workplace: Workplace, tmp_path: Path) -> None:
 def test_without_a_key_there_is_no_ssh(
     workplace: Workplace, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    """Nor if it is disabled."""
+    """sshd does not run without an authorized key, or if SSH is disabled."""
     arguments = [word.format(key=key(tmp_path)[1]) for word in options]
     with workplace.started(*arguments) as container:
         container.says("SSH: off")
@@ -218,7 +218,7 @@ def test_without_a_key_there_is_no_ssh(
 
 
 def test_sudo_is_an_option(client: Client, workplace: Workplace, tmp_path: Path) -> None:
-    """Off, unless the container was started with it; then with the image's own Python."""
+    """sudo works only if the container was started with this option. It then finds the image's Python."""
     refused = client.ssh("sudo -n id -u", user="user")
     assert (refused.returncode != 0, refused.stdout) == (True, "")
 

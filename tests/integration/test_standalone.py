@@ -67,7 +67,7 @@ def test_the_same_archive_gives_the_same_layer(
     made: Made,
     tmp_path: Path,
 ) -> None:
-    """In another cache, and in the same one without the archive. The new Python compiles its byte-code."""
+    """The layer is the same with another cache, or without the archive. The new Python compiles it."""
     path, archive, python = build
     store, base, standalone = made
     other = Store(tmp_path / "cache")
@@ -91,7 +91,7 @@ def test_the_same_archive_gives_the_same_layer(
         check=True,
     )
     assert code[:4].hex() == asked.stdout.strip()
-    assert code[4:8] == b"\1\0\0\0"  # hash-based: independent of times
+    assert code[4:8] == b"\1\0\0\0"  # a hash-based .pyc, which does not depend on times
     assert standalone.version == another_python(OWN).name
 
 
@@ -126,7 +126,7 @@ def test_the_python_runs_in_the_image(
     images: Images,
     tmp_path: Path,
 ) -> None:
-    """Its links in /opt/venv replace that of the base's Python, and it finds all packages."""
+    """The links in /opt/venv lead to this Python, no longer to the base's Python. It finds all packages."""
     root = tmp_path / "root"
     unpack(images.layers, root)
     code = (
@@ -148,7 +148,7 @@ def test_the_python_runs_in_the_image(
 def test_the_smoke_check_of_files_accepts_byte_code_for_the_bases_python_alone(
     images: Images, tmp_path: Path
 ) -> None:
-    """The base's Python compiled NVIDIA's layer; a changed byte-code header or source file is found."""
+    """NVIDIA's layer has byte-code of the base's Python. The check finds a changed header or source file."""
     root, probe = tmp_path / "root", (SUITE / "probes/installed.py").read_text()
     unpack(images.layers, root)
     (root / "tmp").mkdir()
@@ -172,7 +172,7 @@ def test_the_smoke_check_of_files_accepts_byte_code_for_the_bases_python_alone(
 
 
 class Reading:
-    """Replaces the reader of a repository; its blobs are those of a layout."""
+    """Used in place of `Reading`, which reads a repository: its blobs are those of a layout."""
 
     def __init__(self, layout: Path) -> None:
         self.blobs = layout / "blobs" / "sha256"
@@ -184,7 +184,7 @@ class Reading:
 
 
 def test_the_image_is_rebuilt_from_its_lock_and_its_own_layers(images: Images, tmp_path: Path) -> None:
-    """Base and Python are those of the image; the archive is not needed."""
+    """The rebuild takes base and Python from the image's layers. It does not need the archive."""
     reading, image = Reading(images.layout), Layout(images.layout).image(images.other.tag)
     context = RebuildContext(
         matrix=images.grid,
@@ -208,7 +208,7 @@ def test_the_image_is_rebuilt_from_its_lock_and_its_own_layers(images: Images, t
 
 
 def test_a_wrong_archive_is_refused_before_the_base_is_needed(tmp_path: Path) -> None:
-    """The archive is missing, has another hash or another Python; nothing is stored."""
+    """If the archive is missing, or has another hash or Python, the build fails and stores nothing."""
     store = Store(tmp_path / "cache")
     base = locked().base  # not in the store
     path, archive = archive_in(tmp_path)
@@ -228,7 +228,7 @@ def test_a_wrong_archive_is_refused_before_the_base_is_needed(tmp_path: Path) ->
 
 
 def test_a_python_that_does_not_run_is_refused(tmp_path: Path) -> None:
-    """The file is only the header of a program."""
+    """The Python in the archive is only an ELF header, so it cannot run."""
     store = Store(tmp_path / "cache")
     path, archive = archive_in(tmp_path)
     with pytest.raises(BuildFailed, match="its Python does not run on debian12: "):

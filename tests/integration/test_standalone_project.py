@@ -53,7 +53,7 @@ NAME = "my-project"
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The images of both Pythons, and the image of a project that adds `einops` and replaces `six`."""
+    """Images of a cell with both Pythons, and of a project that adds `einops` and replaces `six`."""
 
     images: Images
     python: str  # "3.12"
@@ -155,7 +155,7 @@ def test_the_gate_finds_no_fault(scene: Scene) -> None:
 def test_sdists_are_built_by_the_other_python_on_base_and_its_layer(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That Python's folder is the first in PATH; its archive is not needed."""
+    """The folder of the standalone Python is the first in PATH. The build does not need its archive."""
     jobs: list[Job] = []
 
     def run(job: Job) -> Ended:

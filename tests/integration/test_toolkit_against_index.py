@@ -1,4 +1,4 @@
-"""The facts' toolkits against the index: each linked library is in one wheel; ptxas assembles a kernel."""
+"""The toolkits in compat.yaml, compared with the index: each library is in one wheel; ptxas works."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_link_leads_to_a_file_of_a_wheel(cuda: str, torch: str, tmp_path: 
         link for link in links if not any(item == link or item.startswith(f"{link}/") for item in there)
     ] == []
     assert [folder for folder in folders if not any(name.startswith(folder) for name in wheel_of_file)] == []
-    # No library that could be linked is missing.
+    # The facts list all libraries that a program could be linked with.
     unnumbered = {
         name for name in wheel_of_file if name.startswith(f"{known.folder}/lib/lib") and ".so." in name
     }
@@ -97,7 +97,7 @@ def devel(tag: str) -> Resolution:
 @nightly
 @pytest.mark.parametrize("tag", [tag for tag in LOCKED if (kit := devel(tag).toolkit) and kit.release])
 def test_the_wheels_have_the_libraries_that_replace_those_of_the_archives(tag: str, tmp_path: Path) -> None:
-    """For each locked torch, each link leads to a file, and no library of the toolkit is omitted."""
+    """For each locked torch: each link leads to a file, and no library of the toolkit is missing."""
     locked, resolution = LOCKED[tag], devel(tag)
     assert resolution.toolkit
     archives = FACTS.redist.releases[resolution.toolkit.release]

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.network, without_gpus]  # wheels, and if it is not cac
 
 @pytest.mark.parametrize("example", for_image("small"))
 def test_errors_of_the_page(example: Example, workplace: Workplace, shared: Path) -> None:
-    """Each command prints the documented lines; ./workspace belongs to root."""
+    """Each command of the page prints the lines of the page. ./workspace belongs to root."""
     shared.chmod(0o755)
     (shared / "workspace").mkdir()
     demand_output(example, workplace.image, workplace.environ, shared)

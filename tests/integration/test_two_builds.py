@@ -1,4 +1,4 @@
-"""Several processes with one cache, also with `prune`: no work is repeated, and the image is correct."""
+"""Several builds and `prune` share a cache: no work is done twice, and the images are correct."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def start() -> Iterator[Start]:
 
 
 def ended(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """The result of a build; its stderr under "stderr"."""
+    """Wait for a build; returns its result, and its stderr under the key "stderr"."""
     out, stderr = process.communicate()
     assert process.returncode == 0, stderr.decode()
     return {**json.loads(out), "stderr": stderr.decode()}
@@ -75,7 +75,7 @@ def test_one_cell_into_two_layouts(start: Start, wheels: list[Path], tmp_path: P
 
     assert {result["digest"] for result in results} == {expected(wheels, ALL, tmp_path)}
     assert sorted(results[0]["fetched"] + results[1]["fetched"]) == sorted(wheel.name for wheel in wheels)
-    assert len(results[0]["reused"]) + len(results[1]["reused"]) == 2 + 5  # base and overlay by both
+    assert len(results[0]["reused"]) + len(results[1]["reused"]) == 2 + 5  # base and overlay twice
     assert validate(tmp_path / "one") == validate(tmp_path / "two") == ()
 
 
@@ -94,7 +94,7 @@ def test_two_tags_into_one_layout(start: Start, wheels: list[Path], tmp_path: Pa
 
 
 def test_different_layers_with_a_wheel_in_common(start: Start, wheels: list[Path], tmp_path: Path) -> None:
-    """Both need sympy at the same time: it is downloaded once."""
+    """Both builds need the wheel of sympy at the same time. It is downloaded once."""
     cells = {"a": ("jinja2", "sympy"), "b": ("networkx", "sympy")}
     running = {ref: start(tmp_path, tmp_path / ref, ref, names, piece=20) for ref, names in cells.items()}
     results = {ref: ended(process) for ref, process in running.items()}
@@ -108,7 +108,7 @@ def test_different_layers_with_a_wheel_in_common(start: Start, wheels: list[Path
 def test_the_second_continues_when_the_first_is_killed(
     start: Start, wheels: list[Path], tmp_path: Path
 ) -> None:
-    """It names the process that it waits for, and then continues that process's work."""
+    """The second build names the process for which it waits. When this is killed, it continues the work."""
     first = start(tmp_path, tmp_path / "one", "t", ALL)
     while not list((tmp_path / "cache").glob("wheels/*/torch-*.part")):
         time.sleep(0.01)

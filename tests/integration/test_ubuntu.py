@@ -1,6 +1,7 @@
-"""The bases of Ubuntu: the archive that is trusted, and the errors for other archives.
+"""The bases of Ubuntu: which archives are trusted, and the errors for others.
 
-The archive here has two empty packages, and is signed like Ubuntu's. tests/proof/test_ubuntu.py builds one.
+The archive in these tests has two empty packages, and is signed like Ubuntu's. tests/proof/test_ubuntu.py
+builds a complete base.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> UbuntuArchive:
 
 @pytest.fixture
 def environ(archive: UbuntuArchive) -> Iterator[dict[str, str]]:
-    """A user's environment; changes of a test to the archive are undone."""
+    """A user's environment variables. At the end, changes of a test to the archive are undone."""
     with archive.served() as address:
         yield {**os.environ, **archive.environ(address)}
     for suite in archive.suites:
@@ -64,7 +65,7 @@ def test_the_archive_is_used_and_verified_by_its_keyring(environ: dict[str, str]
 
 @pytest.mark.proof
 def test_each_system_has_its_own_suites(tmp_path: Path) -> None:
-    """The archive has only the suites of 24.04, so a request for another suite would fail."""
+    """The archive has only the suites of 24.04, so a request for the suites of 22.04 fails."""
     noble = ubuntu_archive.make(tmp_path / "noble", ubuntu_archive.NOBLE, empty=True)
     with noble.served() as address:
         environ = {**os.environ, **noble.environ(address)}

@@ -1,4 +1,4 @@
-"""How real engines handle zstd layers, and which format they choose from an index with both."""
+"""How real engines handle zstd layers, and which format they choose from an index with gzip and zstd."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, open_layout
 from torchkiln.oci.zstd import compress
 from torchkiln.util.places import ROOT
 
-_PREFERRED = "io.github.containers.compression.zstd"  # containers/image's mark: only the text "true" counts
+_PREFERRED = "io.github.containers.compression.zstd"  # for containers/image: only "true" counts
 
 
 def index_of(manifests: Sequence[bytes]) -> bytes:
@@ -62,7 +62,8 @@ def _entry(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
     return entry
 
 
-# `make proof` tests two engines, in a root that other tests use too; NIGHTLY=yes all, with two more roots.
+# `make proof` tests two engines, in a root file system that other tests use, too. NIGHTLY=yes tests all,
+# with two more root file systems.
 pytestmark = [pytest.mark.network, pytest.mark.proof]
 
 _NAME = "team/both"
@@ -98,16 +99,16 @@ def _podman(root: Callable[[], Path]) -> _Bring:
 
 # For each engine, the formats that it chooses, one for each of _TAGS.
 ENGINES: Mapping[str, tuple[_Bring, tuple[frozenset[str], ...]]] = {
-    # It has no zstd: it reads such a layer as a tar.
+    # This engine has no zstd: it reads a zstd layer as a tar.
     "Docker 20.10": (_docker(old_engines, containerd=False), (_NONE, _GZIP, _NONE)),
     "Docker 26.1": (_docker(_own, containerd=False), _FIRST),
     "Docker 26.1, containerd's store": (_docker(_own, containerd=True), _FIRST),
     "Docker of Debian testing": (_docker(new_engines, containerd=False), _FIRST),
     "Docker of Debian testing, containerd's store": (_docker(new_engines, containerd=True), _FIRST),
     "Podman 4.3": (_podman(old_engines), _FIRST),
-    # It prefers the marked one.
+    # This engine prefers the manifest with the annotation _PREFERRED.
     "Podman of Debian testing": (_podman(new_engines), (_ZSTD, _ZSTD, _ZSTD)),
-    # They download everything for their platform, and unpack one.
+    # These engines download all manifests for their platform, and unpack one of them.
     "ctr 1.6": (_ctr(old_engines), (_ZSTD, _BOTH, _BOTH)),
     "ctr 1.7": (_ctr(_own), (_ZSTD, _BOTH, _BOTH)),
 }
@@ -117,10 +118,10 @@ _DAILY = ("Docker 26.1", "Docker 26.1, containerd's store")
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """The image in a registry: tags zstd, gzip-first and zstd-first."""
+    """One image in a registry, under the tags zstd, gzip-first and zstd-first."""
 
     registry: RunningRegistry
-    forms: dict[str, frozenset[str]]  # → the digests of its layers
+    forms: dict[str, frozenset[str]]  # format → digests of the layers
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +164,7 @@ def _put(registry: RunningRegistry, tag: str, index: bytes) -> None:
 
 
 def _formats_pulled(bring: _Bring, offer: Offer, tag: str, place: Path) -> frozenset[str]:
-    """The formats that an empty engine downloads; empty if it cannot use the download."""
+    """The formats that an engine without images downloads for *tag*; empty if it cannot use the image."""
     with bring(place) as engine, FaultProxy(offer.registry.host) as proxy:
         name = f"{proxy.host}/{_NAME}:{tag}"
         pulled = engine.pull(name)

@@ -1,6 +1,6 @@
-"""The real image of torch 2.7.1, built once for all proofs, and the one that Docker and pip build.
+"""The real image of torch 2.7.1, built once for all proofs, and the same image built by Docker and pip.
 
-tests/conftest.py says which modules share a process.
+`_PROOF` in tests/conftest.py has the modules that run in one process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["publication", "pulled"]
 
 
 def build(output: Path, *arguments: str, cache: Path | None = None) -> dict[str, Any]:
-    """`build.py --json` of the headline cell, as a user runs it."""
+    """Run `build.py build --json` for the cell in headline.py, as a user does; returns the JSON."""
     command = [sys.executable, str(ROOT / "build.py"), "--torch", "2.7", "--cuda", "12.1", "--json"]
     environ = dict(os.environ) | ({"TORCHKILN_CACHE": str(cache)} if cache else {})
     done = subprocess.run(
@@ -46,7 +46,7 @@ def locked() -> LockedCell:
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The headline image in its own layout."""
+    """The image of headline.py, in a new layout."""
     return build(tmp_path_factory.mktemp("proof") / "dist")
 
 
@@ -86,7 +86,7 @@ def free_images(engine: Mapping[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A lock for modules that need many GB of disk space: one module at a time holds it."""
+    """A lock for modules that need many GB of disk space: only one of them runs at a time."""
     base = tmp_path_factory.getbasetemp()
     place = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with (place / "room").open("w") as lock:
@@ -96,7 +96,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def unpacked(image: dict[str, Any]) -> Iterator[Path]:
-    """The headline image's root file system in the cache, 6 GB: for the modules of one process."""
+    """The headline image's root file system in the cache (6 GB), for all modules that run in this process."""
     argv = [sys.executable, str(ROOT / "build.py"), "run", "--no-entrypoint", "--output", image["layout"]]
     done = subprocess.run([*argv, image["ref"], "--", "true"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ class Publication:
     arguments: tuple[str, ...]  # the arguments of `publish`, without the repository
 
     def command(self, *arguments: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a command; optionally with another *cache*."""
+        """Run a torchkiln command, by default with the user's cache."""
         environ = dict(os.environ) | ({"TORCHKILN_CACHE": str(cache)} if cache else {})
         argv = [sys.executable, str(ROOT / "build.py"), *arguments]
         return subprocess.run(argv, env=environ, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -52,7 +52,7 @@ def publication(
     registry: RunningRegistry,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Publication:
-    """Publish once: with GPU reports of this image if there are any, else with --override.
+    """Publish the image: with GPU reports if the repository has any of this image, otherwise with --override.
 
     The reports are signed with the committed keys of the laboratories. Those of earlier images do not count.
     """

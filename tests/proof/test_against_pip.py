@@ -37,16 +37,16 @@ pytestmark = pytest.mark.proof
 # All allowed differences, with reasons.
 #   INSTALLER   names the installer
 #   REQUESTED   pip writes it for packages on the command line; a lock names all
-#   RECORD      has our INSTALLER, and the .pyc files that pip does not make here
+#   RECORD      has torchkiln's INSTALLER, and .pyc files, which pip does not make here
 #   .pyc        a few files: marshal writes a constant once or twice, depending on what was interned
-#               before; their loaded code is compared instead
+#               before; the test compares the unmarshalled code instead
 METADATA_THAT_DIFFERS = {"INSTALLER", "REQUESTED", "RECORD"}
 MOST_PYC_THAT_DIFFER = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A file or folder; `data` is only kept for files that are compared in parts."""
+    """A file or folder. Only files that are compared in parts have `data`."""
 
     mode: int
     is_folder: bool
@@ -131,7 +131,7 @@ def in_metadata(path: str) -> bool:
     return ".dist-info/" in path and path.rpartition("/")[2] in METADATA_THAT_DIFFERS
 
 
-@nightly  # tests/docker/test_parity.py does the same with a small image
+@nightly  # tests/docker/test_parity.py compares a small image
 def test_both_engines_images_are_the_same(image: dict[str, Any], by_docker: Mapping[str, str]) -> None:
     """`diff --files` finds no difference except those of the allow list and a few .pyc files."""
     argv = ["diff", "--files", "--json", "--allow", str(ROOT / "torchkiln/data/parity.yaml")]

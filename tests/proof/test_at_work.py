@@ -42,7 +42,7 @@ def real(request: pytest.FixtureRequest, engine: Mapping[str, str]) -> Workplace
 
 @pytest.fixture(scope="module")
 def container(real: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Container, Path]]:
-    """A container as started in the articles, and its authorized key."""
+    """A container that is started like those of the articles, and the SSH key for it."""
     private, public = key(tmp_path_factory.mktemp("keys"))
     ports = ("--publish", "127.0.0.1::8888", "--publish", "127.0.0.1::22")
     options = ("-e", f"SSH_PUBLIC_KEY={public}", "-e", "MINE=1", "-e", "NVIDIA_VISIBLE_DEVICES=all")
@@ -64,7 +64,7 @@ def test_every_kind_of_session_imports_torch(container: tuple[Container, Path], 
 
 
 def test_a_notebook_imports_torch(container: tuple[Container, Path]) -> None:
-    """In a real browser: open the printed URL, run a cell, read its output."""
+    """In a real browser, open the printed URL, and run a cell that imports torch."""
     with browsing() as (page, hosts):
         cell_output = output(container[0], page, "import torch; torch.__version__")
 
@@ -72,7 +72,7 @@ def test_a_notebook_imports_torch(container: tuple[Container, Path]) -> None:
 
 
 def test_torch_compile_as_any_user(real: Workplace) -> None:
-    """Under Kubernetes' restricted standard; the compile cache is writable."""
+    """torch.compile works under Kubernetes' "restricted" pod security standard; its cache is writable."""
     options = ("--user", "12345:12345", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
     ran = real.run(*options, command=["python", "-c", COMPILED])
 

@@ -1,4 +1,4 @@
-"""Mutants for the checks `services` and `user`: a script changes the real image before the check.
+"""Mutants for the smoke checks `services` and `user`: a script changes the real image before the check.
 
 Both checks pass in the unchanged image: see test_reproducible.py.
 """
@@ -35,7 +35,7 @@ from torchkiln.util.places import ROOT
 pytestmark = pytest.mark.proof
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
-# The values that are missing if the command does not start.
+# The values that a finding lacks if the command does not start.
 UNSTARTED = ["exit_code", "ids", "import_failures", "name", "home", "home_writable", "tmp_writable"]
 TINI = ("tini_is_parent", "tini_adopts_orphan", "tini_reaps_orphan")
 
@@ -63,7 +63,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Bench:
-    """The image, ready to run, and what the suite needs."""
+    """The unpacked image, and files that the smoke suite needs; `check` runs a check in a broken image."""
 
     image: RunnableImage
     subject: SmokeSubject
@@ -93,7 +93,7 @@ def bench(image: dict[str, Any], unpacked: Path) -> Bench:
 
 
 def by_night(*values: object) -> ParameterSet:
-    """A case of `make nightly`; `make proof` has other cases with the same values out of bounds."""
+    """A case that only `make nightly` runs. `make proof` has another case with the same faults."""
     return pytest.param(*values, marks=nightly)
 
 

@@ -40,7 +40,7 @@ class Opened:
     workplace: Workplace
 
     def cli(self, command: str, *arguments: str) -> str:
-        """stdout of the CLI."""
+        """Run a command of the CLI for the folder; returns its stdout."""
         argv = [*devcontainer_cli(), command, "--workspace-folder", str(self.folder), *arguments]
         environ = dict(self.workplace.environ)
         done = subprocess.run(
@@ -50,7 +50,7 @@ class Opened:
         return done.stdout
 
     def kiln(self, *arguments: str) -> str:
-        """stdout of a command of torchkiln in the folder."""
+        """Run a torchkiln command in the folder; returns its stdout."""
         done = forked.run(arguments, env=self.workplace.environ, cwd=self.folder)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -61,7 +61,7 @@ class Opened:
         return found
 
     def edit(self, **properties: object) -> None:
-        """Change properties of the file."""
+        """Set properties in devcontainer.json."""
         path = self.folder / FILE
         path.write_text(json.dumps(json.loads(path.read_text()) | properties))
 
@@ -97,7 +97,7 @@ def opened(folder: Opened) -> Opened:
 
 
 def test_the_folder_opens_in_the_image(opened: Opened) -> None:
-    """With the image's user and Python, enough /dev/shm for workers, and a cache volume; without a GPU."""
+    """The container has the image's user and Python, enough /dev/shm, a cache volume, and no GPU."""
     result = opened.up()
 
     assert (result["outcome"], result["remoteUser"]) == ("success", "root")
@@ -121,7 +121,7 @@ def test_the_folder_opens_in_the_image(opened: Opened) -> None:
 
 
 def test_the_ports_are_those_that_the_image_serves(opened: Opened) -> None:
-    """The CLI passes them to an editor, which forwards them."""
+    """The CLI passes the ports to the editor, which forwards them."""
     read = json.loads(opened.cli("read-configuration", "--include-merged-configuration"))
     merged = read["mergedConfiguration"]
 
@@ -139,7 +139,7 @@ def test_the_ports_are_those_that_the_image_serves(opened: Opened) -> None:
 
 
 def test_a_project_opens_over_the_code_in_its_image(folder: Opened) -> None:
-    """By the documented commands: build, load, open; an edit of the folder changes what Python imports."""
+    """The documented commands build, load and open it. Python imports the edited code of the folder."""
     (folder.folder / "requirements.txt").write_text("numpy\n")
     (folder.folder / "mine.py").write_text("VALUE = 1\n")
     images, layout = folder.workplace.folder / "images", folder.workplace.folder / "dist"

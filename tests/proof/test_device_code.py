@@ -1,4 +1,4 @@
-"""Device code in the real libraries of torch 2.7.1, by torchkiln's reader, another reader and cuobjdump."""
+"""Device code in the libraries of torch 2.7.1: torchkiln, an independent reader and cuobjdump agree."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def libraries(wheel: Path) -> list[str]:
 
 
 def test_the_code_in_torch(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """The sizes by architecture are correct; reading a file of 985 MB needs little memory."""
+    """torchkiln finds the known sizes by architecture. Reading a file of 985 MB needs little memory."""
     with mapped(wheels["torch"], "torch/lib/libtorch_cuda.so", tmp_path) as library:
         tracemalloc.start()
         found = inventory(library)
@@ -140,7 +140,7 @@ def test_nvidias_tool_finds_the_same_entries(
 
 @needs_cuobjdump
 def test_nvidias_tool_extracts_the_same_code(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """The cut library has every file for sm_90, byte for byte, and none for another architecture."""
+    """cuobjdump finds all code for sm_90 in the cut library, unchanged, and none for other architectures."""
     member = "torch/lib/libtorch_cuda_linalg.so"
     with mapped(wheels["torch"], member, tmp_path) as library:
         thin = bytearray(library)

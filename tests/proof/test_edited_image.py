@@ -1,4 +1,4 @@
-"""The real image with an edited file of a wheel; RECORD and byte-code in the image match the edited file."""
+"""The real image with an edited file. RECORD and byte-code were edited, too, so that they match this file."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def row(path: str, data: bytes) -> str:
 def test_an_edited_file_with_edited_record_and_byte_code_is_named(
     image: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A regression test: the suite sha256:7d2814287017 compared files only with the RECORDs in the image."""
+    """The suite names the file. An earlier suite (sha256:7d2814287017) compared files only with RECORDs."""
     layout = EditedLayout(Path(image["layout"]), tmp_path / "dist")
     lock = json.loads((ROOT / "images" / TAG / "lock.json").read_bytes())
     [version] = [wheel["version"] for wheel in lock["wheels"] if wheel["name"] == "tqdm"]

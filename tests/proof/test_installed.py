@@ -1,4 +1,4 @@
-"""torchkiln installed by pip and by uv, in an empty folder, to an image with the real torch."""
+"""Install torchkiln with pip and with uv, and build an image with the real torch from an empty folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CODE = "import torch; print(torch.__version__, (torch.ones(2, 2) @ torch.ones(2,
 
 
 def test_from_an_empty_folder_to_torch(installed: Installed, tmp_path: Path) -> None:
-    """`init`, `lock`, `build`, `run`, `smoke`; the wheels come from the user's index or cache.
+    """Run `init`, `lock`, `build`, `run` and `smoke`. The wheels come from the user's index or cache.
 
     test_reproducible.py runs all checks of the suite in the committed image.
     """

@@ -20,7 +20,7 @@ from torchkiln.util.places import ROOT
 
 pytestmark = [pytest.mark.proof, pytest.mark.network, needs_mmdebstrap]
 
-# Packages with libraries, a script that writes in random order, alternatives, a system user with a service.
+# Packages with libraries, alternatives, a system user, a service, and a script that writes in random order.
 NAMES = ("dbus", "ed", "git-lfs", "libglib2.0-0", "libxcb1")
 
 
@@ -33,7 +33,7 @@ def copied(layers: OsLayers, source: Store, root: Path) -> Store:
 
 
 def test_the_real_archives_packages_give_the_same_layer_twice(tmp_path: Path) -> None:
-    """Locked on the base of today's archive, and made again from the archive with another cache."""
+    """Lock the packages, and make the layer again from the archive with another cache."""
     mine = Store(cache_root())
     base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), mine, os_name="debian12")
     layers = OsLayers(base=base)

@@ -32,7 +32,7 @@ def test_the_tested_digest_is_there_under_every_name(
 
 
 def test_another_repository_needs_no_upload(publication: Publication, registry: RunningRegistry) -> None:
-    """Every blob is mounted."""
+    """The registry mounts every blob from the first repository."""
     done = publication.command(*publication.arguments, "--to", f"{registry.host}/team/sibling")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -67,7 +67,7 @@ def test_the_image_is_verified_with_an_empty_cache(
 
 @nightly  # in `make proof`, test_twice.py builds the image twice
 def test_the_image_is_rebuilt_from_the_registry(publication: Publication, image: dict[str, Any]) -> None:
-    """From the lock in the provenance, on the image's base, and only if the other checks passed."""
+    """`verify --rebuild` builds from the lock in the provenance, on the image's base."""
     done = publication.command(
         "verify", f"{publication.repository}@{image['digest']}", *publication.keys, "--rebuild", "--json"
     )

@@ -81,7 +81,7 @@ def test_every_wheel_of_the_lock(
 def test_every_package_that_dpkg_lists(
     spdx: dict[str, Any], cyclonedx: dict[str, Any], unpacked: Path
 ) -> None:
-    """The SBOM has it, with the hash of its .deb file."""
+    """The SBOM has every package of dpkg-query, with the hash of its .deb file."""
     form = "${Package}\t${Version}\t${Architecture}\t${source:Package} ${source:Version}\n"
     command = ["dpkg-query", f"--admindir={unpacked}/var/lib/dpkg", "-W", "-f", form]
     document = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -109,7 +109,7 @@ def test_every_package_that_dpkg_lists(
 
 
 def test_licences_are_those_of_the_files(spdx: dict[str, Any], unpacked: Path) -> None:
-    """The expression in METADATA; the named licences in a copyright file."""
+    """The SBOM has the licence expression of METADATA, and the licences that a copyright file names."""
     wheels = {
         package["name"]: package
         for package in spdx["packages"]

@@ -42,7 +42,7 @@ def cluster(image: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_torchrun_trains_in_the_image(cluster: Cluster, nodes: int) -> None:
-    """With gloo; both nodes start at the same time, and the image is unpacked once."""
+    """The ranks use gloo. Both nodes start at the same time, but the image is unpacked only once."""
     code, output = cluster.sbatch("--gres=none", f"--nodes={nodes}", "train.sbatch", "bundle", "train.py")
     found = re.search(rf"^{nodes} processes on {nodes} nodes, cpu: loss ([\d.]+) -> ([\d.]+)$", output, re.M)
 

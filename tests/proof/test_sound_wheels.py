@@ -1,7 +1,7 @@
 """Wheels of the real index on the image of 2.7.1: compatible wheels are accepted, others refused.
 
-tools/sound-wheels.csv lists the compatible wheels. About 9 GB are downloaded; each wheel is deleted after it
-was read.
+tools/sound-wheels.csv lists the compatible wheels. The test downloads about 9 GB. It deletes each wheel after
+the check.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def options(images: Path) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def thin(locked: LockedCell, tmp_path_factory: pytest.TempPathFactory, room: None) -> Iterator[ThinImage]:
-    """The image for capability 9.0, with NVIDIA's libraries cut as well."""
+    """The thin image for capability 9.0, in which NVIDIA's libraries are also cut."""
     folder = tmp_path_factory.mktemp("thin")
     save(folder / "images", locked)
     yield ThinImage(built=build(folder / "dist", *options(folder / "images")), images=folder / "images")
@@ -125,7 +125,7 @@ def compare(path: str, whole: mmap.mmap, cut: mmap.mmap) -> int:
     while (start := whole.find(MAGIC, position)) >= 0:
         stop = start + 16 + number(whole, start + 8, 8)
         entries = list(entries_of(whole, start + 16, stop)) if start % 8 == 0 else []
-        if not entries or entries[-1].end != stop:  # the magic number, not a container
+        if not entries or entries[-1].end != stop:  # these bytes are no container
             unchanged(path, whole, cut, position, start + 8)
             position = start + 8
             continue
@@ -146,8 +146,8 @@ def compare(path: str, whole: mmap.mmap, cut: mmap.mmap) -> int:
 
 
 def loaded(entries: list[Entry]) -> list[Entry]:
-    """The entries that a GPU of capability 9.0 may load: its code, and PTX unless there is code for sm_90."""
-    if any(entry.kind not in (PTX, MACHINE_CODE) for entry in entries):  # LTO code: the container stays
+    """The entries that a GPU of capability 9.0 may load: code for sm_90; without such code, PTX."""
+    if any(entry.kind not in (PTX, MACHINE_CODE) for entry in entries):  # with LTO code, nothing is cut
         return entries
     code = [entry for entry in entries if entry.kind == MACHINE_CODE and entry.architecture == 90]
     ptx = [entry for entry in entries if entry.kind == PTX and entry.architecture <= 90]
@@ -204,7 +204,7 @@ def test_a_second_cache_gives_the_same_image(thin: ThinImage, locked: LockedCell
 def test_only_layers_of_cut_libraries_differ_from_the_full_image(
     thin: ThinImage, image: dict[str, Any]
 ) -> None:
-    """The size is that of docs/thin.md."""
+    """docs/thin.md has the right size."""
     full = {layer["digest"] for layer in image["layers"]}
     titles = [layer["what"] for layer in thin.built["layers"] if layer["digest"] not in full]
     assert all(" for 9.0" in title or title.startswith("torchkiln") for title in titles), titles
@@ -214,10 +214,10 @@ def test_only_layers_of_cut_libraries_differ_from_the_full_image(
 
 @nightly
 def test_it_is_valid_and_has_the_files_of_its_records(thin: ThinImage, tmp_path: Path) -> None:
-    """By the validator, and by the check `lock` in the image."""
+    """The layout is valid, and the smoke check `lock` passes in the image."""
     assert validate(Path(thin.built["layout"]), thin.built["tag"]) == ()
     command = [sys.executable, str(ROOT / "build.py"), "smoke", "--force", "--output", thin.built["layout"]]
-    cache = tmp_path / "cache"  # another process may delete unpacked images in the usual one
+    cache = tmp_path / "cache"  # a new cache: another process may delete images in the usual one
     try:
         done = subprocess.run(
             [*command, "--images", str(thin.images), "--only", "lock", thin.built["ref"]],

@@ -31,5 +31,5 @@ def test_a_cold_cache_gives_the_same_image(image: dict[str, Any], room: None, tm
 
 
 def _base_of(image: dict[str, Any], base: Path) -> tuple[str, ...]:
-    """`--base` for the locked base; none for a newer one, which `--base` refuses and which is built again."""
+    """The option `--base` with the locked base; no option for a newer base, because `--base` refuses it."""
     return () if image["base_newer_than_lock"] else ("--base", str(base))

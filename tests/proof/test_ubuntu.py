@@ -37,7 +37,7 @@ UNTRUSTED = "uses an untrusted source"
 
 @pytest.fixture(scope="module")
 def ubuntu(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Iterator[Scene]:
-    """A base and a lock against the real default index, both made by the commands."""
+    """A base and a lock, made by torchkiln's commands; the lock uses the real default index."""
     ubuntu_archive.require()
     root = tmp_path_factory.mktemp("jammy")
     archive = ubuntu_archive.make(root / "archive")
@@ -84,7 +84,7 @@ def built(scene: Scene, *words: str) -> tuple[int, str, str]:
 
 
 def test_the_base_follows_the_recipe_and_names_its_sources(ubuntu: Scene) -> None:
-    """Its sources.list is that of mmdebstrap for jammy; it does not contain the local archive's URL."""
+    """The base's sources.list is mmdebstrap's default for jammy, without the URL of the local archive."""
     base = artefact.read_lock(ubuntu.images, "ubuntu22.04")
     assert base is not None
     assert base.untrusted
@@ -111,7 +111,7 @@ def test_every_locked_wheel_is_for_python_3_10(ubuntu: Scene) -> None:
     assert b"127.0.0.1" not in (ubuntu.images / TAG / "lock.json").read_bytes()
 
 
-# Prints a hash of the code in each .pyc by path, without the references by which marshal shares objects.
+# Prints path and hash of the code in each .pyc. Marshal's references to objects do not change the hash.
 _MEANING = """
 import hashlib, marshal, pathlib, types
 
@@ -134,7 +134,7 @@ for path in sorted(pathlib.Path("/opt/venv").rglob("*.pyc")):
 
 
 def test_both_engines_give_the_same_image(small: Scene) -> None:
-    """Except for .pyc files, which Python 3.10 writes with other references: see docs/systems.md."""
+    """The images are equal, except for references in .pyc files of Python 3.10 (see docs/systems.md)."""
     allowed = ("--allow", str(ROOT / "torchkiln/data/parity.yaml"))
     ran = small.command("diff", "--json", "--exit-code", "--files", *allowed, "docker:ubuntu:theirs", TAG)
 
@@ -175,7 +175,7 @@ def test_a_command_runs_in_it_with_python_3_10(small: Scene) -> None:
 
 
 def test_the_image_is_marked_as_untrusted(small: Scene) -> None:
-    """In its labels, and in the commands' output."""
+    """The image's labels and the output of the commands mark it as untrusted."""
     labels = json.loads(small.docker("inspect", "--format", "{{json .Config.Labels}}", "ubuntu:ours"))
     inside = json.loads(small.command("run", TAG, "--", "cat", "/etc/torchkiln/image.json").stdout)
 

@@ -1,4 +1,4 @@
-"""Code for tests of the recipes: common imports, and runs like those of the command line."""
+"""Functions for tests of the recipes: they run code with the recipes imported, or a training run."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def batch_of(settings):
 
 
 def scene(code: str) -> Any:
-    """The `result` of *code*, with the recipes imported."""
+    """Run *code* with the recipes imported; returns the value of its variable `result`."""
     return result_of(START + code)
 
 
 def train(*words: str, before: str = "") -> dict[str, Any]:
-    """The values of a run with the options *words*."""
+    """Run recipes/train.py with the options *words*; returns the values that it reports."""
     found = scene(f"{before}\nresult = train.run(parse({['--device', 'cpu', *words]!r}))")
     assert isinstance(found, dict)
     return found

@@ -43,7 +43,7 @@ def message_of(call):
 
 
 def scene(kind: str, name: str, before: str = "", after: str = "", times: int = 1) -> Any:
-    """`result` after *before*, *times* calls of the page's code (as function `lines`), and *after*."""
+    """Run *before*, the page's code *times* times as the function `lines`, and *after*; returns `result`."""
     code = CODE[kind, name].replace('"cuda"', '"cpu"')
     return result_of(
         f"{START}\n{before}\ndef lines():\n{_global(code)}\nfor _ in range({times}): lines()\n{after}"
@@ -77,14 +77,14 @@ before = lambda: None
 
 
 def loop(kind: str) -> str:
-    """A training loop around the page's lines; each call computes the global `loss`."""
+    """A training loop that runs the page's lines; each iteration first computes the global `loss`."""
     code = CODE[kind, "step"].replace('"cuda"', '"cpu"')
     head = "def once():\n    global scale\n    loss = model(x).square().mean()\n"
     return head + textwrap.indent(code, "    ")
 
 
 def test_step_returns_nothing() -> None:
-    """So the branch never runs, neither scheduler nor update; without update, the second iteration fails."""
+    """`scaler.step` returns None: a branch on it never runs; without update, the next step fails."""
     rate = "\nresult = [message_of(once), optimizer.param_groups[0]['lr'], message_of(once)]"
     first, same, second = result_of(START + STEP + loop("wrong") + rate)
     assert (first, same) == ("", 0.1)
@@ -136,7 +136,7 @@ GRADIENT = "result = block.weight.grad is not None"
 
 
 def test_checkpoint_without_use_reentrant() -> None:
-    """The result is an error, or, with a layer after it, only a warning and a block that never learns."""
+    """The wrong code gives an error. With a layer after the block, it warns, and the block never learns."""
     assert failure("wrong", "checkpoint", BLOCK).startswith(
         "RuntimeError: element 0 of tensors does not require grad"
     )
@@ -160,7 +160,7 @@ torch.autograd.graph.save_on_cpu = Counted
 
 
 def test_offload_that_saves_nothing() -> None:
-    """Hooks around the backward pass move no tensor; with a manual copy, the graph keeps the original too."""
+    """Hooks around the backward pass move no tensor. With a manual copy, the graph keeps the original."""
     assert scene("wrong", "offload", OFFLOAD, "result = Counted.packed") == 0
     assert scene("right", "offload", OFFLOAD, "result = Counted.packed") > 4
     kept = "hidden = block(x)\ncopy = hidden.clone()\nsaved = hidden.grad_fn._saved_result.data_ptr()\n"
@@ -169,7 +169,7 @@ def test_offload_that_saves_nothing() -> None:
 
 
 def test_in_place_that_breaks_autograd() -> None:
-    """Only some operations do: ReLU after a linear layer may be in place."""
+    """Only some in-place operations break autograd: ReLU after a linear layer may be in place."""
     block = "block, x = nn.Linear(4, 4), torch.randn(2, 4)\n"
     assert "has been modified by an inplace operation" in failure("wrong", "in-place", block)
     assert failure("right", "in-place", block) == ""
@@ -186,14 +186,14 @@ whole, = torch.autograd.grad(functional.mse_loss(model(x), y), [model.weight])
 
 
 def test_the_rate_of_parts_of_a_batch() -> None:
-    """With the wrong lines, a step is N·√N times as long; without both factors it is that of the batch."""
+    """The wrong lines make a step N·√N times as long as that of the whole batch; the right lines, equal."""
     step = "result = float((rate * model.weight.grad).norm() / (base_rate * whole).norm())"
     assert scene("wrong", "rate", PARTS, step) == pytest.approx(8.0)
     assert scene("right", "rate", PARTS, step) == pytest.approx(1.0)
 
 
 def test_the_rate_of_a_larger_batch() -> None:
-    """One SGD step with N times the batch and the rate is close to N small steps; with √N it is too short."""
+    """An SGD step with N times the batch and N times the rate is close to N small steps; √N is too little."""
     code = (
         PARTS
         + """

@@ -14,7 +14,7 @@ import pytest
 from tools import recipes_record
 from torchkiln.util.places import ROOT
 
-# Replaces recipes.train: ends in the way that its first argument names, with or without a report.
+# Used in place of recipes.train: its first argument names how it ends, with or without a report.
 PROGRAM = """
 import json, os, signal, sys, time
 kind, report = sys.argv[1], sys.argv[sys.argv.index("--report") + 1]
@@ -50,7 +50,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def record(measure: ModuleType, folder: Path, kinds: Sequence[str], *words: str) -> dict[str, Any]:
-    """The written record of one row for each of *kinds*."""
+    """Measure one row for each of *kinds*; returns the record that measure.py writes."""
     from recipes.rows import Row
 
     measure.ROWS = [Row(kind, "alone", "") for kind in kinds]

@@ -78,17 +78,17 @@ def test_ddp_learns_what_one_process_does_with_the_double_batch(words: tuple[str
     two, one = compared("ddp", *words)
     assert two[0] == two[1]
     assert two[0] == pytest.approx(one, rel=1e-4 if words[-1:] == ("fp16",) else 1e-5)
-    assert one[0] != pytest.approx(one[-1], rel=1e-3)  # it moved
+    assert one[0] != pytest.approx(one[-1], rel=1e-3)  # the loss has changed
 
 
 def test_fsdp_learns_what_one_process_does() -> None:
-    """FSDP2, because FSDP1 refuses a CPU."""
+    """FSDP2 on two processes has the losses of one process. FSDP1 refuses a CPU."""
     two, one = compared("fsdp2", "--clip", "0.1")
     assert two[0] == pytest.approx(one, rel=1e-5)
 
 
 def test_two_processes_without_a_sampler_learn_what_one_does() -> None:
-    """A mutant of the tests above: every process gets the samples of the first."""
+    """A mutant of the tests above: without a sampler, each process gets the samples of the first process."""
     mutant = """
 real = data.DistributedSampler
 data.DistributedSampler = lambda *a, **k: real(*a, **k | {"num_replicas": 1, "rank": 0})

@@ -65,7 +65,7 @@ except Unavailable as error:
 
 
 def test_an_interrupted_save_keeps_the_last_checkpoint(tmp_path: Path) -> None:
-    """A run that is killed while it writes does not damage the file."""
+    """If a run is killed while it writes a checkpoint, the last complete checkpoint stays readable."""
     file = tmp_path / "run.pt"
     train("--steps", "1", "--save", str(file))
     before = file.read_bytes()

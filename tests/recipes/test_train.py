@@ -134,7 +134,7 @@ result = float((after - before).norm()) / norm
 
 
 def test_clipping_is_after_unscaling() -> None:
-    """An SGD step with rate 1 has the norm of the clipped gradient."""
+    """With rate 1, the length of an SGD step is the norm of the clipped gradient."""
     assert scene(CLIPPED) == pytest.approx(1.0, rel=1e-2)
 
 
@@ -176,7 +176,7 @@ result = [inputs, sorted(kinds)]
 
 
 def test_fp8_products_are_near_those_of_fp32() -> None:
-    """FP8 has a fraction of 3 bits, so results differ by 4 %; gradients have 2 bits."""
+    """FP8 has a fraction of 3 bits (2 for gradients), so results may differ by 4 %."""
     code = """
 torch.manual_seed(0)
 plain = nn.Linear(64, 32)
@@ -342,7 +342,7 @@ except Unavailable as error:
 
 
 def test_a_torch_without_a_scaler_for_the_cpu_uses_the_one_for_cuda() -> None:
-    """torch before 2.3 has no scaler for the CPU; that for CUDA is disabled on a CPU."""
+    """torch before 2.3 has only a scaler for CUDA, which is disabled on a CPU."""
     code = """
 import warnings
 warnings.simplefilter("ignore")

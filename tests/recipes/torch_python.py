@@ -1,4 +1,4 @@
-"""Runs code in forks of a Python process that has imported torch and the recipes; one per test process."""
+"""Run code in forks of a Python process that has imported torch and the recipes, one per test process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchkiln.util.places import ROOT
 __all__ = ["ENVIRON", "EXAMPLES", "PYTHON", "needs_torch", "result_of"]
 
 EXAMPLES = ROOT / "rootfs/opt/torchkiln/examples"
-# One thread: several are slow on a busy machine, and would add sums in varying order.
+# One thread: several threads are slow on a busy machine, and add numbers in varying order.
 ENVIRON = {
     "PYTHONPATH": str(EXAMPLES),
     "PYTHONDONTWRITEBYTECODE": "1",

@@ -1,4 +1,4 @@
-"""Runs a server in a thread while a context lasts."""
+"""Run a server in a thread while a context lasts."""
 
 from __future__ import annotations
 

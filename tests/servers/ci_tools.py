@@ -1,6 +1,6 @@
 """Stub programs for tests of workflows: each logs its arguments and writes the files that later steps read.
 
-`torchkiln` runs the real commands that are quick and need no network (REAL); `_kiln` replaces the others.
+The stub `torchkiln` runs quick commands without network really (REAL). `_kiln` replaces all other commands.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _make(words: list[str]) -> int:
 
 
 def main(name: str, *words: str) -> int:
-    """Run as the program *name*."""
+    """Behave like the program *name* with the arguments *words*; returns the exit code."""
     if name == "docker" and "--password-stdin" in words:
         note(name, *words, "<", sys.stdin.read())
         return 0

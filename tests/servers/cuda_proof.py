@@ -2,7 +2,7 @@
 
     python -m tests.servers.cuda_proof ARCHIVES RECORD
 
-*ARCHIVES*: a folder written by tests/servers/debian_cuda.py. They are served over HTTP in NVIDIA's layout,
+*ARCHIVES*: a folder of archives, written by tests/servers/debian_cuda.py. The archives are served over HTTP,
 locked by their hashes, and built twice: from that server, and from the folder into another cache. In the
 image nvcc compiles for sm_80 and sm_90 with the gcc 11 of its tools. *RECORD*: the output file, in
 JSON. It needs root, the package index and Debian's archive, and takes some minutes. Not in CI.

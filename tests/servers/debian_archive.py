@@ -1,6 +1,6 @@
 """A small Debian 12: a root with this host's dpkg and shell, and a signed archive of generated packages.
 
-With them, apt and dpkg really install packages, in seconds and without the real archive.
+With both, apt and dpkg install packages in seconds, without Debian's archive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FOLDERS += ("var/lib/dpkg/alternatives", "var/log", "opt/venv/bin")
 
 @dataclass(frozen=True, kw_only=True)
 class Deb:
-    """A package to make: `files` by path, `scripts` by name ("postinst"), more `control` fields."""
+    """A package to build: `files` by path, `scripts` by name ("postinst"), additional `control` fields."""
 
     name: str
     version: str = "1.0"
@@ -123,7 +123,7 @@ def _made(deb: Deb, place: Path) -> Path:
 
 
 def _root(place: Path) -> bytes:
-    """The tar of the root; it is temporarily unpacked to *place*."""
+    """The tar of the root file system; *place* is a temporary folder for its files."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         _fill(tar)

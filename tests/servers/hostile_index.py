@@ -1,4 +1,4 @@
-"""A hostile index with raw, possibly endless responses by path, and a lock from it with measured memory."""
+"""A hostile index that sends raw, possibly endless responses; and a `lock` with it, with measured memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def slowly(first: bytes, again: bytes, pause: float = 0.05) -> Pieces:
 
 
 def page(*wheels: tuple[str, bytes], more: str = "") -> bytes:
-    """An HTML page with these wheels."""
+    """An HTML index page with links to *wheels*; *more* are attributes of the links."""
     links = "".join(
         f'<a href="/files/{name}#sha256={hashlib.sha256(data).hexdigest()}"{more}>{name}</a>\n'
         for name, data in wheels
@@ -113,7 +113,7 @@ class HostileIndex(InBackground):
 
 
 def files(*wheels: tuple[str, bytes], beside: bool = False) -> Answer:
-    """Serve the wheels, with ranges; if *beside*, also their METADATA."""
+    """An answer with the files *wheels*, also by ranges; with *beside*, also their METADATA (PEP 658)."""
     by_name = dict(wheels)
 
     def answer(request: str) -> Pieces | None:
@@ -142,7 +142,7 @@ def ranged(data: bytes, byte_range: str) -> Pieces:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The result of a lock from a hostile index."""
+    """The result of `lock` with a hostile index."""
 
     kind: str  # the class of the error; "" if there was none
     code: int
@@ -162,7 +162,7 @@ REQUEST = IndexRequest(
 
 
 def lock_here() -> None:
-    """Lock from the index and with the cache in sys.argv, in this process, and print the Outcome."""
+    """Lock in this process, with the index and cache in sys.argv, and print the Outcome."""
     _, url, cache, seconds = sys.argv
     retry.pause = lambda *_: 0.0
     session.TOTAL = session.HEADERS = float(seconds)
@@ -182,13 +182,13 @@ def lock_here() -> None:
         result[2] = " ".join(f"{wheel.name}=={wheel.version}" for wheel in found)
     except KilnError as error:
         result = [type(error).__name__, error.exit_code, error.message]
-    # Not getrusage(), whose maximum includes the memory before exec.
+    # getrusage() cannot be used: its maximum includes the memory before exec.
     own = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
     sys.stdout.write(json.dumps([*result, own + highest]))
 
 
 def lock_from(url: str, cache: Path, *, timeout: float = 300) -> Outcome:
-    """Lock the project `demo` in a separate process.
+    """Lock the package `demo` in a separate process.
 
     :param timeout: seconds for a response.
     """

@@ -66,7 +66,7 @@ def metadata_of(wheel: bytes) -> bytes:
 
 @dataclass
 class Faults:
-    """Faults of files; each entry of a list is used once, other values apply to all responses."""
+    """Faults in responses with files. Each item of a list is for one response; other values are for all."""
 
     errors: list[int] = field(default_factory=list)  # statuses of the next responses
     short: list[int] = field(default_factory=list)  # the next bodies are cut after this many bytes

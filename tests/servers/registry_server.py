@@ -1,7 +1,7 @@
-"""A registry on this machine, in memory, that follows the distribution specification 1.1 exactly.
+"""A registry in memory, on this machine, that follows the OCI distribution specification 1.1 exactly.
 
-It resumes interrupted uploads, which Debian's docker-registry cannot, and can behave like other
-registries: other upload URLs, fields omitted from responses.
+Unlike Debian's docker-registry, it resumes interrupted uploads. It can behave like other registries:
+with other upload URLs, or with fields missing from responses.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _handler(server: RegistryServer) -> type[BaseHTTPRequestHandler]:
             if self.command == "POST":
                 self.begin(name, query)
                 return
-            with server.working(upload):  # a status request waits for a running upload
+            with server.working(upload):  # a status request waits for a PATCH in progress
                 self.go_on(name, upload, query)
 
         def go_on(self, name: str, upload: str, query: dict[str, str]) -> None:

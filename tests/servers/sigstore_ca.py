@@ -1,4 +1,4 @@
-"""Local replacements of Fulcio's certificate authority and of a timestamp authority (RFC 3161)."""
+"""A local certificate authority like Fulcio's, and a local timestamp authority (RFC 3161)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def octets(data: bytes) -> bytes:
 
 
 class Authority:
-    """A root certificate, an intermediate that signs, and a certificate log."""
+    """A root certificate, an intermediate certificate that signs, and a certificate transparency log."""
 
     def __init__(self) -> None:
         self.root_key, self.key, self.ct_key = new_key(), new_key(), new_key()

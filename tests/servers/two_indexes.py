@@ -1,4 +1,4 @@
-"""A local default index and a local PyTorch index, with small wheels and the real pins."""
+"""A local default index and a local PyTorch index: small wheels with the requirements of the real wheels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchkiln.util.places import ROOT
 from torchkiln.util.versions import numbers
 
 DEFAULT, OLD = "simple", "2020-01-01T00:00:00Z"
-_OLD_ENOUGH = {"numpy": "1.26.4", "setuptools": "69.5.1"}  # for the traps of the oldest releases
+_OLD_ENOUGH = {"numpy": "1.26.4", "setuptools": "69.5.1"}  # versions that the oldest torch releases need
 _CODE = b"__version__ = 'a test'\n"
 
 
@@ -67,8 +67,11 @@ def fill(server: IndexServer, torch: str, variant: str, python: str, companions:
 
 
 def _pins(facts: Facts, release: Release, variant: str) -> dict[str, str]:
-    """The pins of NVIDIA's packages in the real wheel's METADATA: one set for all releases for CUDA 11.8, or
-    none for the first ones, whose wheels contain the libraries."""
+    """The versions of NVIDIA's packages that the METADATA of the real wheel requires.
+
+    All releases for CUDA 11.8 require the same versions. The first releases require none, because their
+    wheels contain the libraries.
+    """
     assert variant == "cu118", variant
     wheels = release.variant(variant)
     if wheels.bundled:
@@ -107,7 +110,7 @@ class IndexWorkspace:
         return open_index(self.environ(index), Store(self.cache))
 
     def kiln(self, *words: str, index: str | None = "untrusted+") -> subprocess.CompletedProcess[str]:
-        """Run a command, as a user types it."""
+        """Run a torchkiln command in the workspace; *index* as in `environ`."""
         images = () if words[0] == "run" else ("--images", str(self.images))
         return forked.run((words[0], *images, *words[1:]), env=self.environ(index), cwd=self.root)
 

@@ -77,7 +77,7 @@ def cpython(minor: str) -> Path | None:
 
 
 def require(system: OperatingSystem = JAMMY, *, empty: bool = False) -> None:
-    """Skip if something that `make` needs is missing."""
+    """Skip the test if `make` needs a program that this machine does not have."""
     programs = {"dpkg": "dpkg-deb", "gnupg": "gpg"}
     for name in ("mmdebstrap", *programs) if empty else ("mmdebstrap", *programs, "apt", "gcc"):
         if shutil.which(programs.get(name, name)) is None:

@@ -1,8 +1,7 @@
 """Most mutants are part of `make proof` and `make gpu-mutants`, because mutants that run torch take minutes.
 
-`make mutants` runs all, and writes proved.json if they pass. With TORCHKILN_MUTANTS=SEED, as in `.ci/run`,
-only a random sixteenth runs if the suite, the mutants and torch have not changed since then; without it, all
-run.
+`make mutants` runs all mutants, and writes proved.json if they pass. With TORCHKILN_MUTANTS=SEED, as in
+`.ci/run`, only a random sixteenth runs if the suite, the mutants and torch are those of proved.json.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _CHOICE = os.environ.get("TORCHKILN_MUTANTS", "")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the slow tests of this folder; leave most of them out if they passed with the same files."""
+    """Mark the slow tests of this folder `proof`; deselect most if they passed with the same files."""
     here = (item for item in items if item.path.parent == HERE)
     slow = [item for item in here if QUICK.isdisjoint((item.path.stem, item.name.partition("[")[0]))]
     for item in slow:
@@ -53,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Record that all mutants passed; not if only a part ran, or if all were skipped."""
+    """Write proved.json if all mutants ran and passed."""
     if _CHOICE != "record" or exitstatus or not PYTHON or "PYTEST_XDIST_WORKER" in os.environ:
         return
     options, named = session.config.option, {Path(name).resolve() for name in session.config.args}

@@ -1,7 +1,7 @@
-"""Run a check in a mutant: the environment or torch is broken on purpose, never the check.
+"""Run a smoke check in a mutant: the environment or torch is broken on purpose, never the check.
 
-The broken environment is a venv on top of the environment that has torch. A .pth file in the venv runs the
-mutant's code whenever its Python starts: in the check's process, and in each rank that the check starts.
+The mutant is a venv on top of the environment with torch. A .pth file in the venv runs code that breaks torch
+when Python starts: in the process of the check, and in each rank that the check starts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PYTHON = os.environ.get("TORCHKILN_TORCH_PYTHON") or (
 needs_torch = pytest.mark.skipif(
     not PYTHON, reason="no torch here: set TORCHKILN_TORCH_PYTHON to an interpreter that has it"
 )
-# The test times a GPU or fills its memory, so no other test may run at the same time.
+# The check measures times of a GPU or fills its memory, so no other test may run at the same time.
 alone = pytest.mark.alone
-# In a separate namespace, so that the mutant's functions find its other definitions.
+# The mutant's code runs in its own namespace, in which its functions find their globals.
 # Only once, because some Pythons read the file twice if lib64 is a link to lib.
 _HOOK = (
     "import os, sys; 'kiln_mutant' in sys.modules or sys.modules.update(kiln_mutant=os) or "
@@ -124,16 +124,16 @@ def _node(id: str) -> str:
 
 
 def pytest_folder() -> str:
-    """The folder of this process's pytest, to be appended to the other interpreter's path."""
+    """The folder of this process's pytest, which is appended to the path of the mutant's Python."""
     return str(Path(pytest.__file__).parent.parent)
 
 
 def torch_prints(code: str, mutant: str = "") -> Any:
-    """The JSON in the last line that *code* prints, run by PYTHON after *mutant*, with the suite loaded."""
+    """Run *mutant*, then *code*, in PYTHON with the suite loaded; returns the JSON in the last line."""
     head = f"import json, pathlib, runpy, sys\nsys.path.append({pytest_folder()!r})\n"
     head += f"runpy.run_path('{SUITE}/one.py')['load_suite'](pathlib.Path('{SUITE}'))"
     command = [PYTHON, "-I", "-B", "-c", "\n".join((mutant, head, code))]
-    # One thread, because threads that wait for each other are slow on a busy machine.
+    # One thread: several threads wait for each other, and are slow on a busy machine.
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])

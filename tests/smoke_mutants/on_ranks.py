@@ -1,4 +1,4 @@
-"""Run mutants of checks that use several GPUs: on real GPUs, and on ranks with fake GPUs."""
+"""Run mutants of checks that use several GPUs, on real GPUs, or with fake GPUs (pretend_ranks.py)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tried(id: str, tmp_path: Path, mutant: str = "", *, pretend: bool, **env: st
 
 
 def broken_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> list[str]:
-    """The names of the values that *mutant* broke, without the value that detects fake GPUs."""
+    """The values that *mutant* moves out of bounds, without the value that fake GPUs always violate."""
     result = tried(id, tmp_path, mutant, pretend=pretend, **env)
     names, detects = broken(result), "joined" if id == "hang" else "backend"
     assert result["outcome"] == ("failed" if names else "passed")

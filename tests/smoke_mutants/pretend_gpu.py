@@ -1,9 +1,8 @@
-"""A CPU in place of a GPU (torch 2.4 or newer): "cuda" tensors become CPU tensors, and their bytes are
-counted.
+"""A fake GPU (torch 2.4 or newer): "cuda" tensors become CPU tensors, and their bytes are counted.
 
-No check may pass here, because each one measures the device of its tensors. All other values are within
-their bounds, so that mutants can be distinguished without a GPU. Times, kernels and the allocator's segments
-are not imitated.
+No check may pass with the fake GPU, because each check measures the device of its tensors. All other values
+are within their bounds. So tests without a GPU show which values a mutant breaks. Times, kernels and the
+segments of the allocator are not imitated.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 
 class Redirect(TorchFunctionMode):
-    """Run calls for "cuda" on the CPU; under autocast, run in FP32 what CUDA's autocast runs in FP32."""
+    """Run calls for "cuda" on the CPU; under autocast, functions that CUDA runs in FP32 run in FP32."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -35,7 +34,7 @@ class Redirect(TorchFunctionMode):
 class Account(TorchDispatchMode):
     """The bytes of all live storages, their peak, and the bytes that an allocator would reserve.
 
-    Pinned memory belongs to the host: it is ordinary memory here, and is not counted.
+    Pinned memory belongs to the host: the fake GPU uses ordinary memory for it, and does not count it.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Ranks with a fake GPU each: gloo in place of NCCL, and tensors on the CPU.
+"""Ranks that each have a fake GPU: gloo in place of NCCL, and tensors on the CPU.
 
-Run before a check with several GPUs, it shows without one that all its values are within their bounds, and
-which of them a mutant breaks. The back end is reported as gloo, so that no check passes here. Links and
-speed are not imitated.
+This code runs before a check for several GPUs. Without GPUs, it shows that the values of the check are within
+their bounds, and which values a mutant breaks. It reports gloo as the backend, so that no check passes. Links
+and speed are not imitated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Redirect(TorchFunctionMode):
 
 
 def held() -> int:
-    """The bytes of all live tensors that are not marked as the host's."""
+    """The bytes of all live tensors that are not marked as tensors of the host."""
     tensors = [candidate for candidate in gc.get_objects() if isinstance(candidate, torch.Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors if not hasattr(tensor, "of_host")]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

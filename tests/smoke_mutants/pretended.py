@@ -1,4 +1,4 @@
-"""Run checks in broken environments, on a real GPU or on a CPU in its place."""
+"""Run smoke checks in mutants, on a real GPU or on the fake GPU of pretend_gpu.py."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ anywhere = pytest.mark.parametrize(
 
 
 def broken_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> list[str]:
-    """The names of the values that *mutant* broke in the check *id*, without those of the device."""
+    """The values of the check *id* that *mutant* moves out of bounds, without the values for the device."""
     return [line.split(":")[0] for line in faults_by(mutant, id, tmp_path, pretend=pretend, **env)]
 
 
 def faults_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> list[str]:
-    """The values that *mutant* broke in the check *id*, as `broken_by`, with the whole message of each."""
+    """Like `broken_by`, with the whole message for each value."""
     result = _result(mutant, id, tmp_path, pretend, env)
     lines = result["message"].splitlines()
     assert result["outcome"] == ("failed" if lines else "passed")
@@ -39,7 +39,7 @@ def faults_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str
 
 
 def fails_with(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> str:
-    """The message of the check *id* if *mutant* ends it early."""
+    """The message of the check *id*, which *mutant* ends early."""
     result = _result(mutant, id, tmp_path, pretend, env)
     assert result["outcome"] == "failed"
     return str(result["message"])
@@ -61,7 +61,7 @@ def _of_device(line: str) -> bool:
 
 
 def skip_unless_it_applies(check: str) -> None:
-    """Skip the test if the runner, by the same facts, would skip *check*."""
+    """Skip the test if the runner would skip *check* with the facts of this environment."""
     if fact := not_applicable(check, environment(), _capability()):
         pytest.skip(f"not applicable: {fact}")
 
@@ -81,8 +81,8 @@ int cudnnGetProperty(int which, int *value) {{
 }}
 """
 
-# rtld-audit(7): the loader calls this for each name that it searches. Not NULL for a hidden one: the error
-# would lack the name, which it has where a file is missing.
+# rtld-audit(7): the loader calls this function for each name that it searches. For a hidden library, it does
+# not return NULL: the loader's error would then lack the name, unlike the error for a missing file.
 _AUDIT = """
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -102,7 +102,7 @@ def another_cudnn(folder: Path, version: tuple[int, int, int]) -> dict[str, str]
     """The environment in which another cuDNN is found first, which returns *version*."""
     major, minor, patch = version
     number = major * (10_000 if major >= 9 else 1_000) + minor * 100 + patch
-    # Not by cuDNN's own soname: the loader would take it for the library that torch needs, and miss the rest.
+    # This library has no cuDNN soname: the loader would use it for torch, which needs cuDNN's other symbols.
     source = _CUDNN.format(number=number, major=major, minor=minor, patch=patch)
     return {"LD_PRELOAD": str(_built(folder / "libanother_cudnn.so", source))}
 

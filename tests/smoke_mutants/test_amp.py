@@ -84,7 +84,7 @@ BLIND_IN_FUSED = SCALER + (
     "    return found\n"
     "amp.GradScaler._check_inf_per_device = check\n"
 )
-# The kernel takes the step although the scaler found an inf.
+# The optimizer's kernel takes the step although the scaler has found an inf.
 FUSED_ALWAYS_STEPS = """
 import torch
 real = torch._fused_adamw_
@@ -98,7 +98,7 @@ FOREACH_ALWAYS_STEPS = SCALER + (
     "    return real(self, optimizer, state, *more, **options)\n"
     "amp.GradScaler._maybe_opt_step = step\n"
 )
-# An optimizer's step is skipped if a gradient of an earlier one is not finite.
+# An optimizer's step is skipped if a gradient of an earlier optimizer is not finite.
 SKIPS_TOGETHER = SCALER + (
     "real = amp.GradScaler._maybe_opt_step\n"
     "def step(self, optimizer, state, *more, **options):\n"
@@ -155,7 +155,7 @@ SCALER_MUTANTS = {
     "a scale that never grows": (NEVER_GROWS, ["scales"]),
     "a scale that is never halved": (NEVER_BACKS_OFF, ["scale_not_halved"]),
 }
-# By a pattern of the cases that fail, too.
+# As above, with a pattern for the cases that fail as the third item.
 OVERFLOW_MUTANTS = {
     "blind to NaN": (SEES_NO_NAN, MISSED, ": nan"),
     "blind to inf": (SEES_NO_INF, MISSED, ": inf"),
@@ -195,7 +195,7 @@ def test_cuda_passes_in_a_sound_environment(tmp_path: Path) -> None:
 @needs_torch
 @pytest.mark.parametrize("id", ["autocast-matmul", "bf16", "grad-scaler", "clip", "accumulate"])
 def test_it_fails_without_a_gpu(id: str, tmp_path: Path) -> None:
-    """No check uses the CPU instead of a GPU; a torch without CUDA is a mutant of this test, too."""
+    """Without a GPU, no check uses the CPU instead. A torch without CUDA is also a mutant here."""
     result = check(id, tmp_path, CUDA_VISIBLE_DEVICES="")
     assert result["outcome"] == "failed"
     assert re.search("CUDA|NVIDIA", result["message"])
@@ -209,7 +209,7 @@ def test_cuda_fails_without_a_gpu(tmp_path: Path) -> None:
 
 @needs_gpus(1)
 def test_cuda_fails_if_torch_finds_no_gpu(tmp_path: Path) -> None:
-    """As with a torch that was built for the CPU only."""
+    """The check fails as with a torch that was built for the CPU only."""
     result = check("cuda", tmp_path, "import torch\ntorch.cuda.is_available = lambda: False\n")
     assert (result["outcome"], broken(result)[0]) == ("failed", NO_GPU)
     assert result["measured"]["exposed"] >= 1

@@ -23,7 +23,7 @@ class BFloat(torch.autocast):
         super().__init__(device, **(options | {"dtype": torch.bfloat16}))
 torch.autocast = BFloat
 """
-# The product is FP32's, and only the result is rounded to half precision.
+# The product is computed in FP32, and only its result is rounded to half precision.
 ROUNDED_LATE = """
 import torch
 real = torch.Tensor.__matmul__
@@ -65,7 +65,7 @@ FUNCTIONS = {
     **dict.fromkeys(CONVOLUTIONS, "torch.nn.functional"),
 }
 
-# Kernels of half precision whose results are off by 5 %, if a sum has more than so many terms.
+# Half-precision kernels whose results are wrong by 5 % if a sum has more than a number of terms.
 NOISE = """
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,4 +1,4 @@
-"""Mutants of benchmark, and its parts that need no GPU: encoder, training step, search, curves."""
+"""Mutants of the check `benchmark`, and tests of parts that need no GPU: encoder, step, search, curves."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_benchmark_passes_in_a_sound_environment(tmp_path: Path) -> None:
 @alone
 @needs_gpus(1)
 def test_without_autocast_every_bound_fails(tmp_path: Path) -> None:
-    """The type of the output, speed, memory and largest batch, at both lengths."""
+    """Output type, speed, memory and largest batch are out of bounds, for both sequence lengths."""
     result = check("benchmark", tmp_path, NO_AUTOCAST, limit=LIMIT)
     assert result["outcome"] == "failed"
     assert broken(result) == [
@@ -73,7 +73,7 @@ def test_without_autocast_every_bound_fails(tmp_path: Path) -> None:
 @alone
 @needs_gpus(1)
 def test_tf32_is_not_accepted_as_fp32(tmp_path: Path) -> None:
-    """The other values may pass, because FP32 is then as fast; the error of the product detects TF32."""
+    """Other values may pass, because TF32 makes FP32 fast. The error of the product shows TF32."""
     result = check("benchmark", tmp_path, ALWAYS_TF32, limit=LIMIT)
     assert result["outcome"] == "failed"
     assert broken(result)[0] == "fp32_product_error"
@@ -91,7 +91,7 @@ def test_an_optimizer_without_effect_fails(tmp_path: Path) -> None:
 @alone
 @needs_gpus(1)
 def test_a_host_that_is_too_slow_for_the_gpu_fails(tmp_path: Path) -> None:
-    """In BF16, because the GradScaler of FP16 waits for the GPU in each step."""
+    """The test uses BF16: with FP16, the GradScaler waits for the GPU in each step."""
     result = check("benchmark", tmp_path, SLOW_HOST, limit=LIMIT)
     names = {f"largest_launch_share_{length}" for length in LENGTHS}
     assert "largest_launch_share_512" in broken(result)
@@ -108,7 +108,7 @@ def test_benchmark_fails_without_a_gpu(tmp_path: Path) -> None:
 
 @needs_torch
 def test_the_encoder_has_the_parameters_of_bert_base() -> None:
-    """Counted from its published shape, and from its weights."""
+    """The published shape of BERT-base and the encoder's weights have the same number of parameters."""
     vocabulary, positions, width, inner = 30522, 512, 768, 3072
     norm = 2 * width
     layer = 4 * (width * width + width) + 2 * width * inner + inner + width + 2 * norm
@@ -125,7 +125,7 @@ print(json.dumps([PARAMETERS, sum(weight.numel() for weight in made.parameters()
 
 @needs_torch
 def test_a_layer_is_torchs_own_encoder_layer() -> None:
-    """With the same weights it gives the same numbers."""
+    """With the same weights, both layers give the same numbers."""
     code = f"""
 import torch
 from smoke_tests.encoder import Layer, Shape
@@ -178,7 +178,7 @@ torch.cuda.get_device_name = lambda: "pretended"
 torch.cuda.mem_get_info = lambda: (1 << 30, 1 << 30)
 torch.cuda.set_per_process_memory_fraction = lambda part: room.__setitem__(0, part * (1 << 30))
 """
-# Like SLOW_HOST, with the clock of the small fake GPU.
+# Like SLOW_HOST, but with the clock of the small fake GPU.
 SLOW_CLOCK = """
 class Slow(torch.autocast):
     def __exit__(self, *raised):
@@ -225,7 +225,7 @@ print(json.dumps([result.measured, result.faults()]))
 @needs_torch
 @without_gpu
 def test_each_bound_fails_on_a_small_fake_gpu(mutant: str, names: list[str]) -> None:
-    """Except for the logits, which detect the fake."""
+    """Each mutant breaks its values. The logits are always out of bounds, because they show the fake GPU."""
     measured, faults = torch_prints(SMALL_CHECK, PRETEND + SMALL_GPU + mutant)
     where = {f"logits_{length}" for length in LENGTHS}
     found = [fault.split(":")[0] for fault in faults]

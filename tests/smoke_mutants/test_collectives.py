@@ -32,7 +32,7 @@ NOTHING = """
 import torch.distributed as dist
 dist.all_reduce = lambda tensor, *more, **options: None
 """
-# Rank 1 sends its elements, and keeps them.
+# Rank 1 sends its elements, but does not replace them by received ones.
 WRONG_ON_ONE = """
 import torch.distributed as dist
 real = dist.all_reduce

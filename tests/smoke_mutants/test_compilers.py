@@ -46,7 +46,7 @@ held = torch.zeros(64, device="cuda")
 def run():
     NAME[(1,)](held, 64, SIZE=64)
 """
-# torch.compile compiles and runs an unrelated kernel, and runs the function in eager mode.
+# torch.compile compiles and runs another kernel, but runs the function in eager mode.
 BESIDE = """
 import sys, torch
 sys.path.append({folder!r})
@@ -111,7 +111,7 @@ def test_compile_gpu_fails_if_eager_runs_as_well(kernel: str, names: list[str], 
 
 @needs_gpus(1)
 def test_compile_gpu_fails_if_the_compiled_result_is_discarded(tmp_path: Path) -> None:
-    """All kernels of the function are launched, and those of eager mode, too."""
+    """Both the compiled kernels and the kernels of eager mode are launched."""
     skip_unless_it_applies("compile-gpu")
     assert broken(check("compile-gpu", tmp_path, DISCARDED)) == EAGER_RAN
 
@@ -147,7 +147,7 @@ TRACE = """
 
 @needs_torch
 def test_a_trace_is_read_as_launches_and_operators() -> None:
-    """Only kernels that the GPU ran are launches; a program can give annotations any name."""
+    """Only kernels on the GPU count as launches, because a program can give annotations any name."""
     code = f"""
 from smoke_tests.launches import parse
 seen = parse(json.loads({TRACE!r}))

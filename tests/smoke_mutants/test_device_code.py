@@ -1,4 +1,4 @@
-"""Mutants of device-code: images that were cut for 9.0 wrongly. Needs no GPU."""
+"""Mutants of the check `device-code`: images that were cut for capability 9.0 incorrectly. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from torchkiln.smoke.runner_output import parse_output
 from torchkiln.smoke.suite import load_suite
 
 LIBRARY, SECOND, SMALL = "torch/lib/libtorch_cuda.so", "torch/lib/liblinalg.so.1", "torch/lib/libsmall.so"
-# Containers as in torch, cuDNN, cuBLASLt and cuSPARSE. For 9.0, the second keeps its PTX, and the last is not
-# cut, because it has no code for that GPU.
+# Containers like those of torch, cuDNN, cuBLASLt and cuSPARSE. For 9.0, the second container keeps its PTX,
+# and the last is not cut, because it has no code for 9.0.
 CONTAINERS: Sequence[Sequence[Code]] = (
     (Code(80), Code(86), Code(90), Code(90, flags=ONE_CHIP | 0x2011), Code(90, PTX)),
     (Code(70, PTX), Code(80)),
@@ -192,7 +192,7 @@ def _needed_ptx(scene: Scene) -> None:
 
 
 def _needed_container(scene: Scene) -> None:
-    """A container is not cut, or has code for the GPU."""
+    """Zero the code in a container that must not be cut."""
     place = next(place for place in scene.places[LIBRARY] if place.container == 4 and place.code.arch == 80)
     scene.write(LIBRARY, zeroed((scene.site / LIBRARY).read_bytes(), [place]))
 
@@ -253,7 +253,7 @@ def _uninstalled(scene: Scene) -> None:
 def test_each_difference_is_found(
     scene: Scene, tmp_path: Path, mutate: Callable[[Scene], None], expected: dict[str, str]
 ) -> None:
-    """Although the RECORD of the image has the hashes of its files, so that `lock` would pass."""
+    """Each is found, although RECORD has the hashes of the changed files, so that `lock` would pass."""
     mutate(scene)
     found = scene.run(tmp_path)
     faults = {line.split(":")[0]: line for line in found["message"].splitlines()}
@@ -309,7 +309,7 @@ def _for(scene: Scene, gpus: Sequence[str], zero: Callable[[Placed], bool]) -> N
 
 
 def test_several_gpus_keep_the_code_of_each(scene: Scene, tmp_path: Path) -> None:
-    """8.6 executes sm_86, and sm_80 where there is no sm_86; 9.0 compiles compute_70."""
+    """A GPU of 8.6 loads sm_86, or sm_80 if there is no sm_86. A GPU of 9.0 compiles compute_70."""
     zero = {(0, 80, MACHINE), (0, 90, PTX), (3, 100, MACHINE), (3, 50, LTO), (3, 120, PTX), (4, 80, MACHINE)}
     _for(
         scene,

@@ -43,7 +43,7 @@ torch.cuda.synchronize()
 print("held", flush=True)
 sys.stdin.read()
 """
-# Starts with free memory, which another process then allocates.
+# The check starts with free memory, then another process allocates it.
 CROWDED = f"""
 import subprocess, sys
 HOLD = {HOLD!r}
@@ -209,7 +209,7 @@ def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
 
 @anywhere
 def test_a_rank_killed_from_outside(mutant: str, tmp_path: Path) -> None:
-    """As when the kernel kills it for lack of memory: the rank is named, and the image is not at fault."""
+    """A rank is killed, as by the kernel for lack of memory. The message names the rank, not the image."""
     suite = ranks(tmp_path)
     hand = threading.Thread(target=kill, args=(suite, 1))
     hand.start()

@@ -74,7 +74,7 @@ def test_cudnn_fails_without_the_library_itself(tmp_path: Path) -> None:
 def test_cudnn_fails_if_another_implementation_computes(tmp_path: Path) -> None:
     result = check("cudnn", tmp_path, "import torch\ntorch.backends.cudnn.enabled = False")
     assert broken(result)[:3] == ["acceptable", "convolution_by", "recurrent_by"]
-    # The libraries that were not used then, unless a version check loads them.
+    # Then cuDNN's libraries are not in use either, unless a version check has loaded them.
     assert set(broken(result)[3:]) <= {"libraries_not_used"}
 
 
@@ -102,7 +102,7 @@ def test_cudnn_fails_if_tf32_cannot_be_disabled(tmp_path: Path) -> None:
 
 @needs_gpus(1)
 def test_cudnn_fails_if_the_environment_forces_tf32(tmp_path: Path) -> None:
-    """cuBLAS obeys the variable; convolutions still run on engines without tensor cores."""
+    """cuBLAS follows the variable. Convolutions still run without tensor cores."""
     result = check("cudnn", tmp_path, NVIDIA_TF32_OVERRIDE="1")
     assert "product_error" in broken(result)
     assert set(broken(result)) <= {name for name in result["measured"] if name.endswith("_error")}

@@ -132,7 +132,7 @@ def test_the_list_of_exceptions_is_only_for_the_installed_version() -> None:
     ],
 )
 def test_plugins_may_be_unresolved_in_any_version(file: str, soname: str, expected: bool) -> None:
-    """A new release of the library has other plug-ins, and must not need a new list."""
+    """The list of plug-ins matches any version, so a new release of a library needs no new list."""
     wheels = [{"name": "nvidia-nvshmem-cu13", "version": "9.9"}, {"name": "triton", "version": "4.0"}]
     site = "lib/python3.11/site-packages"
     pair = [f"{site}/{file}", soname]
@@ -204,7 +204,7 @@ def test_an_entry_that_does_not_occur_below_the_target_is_reported(linked: Path)
 
 
 def test_the_packages_must_be_those_of_the_locked_python(linked: Path) -> None:
-    """The folder of a third Python is not a link to them."""
+    """The folder of a third Python is not a link to the packages, so the check fails."""
     (linked / LIBRARIES / "liba.so.1").unlink()
     assert broken(run(linked, python="3.10.1")) == ["unresolved_not_listed", "listed_but_resolved"]
 

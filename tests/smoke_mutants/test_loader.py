@@ -10,7 +10,7 @@ from tests.smoke_mutants.mutant import broken, check, needs_gpus, needs_torch, w
 from tests.smoke_mutants.pretended import PRETEND
 
 PINS_NOTHING = "import torch\ntorch.Tensor.pin_memory = lambda self, *device: self"
-# As if the caller had not passed non_blocking=True.
+# Copies behave as if the caller had not passed non_blocking=True.
 WAITS = (
     "import torch\nreal = torch.Tensor.copy_\n"
     "torch.Tensor.copy_ = lambda self, source, non_blocking=False: real(self, source)"

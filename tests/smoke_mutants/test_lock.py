@@ -189,7 +189,7 @@ def test_byte_code_for_the_bases_python_is_accepted_below_the_link(linked: Path)
 
 
 def test_byte_code_for_another_python_is_stale_in_an_ordinary_image(linked: Path) -> None:
-    """The image has no link; a folder of the other Python beside the packages changes nothing."""
+    """The image has no link. A folder of the other Python next to the packages changes nothing."""
     lib = linked.parents[1]
     (lib / f"python{OWN}").unlink()
     (lib / f"python{BASE}").rename(lib / f"python{OWN}")
@@ -202,7 +202,7 @@ def test_byte_code_for_another_python_is_stale_in_an_ordinary_image(linked: Path
 
 @pytest.mark.parametrize("target", ["python3", "python", f"../python{BASE}", "python2.7"])
 def test_another_link_accepts_no_byte_code_for_the_bases_python(linked: Path, target: str) -> None:
-    """Such as a link to a folder without a Python version, out of lib, or to the folder of a third Python."""
+    """For example, a link to a folder without a Python version, out of lib, or of a third Python."""
     lib = linked.parents[1]
     (lib / f"python{OWN}").unlink()
     (lib / f"python{BASE}").rename(lib / target)

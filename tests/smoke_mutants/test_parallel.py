@@ -1,4 +1,4 @@
-"""Mutants of ddp, ddp-amp and fsdp: ranks that train alone, die or are not sharded."""
+"""Mutants of ddp, ddp-amp and fsdp: ranks train alone, ranks die, or weights are not sharded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broken environments of shared_objects.py, tested with a fake cuDNN: each causes its fault."""
+"""`another_cudnn` and `without_library` of pretended.py cause their faults; tested with a fake cuDNN."""
 
 from __future__ import annotations
 

@@ -188,9 +188,7 @@ def test_withdraw_moves_no_tag_to_an_image_cleared_by_an_unknown_key(scene: Scen
     done = scene.publisher.run("withdraw", f"{scene.target}:v2.7", *key)
 
     assert done.exit_code == 0, done.exception
-    assert "v2.7" not in scene.there.manifests or (
-        scene.there.manifests["v2.7"] != scene.there.manifests[evil.manifest]
-    )
+    assert "v2.7" not in scene.there.manifests
 
 
 def test_withdraw_ignores_moved_dated_tags(scene: Scene) -> None:

@@ -20,7 +20,7 @@ from gpu_walk.results import result_of
 from gpu_walk.startup import startup
 
 COUNT, SEED, CHUNK = 500, 2026, 50
-AT_ONCE = 6  # processes; after an illegal access, the GPU is unusable for this process, but not for others
+AT_ONCE = 6  # processes: after an illegal access, a process cannot use the GPU any more, but others can
 
 
 def main(target: str) -> None:
@@ -58,7 +58,7 @@ def print_part(part: str) -> None:
         for name, call in LIBRARIES[part]():
             print(json.dumps([f"{part} {name}", result_of(call)]), flush=True)
         return
-    # Only here, because the import forbids to set flags, which the libraries need.
+    # Imported late: after this import, torch's flags cannot be set, but the libraries' calls set flags.
     from gpu_walk.operators import operators
 
     for name, result in operators(COUNT, SEED, slice(int(part), int(part) + CHUNK)):

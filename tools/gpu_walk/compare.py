@@ -17,7 +17,7 @@ _CLOSE = 1e-3  # relative difference of sums of absolute values; float16 with at
 
 
 def verdict(full: Mapping[str, Any], thin: Mapping[str, Any]) -> str:
-    """The verdict on two results of one call: one of KINDS."""
+    """How the results of the same call in both images differ: one of KINDS."""
     if "error" in full or "error" in thin:
         return "identical" if full == thin else "different"
     if full["shapes"] != thin["shapes"]:

@@ -137,7 +137,7 @@ def _convolved(
     function = getattr(F, f"conv_{kind}{dims}d" if kind else f"conv{dims}d")
     x = rand(2, 16, *(12,) * dims, dtype=dtype).to(memory_format=layout).requires_grad_()
     weight = rand(16, 16 // groups, *(size,) * dims, dtype=dtype).to(memory_format=layout).requires_grad_()
-    # A limit of 0: all engines. The operator database forbids to assign these flags.
+    # A limit of 0 tries all engines. These flags cannot be set after the import of the operator database.
     with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, benchmark_limit=0):
         y = function(x, weight, groups=groups)
         return [y, *torch.autograd.grad(y, [x, weight], torch.ones_like(y))]

@@ -22,7 +22,7 @@ def result_of(call: Callable[[], Any]) -> dict[str, Any]:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return _described([value.detach() for value in values])
-    # An error of a library is a result, too, which must be the same in both images.
+    # An error of a library is also a result: both images must give the same error.
     except Exception as error:
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]}
 

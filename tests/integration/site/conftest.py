@@ -15,7 +15,7 @@ from torchkiln.site.folder import write_folder
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[tuple[Page, list[str]]]:
-    """A page and the list of its errors; asserts at the end that it requested files only."""
+    """A page and the list of its errors. At the end, the page must have requested only `file:` URLs."""
     with browsing() as (page, _):
         asked: set[str] = set()
         faults: list[str] = []
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(browser: tuple[Page, list[str]]) -> Iterator[Page]:
-    """The page in its initial state; asserts at the end that its console is empty."""
+    """The page in its initial state. At the end, the browser's console must have no errors."""
     found, faults = browser
     found.set_viewport_size({"width": 1280, "height": 900})
     found.emulate_media(color_scheme="light")

@@ -1,4 +1,4 @@
-"""The Chinese pages of `ls --site` in a browser: all texts are Chinese, after any action of a reader."""
+"""The Chinese pages of `ls --site` in a browser: all texts are Chinese, also after each action of a user."""
 
 from __future__ import annotations
 

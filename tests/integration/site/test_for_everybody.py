@@ -1,4 +1,4 @@
-"""The pages of `ls --site` in a browser: both languages, keyboard, colours, phone, axe, hostile records."""
+"""The pages of `ls --site` in a browser: language, keyboard, colours, phone, axe, hostile records."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _COLOURS = '{runOnly: {type: "rule", values: ["color-contrast", "link-in-text-bl
 
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_is_for_everybody(page: Page, folder: Path, path: str) -> None:
-    """With everything opened: one language, no fault by axe in both themes, and no scrolling on a phone.
+    """Open all details: the page has one language, and axe finds no fault in the light and the dark theme.
 
-    axe has the rules of WCAG AA and of good practice; a Chinese page has the structure of the English one.
+    On a phone, the page does not scroll sideways. axe checks WCAG AA and best practices. It checks English
+    pages only, because Chinese pages have the same structure.
     """
     chinese = path.startswith("zh/")
     visit(page, folder, path)
@@ -80,7 +81,7 @@ def test_the_colours_follow_the_system(page: Page, folder: Path) -> None:
 
 
 def test_the_reader_chooses_the_colours_for_all_pages(page: Page, folder: Path) -> None:
-    """With the keyboard; other pages and the other language keep the choice, until "System" is selected."""
+    """The keyboard is enough. All pages in both languages keep the choice, until "System" is selected."""
     visit(page, folder, "index.html")
     page.locator(".language").focus()
     page.keyboard.press("Tab")
@@ -102,9 +103,10 @@ def test_the_reader_chooses_the_colours_for_all_pages(page: Page, folder: Path) 
 
 
 def test_the_first_picture_has_the_chosen_colours(page: Page, folder: Path) -> None:
-    """The attribute is set before the body exists; a stored value that is not an option is ignored.
+    """The script sets the theme before the body exists, and ignores a stored value that is not an option.
 
-    Another process of the browser may render the next page, and may read the stored value a moment later.
+    The test repeats each visit, because another process of the browser may render the next page. This process
+    may see the new value in localStorage a moment later.
     """
     assert page.context.browser
     other = page.context.browser.new_page()

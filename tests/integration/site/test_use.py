@@ -76,7 +76,7 @@ def resolved() -> list[Resolution]:
 
 
 def expected_of(driver: str, gpu: str, torch: str) -> dict[str, Any]:
-    """The answer of `torchkiln pick` for the cells of the catalogue."""
+    """The result that `torchkiln pick` gives for the images of the catalogue."""
     answers = [answer for answer in resolved() if not torch or answer.cell.torch == torch]
     found = pick(answers, parse_driver(driver), parse_gpus([gpu] if gpu else [], FACTS))
     fails = [] if found.host else found.fails
@@ -88,7 +88,7 @@ def expected_of(driver: str, gpu: str, torch: str) -> dict[str, Any]:
 
 
 def drivers() -> st.SearchStrategy[str]:
-    """Draws random driver versions and branches, and those at the limits of the images and the GPUs."""
+    """Draw driver versions: random ones, and those near the minimum and full drivers of images and GPUs."""
     limits = {
         version
         for image in listed().images
@@ -110,7 +110,7 @@ def drivers() -> st.SearchStrategy[str]:
 
 
 def test_the_picker_agrees_with_pick(page: Page, folder: Path) -> None:
-    """For each torch and for drivers around all limits, images, order and reasons are the same."""
+    """For random drivers, GPUs and torch versions, page and command show the same images and reasons."""
     visit(page, folder, "pick.html")
     torches = [*dict.fromkeys(image.resolution.cell.torch for image in listed().images)]
 
@@ -168,7 +168,7 @@ def test_the_best_image_has_its_conditions_or_says_that_there_are_none(page: Pag
 
 
 def test_the_comparison_agrees_with_that_of_locks(page: Page, folder: Path) -> None:
-    """For adjacent images and every fortieth pair; the shared layers are those of `plan sharing`."""
+    """The page shows the differences of the locks, for neighbours in the list and every 40th of all pairs."""
     visit(page, folder, "compare.html")
     by_tag = {image.tag: image for image in listed().images}
     tags = tags_listed()
@@ -188,7 +188,7 @@ def test_the_comparison_agrees_with_that_of_locks(page: Page, folder: Path) -> N
 
 
 def test_a_command_is_copied(page: Page, folder: Path) -> None:
-    """Where the browser forbids it, the command is selected."""
+    """A click copies the command. If the browser forbids this, the click selects the command instead."""
     visit(page, folder, f"zh/tags/{PROVED}.html")
     page.context.grant_permissions(["clipboard-write"])
     button = page.get_by_role("button", name="复制").first
