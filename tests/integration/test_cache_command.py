@@ -64,6 +64,23 @@ def test_all_blobs_of_an_unreadable_layout_are_kept(scene: Scene) -> None:
     assert len(scene.files("blobs")) == 5
 
 
+def test_all_blobs_are_kept_if_a_lock_is_unreadable(scene: Scene) -> None:
+    """One of the blobs may be the base of that lock."""
+    shutil.rmtree(scene.layout)
+    lock = scene.layout.parent / "images" / "2.7.1" / "lock.json"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("{")
+    before = scene.files("blobs")
+    done = scene.run("prune", "--all", "--images", str(lock.parent.parent))
+
+    assert "lock.json: " in done.stderr
+    assert "; all blobs are kept" in done.stderr
+    assert scene.files("blobs") == before != []
+    lock.unlink()
+    scene.run("prune", "--all", "--images", str(lock.parent.parent))
+    assert len(scene.files("blobs")) < len(before)
+
+
 def test_aliases_are_names_in_the_layout(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Aliases do not change the image's digest; skopeo finds each alias; the cache counts the image once."""
     alone = company.build(scene.wheels, scene.cache, scene.layout, FakeIndex([]), ref="t").image.manifest

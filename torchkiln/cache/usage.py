@@ -59,7 +59,7 @@ def cache_usage(store: Store, layouts: Iterable[Path], images: Path) -> CacheUsa
     roots = [_claimed(claim, store) for claim in claims]
     for place in _layouts(store, layouts):
         roots += _tags(store, Layout(place), manifests, unread)
-    locks, bases, wheels = _locks(images, unread)
+    locks, bases, wheels = _locks(store, images, unread)
     scan = _Scan(store, manifests, bases, building=bool(claims))
     return CacheUsage(items=tuple(scan.items()), roots=(*roots, *locks), wheels=wheels, unread=tuple(unread))
 
@@ -108,7 +108,9 @@ def _conversions(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
     return chain.from_iterable(store.records(kind) for kind in FORMAT_RECORDS)
 
 
-def _locks(images: Path, unread: list[str]) -> tuple[list[Root], set[str], dict[str, LockedWheel]]:
+def _locks(
+    store: Store, images: Path, unread: list[str]
+) -> tuple[list[Root], set[str], dict[str, LockedWheel]]:
     """A root for each lock below *images*; the digests of bases, and the wheels by path, that they name."""
     found: list[Root] = []
     bases: set[str] = set()
@@ -129,7 +131,11 @@ def _locks(images: Path, unread: list[str]) -> tuple[list[Root], set[str], dict[
             else:
                 continue
         except (KilnError, OSError) as error:
-            unread.append(f"{error}; files that only this lock needs are not kept")
+            unread.append(f"{error}; all blobs are kept")
+            # One may be its base, which cannot be built again after the archive deleted the packages.
+            every = (store.root / "blobs" / "sha256").glob("*")
+            needs = frozenset(f"blobs/sha256/{blob.name}" for blob in every)
+            found.append(Root(sort="lock", name=f"{path}, which cannot be read", needs=needs))
             continue
         bases |= {digest.removeprefix("sha256:") for digest in blobs}
         needs = frozenset(map(blob_path, blobs))

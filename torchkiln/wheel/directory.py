@@ -65,10 +65,14 @@ def directory(wheel: WheelFile, filename: str) -> tuple[list[WheelEntry], int]:
     """
     try:
         count, start, size = _end(wheel)
-        if count > MAX_ENTRIES or size > _MAX_SIZE:
+        if count > MAX_ENTRIES:
             raise BadWheel(
                 filename,
                 f"the central directory has {count} entries, {size} bytes; at most {MAX_ENTRIES} are allowed",
+            )
+        if size > _MAX_SIZE:
+            raise BadWheel(
+                filename, f"the central directory has {size} bytes; at most {_MAX_SIZE} are allowed"
             )
         data = wheel.at(start, size)
         lines = list(_lines(data, count))

@@ -38,8 +38,6 @@ from torchkiln.wheel.entries import SCRIPT, entries, skip_local_header
 from torchkiln.wheel.install import Row, Scheme, WheelName
 from torchkiln.wheel.source import WheelFile
 
-_MISMATCH = "hash mismatch: the lock has sha256:{}, the downloaded file has sha256:{}"
-
 Bytecode = Callable[[], Iterable[Code]]
 SourceSink = Callable[[str, bytes], None]
 
@@ -198,7 +196,8 @@ def _is_source(path: str, scheme: Scheme) -> bool:
 
 def _check_hash(file: WheelFile, locked: LockedWheel) -> None:
     if (found := file.sha256()) != locked.sha256:
-        raise BadWheel(locked.filename, _MISMATCH.format(locked.sha256, found))
+        got = f"the downloaded file has sha256:{found}" if found else "the index sent two versions of its end"
+        raise BadWheel(locked.filename, f"hash mismatch: the lock has sha256:{locked.sha256}, {got}")
 
 
 def _check(work: _Installation, file: WheelFile) -> dict[str, tuple[str, str]]:
