@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.smoke_mutants.mutant import alone
 from tests.smoke_mutants.on_ranks import anywhere, broken_by, on_gpus, tried
 
 # Rank 1 fails at the first collective.
@@ -48,6 +49,7 @@ def test_a_rank_that_raises_is_named_with_its_error(pretend: bool, tmp_path: Pat
     assert "MemoryError: no memory for rank one" in of_rank_1
 
 
+@alone  # the check limits the ranks to 90 s, too little beside 13 other tests
 @anywhere
 def test_hang_passes_if_the_library_ends_the_ranks(pretend: bool, tmp_path: Path) -> None:
     assert broken_by("", "hang", tmp_path, pretend=pretend) == []
