@@ -30,13 +30,14 @@ VALUES = {
 
 
 @pytest.mark.tier(2)
-@pytest.mark.limit(180)
+@pytest.mark.limit(240)
 def test_hang(measure):
     """The last rank never joins a collective: the others end in time, without a signal from outside, with the
     reason."""
     from smoke_tests.workers.hang import TIMEOUT, joined
 
-    ranks = rank_endings("hang:absent", limit=90, env=WATCHDOG)
+    # The others end after 14 s, since torch 2.8 sometimes after 75 s; on a busy host later.
+    ranks = rank_endings("hang:absent", limit=180, env=WATCHDOG)
     waiting = ranks[:-1]
 
     measure("timeout", TIMEOUT)

@@ -218,7 +218,7 @@ def test_a_rank_killed_from_outside(mutant: str, tmp_path: Path) -> None:
     assert found["outcome"] == "failed"
     assert found["message"].startswith("rank 1 was killed by SIGKILL\n")
     assert "rank 0 timed out after " in found["message"]
-    assert str(fault_of(found)).startswith("a process was killed from outside")
+    assert str(fault_of(found)).startswith("the kernel killed a process")
 
 
 @anywhere

@@ -249,11 +249,11 @@ HOSTS = [
     ("the disk for temporary files is full", "OSError: [Errno 28] No space left on device"),
     ("out of memory or processes", "RuntimeError: can't start new thread"),
     (
-        "a process was killed from outside: by the kernel because memory ran out, or by a user",
+        "the kernel killed a process because memory ran out, or a user killed it",
         "rank 0 ended with exit code 1\nconnection closed\nrank 1 was killed by SIGKILL\nlast words",
     ),
     (
-        "a process was killed from outside: by the kernel because memory ran out, or by a user",
+        "the kernel killed a process because memory ran out, or a user killed it",
         "RuntimeError: DataLoader worker (pid 2831817) is killed by signal: Killed. ",
     ),
 ]

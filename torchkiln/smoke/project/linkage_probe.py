@@ -1,4 +1,4 @@
-"""Runs in an image, with the smoke suite beside it: prints what the loader does not find, as JSON."""
+"""Prints the libraries that the loader does not find, as JSON. Runs in an image, next to the smoke suite."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def main() -> None:
 
 
 def found_by_users(file: str, soname: str, users: Mapping[str, list[Path]]) -> bool:
-    """Whether each library that needs *file*, of which there is one, lets the loader find *soname*, too.
+    """Whether the loader finds *soname* from each library that needs *file*; False if none needs it.
 
-    A DT_RPATH counts for what a library needs, and for what that needs in turn: a library of scipy.libs has
-    none and is only loaded by those that have one.
+    The DT_RPATH of a library also applies to the libraries that its dependencies need. For example, the
+    libraries in scipy.libs have no DT_RPATH, but the libraries that load them have one.
     """
     needing = users.get(Path(file).name, [])
     return bool(needing) and all(soname in closure(path) for path in needing)
 
 
 def users_of(names: set[str]) -> dict[str, list[Path]]:
-    """The libraries that need one of *names*, by it."""
+    """The libraries that need a library in *names*, by its name."""
     found: dict[str, list[Path]] = {}
     for path in _libraries():
         elf = read_elf(path)

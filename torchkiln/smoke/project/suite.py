@@ -8,13 +8,14 @@ from torchkiln.model.digest import digest_of_json
 from torchkiln.smoke.project.checks import IMPORT, PROBE, RULES
 from torchkiln.smoke.project.declared import DECLARED, declared_checks
 from torchkiln.smoke.suite import Suite, load_suite
+from torchkiln.smoke.suite_source import canonical
 
 
 def project_suite() -> Suite:
     """The checks of a project. The digest covers the programs that run in the image, and the bounds."""
     probe = Path(__file__).with_name(PROBE).read_bytes()
     suite = load_suite()  # linkage_probe.py imports modules of it
-    programs = {"rules": RULES, "values": DECLARED, "import": IMPORT, "probe": probe.decode()}
+    programs = {"rules": RULES, "values": DECLARED, "import": IMPORT, "probe": canonical(probe)}
     return Suite(
         folder=Path(__file__).parent,
         files={PROBE: probe},
