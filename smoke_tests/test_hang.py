@@ -36,7 +36,7 @@ def test_hang(measure):
     reason."""
     from smoke_tests.workers.hang import TIMEOUT, joined
 
-    # The others end after 14 s, since torch 2.8 sometimes after 75 s; on a busy host later.
+    # The others end after 14 s, since torch 2.8 sometimes after 82 s; on a busy host later.
     ranks = rank_endings("hang:absent", limit=180, env=WATCHDOG)
     waiting = ranks[:-1]
 
