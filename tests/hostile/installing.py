@@ -174,7 +174,7 @@ INSTALLING: dict[str, Kind] = {
         b"Name: bad\n", b"Name: bad\nSummary: \xc0\xaf\n", "METADATA is not valid UTF-8"
     ),
     "METADATA with a byte order mark": _headers(
-        b"Metadata-Version", b"\xef\xbb\xbfMetadata-Version", "METADATA has  "
+        b"Metadata-Version", b"\xef\xbb\xbfMetadata-Version", "METADATA has Name '' and Version ''"
     ),
     "METADATA with a million headers": _headers(
         b"Name: bad\n", b"A: b\n" * 700_000, "more than 10000 header lines"
@@ -182,7 +182,7 @@ INSTALLING: dict[str, Kind] = {
     "METADATA with a million continuation lines": _headers(
         b"Name: bad\n", b"Name: bad\n" + b" x\n" * 900_000, "more than 10000 header lines"
     ),
-    "METADATA with CR line ends": _headers(
+    "METADATA with CR line endings": _headers(
         b"Name: bad\n", b"A: b\r" * 700_000, "more than 10000 header lines"
     ),
     "METADATA with a line of 10 MB": _headers(
@@ -190,23 +190,23 @@ INSTALLING: dict[str, Kind] = {
     ),
     "METADATA with an empty first line": _headers(b"Metadata-Version", b"\nMetadata-Version", "METADATA has"),
     "name folded over two lines": _headers(b"Name: bad\n", b"Name: bad\n evil\n", "METADATA has"),
-    "two versions": _headers(b"Version: 1.0\n", b"Version: 1.0\nVersion: 2.0\n", "METADATA has bad 1.0, 2"),
-    "two names, in capitals": _headers(b"Name: bad\n", b"Name: bad\nNAME: good\n", "METADATA has bad, good"),
+    "two versions": _headers(b"Version: 1.0\n", b"Version: 1.0\nVersion: 2.0\n", "Version '1.0, 2.0'"),
+    "two names, in capitals": _headers(b"Name: bad\n", b"Name: bad\nNAME: good\n", "Name 'bad, good'"),
     "WHEEL not UTF-8": Kind(
         metadata("WHEEL", b"Wheel-Version", b"Generator: \xff\nWheel-Version"), "WHEEL is not valid UTF-8"
     ),
     "no WHEEL": Kind(without(f"{INFO}/WHEEL"), "WHEEL is missing"),
-    "another project": Kind(metadata("METADATA", b"Name: bad", b"Name: good"), "METADATA has good 1.0"),
+    "another project": Kind(metadata("METADATA", b"Name: bad", b"Name: good"), "METADATA has Name 'good'"),
     "another version": Kind(
-        metadata("METADATA", b"Version: 1.0\n", b"Version: 1.1\n"), "METADATA has bad 1.1"
+        metadata("METADATA", b"Version: 1.0\n", b"Version: 1.1\n"), "Name 'bad' and Version '1.1'"
     ),
     "two names": Kind(
-        metadata("METADATA", b"Name: bad\n", b"Name: bad\nName: good\n"), "METADATA has bad, good 1.0"
+        metadata("METADATA", b"Name: bad\n", b"Name: bad\nName: good\n"), "Name 'bad, good' and Version '1.0'"
     ),
-    "no name": Kind(metadata("METADATA", b"Name: bad\n", b""), "METADATA has  1.0"),
-    "no version": Kind(metadata("METADATA", b"\nVersion: 1.0\n", b"\n"), "METADATA has bad"),
+    "no name": Kind(metadata("METADATA", b"Name: bad\n", b""), "Name '' and Version '1.0'"),
+    "no version": Kind(metadata("METADATA", b"\nVersion: 1.0\n", b"\n"), "Name 'bad' and Version ''"),
     "invalid version": Kind(
-        metadata("METADATA", b"Version: 1.0\n", b"Version: $(id)\n"), r"METADATA has bad \$\(id\)"
+        metadata("METADATA", b"Version: 1.0\n", b"Version: $(id)\n"), r"Version '\$\(id\)'"
     ),
     "format 2": Kind(
         metadata("WHEEL", b"Version: 1.0", b"Version: 2.0"), "unsupported Wheel-Version: 2.0; only 1.x"
@@ -247,12 +247,10 @@ INSTALLING: dict[str, Kind] = {
     "file name: musl": _tagged(
         "cp311-cp311-musllinux_1_2_x86_64", "not a supported wheel on this platform: .* x86_64 Linux"
     ),
-    "file name: not of a wheel": Kind(
-        lambda h: h.read_bytes(), "not the file name of a wheel", "bad-1.0.whl"
-    ),
+    "file name: not of a wheel": Kind(lambda h: h.read_bytes(), "not a valid wheel filename", "bad-1.0.whl"),
     "WHEEL: Python 3.12": _wheel_tag("cp312-cp312-any"),
     "WHEEL: Windows": _wheel_tag("py3-none-win_amd64"),
-    "WHEEL: no tag": _wheel_tag("any", "WHEEL contains an invalid tag"),
+    "WHEEL: invalid tag": _wheel_tag("any", "WHEEL contains an invalid tag"),
     "requires a newer Python": _requires(">=3.12"),
     "requires an older Python": _requires("<3.11"),
     # entry points
@@ -309,7 +307,7 @@ INSTALLING: dict[str, Kind] = {
     },
     "record with sha512, padded": _hash(_by("sha512", pad=True), ""),
     "record with sha256, padded": _hash(_by("sha256", pad=True), ""),
-    "record with CRLF line ends": Kind(record(lambda lines: [line + "\r" for line in lines])),
+    "record with CRLF line endings": Kind(record(lambda lines: [line + "\r" for line in lines])),
     "record with quotes": Kind(record_line(lambda line: '"{}",{},"{}"'.format(*line.split(",")))),
     "name with a comma and quotes": Kind(with_file(File(path='bad/a,"b".txt', data=b"x"))),
     "METADATA with 600 headers": _headers(
@@ -319,7 +317,7 @@ INSTALLING: dict[str, Kind] = {
         b"Name: bad\n", "Name: bad\nAuthor: André 日本語 \U0001f600\n".encode()
     ),
     "METADATA with a long line": _headers(b"Name: bad\n", b"Name: bad\nSummary: " + b"x" * 1_000_000 + b"\n"),
-    "METADATA with CRLF line ends": Kind(metadata("METADATA", b"\n", b"\r\n")),
+    "METADATA with CRLF line endings": Kind(metadata("METADATA", b"\n", b"\r\n")),
     "METADATA with continuation lines": _headers(b"Name: bad\n", b"Name: bad\nSummary: a\n b\n\tc\n"),
     "byte-code of another stem": _pyc("bad/__pycache__/x.bak.cpython-311.pyc", "bad/x.py"),
     "byte-code of a stem with a dot": _pyc("bad/__pycache__/x.bak.cpython-311.pyc", "bad/x.bak.py"),
@@ -347,7 +345,7 @@ INSTALLING: dict[str, Kind] = {
     ),
     "invalid Root-Is-Purelib": Kind(metadata("WHEEL", b"Root-Is-Purelib: true", b"Root-Is-Purelib: maybe")),
     "no Root-Is-Purelib": Kind(metadata("WHEEL", b"Root-Is-Purelib: true\n", b"")),
-    "no tag": Kind(metadata("WHEEL", b"Tag: py3-none-any\n", b"")),
+    "WHEEL without a tag": Kind(metadata("WHEEL", b"Tag: py3-none-any\n", b"")),
     "format 1.9": Kind(metadata("WHEEL", b"Version: 1.0", b"Version: 1.9")),
     "version 1 instead of 1.0": Kind(metadata("METADATA", b"Version: 1.0\n", b"Version: 1\n")),
     "invalid Requires-Python": _requires("about three", ""),

@@ -77,10 +77,10 @@ NAMES: dict[str, Kind] = {
         central(name=b"bad/lib.sO"), "local header and central directory disagree"
     ),
     "Unicode path extra field": Kind(
-        central(extra=unicode_path(b"../../evil.py")), "a second name, b'../../evil.py'"
+        central(extra=unicode_path(b"../../evil.py")), "has a second name in an extra field, b'../../evil.py'"
     ),
     "Unicode path extra field in the local header": Kind(
-        local(extra=unicode_path(b"bad/evil.py")), "a second name, b'bad/evil.py'"
+        local(extra=unicode_path(b"bad/evil.py")), "has a second name in an extra field, b'bad/evil.py'"
     ),
     "duplicate entry": Kind(entries(lambda raws: [*raws, raws[0]]), "entry 'bad/__init__.py' is a duplicate"),
     "duplicate entry with other content": Kind(

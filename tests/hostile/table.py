@@ -33,7 +33,7 @@ valid wheel by one change.
 - {accepted} kinds are unusual but unambiguous: they are accepted, and a test compares the layer with the
   files that pip installs.
 
-The third column is the result of pip, in the version that the locks have, with the same file. pip accepts
+The third column is the result of pip, in the version that the locks pin, with the same file. pip accepts
 {stricter} of the {refused} refused kinds, because it reads zips with the lenient `zipfile` and does not
 compare files with RECORD. torchkiln refuses them, because their content differs from their metadata, or
 because other tools read them differently.
@@ -50,10 +50,10 @@ wheel needs.
 | bytes of its directory | 32 MiB | 1.4 MB |
 | folders | 50,000 | 960 |
 | unpacked bytes | 20 GB | 1.6 GB |
-| unpacked, if more than 1 GB, for each byte of the wheel | 100 | 7.5 |
+| compression ratio of the wheel, if it unpacks to more than 1 GB | 100 | 7.5 |
 | METADATA; WHEEL, entry_points.txt; RECORD | 4; 1; 16 MiB | 57 kB; 2.4 kB; 1.2 MB |
 | a Python source | 16 MiB | 1.2 MB |
-| all scripts of up to 1 MiB | 64 MiB | - |
+| total size of the scripts that have at most 1 MiB each | 64 MiB | - |
 
 Decompression stops at the size in the zip's directory. The compression ratio of a single entry is not
 limited: a library in Pillow's wheel has a ratio of 224.

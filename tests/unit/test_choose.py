@@ -52,16 +52,26 @@ def test_metadata_of_this_wheel(filename: str, name: str, version: str) -> None:
 @pytest.mark.parametrize(
     ("name", "version", "wheel_version", "reason"),
     [
-        ("other", "1.0", "1.0", "inconsistent name or version: METADATA has other 1.0"),
-        ("some-thing", "1.1", "1.0", "inconsistent name or version: METADATA has some-thing 1.1"),
-        ("some-thing", "one", "1.0", "inconsistent name or version: METADATA has some-thing one"),
+        ("other", "1.0", "1.0", "inconsistent name or version: METADATA has Name 'other' and Version '1.0'"),
+        (
+            "some-thing",
+            "1.1",
+            "1.0",
+            "inconsistent name or version: METADATA has Name 'some-thing' and Version '1.1'",
+        ),
+        (
+            "some-thing",
+            "one",
+            "1.0",
+            "inconsistent name or version: METADATA has Name 'some-thing' and Version 'one'",
+        ),
         (
             "some-thing\nName: some-thing",
             "1.0",
             "1.0",
-            "inconsistent name or version: METADATA has some-thing, some-thing 1.0",
+            "inconsistent name or version: METADATA has Name 'some-thing, some-thing' and Version '1.0'",
         ),
-        ("", "", "1.0", "inconsistent name or version: METADATA has"),
+        ("", "", "1.0", "inconsistent name or version: METADATA has Name '' and Version ''"),
         ("some-thing", "1.0", "2.0", "unsupported Wheel-Version: 2.0; only 1.x"),
         ("some-thing", "1.0", "", "unsupported Wheel-Version: missing"),
     ],
@@ -74,7 +84,10 @@ def test_metadata_of_another_wheel(name: str, version: str, wheel_version: str, 
 
 def test_two_local_versions_of_a_release_differ() -> None:
     """The wheel of CUDA 11.8 is not that of CUDA 12.6."""
-    with pytest.raises(BadWheel, match=r"inconsistent name or version: METADATA has torch 2\.7\.1\+cu118"):
+    with pytest.raises(
+        BadWheel,
+        match=r"inconsistent name or version: METADATA has Name 'torch' and Version '2\.7\.1\+cu118'",
+    ):
         check("torch-2.7.1+cu126-py3-none-any.whl", name="torch", version="2.7.1+cu118")
 
 

@@ -205,7 +205,9 @@ def test_a_build_finds_metadata_that_the_lock_did_not_see(kind: str, tmp_path: P
 @pytest.mark.parametrize("version", ["2.0", "1.0.post1", "1.0+cu118"])
 def test_a_build_finds_a_wheel_of_another_version(version: str, tmp_path: Path) -> None:
     store = Store(tmp_path)
-    with pytest.raises(BuildFailed, match=r"inconsistent name or version: METADATA has demo 1\.0"):
+    with pytest.raises(
+        BuildFailed, match=r"inconsistent name or version: METADATA has Name 'demo' and Version '1\.0'"
+    ):
         check_metadata(cell_of(store, wheel_bytes("demo", "1.0"), demo=version), store)
 
 

@@ -59,7 +59,7 @@ def test_a_scheme_that_does_not_exist_is_refused(name: str) -> None:
 )
 def test_an_invalid_wheel_file_name_is_refused(name: str) -> None:
     """Name, version and tags are checked."""
-    with pytest.raises(BadWheel, match="not the file name of a wheel"):
+    with pytest.raises(BadWheel, match="not a valid wheel filename"):
         parse_name(name)
 
 
@@ -230,7 +230,7 @@ def test_a_written_record_reads_back(paths: list[str]) -> None:
         (b"/a,,\n", "RECORD contains a path outside the wheel: '/a'"),
         (b"a,,\n\n", "invalid RECORD: line without a path"),
         (b",,\n", "invalid RECORD: line without a path"),
-        (b"a\x0cb,,\n", "invalid RECORD: too many lines, or unusual line ends"),
+        (b"a\x0cb,,\n", "invalid RECORD: too many lines, or unusual line endings"),
         (b"a,,\n" * 400_001, "invalid RECORD: too many lines"),
     ],
 )

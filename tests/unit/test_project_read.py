@@ -85,7 +85,7 @@ def test_a_requirements_file_with_everything_that_pip_knows_and_a_lock_can_hold(
         ("git+https://user:secret@host.invalid/x.git@1#egg=x", "it contains credentials"),
         ("x @ git+ssh://git@host.invalid/x.git@1", "must begin with https://"),
         ("https://host.invalid/x-1.tar.gz", "source code at a direct URL cannot be locked"),
-        ("x @ file:///tmp/x.whl", "not the file name of a wheel"),
+        ("x @ file:///tmp/x.whl", "not a valid wheel filename"),
         ("--index-url https://user:secret@host.invalid/simple", "a project cannot choose the index"),
         ("-i https://host.invalid/simple", "a project cannot choose the index"),
         ("-f wheels", "this option is not supported"),

@@ -19,7 +19,7 @@ from tests.layers import Item, layer_of, tree_of_folder, tree_of_layer
 from tests.realpip import RealPip, agree, pip_folder, requirements
 from tests.wheels import File, Scheme, WheelSpec, write_wheel
 
-# Without separators, control characters and line ends, which cannot be written in RECORD, a text file.
+# Without separators, control characters and line endings, which cannot be written in RECORD, a text file.
 _LETTERS = st.characters(
     exclude_categories=("Cc", "Cs", "Cn", "Zl", "Zp"), exclude_characters="/\\:", max_codepoint=0x1F600
 )

@@ -217,7 +217,7 @@ def wheel_faults(wheels: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for number, wheel in enumerate(wheels):
         at, name = f"wheels[{number}]", wheel["name"]
         if not _WHEEL_FILE.fullmatch(wheel["filename"]):
-            yield f"{at}.filename: {shown(wheel['filename'])} is not the name of a wheel's file"
+            yield f"{at}.filename: {shown(wheel['filename'])} is not a valid wheel filename"
             continue
         file, version, *_ = wheel["filename"].split("-")
         if re.sub(r"[_.]+", "-", file).lower() != name or not _same_version(version, wheel["version"]):

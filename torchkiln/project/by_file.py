@@ -66,7 +66,7 @@ def _exact(target: str, name: str, extras: str, marker: str) -> str:
     try:
         project, version, _, _ = parse_wheel_filename(filename)
     except InvalidWheelFilename:
-        raise ValueError("not the file name of a wheel") from None
+        raise ValueError("not a valid wheel filename") from None
     if name and canonicalize_name(name) != project:
         raise ValueError(f"this is a wheel of {project}, not of {name}")
     # The local version is left out, because METADATA may lack it: see `own_wheels.local_wheel`.

@@ -14,7 +14,7 @@ INSTALLED = "install ok installed"  # the Status of a completely installed packa
 
 
 def paragraphs(lines: Iterable[str], *, repeated: frozenset[str] = frozenset()) -> Iterator[dict[str, str]]:
-    """The paragraphs in *lines*, with or without line ends. Field names are in lower case.
+    """The paragraphs in *lines*, with or without line endings. Field names are in lower case.
 
     Continuation lines are kept without their leading space. A field in *repeated* may occur more than once
     in a paragraph; its last value is returned.

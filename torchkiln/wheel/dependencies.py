@@ -40,7 +40,10 @@ def faults(
 def _own_faults(wheel: LockedWheel, metadata: WheelMetadata, python: str) -> Iterator[str]:
     """Conflicts of the wheel with its own METADATA or with the image's Python."""
     if canonicalize_name(metadata.name) != wheel.name or not _same_version(metadata.version, wheel.version):
-        yield f"inconsistent name or version: METADATA has {metadata.name or '?'} {metadata.version or '?'}"
+        yield (
+            "inconsistent name or version: METADATA has"
+            f" Name {metadata.name!r} and Version {metadata.version!r}"
+        )
     try:
         if not SpecifierSet(metadata.requires_python).contains(python, prereleases=True):
             yield f"requires a different Python: {python} not in {metadata.requires_python!r}"

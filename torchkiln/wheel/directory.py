@@ -209,7 +209,7 @@ def extra_fields(data: bytes, name: str) -> dict[int, bytes]:
             raise BadZip(f"entry {name!r}: corrupt extra field")
         # Newer versions of Python, and other readers, take the name from here.
         if kind == _UNICODE_PATH and value[5:] != name.encode():
-            raise BadZip(f"entry {name!r}: a second name, {value[5:]!r}")
+            raise BadZip(f"entry {name!r}: has a second name in an extra field, {value[5:]!r}")
         found[kind] = value
         place += 4 + length
     return found

@@ -105,7 +105,7 @@ def _fault(entry: WheelEntry) -> str:
     if fault := unusual(entry.flags):
         return fault
     if entry.method not in (STORED, DEFLATED):
-        return f"unsupported compression method {entry.method}; wheels use stored and deflated"
+        return f"unsupported compression method {entry.method}; only stored and deflated are supported"
     if entry.method == STORED and entry.compressed != entry.size:
         return "stored, but with two different sizes"
     return ""

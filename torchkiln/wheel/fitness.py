@@ -21,7 +21,6 @@ from torchkiln.wheel.install import Scheme, WheelName
 _KINDS = "|".join(("linux", r"manylinux_2_\d+", *LINUX_AMD64.manylinux.values()))
 _PLATFORM = re.compile(f"any|{LINUX_AMD64.wheel_tag(f'(?:{_KINDS})')}")
 _MAX_HEADERS = 10_000  # lines; at most 151 in torch 2.7.1's 127 wheels
-_ONE_LINE = str.maketrans("\r\n", "  ")  # a header may be folded
 _BLANK_LINE = re.compile(r"\n\r?\n|\r\r")
 _PATCHES = range(100)  # patch releases of a Python; a scheme has only its major and minor version
 
@@ -46,7 +45,7 @@ def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme)
         return f"unsupported Wheel-Version: {format_version or 'missing'}; only 1.x is supported"
     name, version = _field(fields, "Name"), _field(fields, "Version")
     if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not wheel.is_of(version):
-        return f"inconsistent name or version: METADATA has {name} {version}".translate(_ONE_LINE)
+        return f"inconsistent name or version: METADATA has Name {name!r} and Version {version!r}"
     if not _fits(wheel.tags, scheme.python):
         return f"not a supported wheel on this platform: Python {scheme.python}, {LINUX_AMD64.machine} Linux"
     try:

@@ -98,7 +98,7 @@ def parse_name(filename: str) -> WheelName:
     try:
         _, version, _, tags = parse_wheel_filename(filename)
     except InvalidWheelFilename as error:
-        raise BadWheel(filename, "not the file name of a wheel") from error
+        raise BadWheel(filename, "not a valid wheel filename") from error
     return WheelName(filename=filename, distribution=filename.split("-")[0], version=version, tags=tags)
 
 
@@ -264,7 +264,7 @@ def parse_record(record: bytes, wheel: WheelName) -> dict[str, tuple[str, str]]:
     try:
         text = record.decode("utf-8")
         if text.count("\n") + text.count("\r") > 2 * _MAX_LINES or _UNUSUAL_LINE_END.search(text):
-            raise csv.Error("too many lines, or unusual line ends")
+            raise csv.Error("too many lines, or unusual line endings")
         for fields in csv.reader(text.splitlines(), strict=True):
             if not fields or not fields[0]:
                 raise csv.Error("line without a path")
@@ -322,7 +322,7 @@ def record_path(path: str, scheme: Scheme) -> str:
 
 
 def record(rows: Iterable[Row]) -> bytes:
-    """The content of RECORD: sorted, with the line ends of RFC 4180, as pip writes it."""
+    """The content of RECORD: sorted, with the line endings of RFC 4180, as pip writes it."""
     out = io.StringIO(newline="")
     csv.writer(out).writerows(sorted((row.path, row.hash, row.size) for row in rows))
     return out.getvalue().encode()
