@@ -76,7 +76,7 @@ def leftovers(cache: Path) -> list[str]:
 def test_each_layer_is_made_once(
     form: TargetCompression, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
-    """Progress counts every byte; the second time the cache has all layers; a deleted blob is made again."""
+    """Progress counts every byte; the second time the cache has all layers; a deleted blob is rebuilt."""
     store, first, second, third = (
         Store(tmp_path / "cache"),
         RecordingObserver(),

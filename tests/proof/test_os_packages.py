@@ -33,7 +33,7 @@ def copied(layers: OsLayers, source: Store, root: Path) -> Store:
 
 
 def test_the_real_archives_packages_give_the_same_layer_twice(tmp_path: Path) -> None:
-    """Lock the packages, and make the layer again from the archive with another cache."""
+    """Lock the packages, and rebuild the layer from the archive with another cache."""
     mine = Store(cache_root())
     base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), mine, os_name="debian12")
     layers = OsLayers(base=base)

@@ -185,7 +185,7 @@ def unchanged(path: str, whole: mmap.mmap, cut: mmap.mmap, start: int, stop: int
 
 @nightly
 def test_a_second_cache_gives_the_same_image(thin: ThinImage, locked: LockedCell, tmp_path: Path) -> None:
-    """Wheels and base come from the first cache; layers and byte-code are made again."""
+    """Wheels and base come from the first cache; layers and byte-code are rebuilt."""
     store, own = Store(cache_root()), Store(tmp_path / "cache")
     files = [(store.wheel(wheel), own.wheel(wheel)) for wheel in locked.wheels]
     for source, target in (*files, (store.blob(locked.base.digest), own.blob(locked.base.digest))):

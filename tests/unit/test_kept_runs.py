@@ -220,7 +220,7 @@ def test_two_processes_that_make_the_key_share_it(tmp_path: Path, monkeypatch: p
 
 
 def test_prune_keeps_the_key(tmp_path: Path) -> None:
-    """`cache prune --all` removes only files that can be made again, and a key cannot."""
+    """`cache prune --all` removes only files that can be recreated, and a key cannot."""
     from torchkiln.cache.policy import PrunePolicy
     from torchkiln.cache.prune import prune
     from torchkiln.cache.usage import cache_usage

@@ -76,7 +76,7 @@ def make_layer(task: Task) -> Blob:
     """Make the layer of *task*; the blob is at `task.out` afterwards.
 
     A layer that the lock records is made without inflating the wheels. If the result differs from the record,
-    the layer is made again with all checks: they find the fault of a wheel, or the result is correct.
+    the layer is rebuilt with all checks: they find the fault of a wheel, or the result is correct.
 
     :raises BadWheel: a wheel is invalid.
     :raises Cancelled: the parent cancelled the build.

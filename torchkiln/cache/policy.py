@@ -1,6 +1,6 @@
 """Decides why each item of the cache is kept and which may be deleted.
 
-A tag needs its layers. Wheels, byte-code and the base's Python are only needed to make layers again, so they
+A tag needs its layers. Wheels, byte-code and the base's Python are only needed to rebuild layers, so they
 are kept unless `--all`, `--older-than` or `--max-size` is given. A base is kept while a lock names it,
 because the distribution's archive may no longer have its packages.
 """
@@ -33,7 +33,7 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of a listing
 DAY = 86400.0
-# Items that torchkiln can easily make again, and that are large or soon outdated. They are deleted after this
+# Items that torchkiln can easily rebuild, and that are large or soon outdated. They are deleted after this
 # number of days without use.
 SHORT_LIVED: dict[Kind, float] = {
     "unpacked images": 7,
@@ -68,7 +68,7 @@ class Root:
     sort: Sort
     name: str
     needs: frozenset[str]  # paths of required items
-    sources: frozenset[str] = frozenset()  # paths that are only needed to make the required items again
+    sources: frozenset[str] = frozenset()  # paths that are only needed to rebuild the required items
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class ItemUsage:
 
     item: CacheItem
     users: dict[Sort, tuple[str, ...]] = field(hash=False)  # the users that require the item
-    makers: tuple[str, ...]  # tags and locks that need it to make layers again
+    makers: tuple[str, ...]  # tags and locks that need it to rebuild layers
 
     @property
     def protected(self) -> bool:

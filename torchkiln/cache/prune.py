@@ -109,7 +109,7 @@ def repair(
 ) -> tuple[bool, str]:
     """Delete a damaged item, and download it again if it is a wheel that a lock names.
 
-    The next build makes a deleted layer again, and replaces it in its layout.
+    The next build rebuilds a deleted layer, and replaces it in its layout.
 
     :returns: whether the cache is repaired, and what was done.
     """
@@ -126,7 +126,7 @@ def repair(
     wheel = found.wheels.get(item.path)
     if wheel is None:
         note = {"wheels": "; no lock names it", "bases": "; build or import it: torchkiln base"}
-        return True, "deleted" + note.get(item.kind, "; it is made again at the next use")
+        return True, "deleted" + note.get(item.kind, "; will be rebuilt when needed")
     try:
         fetch(wheel)
     except KilnError as error:
@@ -158,13 +158,13 @@ def _fault(store: Store, usage: ItemUsage, advanced: Callable[[int], None]) -> s
         case "layers" | "bases" | "other blobs":
             sha256 = _sha256(path, advanced)
             if sha256 != path.name:
-                return f"checksum mismatch: sha256 is {sha256}"
+                return f"checksum mismatch (sha256 is {sha256})"
             return next(
                 filter(None, (_record_fault(store.root / name, item.size) for name in item.along)), ""
             )
         case "wheels" | "OS packages":
             sha256 = _sha256(path, advanced)
-            return "" if sha256 == path.parent.name else f"checksum mismatch: sha256 is {sha256}"
+            return "" if sha256 == path.parent.name else f"checksum mismatch (sha256 is {sha256})"
         case "byte-code":
             return _pack_fault(path, advanced)
         case "unpacked images":

@@ -144,7 +144,7 @@ def _locks(
 
 
 def _claimed(claim: Holder, store: Store) -> Root:
-    """A root for a running process; if the claim does not list its needs, it needs every file."""
+    """A root for a running process; a claim without a list of needs protects every file."""
     needs = claim.needs
     if needs is None:
         needs = tuple(str(path.relative_to(store.root)) for path in store.root.rglob("*"))

@@ -111,7 +111,7 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> 
     "--all",
     "everything",
     is_flag=True,
-    help="also delete wheels and other files that are only needed to make layers again",
+    help="also delete wheels and other files that are only needed to rebuild layers",
 )
 @click.option(
     "--older-than", metavar="AGE", help="as --all, but only files not used for this long: 12h, 30d or 2w"
@@ -189,7 +189,7 @@ def prune(
 def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool) -> None:
     """Hash every blob and wheel again, and check byte-code, records and unpacked images.
 
-    Exits with 12 if faults remain. --repair deletes damaged files; the next build makes them again, and
+    Exits with 12 if faults remain. --repair deletes damaged files; the next build rebuilds them, and
     replaces them in the layouts.
     """
     store = _store()

@@ -5,7 +5,7 @@ compressed by the pinned encoder. Data that is already compressed is copied: a d
 header and trailer of a gzip member, whole gzip members stay unchanged. The caller passes the data in both
 forms, compressed and uncompressed.
 
-A layer that was made before (`recorded`) is made again without inflating or hashing the content: if the blob
+A layer that was made before (`recorded`) is rebuilt without inflating or hashing the content: if the blob
 has the recorded digest, its tar has the recorded diff_id.
 """
 
