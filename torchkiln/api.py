@@ -207,7 +207,7 @@ def publish(
     :param trusted_keys: public keys; if there are any, a report counts only if one of them signed it.
     :param signing_key: signs the SBOM, the provenance, the reports and the gate's decision.
     :param override: the reason to publish although the policy is not satisfied; stored with the image.
-    :param licence_confirmed: you have the right to distribute NVIDIA's libraries with changes; only an image
+    :param licence_confirmed: you have the right to distribute modified NVIDIA libraries; only an image
         that was built with `own_use` needs it.
     :raises GateRefused: the reports do not satisfy the policy, or *licence_confirmed* is missing.
     :raises VerificationFailed: an image or a report is damaged, or a signature is invalid.

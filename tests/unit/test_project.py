@@ -192,7 +192,7 @@ def test_installed_there_is_no_checkout(folder: Path, monkeypatch: pytest.Monkey
     error = refused("lock", "--torch", "2.7")
 
     assert (error.exit_code, error.message) == (2, "matrix.yaml: No such file or directory")
-    assert error.hint == "write one: torchkiln init; or name the file: --matrix FILE"
+    assert error.hint == "write one: torchkiln init; or pass --matrix FILE"
 
 
 @pytest.mark.parametrize("words", [("list",), ("explain", "--torch", "2.7"), ("pick", "--driver", "535")])

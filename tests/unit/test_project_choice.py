@@ -264,7 +264,7 @@ def test_names_and_conflicts_that_only_uv_knows(tmp_path: Path) -> None:
     more = {"pyproject.toml": PYPROJECT + "new = []\n", "uv.lock": UV_LOCK}
     found = refused(tmp_path, more, choice_of([], ["new"]))
     assert "uv.lock: Group `new` is not defined" in found
-    assert "make it again: uv lock, or choose other extras and groups" in found
+    assert "choose other extras and groups; or, if pyproject.toml has changed, run: uv lock" in found
     sides = ('extra = "docs"', 'group = "lint"')
     pair = ", ".join(f'{{ package = "my-trainer", {side} }}' for side in sides)
     lock = UV_LOCK.replace("revision = 3\n", f"revision = 3\nconflicts = [[{pair}]]\n", 1)

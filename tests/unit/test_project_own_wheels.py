@@ -276,7 +276,7 @@ def test_invalid_wheels_are_all_named(project: Workspace) -> None:
     (folder / "empty-1.0-py3-none-any.whl").write_bytes(b"")
     code, messages = messages_of(project, "fine\n")
     assert code == 2
-    assert "wheels/a b.whl: not the file name of a wheel" in messages
+    assert "wheels/a b.whl: not a valid wheel filename" in messages
     assert "wheels/empty-1.0-py3-none-any.whl: the file is empty" in messages
 
 

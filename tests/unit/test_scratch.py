@@ -1,4 +1,4 @@
-"""Temporary folders of killed processes, and nothing else, are removed by the next use."""
+"""Temporary folders of killed processes, and nothing else, are removed by the next process."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_without_the_full_lock_there_is_no_thin_lock(tmp_path: Path) -> None:
 def test_it_cannot_be_upgraded_alone(images: Path, option: str) -> None:
     error = run(images, "lock", *CELL, "--gpus", "9.0", option).exception
     assert isinstance(error, ConfigError)
-    assert error.message == f"{THIN}: cannot be upgraded alone: it has the packages of {FULL}"
+    assert error.message == f"{THIN}: cannot be upgraded alone: its packages come from the lock of {FULL}"
 
 
 def test_a_plan_makes_a_missing_thin_lock_without_writing_it(images: Path) -> None:

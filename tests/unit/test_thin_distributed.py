@@ -153,7 +153,7 @@ INVALID: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", MARKED)
 def test_an_image_for_own_use_needs_the_confirmation(tmp_path: Path, case: str) -> None:
     image = image_of(tmp_path, **MARKED[case])
-    with pytest.raises(GateRefused, match="contains NVIDIA's libraries with changes") as refused:
+    with pytest.raises(GateRefused, match="contains modified NVIDIA libraries") as refused:
         demand_licence(image, confirmed=False)
     assert (refused.value.exit_code, "--licence-confirmed" in refused.value.hint) == (7, True)
     demand_licence(image, confirmed=True)
@@ -207,7 +207,7 @@ def test_of_several_images_the_others_are_pushed(tmp_path: Path) -> None:
         words = ("push", "changed", "free", "--to", f"{server.host}/team/app")
         done = publisher.run(*words, "--output", str(publisher.layout))
         assert getattr(done.exception, "exit_code", None) == 7
-        assert re.search("changed: .*NVIDIA's libraries", done.stderr)
+        assert re.search("changed: .*modified NVIDIA libraries", done.stderr)
         assert [*server.repositories["team/app"].tags] == ["unproven-free"]
 
 

@@ -245,7 +245,7 @@ class _EmbeddedBuilder:
         locked = context.locked(cell)
         if self.ahead and cell.own_use:
             raise ConfigError(
-                "--ahead would upload NVIDIA's libraries with changes (--own-use)",
+                "--ahead would upload modified NVIDIA libraries (--own-use)",
                 hint="build without --ahead; if you have the right to distribute the image, then run:"
                 " torchkiln push --licence-confirmed",
             )

@@ -100,7 +100,7 @@ def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
     if wrong := [f"  {line}" for line in matches(data, image.manifest, items, where=document.name)]:
         raise VerificationFailed(
             "\n".join([f"{document.name} does not match {image.ref}:", *wrong]),
-            hint=f"make it again: torchkiln sbom {image.ref}",
+            hint=f"recreate it: torchkiln sbom {image.ref}",
         )
     say(f"{document.name} lists all {len(items)} packages of {image.ref}, and no others")
     click.echo(image.manifest)

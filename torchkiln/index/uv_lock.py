@@ -66,9 +66,9 @@ def exported(
             raise fault
         if process.returncode:
             text = redact_text(messages.read_bytes()[:2000].decode("utf-8", "replace").strip())
-            other = ", or choose other extras and groups" if chosen else ""
-            raise ConfigError(
-                f"uv.lock: {text.removeprefix('error: ')}", hint=f"make it again: uv lock{other}"
-            )
+            hint = "run: uv lock"
+            if chosen:
+                hint = "choose other extras and groups; or, if pyproject.toml has changed, run: uv lock"
+            raise ConfigError(f"uv.lock: {text.removeprefix('error: ')}", hint=hint)
         with out.open("rb") as file:
             return file.read(_OUTPUT).decode("utf-8", "replace")

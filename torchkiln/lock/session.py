@@ -28,8 +28,8 @@ from torchkiln.store.store import Store
 class LockRequest:
     """The options of a run.
 
-    `as_of`: an ISO date, None for today; `upgrade`: packages to upgrade, see `Versions`; `by_record`: use the
-    hashes on public record instead of PyTorch's own index.
+    `as_of`: an ISO date, None for today; `upgrade`: packages to upgrade, see `Versions`; `by_record`: use
+    publicly recorded hashes instead of PyTorch's own index (`--public-record`).
     """
 
     as_of: str | None = None
@@ -173,8 +173,9 @@ class LockSession:
         request = self._request
         if full not in self._locked and (request.upgrade or request.upgrade_base or request.as_of):
             raise ConfigError(
-                f"{tag_of(resolution)}: cannot be upgraded alone: it has the packages of {full}",
-                hint=f"run: torchkiln lock {full} with the same options, then this command without them",
+                f"{tag_of(resolution)}: cannot be upgraded alone: its packages come from the lock of {full}",
+                hint=f"run: torchkiln lock {full} with the same --upgrade, --upgrade-base and --as-of;"
+                " then run this command without them",
             )
         return self._folder.thin(resolution, previous)
 

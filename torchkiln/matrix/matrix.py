@@ -127,11 +127,11 @@ def read(path: Path, facts: Facts) -> Matrix:
         line = str(error).removeprefix("line ")
         raise ConfigError(f"{path}:{line}", hint=f"correct {path} and save it as UTF-8") from None
     except OSError as error:
-        hint = "name the file: --matrix FILE; the default is ./matrix.yaml"
+        hint = "pass --matrix FILE; the default is ./matrix.yaml"
         if not INSTALLED:
-            hint += ", then the checkout's"
+            hint += ", or else matrix.yaml in torchkiln's checkout"
         elif isinstance(error, FileNotFoundError):
-            hint = "write one: torchkiln init; or name the file: --matrix FILE"
+            hint = "write one: torchkiln init; or pass --matrix FILE"
         raise ConfigError(f"{path}: {error.strerror or error}", hint=hint) from None
     return replace(load(text, facts, name=str(path)), folder=path.parent)
 

@@ -88,6 +88,4 @@ def _names(texts: Iterable[str], kind: str, faults: list[str]) -> Iterator[str]:
         if is_name(text):
             yield canonicalize_name(text)
         else:
-            faults.append(
-                f"--{kind} {text[:100]!r}: not the name of {'an extra' if kind == 'extra' else 'a group'}"
-            )
+            faults.append(f"--{kind} {text[:100]!r}: invalid {kind} name")

@@ -227,5 +227,5 @@ def _require_hashes(asked: Iterable[Asked], wheels: Mapping[str, LockedWheel]) -
                 f"{wheel.filename}: checksum mismatch: its sha256 {wheel.sha256} is not one of those that the"
                 " project allows",
                 hint="the index or the image has another file than the project's lock file names: compare"
-                " both files, or make that lock file again",
+                " both files, or recreate that lock file",
             )

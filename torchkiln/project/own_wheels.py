@@ -31,7 +31,7 @@ from torchkiln.util.strict_json import open_plain
 from torchkiln.wheel.metadata import metadata_in
 
 MOST = 500  # wheels
-_HINT = "replace the file, or remove it; files that are not wheels are ignored"
+_HINT = "correct, add or remove the file; the setting wheels reads only *.whl files"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,249}")
 _RECORDS = "own-wheels"
 _SETTLED = 2.0  # seconds; a file that changes twice within this time may keep its timestamps
@@ -158,7 +158,7 @@ def _wheel(folder: Path, path: str, store: Store) -> FolderWheel:
             raise InvalidWheelFilename
         name, version, _, _ = parse_wheel_filename(filename)
     except InvalidWheelFilename:
-        raise ValueError("not the file name of a wheel") from None
+        raise ValueError("not a valid wheel filename") from None
     sha256, size = digest_of(target_inside(folder, folder / path), store)
     if not size:
         raise ValueError("the file is empty")

@@ -52,7 +52,7 @@ def needs_of_pylock(
         UndefinedComparison,
         UndefinedEnvironmentName,
     ) as error:
-        raise ConfigError(f"{FILE}: {error}", hint="make it again with the tool that wrote it") from None
+        raise ConfigError(f"{FILE}: {error}", hint="recreate it with the tool that wrote it") from None
     lines = Lines(FILE, lock.decode())
     faults: list[str] = []
     requirements: list[Asked] = []

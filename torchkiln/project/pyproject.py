@@ -75,7 +75,7 @@ def needs_of_uv_lock(
     try:
         document, lines = toml_of(lock), Lines(LOCK, lock.decode())
     except ValueError as error:
-        raise ConfigError(f"{LOCK}: {error}", hint="make it again: uv lock") from None
+        raise ConfigError(f"{LOCK}: {error}", hint="recreate it: uv lock") from None
     manifest = document.get("manifest")
     members = manifest.get("members") if isinstance(manifest, dict) else None
     if isinstance(members, list) and len(members) > 1:

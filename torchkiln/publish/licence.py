@@ -21,21 +21,21 @@ _SMALL = 16 << 20  # bytes; the layer with image.json has about 0.1 MB
 def demand_licence(image: ImageOnDisk, *, confirmed: bool) -> None:
     """Check that *image* may be distributed.
 
-    :param confirmed: the user has the right to distribute NVIDIA's libraries with changes.
-    :raises GateRefused: NVIDIA's libraries in it are changed, and the right is not confirmed.
+    :param confirmed: the user has the right to distribute modified NVIDIA libraries.
+    :raises GateRefused: it contains modified NVIDIA libraries, and the right is not confirmed.
     :raises VerificationFailed: its label or its image.json is invalid.
     """
     if is_for_own_use(image) and not confirmed:
         raise GateRefused(
-            f"{image.ref} contains NVIDIA's libraries with changes (--own-use), and NVIDIA's licence may not"
-            " allow the distribution of changed copies",
+            f"{image.ref} contains modified NVIDIA libraries (--own-use), and NVIDIA's licence may not"
+            " permit their redistribution",
             hint="build the image without --own-use; or, if you have the right to distribute it, add"
             " --licence-confirmed",
         )
 
 
 def is_for_own_use(image: ImageOnDisk) -> bool:
-    """Whether NVIDIA's libraries in *image* are changed, by its label, its tag or its image.json.
+    """Whether *image* contains modified NVIDIA libraries, according to its label, its tag or its image.json.
 
     One of them is enough, because an image that is derived from such an image can lack the others.
 

@@ -94,7 +94,7 @@ class PublishTarget:
     day: str  # the suffix of the dated tag
     names: tuple[str, ...] = ()  # tags instead of those that follow from the lock; for one image
     override: str | None = None  # the reason to publish although the gate refuses
-    licence_confirmed: bool = False  # the user has the right to distribute NVIDIA's libraries with changes
+    licence_confirmed: bool = False  # the user has the right to distribute modified NVIDIA libraries
     mount_from: tuple[str, ...] = ()  # repositories of the same registry to mount layers from
     plain_http: bool = False
     jobs: int = JOBS

@@ -81,7 +81,7 @@ def complete(bundle: Path, tag: str, missing: Sequence[HeldLayer], folders: Sequ
         raise VerificationFailed(
             "\n".join((f"the bundle of {tag} lacks layers: it was made for a host that has them", *faults)),
             hint=f"searched: {searched}; name the folders of earlier bundles: python3 run.py --from FOLDER;"
-            " or make this bundle again with the list of `python3 run.py --have`, or without --have",
+            " or recreate this bundle with the list of `python3 run.py --have`, or without --have",
         )
 
 
