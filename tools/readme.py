@@ -103,7 +103,7 @@ def numbers(document: dict[str, Any], count: int | None = None) -> str:
 def switches(variables: Iterable[tuple[str, str, str]]) -> str:
     """The environment variables of a container: name, default, meaning."""
     rows = [[f"`{name.replace(', ', '`, `')}`", default, meaning] for name, default, meaning in variables]
-    return table(["variable", "without it", ""], rows)
+    return table(["variable", "default", ""], rows)
 
 
 def main() -> int:
