@@ -90,7 +90,7 @@ def read() -> tuple[Mistake, ...]:
 
 
 def make(mistake: Mistake, folder: Path) -> Ran:
-    """Make *mistake* in the empty *folder*; the output has placeholders for paths and hashes."""
+    """Run the command of *mistake* in the empty *folder*; placeholders replace paths and hashes in stderr."""
     environ = {name: value for name, value in os.environ.items() if not CLEARED.match(name)}
     environ |= {
         "HOME": str(folder),

@@ -30,7 +30,10 @@ def can_mount() -> bool:
 
 
 def faults() -> Iterator[Disturbance]:
-    """Yield each fault with the expected result; faults that need mounts only if this process can mount."""
+    """Yield each fault with the expected result.
+
+    Faults that need a mount are omitted if this process cannot mount.
+    """
     if can_mount():
         yield _mounted(
             "full disk under the cache, small wheels", _FULL, _tmpfs("cache", "1m"), _grow("cache")

@@ -296,8 +296,8 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 def survivors(mark: str, folder: str, *, timeout: float = 60.0) -> tuple[str, ...]:
     """Kill processes of the run *mark* that are alive after *timeout* seconds; returns their commands.
 
-    The timeout leaves workers time: they check once a second whether their parent is alive. The base's Python
-    has no environment variables, so it is recognised by its output path in *folder*.
+    The timeout gives workers time to exit: they check once a second whether their parent is alive. The base's
+    Python has no environment variables, so it is recognised by its output path in *folder*.
     """
     deadline = time.monotonic() + timeout
     while found := _living(mark, folder):

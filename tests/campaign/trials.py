@@ -26,7 +26,7 @@ PACE = 40e6  # bytes a second on each connection, so that a download can be inte
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """A disturbance of a run, and the expected message.
+    """A fault that disturbs a run, and the expected message.
 
     `codes` are the accepted exit codes, `sentence` is a pattern that stderr must match.
     """

@@ -43,7 +43,8 @@ LEFT_OUT = (
 
 @pytest.fixture(scope="module")
 def devel(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the archives. The engine has BuildKit's image, `dist` that of the embedded engine."""
+    """The folder of the archives. The image is built twice: by BuildKit, into Docker, and by the embedded
+    engine, into `dist`."""
     folder = tmp_path_factory.mktemp("redist")
     archives = write_small(folder)
     (folder / "redist.yaml").write_bytes(facts_from(folder, "12.1.1"))

@@ -43,7 +43,7 @@ class Place:
         return [*program, "--output", str(self.output), *arguments]
 
     def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        """Run until it ends."""
+        """Run `torchkiln run` with *arguments*; returns when it has exited."""
         words = self.argv(*arguments)[2:]
         return forked.run_bytes(words, stdin=stdin, env=self.environ, cwd=self.folder)
 

@@ -186,7 +186,7 @@ def program(decisions: Decisions) -> bytes:
 
 
 def corpus(_scratch: Path) -> list[bytes]:
-    """Raw JSON of each kind of value, and a few programs."""
+    """Raw JSON of each kind of value, and a few inputs for `program`."""
     raw = [
         b'{"a": [1, -2.5e3, true, null, "\\u00e9\\ud83d\\ude00"]}',
         b"[1e999]",

@@ -1,4 +1,4 @@
-"""The files that an installer would write from a wheel, by `zipfile` and without torchkiln's code."""
+"""The files that an installer would write from a wheel, read by `zipfile`, without torchkiln's code."""
 
 from __future__ import annotations
 

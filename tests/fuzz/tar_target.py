@@ -117,5 +117,5 @@ def judge(tar: bytes, scratch: Path) -> str:
 
 
 def corpus(_scratch: Path) -> list[bytes]:
-    """Some programs, of which a third are valid."""
+    """Initial inputs for `program`; most of the tars that it makes of them are refused."""
     return [hashlib.sha512(bytes([n])).digest() * 2 for n in range(60)] + [b"\x04" + bytes(30), b"\x05\0\0"]

@@ -252,7 +252,7 @@ def _doubled(raws: list[Raw], decisions: Decisions) -> list[Raw]:
 
 
 def _stream(raws: list[Raw], decisions: Decisions) -> list[Raw]:
-    """A stream with trailing data, or of stored blocks."""
+    """Replace a stream by an empty one with up to 40 bytes of trailing data."""
     tail = decisions.take(decisions.number(40))
     return _falsified(
         raws, decisions, lambda raw: replace(raw, stream=deflated(b"") + tail, size=0, crc=0, method=8)
@@ -263,7 +263,7 @@ STEPS = (_falsify("local"), _falsify("central"), _both, _content, _info, _more, 
 
 
 def corpus(scratch: Path) -> list[bytes]:
-    """The initial corpus: the seeds and all small kinds as raw bytes, and a few programs."""
+    """The initial corpus: the seeds and all small kinds as raw bytes, and a few inputs for `program`."""
     valid = seeds(scratch)[0]
     raw = [path.read_bytes() for path in seeds(scratch)]
     kinds = (*NAMES.values(), *ZIPS.values(), *INSTALLING.values())

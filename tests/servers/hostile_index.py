@@ -113,7 +113,7 @@ class HostileIndex(InBackground):
 
 
 def files(*wheels: tuple[str, bytes], beside: bool = False) -> Answer:
-    """An answer with the files *wheels*, also by ranges; with *beside*, also their METADATA (PEP 658)."""
+    """Serve *wheels*, with support for range requests; if *beside*, also their METADATA (PEP 658)."""
     by_name = dict(wheels)
 
     def answer(request: str) -> Pieces | None:

@@ -49,7 +49,7 @@ def gpus() -> int:
 
 @functools.cache
 def environment() -> dict[str, Any]:
-    """The facts of the environment that has torch (see smoke_tests/environment.py)."""
+    """The claims about the environment that has torch, in the form of smoke_tests/environment.py."""
     command = [PYTHON, "-I", "-B", str(SUITE / "probes" / "environment.py")]
     return {"claims": json.loads(subprocess.check_output(command)), "labels": {}, "wheels": []}
 

@@ -64,7 +64,7 @@ def test_an_unchanged_environment_has_no_fault(site: Path) -> None:
 
 
 def test_a_file_with_a_dot_in_its_stem_has_byte_code_too(site: Path) -> None:
-    """An example is builder.bak.py of datasets: importlib raises an error for the path of such a source."""
+    """An example is builder.bak.py of datasets. importlib.util.source_from_cache rejects its .pyc."""
     install(site, "gamma", {"gamma/builder.bak.py": b"NAME = 'gamma'\n"})
     found = seen(site)
     assert not any(found[kind] for kind in ("broken", "absent", "changed", "unhashed", "stale", "unowned"))
