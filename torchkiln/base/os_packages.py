@@ -1,6 +1,6 @@
 """Makes the layer of a project's OS packages from their locked .deb files, without a network.
 
-The same files on the same layers give the same layer, so it can be made again on any machine that gets the
+The same files on the same layers give the same layer, so it can be rebuilt on any machine that gets the
 files. When a layer is made, `base/protected.py` checks what it changes.
 """
 
@@ -90,13 +90,14 @@ def ensure_apt(
     environ: Mapping[str, str],
     report: Reporting = UNREPORTED,
 ) -> LockedApt:
-    """*apt* with the layer of its packages on *layers*, which is in *store* afterwards.
+    """Make sure that *store* has the layer of *apt*'s packages, installed on *layers*.
 
-    If *layers* are not those of the lock, this layer differs from the locked one.
+    If *layers* are not those of the lock, the layer may differ from the locked one.
 
     :param own: paths of the image's own files.
-    :raises BuildFailed: the archive no longer has a file, the layer is not the locked one, or it would change
-        the image.
+    :returns: *apt* with this layer.
+    :raises BuildFailed: the archive no longer has a file, the layer contains a file of *own*, or *layers* are
+        those of the lock but the layer differs from the locked one.
     """
     made = _made(apt.requested, apt.debs, layers, store, environ, report)
     demand_apart(made.paths, own, what=_WHAT)

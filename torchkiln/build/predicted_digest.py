@@ -29,7 +29,7 @@ def predicted_blobs(plan: ImagePlan) -> list[Blob | None]:
 
 
 def _blob(layer: PlannedLayer, plan: ImagePlan, recorded: Mapping[str, Blob]) -> Blob | None:
-    """The recorded blob; overlays and removals are small and encoded here."""
+    """The recorded blob, None if there is none; overlays and removals are small, and are encoded here."""
     match layer:
         case ArtefactLayer():
             return layer.blob

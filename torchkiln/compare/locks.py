@@ -99,7 +99,7 @@ def _packages(locked: LockedCell | None) -> list[Package]:
 
 
 def _swapped(a: LockedCell, b: LockedCell) -> tuple[PackageChange, ...]:
-    """The files that changed although their version did not. This must not happen; reviewers must see it."""
+    """Files that changed although their version did not: an index must not replace the files of a release."""
     earlier = {(name, version): sha256 for name, version, sha256 in _files(a)}
     return tuple(
         PackageChange(system="python", place="", name=f"{name} {version}", a=before, b=sha256)

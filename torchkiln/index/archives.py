@@ -69,7 +69,7 @@ class CudaArchives:
             raise ConfigError(f"{VARIABLE}: {self._location}: neither a folder nor a URL", hint=_HOW)
 
     def demand_reachable(self, archives: Collection[LockedArchive]) -> None:
-        """Request the last byte of the smallest of *archives*, or look for all of them in the folder.
+        """Request the last byte of the smallest of *archives*; if they are in a folder, look for all of them.
 
         :raises BuildFailed: the server cannot be reached, or a file is not found.
         """

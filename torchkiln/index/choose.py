@@ -32,9 +32,9 @@ def tags_of(python: str, glibc: tuple[int, int]) -> tuple[Tag, ...]:
 
 
 def choose(release: str, files: Iterable[FileAt], hashes: Collection[str], tags: Iterable[Tag]) -> FileAt:
-    """The wheel among *files* with the best of *tags*, of those whose SHA-256 is in *hashes*.
+    """The wheel among *files* with the best tag; *tags* are sorted, best first.
 
-    A yanked wheel is chosen only if there is no other.
+    Only files whose SHA-256 is in *hashes* are considered, and yanked ones only if there are no others.
 
     :param release: "numpy 1.26.4", for messages.
     :raises Unresolvable: no wheel is compatible.

@@ -170,7 +170,7 @@ class Git:
         }
 
     def _watch(self, process: subprocess.Popen[bytes]) -> str:
-        """Wait for *process*; the limit that it exceeded, "" if none."""
+        """Wait for *process*; returns the limit that was exceeded, "" if none."""
         while True:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL)

@@ -23,7 +23,7 @@ class CellPattern:
     os: str | None = None
 
     def covers(self, cell: Cell) -> bool:
-        """Whether *cell* is one of them."""
+        """Whether *cell* matches all values."""
         names = ("torch", "cuda", "flavor", "os")
         return all(getattr(self, name) in (None, getattr(cell, name)) for name in names)
 
@@ -36,7 +36,7 @@ class PolicyException(CellPattern):
     changes: tuple[tuple[str, Any], ...]  # fields of Policy and their values for these cells
 
     def applies_to(self, resolution: Resolution) -> bool:
-        """Whether the cell is one of them."""
+        """Whether this exception applies to the cell of *resolution*."""
         return self.covers(resolution.cell) and self.status in (None, resolution.status.value)
 
 

@@ -24,7 +24,7 @@ def load(rootfs: Path, project: Path | None = None) -> tuple[OverlayFile, ...]:
 
     :param project: a folder whose files are added, and replace those of the same path; it need not exist.
     :raises ConfigError: *rootfs* is missing, *project* is a link, or one of the two contains links, special
-        files or names that are not allowed; lists all of them.
+        files or names that are not allowed; the message lists all of them.
     """
     if not rootfs.is_dir():
         raise ConfigError(f"{rootfs}: no such directory", hint=how_to_restore("rootfs"))

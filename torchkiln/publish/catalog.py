@@ -39,12 +39,12 @@ class CatalogEntry:
 
     @property
     def only_for(self) -> Gpus:
-        """The capabilities whose device code a thin image keeps, by its version label; empty: all."""
+        """The capabilities whose device code the image keeps, according to its version label; empty: all."""
         return parsed.gpus if (parsed := parse_name(self.version)) else ()
 
     @property
     def own_use(self) -> bool:
-        """Whether NVIDIA's libraries in the image are changed, by its version label."""
+        """Whether the image contains modified NVIDIA libraries, according to its version label."""
         return (parsed := parse_name(self.version)) is not None and parsed.own_use
 
     @property

@@ -69,7 +69,7 @@ def verify_below(
 
 
 def _layer_faults(image: ImageOnDisk, below: ImageOnDisk, locked: LockedCell, store: Store) -> list[str]:
-    """What the gate would refuse in the layers of *image*, whose lowest ones are those of *below*."""
+    """What the gate would refuse in the layers of *image*; its lowest layers are those of *below*."""
     on_disk = replace(below, layers=image.layers[: len(below.layers)])
     try:
         project = ProjectImage(image=image, account=account_of(image), below=on_disk, locked=locked)

@@ -27,7 +27,7 @@ _FORM = "write HOST[:PORT]/REPOSITORY, as in registry.example:5000/team/pytorch-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repository:
-    """A repository in a registry. `host` as the user wrote it: it is the key of the credentials."""
+    """A repository in a registry. `host` is spelled as by the user: it is the key of the credentials."""
 
     host: str  # "registry.example:5000"
     name: str  # "team/pytorch-cuda"

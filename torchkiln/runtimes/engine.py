@@ -140,7 +140,10 @@ class ImageInEngine:
 
 
 def _workspace(config: Mapping[str, Any], binds: tuple[Bind, ...]) -> tuple[Bind, ...]:
-    """The mount of ./workspace, if it exists, the image works in /workspace, and nothing is mounted there."""
+    """The mount of ./workspace at /workspace.
+
+    Empty if ./workspace is not a folder, WorkingDir is not /workspace, or *binds* has a mount at /workspace.
+    """
     here = Path("workspace")
     taken = any(bind.target.rstrip("/") == _WORKSPACE for bind in binds)
     if taken or config.get("WorkingDir") != _WORKSPACE or not here.is_dir():

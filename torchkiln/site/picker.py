@@ -64,7 +64,7 @@ def _image(image: ListedImage, images: Sequence[ListedImage], facts: Facts) -> d
 
 
 def _code(archs: Sequence[str], capability: str, kept: Sequence[str]) -> str:
-    """How the image serves *capability*: cubin, ptx, none, or "cut": its device code was left out."""
+    """How the image supports *capability*: "cubin", "ptx", "none", or "cut" (thin image without its code)."""
     if not is_kept_for(capability, kept):
         return "cut"
     return how_served(archs, capability) or "none"

@@ -142,7 +142,7 @@ class Store:
     def touch(self, path: Path) -> None:
         """Set the modification time of *path* to now, because many file systems record no access times.
 
-        Not for blobs: a layout elsewhere recognizes its copy by the time of the original.
+        Do not use it for blobs: a layout that has a copy of a blob compares the modification times of both.
         """
         with contextlib.suppress(OSError):  # without it the file only seems older
             os.utime(path)
@@ -171,7 +171,7 @@ class Store:
             yield
 
     def locked(self, name: str) -> Holder | None:
-        """The present holder of the lock *name*."""
+        """The current holder of the lock *name*."""
         return holder(self.root / "locks" / name)
 
     @contextlib.contextmanager

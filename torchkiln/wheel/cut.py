@@ -57,7 +57,7 @@ class Cut:
     def pieces(
         self, file: WheelFile, entry: WheelEntry, dead: Sequence[Span]
     ) -> Iterator[tuple[bytes, bytes]]:
-        """For each gzip member: the bytes of the library in `scratch`, and these with *dead* zeroed."""
+        """For each gzip member: the bytes of the library in `scratch`, and these with *dead* set to zero."""
         stops = [span.stop for span in dead]
         for start in range(0, entry.size, MEMBER):
             file.check()

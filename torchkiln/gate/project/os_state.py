@@ -1,4 +1,4 @@
-"""Compares files in which dpkg and its helpers keep their state with those of the parent image. Pure.
+"""Compares the state files of dpkg and its helpers with the same files of the parent image. Pure.
 
 OS packages may change no other files of the parent image. Entries of the parent image must stay,
 and new entries must be about the packages in project.json.

@@ -88,12 +88,12 @@ class LimitedAdapter(HTTPAdapter):
         super().__init__(pool_maxsize=POOL, max_retries=0)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """As in `HTTPAdapter`."""
+        """As in `HTTPAdapter`; also watches the connections."""
         super().init_poolmanager(*args, **kwargs)
         self._watch(self.poolmanager)
 
     def proxy_manager_for(self, proxy: Any, **kwargs: Any) -> Any:
-        """As in `HTTPAdapter`."""
+        """As in `HTTPAdapter`; also watches the connections."""
         manager = super().proxy_manager_for(proxy, **kwargs)
         self._watch(manager)
         return manager
