@@ -142,7 +142,11 @@ def test_a_changed_envelope_is_refused(change: Any, why: str, key: Any, tmp_path
         (PAYLOAD_TYPE, {"_type": "https://in-toto.io/Statement/v0.1"}, "_type: must be"),
         (PAYLOAD_TYPE, {"predicateType": "urn:torchkiln:smoke-report:1"}, "predicateType: must be"),
         (PAYLOAD_TYPE, {"subject": []}, "subject: "),
-        (PAYLOAD_TYPE, {"subject": [{"digest": {"sha256": "0" * 64}}]}, "the subject is not the image of the report"),
+        (
+            PAYLOAD_TYPE,
+            {"subject": [{"digest": {"sha256": "0" * 64}}]},
+            "the subject is not the image of the report",
+        ),
         (PAYLOAD_TYPE, {"predicate": {}}, "predicate: the key 'schema' is missing"),
     ],
 )

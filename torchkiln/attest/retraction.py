@@ -37,7 +37,7 @@ def demand_reason(reason: str) -> None:
     """:raises ConfigError: *reason* is empty."""
     if not reason.strip():
         raise ConfigError(
-            "withdraw requires a reason", hint='write for example --reason "cuDNN 9.5 crashes on H200"'
+            "withdraw requires a reason", hint='for example: --reason "cuDNN 9.5 crashes on H200"'
         )
 
 

@@ -61,7 +61,7 @@ class StandalonePythons:
             require_sandbox()
             with self._scratch() as folder:
                 path = self._archive(archive, folder, report)
-                report.say(f"making the layer of Python {python} from {archive.filename}")
+                report.say(f"building the Python {python} layer from {archive.filename}")
                 with self.store.writable():
                     made = self._made(path, archive, python, base, folder, report)
             self.store.put_record(_RECORDS, key, codec.plain(made))
