@@ -92,7 +92,7 @@ def short(report: SmokeReport) -> str:
 
 
 def is_earlier(report: SmokeReport) -> bool:
-    """Whether *report* is of another image than the one that its lock gives today."""
+    """Whether *report* is of a different image than the one that its lock gives today."""
     return report.image is not None and report.image != present(report.tag or "")
 
 

@@ -143,7 +143,7 @@ def test_an_extra_distribution_is_reported(site: Path) -> None:
     assert seen(site)["installed"]["gamma"] == "1.0"
 
 
-# --- an image of another Python than the base's: lib/python3.12 is a link to lib/python3.11 ---------
+# --- if the image's Python is not the base's, lib/python3.12 is a link to lib/python3.11 ----------
 
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 ALPHA = b"NAME = 'alpha'\n"
