@@ -100,7 +100,7 @@ class Subject:
                     pass
 
     def without_records(self) -> Path:
-        """A folder of images with this cell's lock, without its recorded layers."""
+        """An images/ folder with this cell's lock, from which the recorded layers are removed."""
         folder = self.scratch / "images-without-records"
         save(folder, replace(self.locked, layers=()))
         return folder

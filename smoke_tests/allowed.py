@@ -12,9 +12,10 @@ LIST = Path(__file__).with_name("allowed_unresolved.json")
 
 
 def packages_folder(prefix: Path, python: str) -> str:
-    """The folder of the packages for Python *python*, "3.11.2", relative to *prefix*, without links.
+    """The folder of the packages for Python *python*, "3.11.2", relative to *prefix*.
 
-    In an image of another Python than the base's, lib/python3.12 is a link to lib/python3.11.
+    Symbolic links are resolved: if the image's Python is not the base's, lib/python3.12 is a link to
+    lib/python3.11.
 
     :raises ValueError: the folder is not below *prefix*.
     """

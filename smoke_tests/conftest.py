@@ -118,7 +118,7 @@ def claims(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """Record measured values; when the check ends, all are compared with VALUES."""
+    """Record measured values; when the check ends, all are compared with the test module's VALUES."""
     return _measure(request.node)
 
 

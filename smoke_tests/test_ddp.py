@@ -1,4 +1,4 @@
-"""ddp, ddp-amp: ranks with different rows make a joint step, and skip a step together."""
+"""ddp, ddp-amp: ranks with different rows make a step together, and skip a step together."""
 
 from itertools import pairwise
 
@@ -34,7 +34,7 @@ VALUES = {
 @pytest.mark.tier(2)
 @pytest.mark.limit(300)
 def test_ddp(measure):
-    """Two steps equal those of one process with the joint batch, and all ranks have the same bits."""
+    """Two steps equal those of one process with the global batch, and all ranks have the same bits."""
     results = run_ranks("ddp:joint_steps", limit=240)
 
     measure_group(measure, results)

@@ -20,7 +20,7 @@ VALUES = {
 @pytest.mark.tier(2)
 @pytest.mark.limit(300)
 def test_fsdp(measure):
-    """Two AdamW steps equal those of one GPU with the joint batch; each rank has only its shard in memory."""
+    """Two AdamW steps equal those of one GPU with the global batch; each rank stores only its shard."""
     results = run_ranks("fsdp:steps", limit=240)
 
     measure_group(measure, results)

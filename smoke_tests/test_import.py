@@ -1,4 +1,4 @@
-"""import: the promised packages can be imported, in the locked versions, and torch works with NumPy."""
+"""import: torch, NumPy, torchvision and torchaudio have the locked versions, and torch works with NumPy."""
 
 import pytest
 

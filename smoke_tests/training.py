@@ -22,7 +22,8 @@ DEPTH, _TOWER_ROWS, _TOWER_WIDTH = 8, 16384, 64
 class Regression:
     """A perceptron, and rows to learn, with the same numbers each time.
 
-    The activation is smooth, because FP16 would move some rows to the other side of a kink.
+    The activation is smooth: with ReLU, rounding to FP16 would move some inputs across zero, where the
+    derivative jumps.
     """
 
     def __init__(self) -> None:

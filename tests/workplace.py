@@ -120,7 +120,7 @@ class Workplace:
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Workplace:
-    """The image in the engine that all processes of a test run share."""
+    """The image, loaded into the engine once for all processes of a test run."""
     folder = once(tmp_path_factory, "workplace", lambda folder: load(folder, engine))
     return Workplace(environ=engine, folder=folder)
 

@@ -15,7 +15,7 @@ from torchkiln.smoke import hosts
 from torchkiln.smoke.report import from_json
 
 _BUILT = re.compile(r"\b(TORCH|CUDA)_VERSION=([0-9][0-9.]*)")  # in torch.__config__.show()
-EARLIER = "† a run of an earlier image: its lock gives another digest today\n"
+EARLIER = "† a run of an earlier image: its lock gives a different digest today\n"
 PRECISIONS = {"fp32": "FP32", "tf32": "TF32", "fp16": "AMP FP16", "bf16": "AMP BF16"}
 
 

@@ -1,7 +1,7 @@
-"""Read the reports in docs/proofs, and decide whether each is of the image that its lock gives today.
+"""Read the reports in docs/proofs, and decide whether each belongs to the image that its lock gives today.
 
-A report names the digest of its image. When the base, rootfs/ or wheels change, the lock gives another
-digest, and the report is of an earlier image: it is still shown, but the gate does not accept it.
+A report names the digest of its image. When the base, rootfs/ or wheels change, the lock gives a different
+digest, and the report belongs to an earlier image: it is still shown, but the gate does not accept it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def short(report: SmokeReport) -> str:
 
 
 def is_earlier(report: SmokeReport) -> bool:
-    """Whether *report* is of another image than the one that its lock gives today."""
+    """Whether *report* is of a different image than the one that its lock gives today."""
     return report.image is not None and report.image != present(report.tag or "")
 
 

@@ -83,7 +83,7 @@ def schema() -> dict[str, Any]:
 def from_json(data: bytes, where: str) -> Record:
     """The record in *data*.
 
-    :raises ValueError: it is not valid; the message has the place of each fault.
+    :raises ValueError: it is not valid; the message gives the location of each fault.
     """
     document = json_of(data)
     if faults := sentences(document, schema(), where):

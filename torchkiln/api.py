@@ -76,7 +76,7 @@ def lock(
     """Lock *cell*, and write `lock.json` and `requirements.txt` below `project.images`.
 
     :param as_of: an ISO date; files uploaded on that day or later are ignored. None is today.
-    :param upgrade: packages that may get another version than in the current lock; "*" is all packages.
+    :param upgrade: packages that may get a different version than in the current lock; "*" is all packages.
     :raises Unresolvable: the cell is unavailable, or its requirements conflict.
     :raises ConfigError: the matrix, a setting of an index, or *upgrade* is invalid.
     """

@@ -119,7 +119,7 @@ class BadPythonArchive(BadArchive):
 
     def __init__(self, archive: str, reason: str) -> None:
         super().__init__(
-            archive, reason, hint="name another archive in matrix.yaml, under pythons; nothing was stored"
+            archive, reason, hint="specify another archive in matrix.yaml, under pythons; nothing was stored"
         )
 
 

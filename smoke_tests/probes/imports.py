@@ -1,4 +1,7 @@
-"""Import the promised packages and time each; then convert an array from NumPy to torch and back."""
+"""Import torch, NumPy, torchvision and, if installed, torchaudio, and time each.
+
+Then convert an array from NumPy to torch and back.
+"""
 
 import importlib
 import importlib.util

@@ -51,7 +51,7 @@ def judge(row):
 def other_python():
     """The tag of the Python in whose folder the packages are, such as `cpython-311`; None: this Python.
 
-    In an image of another Python than the base's, lib/python3.12 is a link to lib/python3.11, and layers that
+    If the image's Python is not the base's, lib/python3.12 is a link to lib/python3.11, and layers that
     both images have contain byte-code for the base's Python.
     """
     folder = SITE.parent

@@ -1,1 +1,1 @@
-"""The functions that the ranks of checks with several GPUs run: (rank, world, ...) -> values for JSON."""
+"""The functions that the ranks of multi-GPU checks run: (rank, world, ...) -> values for JSON."""

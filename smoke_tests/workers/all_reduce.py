@@ -1,4 +1,4 @@
-"""Exact all-reduce of integers that depend on the rank, so that any other sum is wrong."""
+"""All-reduce integers that depend on the rank, and compare the sums exactly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def about(rank: int) -> dict[str, Any]:
 
 
 def _sent(rank: int, world: int, size: int, dtype: str) -> torch.Tensor:
-    """0, 1, 2 ... repeated, with another start on each rank; the numbers are so small that every sum is
-    exact."""
+    """0, 1, 2 ... repeated, with a different start on each rank; the numbers are so small that every sum
+    is exact."""
     steps = torch.arange(size, device="cuda")
     return ((steps + rank) % (_EXACT // world + 1)).to(getattr(torch, dtype))

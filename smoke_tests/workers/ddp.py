@@ -1,4 +1,4 @@
-"""DistributedDataParallel: a joint step on the rows of all ranks, and a step that all ranks skip."""
+"""DistributedDataParallel: a step on the rows of all ranks, and a step that all ranks skip."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def joint_steps(rank: int, world: int) -> dict[str, Any]:
 
     In FP64 only rounding differs, so the bound is too small for an error such as TF32's.
     """
-    torch.manual_seed(rank)  # other weights on each rank, because DDP must distribute those of rank 0
+    torch.manual_seed(rank)  # different weights on each rank, because DDP must distribute those of rank 0
     model = _model().double().cuda()
     start, alone = flat(model.parameters()), copy.deepcopy(model)
     model = DistributedDataParallel(model, device_ids=[rank])
@@ -70,7 +70,7 @@ def _model() -> nn.Module:
 
 
 def _batch(step: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The joint batch of a step, the same on every rank; each rank uses its own rows."""
+    """The global batch of a step, the same on every rank; each rank uses its own rows."""
     seeded = torch.Generator().manual_seed(1000 + step)
     rows = torch.randn(world * ROWS, WIDTH, generator=seeded)
     return rows, torch.randn(world * ROWS, OUT, generator=seeded)

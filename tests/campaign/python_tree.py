@@ -1,4 +1,6 @@
-"""The files of a base's Python: Debian's program, loader, C library, and the modules that compile byte-code.
+"""The files of a base's Python: Debian's python3, its loader and libraries, and some modules.
+
+The modules are those that torchkiln's byte-code compilation imports.
 
 A base's Python runs in a sandbox with only the base's files. So a script that starts the host's Python would
 not work there.

@@ -123,7 +123,7 @@ def index() -> Iterator[IndexServer]:
 
 @pytest.fixture(scope="module")
 def checkout(scene: Scene, index: IndexServer, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """Three cells: the second has another torch than the first, the third has another small wheel."""
+    """Three cells: the second has a different torch than the first, the third a different small wheel."""
     folder, store = tmp_path_factory.mktemp("checkout"), Store(scene.cache)
     pip = locked_pip()
     index.files["simple", "pip", pip.filename] = store.wheel(pip).read_bytes()

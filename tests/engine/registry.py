@@ -67,7 +67,7 @@ class RunningRegistry:
 
 
 def _lists(tag: str) -> bool:
-    """Whether *tag* is a list of attachments of an image."""
+    """Whether *tag* is `sha256-…`, a referrers tag: it lists an image's attachments."""
     return tag.startswith("sha256-")
 
 

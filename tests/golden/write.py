@@ -31,7 +31,7 @@ _GOLDEN_FILES = ("Dockerfile", "image.json")
 
 
 def files(os_name: str = "debian12") -> dict[str, bytes]:
-    """The expected golden files of a system, by name."""
+    """The golden files of an operating system, by name."""
     plan = planned(os_name=os_name)
     rendered = render_folder(plan, load_templates(TEMPLATES), PACKAGES)
     return {name: rendered[name] for name in _GOLDEN_FILES} | {"plan.json": pretty_json(to_json(plan))}

@@ -56,7 +56,7 @@ def _many_entries() -> bytes:
 
 
 def _deep(raws: list[Raw]) -> list[Raw]:
-    """60 files, each below a thousand folders; each folder needs a header in the layer."""
+    """60 files, each nested 1,000 folders deep; each folder needs a header in the layer."""
     return [*raws, *(entry(f"{n}/" + "/".join(["d"] * 1000), b"", stored=True) for n in range(60))]
 
 

@@ -53,7 +53,7 @@ def with_file(file: File) -> Make:
 
 
 def with_spec(**fields: object) -> Make:
-    """A wheel of SPEC with *fields* changed, in place of the valid wheel."""
+    """A wheel built from SPEC with *fields* changed, in place of the valid wheel."""
     return lambda valid: write_wheel(replace(SPEC, **fields), valid.parent / "spec").read_bytes()  # type: ignore[arg-type]
 
 
@@ -173,7 +173,7 @@ def stream(edit: Callable[[bytes], bytes], name: str = LIB) -> Make:
 
 
 def with_new_record(raws: list[Raw], more: dict[str, bytes] | None = None) -> list[Raw]:
-    """*raws* with a correct RECORD, also for the files *more*; without one if there was none."""
+    """*raws* with a new RECORD for all of its files and for *more*; unchanged if *raws* has no RECORD."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     found = {raw.name.decode(): content(raw) for raw in raws if not raw.name.endswith(b"/RECORD")}

@@ -166,7 +166,7 @@ def test_the_test_in_the_image_must_pass(tested: Scene) -> None:
 
     assert refused(tested, run=started) == ["test: not run: no report contains it"]
     assert refused(tested, findings=ran, run=started | {"test": ("true",)}) == [
-        "project.dsse.json: ran another test than that of the image's settings: true"
+        "project.dsse.json: ran a different test than that of the image's settings: true"
     ]
 
 

@@ -239,7 +239,7 @@ def test_smoke_needs_the_image_of_the_lock(commands: Commands) -> None:
     code, out, messages = commands.smoke()
 
     assert (code, out) == (5, ""), messages
-    assert "project was built from another lock than" in messages
+    assert "project was built from a different lock than" in messages
     assert "torchkiln build --project" in messages
 
 

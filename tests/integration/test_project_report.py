@@ -129,7 +129,7 @@ def test_the_test_is_that_of_the_image(tmp_path: Path) -> None:
     code, out, messages = commands.smoke()
 
     assert (code, out) == (5, "")
-    assert "project was built with another test than" in messages
+    assert "project was built with a different test than" in messages
 
 
 def test_the_report_names_the_libraries_that_the_lock_allows_to_be_missing(tmp_path: Path) -> None:
@@ -170,4 +170,4 @@ def test_an_image_without_the_os_packages_of_the_lock_is_outdated(tmp_path: Path
     code, out, messages = commands.smoke()
 
     assert (code, out) == (5, ""), messages
-    assert "project was built from another lock than" in messages
+    assert "project was built from a different lock than" in messages

@@ -95,7 +95,7 @@ def test_a_tested_image_is_published_and_verified_from_the_registry_alone(
 
 
 def test_zstd_has_its_own_tags(registry: RunningRegistry, publisher: Publisher, name: str) -> None:
-    """The zstd image has another digest and its own report. Plain tags never name it, for older engines."""
+    """The zstd image has a different digest and report. Plain tags never name it, for older engines."""
     plain = publisher.build()
     proof = publisher.signed(publisher.report(plain))
     image = publisher.build(layer_format="zstd")

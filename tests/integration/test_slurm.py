@@ -181,7 +181,7 @@ def test_wrong_arguments_are_named(cluster: Cluster, arguments: list[str], words
 @needs_namespaces
 @pytest.mark.skipif(not shutil.which("sqfstar"), reason="no sqfstar: apt-get install squashfs-tools")
 def test_an_image_becomes_a_squashfs_file(tmp_path: Path) -> None:
-    """It has files, modes and variables of the image. An existing squashfs file is not replaced."""
+    """It has the image's files, modes and environment variables. An existing file is not replaced."""
     root = tiny_root(tmp_path / "root", "grep", "tar")
     (root / "bin/two words").symlink_to("sh")
     config: dict[str, object] = {"Env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "A=b c"]}

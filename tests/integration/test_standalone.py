@@ -208,7 +208,7 @@ def test_the_image_is_rebuilt_from_its_lock_and_its_own_layers(images: Images, t
 
 
 def test_a_wrong_archive_is_refused_before_the_base_is_needed(tmp_path: Path) -> None:
-    """If the archive is missing, or has another hash or Python, the build fails and stores nothing."""
+    """If the archive is missing, or has a different hash or Python, the build fails and stores nothing."""
     store = Store(tmp_path / "cache")
     base = locked().base  # not in the store
     path, archive = archive_in(tmp_path)

@@ -1,4 +1,4 @@
-"""The real image of each engine in interactive use: imports of torch, and tests that need real wheels."""
+"""The real image, built by each engine, in interactive use: imports of torch, tests that need real wheels."""
 
 from __future__ import annotations
 

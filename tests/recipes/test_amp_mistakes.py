@@ -77,7 +77,7 @@ before = lambda: None
 
 
 def loop(kind: str) -> str:
-    """A training loop that runs the page's lines; each iteration first computes the global `loss`."""
+    """The code of `once`, one training iteration: it computes `loss`, then runs the page's lines."""
     code = CODE[kind, "step"].replace('"cuda"', '"cpu"')
     head = "def once():\n    global scale\n    loss = model(x).square().mean()\n"
     return head + textwrap.indent(code, "    ")
@@ -186,7 +186,7 @@ whole, = torch.autograd.grad(functional.mse_loss(model(x), y), [model.weight])
 
 
 def test_the_rate_of_parts_of_a_batch() -> None:
-    """The wrong lines make a step N·√N times as long as that of the whole batch; the right lines, equal."""
+    """The wrong lines' step is N·√N times as long as the whole batch's; the right lines' step is as long."""
     step = "result = float((rate * model.weight.grad).norm() / (base_rate * whole).norm())"
     assert scene("wrong", "rate", PARTS, step) == pytest.approx(8.0)
     assert scene("right", "rate", PARTS, step) == pytest.approx(1.0)

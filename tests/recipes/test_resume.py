@@ -84,7 +84,7 @@ except KeyboardInterrupt:
 
 
 def test_the_order_of_samples_is_that_of_the_step() -> None:
-    """It is the same with or without workers, and from batch 9 on; each epoch has another order."""
+    """It is the same with or without workers, and from batch 9 on; each epoch has a different order."""
     code = """
 from itertools import islice
 data.COUNT = 60

@@ -63,7 +63,7 @@ def test_a_switch_runs_two_steps(words: Sequence[str]) -> None:
 
 
 def test_the_exporter_reads_what_a_run_prints(tmp_path: Path) -> None:
-    """deploy/monitoring/exporter.py converts it into Prometheus's format."""
+    """deploy/monitoring/exporter.py converts the output of recipes.train into Prometheus's format."""
     log = tmp_path / "log"
     argv = [PYTHON, "-m", "recipes.train", "--device", "cpu", "--steps", "4", "--watch-every", "2"]
     with log.open("wb") as out:

@@ -1,4 +1,7 @@
-"""A hostile index that sends raw, possibly endless responses; and a `lock` with it, with measured memory."""
+"""A hostile index that sends raw, possibly endless responses.
+
+`lock_from` runs `lock` against it, and measures the peak memory.
+"""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_plugins_may_be_unresolved_in_any_version(file: str, soname: str, expect
     assert allowed_unresolved(wheels, site) == []
 
 
-# --- an image of another Python than the base's: lib/python3.12 is a link to lib/python3.11 ---------
+# --- if the image's Python is not the base's, lib/python3.12 is a link to lib/python3.11 ----------
 
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 BASE = "3.11" if OWN != "3.11" else "3.12"  # the base's Python, whose folder has the packages

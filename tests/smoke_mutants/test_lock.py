@@ -143,7 +143,7 @@ def test_an_extra_distribution_is_reported(site: Path) -> None:
     assert seen(site)["installed"]["gamma"] == "1.0"
 
 
-# --- an image of another Python than the base's: lib/python3.12 is a link to lib/python3.11 ---------
+# --- if the image's Python is not the base's, lib/python3.12 is a link to lib/python3.11 ----------
 
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 ALPHA = b"NAME = 'alpha'\n"
@@ -229,7 +229,7 @@ def _no_source(site: Path) -> str:
 
 
 def _by_time(site: Path) -> str:
-    """Byte-code for which Python compares time and size of the source, so it can be of a third source."""
+    """Byte-code that Python checks by the source's time and size, so it may come from a different source."""
     stat = (site / "alpha" / "__init__.py").stat()
     times = b"".join(number.to_bytes(4, "little") for number in (0, int(stat.st_mtime), stat.st_size))
     (site / FOREIGN).write_bytes(HEADERS[BASE][:4] + times + b"code")

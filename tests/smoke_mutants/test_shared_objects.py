@@ -66,7 +66,7 @@ PARTS = ("", "_adv", "_engines_runtime_compiled", "_graph", "_ops")
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with a torch that loads its cuDNN, and with NVIDIA's distribution of it."""
+    """A folder with a fake torch that loads cuDNN, and with a fake of NVIDIA's cuDNN distribution."""
     folder = tmp_path / "site"
     libraries = folder / "nvidia" / "cudnn" / "lib"
     libraries.mkdir(parents=True)

@@ -101,7 +101,7 @@ def test_the_same_bytes_as_compileall(tmp_path: Path) -> None:
 
 
 def test_the_same_bytes_as_compileall_for_the_standard_library(tmp_path: Path) -> None:
-    """The sources are dozens of real modules, in another order than compileall's."""
+    """The sources are dozens of real modules, in a different order than compileall's."""
     library = Path(json.__file__).parent.parent
     names = ("json", "email", "xml", "http")
     files = [file for name in names for file in (library / name).rglob("*.py")]

@@ -288,7 +288,7 @@ def test_a_decision_that_clears_although_something_is_missing(scene: Scene, over
 
 
 def test_a_decision_that_names_a_suite_without_a_report_by_that_suite(scene: Scene) -> None:
-    """The attached report was made by another suite than the decision states, so it does not count."""
+    """The attached report was made by a different suite than the decision states, so it does not count."""
     scene.publish()
     decided(scene, suite="sha256:" + "0" * 64)
 

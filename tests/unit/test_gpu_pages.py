@@ -176,7 +176,7 @@ def test_a_run_of_an_earlier_image_is_marked_in_all_tables() -> None:
     before, now = (
         replace(WHOLE, report=smoke_report, name=name, earlier=name == "one") for name in ("one", "two")
     )
-    mark = "† a run of an earlier image: its lock gives another digest today"
+    mark = "† a run of an earlier image: its lock gives a different digest today"
     parts = (gpu_pages.runs_part, gpu_pages.checks_part, gpu_pages.benchmark_part, gpu_pages.busbw_part)
 
     assert [part([before, now]).count(mark) for part in parts] == [1, 1, 1, 1]
@@ -223,7 +223,7 @@ def test_the_trend_marks_an_earlier_image_and_leaves_out_what_was_not_measured()
     assert "†" not in trend_part([now])
     part = trend_part([now, before])
     assert "| FP16 | 4.40 |  | 0.67 |  | 64 | [before](proofs/two.json) † |\n" in part
-    assert part.endswith("\n\n† a run of an earlier image: its lock gives another digest today\n")
+    assert part.endswith("\n\n† a run of an earlier image: its lock gives a different digest today\n")
     assert trend_part([run_of(CUDA)]) == ""
 
 

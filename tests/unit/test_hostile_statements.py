@@ -150,7 +150,7 @@ def test_envelopes(bundles: dict[str, bytes], change: dict[str, Any], message: s
 
 
 def test_a_lock_in_a_provenance_that_is_not_ascii(bundles: dict[str, bytes]) -> None:
-    """For such a text, the base64 module raises another exception than for other invalid texts."""
+    """For such a text, the base64 module raises a different exception than for other invalid texts."""
     document = json.loads(payload(statement_in(bundles[PROVENANCE])))
     document["predicate"]["buildDefinition"]["resolvedDependencies"][0]["content"] = "ü"
     with pytest.raises(VerificationFailed, match="no lock, or no builder"):

@@ -1,6 +1,6 @@
 """The signed reports in docs/proofs: they are complete, and prove only the image in which the checks ran.
 
-If the committed lock now gives another digest, a report is of an earlier image. This is no fault, and its
+If the committed lock now gives a different digest, a report is of an earlier image. This is no fault, and its
 values are checked as usual. But the report clears no image, and the checks must run on GPUs again.
 """
 

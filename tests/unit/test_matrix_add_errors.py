@@ -79,7 +79,7 @@ def test_an_index_without_torch(workspace: Workspace) -> None:
         ("no_ranges", True, "no support for range requests"),
         ("deleted", True, "HTTP 404"),
         ("extra", b"x" * 70_000, "invalid wheel"),
-        ("short", [0, 10] * 20, "another range than requested|connection (closed before|broke off)"),
+        ("short", [0, 10] * 20, "a different range than requested|connection (closed before|broke off)"),
     ],
 )
 def test_a_file_that_cannot_be_read(

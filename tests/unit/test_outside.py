@@ -195,7 +195,7 @@ def test_a_further_distribution(image: Image, recorded: bool) -> None:
 
 def test_a_distribution_twice_missing_or_of_another_version(image: Image) -> None:
     twice = distribution("Torch", "2.7.1", {})
-    version = "distributions of another version than in the lock, or installed twice (1): torch"
+    version = "distributions of a different version than in the lock, or installed twice (1): torch"
     assert image.faults(*twice) == [version]
     assert image.faults(torch=distribution("torch", "2.7.0", TORCH), recorded=False) == [version]
     missing = image.faults(torch=[entry("tmp/x", b"")], recorded=False)

@@ -101,7 +101,7 @@ def test_a_second_copy_of_a_package(document: bytes) -> None:
 
 
 def test_packages_of_the_os(document: bytes) -> None:
-    """A package is missing or additional, or has another version or architecture."""
+    """A package is missing or additional, or has a different version or architecture."""
     debs = {name: content for name, content in sboms.DEBS.items() if name != "gcc-12-base"}
     debs["zsh"] = ("5.9-4", "amd64", "zsh", "")
     debs["tini"] = ("0.20", *sboms.DEBS["tini"][1:])

@@ -270,7 +270,7 @@ def test_images_of_a_registry_are_listed_by_their_digest_and_with_warnings(
     publisher = scene.publisher
     locked, folder = load_locked(publisher.folder / "images", TAG), LockFolder(IMAGES, *tables())
     inputs = inputs_digest(folder.resolution(locked.resolution.cell), folder.bound)
-    save(tmp_path / "images", replace(locked, inputs=inputs))  # another lock gives another digest
+    save(tmp_path / "images", replace(locked, inputs=inputs))  # another lock gives a different digest
     arguments = ("--images", str(tmp_path / "images"), "--matrix", str(ROOT / "matrix.yaml"))
 
     def document() -> dict[str, object]:

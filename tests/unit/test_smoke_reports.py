@@ -225,7 +225,7 @@ def test_a_reason_is_shown_with_its_sentence() -> None:
         ({"image": None}, "image and tag must both be set, or both be null"),
         ({"tag": None}, "image and tag must both be set, or both be null"),
         ({"when": "yesterday"}, "when: 'yesterday' is not a time in UTC"),
-        ({"nonce": "short"}, "nonce: 'short' is not 8 to 128 characters of"),
+        ({"nonce": "short"}, "nonce: 'short' is not 8 to 128 of the characters"),
         ({"nonce": "request\n0001"}, "nonce: "),
         ({"schema": 1}, "schema: must be 2, not 1"),
     ],
@@ -329,7 +329,7 @@ def test_smoke_read_of_some_checks(real: Any, tmp_path: Path) -> None:
 def test_an_invalid_nonce_is_reported_before_the_run() -> None:
     done = CliRunner().invoke(smoke, ["run", "no-such-tag", "--nonce", "short"])
 
-    assert "--nonce: 'short' is not 8 to 128 characters of" in str(done.exception)
+    assert "--nonce: 'short' is not 8 to 128 of the characters" in str(done.exception)
 
 
 def test_key_without_report_is_a_usage_error(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_missing_sbom(scene: Scene) -> None:
 
 
 def test_a_wrong_sbom(scene: Scene) -> None:
-    """The publisher signed it, but one wheel in it has another version."""
+    """The publisher signed it, but one wheel in it has a different version."""
     scene.publish()
     bill = json.loads(base64.b64decode(scene.bundle(SPDX)["dsseEnvelope"]["payload"]))["predicate"]
     wheel = next(package for package in bill["packages"] if package["name"] == "torch")
@@ -210,7 +210,7 @@ def test_reports_of_another_suite(scene: Scene) -> None:
 
     done = scene.verify()
     assert done.exit_code == 0, done.exception
-    assert "by another suite than this one" in done.stderr
+    assert "by a different suite than this one" in done.stderr
 
 
 def test_the_policy_is_that_of_the_verifier(scene: Scene) -> None:

@@ -185,7 +185,7 @@ def test_a_private_key_is_refused_and_not_shown(host: Host, tmp_path: Path) -> N
 
 
 def test_a_private_key_of_putty_is_not_shown(host: Host) -> None:
-    """A private key of PuTTY begins with another header than one of OpenSSH."""
+    """A private key of PuTTY begins with a different header than one of OpenSSH."""
     why = host.refused("PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 1\nverysecret")
 
     assert "line 3" in why

@@ -178,7 +178,7 @@ def public_key(pem: bytes, *, where: str) -> PublicKey:
     """
     if b"PRIVATE KEY-----" in pem:
         raise ConfigError(
-            f"{where}: a private key; --trust requires the public one",
+            f"{where}: is a private key; --trust requires a public key",
             hint="run: openssl pkey -in KEY.pem -pubout -out PUBLIC.pem",
         )
     try:
@@ -218,7 +218,7 @@ def _why_not_private(pem: bytes, passphrase: str | None) -> str:
     if b"OPENSSH PRIVATE KEY" in pem:
         return "SSH keys are not supported"
     if b"PUBLIC KEY-----" in pem:
-        return "a public key; --key requires the private one"
+        return "is a public key; --key requires a private key"
     if passphrase:
         return f"not a private key in PEM format, or wrong passphrase in {PASSPHRASE}"
     return "not a private key in PEM format"

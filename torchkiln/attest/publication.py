@@ -30,7 +30,7 @@ _SCHEMA: dict[str, Any] = {
 
 
 def publication(tag: str, image: Digest, names: Iterable[str]) -> Statement:
-    """The statement that *image*, tagged *tag*, was published under *names*; same names give same bytes."""
+    """The statement that *image*, tagged *tag*, was published under *names*, which are sorted."""
     predicate = {"tool": __version__, "names": sorted(set(names))}
     return statement(tag, image, PUBLICATION, predicate)
 

@@ -36,7 +36,9 @@ def is_retraction(kind: str) -> bool:
 def demand_reason(reason: str) -> None:
     """:raises ConfigError: *reason* is empty."""
     if not reason.strip():
-        raise ConfigError("withdraw requires a reason", hint='example: --reason "cuDNN 9.5 crashes on H200"')
+        raise ConfigError(
+            "withdraw requires a reason", hint='for example: --reason "cuDNN 9.5 crashes on H200"'
+        )
 
 
 def reason_of(statement: Statement, *, where: str) -> tuple[str, str]:

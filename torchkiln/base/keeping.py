@@ -210,7 +210,7 @@ def read_lock(kind: type[Artefact], path: Path) -> Artefact | None:
 
 @cache
 def _schema(name: str) -> dict[str, Any]:
-    """The schema of a lock file of the data class *name*, which begins with a schema number."""
+    """The JSON Schema of a lock file: that of the data class *name*, with the required key `schema`."""
     found: dict[str, Any] = shipped("lock")["$defs"][name]
     return {
         **found,

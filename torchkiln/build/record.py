@@ -1,4 +1,4 @@
-"""Records the layers that were built from a lock in the lock; later builds must produce the same layers."""
+"""Records in a lock the layers that were built from it; later builds must produce the same layers."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class StandalonePythons:
 
         :raises ConfigError: the path of the archive does not exist, or cannot be read.
         :raises ToolMissing: this host has no sandbox; a Python that a matrix names is not trusted.
-        :raises BuildFailed: the archive cannot be downloaded, has another hash, is malformed, or has another
-            Python; or the base cannot be provided.
+        :raises BuildFailed: the archive cannot be downloaded, has a different hash
+            or Python, or is malformed; or the base cannot be provided.
         """
         key = _key(archive, python, base)
         with self.store.lock(f"standalone-{archive.sha256}", f"makes the layer of {archive.filename}"):
@@ -61,7 +61,7 @@ class StandalonePythons:
             require_sandbox()
             with self._scratch() as folder:
                 path = self._archive(archive, folder, report)
-                report.say(f"making the layer of Python {python} from {archive.filename}")
+                report.say(f"building the Python {python} layer from {archive.filename}")
                 with self.store.writable():
                     made = self._made(path, archive, python, base, folder, report)
             self.store.put_record(_RECORDS, key, codec.plain(made))
@@ -78,7 +78,7 @@ class StandalonePythons:
         """Put the blob of *locked* into the store, if it is not there.
 
         :param file: a file with the blob, which is moved into the store.
-        :raises BuildFailed: as `make`; or *file* or the archive's layer has another digest.
+        :raises BuildFailed: as `make`; or *file* or the archive's layer has a different digest.
         """
         if self.store.has_blob(locked.digest, locked.size):
             return

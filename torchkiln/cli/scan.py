@@ -117,7 +117,7 @@ def _read(report: Path) -> Scan:
         data = read_file(report, LIMIT)
     except OSError as error:
         raise ConfigError(
-            f"{report}: {error.strerror}", hint="name a JSON report of Trivy or Grype"
+            f"{report}: {error.strerror}", hint="specify a JSON report of Trivy or Grype"
         ) from None
     return read(data, where=str(report))
 

@@ -56,7 +56,7 @@ class StoredLayer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """The layers of an image that are shared with `others` other images, and their bytes."""
+    """The number and the total size of an image's layers that exactly `others` other images share."""
 
     others: int
     layers: int

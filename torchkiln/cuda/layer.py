@@ -1,4 +1,4 @@
-"""Makes one layer of the extracted archives, below /usr/local/cuda-12.1, with the pinned encoder.
+"""Makes one layer from the extracted archives, below /usr/local/cuda-12.1, with the pinned encoder.
 
 The layer does not depend on a cell's Python or wheels, so all cells of a CUDA version share it.
 """

@@ -13,7 +13,7 @@ _MEMORY = 256 << 20
 class Unxz:
     """Reads a file of one xz stream.
 
-    :raises lzma.LZMAError: it is not xz, damaged, needs too much memory, or has trailing data.
+    :raises lzma.LZMAError: the file is not xz, is damaged, needs too much memory, or has trailing data.
     :raises EOFError: it is truncated.
     """
 

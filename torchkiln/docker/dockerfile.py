@@ -130,7 +130,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
 def demand_full(locked: LockedCell) -> None:
     """Check that a Dockerfile can build the image of *locked*.
 
-    :raises ConfigError: it is a thin image, or has another Python than its system's.
+    :raises ConfigError: it is a thin image, or has a different Python than its system's.
     """
     how = "build it with the embedded engine; `torchkiln build TAG --load` puts it into Docker"
     if locked.standalone:

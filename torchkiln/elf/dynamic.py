@@ -174,7 +174,7 @@ def _symbols(
 def _needs(
     tables: _Tables, section: Section | None
 ) -> tuple[dict[int, tuple[str, str]], dict[str, set[str]]]:
-    """Number of a version -> its name and library; and library -> the versions that it must have."""
+    """Map each version's number to its name and library, and each library to the versions it must define."""
     numbers: dict[int, tuple[str, str]] = {}
     required: dict[str, set[str]] = {}
     if section is None:

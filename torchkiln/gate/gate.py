@@ -167,7 +167,7 @@ def override(result: GateResult, reason: str) -> ClearedImage:
     """
     if not reason.strip():
         raise ConfigError(
-            "--override requires a reason", hint='example: --override "tested manually on node 7"'
+            "--override requires a reason", hint='for example: --override "tested manually on node 7"'
         )
     return ClearedImage(result=result, override=reason.strip(), by=_CLEARANCE)
 

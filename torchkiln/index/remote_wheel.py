@@ -171,7 +171,7 @@ class _RemoteFile(io.RawIOBase):
             response, data = get(self._session, self._wheel.url, _BLOCK, headers=_range(first, last))
             if response.status_code != 206 or len(data) != last - first + 1:
                 raise BuildFailed(
-                    f"{redact(self._wheel.url)}: the server sent another range than requested",
+                    f"{redact(self._wheel.url)}: the server sent a different range than requested",
                     hint=_NO_RANGES,
                 )
             self._blocks[number] = data

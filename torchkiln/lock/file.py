@@ -197,7 +197,7 @@ def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _python_faults(document: Mapping[str, Any]) -> Iterator[str]:
-    """Differences between the cell's system and Python, and the base and the standalone Python."""
+    """Faults if the base or the standalone Python does not match the cell's system and Python version."""
     cell, base, standalone = document["resolution"]["cell"], document["base"], document.get("standalone")
     wanted, system = document["resolution"].get("standalone"), base_name(cell["os"])
     if (wanted is None) != (system == cell["os"]):

@@ -1,4 +1,4 @@
-"""Reads `pythons` of matrix.yaml: systems with another CPython than their own, from a standalone build."""
+"""Reads `pythons` of matrix.yaml: systems with a standalone CPython instead of their own."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def _yes(value: bool) -> str:
 
 
 def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:
-    """Patterns of the aliases of any image by *matrix*'s rules."""
+    """Patterns that match every alias that *matrix*'s rules can produce."""
     fields = {"torch": "[0-9.]+", "minor": r"[0-9]+\.[0-9]+", "cuda": "[0-9.]+", "flavor": "[a-z]+"}
     rules = (matrix.aliases.newest_patch, matrix.aliases.newest_cuda, matrix.aliases.newest_torch)
     return [

@@ -21,7 +21,7 @@ class Cell:
     torch: fields.Version  # exact release, "2.7.1"
     cuda: fields.Version  # major.minor, "12.1"
     flavor: Flavor
-    os: fields.OsName  # "debian12"; with another Python than its own "python312-debian12"
+    os: fields.OsName  # "debian12"; with a different Python than its own "python312-debian12"
     python: fields.Version  # "3.11"
     # compute capabilities whose device code the image keeps, ascending; (): all of the wheels'
     gpus: Gpus = ()
@@ -107,7 +107,7 @@ class Resolution:
     limits: tuple[Limit, ...] = field(metadata={codec.SCHEMA: LIMITS})
     toolkit: Toolkit | None = None  # of a devel cell
     tools: fields.OsTools | None = None  # of a devel cell: see `os_tools.py`
-    standalone: PythonArchive | None = None  # of a system with another Python than its own
+    standalone: PythonArchive | None = None  # of a system with a different Python than its own
 
     lockable: bool = field(default=False, compare=False)  # the default index alone is enough
     # other builds of the same CUDA major version

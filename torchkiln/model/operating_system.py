@@ -1,7 +1,7 @@
 """Defines the operating systems that images are based on.
 
 A new system also needs its name in `data/matrix.schema.json`. `smoke_tests/expected.py` repeats the default's
-name, because the smoke suite runs without torchkiln. A system with another Python than its own is called
+name, because the smoke suite runs without torchkiln. A system with a different Python than its own is called
 "python312-debian12". The smoke suite reads the system from the last part of a tag, and ignores "python312"
 because it has no dot.
 """

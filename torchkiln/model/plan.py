@@ -64,7 +64,7 @@ class ArtefactLayer:
 
     @property
     def size(self) -> int:
-        """Bytes of the blob."""
+        """The size of the blob in bytes."""
         return self.artefact.size
 
 
@@ -85,7 +85,7 @@ class WheelLayer:
 
     @property
     def size(self) -> int | None:
-        """Bytes of the wheels; None: the size of a wheel is not known."""
+        """The size of the wheels in bytes; None: the size of a wheel is not known."""
         sizes = [wheel.size for wheel in self.wheels]
         return sum(sizes) if all(sizes) else None
 
@@ -106,7 +106,7 @@ class ToolkitLayer:
 
     @property
     def size(self) -> int:
-        """Bytes of the archives."""
+        """The size of the archives in bytes."""
         return sum(archive.size for archive in self.archives)
 
 
@@ -121,7 +121,7 @@ class OverlayLayer:
 
     @property
     def size(self) -> int:
-        """Bytes of the files."""
+        """The size of the files in bytes."""
         return sum(len(file.data) for file in self.files)
 
 
@@ -135,7 +135,7 @@ class RemovalLayer:
 
     @property
     def size(self) -> int:
-        """Bytes of the files: whiteouts are empty."""
+        """The size of the files in bytes: whiteouts are empty."""
         return 0
 
     @property

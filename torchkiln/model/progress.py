@@ -29,7 +29,7 @@ class Fetcher(Protocol):
     """Downloads wheels."""
 
     def size(self, wheel: LockedWheel) -> int:
-        """Bytes of the file according to its server, for a wheel whose lock has no size."""
+        """The size of the file in bytes, according to its server, for a wheel whose lock has no size."""
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
         """The last *count* bytes of the file; None: the server does not support range requests."""

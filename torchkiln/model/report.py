@@ -30,7 +30,9 @@ Time = Annotated[
 ]
 Nonce = Annotated[
     str,
-    Meta(pattern=r"^[A-Za-z0-9._~:-]{8,128}$", description="8 to 128 characters of A-Z a-z 0-9 . _ ~ : -"),
+    Meta(
+        pattern=r"^[A-Za-z0-9._~:-]{8,128}$", description="8 to 128 of the characters A-Z a-z 0-9 . _ ~ : -"
+    ),
 ]
 CheckId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,80}$", description="the id of a check")]
 #: The schemas of `measured` and `threshold` in a document, where they are objects, not JSON texts.

@@ -98,7 +98,7 @@ def stream_archive(
 def write_member(out: Sink, info: tarfile.TarInfo, source: Stream) -> None:
     """Write one member to *out*.
 
-    :raises OSError: *source* has another length than *info* says, or *out* cannot be written.
+    :raises OSError: *source* has a different length than *info* says, or *out* cannot be written.
     """
     # USTAR holds files up to 8 GiB, and no layer has more than 5. TarFile.addfile copies only 16 KB at once.
     if info.size >= _MAX_MEMBER:

@@ -57,7 +57,7 @@ class TargetCompression(Compression):
     ) -> Blob:
         """Write the *unpacked* bytes of *tar* to *out*; *advanced* is called with the length of each piece.
 
-        :raises NotCompressible: *tar* cannot be read to its end or has another length.
+        :raises NotCompressible: *tar* cannot be read to its end or has a different length.
         :raises ToolMissing: another version of the encoder is installed.
         """
 

@@ -26,7 +26,7 @@ _GATHER = 1 << 20  # most gathered bytes; limits memory
 
 
 class NotCompressible(Exception):
-    """A layer cannot be read to its end, or has another length than expected."""
+    """A layer cannot be read to its end, or has a different length than expected."""
 
 
 class Collision(Exception):

@@ -82,7 +82,7 @@ def write_image(
     Layers are hard links to *blob_path*, or copies if it is on another file system. Blobs that a replaced
     name leaves unused are deleted.
 
-    :raises BuildFailed: a layer is missing or has another size, or the folder cannot be written.
+    :raises BuildFailed: a layer is missing or has a different size, or the folder cannot be written.
     :raises VerificationFailed: the folder exists but is not a readable layout.
     """
     names = tuple(refs) or (plan.tag,)
@@ -185,7 +185,7 @@ class Layout:
         """The image called *ref* (a name or a manifest digest); without *ref*, the only image of the layout.
 
         :raises ConfigError: there is no such image, or *ref* is missing and there are several images.
-        :raises VerificationFailed: its manifest or config is missing, malformed or has another digest.
+        :raises VerificationFailed: its manifest or config is missing, malformed or has a different digest.
         """
         name, digest = self._find(ref)
         manifest_path = self.blob(digest)

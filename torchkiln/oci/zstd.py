@@ -56,7 +56,7 @@ def compress(
     Needs about 75 MiB of memory for any length.
 
     :param advanced: called with the length of each piece of *tar*.
-    :raises NotCompressible: *tar* is damaged or has another length; *out* is incomplete.
+    :raises NotCompressible: *tar* is damaged or has a different length; *out* is incomplete.
     :raises ToolMissing: another version of the encoder is installed.
     """
     if zstd.zstd_version != _PINNED:

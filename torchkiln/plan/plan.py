@@ -110,7 +110,7 @@ def plan(
 def _with_standalone(layers: Sequence[WheelLayer], locked: LockedCell) -> tuple[PlannedLayer, ...]:
     """*layers* and the layer of the standalone Python, if *locked* has one.
 
-    That layer is above those that are the same in the image with the base's own Python: a host shares
+    That layer is above the layers shared with the image that uses the base's own Python: a host shares
     unpacked layers of two images only up to the first layer that differs.
     """
     if (standalone := locked.standalone) is None:

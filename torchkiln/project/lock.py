@@ -100,7 +100,7 @@ def lock_project(
     :param untrusted: the untrusted indexes; the lock is marked if it uses one.
     :raises ConfigError: the project excludes the image's Python or one of its fixed packages.
     :raises Unresolvable: its requirements conflict with each other or with the fixed packages.
-    :raises BuildFailed: an index cannot be read, or a file has another hash than the project requires.
+    :raises BuildFailed: an index cannot be read, or a file has a different hash than the project requires.
     """
     cell, tag = parent.lock, tag_of(parent.lock.resolution)
     _require_python(needs, cell)
@@ -219,13 +219,13 @@ def _request(
 
 
 def _require_hashes(asked: Iterable[Asked], wheels: Mapping[str, LockedWheel]) -> None:
-    """:raises BuildFailed: a wheel has another hash than the project requires."""
+    """:raises BuildFailed: a wheel has a different hash than the project requires."""
     allowed = hashes_of(asked)
     for name, wheel in sorted(wheels.items()):
         if name in allowed and wheel.sha256 not in allowed[name]:
             raise BuildFailed(
                 f"{wheel.filename}: checksum mismatch: its sha256 {wheel.sha256} is not one of those that the"
                 " project allows",
-                hint="the index or the image has another file than the project's lock file names: compare"
+                hint="the index or the image has a different file than the project's lock file names: compare"
                 " both files, or recreate that lock file",
             )

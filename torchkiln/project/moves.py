@@ -38,9 +38,11 @@ def moves_of(
     via: Mapping[str, tuple[str, ...]] | None = None,
     ignored: Iterable[Ignored] = (),
 ) -> tuple[Move, ...]:
-    """The packages that *lock* replaces in an image with the wheels *parent* or adds to it, and ignored pins.
+    """The packages that *lock* replaces, the packages that it adds, and the ignored pins.
 
-    The three groups have this order; each is sorted by name.
+    The three groups come in this order; each is sorted by name.
+
+    :param parent: the wheels of the parent image.
     """
     before = {wheel.name: wheel.version for wheel in parent}
     edges = via or {}

@@ -68,7 +68,7 @@ def demand_wheels_folder(folder: Path, wheels: str) -> None:
     if wheels and not (folder / wheels).is_dir():
         raise ConfigError(
             f"wheels: no such directory: {folder / wheels}",
-            hint="put the wheels into it, or remove the setting",
+            hint="create the directory and add the wheels, or remove the setting `wheels`",
         )
 
 

@@ -156,7 +156,7 @@ def _faults(document: Mapping[str, Any]) -> Iterator[str]:
     """The faults in *document*, which matches the schema."""
     for name in document.get("env", {}):
         if is_protected(name):
-            yield f"env: {name} cannot be set: the tests of the image depend on it"
+            yield f"env: {name} cannot be set: torchkiln's tests of the image depend on it"
     names = [text.partition("=")[0] for text in document.get("apt", ())]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"apt: {name} is listed twice"

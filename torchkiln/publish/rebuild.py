@@ -61,7 +61,7 @@ def rebuild(
 ) -> Point:
     """Build *locked* on the image's layers of base, tools and Python, and compare the digests.
 
-    A layer in another format than the lock's is compressed again by the lock's encoder.
+    A layer in a different format than the lock's is compressed again by the lock's encoder.
 
     :raises ToolMissing: this host does not support the sandbox.
     :raises RegistryError: a request failed.

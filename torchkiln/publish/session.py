@@ -155,7 +155,8 @@ class PublishSession:
 
         :raises ConfigError: no such image, or an invalid tag.
         :raises Stale: there is no lock of the image.
-        :raises GateRefused: a requirement of the policy is not met, or the image is for own use only.
+        :raises GateRefused: a requirement of the policy is not met; or the image was built with --own-use,
+            and the user has not confirmed the licence.
         """
         image = open_layout(self.layout).image(ref)
         if is_project(image):

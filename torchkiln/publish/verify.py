@@ -243,7 +243,7 @@ def _of_reports(
     also = ""
     if decision and decision.suite != suite.digest:
         suite = replace(suite, digest=decision.suite, checks=decision.checks)
-        also = f", by another suite than this one ({decision.suite[:19]})"
+        also = f", by a different suite than this one ({decision.suite[:19]})"
     policy = criteria.policy.of(locked.resolution)
     policy = replace(policy, signed=trust.verifies, accept_unsigned=not trust.verifies, report_age=0)
     result = judge(signed_reports, policy, locked, suite, image=image, at=criteria.at)

@@ -108,7 +108,7 @@ def parse_tag(text: str) -> str:
 
 
 def api_host(host: str) -> str:
-    """The host of the API of the registry *host*; Docker Hub's API has another host than its references."""
+    """The host of the API of the registry *host*; for Docker Hub it is not the host that references name."""
     return "registry-1.docker.io" if host == DOCKER_HUB else host
 
 

@@ -153,8 +153,8 @@ class Registry:
         count = f"{attempts} attempts" if attempts > 1 else "1 attempt; its Retry-After is too long"
         return RegistryError(
             f"{self.host}: {what}: {reason} ({count})",
-            hint="check the network and the registry, then run the command again; "
-            "completed uploads are not repeated",
+            hint="check the network, the proxy settings and the registry, then run the command again; "
+            "a push skips blobs that the registry already has",
         )
 
     def location(self, response: HttpResponse, what: str) -> str:

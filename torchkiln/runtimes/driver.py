@@ -62,7 +62,7 @@ def driver_for(image: Mapping[str, str], gpus: str | None) -> HostDriver | None:
     """The driver for an image with the environment *image*; None: the container gets no GPUs.
 
     :param gpus: "all" or "none"; None: by the image's NVIDIA_VISIBLE_DEVICES, if the host has a driver.
-    :raises ConfigError: *gpus* is another text.
+    :raises ConfigError: *gpus* has another value.
     :raises ToolMissing: *gpus* is "all", and the host has no driver.
     """
     if gpus not in (None, "all", "none"):

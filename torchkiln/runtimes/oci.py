@@ -104,7 +104,7 @@ class OciRuntime:
         return result
 
     def _files(self, scratch: Path) -> list[Bind]:
-        """The mounts of the files of /etc that belong to a machine, and of the driver."""
+        """The mounts of /etc/hosts, /etc/hostname and /etc/resolv.conf, and of the driver."""
         texts = machine_files(self.hostname)
         if self.driver and self.driver.libraries:
             texts[enter.LOADERS] = f"{enter.DRIVER}\n"

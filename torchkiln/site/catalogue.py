@@ -90,24 +90,24 @@ class ListedImage:
 
     @property
     def size(self) -> int | None:
-        """Bytes of the compressed layers; None: not all were recorded."""
+        """The compressed layers' size in bytes; None: not all were recorded."""
         return _sum(layer.blob.size if layer.blob else None for layer in self.layers)
 
     @property
     def unpacked(self) -> int | None:
-        """Bytes of the unpacked layers; None: not all were recorded."""
+        """The unpacked layers' size in bytes; None: not all were recorded."""
         return _sum(layer.blob.unpacked if layer.blob else None for layer in self.layers)
 
     @property
     def locked_size(self) -> int | None:
-        """Bytes of the locked files from which it is built; None: the lock does not have all sizes."""
+        """The size in bytes of the locked files of the image; None: the lock does not have all sizes."""
         artefacts = (artefact.size for artefact in self.locked.artefacts)
         files = (package.size or None for package in self.packages if package.system != "os")
         return _sum((*artefacts, *files))
 
     @property
     def shared(self) -> int:
-        """Bytes of the compressed layers that other images of the catalogue have, too."""
+        """The size in bytes of the compressed layers that other images of the catalogue share."""
         return sum(layer.blob.size for layer in self.layers if layer.blob and layer.images)
 
     @property

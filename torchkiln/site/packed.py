@@ -13,8 +13,9 @@ T = TypeVar("T", bound=Hashable)
 def packed(images: Sequence[ListedImage]) -> dict[str, Any]:
     """Each package and each layer once; an image has their positions.
 
-    A package is [system, name, version, sha256], a layer [title, key, bytes]. Layers of several images have
-    the same key, the digest of their blob; a layer that no build recorded has none.
+    A package is [system, name, version, sha256], a layer [title, key, bytes]. A layer's key is the
+    digest of its blob, so it is the same in all images that share the layer; the key is empty if no build
+    recorded the layer.
     """
     packages = {image.tag: _packages(image) for image in images}
     layers = {image.tag: _layers(image) for image in images}

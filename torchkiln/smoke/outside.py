@@ -103,7 +103,7 @@ def _distributions(
         ("distributions that are not in the lock", others),
         ("distributions that are missing", wheels.keys() - installed.keys()),
         (
-            "distributions of another version than in the lock, or installed twice",
+            "distributions of a different version than in the lock, or installed twice",
             {name for name in installed.keys() & wheels.keys() if installed[name] != [wheels[name]]},
         ),
     )

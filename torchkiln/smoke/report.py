@@ -42,7 +42,7 @@ def document(report: SmokeReport) -> dict[str, Any]:
 def from_json(data: bytes, *, where: str = "report.json") -> SmokeReport:
     """The inverse of `to_json`; the verdict is not computed again.
 
-    :raises ConfigError: *data* is not a valid report; the message has the place of each fault.
+    :raises ConfigError: *data* is not a valid report; the message gives the location of each fault.
     """
     try:
         return from_document(json_of(data), where=where)
@@ -53,7 +53,7 @@ def from_json(data: bytes, *, where: str = "report.json") -> SmokeReport:
 def from_document(content: Any, *, where: str) -> SmokeReport:
     """The inverse of `document`; *content* can be any JSON value.
 
-    :raises ConfigError: it is not a valid report; the message has the place of each fault.
+    :raises ConfigError: it is not a valid report; the message gives the location of each fault.
     """
     found = sentences(content, shipped("smoke-report"), where) or list(_inconsistencies(content, where))
     if found:

@@ -106,6 +106,6 @@ def numbers(build: BuildResult) -> dict[str, Any]:
 
 def worst(failures: Sequence[KilnError], count: int, items: str) -> KilnError:
     """One error for *failures* among *count* *items* ("cells"), with the highest exit code."""
-    summary = KilnError(f"{len(failures)} of {count} {items} failed", hint="see the error of each above")
+    summary = KilnError(f"{len(failures)} of {count} {items} failed", hint="see the errors above")
     summary.exit_code = max(error.exit_code for error in failures)  # type: ignore[misc]
     return summary

@@ -76,5 +76,5 @@ class BuildContext:
 def _file(name: str | None, option: str) -> Path | None:
     if name is not None and not Path(name).is_file():
         command = "base export FILE" if option == "--base" else "base export --tools NAME FILE"
-        raise ConfigError(f"{option} {name}: no such file", hint=f"write it with: torchkiln {command}")
+        raise ConfigError(f"{option} {name}: no such file", hint=f"create it with: torchkiln {command}")
     return Path(name) if name else None

@@ -163,7 +163,7 @@ def parse_size(text: str, option: str = "--shm-size") -> int:
     """
     match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
     if not match or int(match[1]) == 0:
-        raise ConfigError(f"{option} {text}: not a valid size", hint="example: 64m or 1g")
+        raise ConfigError(f"{option} {text}: not a valid size", hint="for example: 64m or 1g")
     return int(match[1]) * _UNITS[match[2]]
 
 

@@ -31,7 +31,9 @@ def table(
     text: Collection[int] = (),
     err: bool = False,
 ) -> None:
-    """Print in the width of the terminal; elsewhere as plain columns that `awk` and `cut` can read.
+    """Print a table that fits the terminal's width.
+
+    If the output is not a terminal, print plain columns that `awk` and `cut` can read.
 
     :param header: the names of the columns; may be empty.
     :param styles: the text of a cell with its style: {"passed": "green"}.

@@ -26,7 +26,7 @@ class LayerUploads:
             self._uploads.submit(layer.digest, self._store.blob(layer.digest), layer.size)
 
     def settled(self) -> dict[str, Any]:
-        """Wait for all uploads; returns what --json adds.
+        """Wait for all uploads; returns the fields to add to the output of --json.
 
         :raises RegistryError: the registry refuses, or cannot be reached; the image is built nevertheless.
         """

@@ -34,7 +34,7 @@ class OsRules:
         self._ids = self._accounts()
 
     def written(self, entry: LayerEntry) -> LayerEntry:
-        """*entry*; if it is a hard link to a file of the layer, as that file."""
+        """*entry*; a hard link to a file of the layer becomes a file with the same content."""
         if entry.kind != "hard link" or (file := self._files.get(entry.target)) is None:
             return entry
         return replace(entry, kind="file", size=file.size, sha256=file.sha256)

@@ -50,7 +50,7 @@ def report_faults(signed_report: SignedReport, expected: Reported) -> Iterator[s
 def _finding_faults(finding: Finding, run: ProjectRun, expected: Reported) -> Iterator[str]:
     if finding.id == TEST and run.test != expected.test:
         ran = printable(" ".join(run.test))[:200] or "none"
-        yield f"ran another test than that of the image's settings: {ran}"
+        yield f"ran a different test than that of the image's settings: {ran}"
     if finding.id == "import" and finding.outcome == "passed":
         imported = json.loads(finding.measured).get("packages")
         if imported != len(run.named):

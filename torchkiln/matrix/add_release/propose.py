@@ -202,7 +202,7 @@ def _companion(project: str, torch: str, catalogue: Catalogue) -> Companion:
 
 
 def _of_cuda(torchaudio: Companion, cuda: str, catalogue: Catalogue) -> Companion:
-    """*torchaudio*, with `other_cuda` if it is built for another CUDA than *cuda*: then its import fails."""
+    """*torchaudio*, with `other_cuda` if it is not built for *cuda*: then its import fails."""
     if torchaudio.pins or torchaudio.version is None:
         return torchaudio
     wheels = _by_python(catalogue.wheels("torchaudio", torchaudio.version))

@@ -94,7 +94,7 @@ class DocumentInspector:
             self._add("index.json", f"no such image: {ref!r}")
 
     def size(self, digest: str) -> int:
-        """Bytes of the blob; -1 if it does not exist, -2 if it is not a regular file."""
+        """The size of the blob in bytes; -1 if it does not exist, -2 if it is not a regular file."""
         try:
             status = self.blob(digest).lstat()
         except OSError:

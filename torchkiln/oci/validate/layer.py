@@ -125,7 +125,7 @@ class _BlobReader:
         return self.size - len(self._held)
 
     def peek(self, most: int) -> memoryview:
-        """The next bytes, at least the four of a magic number; fewer only at the end."""
+        """The next bytes, at most *most*; fewer than four only at the end, or if *most* is smaller."""
         while len(self._held) < 4 and (more := self._file.read(_READ)):
             self.hash.update(more)
             self.size += len(more)

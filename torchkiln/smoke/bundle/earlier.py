@@ -131,7 +131,7 @@ def _same_device(file: BinaryIO, folder: Path) -> bool:
 def _check(file: BinaryIO, digest: Digest, use: Callable[[bytes], object]) -> None:
     """Pass the content of *file* to *use*.
 
-    :raises _Unusable: the file has another digest, or cannot be read.
+    :raises _Unusable: the file has a different digest, or cannot be read.
     """
     hasher = hashlib.sha256()
     file.seek(0)

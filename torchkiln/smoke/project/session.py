@@ -185,7 +185,9 @@ def project_image(project: LockedProjectFolder, layout: Path) -> tuple[ImageOnDi
     image = found.image(name)
     if not is_project(image):
         raise ConfigError(f"{layout}: {name} is not the image of a project", hint=build)
-    stale = Stale(f"{layout}: {name} was built from another lock than {project.folder / FILE}", hint=build)
+    stale = Stale(
+        f"{layout}: {name} was built from a different lock than {project.folder / FILE}", hint=build
+    )
     try:
         account = account_of(image)
     except VerificationFailed:
@@ -194,7 +196,7 @@ def project_image(project: LockedProjectFolder, layout: Path) -> tuple[ImageOnDi
         raise stale
     if account.settings.test != project.settings.test:
         raise Stale(
-            f"{layout}: {name} was built with another test than that in {project.folder / SETTINGS}",
+            f"{layout}: {name} was built with a different test than that in {project.folder / SETTINGS}",
             hint=f"{build}; git must not ignore {SETTINGS}, and it must not be a link",
         )
     return image, account
