@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,8 +70,17 @@ def _state() -> dict[str, Any]:
     """The versions on which the outcome of the mutants depends: hash of the files, torch."""
     digest = hashlib.sha256()
     for path in _files():
-        digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+        digest.update(f"{path.relative_to(ROOT)}\n{_code(path)}".encode())
     return {"files": digest.hexdigest(), "torch": _torch()}
+
+
+def _code(path: Path) -> str:
+    """The code in a file, without comments, docstrings and the text of a page."""
+    from torchkiln.smoke.suite_source import canonical
+
+    if path.suffix == ".md":
+        return "".join(re.findall(r"^```python\n.*?^```$", path.read_text("utf-8"), re.M | re.S))
+    return canonical(path.read_bytes()) if path.suffix == ".py" else path.read_text("utf-8")
 
 
 def _files() -> Iterator[Path]:
