@@ -45,7 +45,7 @@ class ArtefactLayer:
 
     @property
     def kind(self) -> Literal["base", "tools", "standalone", "apt"]:
-        """The layer's kind in plan.json."""
+        """The layer's kind in the output of `plan --json`."""
         match self.artefact:
             case LockedBase():
                 return "base"

@@ -298,7 +298,7 @@ def constraints(locked: LockedCell) -> str:
 
 
 def to_json(plan: ImagePlan) -> dict[str, Any]:
-    """The values of images/<tag>/plan.json: overlay files by their hashes, sizes in bytes."""
+    """*plan* as `torchkiln plan --json` prints it: overlay files by their hashes, sizes in bytes."""
     config = plan.config
     check = config.healthcheck
     return {
