@@ -76,6 +76,11 @@ def test_any_header_can_be_parsed(header: str) -> None:
         assert challenge.scheme == challenge.scheme.lower()
 
 
+def test_a_challenge_is_read_up_to_its_limit() -> None:
+    padding = 'a="' + "x" * (16 << 10) + '", '
+    assert [challenge.scheme for challenge in parse_challenges(f"Basic {padding}Bearer b=c")] == ["basic"]
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [

@@ -16,10 +16,12 @@ import pytest
 from tests.fake_driver import fake_driver, has_libcuda
 from tests.inside import dev
 from tests.needs import needs_gcc
+from tests.reports import gpu, host
 from tests.smoke_suites import CLAIMS, FACTS, suite_with
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.runtimes.capture import OnLine
+from torchkiln.smoke import hosts
 from torchkiln.smoke.run import Checks, SmokeSubject, smoke
 from torchkiln.smoke.suite import load_suite
 from torchkiln.smoke.verdict import HOST_FAULTS, host_fault, verdict
@@ -326,3 +328,30 @@ def test_every_pattern_has_a_test_text() -> None:
 
 def test_a_host_fault_excuses_only_its_own_check() -> None:
     assert verdict([failed(ECC), failed("x: is 2, wanted 1")]) == "fail"
+
+
+@pytest.mark.parametrize(
+    ("driver", "found"),
+    [
+        ({}, []),
+        ({"peers": [[0, 1], [0, 1]]}, ["lists a pair of GPUs twice in 'peers'"]),
+        ({"links": [[0, 1, "NVLINK"], [0, 1, "PCIE"]]}, ["lists a pair of GPUs twice in 'links'"]),
+        ({"peers": [[0, 2]]}, ["lists an entry in 'peers' that is not a pair of its 2 GPUs"]),
+        ({"peers": [[1, 1]]}, ["lists an entry in 'peers' that is not a pair of its 2 GPUs"]),
+        (
+            {"links": [[1, 0, "NVLINK"]]},
+            ["lists a pair in 'links' whose first GPU has the higher number"],
+        ),
+        ({"cuda": None}, ["lists 2 GPUs, and no CUDA version of the driver"]),
+        ({"init": 0}, []),
+        ({"init": 999}, ["lists 2 GPUs, although the driver did not start"]),
+        ({"fault": "probe driver was killed"}, ["lists 2 GPUs, although the driver did not start"]),
+        ({"libcuda": "cannot open libcuda"}, ["lists 2 GPUs, although the driver did not start"]),
+        ({"gpus": [], "peers": [], "links": [], "init": 999, "cuda": None}, []),
+    ],
+)
+def test_contradictions_in_the_facts_of_a_host(driver: dict[str, Any], found: list[str]) -> None:
+    facts = host(gpu(), gpu())
+    facts["driver"] |= driver
+
+    assert list(hosts.contradictions(facts)) == found

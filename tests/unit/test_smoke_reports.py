@@ -77,33 +77,6 @@ def test_a_host_without_gpu_facts_has_no_line_for_gpus() -> None:
     assert hosts.capability(host(gpu(), gpu("A100", (8, 0)))) == (8, 0)
 
 
-@pytest.mark.parametrize(
-    ("driver", "found"),
-    [
-        ({}, []),
-        ({"peers": [[0, 1], [0, 1]]}, ["lists a pair of GPUs twice in 'peers'"]),
-        ({"links": [[0, 1, "NVLINK"], [0, 1, "PCIE"]]}, ["lists a pair of GPUs twice in 'links'"]),
-        ({"peers": [[0, 2]]}, ["lists an entry in 'peers' that is not a pair of its 2 GPUs"]),
-        ({"peers": [[1, 1]]}, ["lists an entry in 'peers' that is not a pair of its 2 GPUs"]),
-        (
-            {"links": [[1, 0, "NVLINK"]]},
-            ["lists a pair in 'links' whose first GPU has the higher number"],
-        ),
-        ({"cuda": None}, ["lists 2 GPUs, and no CUDA version of the driver"]),
-        ({"init": 0}, []),
-        ({"init": 999}, ["lists 2 GPUs, although the driver did not start"]),
-        ({"fault": "probe driver was killed"}, ["lists 2 GPUs, although the driver did not start"]),
-        ({"libcuda": "cannot open libcuda"}, ["lists 2 GPUs, although the driver did not start"]),
-        ({"gpus": [], "peers": [], "links": [], "init": 999, "cuda": None}, []),
-    ],
-)
-def test_contradictions_in_the_facts_of_a_host(driver: dict[str, Any], found: list[str]) -> None:
-    facts = host(gpu(), gpu())
-    facts["driver"] |= driver
-
-    assert list(hosts.contradictions(facts)) == found
-
-
 @given(facts=VALUES | st.fixed_dictionaries({"driver": VALUES}) | mutated(host(gpu(), gpu())))
 def test_any_host_facts_are_printable_or_omitted(facts: Any) -> None:
     if hosts.fits(facts):

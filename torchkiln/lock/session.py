@@ -174,8 +174,8 @@ class LockSession:
         if full not in self._locked and (request.upgrade or request.upgrade_base or request.as_of):
             raise ConfigError(
                 f"{tag_of(resolution)}: cannot be upgraded alone: its packages come from the lock of {full}",
-                hint=f"run: torchkiln lock {full} with the same --upgrade, --upgrade-base and --as-of;"
-                " then run this command without them",
+                hint=f"run: torchkiln lock {full} (with this command's --upgrade, --upgrade-base and"
+                " --as-of); then run this command without them",
             )
         return self._folder.thin(resolution, previous)
 
