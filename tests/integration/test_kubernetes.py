@@ -28,6 +28,7 @@ KIT, TRAIN = ROOT / "deploy/kubernetes", ROOT / "deploy/train"
 OLDEST, NEWEST = "1.28", "1.37"  # Indexed Jobs have been stable since 1.24
 IMAGE = f"localhost/pytorch-cuda:{TAG}"  # as Podman names it
 TOKEN = "a-token-that-is-long-enough"
+LISTENING = "Server listening on 0.0.0.0 port 2222"
 
 # Run in the pod: prints JupyterLab's answer to each token.
 ASK = """
@@ -241,6 +242,10 @@ class Pods:
         assert done.returncode == 0, done.stderr
         return f"{metadata['name']}-{container['name']}"
 
+    def log(self, container: str) -> str:
+        done = self.podman("logs", container)
+        return done.stdout + done.stderr
+
     def inside(self, container: str, *command: str) -> subprocess.CompletedProcess[str]:
         return self.podman("exec", container, *command)
 
@@ -268,8 +273,9 @@ def test_the_lab_serves_under_the_restricted_standard(pods: Pods, tmp_path: Path
     }
     container = pods.play("lab/statefulset.yaml", secret)
     end = time.monotonic() + 300
-    while (done := pods.inside(container, HEALTHCHECK)).returncode:
-        assert time.monotonic() < end, (done.stderr, pods.podman("logs", container).stdout)
+    # The health check does not wait for sshd.
+    while (done := pods.inside(container, HEALTHCHECK)).returncode or LISTENING not in pods.log(container):
+        assert time.monotonic() < end, (done.stderr, pods.log(container))
         time.sleep(0.5)
     token = pods.inside(container, "cat", "/secrets/token").stdout  # in base64, see above
     look = (
@@ -277,10 +283,8 @@ def test_the_lab_serves_under_the_restricted_standard(pods: Pods, tmp_path: Path
         f" python -c '{ASK}' {token} wrong; grep -E 'NoNewPrivs|CapBnd' /proc/1/status"
     )
     lines = pods.inside(container, "sh", "-c", look).stdout.splitlines()
-    log = pods.podman("logs", container)
     host_keys = pods.inside(container, "ls", "/workspace/.ssh-host-keys").stdout.split()
 
-    assert "Server listening on 0.0.0.0 port 2222" in log.stdout + log.stderr
     assert "ssh_host_ed25519_key" in host_keys
     assert lines[:2] == ["12345", "written"]
     assert "Read-only file system" in lines[2]
