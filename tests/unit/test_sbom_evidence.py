@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torchkiln.sbom.licences import joined, of_debian, of_expression, of_words
 
 INSIDE = f"{sboms.SITE}/odd-1.0.dist-info/METADATA"
 _PIECES = ["Name: odd\n", "Version: 1\n", "License", ":", "\n", " x\n", "\r", "Format: copyright-format/1.0"]
+_ROW = {"name": "torch", "version": "2.7.1", "sha256": "0" * 64}
 _PARAGRAPH = "Package: odd\nStatus: install ok installed\nArchitecture: all\nVersion: 1\n"
 
 
@@ -126,13 +128,28 @@ def test_links_between_documents_lead_to_copyright_files_only(link: str, found: 
         pytest.param(sboms.STATUS, " goes on\n", "without a field before it", id="status: goes on"),
         pytest.param("etc/torchkiln/image.json", "{}", "image.json: invalid", id="image.json"),
         pytest.param(
-            "etc/torchkiln/image.json", "0", "image.json: invalid: not a JSON object", id="a number"
+            "etc/torchkiln/image.json",
+            "0",
+            "image.json: invalid: Expected `object`, got `int`",
+            id="a number",
         ),
         pytest.param(
             "etc/torchkiln/image.json",
             '{"wheels": [{"name": "x", "version": "1", "sha256": "x"}]}',
-            "invalid sha256 in wheels",
+            "- at `$.wheels[0].sha256`",
             id="image.json's hash",
+        ),
+        pytest.param(
+            "etc/torchkiln/image.json",
+            json.dumps({"wheels": [_ROW | {"sha256": "0" * 64 + "\n"}]}),
+            "- at `$.wheels[0].sha256`",
+            id="image.json's hash with a line break",
+        ),
+        pytest.param(
+            "etc/torchkiln/image.json",
+            json.dumps({"wheels": [_ROW], "archives": [_ROW | {"version": 5}]}),
+            "Expected `str`, got `int` - at `$.archives[0].version`",
+            id="a version that is a number",
         ),
     ],
 )
@@ -214,9 +231,6 @@ def test_an_unreadable_copyright_file_has_no_licences(text: str) -> None:
 )
 def test_any_text_is_read_or_refused(path: str, text: str) -> None:
     answer(lambda: sboms.evidence(**{path: text}))
-
-
-_ROW = {"name": "torch", "version": "2.7.1", "sha256": "0" * 64}
 
 
 @FEW

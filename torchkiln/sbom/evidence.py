@@ -11,9 +11,11 @@ import hashlib
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from msgspec import Meta
 from packaging.metadata import parse_email
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -22,6 +24,7 @@ from torchkiln.errors import VerificationFailed, printable
 from torchkiln.model.project import PROJECT_JSON
 from torchkiln.model.recipe import PREFIX
 from torchkiln.sbom.licences import Licence, of_debian, of_expression, of_words
+from torchkiln.util import codec
 from torchkiln.util.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
 from torchkiln.util.strict_json import json_of
 
@@ -35,7 +38,6 @@ _SITE = re.compile(re.escape(PREFIX.strip("/")) + r"/lib/python3\.\d+/site-packa
 _MACHINE_READABLE = re.compile(r"copyright-format/1\.|/dep5(/|$)", re.MULTILINE)
 _ARCHITECTURE = re.compile(r"[a-z0-9-]{1,40}")
 _SOURCE = re.compile(r"([a-z0-9][a-z0-9+.-]{0,200})(?: \(([A-Za-z0-9.+:~-]{1,200})\))?")
-_HEX = re.compile(r"[0-9a-f]{64}")
 _REPEATABLE = frozenset({"comment", "copyright"})  # fields that some copyright files repeat
 _MAX_SHOWN = 8  # faults in a message
 _MAX_TEXT = 1 << 20  # characters of a package's metadata; the text of a licence has some thousands
@@ -82,6 +84,23 @@ class Evidence:
     archives: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # the same for NVIDIA's toolkit
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    """A wheel or an archive in image.json or project.json, which also has other keys."""
+
+    name: str
+    version: str
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Contents:
+    """The lists in image.json or project.json; only images with the toolkit have archives."""
+
+    wheels: tuple[_Row, ...]
+    archives: tuple[_Row, ...] = ()
+
+
 def is_evidence(path: str) -> bool:
     """Whether the file or link *path* of a layer is needed for an SBOM."""
     return path in (IMAGE_JSON, PROJECT_JSON) or any(
@@ -102,9 +121,9 @@ def evidence_of(texts: Mapping[str, str], links: Mapping[str, str]) -> Evidence:
     faults = [f"{path}: must not be a link" for path in sorted(links) if _NEVER_LINKS.fullmatch(path)]
     distributions = tuple(sorted(_distributions(texts, faults), key=lambda dist: (dist.name, dist.path)))
     packages = tuple(sorted(_packages(texts, links, faults), key=lambda deb: (deb.name, deb.architecture)))
-    wheels, archives = (_from_json(texts, IMAGE_JSON, key, faults) for key in ("wheels", "archives"))
+    image, project = (_contents(texts, path, faults) for path in (IMAGE_JSON, PROJECT_JSON))
     # a project's wheel replaces the parent image's wheel of the same name
-    wheels |= _from_json(texts, PROJECT_JSON, "wheels", faults)
+    wheels = _by_name((*image.wheels, *project.wheels))
     of_wheels = [dist.name for dist in distributions if dist.of_a_wheel]
     faults += [f"{name} is installed twice" for name in _repeated(of_wheels)]
     of_dpkg = [f"{package.name}:{package.architecture}" for package in packages]
@@ -115,7 +134,9 @@ def evidence_of(texts: Mapping[str, str], links: Mapping[str, str]) -> Evidence:
             "\n".join(["the package metadata in the image is invalid:", *faults[:_MAX_SHOWN], *more]),
             hint="the image was changed after the build; build it again",
         )
-    return Evidence(distributions=distributions, packages=packages, wheels=wheels, archives=archives)
+    return Evidence(
+        distributions=distributions, packages=packages, wheels=wheels, archives=_by_name(image.archives)
+    )
 
 
 def _distributions(texts: Mapping[str, str], faults: list[str]) -> Iterator[Distribution]:
@@ -223,24 +244,19 @@ def _unfolded(words: str) -> str:
     return "\n".join("" if line.strip() == "." else line for line in words.split("\n"))
 
 
-def _from_json(
-    texts: Mapping[str, str], path: str, key: str, faults: list[str]
-) -> dict[str, tuple[str, str]]:
-    """The packages under *key* in image.json or project.json; `archives` is absent without the toolkit."""
+def _contents(texts: Mapping[str, str], path: str, faults: list[str]) -> _Contents:
+    """The packages that image.json or project.json lists; none if the image has no file *path*."""
     if path not in texts:
-        return {}
+        return _Contents(wheels=())
     try:
-        document = json_of(texts[path].encode())
-        if not isinstance(document, dict):
-            raise ValueError("not a JSON object")
-        rows = document["wheels"] if key == "wheels" else document.get(key, ())
-        found = {str(row["name"]): (str(row["version"]), str(row["sha256"])) for row in rows}
-        if not all(_HEX.fullmatch(sha256) for _, sha256 in found.values()):
-            raise ValueError(f"invalid sha256 in {key}")
-    except (ValueError, LookupError, TypeError) as error:
+        return codec.typed(_Contents, json_of(texts[path].encode()))
+    except ValueError as error:
         faults.append(f"{path}: invalid: {str(error)[:120]}")
-        return {}
-    return found
+        return _Contents(wheels=())
+
+
+def _by_name(rows: Iterable[_Row]) -> dict[str, tuple[str, str]]:
+    return {row.name: (row.version, row.sha256) for row in rows}
 
 
 def _repeated(names: list[str]) -> list[str]:
