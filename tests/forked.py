@@ -174,7 +174,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], called: Call
         code = 0
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 1
-    except BaseException:
+    except BaseException:  # the interpreter also prints every exception before it exits
         traceback.print_exc()
     try:
         threading._shutdown()  # type: ignore[attr-defined]

@@ -309,7 +309,7 @@ def test_the_filter_works_without_namespaces(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_without_root_a_user_namespace_is_used(tmp_path: Path) -> None:
-    """Started by the user `nobody`, the sandbox uses a user namespace, and refuses the same."""
+    """If the user `nobody` starts the sandbox, it uses a user namespace, and denies the same actions."""
     system = "/usr/bin/python3"
     if not os.access(system, os.X_OK):
         pytest.skip(f"{system} is missing, and user `nobody` cannot run root's: apt-get install python3")

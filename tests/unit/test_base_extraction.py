@@ -76,7 +76,7 @@ def test_a_python_is_extracted(tmp_path: Path) -> None:
 
 
 def test_another_user_can_read_it(tmp_path: Path) -> None:
-    """The sandbox runs as the user nobody, so the umask and the modes in the tar must not matter."""
+    """The sandbox runs as the user `nobody`, so the umask and the modes in the tar must not matter."""
     before = os.umask(0o077)
     try:
         extracted(tmp_path, *VALID)

@@ -112,7 +112,7 @@ def test_no_client(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become an unprivileged user")
 def test_a_socket_without_permission(tmp_path: Path) -> None:
-    """Runs in a separate process: setuid to nobody is permanent, and the SDK leaves a socket open."""
+    """A separate process, because its user becomes `nobody`, and the SDK leaves a socket open."""
     path = tmp_path / "docker.sock"
     code = f"""
 import os, docker, docker.context

@@ -30,7 +30,7 @@ class NamedKey:
 def private_key(path: Path) -> PrivateKey:
     """The key in *path*; removes its passphrase from the environment, so that child processes do not get it.
 
-    The mode and the content are read from the same open file, so that nobody can replace it in between.
+    The mode and the content are read from the same open file, which cannot be replaced in between.
 
     :raises ConfigError: it is not a private key, or other users may read it.
     """

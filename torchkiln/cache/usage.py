@@ -82,9 +82,7 @@ def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[
         converted = {blob_path(str(record.get("digest"))): key for key, record in _conversions(store)}
     except (KilnError, OSError) as error:
         unread.append(f"{layout.path}: {error}; all of its blobs are kept")
-        blobs = (layout.path / "blobs" / "sha256").glob("*")
-        needs = frozenset(f"blobs/sha256/{path.name}" for path in blobs)
-        yield Root(sort="tag", name=f"{layout.path}, which cannot be read", needs=needs)
+        yield Root(sort="tag", name=f"{layout.path}, which cannot be read", needs=_blobs_in(layout.path))
         return
     for image in images:
         key = image.manifest.removeprefix("sha256:")
@@ -102,6 +100,11 @@ def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[
                 | {f"interpreters/{made[name]}" for name in ("base", "interpreter") if name in made}
             ),
         )
+
+
+def _blobs_in(folder: Path) -> frozenset[str]:
+    """The paths of all blobs of a layout or a cache."""
+    return frozenset(f"blobs/sha256/{path.name}" for path in (folder / "blobs" / "sha256").glob("*"))
 
 
 def _conversions(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -133,9 +136,7 @@ def _locks(
         except (KilnError, OSError) as error:
             unread.append(f"{error}; all blobs are kept")
             # One may be its base, which cannot be built again after the archive deleted the packages.
-            every = (store.root / "blobs" / "sha256").glob("*")
-            needs = frozenset(f"blobs/sha256/{blob.name}" for blob in every)
-            found.append(Root(sort="lock", name=f"{path}, which cannot be read", needs=needs))
+            found.append(Root(sort="lock", name=f"{path}, which cannot be read", needs=_blobs_in(store.root)))
             continue
         bases |= {digest.removeprefix("sha256:") for digest in blobs}
         needs = frozenset(map(blob_path, blobs))

@@ -1,6 +1,6 @@
 """Read the files of a folder into memory without following links, and write them as a read-only copy.
 
-The digest and the copy that runs are made from the same bytes, so that nobody can change a file in between.
+The digest and the copy that runs are made from the same bytes: changing a file in between has no effect.
 Links and special files are errors.
 """
 
@@ -20,7 +20,7 @@ _MAX_DEPTH = 16  # nested folders
 _MAX_ENTRIES = 5_000  # files and folders; torchkiln's suite has 70
 _MAX_FILE = 8 << 20  # bytes; the largest file of torchkiln's suite has 9 kB
 _MAX_TOTAL = 64 << 20  # bytes of all files
-# Files other than *.py that Python imports or runs at startup, and that nobody can review as source.
+# Files other than *.py that Python imports or runs at startup. They cannot be reviewed as source.
 _COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".pth", ".egg", ".zip", ".whl", ".egg-link")
 
 

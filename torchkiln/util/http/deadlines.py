@@ -45,7 +45,7 @@ class Deadlines:
             if self._end(outer):
                 raise Overdue(f"no complete response in {seconds:g} seconds") from error
             raise
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt, for example, is not an overdue response
             self._end(outer)
             raise
         if self._end(outer):  # no error: after a shutdown, a body without a length seems complete
