@@ -11,9 +11,9 @@ from pathlib import Path
 
 from bench.generated import WheelShape, write_wheel
 from tests.servers.index_server import IndexServer
+from torchkiln.base import artefact
 from torchkiln.errors import ConfigError
-from torchkiln.lock.lock import load_locked, save
-from torchkiln.matrix.tags import tag_of
+from torchkiln.lock.lock import load_locked, on_base, save
 from torchkiln.model.layer import ImageLayer
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.store.store import Store
@@ -33,12 +33,8 @@ class Subject:
     store: Store  # only read
     scratch: Path  # on the same file system as the store
     environ: Mapping[str, str]
+    generated: bool = False  # whether the wheels are generated
     options: tuple[str, ...] = ()  # arguments of torchkiln's build, in addition to those that name the cell
-
-    @property
-    def generated(self) -> bool:
-        """Whether the wheels are generated."""
-        return self.images != ROOT / "images"
 
     @property
     def wheel_bytes(self) -> int:
@@ -112,17 +108,17 @@ KILN = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py")]
 def real(store: Store, scratch: Path) -> Subject:
     """The cell of TAG.
 
-    :raises ConfigError: the cell's wheels or its base are not in *store*.
+    If the locked base cannot be had, the cell is measured on today's, with a lock of its own.
+
+    :raises ConfigError: the cell's wheels are not in *store*.
     """
-    locked = load_locked(ROOT / "images", TAG)
-    missing = [wheel.filename for wheel in locked.wheels if not store.has_wheel(wheel)]
-    if missing or not store.has_blob(locked.base.digest, locked.base.size):
-        raise ConfigError(
-            f"{len(missing)} wheels of {TAG}, or its base, are not in the cache", hint="run: make image"
-        )
+    locked = _on_present_base(load_locked(ROOT / "images", TAG), store)
+    if missing := [wheel.filename for wheel in locked.wheels if not store.has_wheel(wheel)]:
+        raise ConfigError(f"{len(missing)} wheels of {TAG} are not in the cache", hint="run: make image")
+    save(scratch / "images", locked)
     return Subject(
         name=f"the real set of {TAG}",
-        images=ROOT / "images",
+        images=scratch / "images",
         locked=locked,
         store=store,
         scratch=scratch,
@@ -130,10 +126,16 @@ def real(store: Store, scratch: Path) -> Subject:
     )
 
 
+def _on_present_base(locked: LockedCell, store: Store) -> LockedCell:
+    """*locked* on its base, or on that of today's archive; its blob is in *store*."""
+    base, _ = artefact.ensure(locked.base, store, os_name=locked.base.os)
+    return on_base(locked, base, locked.tools)
+
+
 def shrunk(tag: str, base: Store, store: Store, scratch: Path, *, divisor: int) -> Subject:
     """The cell *tag* with generated wheels of the real names and 1/*divisor* of the real sizes.
 
-    :raises ConfigError: the cell's base is not in the user's cache, *base*.
+    :param base: the user's cache, with the base.
     """
     locked = load_locked(ROOT / "images", tag)
     wheels = tuple(_shrunk(wheel, store, divisor) for wheel in locked.wheels)
@@ -145,18 +147,21 @@ def of_wheels(
 ) -> Subject:
     """The cell of *locked* with other *wheels*, which are in *store*; its lock is in the scratch folder.
 
-    :raises ConfigError: the base is not in the user's cache, *base*.
+    The base is in the user's cache, *base*.
     """
-    if not base.has_blob(locked.base.digest, locked.base.size):
-        raise ConfigError(
-            f"the base of {tag_of(locked.resolution)} is not in the cache", hint="run: make image"
-        )
+    locked = _on_present_base(locked, base)
     _link(base.blob(locked.base.digest), store.blob(locked.base.digest))
     other = replace(locked, wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)), layers=())
     images = scratch / "images" / re.sub(r"\W+", "-", name)
     save(images, other)
     return Subject(
-        name=name, images=images, locked=other, store=store, scratch=scratch, environ=dict(os.environ)
+        name=name,
+        images=images,
+        locked=other,
+        store=store,
+        scratch=scratch,
+        environ=dict(os.environ),
+        generated=True,
     )
 
 

@@ -20,6 +20,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedBase, LockedStandalone
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import GZIP
+from torchkiln.oci.opening import open_layer
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.oci.tar_header import DamagedTar
 from torchkiln.store.store import Store
@@ -154,7 +155,7 @@ def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") 
         re.DOTALL,
     )
     try:
-        with GZIP.open(blob) as stream:
+        with open_layer(blob) as stream:
             found = extract(stream, into, lambda path: wanted.fullmatch(path) is not None)
     except (ExtractionRefused, DamagedTar) as error:
         raise BuildFailed(f"the base's Python cannot be extracted: {error}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from torchkiln.build import image as image_build
 from torchkiln.build.cache_claims import remember_image, remember_layout
 from torchkiln.build.environment import Environment
+from torchkiln.build.image_lock import remember_lock
 from torchkiln.build.prerequisites import BaseSources, ready
 from torchkiln.errors import BuildFailed
 from torchkiln.matrix.facts import Facts
@@ -74,6 +75,7 @@ def build_planned(
     ) as (plan, moved):
         prepared = time.monotonic() - started
         remember_layout(store, layout)
+        remember_lock(plan.locked, store)
         built = image_build.build(
             plan,
             layout,

@@ -18,6 +18,7 @@ from torchkiln.build.dependencies import check_metadata
 from torchkiln.build.environment import Environment
 from torchkiln.build.known import known_blob
 from torchkiln.errors import BuildFailed
+from torchkiln.lock.file import to_json
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
@@ -76,7 +77,8 @@ def build(
             seconds["compress"] = time.monotonic() - began
         writing = time.monotonic()
         observer.begin("write", "layout", len(layers))
-        image = write_image(layout, plan, layers, store.blob, refs=refs, layer_format=layer_format)
+        lock = to_json(plan.locked)
+        image = write_image(layout, plan, layers, store.blob, refs=refs, layer_format=layer_format, lock=lock)
         observer.end("write", "layout")
     now = time.monotonic()
     return BuildResult(

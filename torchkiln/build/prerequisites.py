@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.base import artefact, tools
@@ -13,6 +13,7 @@ from torchkiln.build.cuda_layers import missing_archives
 from torchkiln.build.environment import Environment
 from torchkiln.build.prefetch import demand_reachable, fetching, measured, missing_wheels
 from torchkiln.build.standalone import StandalonePythons
+from torchkiln.lock.lock import on_base
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
@@ -89,12 +90,11 @@ def provide(
             environ=environment.environ,
             report=report,
         )
-        found = replace(locked, base=base, layers=()) if changes else locked
         if locked.standalone is not None:
             pythons = StandalonePythons(store=store, environ=environment.environ, locate=sources.locate)
             pythons.ensure(locked.standalone, base, file=sources.python_file, report=report)
         if locked.tools is None:
-            return found, changes
+            return on_base(locked, base, None), changes
         found_tools, tool_changes = tools.ensure(
             locked.tools,
             base,
@@ -104,4 +104,4 @@ def provide(
             environ=environment.environ,
             report=report,
         )
-    return replace(found, tools=found_tools), (*changes, *tool_changes)
+    return on_base(locked, base, found_tools), (*changes, *tool_changes)

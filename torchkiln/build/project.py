@@ -93,11 +93,12 @@ def build_project(
             f"{FILE} was made for another lock of {project.parent}", hint="run: torchkiln lock --project DIR"
         )
     demand_own_name(project.name, tag_of(locked.resolution), matrix)
-    _check_libraries(source, _with_own_wheels(source, locked, environment, matrix.locate), final=False)
+    own_wheels = _with_own_wheels(source, locked, environment, matrix.locate)
+    _check_libraries(source, locked, own_wheels, final=False)
     below, plan = build_planned(locked, matrix, facts, layout, environment, options=options)
     # Wheels are built on the base that was used, which may not be the locked one.
     environment = _with_own_wheels(source, plan.locked, environment, matrix.locate)
-    _check_libraries(source, environment, final=True)
+    _check_libraries(source, plan.locked, environment, final=True)
     started, store = time.monotonic(), environment.store
     parent = Parent(plan=plan, manifest=below.image.manifest)
     draft = plan_project(parent, project, code, Effect())
@@ -176,8 +177,10 @@ def _image(
     return replace(built, reused=reused)
 
 
-def _check_libraries(source: ProjectSource, environment: Environment, *, final: bool) -> None:
-    """Check that the libraries of the project's packages can be loaded in the image.
+def _check_libraries(
+    source: ProjectSource, cell: LockedCell, environment: Environment, *, final: bool
+) -> None:
+    """Check that the libraries of the project's packages can be loaded in the image of *cell*.
 
     A wheel that is neither in the cache nor available is not checked.
 
@@ -190,7 +193,7 @@ def _check_libraries(source: ProjectSource, environment: Environment, *, final: 
     missing = [wheel for wheel in wheels if is_unread(wheel, store)]
     with ThreadPoolExecutor(_STREAMS) as pool:
         list(pool.map(lambda wheel: _fetched(wheel, environment), missing))
-    unread = require_fitting(source.lock, source.cell, store)
+    unread = require_fitting(source.lock, cell, store)
     if unread and final:
         environment.say(
             "warning: cannot check whether the libraries of these packages can be loaded in the image,"

@@ -61,13 +61,11 @@ def make_bundle(
             f"--runtime {request.runtime}: a bundle does not run in an engine", hint="omit --runtime"
         )
     listed = read_held(target.have) if target.have else {}
-    image, tag, locked = image_and_lock(named.ref, named.layout, images)
-    held = held_of(image, listed)
     store = open_cache()
+    image, tag, locked = image_and_lock(named.ref, named.layout, images, store)
+    held = held_of(image, listed)
     arguments, suite = _arguments(request), request.checks.suite
-    with parts_of(
-        image, locked, suite, images=images, matrix=matrix_file, arguments=arguments, store=store
-    ) as parts:
+    with parts_of(image, locked, suite, matrix=matrix_file, arguments=arguments, store=store) as parts:
         files = contents(parts, held)
         total = size(sum(file.size for file in files))
         click.echo(

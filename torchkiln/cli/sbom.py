@@ -75,10 +75,10 @@ def _bill(named: NamedImage, images: Path, store: Store, name: str) -> Bill:
     """The bill of the image of a cell or a project."""
     found = open_layout(named.layout).image(named.ref)
     if is_project(found):
-        project = project_image(found, named.layout, images)
+        project = project_image(found, named.layout, images, store)
         with progress(quiet=False) as observer:
             return bill_of_project(project, images, store, name=name, observer=observer)
-    found, _, locked = image_and_lock(named.ref, named.layout, images)
+    found, _, locked = image_and_lock(named.ref, named.layout, images, store)
     with progress(quiet=False) as observer:
         return bill_of_image(found, locked, images, store, name=name, observer=observer)
 

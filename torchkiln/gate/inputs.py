@@ -81,8 +81,8 @@ class GateInputs:
         """
         image = open_layout(layout).image(ref)
         if is_project(image):
-            return self.judge_project(project_image(image, layout, images))
-        found, _, locked = image_and_lock(ref, layout, images)
+            return self.judge_project(project_image(image, layout, images, self.runs.store))
+        found, _, locked = image_and_lock(ref, layout, images, self.runs.store)
         return self.judge(found, locked)
 
     def judge_project(self, project: ProjectImage) -> GateResult:

@@ -34,7 +34,9 @@ from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import (
     LockedArchive,
+    LockedBase,
     LockedCell,
+    LockedTools,
     LockedWheel,
     artefact_json,
 )
@@ -132,6 +134,12 @@ def lock(
     if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
         return replace(locked, layers=previous.layers)
     return locked
+
+
+def on_base(locked: LockedCell, base: LockedBase, tools: LockedTools | None) -> LockedCell:
+    """*locked* with another base and tools; the recorded layers are kept if they are the same on both."""
+    found = replace(locked, base=base, tools=tools)
+    return found if _interpreter(found) == _interpreter(locked) else replace(found, layers=())
 
 
 def epoch_of(date: str) -> int:

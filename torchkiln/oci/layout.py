@@ -1,6 +1,6 @@
 """Writes images to an OCI layout folder and reads them.
 
-    oci-layout  index.json  blobs/sha256/<hex>  .lock
+    oci-layout  index.json  blobs/sha256/<hex>  locks/<hex of a manifest>.json  .lock
 
 A name is added to index.json only after all blobs of its image are complete, and index.json is replaced
 atomically, under a lock. So an interrupted build changes no name, and parallel builds keep each other's
@@ -35,6 +35,7 @@ from torchkiln.util.schema import shown
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
+_LOCKS = "locks"
 _LISTED = 20  # most names in a message
 VERSION = {"imageLayoutVersion": "1.0.0"}
 
@@ -76,11 +77,12 @@ def write_image(
     *,
     refs: Sequence[str] = (),
     layer_format: LayerFormat = DEFAULT_FORMAT,
+    lock: bytes = b"",
 ) -> BuiltImage:
     """Write the image to *layout* (created if missing) under each of *refs*, by default under the plan's tag.
 
-    Layers are hard links to *blob_path*, or copies if it is on another file system. Blobs that a replaced
-    name leaves unused are deleted.
+    *lock* is the lock of the image, as a file. Layers are hard links to *blob_path*, or copies if it is on
+    another file system. Blobs and locks that a replaced name leaves unused are deleted.
 
     :raises BuildFailed: a layer is missing or has a different size, or the folder cannot be written.
     :raises VerificationFailed: the folder exists but is not a readable layout.
@@ -95,6 +97,8 @@ def write_image(
                 _place(blob_path(layer.blob.digest), target.blob(layer.blob.digest), layer)
             for document in (documents.config, documents.manifest):
                 _replace(target.blob(digest_of(document)), document)
+            if lock:
+                _replace(target.lock(documents.manifest_digest), lock)
             if target.name_image(names, documents.manifest_digest, len(documents.manifest)):
                 # An unreadable image may need any blob: then all are kept, and `verify` reports it.
                 with contextlib.suppress(VerificationFailed):
@@ -167,6 +171,10 @@ class Layout:
     def blob(self, digest: Digest) -> Path:
         """The path of the blob *digest*, which may not exist."""
         return self.path / "blobs" / "sha256" / parse_digest(digest).removeprefix("sha256:")
+
+    def lock(self, manifest: Digest) -> Path:
+        """The path of the lock of the image *manifest*, which may not exist."""
+        return self.path / _LOCKS / f"{manifest.removeprefix('sha256:')}.json"
 
     def entries(self) -> tuple[Mapping[str, Any], ...]:
         """The descriptors in index.json.
@@ -309,8 +317,9 @@ def _create(path: Path) -> Layout:
             )
         _replace(path / "oci-layout", canonical_json(VERSION))
         _replace(path / "index.json", canonical_json(index_document([])))
-    for folder in (path / "blobs", path / "blobs" / "sha256"):
+    for folder in (path / "blobs", path / "blobs" / "sha256", path / _LOCKS):
         folder.mkdir(mode=0o755, exist_ok=True)
+    check_directory(path / _LOCKS)
     return open_layout(path)
 
 
@@ -378,8 +387,8 @@ def _neighbour(path: Path) -> Path:
 def _prune(layout: Layout) -> int:
     needed = {layout.blob(digest).name for digest in layout.needed()}
     freed = _sweep(layout)
-    for path in (layout.path / "blobs" / "sha256").iterdir():
-        if path.name not in needed:
+    for path in (*(layout.path / "blobs" / "sha256").iterdir(), *(layout.path / _LOCKS).glob("*.json")):
+        if path.name.removesuffix(".json") not in needed:
             freed += path.lstat().st_size
             path.unlink()
     return freed
@@ -388,7 +397,7 @@ def _prune(layout: Layout) -> int:
 def _sweep(layout: Layout) -> int:
     """Delete leftover temporary files (the caller holds the lock); return the bytes freed."""
     freed = 0
-    for folder in (layout.path, layout.path / "blobs" / "sha256"):
+    for folder in (layout.path, layout.path / "blobs" / "sha256", layout.path / _LOCKS):
         for path in folder.glob(".*.????????"):
             freed += path.lstat().st_size
             path.unlink()

@@ -161,7 +161,7 @@ class PublishSession:
         image = open_layout(self.layout).image(ref)
         if is_project(image):
             return self._prepare_project(image, target)
-        image, tag, locked = image_and_lock(ref, self.layout, self.images)
+        image, tag, locked = image_and_lock(ref, self.layout, self.images, self.store)
         demand_same(ref, tag, locked)
         demand_licence(image, confirmed=target.licence_confirmed)
         names = names_of(image, locked, self.matrix, self.facts, day=target.day, requested=target.names)
@@ -171,7 +171,7 @@ class PublishSession:
 
     def _prepare_project(self, image: ImageOnDisk, target: PublishTarget) -> PreparedImage:
         """`prepare` for a project: the gate's decision cites the reports of the parent image by digest."""
-        project = project_image(image, self.layout, self.images)
+        project = project_image(image, self.layout, self.images, self.store)
         demand_licence(image, confirmed=target.licence_confirmed)
         name, below = project.account.name, project.account.parent
         names = names_of_project(image, name, below, self.matrix, day=target.day, requested=target.names)

@@ -12,8 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
+from torchkiln.build.image_lock import lock_of
 from torchkiln.errors import ConfigError
-from torchkiln.lock.lock import load_locked, lock_digest
+from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.project import PARENT_LABEL
@@ -92,7 +93,7 @@ class SmokeSession:
         :raises Stale: there is no lock for it.
         :raises ToolMissing: the engine cannot be reached, or this host does not allow namespaces.
         """
-        image, tag, locked = image_and_lock(ref, layout, self.images)
+        image, tag, locked = image_and_lock(ref, layout, self.images, self.store)
         start, kept = datetime.now(timezone.utc), KeptRuns(store=self.store, listener=self.listener)
         days = self.matrix().policy.age
         question = _question(image, request)
@@ -157,8 +158,10 @@ def cut_wheels(locked: LockedCell, store: Store) -> dict[str, Path]:
     return {wheel.name: store.wheel(wheel) for wheel in found}
 
 
-def image_and_lock(ref: str | None, layout: Path, images: Path) -> tuple[ImageOnDisk, str, LockedCell]:
-    """The image *ref* of *layout* (None: its only image), its tag, and its lock in *images*.
+def image_and_lock(
+    ref: str | None, layout: Path, images: Path, store: Store
+) -> tuple[ImageOnDisk, str, LockedCell]:
+    """The image *ref* of *layout* (None: its only image), its tag, and its lock, as `lock_of` finds it.
 
     :raises ConfigError: there is no such image, or it is the image of a project.
     :raises Stale: there is no lock for it.
@@ -171,7 +174,7 @@ def image_and_lock(ref: str | None, layout: Path, images: Path) -> tuple[ImageOn
             f" torchkiln smoke {parent.partition('@')[0]}",
         )
     tag = tag_in(image) or image.ref
-    return image, tag, load_locked(images, tag)
+    return image, tag, lock_of(image, tag, layout, images, store)
 
 
 def _question(image: ImageOnDisk, request: SmokeRequest) -> Question | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.base.package_paths import LIST, owners_of
+from torchkiln.build.image_lock import lock_of
 from torchkiln.errors import ConfigError, VerificationFailed, printable
 from torchkiln.gate.project.config import ConfigRules
 from torchkiln.gate.project.entries import Below, Recorded
@@ -23,7 +24,6 @@ from torchkiln.gate.project.os_packages import OsLayer
 from torchkiln.gate.project.os_state import is_state
 from torchkiln.gate.project.read_layer import UpperLayer, files_below, read_layer
 from torchkiln.gate.project.reports import Reported
-from torchkiln.lock.lock import load_locked
 from torchkiln.model.lock import LockedCell
 from torchkiln.oci.labels import tag_in
 from torchkiln.oci.layer_index import TreeItem
@@ -56,8 +56,8 @@ class ProjectImage:
     locked: LockedCell
 
 
-def project_image(image: ImageOnDisk, layout: Path, images: Path) -> ProjectImage:
-    """*image*, its parent image in *layout*, and the parent image's lock in *images*.
+def project_image(image: ImageOnDisk, layout: Path, images: Path, store: Store) -> ProjectImage:
+    """*image*, its parent image in *layout*, and the parent image's lock, as `lock_of` finds it.
 
     :param image: the image of a project.
     :raises ConfigError: the layout does not have the parent image.
@@ -75,7 +75,8 @@ def project_image(image: ImageOnDisk, layout: Path, images: Path) -> ProjectImag
         raise VerificationFailed(
             f"{image.ref}: the parent image is {printable(tag)}, not {printable(account.parent)}", hint=hint
         )
-    return ProjectImage(image=image, account=account, below=parent, locked=load_locked(images, tag))
+    locked = lock_of(parent, tag, layout, images, store)
+    return ProjectImage(image=image, account=account, below=parent, locked=locked)
 
 
 def read_evidence(project: ProjectImage, store: Store) -> ProjectEvidence:

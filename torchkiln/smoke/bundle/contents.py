@@ -52,7 +52,7 @@ class BundleParts:
     tag: str
     python: str  # version, "3.11.2"
     suite: Suite
-    images: Path  # the folder of locks
+    lock: bytes  # of the image, as a file
     matrix: Path
     interpreter: Path
     packages: Path
@@ -74,6 +74,7 @@ def contents(parts: BundleParts, held: Mapping[Digest, HeldLayer]) -> tuple[Bund
     small += [_bytes(f"checkout/smoke_tests/{path}", data) for path, data in parts.suite.runnable().items()]
     small += [
         _file("checkout/matrix.yaml", parts.matrix),
+        _bytes(f"checkout/images/{parts.tag}/lock.json", parts.lock),
         _bytes("layout/oci-layout", canonical_json(VERSION)),
         _bytes("layout/index.json", canonical_json(index_of(parts.image))),
     ]
@@ -96,7 +97,6 @@ def contents(parts: BundleParts, held: Mapping[Digest, HeldLayer]) -> tuple[Bund
 def _folders(parts: BundleParts) -> Mapping[str, Path]:
     return {
         "checkout/torchkiln": PACKAGE,
-        f"checkout/images/{parts.tag}": parts.images / parts.tag,
         "packages": parts.packages,
         "python": parts.interpreter,
         f"cache/pytest/{parts.pytest.name}": parts.pytest,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torchkiln.base.interpreter import LIBRARIES, extract_python, python_name
 from torchkiln.errors import BuildFailed, VerificationFailed
+from torchkiln.lock.file import to_json
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.lock import LockedBase, LockedCell
 from torchkiln.oci.layout import ImageOnDisk
@@ -29,7 +30,6 @@ def parts_of(
     locked: LockedCell,
     suite: Suite,
     *,
-    images: Path,
     matrix: Path,
     arguments: Sequence[str],
     store: Store,
@@ -40,10 +40,10 @@ def parts_of(
     :raises BuildFailed: packages cannot be downloaded, or the disk is full.
     """
     base, lowest = locked.base, image.layers[0]
-    if lowest.digest != base.digest:
+    if lowest.diff_id != base.diff_id:  # not the digest: layers can be compressed again, with zstd
         raise VerificationFailed(
-            f"{image.ref}: the lowest layer is {lowest.digest[:19]}, but the base in the lock is"
-            f" {base.digest[:19]}",
+            f"{image.ref}: the diff_id of the lowest layer is {lowest.diff_id[:19]}, but"
+            f" {base.diff_id[:19]} in the lock",
             hint="build the image again",
         )
     pytest = pytest_wheels(suite.requirements, store)
@@ -56,7 +56,7 @@ def parts_of(
             tag=tag_of(locked.resolution),
             python=base.python,
             suite=suite,
-            images=images,
+            lock=to_json(locked),
             matrix=matrix,
             interpreter=temporary,
             packages=packages,
