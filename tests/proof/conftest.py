@@ -19,9 +19,10 @@ import pytest
 
 from tests.proof.headline import NAME, TAG
 from tests.proof.publication import publication, pulled
-from torchkiln.lock.lock import load_locked
 from torchkiln.model.lock import LockedCell
+from torchkiln.smoke.session import image_and_lock
 from torchkiln.store.root import cache_root
+from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
 __all__ = ["publication", "pulled"]
@@ -40,8 +41,9 @@ def build(output: Path, *arguments: str, cache: Path | None = None) -> dict[str,
 
 
 @pytest.fixture(scope="session")
-def locked() -> LockedCell:
-    return load_locked(ROOT / "images", TAG)
+def locked(image: dict[str, Any]) -> LockedCell:
+    """The lock of the image, which has a newer base than the committed one if the archive has moved."""
+    return image_and_lock(TAG, Path(image["layout"]), ROOT / "images", Store(cache_root()))[2]
 
 
 @pytest.fixture(scope="session")

@@ -80,7 +80,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(image: dict[str, Any], unpacked: Path) -> Bench:
     store, layout = Store(cache_root()), Path(image["layout"])
-    found, tag, locked = image_and_lock(TAG, layout, ROOT / "images")
+    found, tag, locked = image_and_lock(TAG, layout, ROOT / "images", store)
     facts = facts_of(
         locked, container_config(found), tag=tag, lock_digest=lock_digest(locked), manifest=found.manifest
     )

@@ -17,6 +17,10 @@ from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDi
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from tests.proof.headline import SITE, TAG
+from torchkiln.base.archive import files_of
+from torchkiln.model.lock import LockedCell
+from torchkiln.store.root import cache_root
+from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
@@ -79,7 +83,7 @@ def test_every_wheel_of_the_lock(
 
 
 def test_every_package_that_dpkg_lists(
-    spdx: dict[str, Any], cyclonedx: dict[str, Any], unpacked: Path
+    spdx: dict[str, Any], cyclonedx: dict[str, Any], unpacked: Path, locked: LockedCell
 ) -> None:
     """The SBOM has every package of dpkg-query, with the hash of its .deb file."""
     form = "${Package}\t${Version}\t${Architecture}\t${source:Package} ${source:Version}\n"
@@ -90,8 +94,9 @@ def test_every_package_that_dpkg_lists(
         for package in spdx["packages"]
         if package["SPDXID"].startswith("SPDXRef-os-")
     }
-    files = json.loads((ROOT / "images/base-debian12/debs.json").read_text())["debs"]
-    hashes = {(file["name"], file["version"]): file["sha256"] for file in files}
+    files = files_of(ROOT / "images", locked, Store(cache_root()))
+    assert files is not None
+    hashes = {(file.name, file.version): file.sha256 for file in files.debs}
 
     assert len(document) == len(debs) > 200
     for name, version, architecture, source in (line.split("\t") for line in document):
