@@ -122,7 +122,9 @@ def build(
     locked = folder.fresh(_cell(cell, folder), os.environ)
     folder.keep(locked)
     environment = Environment(store=store, fetcher=LazyIndex(store), observer=Silent(), say=project.say)
-    options = BuildOptions(sources=BaseSources(locked_only=locked_only), layer_format=layer_format)
+    options = BuildOptions(
+        sources=BaseSources(images=project.images, locked_only=locked_only), layer_format=layer_format
+    )
     return build_locked(
         locked, folder.matrix, folder.facts, project.layout.absolute(), environment, options=options
     ).image
@@ -184,7 +186,7 @@ def build_project(
     )
     locks.keep(source.cell)
     environment = Environment(store=store, fetcher=LazyIndex(store), observer=Silent(), say=project.say)
-    options = BuildOptions(sources=BaseSources(locked_only=False), layer_format=layer_format)
+    options = BuildOptions(sources=BaseSources(images=project.images), layer_format=layer_format)
     layout = project.layout.absolute()
     return build_source(source, locks.matrix, locks.facts, layout, environment, options).built.image
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from torchkiln.base.apt_plan import AptPlan, is_removal, plan_of, reasons, unknown
 from torchkiln.base.archive import read_lists
 from torchkiln.base.debs import keep, missing
-from torchkiln.base.mmdebstrap import PINS, command, running
+from torchkiln.base.mmdebstrap import DEBS, PINS, command, running
 from torchkiln.base.on_top import BaseWork, base_work, existing
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import variables
@@ -23,7 +23,6 @@ from torchkiln.model.lock import DebFile, OsPackage
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.store.store import Store
 
-_DEBS = "/var/cache/apt/archives"
 _PLAN, _FREELY = "/torchkiln-plan", "/torchkiln-plan-without-pins"
 _OK = "torchkiln: apt has a plan"
 _SHOWN = 8  # maximum number of packages in a message
@@ -38,7 +37,7 @@ _CONFLICT = "remove the packages that conflict with the image from apt in the pr
 _RESOLVE = f"""
 export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
 : >"$1{_FREELY}"
-mkdir -p "$1{_DEBS}"
+mkdir -p "$1{DEBS}"
 if apt-get --simulate install {{packages}} >"$1{_PLAN}" 2>&1; then
     echo "{_OK}" >>"$1{_PLAN}"
     grep -q "^Remv " "$1{_PLAN}" || apt-get --yes --download-only install {{packages}}
@@ -50,7 +49,7 @@ fi
 # Errors of apt are ignored: the caller checks which files were downloaded.
 _DOWNLOAD = f"""
 export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
-mkdir -p "$1{_DEBS}" && cd "$1{_DEBS}" && apt-get download {{packages}} || :
+mkdir -p "$1{DEBS}" && cd "$1{DEBS}" && apt-get download {{packages}} || :
 """
 
 
@@ -77,7 +76,7 @@ def resolve(
         out = (
             _out("download", _PLAN, plan),
             _out("download", _FREELY, freely),
-            _out("sync-out", _DEBS, files),
+            _out("sync-out", DEBS, files),
         )
         _ask(work, layers, (script, *out))
         added = _demanded(names, layers, plan, freely).added
@@ -115,7 +114,7 @@ def fetch(
         files = work.folder / "debs"
         files.mkdir()
         names = " ".join(shlex.quote(f"{deb.name}={deb.version}") for deb in absent)
-        _ask(work, None, (_DOWNLOAD.format(packages=names), _out("sync-out", _DEBS, files)))
+        _ask(work, None, (_DOWNLOAD.format(packages=names), _out("sync-out", DEBS, files)))
         keep(files, absent, store)
         lost = missing(absent, store)
         there = read_lists(work.place.lists, (OsPackage(name=deb.name, version=deb.version) for deb in lost))

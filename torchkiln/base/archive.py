@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ SCHEMA = 1
 _RECORDS = "debs"
 _LIMIT = 4 << 20  # maximum bytes of debs.json, which has about 60,000
 _HEX = re.compile(r"[0-9a-f]{64}")
+_RELEASE = re.compile(r"^(Codename|Date): (.+)$", re.MULTILINE)
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["schema", "base", "debs"],
@@ -35,6 +37,11 @@ _SCHEMA: dict[str, Any] = {
     "properties": {
         "schema": {"const": SCHEMA},
         "base": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+        "dates": {
+            "type": "object",
+            "propertyNames": {"pattern": "^[a-z0-9][a-z0-9-]{0,60}$"},
+            "additionalProperties": {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z$"},
+        },
         "debs": {
             "type": "array",
             "maxItems": 10_000,
@@ -53,16 +60,30 @@ def read_lists(lists: Path, packages: Iterable[OsPackage]) -> tuple[DebFile, ...
     found: dict[tuple[str, str], DebFile] = {}
     for path in sorted(lists.glob("*_Packages")):
         try:
+            security = "-security_" in path.name
             with path.open(encoding="utf-8", errors="replace") as lines:
                 for fields in paragraphs(lines):
                     key = (fields.get("package", ""), fields.get("version", ""))
                     if key in wanted and _HEX.fullmatch(fields.get("sha256", "")):
-                        found.setdefault(key, _deb(fields))
+                        found.setdefault(key, _deb(fields, security=security))
         except (OSError, ValueError) as error:
             raise BuildFailed(
                 f"the package index {path.name} cannot be read: {error}", hint="build the base again"
             ) from error
     return tuple(found[key] for key in sorted(found))
+
+
+def read_dates(lists: Path) -> dict[str, str]:
+    """The time of each suite in apt's folder *lists*, "20261128T083012Z", by the suite's code name."""
+    found = {}
+    for path in sorted(lists.glob("*_InRelease")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        fields = dict(_RELEASE.findall(text))
+        if "Codename" in fields and "Date" in fields:
+            with suppress(ValueError):
+                when = parsedate_to_datetime(fields["Date"])
+                found[fields["Codename"]] = f"{when:%Y%m%dT%H%M%SZ}"
+    return found
 
 
 def packages_without_file(locked: LockedBase | LockedTools, files: BaseFiles) -> tuple[str, ...]:
@@ -78,7 +99,8 @@ def packages_without_file(locked: LockedBase | LockedTools, files: BaseFiles) ->
 def merged(recorded: BaseFiles | None, now: BaseFiles) -> BaseFiles:
     """The entries of two records of the same base. An archive removes entries, but never changes them."""
     debs = {(deb.name, deb.version): deb for files in (now, recorded) if files for deb in files.debs}
-    return BaseFiles(base=now.base, debs=tuple(debs[key] for key in sorted(debs)))
+    dates = recorded.dates if recorded else now.dates
+    return BaseFiles(base=now.base, debs=tuple(debs[key] for key in sorted(debs)), dates=dates)
 
 
 def files_path(images: Path, found: LockedBase | LockedTools) -> Path:
@@ -102,9 +124,10 @@ def files_of(images: Path, locked: LockedCell, store: Store) -> BaseFiles | None
 
 def to_json(files: BaseFiles) -> bytes:
     """*files* as the bytes of debs.json, with a line for each file."""
-    debs = ",\n".join(f"    {json.dumps(asdict(deb))}" for deb in files.debs)
+    debs = ",\n".join(f"    {json.dumps(codec.plain(deb))}" for deb in files.debs)
     inner = f"[\n{debs}\n  ]" if debs else "[]"
-    return f'{{\n  "schema": {SCHEMA},\n  "base": "{files.base}",\n  "debs": {inner}\n}}\n'.encode()
+    dates = f'  "dates": {json.dumps(files.dates)},\n' if files.dates else ""
+    return f'{{\n  "schema": {SCHEMA},\n  "base": "{files.base}",\n{dates}  "debs": {inner}\n}}\n'.encode()
 
 
 def from_json(data: bytes, *, where: str = "debs.json") -> BaseFiles:
@@ -120,7 +143,7 @@ def from_json(data: bytes, *, where: str = "debs.json") -> BaseFiles:
     if faults := sentences(value, _SCHEMA, where):
         raise ConfigError.of(faults, hint=hint)
     debs = tuple(DebFile(**deb) for deb in value["debs"])
-    return BaseFiles(base=parse_digest(value["base"]), debs=debs)
+    return BaseFiles(base=parse_digest(value["base"]), debs=debs, dates=value.get("dates", {}))
 
 
 def record_files(store: Store, files: BaseFiles) -> None:
@@ -128,26 +151,28 @@ def record_files(store: Store, files: BaseFiles) -> None:
     store.put_record(_RECORDS, files.base.removeprefix("sha256:"), json.loads(to_json(files)))
 
 
-def read_files(images: Path, found: LockedBase | LockedTools, store: Store) -> BaseFiles | None:
-    """The recorded files of *found*, beside its lock or in *store*; None without a record.
+def read_files(images: Path | None, found: LockedBase | LockedTools, store: Store) -> BaseFiles | None:
+    """The recorded files of *found*, beside its lock in *images* or in *store*; None without a record.
 
     :raises ConfigError: the committed file is malformed.
     """
-    path = files_path(images, found)
-    try:
-        committed = from_json(read_file(path, _LIMIT), where=str(path))
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint=f"restore it: git checkout -- {path}") from error
-    else:
-        if committed.base == found.digest:
-            return committed
+    committed = _committed(files_path(images, found)) if images else None
+    if committed and committed.base == found.digest:
+        return committed
     record = store.record(_RECORDS, found.digest.removeprefix("sha256:"))
     try:
         return from_json(json.dumps(record).encode()) if record else None
     except ConfigError:  # written by another version of torchkiln
         return None
+
+
+def _committed(path: Path) -> BaseFiles | None:
+    try:
+        return from_json(read_file(path, _LIMIT), where=str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint=f"restore it: git checkout -- {path}") from error
 
 
 def write_files(images: Path, found: LockedBase | LockedTools, files: BaseFiles) -> Path:
@@ -163,7 +188,7 @@ def commit_files(images: Path, found: LockedBase | LockedTools, store: Store) ->
         write_files(images, found, files)
 
 
-def _deb(fields: dict[str, str]) -> DebFile:
+def _deb(fields: dict[str, str], *, security: bool) -> DebFile:
     return DebFile(
         name=fields["package"],
         version=fields["version"],
@@ -171,4 +196,6 @@ def _deb(fields: dict[str, str]) -> DebFile:
         source=fields.get("source", fields["package"]),
         size=int(fields.get("size", "0")),
         sha256=fields["sha256"],
+        path=fields.get("filename"),
+        security=security,
     )

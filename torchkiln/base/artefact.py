@@ -12,6 +12,7 @@ from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.keeping import package_changes, to_json
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import BaseRecipe, recipe
+from torchkiln.base.remake import remade
 from torchkiln.base.sources import values
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase
@@ -114,6 +115,7 @@ def _spec(
         export="torchkiln base export",
         kind=LockedBase,
         make=lambda: build(wanted, store, environ=environ, report=report),
+        remake=lambda locked: remade(locked, locked, store, environ=environ, report=report),
         read=read,
         key=key,
     )

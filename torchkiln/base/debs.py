@@ -18,14 +18,9 @@ _INDEX = "Packages"
 _PIECE = 1 << 20
 
 
-def file_name(deb: DebFile) -> str:
-    """The name that apt gives to the file: `git_1%3a2.39.5-0+deb12u2_amd64.deb`."""
-    return f"{deb.name}_{deb.version.replace(':', '%3a')}_{deb.architecture}.deb"
-
-
 def deb_path(deb: DebFile) -> str:
     """The path of the file in the cache."""
-    return f"{FOLDER}/{deb.sha256}/{file_name(deb)}"
+    return f"{FOLDER}/{deb.sha256}/{deb.filename}"
 
 
 def missing(debs: Iterable[DebFile], store: Store) -> tuple[DebFile, ...]:
@@ -63,7 +58,7 @@ def write_repository(folder: Path, debs: Iterable[DebFile], store: Store) -> Non
         if _sha256(copy) != deb.sha256:
             kept.unlink(missing_ok=True)
             raise BuildFailed(
-                f"{file_name(deb)}: checksum mismatch: the file in the cache was damaged, and is deleted",
+                f"{deb.filename}: checksum mismatch: the file in the cache was damaged, and is deleted",
                 hint="run it again",
             )
         store.touch(kept)

@@ -10,13 +10,14 @@ import binascii
 import json
 import posixpath
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
-
-from isal import isal_zlib
+from typing import Any, Literal
 
 from torchkiln.base.plain_tree import Node, Tree, UnpackRules, order
+from torchkiln.model import fields
+from torchkiln.model.digest import Digest
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.tar_reader import TarEntry, plain_path
 from torchkiln.util import codec
@@ -49,7 +50,7 @@ class Effect:
     kept: bool = False  # the content of a file is that of the packages
     text: str = ""  # the content, if it is UTF-8
     base64: str = ""  # the content, if it is not
-    xattrs: tuple[str, ...] = ()  # "security.capability=VALUE"
+    xattrs: tuple[str, ...] = ()  # name and value, in base64: "security.capability=AQAAAg=="
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +58,7 @@ class Effects:
     """The differences, and the rules by which the packages were unpacked."""
 
     form: Form  # of the tar
+    blob: fields.Sha256Digest  # what packages and effects give
     epoch: int  # seconds since 1970
     dpkg_options: tuple[str, ...]
     merged: tuple[str, ...]  # top-level folders that are links, with their targets: "bin=usr/bin"
@@ -66,10 +68,14 @@ class Effects:
     @property
     def rules(self) -> UnpackRules:
         """How the packages are unpacked."""
-        return UnpackRules(epoch=self.epoch, dpkg_options=self.dpkg_options, merged=dict(map(_pair, self.merged)))
+        return UnpackRules(
+            epoch=self.epoch, dpkg_options=self.dpkg_options, merged=dict(map(_pair, self.merged))
+        )
 
 
-def effects_of(plain: Tree, finished: Tree, rules: UnpackRules, form: Form, compiled: Compile) -> Effects:
+def effects_of(
+    plain: Tree, finished: Tree, rules: UnpackRules, *, form: Form, blob: Digest, compiled: Compile
+) -> Effects:
     """The effects that turn *plain* into *finished*."""
     changed = {path for path in finished if not _is_same(plain.get(path), finished[path])}
     sources = {path: source for path in changed if (source := _source(path, finished)) is not None}
@@ -77,6 +83,7 @@ def effects_of(plain: Tree, finished: Tree, rules: UnpackRules, form: Form, comp
     codes = {path for path, (source, _) in sources.items() if _is_code(finished[path], made.get(source))}
     return Effects(
         form=form,
+        blob=blob,
         epoch=rules.epoch,
         dpkg_options=rules.dpkg_options,
         merged=tuple(f"{top}={target}" for top, target in sorted(rules.merged.items())),
@@ -116,9 +123,9 @@ def with_effects(plain: Tree, effects: Effects, compiled: Compile) -> Tree:
 
 def to_bytes(effects: Effects) -> bytes:
     """*effects* as the bytes of their file, compressed JSON with a line for each path."""
-    document = {"schema": SCHEMA, **codec.plain(effects)}
-    changed = ",\n".join(json.dumps(row, ensure_ascii=False) for row in document.pop("changed", ()))
-    head = json.dumps(document, ensure_ascii=False).removesuffix("}")
+    values = document(effects)
+    changed = ",\n".join(json.dumps(row, ensure_ascii=False) for row in values.pop("changed"))
+    head = json.dumps(values, ensure_ascii=False).removesuffix("}")
     return encode_bytes(f'{head}, "changed": [\n{changed}\n]}}\n'.encode())[0]
 
 
@@ -129,18 +136,33 @@ def from_bytes(data: bytes, where: str) -> Effects:
     """
     text = b""
     while data:  # the members of a gzip file
-        inflate = isal_zlib.decompressobj(31)
-        text += inflate.decompress(data, _UNPACKED - len(text) + 1)
+        inflate = zlib.decompressobj(31)
+        try:
+            text += inflate.decompress(data, _UNPACKED - len(text) + 1)
+        except zlib.error as error:
+            raise ValueError(f"not a gzip file: {error}") from error
         data = inflate.unused_data
         if len(text) > _UNPACKED or not inflate.eof:
             raise ValueError(f"truncated, or more than {_UNPACKED >> 20} MiB")
-    document = json_of(text)
+    return of_document(json_of(text), where)
+
+
+def document(effects: Effects) -> dict[str, Any]:
+    """*effects* as JSON values."""
+    return {"schema": SCHEMA, **codec.plain(effects)}
+
+
+def of_document(values: Any, where: str) -> Effects:
+    """The inverse of `document`.
+
+    :raises ValueError: *values* do not match the schema, or a path is not normalized.
+    """
     schema = codec.schema_of(Effects)
     properties = {"schema": {"const": SCHEMA}, **schema["properties"]}
     needed = {**schema, "properties": properties, "required": ["schema", *schema["required"]]}
-    if faults := sentences(document, needed, where):
+    if faults := sentences(values, needed, where):
         raise ValueError(faults[0])
-    found = codec.typed(Effects, {key: value for key, value in document.items() if key != "schema"})
+    found = codec.typed(Effects, {key: value for key, value in values.items() if key != "schema"})
     for effect in found.changed:
         plain_path(effect.path or ".", folder=not effect.path)
     return found
@@ -149,6 +171,14 @@ def from_bytes(data: bytes, where: str) -> Effects:
 def _pair(text: str) -> tuple[str, str]:
     name, _, value = text.partition("=")
     return name, value
+
+
+def _encoded(value: str) -> str:
+    return base64.b64encode(value.encode("utf-8", "surrogateescape")).decode()
+
+
+def _decoded(value: str) -> str:
+    return base64.b64decode(value).decode("utf-8", "surrogateescape")
 
 
 def _is_same(plain: Node | None, finished: Node) -> bool:
@@ -191,7 +221,7 @@ def _effect(node: Node, plain: Tree, epoch: int, *, is_code: bool) -> Effect:
         kept=kept,
         text=text,
         base64=encoded,
-        xattrs=tuple(f"{name}={value}" for name, value in entry.xattrs),
+        xattrs=tuple(f"{name}={_encoded(value)}" for name, value in entry.xattrs),
     )
 
 
@@ -222,7 +252,7 @@ def _entry(effect: Effect, epoch: int) -> TarEntry:
         0,
         effect.target,
         (0, 0),
-        tuple(map(_pair, effect.xattrs)),
+        tuple((name, _decoded(value)) for name, value in map(_pair, effect.xattrs)),
     )
 
 

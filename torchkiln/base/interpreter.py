@@ -147,7 +147,23 @@ def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") 
         must not be run.
     :raises OSError: reading or writing failed; ValueError: the blob is damaged.
     """
-    name = python_name(base.python)
+    with open_layer(blob) as stream:
+        extract_python_of(stream, base.python, into, also=also, expected=(str(blob), base.diff_id))
+
+
+def extract_python_of(
+    stream: BinaryIO,
+    version: str,
+    into: Path,
+    *,
+    also: str = "",
+    expected: tuple[str, Digest] | None = None,
+) -> None:
+    """`extract_python` from the tar *stream* of a base with the Python *version*.
+
+    :param expected: the name of the tar in messages, and its diff_id; None: it is unknown.
+    """
+    name = python_name(version)
     wanted = re.compile(
         rf"usr/bin/{re.escape(name)}|usr/lib/{re.escape(name)}/(?!config-|test/).+|"
         rf"{re.escape(LOADER)}|{LIBRARIES}/(lib(c|m|dl|pthread|util|rt|z|expat|ffi|crypto|ssl|lzma|bz2|uuid)\.so\.[^/]+)"
@@ -155,13 +171,12 @@ def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") 
         re.DOTALL,
     )
     try:
-        with open_layer(blob) as stream:
-            found = extract(stream, into, lambda path: wanted.fullmatch(path) is not None)
+        found = extract(stream, into, lambda path: wanted.fullmatch(path) is not None)
     except (ExtractionRefused, DamagedTar) as error:
         raise BuildFailed(f"the base's Python cannot be extracted: {error}") from error
-    if found != base.diff_id:
+    if expected and found != expected[1]:
         raise BuildFailed(
-            f"{blob} is damaged: diff_id mismatch: expected {base.diff_id}, got {found}",
+            f"{expected[0]} is damaged: diff_id mismatch: expected {expected[1]}, got {found}",
             hint="run: torchkiln cache verify --repair; then build again",
         )
     for needed in (f"usr/bin/{name}", f"usr/lib/{name}/os.py", LOADER):

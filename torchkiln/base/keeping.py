@@ -49,6 +49,8 @@ class ArtefactSpec(Generic[Artefact]):
     kind: type[Artefact]
     make: Callable[[], Artefact]
     read: Callable[[Path, Blob, str], Artefact]  # its arguments: the file, its `Blob`, its name in messages
+    # puts the blob of a locked artefact into the cache, from its packages; returns whether that was possible
+    remake: Callable[[Artefact], bool]
     key: Callable[[Artefact], str]  # the key under which the cache records the rebuild of a locked artefact
 
 
@@ -64,10 +66,10 @@ def ensure(
 ) -> tuple[Artefact, tuple[str, ...]]:
     """The artefact, with its blob in *store*, and its package differences from *locked*.
 
-    The sources are tried in this order: the cache, *file*, an earlier rebuild for this lock, the archive. A
-    rebuild from the archive may differ from the lock. It is recorded for the lock, so that the next build is
-    fast and uses the same artefact, until the lock changes or `rebuild` is called. Without *locked*, the
-    sources are *file* and the archive.
+    The sources are tried in this order: the cache, *file*, the locked packages with their effects, an earlier
+    rebuild for this lock, the archive's present packages. A rebuild may differ from the lock. It is recorded
+    for the lock, so that the next build is fast and uses the same artefact, until the lock changes or
+    `rebuild` is called. Without *locked*, the sources are *file* and the archive.
 
     :param fits: whether *locked* may be used; False for tools that were built on another base.
     :raises BuildFailed: *file* is not the locked one; or the archive gives another one and *locked_only* is
@@ -82,6 +84,8 @@ def ensure(
         return adopt(spec, file, store, locked=locked), ()
     with store.lock(spec.lock, f"builds the {spec.description}"):
         if fits and store.has_blob(locked.digest, locked.size):  # built by another process
+            return locked, ()
+        if fits and spec.remake(locked):
             return locked, ()
         found = _rebuilt(spec, locked, store)
         if found is None:

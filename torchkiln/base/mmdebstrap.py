@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
-from torchkiln.base.archive import read_lists, record_files
+from torchkiln.base.archive import read_dates, read_lists, record_files
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
+from torchkiln.base.debs import keep
 from torchkiln.base.package_count import PackageCount
 from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe
+from torchkiln.base.remake import record_effects
 from torchkiln.base.sources import ArchiveSources, copying, edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools
@@ -67,6 +69,7 @@ class Scratch:
 
     env: Mapping[str, str]  # its environment
     lists: Path  # a folder for apt's lists
+    debs: Path  # a folder for the packages that apt downloads
     keyring: Path  # a copy that apt's own user can read
 
 
@@ -81,6 +84,7 @@ class ExistingBase:
     queries: tuple[str, ...] = ()  # hooks that only query apt; mmdebstrap then writes no tar
 
 
+DEBS = "/var/cache/apt/archives"
 PINS = "/etc/apt/preferences.d/torchkiln"
 _SOURCES = '"$1"/etc/apt/sources.list'
 
@@ -110,9 +114,11 @@ def build(
                 encoded = encode(IteratorFile(chain([dev_folder(recipe.epoch)], pieces_of(tar))), temporary)
             contents = inspect(temporary)
             debs = read_lists(place.lists, contents.packages)
+            keep(place.debs, debs, store)
+            dates = read_dates(place.lists)
         with store.writable():
             store.adopt(temporary, store.blob(encoded.digest))
-            record_files(store, BaseFiles(base=encoded.digest, debs=debs))
+            record_files(store, BaseFiles(base=encoded.digest, debs=debs, dates=dates))
     finally:
         temporary.unlink(missing_ok=True)
     if not contents.python.startswith(f"{recipe.python}."):
@@ -122,7 +128,9 @@ def build(
             hint=f"check that the archive in {mirror} has the release {suite}, or set another archive",
         )
     untrusted = sources_of(recipe, environ).untrusted
-    return replace(locked_base(recipe.os, encoded, contents), untrusted=untrusted)
+    base = replace(locked_base(recipe.os, encoded, contents), untrusted=untrusted)
+    record_effects(base, base, debs, store, report.say)
+    return base
 
 
 def ask_archive(
@@ -164,7 +172,8 @@ def command(
     if onto and onto.queries:
         sources = copying(sources)
     setup, restore = _mirror_hooks(sources)
-    copy_lists = (f"sync-out /var/lib/apt/lists {shlex.quote(str(place.lists))}",) if place else ()
+    copies = (("/var/lib/apt/lists", place.lists), (DEBS, place.debs)) if place else ()
+    copy_out = tuple(f"sync-out {inside} {shlex.quote(str(outside))}" for inside, outside in copies)
     variant, packages, hooks = "minbase", recipe.packages, recipe.hooks
     if bare:
         variant, packages, hooks = "custom", (), ()
@@ -192,9 +201,10 @@ def command(
         f"--components={','.join(recipe.components)}",
         *(f"--dpkgopt={option}" for option in recipe.dpkg_options),
         # The keyring is set above. With check/signed-by, sources.list would name it on some hosts.
-        "--skip=check/signed-by,output/dev",
+        # The packages are kept until they are copied.
+        "--skip=check/signed-by,output/dev,essential/unlink",
         *(f"--setup-hook={hook}" for hook in setup),
-        *(f"--customize-hook={hook}" for hook in (*restore, *hooks, *copy_lists)),
+        *(f"--customize-hook={hook}" for hook in (*restore, *hooks, *copy_out)),
         recipe.suite,
         "-",
     ]
@@ -245,12 +255,13 @@ def scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[Scratch]
             "SOURCE_DATE_EPOCH": str(recipe.epoch),
             "DEBIAN_FRONTEND": "noninteractive",
         }
-        lists = Path(folder, "lists")
+        lists, debs = Path(folder, "lists"), Path(folder, "debs")
         lists.mkdir()
+        debs.mkdir()
         # apt checks signatures as its own user, who may have no access to a home folder.
         keyring = Path(shutil.copyfile(keys, Path(folder, f"keyring{keys.suffix}")))
         keyring.chmod(0o644)
-        yield Scratch(env=env, lists=lists, keyring=keyring)
+        yield Scratch(env=env, lists=lists, debs=debs, keyring=keyring)
 
 
 def _require(recipe: BaseRecipe, keyring: Path) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.base.deb_file import ControlFile, open_deb
-from torchkiln.base.debs import file_name
 from torchkiln.model.lock import DebFile
 from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 from torchkiln.util.deb822 import paragraphs
@@ -158,7 +157,7 @@ def _nodes(
 ) -> Iterator[tuple[str, Node]]:
     """Every path that dpkg creates for *deb*, with its node."""
     listed = []
-    with open_deb(file, file_name(deb)) as (control, data):
+    with open_deb(file, deb.filename) as (control, data):
         tar = TarReader(pieces_of(data))
         for entry in tar:
             listed.append(f"/{entry.path}" if entry.path else "/.")

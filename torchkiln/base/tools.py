@@ -13,10 +13,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from torchkiln.base import keeping
-from torchkiln.base.archive import read_lists, record_files
+from torchkiln.base.archive import read_dates, read_lists, record_files
 from torchkiln.base.contents import inspect
+from torchkiln.base.debs import keep
 from torchkiln.base.on_top import Addition, base_work, layer_tar
 from torchkiln.base.recipe import recipe
+from torchkiln.base.remake import record_effects, remade
 from torchkiln.base.sources import sources_of, values
 from torchkiln.errors import BuildFailed
 from torchkiln.matrix.os_tools import packages_of
@@ -130,12 +132,16 @@ def build(
                 encoded = encode(layer, temporary)
             tools = _read(temporary, encoded, name, base, called=f"the layer of {name}")
             debs = read_lists(work.place.lists, tools.packages)
+            keep(work.place.debs, debs, store)
+            dates = read_dates(work.place.lists)
         with store.writable():
             store.adopt(temporary, store.blob(encoded.digest))
-            record_files(store, BaseFiles(base=encoded.digest, debs=debs))
+            record_files(store, BaseFiles(base=encoded.digest, debs=debs, dates=dates))
     finally:
         temporary.unlink(missing_ok=True)
-    return replace(tools, untrusted=sources_of(wanted, environ).untrusted)
+    tools = replace(tools, untrusted=sources_of(wanted, environ).untrusted)
+    record_effects(tools, base, debs, store, report.say)
+    return tools
 
 
 def _read(blob: Path, encoded: Blob, name: str, base: LockedBase, *, called: str) -> LockedTools:
@@ -186,6 +192,7 @@ def _spec(
         export=f"torchkiln base export --tools {name}",
         kind=LockedTools,
         make=lambda: build(name, requested, base, store, environ=environ, report=report),
+        remake=lambda locked: remade(locked, base, store, environ=environ, report=report),
         read=lambda blob, encoded, called: _read(blob, encoded, name, base, called=called),
         key=key,
     )

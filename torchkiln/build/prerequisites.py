@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.base import artefact, tools
+from torchkiln.base.remake import learn
 from torchkiln.build.cache_claims import build_needs
 from torchkiln.build.cuda_layers import missing_archives
 from torchkiln.build.environment import Environment
@@ -24,6 +25,7 @@ from torchkiln.model.progress import Reporting
 class BaseSources:
     """Files with base and tools, in addition to the cache and the archive."""
 
+    images: Path | None = None  # the folder of locks, which has the packages and effects of the base
     base_file: Path | None = None
     tools_file: Path | None = None
     python_file: Path | None = None  # the layer of a standalone Python
@@ -72,6 +74,10 @@ def provide(
     """
     locked, store = plan.locked, environment.store
     report = Reporting(say=environment.say, observer=environment.observer)
+    if sources.images:
+        learn(sources.images, locked.base, store)
+        if locked.tools:
+            learn(sources.images, locked.tools, store)
     has_base = sources.base_file or store.has_blob(locked.base.digest, locked.base.size)
     complete = has_base and (
         locked.tools is None or sources.tools_file or store.has_blob(locked.tools.digest, locked.tools.size)

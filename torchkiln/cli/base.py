@@ -11,6 +11,7 @@ import click
 from torchkiln.base import archive, artefact, keeping, mmdebstrap, tools
 from torchkiln.base.keeping import package_changes
 from torchkiln.base.recipe import recipe
+from torchkiln.base.remake import commit_effects, learn
 from torchkiln.cli.shared import terminal
 from torchkiln.cli.shared.console import open_cache, progress
 from torchkiln.cli.shared.groups import Group
@@ -71,6 +72,7 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
     if locked is None or (relock and built != locked):
         _say(f"locked in {_write(images, built)}")
         archive.commit_files(images, built, store)
+        commit_effects(images, built, store)
     if locked is not None and built.digest != locked.digest:
         _say(f"differs from the lock ({locked.digest})")
         for change in package_changes(locked.packages, built.packages):
@@ -190,6 +192,7 @@ def _rebuilt(
         return base, artefact.rebuild(recipe(os_name), store, environ=os.environ, locked=base, report=report)
     _check(name)
     below, locked = _locked_base(images, os_name), tools.read_lock(images, os_name, name)
+    learn(images, below, store)
     artefact.ensure(below, store, os_name=os_name, locked_only=True, report=report)
     return locked, tools.rebuild(name, below, store, environ=os.environ, locked=locked, report=report)
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torchkiln.base import archive, artefact, tools
 from torchkiln.base.recipe import recipe
+from torchkiln.base.remake import commit_effects, learn
 from torchkiln.lock.request import System
 from torchkiln.matrix.facts import Facts
 from torchkiln.model.cell import PythonArchive, Resolution
@@ -89,6 +90,7 @@ class Systems:
                     )
                 artefact.write_lock(self._images, base)
                 archive.commit_files(self._images, base, self._store)
+                commit_effects(self._images, base, self._store)
             self._bases[os_name] = base
         return self._bases[os_name]
 
@@ -106,6 +108,7 @@ class Systems:
         if (base.os, name) not in self._tools:
             found = tools.read_lock(self._images, base.os, name)
             if found is None or found.base != base.digest:
+                learn(self._images, base, self._store)
                 with self._report() as report:
                     artefact.ensure(base, self._store, os_name=base.os, locked_only=True, report=report)
                     found = tools.rebuild(
@@ -113,5 +116,6 @@ class Systems:
                     )
                 tools.write_lock(self._images, found)
                 archive.commit_files(self._images, found, self._store)
+                commit_effects(self._images, found, self._store)
             self._tools[base.os, name] = found
         return self._tools[base.os, name]

@@ -119,6 +119,14 @@ DebSource = Annotated[
         description='the source of a Debian package, "gcc-12 (12.2.0-14)"',
     ),
 ]
+DebPath = Annotated[
+    str,
+    Meta(
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9.+~:%_-]*/)+[A-Za-z0-9][A-Za-z0-9.+~:%_-]*\.deb$",
+        max_length=500,
+        description='a path below the address of an archive, "pool/main/t/tini/tini_0.19.0-1_amd64.deb"',
+    ),
+]
 # apt-get removes a package if its name or version ends in "-" on the command line.
 AptPackage = Annotated[
     str,

@@ -131,6 +131,13 @@ class DebFile:
     source: fields.DebSource
     size: fields.Bytes
     sha256: fields.Sha256
+    path: fields.DebPath | None = None  # below the archive's address; None: not recorded
+    security: bool = False  # whether the security archive has it
+
+    @property
+    def filename(self) -> str:
+        """The name that apt gives to the file: "git_1%3a2.39.5-0+deb12u2_amd64.deb"."""
+        return f"{self.name}_{self.version.replace(':', '%3a')}_{self.architecture}.deb"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +146,8 @@ class BaseFiles:
 
     base: Digest
     debs: tuple[DebFile, ...]  # sorted by name; without those that the archive's index lacks
+    # the Date of each suite's Release file, "20261128T083012Z"
+    dates: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,8 @@ class OperatingSystem:
     glibc: tuple[int, int]  # decides which manylinux wheels fit
     gcc: int  # major version of its default compiler
     oldest_gcc: int  # oldest major version in its archive; an old nvcc needs an older gcc than the default
+    snapshot: str  # address of the archive's snapshots
+    snapshot_parts: tuple[str, str]  # below it, of main and security archive: "debian/", before the time
     docker_base: str  # the FROM of a Dockerfile
     docker_user: str = ""  # a user of docker_base who has the uid 1000 of the image's own user
 
@@ -68,6 +70,8 @@ SYSTEMS: Mapping[str, OperatingSystem] = {
             glibc=(2, 36),
             gcc=12,
             oldest_gcc=11,
+            snapshot="https://snapshot.debian.org/archive",
+            snapshot_parts=("debian/", "debian-security/"),
             docker_base="debian:12-slim",
         ),
         OperatingSystem(
@@ -81,6 +85,8 @@ SYSTEMS: Mapping[str, OperatingSystem] = {
             glibc=(2, 41),
             gcc=14,
             oldest_gcc=12,
+            snapshot="https://snapshot.debian.org/archive",
+            snapshot_parts=("debian/", "debian-security/"),
             docker_base="debian:13-slim",
         ),
         OperatingSystem(
@@ -94,6 +100,8 @@ SYSTEMS: Mapping[str, OperatingSystem] = {
             glibc=(2, 35),
             gcc=11,
             oldest_gcc=9,
+            snapshot="https://snapshot.ubuntu.com/ubuntu",
+            snapshot_parts=("", ""),
             docker_base="ubuntu:22.04",
         ),
         OperatingSystem(
@@ -107,6 +115,8 @@ SYSTEMS: Mapping[str, OperatingSystem] = {
             glibc=(2, 39),
             gcc=13,
             oldest_gcc=9,
+            snapshot="https://snapshot.ubuntu.com/ubuntu",
+            snapshot_parts=("", ""),
             docker_base="ubuntu:24.04",
             docker_user="ubuntu",
         ),

@@ -54,7 +54,10 @@ class BuildContext:
         """
         base = None if base_is_image else _file(self.base, "--base")
         return BaseSources(
-            base_file=base, tools_file=_file(self.tools, "--tools"), locked_only=self.locked_only
+            images=self.images,
+            base_file=base,
+            tools_file=_file(self.tools, "--tools"),
+            locked_only=self.locked_only,
         )
 
     def locked(self, cell: Cell) -> LockedCell:

@@ -1,0 +1,154 @@
+"""Provides .deb files: from the cache, the distribution's archive, or its snapshot service.
+
+The hashes are in the lock, so no source need be trusted.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from torchkiln.base.debs import deb_path
+from torchkiln.base.effects import Effects
+from torchkiln.base.recipe import recipe
+from torchkiln.base.sources import sources_of
+from torchkiln.errors import BadWheel, BuildFailed
+from torchkiln.index.download import Downloader
+from torchkiln.index.session import IndexSession
+from torchkiln.index.settings import index_settings, with_address
+from torchkiln.index.verified import fetch_verified
+from torchkiln.model.index import FileAt
+from torchkiln.model.lock import DebFile
+from torchkiln.model.operating_system import operating_system
+from torchkiln.store.store import Store
+
+VARIABLE = "TORCHKILN_SNAPSHOT"
+OFF = "off"
+_SOURCES = "etc/apt/sources.list"
+_LINE = re.compile(r"^deb (?:\[[^\]]*\] )?(?P<address>\S+) (?P<suite>\S+) ", re.MULTILINE)
+_TIME = "%Y%m%dT%H%M%SZ"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DebSource:
+    """An archive, or a snapshot of one: the addresses of its two parts; "" if unknown."""
+
+    name: str  # in messages
+    main: str
+    security: str
+    alone: bool = False  # whether it gets one request at a time
+
+    def url(self, deb: DebFile) -> str:
+        """The URL of *deb*; "" if it is unknown."""
+        address = self.security if deb.security else self.main
+        return f"{address}/{deb.path}" if address and deb.path else ""
+
+
+def deb_sources(
+    os_name: str, effects: Effects, dates: Mapping[str, str], environ: Mapping[str, str]
+) -> tuple[DebSource, ...]:
+    """The sources of the packages of a base, in the order in which they are asked.
+
+    :param effects: of the base: its sources.list has the addresses that *environ* does not set.
+    :param dates: of the suites from which it was made.
+    :raises ConfigError: a mirror is not a URL.
+    """
+    mirrors = sources_of(recipe(os_name), environ)
+    lists = next((effect.text for effect in effects.changed if effect.path == _SOURCES), "")
+    named = {_is_security(line["suite"]): line["address"] for line in _LINE.finditer(lists)}
+    archive = DebSource(
+        name="archive",
+        main=_url(mirrors.mirror or named.get(False, "")),
+        security=_url(mirrors.security_mirror or named.get(True, "")),
+    )
+    return (archive, *_snapshots(os_name, dates, environ.get(VARIABLE, "")))
+
+
+def _snapshots(os_name: str, dates: Mapping[str, str], setting: str) -> Iterator[DebSource]:
+    """The service imports an archive some hours after its date, so the next day is asked, too."""
+    system = operating_system(os_name)
+    newest = ["", ""]  # of the main and the security archive
+    for suite, date in dates.items():
+        newest[_is_security(suite)] = max(newest[_is_security(suite)], date)
+    if setting == OFF or not all(newest):
+        return
+    for days in (0, 1):
+        main, security = (
+            f"{setting or system.snapshot}/{part}{_later(date, days)}"
+            for part, date in zip(system.snapshot_parts, newest, strict=True)
+        )
+        yield DebSource(name="snapshot", main=main, security=security, alone=True)
+
+
+def _later(date: str, days: int) -> str:
+    return (datetime.strptime(date, _TIME) + timedelta(days=days)).strftime(_TIME)
+
+
+class Debs:
+    """The packages of one base; thread-safe. After a failure, nothing more is downloaded."""
+
+    def __init__(self, sources: Sequence[DebSource], store: Store, environ: Mapping[str, str]) -> None:
+        self._sources, self._store, self._environ = sources, store, environ
+        self._opened: dict[DebSource, _Downloads] = {}
+        self._opening, self._failed = threading.Lock(), threading.Event()
+
+    def path(self, deb: DebFile) -> Path:
+        """The path of *deb* in the cache, downloaded and verified if it is not there.
+
+        :raises BuildFailed: no source has it; the message names the sources.
+        """
+        path = self._store.root / deb_path(deb)
+        if path.is_file() and path.stat().st_size == deb.size:
+            self._store.touch(path)
+            return path
+        tried = []
+        for source in self._sources:
+            if source.url(deb) and not self._failed.is_set():
+                try:
+                    return self._fetched(deb, source, path)
+                except (BadWheel, BuildFailed) as error:
+                    tried.append(f"  {source.name}: {error.message}")
+        self._failed.set()
+        raise BuildFailed("\n".join((f"{deb.filename} (sha256 {deb.sha256}) was not found:", *tried)))
+
+    def _fetched(self, deb: DebFile, source: DebSource, path: Path) -> Path:
+        with self._opening:
+            download = self._opened.setdefault(source, _Downloads(source, self._environ))
+        part = self._store.temporary("deb")
+        try:
+            with self._store.writable(), download.asking if source.alone else nullcontext():
+                fetch_verified(download.fetch, deb, part, on_progress=lambda _: None)
+                return self._store.adopt(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+class _Downloads(Downloader[DebFile]):
+    """Downloads from one source."""
+
+    def __init__(self, source: DebSource, environ: Mapping[str, str]) -> None:
+        settings, addresses = index_settings(environ), [source.main, source.security]
+        for number, address in enumerate(addresses):
+            if address.startswith("http"):
+                settings, addresses[number] = with_address(settings, address, source.name)
+        super().__init__(IndexSession(settings))
+        self._source = replace(source, main=addresses[0], security=addresses[1])
+        self.asking = threading.Lock()
+
+    def _locate(self, file: DebFile, *, fresh: bool) -> FileAt:
+        url = self._source.url(file)
+        return FileAt(filename=file.filename, url=url, size=file.size, sha256=file.sha256)
+
+
+def _is_security(suite: str) -> bool:
+    return suite.endswith("-security")
+
+
+def _url(mirror: str) -> str:
+    """*mirror* as an address to which a path is appended; apt's "copy:" is "file:"."""
+    return re.sub("^copy:", "file:", mirror).rstrip("/")

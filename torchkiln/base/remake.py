@@ -1,0 +1,288 @@
+"""Makes the blob of a base or of tools from packages and effects, and computes these effects.
+
+No script of a package runs, and no program of the host is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from torchkiln.base.archive import read_files, record_files
+from torchkiln.base.deb_archive import Debs, deb_sources
+from torchkiln.base.debs import deb_path
+from torchkiln.base.effects import (
+    LIMIT,
+    Compile,
+    Effects,
+    Form,
+    document,
+    effects_of,
+    from_bytes,
+    of_document,
+    to_bytes,
+    with_effects,
+)
+from torchkiln.base.interpreter import LIBRARIES, Interpreter, extract_python_of, interpreter
+from torchkiln.base.plain_tree import DebPath, Spool, Tree, UnpackRules, plain_tree, tree_of
+from torchkiln.base.recipe import recipe
+from torchkiln.base.tree_tar import layer_tar, mmdebstrap_tar
+from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import BaseFiles, DebFile, LockedBase, LockedTools
+from torchkiln.model.progress import Reporting
+from torchkiln.oci.compression import GZIP
+from torchkiln.oci.encode import encode
+from torchkiln.oci.read_tar import DAMAGED
+from torchkiln.oci.tar_reader import IteratorFile
+from torchkiln.store.store import Store
+from torchkiln.util.files import remove_tree, write_atomic
+from torchkiln.util.strict_json import read_file
+from torchkiln.wheel.bytecode import Compiler, read_pack, write_pack
+
+_COMPILERS = 2
+_RECORDS = "effects"
+_OF_PYTHON = ("usr/bin/python3", "usr/lib/python3", LIBRARIES)
+
+#: The command that starts a Python; the caller appends Python's arguments.
+Start = Callable[[Interpreter], Sequence[str]]
+
+
+def started_plainly(python: Interpreter) -> list[str]:
+    """The command that starts *python* without a sandbox."""
+    return ["env", "-i", *(f"{name}={value}" for name, value in python.env().items()), *python.argv()]
+
+
+def remake(
+    locked: LockedBase | LockedTools,
+    base: LockedBase,
+    files: BaseFiles,
+    effects: Effects,
+    store: Store,
+    *,
+    path_of: DebPath,
+    start: Start = started_plainly,
+) -> None:
+    """Put the blob of *locked* into *store*, made of the packages *files* and their *effects*.
+
+    :param base: *locked* itself, or the base of the tools, whose blob is in *store*.
+    :param path_of: the path of a package's file, which may be downloaded first.
+    :param start: starts the base's Python, which compiles byte-code.
+    :raises BuildFailed: a file cannot be had, or the result is not *locked*.
+    """
+    with _scratch(store) as (folder, spool):
+        try:
+            plain = plain_tree(files.debs, path_of, effects.rules, spool)
+            compiled = _compiling(base, plain if base is locked else None, store, folder, start)
+            tree = with_effects(plain, effects, compiled)
+        except DAMAGED as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise BuildFailed(f"the effects of {locked.digest[:19]} are damaged: {error}") from error
+        temporary = folder / "blob"
+        made = encode(IteratorFile(_tar(tree, effects)), temporary)
+        if made.digest != locked.digest:
+            raise BuildFailed(
+                f"the packages of {locked.os} do not give the locked blob: expected {locked.digest}, got"
+                f" {made.digest}"
+            )
+        store.adopt(temporary, store.blob(locked.digest))
+
+
+def remade(
+    locked: LockedBase | LockedTools,
+    base: LockedBase,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    report: Reporting,
+) -> bool:
+    """Make the blob of *locked* by `remake`, if *store* knows its packages and effects and they can be had.
+
+    :returns: whether *store* has the blob now; if not, the reason was reported.
+    """
+    files, effects = read_files(None, locked, store), read_effects(None, locked, store)
+    of_base = effects if base is locked else read_effects(None, base, store)
+    if files is None or effects is None or of_base is None:
+        return False
+    report.say(f"making {locked.digest[:19]} of {locked.os} from its {len(files.debs)} packages")
+    debs = Debs(deb_sources(locked.os, of_base, files.dates, environ), store, environ)
+    try:
+        remake(locked, base, files, effects, store, path_of=debs.path)
+    except BuildFailed as error:
+        report.say(error.message)
+        return False
+    return True
+
+
+def learn(images: Path, locked: LockedBase | LockedTools, store: Store) -> None:
+    """Record in *store* the packages and effects of *locked* that *images* has.
+
+    :raises ConfigError: a file is malformed.
+    """
+    if files := read_files(images, locked, store):
+        record_files(store, files)
+    if effects := read_effects(images, locked, store):
+        store.put_record(_RECORDS, _name(effects.blob), document(effects))
+
+
+def describe(
+    made: LockedBase | LockedTools,
+    base: LockedBase,
+    debs: Sequence[DebFile],
+    store: Store,
+    *,
+    start: Start = started_plainly,
+) -> Effects | None:
+    """The effects of *made*, whose blob and packages are in *store*; None if these do not describe it."""
+    wanted = recipe(made.os)
+    if not all((store.root / deb_path(deb)).is_file() for deb in debs):
+        return None
+    with _scratch(store) as (folder, spool):
+        finished = _tree_in(made, store, spool)
+        top = finished if made is base else _tree_in(base, store, spool)
+        merged = {
+            path: node.entry.target
+            for path, node in top.items()
+            if node.entry.kind == "link" and "/" not in path
+        }
+        rules = UnpackRules(epoch=wanted.epoch, dpkg_options=wanted.dpkg_options, merged=merged)
+        plain = plain_tree(debs, lambda deb: store.root / deb_path(deb), rules, spool)
+        compiled = _compiling(base, None, store, folder, start)
+        form: Form = "mmdebstrap" if made is base else "layer"
+        effects = effects_of(plain, finished, rules, form=form, blob=made.digest, compiled=compiled)
+        again = encode(IteratorFile(_tar(with_effects(plain, effects, compiled), effects)), folder / "blob")
+    return effects if again.digest == made.digest else None
+
+
+def record_effects(
+    made: LockedBase | LockedTools,
+    base: LockedBase,
+    debs: Sequence[DebFile],
+    store: Store,
+    say: Callable[[str], None],
+) -> None:
+    """Compute the effects of *made*, whose blob and packages are in *store*, and record them there."""
+    if (effects := describe(made, base, debs, store)) is None:
+        say(f"warning: {made.digest[:19]} cannot be made again from its packages: keep a copy of it")
+    else:
+        store.put_record(_RECORDS, _name(effects.blob), document(effects))
+
+
+def read_effects(images: Path | None, found: LockedBase | LockedTools, store: Store) -> Effects | None:
+    """The effects of *found*, from the file beside its lock in *images*, or from *store*; None without them.
+
+    :raises ConfigError: the committed file is malformed.
+    """
+    if images is not None:
+        path = effects_path(images, found)
+        try:
+            committed = from_bytes(read_file(path, LIMIT), str(path))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            hint = f"restore it: git checkout -- {path}"
+            raise ConfigError(f"{path}: {reason}", hint=hint) from error
+        else:
+            if committed.blob == found.digest:
+                return committed
+    record = store.record(_RECORDS, _name(found.digest))
+    try:
+        return of_document(record, "a record of the cache") if record else None
+    except ValueError:  # written by another version of torchkiln
+        return None
+
+
+def commit_effects(images: Path, found: LockedBase | LockedTools, store: Store) -> None:
+    """Write the effects of *found* beside its lock; without effects, delete those of an earlier lock."""
+    path, effects = effects_path(images, found), read_effects(None, found, store)
+    if effects is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomic(path, to_bytes(effects))
+
+
+def effects_path(images: Path, found: LockedBase | LockedTools) -> Path:
+    """The path, below *images*, of the effects of *found*."""
+    name = f"{found.name}-effects" if isinstance(found, LockedTools) else "effects"
+    return images / f"base-{found.os}" / f"{name}.json.gz"
+
+
+def _name(digest: Digest) -> str:
+    return digest.removeprefix("sha256:")
+
+
+@contextmanager
+def _scratch(store: Store) -> Iterator[tuple[Path, Spool]]:
+    """A folder of the cache, and a spool in it; both are deleted at the end."""
+    folder = store.temporary("base")
+    try:
+        with store.writable():
+            folder.mkdir(mode=0o700)
+            with (folder / "spool").open("w+b", buffering=0) as file:
+                yield folder, Spool(file)
+    finally:
+        remove_tree(folder)
+
+
+def _tree_in(artefact: LockedBase | LockedTools, store: Store, spool: Spool) -> Tree:
+    """The tree of the blob of *artefact*.
+
+    :raises BuildFailed: the blob is damaged.
+    """
+    try:
+        with GZIP.open(store.blob(artefact.digest)) as stream:
+            return tree_of(stream, spool)
+    except DAMAGED as error:
+        raise BuildFailed(
+            f"{store.blob(artefact.digest)} is damaged: {error}",
+            hint="run: torchkiln cache verify --repair",
+        ) from error
+
+
+def _tar(tree: Tree, effects: Effects) -> Iterator[bytes]:
+    return mmdebstrap_tar(tree, effects.epoch) if effects.form == "mmdebstrap" else layer_tar(tree)
+
+
+def _compiling(base: LockedBase, tree: Tree | None, store: Store, folder: Path, start: Start) -> Compile:
+    """A function that compiles with the Python of *base*: of its blob in *store*, or of its *tree*."""
+
+    def compiled(sources: Mapping[str, bytes]) -> dict[str, bytes]:
+        if not sources:
+            return {}
+        if tree is None:
+            python = interpreter(base, store)
+        else:
+            python = Interpreter(root=folder / "python", version=base.python)
+            part = {path: node for path, node in tree.items() if path.startswith(_OF_PYTHON)}
+            stream = cast(BinaryIO, IteratorFile(layer_tar(part)))
+            extract_python_of(stream, base.python, python.root)
+        items = sorted(sources.items())
+        shares = [dict(items[number::_COMPILERS]) for number in range(_COMPILERS)]
+        with ThreadPoolExecutor(_COMPILERS) as pool:
+            jobs = [
+                pool.submit(_compiled, share, start(python), folder / f"code{number}")
+                for number, share in enumerate(shares)
+            ]
+            return {path: code for job in jobs for path, code in job.result().items()}
+
+    return compiled
+
+
+def _compiled(sources: Mapping[str, bytes], argv: Sequence[str], output: Path) -> dict[str, bytes]:
+    compiler, pack = Compiler(argv, output), output.with_suffix(".pack")
+    try:
+        for path, data in sources.items():
+            compiler.add(f"/{path}", data)
+        compiler.finish()
+        write_pack(output, pack, compiler.requested)
+        with pack.open("rb") as file:
+            return {code.source.removeprefix("/"): code.content() for code in read_pack(file)}
+    except ValueError as error:
+        raise BuildFailed(f"the base's Python returned invalid byte-code: {error}") from error
+    finally:
+        compiler.kill()
