@@ -118,7 +118,9 @@ class Debs:
 
     def _fetched(self, deb: DebFile, source: DebSource, path: Path) -> Path:
         with self._opening:
-            download = self._opened.setdefault(source, _Downloads(source, self._environ))
+            if source not in self._opened:
+                self._opened[source] = _Downloads(source, self._environ)
+            download = self._opened[source]
         part = self._store.temporary("deb")
         try:
             with self._store.writable(), download.asking if source.alone else nullcontext():
