@@ -76,6 +76,13 @@ def ensure(
     return keeping.ensure(spec, locked, store, file=base_file, locked_only=locked_only, report=report)
 
 
+def present(locked: LockedBase, store: Store, *, environ: Mapping[str, str]) -> LockedBase:
+    """The base that `ensure` returns for *locked*, if *store* has its blob; else *locked*. Makes nothing."""
+    if store.has_blob(locked.digest, locked.size):
+        return locked
+    return keeping.rebuilt(_spec(recipe(locked.os), store, environ, UNREPORTED), locked, store) or locked
+
+
 def rebuild(
     wanted: BaseRecipe,
     store: Store,

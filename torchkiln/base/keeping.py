@@ -87,7 +87,7 @@ def ensure(
             return locked, ()
         if fits and spec.remake(locked):
             return locked, ()
-        found = _rebuilt(spec, locked, store)
+        found = rebuilt(spec, locked, store)
         if found is None:
             report.say(f"the locked {spec.description} is not in the cache; building it from the archive")
             found = spec.make()
@@ -99,7 +99,7 @@ def ensure(
         raise BuildFailed(
             f"the {spec.description} does not match the lock {locked.digest}; in the archive now:\n"
             + "\n".join(f"  {change}" for change in changes),
-            hint=f"provide the locked one with {spec.option}, or {_NEWER}",
+            hint=f"{_NEWER}; or provide the locked one with {spec.option}",
         )
     return found, changes
 
@@ -223,7 +223,8 @@ def _schema(name: str) -> dict[str, Any]:
     }
 
 
-def _rebuilt(spec: ArtefactSpec[Artefact], locked: Artefact, store: Store) -> Artefact | None:
+def rebuilt(spec: ArtefactSpec[Artefact], locked: Artefact, store: Store) -> Artefact | None:
+    """An earlier rebuild for the lock *locked*; None: *store* has none."""
     record = store.record(_REBUILT, spec.key(locked))
     if record is None:
         return None

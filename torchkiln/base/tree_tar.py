@@ -28,7 +28,7 @@ def mmdebstrap_tar(tree: Tree, epoch: int) -> Iterator[bytes]:
         if path == "dev":
             continue
         node = tree[path]
-        head = _gnu_header(node.entry)
+        head = _gnu_header(node.entry, epoch)
         size += len(head) + node.entry.size + -node.entry.size % BLOCK
         yield head
         if node.entry.kind == "file":
@@ -64,7 +64,7 @@ def _info(entry: TarEntry, name: str) -> tarfile.TarInfo:
     return info
 
 
-def _gnu_header(entry: TarEntry) -> bytes:
+def _gnu_header(entry: TarEntry, epoch: int) -> bytes:
     """The header of *entry*, after an extended header if its path is not ASCII, or a text is long."""
     name = f"./{entry.path}" + "/" * (entry.kind == "folder" and entry.path != "")
     target = f"./{entry.target}" if entry.kind == "hard link" else entry.target
@@ -75,7 +75,7 @@ def _gnu_header(entry: TarEntry) -> bytes:
     head = b""
     if extended:
         folder, _, last = name.rstrip("/").rpartition("/")
-        head = _block(f"{folder}/PaxHeaders/{last}", 0o644, 0, 0, len(extended), entry.mtime, b"x")
+        head = _block(f"{folder}/PaxHeaders/{last}", 0o644, 0, 0, len(extended), epoch, b"x")
         head += extended + padding(len(extended))
     size = entry.size if entry.kind == "file" else 0
     return head + _block(

@@ -142,7 +142,8 @@ def export(file: Path, os_name: str, name: str | None, images: Path) -> None:
     if not store.has_blob(locked.digest, locked.size):
         raise BuildFailed(
             f"the locked {f'tools layer {name}' if name else 'base'} of {os_name} is not in the cache",
-            hint=f"run: torchkiln base build --os {os_name}{f' --tools {name}' if name else ''}",
+            hint="run: torchkiln build TAG --locked; if the locked packages cannot be had:"
+            " torchkiln lock TAG --upgrade-base",
         )
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:

@@ -34,8 +34,8 @@ class Pythons(Protocol):
 class Systems:
     """The locked bases in *images*; with *upgrade* they are rebuilt.
 
-    If *images* has no lock of a base, torchkiln's own lock of that base is copied; if torchkiln has none, the
-    base is built.
+    If *images* has no lock of a base, torchkiln's own lock of that base is copied; if torchkiln has none, or
+    that base cannot be had, a base is built.
 
     :param pythons: makes the layers of standalone Pythons.
     """
@@ -81,27 +81,39 @@ class Systems:
     def _base(self, os_name: str) -> LockedBase:
         if os_name not in self._bases:
             base = artefact.read_lock(self._images, os_name)
-            if base is None and not self._upgrade:
-                base = self._copied(os_name)
             if base is None or self._upgrade:
-                with self._report() as report:
-                    base = artefact.rebuild(
-                        recipe(os_name), self._store, environ=self._environ, locked=base, report=report
-                    )
-                artefact.write_lock(self._images, base)
-                archive.commit_files(self._images, base, self._store)
-                commit_effects(self._images, base, self._store)
+                own = None if self._upgrade else artefact.read_lock(IMAGES, os_name)
+                base = self._new(os_name, base) if own is None else self._own(own)
             self._bases[os_name] = base
         return self._bases[os_name]
 
-    def _copied(self, os_name: str) -> LockedBase | None:
-        """torchkiln's own lock of the base, copied with the locks of its tools; None: torchkiln has none."""
-        folder = artefact.lock_path(IMAGES, os_name).parent
-        if not folder.is_dir():
-            return None
-        for path in sorted(folder.glob("*.json")):
+    def _new(self, os_name: str, present: LockedBase | None) -> LockedBase:
+        """The base of the archive's present packages, locked."""
+        with self._report() as report:
+            base = artefact.rebuild(
+                recipe(os_name), self._store, environ=self._environ, locked=present, report=report
+            )
+        return self._written(base)
+
+    def _own(self, own: LockedBase) -> LockedBase:
+        """torchkiln's *own* lock of a base and those of its tools; if the base cannot be had, a new lock."""
+        learn(IMAGES, own, self._store)
+        with self._report() as report:
+            base, changes = artefact.ensure(
+                own, self._store, os_name=own.os, environ=self._environ, report=report
+            )
+        if changes:
+            return self._written(base)
+        folder = artefact.lock_path(IMAGES, own.os).parent
+        for path in sorted(folder.iterdir()):
             write_atomic(self._images / folder.name / path.name, path.read_bytes())
-        return artefact.read_lock(self._images, os_name)
+        return base
+
+    def _written(self, base: LockedBase) -> LockedBase:
+        artefact.write_lock(self._images, base)
+        archive.commit_files(self._images, base, self._store)
+        commit_effects(self._images, base, self._store)
+        return base
 
     def _tools_on(self, base: LockedBase, name: str) -> LockedTools:
         """The locked tools *name* on *base*; built if they are missing or made for another base."""

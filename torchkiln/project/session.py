@@ -9,6 +9,7 @@ from pathlib import Path
 
 from packaging.tags import Tag
 
+from torchkiln.base import artefact
 from torchkiln.errors import BadWheel, BuildFailed, Stale, Unresolvable
 from torchkiln.index.choose import tags_of
 from torchkiln.index.download import Downloads
@@ -16,6 +17,7 @@ from torchkiln.index.local import required_by_name
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.lock.choice import record_of
 from torchkiln.lock.folder import LockFolder
+from torchkiln.lock.lock import on_base
 from torchkiln.lock.request import kept_versions
 from torchkiln.lock.session import date_of
 from torchkiln.matrix.tags import tag_of
@@ -115,7 +117,7 @@ def lock_folder(
     keep_own_wheels(found.lock, request.folder, index.pages)
     lock = _with_allowed(found.lock, request, previous)
     _fetch(lock.wheels, index, report.say)
-    unread = require_fitting(lock, parent, store)
+    unread = require_fitting(lock, _on_present_base(parent, store, environ), store)
     versions = [(wheel.name, wheel.version) for wheel in lock.wheels]
     yanked = tuple((*one, index.yanked[one]) for one in versions if one in index.yanked)
     return with_packages(
@@ -127,6 +129,11 @@ def lock_folder(
         environ=environ,
         report=report,
     )
+
+
+def _on_present_base(parent: LockedCell, store: Store, environ: Mapping[str, str]) -> LockedCell:
+    """*parent* on the base that the cache has for it, which need not be the locked one."""
+    return on_base(parent, artefact.present(parent.base, store, environ=environ), parent.tools)
 
 
 def _with_allowed(lock: ProjectLock, request: ProjectRequest, previous: ProjectLock | None) -> ProjectLock:

@@ -71,10 +71,15 @@ def summary(build: BuildResult) -> None:
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in build.seconds)
     lines = [f"time: {stages}"]
     if image.base_moved:
-        lines.append("base newer than the lock: " + "; ".join(image.base_moved))
+        lines.append(moved(image.base_moved))
     for line in lines:
         click.echo(paragraph(line, err=True), err=True)
     click.echo(f"{image.tag}: {image.manifest} in {image.layout}", err=True)
+
+
+def moved(changes: Sequence[str]) -> str:
+    """Why the digest is not that of the committed lock: the *changes* of the base's packages."""
+    return f"the base is not the locked one, so the digest is not that of the lock: {'; '.join(changes)}"
 
 
 def numbers(build: BuildResult) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class DockerBuilder:
         context.say(f"built in {engine.host} ({engine.kind} {engine.version}): {', '.join(built.names)}")
         context.say("time: " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in built.seconds))
         if built.base_moved:
-            context.say("base newer than the lock: " + "; ".join(built.base_moved))
+            context.say(console.moved(built.base_moved))
         return context.trust_of(locked) | {
             "tag": built.tag,
             "digest": built.digest,
