@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import marshal
 import os
@@ -47,7 +48,7 @@ RULES = UnpackRules(epoch=EPOCH, dpkg_options=(), merged={})
 @contextmanager
 def spool() -> Iterator[Spool]:
     with tempfile.TemporaryFile(buffering=0) as file:
-        yield Spool(file)  # type: ignore[arg-type]
+        yield Spool(file)
 
 
 def unpacked(
@@ -104,11 +105,22 @@ VALID = Package(name="one", files={"file": Entry(data=bytes(1000))}).deb()
 def test_a_malformed_package_is_refused(tmp_path: Path, data: bytes, reason: str) -> None:
     (tmp_path / "one.deb").write_bytes(data)
 
+    deb = replace(Package(name="one").file(), sha256=hashlib.sha256(data).hexdigest())
     with (
-        pytest.raises(BuildFailed, match=f"one_1.0: not a valid .deb file: .*{reason}"),
-        open_deb(tmp_path / "one.deb", "one_1.0") as (_, tar),
+        pytest.raises(BuildFailed, match=f"one_1.0_amd64.deb: not a valid .deb file: .*{reason}"),
+        open_deb(tmp_path / "one.deb", deb) as (_, tar),
     ):
         list(pieces_of(tar))
+
+
+def test_other_bytes_than_the_locked_ones_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.deb").write_bytes(VALID)
+
+    with (
+        pytest.raises(BuildFailed, match="checksum mismatch: sha256 "),
+        open_deb(tmp_path / "one.deb", Package(name="one").file()),
+    ):
+        pass
 
 
 def test_a_package_that_unpacks_to_too_much_is_refused(
@@ -340,8 +352,8 @@ def test_the_tar_is_that_of_gnu_tar(tmp_path: Path) -> None:
     (root / "etc/to").symlink_to("ü")
     (root / "usr/bin/a").chmod(0o4755)
     (root / "tmp").mkdir(mode=0o777)
-    for path in (root, *root.rglob("*")):
-        os.utime(path, (EPOCH - 5, EPOCH - 5), follow_symlinks=False)
+    for place in (root, *root.rglob("*")):
+        os.utime(place, (EPOCH - 5, EPOCH - 5), follow_symlinks=False)
     os.utime(root / "etc/b", (EPOCH + 100, EPOCH + 100))
     options = ["--sort=name", f"--mtime=@{EPOCH}", "--clamp-mtime", "--numeric-owner", "--one-file-system"]
     options += ["--format=pax", "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime"]

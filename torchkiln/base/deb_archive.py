@@ -21,7 +21,7 @@ from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.download import Downloader
 from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import index_settings, with_address
-from torchkiln.index.verified import fetch_verified
+from torchkiln.index.verified import fetch_verified, verify
 from torchkiln.model.index import FileAt
 from torchkiln.model.lock import DebFile
 from torchkiln.model.operating_system import operating_system
@@ -103,9 +103,13 @@ class Debs:
         :raises BuildFailed: no source has it; the message names the sources.
         """
         path = self._store.root / deb_path(deb)
-        if path.is_file() and path.stat().st_size == deb.size:
-            self._store.touch(path)
-            return path
+        if path.is_file():
+            try:
+                verify(deb, path)
+                self._store.touch(path)
+                return path
+            except BadWheel:
+                path.unlink(missing_ok=True)
         tried = []
         for source in self._sources:
             if source.url(deb) and not self._failed.is_set():

@@ -7,6 +7,7 @@ xz or zstd, or not at all.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import lzma
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from torchkiln.errors import BuildFailed
+from torchkiln.model.lock import DebFile
 from torchkiln.oci.opening import bounded
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.oci.tar_reader import TarEntry, TarReader, most_unpacked, pieces_of
@@ -46,13 +48,16 @@ class ControlFile:
 
 
 @contextmanager
-def open_deb(path: Path, name: str) -> Iterator[tuple[dict[str, ControlFile], BinaryIO]]:
-    """The control files of the .deb file *path*, by name, and the tar of its files; messages call it *name*.
+def open_deb(path: Path, deb: DebFile) -> Iterator[tuple[dict[str, ControlFile], BinaryIO]]:
+    """The control files of *deb* at *path*, by name, and the tar of its other files.
 
-    :raises BuildFailed: it is not a .deb file, or is damaged, also while the tar is read.
+    :raises BuildFailed: its hash differs, or it is not a valid .deb file, also while the tar is read.
     """
     try:
-        members = dict(_members(path.read_bytes()))
+        data = path.read_bytes()
+        if (found := hashlib.sha256(data).hexdigest()) != deb.sha256:
+            raise ValueError(f"checksum mismatch: sha256 {found}, {deb.sha256} in the lock")
+        members = dict(_members(data))
         control = _tar_of(members, "control.tar")
         files = {}
         reader = TarReader(pieces_of(control))
@@ -64,7 +69,7 @@ def open_deb(path: Path, name: str) -> Iterator[tuple[dict[str, ControlFile], Bi
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the file
             raise
         raise BuildFailed(
-            f"{name}: not a valid .deb file: {error}", hint="run: torchkiln cache verify --repair"
+            f"{deb.filename}: not a valid .deb file: {error}", hint="run: torchkiln cache verify --repair"
         ) from error
 
 

@@ -157,7 +157,7 @@ def _nodes(
 ) -> Iterator[tuple[str, Node]]:
     """Every path that dpkg creates for *deb*, with its node."""
     listed = []
-    with open_deb(file, deb.filename) as (control, data):
+    with open_deb(file, deb) as (control, data):
         tar = TarReader(pieces_of(data))
         for entry in tar:
             listed.append(f"/{entry.path}" if entry.path else "/.")
