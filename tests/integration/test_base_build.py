@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -19,10 +20,12 @@ import pytest
 
 from tests.engine.registry import free_port
 from tests.needs import needs_mmdebstrap
-from torchkiln.base import artefact, mmdebstrap
+from torchkiln.base import archive, artefact, mmdebstrap
+from torchkiln.base.effects import to_bytes
 from torchkiln.base.interpreter import interpreter
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import EPOCH, recipe
+from torchkiln.base.remake import commit_effects, read_effects
 from torchkiln.base.sources import variables
 from torchkiln.build.confined import ConfinedPython
 from torchkiln.errors import BuildFailed
@@ -137,6 +140,90 @@ def test_its_empty_environment_belongs_to_its_own_python(fresh: tuple[LockedBase
 
     assert inside["bin/python3"].linkname == "/usr/bin/python3"
     assert [name for name in inside if name.startswith("lib/python3.11/site-packages/")] == []
+
+
+_REMAKE = """
+import json, os, shutil, sys
+from pathlib import Path
+sys.path[:0] = json.loads(sys.argv[1])
+from torchkiln.base.archive import read_files
+from torchkiln.base.artefact import read_lock
+from torchkiln.base.debs import deb_path
+from torchkiln.base.remake import read_effects, remake
+from torchkiln.store.store import Store
+images, debs, store = (Path(path) for path in sys.argv[2:])
+store = Store(store)
+base = read_lock(images, "debian12") or read_lock(images, "debian13")
+files, effects = read_files(images, base, store), read_effects(images, base, store)
+remake(base, base, files, effects, store, path_of=lambda deb: debs / deb_path(deb))
+tools = ("mmdebstrap", "apt-get", "dpkg", "dpkg-deb", "tar", "chroot")
+found = [name for name in tools if shutil.which(name)]
+print(json.dumps({"made": store.has_blob(base.digest, base.size), "uid": os.getuid(), "found": found}))
+"""
+
+
+def remade(base: LockedBase, store: Store, folder: Path) -> None:
+    """Make *base* again as user nobody, with an empty PATH and no user namespaces, in an empty cache.
+
+    mmdebstrap is the oracle: the blob must have the digest of its tar.
+    """
+    artefact.write_lock(folder / "images", base)
+    archive.commit_files(folder / "images", base, store)
+    commit_effects(folder / "images", base, store)
+    cache, debs = folder / "cache", folder / "debs"
+    shutil.copytree(store.root / "debs", debs / "debs")
+    cache.mkdir()
+    packages = folder / "packages"
+    for path in filter(None, map(Path, sys.path)):
+        if path.name == "site-packages":
+            shutil.copytree(path, packages, dirs_exist_ok=True, symlinks=True)
+    shutil.copytree(ROOT / "torchkiln", packages / "torchkiln", dirs_exist_ok=True)
+    for place in (folder, *folder.parents):
+        if place.is_relative_to(tempfile.gettempdir()) and place.owner() == "root":
+            place.chmod(place.stat().st_mode | 0o011)
+    for place in (packages, debs, folder / "images"):
+        subprocess.run(["chmod", "-R", "a+rX", place], check=True)
+    subprocess.run(["chown", "-R", "65534:65534", cache], check=True)
+    python = Path("/usr/bin/python3")  # this user cannot read root's
+    if not python.is_file():
+        pytest.skip(f"{python} is missing: apt-get install python3")
+    argv = [str(python), "-I", "-B", "-c", _REMAKE, json.dumps([str(packages)])]
+    ran = subprocess.run(
+        [*argv, str(folder / "images"), str(debs), str(cache)],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        env={"PATH": "/nowhere", "TORCHKILN_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {"made": True, "uid": 65534, "found": []}
+
+
+@pytest.mark.network
+@needs_mmdebstrap
+def test_packages_and_effects_give_the_tar_of_mmdebstrap(
+    fresh: tuple[LockedBase, Store], tmp_path: Path
+) -> None:
+    base, store = fresh
+    effects = read_effects(None, base, store)
+    assert effects is not None, "the effects do not describe the base"
+    assert len(to_bytes(effects)) < 1 << 20
+    codes = [effect for effect in effects.changed if effect.kind == "byte-code"]
+    assert len(codes) > 600  # not in the file: they are compiled again
+
+    remade(base, store, tmp_path)
+
+
+@pytest.mark.network
+@needs_mmdebstrap
+def test_the_base_of_debian_13_is_made_from_its_packages(tmp_path: Path) -> None:
+    store = Store(tmp_path / "locking")
+    base = build(recipe("debian13"), store, environ=os.environ)
+
+    remade(base, store, tmp_path / "again")
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["in a sandbox", "without one"])

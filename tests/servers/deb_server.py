@@ -63,6 +63,7 @@ class DebServer(InBackground):
             def log_message(self, format: str, *args: object) -> None: ...
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_port
 
     def url(self, path: str = "") -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/{path}"
+        return f"http://127.0.0.1:{self.port}/{path}"

@@ -53,7 +53,12 @@ Start = Callable[[Interpreter], Sequence[str]]
 
 def started_plainly(python: Interpreter) -> list[str]:
     """The command that starts *python* without a sandbox."""
-    return ["env", "-i", *(f"{name}={value}" for name, value in python.env().items()), *python.argv()]
+    return [
+        "/usr/bin/env",
+        "-i",
+        *(f"{name}={value}" for name, value in python.env().items()),
+        *python.argv(),
+    ]
 
 
 def remake(
