@@ -120,20 +120,25 @@ def test_a_note_keeps_files_that_the_archive_deleted() -> None:
     assert merged(None, now) == now
 
 
-def test_the_base_is_unchanged_and_apts_lists_are_copied_out() -> None:
-    """mmdebstrap gets one more hook, which runs last and copies apt's lists to a folder outside the base."""
+def test_the_base_is_unchanged_and_lists_and_packages_are_copied_out() -> None:
+    """mmdebstrap gets two more hooks, which run last and copy to folders outside the base."""
     plain = command(recipe("debian12"), {}, unprivileged=False)
-    place = Scratch(env={}, lists=Path("/tmp/x y"), keyring=Path(recipe("debian12").keyring))
+    place = Scratch(
+        env={}, lists=Path("/tmp/x y"), debs=Path("/tmp/d"), keyring=Path(recipe("debian12").keyring)
+    )
     noted = command(recipe("debian12"), {}, unprivileged=False, place=place)
 
     more = [argument for argument in noted if argument not in plain]
-    assert more == ["--customize-hook=sync-out /var/lib/apt/lists '/tmp/x y'"]
+    assert more == [
+        "--customize-hook=sync-out /var/lib/apt/lists '/tmp/x y'",
+        "--customize-hook=sync-out /var/cache/apt/archives /tmp/d",
+    ]
     assert [argument for argument in noted if argument not in more] == plain
-    assert [argument for argument in noted if "-hook=" in argument][-1] == more[0]
+    assert [argument for argument in noted if "-hook=" in argument][-2:] == more
 
 
 def test_reading_the_archive_installs_nothing() -> None:
-    place = Scratch(env={}, lists=Path("/tmp/x"), keyring=Path("/tmp/keys"))
+    place = Scratch(env={}, lists=Path("/tmp/x"), debs=Path("/tmp/d"), keyring=Path("/tmp/keys"))
     bare = command(recipe("debian12"), {}, unprivileged=False, place=place, bare=True)
 
     assert "--variant=custom" in bare

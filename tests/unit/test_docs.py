@@ -149,12 +149,14 @@ def test_variables_that_the_code_reads_are_in_its_page(places: tuple[str, ...], 
 # /home/user exists in every image.
 _PATH_OF_A_MACHINE = re.compile(r"(?<![\w.$}/-])/(?:home(?!/user/)|Users|mnt|media|work)/[a-z]\w*/")
 _HOST = re.compile(r"https?://(?P<host>[A-Za-z0-9.-]+)")
-# Hosts of specifications, the two public servers that a user may have to set, names reserved for
+# Hosts of specifications, the two public servers that a user may have to set, the snapshot services of the
+# distributions, names reserved for
 # examples (or without a dot), this machine, and issuers for CI jobs.
 _FREE_HOSTS = re.compile(
     r"[a-z0-9-]+|(.*\.)?(example|test|invalid|localhost)(\.(com|org|net))?|127\.0\.0\.1|json-schema\.org"
     r"|keepachangelog\.com|www\.w3\.org|www\.apache\.org|in-toto\.io|slsa\.dev|sigstore\.dev|spdx\.dev"
     r"|spdx\.org|cyclonedx\.org|git-lfs\.github\.com|download\.pytorch\.org|developer\.download\.nvidia\.com|token\.actions\.githubusercontent\.com"
+    r"|snapshot\.debian\.org|snapshot\.ubuntu\.com"
 )
 
 # Public mirrors, only in the preset file and in pages and tests about it. Each also has subdomains.

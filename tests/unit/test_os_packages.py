@@ -155,7 +155,7 @@ def test_eight_changes_of_the_image_are_named(tmp_path: Path, count: int, more: 
 
 
 def argv(tmp_path: Path, onto: ExistingBase) -> list[str]:
-    place = Scratch(env={}, lists=tmp_path / "lists", keyring=tmp_path / "keys.gpg")
+    place = Scratch(env={}, lists=tmp_path / "lists", debs=tmp_path / "debs", keyring=tmp_path / "keys.gpg")
     return command(recipe("debian12"), {}, unprivileged=False, place=place, onto=onto)
 
 

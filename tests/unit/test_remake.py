@@ -126,7 +126,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
         files = BaseFiles(base=base.digest, debs=debs, dates=DATES)
         locking, images = Store(tmp_path / "locking"), tmp_path / "images"
         record_files(locking, files)
-        locking.put_record("effects", base.digest.removeprefix("sha256:"), document(effects))
+        locking.put_record("base-effects", base.digest.removeprefix("sha256:"), document(effects))
         artefact.write_lock(images, base)
         artefact_files(images, base, locking)
         yield Scene(server, Store(tmp_path / "cache"), images, base, files)

@@ -131,14 +131,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
     """A publisher with a built image. Tests change only copies of it."""
     publisher = new_publisher(tmp_path_factory.mktemp("built") / "publisher", suite_with)
     found = publisher.build()
-    assert image_and_lock(TAG, publisher.layout, publisher.folder / "images")[0] == found
+    assert image_and_lock(TAG, publisher.layout, publisher.folder / "images", publisher.store)[0] == found
     return publisher
 
 
 @pytest.fixture
 def scene(built: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmokeScene:
     publisher = Publisher(folder=shutil.copytree(built.folder, tmp_path / "publisher", symlinks=True))
-    image, _, locked = image_and_lock(TAG, publisher.layout, publisher.folder / "images")
+    image, _, locked = image_and_lock(TAG, publisher.layout, publisher.folder / "images", publisher.store)
     host_event = host() | {"event": "host", "image_json_sha256": account_of(image)}
     runtime, recorder = Scripted(json_lines(host_event, *map(event, BELOW), {"event": "end"})), Recorder()
     monkeypatch.setitem(RUNTIMES, "scripted", runtime)  # type: ignore[arg-type]

@@ -172,7 +172,9 @@ def command(
     if onto and onto.queries:
         sources = copying(sources)
     setup, restore = _mirror_hooks(sources)
-    copies = (("/var/lib/apt/lists", place.lists), (DEBS, place.debs)) if place else ()
+    downloads = not bare and not (onto and (onto.debs or onto.queries))
+    copies = [("/var/lib/apt/lists", place.lists)] if place else []
+    copies += [(DEBS, place.debs)] if place and downloads else []
     copy_out = tuple(f"sync-out {inside} {shlex.quote(str(outside))}" for inside, outside in copies)
     variant, packages, hooks = "minbase", recipe.packages, recipe.hooks
     if bare:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from torchkiln.base.archive import read_files, record_files
-from torchkiln.base.deb_archive import Debs, deb_sources
 from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import (
     LIMIT,
@@ -44,7 +43,7 @@ from torchkiln.util.strict_json import read_file
 from torchkiln.wheel.bytecode import Compiler, read_pack, write_pack
 
 _COMPILERS = 2
-_RECORDS = "effects"
+_RECORDS = "base-effects"
 _OF_PYTHON = ("usr/bin/python3", "usr/lib/python3", LIBRARIES)
 
 #: The command that starts a Python; the caller appends Python's arguments.
@@ -109,6 +108,8 @@ def remade(
 
     :returns: whether *store* has the blob now; if not, the reason was reported.
     """
+    from torchkiln.base.deb_archive import Debs, deb_sources  # imported here because it loads slowly
+
     files, effects = read_files(None, locked, store), read_effects(None, locked, store)
     of_base = effects if base is locked else read_effects(None, base, store)
     if files is None or effects is None or of_base is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torchkiln.base.plain_tree import Tree, order
 from torchkiln.oci.tar import BLOCK, END, padding
@@ -75,12 +76,9 @@ def _gnu_header(entry: TarEntry, epoch: int) -> bytes:
     head = b""
     if extended:
         folder, _, last = name.rstrip("/").rpartition("/")
-        head = _block(f"{folder}/PaxHeaders/{last}", 0o644, 0, 0, len(extended), epoch, b"x")
-        head += extended + padding(len(extended))
-    size = entry.size if entry.kind == "file" else 0
-    return head + _block(
-        name, entry.mode, entry.uid, entry.gid, size, entry.mtime, _KINDS[entry.kind], target
-    )
+        about = replace(entry, mode=0o644, uid=0, gid=0, size=len(extended), mtime=epoch)
+        head = _block(f"{folder}/PaxHeaders/{last}", "", about, b"x") + extended + padding(len(extended))
+    return head + _block(name, target, entry, _KINDS[entry.kind])
 
 
 def _is_long(text: str) -> bool:
@@ -96,12 +94,13 @@ def _record(key: str, value: str) -> bytes:
     return str(length).encode() + rest
 
 
-def _block(
-    name: str, mode: int, uid: int, gid: int, size: int, mtime: int, kind: bytes, target: str = ""
-) -> bytes:
+def _block(name: str, target: str, entry: TarEntry, kind: bytes) -> bytes:
+    """A header of the type *kind* with the numbers of *entry*."""
     # GNU tar writes the fields for devices, except in the header of an extended header.
     device = bytes(16) if kind == b"x" else b"0000000\0" * 2
-    head = b"%b%07o\0%07o\0%07o\0%011o\0%011o\0" % (_field(name), mode, uid, gid, size, mtime)
+    size = 0 if kind == tarfile.LNKTYPE else entry.size
+    numbers = (entry.mode, entry.uid, entry.gid, size, entry.mtime)
+    head = b"%b%07o\0%07o\0%07o\0%011o\0%011o\0" % (_field(name), *numbers)
     rest = kind + _field(target) + b"ustar\00000" + bytes(64) + device
     rest = rest.ljust(BLOCK - len(head) - 8, b"\0")
     return b"%b%06o\0 %b" % (head, sum(head) + 8 * 0x20 + sum(rest), rest)

@@ -188,7 +188,7 @@ class _Scan:
         yield from self._folders()
         for name in ("pages", "urls", "metadata", "beside", "own-wheels", "git"):
             yield from self._files(f"records/{name}", ".json", "index pages")
-        for name in ("evidence", "agreed", "contents", "hashes", "effects", "symbols"):
+        for name in ("evidence", "agreed", "contents", "hashes", "effects", "symbols", "locks"):
             yield from self._files(f"records/{name}", ".json", "layer texts")
         yield from self._leftovers()
         for path in sorted(self._root.glob("*")):

@@ -2,9 +2,8 @@
 
     oci-layout  index.json  blobs/sha256/<hex>  locks/<hex of a manifest>.json  .lock
 
-A name is added to index.json only after all blobs of its image are complete, and index.json is replaced
-atomically, under a lock. So an interrupted build changes no name, and parallel builds keep each other's
-names.
+A name is added to index.json, under a lock, only after all blobs of its image are complete. So an interrupted
+build changes no name, and parallel builds keep each other's names.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,9 +103,9 @@ def write_image(
                 with contextlib.suppress(VerificationFailed):
                     _prune(target)
     except OSError as error:
+        hint = "free disk space, or choose another folder with --output"
         raise BuildFailed(
-            f"the layout {layout} cannot be written: {error.strerror or error}",
-            hint="free disk space, or choose another folder with --output",
+            f"the layout {layout} cannot be written: {error.strerror or error}", hint=hint
         ) from error
     return BuiltImage(
         tag=plan.tag,
@@ -185,9 +184,8 @@ class Layout:
 
     def refs(self) -> dict[str, Digest]:
         """Every name in the layout -> the digest of its manifest, in the order of the index."""
-        return {
-            name: Digest(entry["digest"]) for entry in self.entries() if (name := _ref(entry)) is not None
-        }
+        named = ((_ref(entry), Digest(entry["digest"])) for entry in self.entries())
+        return {name: digest for name, digest in named if name is not None}
 
     def image(self, ref: str | None = None) -> ImageOnDisk:
         """The image called *ref* (a name or a manifest digest); without *ref*, the only image of the layout.
@@ -204,9 +202,8 @@ class Layout:
         parsed = self._document(config_digest)
         ids = diff_ids(self.blob(config_digest), parsed)
         if len(ids) != len(layers):
-            raise VerificationFailed(
-                f"{name}: {len(layers)} layers in the manifest, {len(ids)} diff_ids in the config"
-            )
+            counts = f"{len(layers)} layers in the manifest, {len(ids)} diff_ids in the config"
+            raise VerificationFailed(f"{name}: {counts}")
         return ImageOnDisk(
             ref=name,
             manifest=digest,
@@ -277,10 +274,11 @@ class Layout:
         known = f"images: {', '.join(list(refs)[:_LISTED])}{more}" if refs else "the layout contains no image"
         if ref is None:
             if len(set(refs.values())) != 1:
-                found = "several images" if refs else "no image"
-                raise ConfigError(
-                    f"{self.path}: {found} in the layout", hint=f"name one as {self.path}:NAME; {known}"
+                found, hint = (
+                    "several images" if refs else "no image",
+                    f"name one as {self.path}:NAME; {known}",
                 )
+                raise ConfigError(f"{self.path}: {found} in the layout", hint=hint)
             return (name := preferred_name(list(refs)) or ""), refs[name]
         if ref in refs:
             return ref, refs[ref]
@@ -290,7 +288,7 @@ class Layout:
         import difflib
 
         close = difflib.get_close_matches(ref, refs, n=3, cutoff=0.4)
-        hint = "did you mean " + " or ".join(close) + "?" if close else known
+        hint = f"did you mean {' or '.join(close)}?" if close else known
         raise ConfigError(f"{self.path}: no such image: {ref!r}", hint=hint)
 
 
@@ -311,25 +309,21 @@ def _create(path: Path) -> Layout:
     if not (path / "index.json").exists():
         # Dot files are the lock and the temporary files of a killed process.
         if any(e.name not in ("oci-layout", "blobs") and e.name[0] != "." for e in path.iterdir()):
-            raise VerificationFailed(
-                f"{path}: directory is not empty and not an OCI layout",
-                hint="choose another folder with --output",
-            )
+            why, hint = "directory is not empty and not an OCI layout", "choose another folder with --output"
+            raise VerificationFailed(f"{path}: {why}", hint=hint)
         _replace(path / "oci-layout", canonical_json(VERSION))
         _replace(path / "index.json", canonical_json(index_document([])))
     for folder in (path / "blobs", path / "blobs" / "sha256", path / _LOCKS):
         folder.mkdir(mode=0o755, exist_ok=True)
-    check_directory(path / _LOCKS)
+        check_directory(folder)
     return open_layout(path)
 
 
 def _place(source: Path, target: Path, layer: ImageLayer) -> None:
     blob = layer.blob
     if not source.is_file() or source.stat().st_size != blob.size:
-        raise BuildFailed(
-            f"layer {layer.title!r} ({blob.digest}, {blob.size} bytes) is missing or truncated in the cache",
-            hint="build again",
-        )
+        what = f"layer {layer.title!r} ({blob.digest}, {blob.size} bytes)"
+        raise BuildFailed(f"{what} is missing or truncated in the cache", hint="build again")
     if _is_copy(source, target):
         return
     temporary = _neighbour(target)
@@ -347,11 +341,7 @@ def _place(source: Path, target: Path, layer: ImageLayer) -> None:
 
 
 def _is_copy(source: Path, target: Path) -> bool:
-    """Whether *target* is a hard link to *source*, or an unchanged copy of it.
-
-    The size alone is not enough: after a damaged blob of the store was replaced, the layout still has the
-    damaged blob. It has another inode or, if it is a copy, another time.
-    """
+    """Whether *target* is a hard link to *source*, or a copy with its size and time."""
     try:
         stored, placed = source.stat(), target.stat()
     except FileNotFoundError:
@@ -366,7 +356,6 @@ def _replace(path: Path, data: bytes) -> None:
     with contextlib.suppress(OSError):
         if path.read_bytes() == data:
             return
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _neighbour(path)
     try:
         with temporary.open("wb") as out:
@@ -386,21 +375,22 @@ def _neighbour(path: Path) -> Path:
 
 def _prune(layout: Layout) -> int:
     needed = {layout.blob(digest).name for digest in layout.needed()}
-    freed = _sweep(layout)
-    for path in (*(layout.path / "blobs" / "sha256").iterdir(), *(layout.path / _LOCKS).glob("*.json")):
-        if path.name.removesuffix(".json") not in needed:
-            freed += path.lstat().st_size
-            path.unlink()
-    return freed
+    blobs, locks = layout.path / "blobs" / "sha256", layout.path / _LOCKS
+    found = (*blobs.iterdir(), *locks.glob("*.json"))
+    return _sweep(layout) + _deleted(path for path in found if path.name.removesuffix(".json") not in needed)
 
 
 def _sweep(layout: Layout) -> int:
     """Delete leftover temporary files (the caller holds the lock); return the bytes freed."""
+    folders = (layout.path, layout.path / "blobs" / "sha256", layout.path / _LOCKS)
+    return _deleted(path for folder in folders for path in folder.glob(".*.????????"))
+
+
+def _deleted(paths: Iterable[Path]) -> int:
     freed = 0
-    for folder in (layout.path, layout.path / "blobs" / "sha256", layout.path / _LOCKS):
-        for path in folder.glob(".*.????????"):
-            freed += path.lstat().st_size
-            path.unlink()
+    for path in paths:
+        freed += path.lstat().st_size
+        path.unlink()
     return freed
 
 
