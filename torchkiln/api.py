@@ -111,9 +111,8 @@ def build(
     """
     from torchkiln.build.build import BuildOptions
     from torchkiln.build.build import build as build_locked
-    from torchkiln.build.environment import Environment
+    from torchkiln.build.environment import open_environment
     from torchkiln.build.prerequisites import BaseSources
-    from torchkiln.index.lazy import LazyIndex
     from torchkiln.model.progress import Silent
     from torchkiln.oci.owned import demand_own_layout
 
@@ -121,7 +120,7 @@ def build(
     folder, store = _folder(project), _store(project)
     locked = folder.fresh(_cell(cell, folder), os.environ)
     folder.keep(locked)
-    environment = Environment(store=store, fetcher=LazyIndex(store), observer=Silent(), say=project.say)
+    environment = open_environment(store, observer=Silent(), say=project.say)
     options = BuildOptions(
         sources=BaseSources(images=project.images, locked_only=locked_only), layer_format=layer_format
     )
@@ -154,11 +153,10 @@ def build_project(
     :raises BuildFailed: a package is not available as locked, or would change the parent image.
     """
     from torchkiln.build.build import BuildOptions
-    from torchkiln.build.environment import Environment
+    from torchkiln.build.environment import open_environment
     from torchkiln.build.prerequisites import BaseSources
     from torchkiln.build.project import build_project as build_source
     from torchkiln.build.project_source import source_of
-    from torchkiln.index.lazy import LazyIndex
     from torchkiln.matrix.named import cell_named
     from torchkiln.model.progress import Silent
     from torchkiln.oci.owned import demand_own_layout
@@ -185,7 +183,7 @@ def build_project(
         made=lambda _, path: project.say(f"there was no {FILE}: wrote {path}"),
     )
     locks.keep(source.cell)
-    environment = Environment(store=store, fetcher=LazyIndex(store), observer=Silent(), say=project.say)
+    environment = open_environment(store, observer=Silent(), say=project.say)
     options = BuildOptions(sources=BaseSources(images=project.images), layer_format=layer_format)
     layout = project.layout.absolute()
     return build_source(source, locks.matrix, locks.facts, layout, environment, options).built.image
@@ -281,8 +279,8 @@ def verify(
     :raises ConfigError: there is no such image, or a file of *project* or a key is invalid.
     """
     from torchkiln.attest.trust import Trust
-    from torchkiln.publish.connect import open_registry
     from torchkiln.publish.verification import Depth, VerifySession
+    from torchkiln.registry.connect import open_registry
     from torchkiln.registry.reference import parse_reference
     from torchkiln.smoke.suite import load_suite
 

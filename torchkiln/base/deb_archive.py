@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,15 +17,17 @@ from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import Effects
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import sources_of
-from torchkiln.errors import BadWheel, BuildFailed
+from torchkiln.errors import BadWheel, BuildFailed, RegistryError, VerificationFailed
 from torchkiln.index.download import Downloader
 from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import index_settings, with_address
 from torchkiln.index.verified import fetch_verified, verify
 from torchkiln.model.index import FileAt
-from torchkiln.model.lock import DebFile
+from torchkiln.model.lock import DebFile, LockedBase, LockedTools
 from torchkiln.model.operating_system import operating_system
 from torchkiln.store.store import Store
+from torchkiln.vault.places import vaults_of
+from torchkiln.vault.sources import read_from
 
 VARIABLE = "TORCHKILN_SNAPSHOT"
 OFF = "off"
@@ -89,12 +91,24 @@ def _later(date: str, days: int) -> str:
     return (datetime.strptime(date, _TIME) + timedelta(days=days)).strftime(_TIME)
 
 
+def from_vault(locked: LockedBase | LockedTools, store: Store, environ: Mapping[str, str]) -> bool:
+    """Copy the blob of *locked* from a vault into *store*; False if no vault has it."""
+    temporary = store.temporary("base")
+    for vault in vaults_of(environ):
+        with suppress(VerificationFailed, RegistryError):
+            if vault.read(locked.digest, locked.size, temporary, lambda _: None):
+                store.adopt(temporary, store.blob(locked.digest))
+                return True
+    return False
+
+
 class Debs:
     """The packages of one base; thread-safe. After a failure, nothing more is downloaded."""
 
     def __init__(self, sources: Sequence[DebSource], store: Store, environ: Mapping[str, str]) -> None:
         self._sources, self._store, self._environ = sources, store, environ
         self._opened: dict[DebSource, _Downloads] = {}
+        self._vaults = vaults_of(environ)
         self._opening, self._failed = threading.Lock(), threading.Event()
 
     def path(self, deb: DebFile) -> Path:
@@ -110,6 +124,9 @@ class Debs:
                 return path
             except BadWheel:
                 path.unlink(missing_ok=True)
+        part = self._store.temporary("deb")
+        if read_from(self._vaults, deb, part, lambda _: None):
+            return self._store.adopt(part, path)
         tried = []
         for source in self._sources:
             if source.url(deb) and not self._failed.is_set():

@@ -108,8 +108,10 @@ def remade(
 
     :returns: whether *store* has the blob now; if not, the reason was reported.
     """
-    from torchkiln.base.deb_archive import Debs, deb_sources  # imported here because it loads slowly
+    from torchkiln.base.deb_archive import Debs, deb_sources, from_vault  # imported here: it loads slowly
 
+    if from_vault(locked, store, environ):
+        return True
     files, effects = read_files(None, locked, store), read_effects(None, locked, store)
     of_base = effects if base is locked else read_effects(None, base, store)
     if files is None or effects is None or of_base is None:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torchkiln.index.archives import CudaArchives
+from torchkiln.index.lazy import LazyIndex
 from torchkiln.model.layer import Blob
 from torchkiln.model.progress import ArchiveSource, Fetcher, Observer
 from torchkiln.store.store import Store
+from torchkiln.vault import VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,3 +25,27 @@ class Environment:
     archives: ArchiveSource = field(default_factory=lambda: CudaArchives(os.environ))
     say: Callable[[str], None] = lambda _: None
     on_layer: Callable[[Blob], None] = lambda _: None  # called once the blob is in the store
+
+
+def open_environment(
+    store: Store,
+    *,
+    observer: Observer,
+    say: Callable[[str], None] = lambda _: None,
+    on_layer: Callable[[Blob], None] = lambda _: None,
+) -> Environment:
+    """The services with the settings of this process: files come from its vaults, else from its index.
+
+    :raises ConfigError: the name of a vault is invalid.
+    """
+    index: Fetcher = LazyIndex(store)
+    archives: ArchiveSource = CudaArchives(os.environ)
+    if os.environ.get(VARIABLE):
+        from torchkiln.vault.places import vaults_of  # imported here because it loads slowly
+        from torchkiln.vault.sources import VaultArchives, VaultFetcher
+
+        vaults = vaults_of(os.environ)
+        index, archives = VaultFetcher(vaults, index), VaultArchives(vaults, archives)
+    return Environment(
+        store=store, fetcher=index, archives=archives, observer=observer, say=say, on_layer=on_layer
+    )

@@ -20,6 +20,7 @@ from torchkiln.cli.shared.options import (
     mirror_option,
     quiet_option,
     refuse,
+    vault_option,
 )
 from torchkiln.cli.shared.project import ProjectOptions, project_cell, project_options
 from torchkiln.cli.shared.push_to import PushTo, push_to_options
@@ -27,7 +28,6 @@ from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.cli.shared.tables import beside
 from torchkiln.cli.shared.terminal import print_error
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.index.lazy import LazyIndex
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
 from torchkiln.store.root import cache_root
 
@@ -106,6 +106,7 @@ _ONLY = {
 @click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock")
 @click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
 @mirror_option
+@vault_option
 @json_option
 @quiet_option
 @click.pass_context
@@ -235,7 +236,7 @@ class _EmbeddedBuilder:
 
     def build(self, cell: Cell) -> dict[str, Any]:
         from torchkiln.build import build as builder
-        from torchkiln.build.environment import Environment
+        from torchkiln.build.environment import open_environment
         from torchkiln.cli.shared.upload_ahead import uploads_ahead
 
         if self.load:
@@ -259,13 +260,7 @@ class _EmbeddedBuilder:
                 context.matrix,
                 context.facts,
                 self.layout,
-                Environment(
-                    store=store,
-                    fetcher=LazyIndex(store),
-                    observer=observer,
-                    say=context.say,
-                    on_layer=ahead.take,
-                ),
+                open_environment(store, observer=observer, say=context.say, on_layer=ahead.take),
                 options=builder.BuildOptions(sources=context.sources(), layer_format=self.layer_format),
             )
             built, sent = _timed("upload", built, ahead.settled)

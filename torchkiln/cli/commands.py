@@ -17,6 +17,7 @@ SECTIONS = {
         "lock": ("torchkiln.cli.lock", "lock"),
         "render": ("torchkiln.cli.render", "render"),
         "base": ("torchkiln.cli.base", "base"),
+        "vault": ("torchkiln.cli.vault", "vault"),
     },
     "Test": {
         "run": ("torchkiln.cli.run", "run"),

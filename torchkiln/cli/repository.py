@@ -24,8 +24,8 @@ from torchkiln.errors import ConfigError, RegistryError, printable
 from torchkiln.matrix import facts, matrix
 from torchkiln.publish.attached import NOT_VERIFIED
 from torchkiln.publish.catalog import CatalogEntry, catalog
-from torchkiln.publish.connect import open_registry
 from torchkiln.publish.retract import retract
+from torchkiln.registry.connect import open_registry
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository, parse_reference, parse_repository
 from torchkiln.smoke.reuse import TIME

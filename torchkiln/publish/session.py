@@ -24,11 +24,11 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.publish.connect import open_registry
 from torchkiln.publish.licence import demand_licence
 from torchkiln.publish.names import demand_same, names_of, names_of_project
 from torchkiln.publish.publish import PreparedImage, PublishedImage, publish
 from torchkiln.publish.source import source_of
+from torchkiln.registry.connect import open_registry
 from torchkiln.registry.history import History
 from torchkiln.registry.push import JOBS, PushOptions
 from torchkiln.registry.reference import Repository

@@ -53,7 +53,7 @@ class Delivery:
         :raises RegistryError: the upload failed, or the registry reports another digest.
         :raises VerificationFailed: the file does not match its digest; the upload is not completed.
         """
-        if self._is_there(blob):
+        if self.is_there(blob):
             on_progress(blob.size)
             return Delivered(digest=blob.digest, size=blob.size, how="there")
         place: str | None = None
@@ -64,12 +64,14 @@ class Delivery:
                 return Delivered(digest=blob.digest, size=blob.size, how="mounted", source=source)
             if place:
                 break  # the registry began an upload instead, which another mount request would leave unused
-        sent = Upload(
-            self._registry, self._scopes, self._base, blob, place, self._is_there, on_progress
-        ).run()
+        sent = Upload(self._registry, self._scopes, self._base, blob, place, self.is_there, on_progress).run()
         return Delivered(digest=blob.digest, size=blob.size, how="sent", sent=sent)
 
-    def _is_there(self, blob: FileBlob | MemoryBlob) -> bool:
+    def is_there(self, blob: FileBlob | MemoryBlob) -> bool:
+        """Whether the repository has *blob*, by its digest and size.
+
+        :raises RegistryError: the request failed.
+        """
         address = f"{self._base}/{blob.digest}"
         request = HttpRequest(method="HEAD", url=address, what=blob.what, scopes=self._scopes)
         response = self._registry.request(request)

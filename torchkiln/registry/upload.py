@@ -48,7 +48,7 @@ class Upload:
         on_progress: Callable[[int], None],
     ) -> None:
         self._registry, self._scopes, self._base, self._blob = registry, scopes, base, blob
-        self._place, self._is_there, self._on_progress = place, is_there, on_progress
+        self._place, self.is_there, self._on_progress = place, is_there, on_progress
         self._have = 0  # bytes that the registry has
         self._reported = self._sent = self._restarts = 0
         self._failed = False  # whether to read the state of the upload before the next attempt
@@ -67,7 +67,7 @@ class Upload:
     def _attempt(self) -> None:
         if self._failed:
             self._failed = False
-            if self._is_there(self._blob):  # the upload was complete, only the response was lost
+            if self.is_there(self._blob):  # the upload was complete, only the response was lost
                 return
             self._read_state()
         try:

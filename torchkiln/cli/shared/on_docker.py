@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchkiln.build.environment import Environment
+from torchkiln.build.environment import open_environment
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.context import BuildContext
 from torchkiln.docker import build as docker_build
 from torchkiln.docker.build_locked import build_on_docker
 from torchkiln.docker.daemon import Engine, find_engine, load
 from torchkiln.docker.dockerfile import demand_full
-from torchkiln.index.lazy import LazyIndex
 from torchkiln.matrix.tags import aliases_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.image import BuiltImage
@@ -45,7 +44,7 @@ class DockerBuilder:
                 context.matrix,
                 context.facts,
                 engine,
-                Environment(store=store, fetcher=LazyIndex(store), observer=observer, say=context.say),
+                open_environment(store, observer=observer, say=context.say),
                 sources=context.sources(base_is_image=reference is not None),
                 options=docker_build.BuildxOptions(
                     builder=self.builder,

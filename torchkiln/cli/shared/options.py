@@ -16,6 +16,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix import mirrors
 from torchkiln.oci.owned import demand_own_layout
 from torchkiln.util.places import INSTALLED, MATRIX
+from torchkiln.vault import VARIABLE as VAULTS
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 Decorator = Callable[[Any], Any]
@@ -102,6 +103,22 @@ mirror_option = click.option(
     expose_value=False,
     callback=_use_mirror,
     help="use the package index and archives of this public mirror, such as tuna",
+)
+
+
+def _use_vaults(ctx: click.Context, _: click.Parameter, names: tuple[str, ...]) -> None:
+    """Add *names* to TORCHKILN_VAULT for this command, before those of the environment."""
+    if names:
+        ctx.with_resource(_variable(VAULTS, " ".join((*names, os.environ.get(VAULTS, "")))))
+
+
+vault_option = click.option(
+    "--vault",
+    metavar="FOLDER|oci://REPOSITORY",
+    multiple=True,
+    expose_value=False,
+    callback=_use_vaults,
+    help="take files from this vault, before the index and the archive are asked; repeatable",
 )
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchkiln.build.build import BuildOptions
-from torchkiln.build.environment import Environment
+from torchkiln.build.environment import open_environment
 from torchkiln.build.project import BuiltProject, ProjectSource, build_project
 from torchkiln.build.project_source import source_of
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.context import BuildContext
-from torchkiln.index.lazy import LazyIndex
 from torchkiln.lock.folder import LockFolder
 from torchkiln.model.progress import Reporting
 from torchkiln.project.code import ProjectCode
@@ -81,7 +80,7 @@ def build_read(
     store = context.store()
     context.keep(source.cell)
     with console.progress(quiet=context.quiet) as observer:
-        environment = Environment(store=store, fetcher=LazyIndex(store), observer=observer, say=context.say)
+        environment = open_environment(store, observer=observer, say=context.say)
         built = build_project(
             source,
             context.matrix,

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from torchkiln.build.build import BuildOptions
-from torchkiln.build.environment import Environment
+from torchkiln.build.environment import open_environment
 from torchkiln.build.project import BuiltProject, ProjectSource, rebuild_project
 from torchkiln.build.project_source import source_of
 from torchkiln.build.watch import INTERVAL, Rebuilt, WatchedProject, rebuilds
@@ -23,7 +23,6 @@ from torchkiln.cli.shared.push_to import PushTo
 from torchkiln.cli.shared.pushes import Pushes
 from torchkiln.cli.shared.terminal import print_error
 from torchkiln.errors import KilnError
-from torchkiln.index.lazy import LazyIndex
 from torchkiln.lock.folder import LockFolder
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.progress import Silent
@@ -74,7 +73,7 @@ def _watched(
     built: BuiltProject,
 ) -> WatchedProject:
     store = context.store()
-    silent = Environment(store=store, fetcher=LazyIndex(store), observer=Silent(), say=context.say)
+    silent = open_environment(store, observer=Silent(), say=context.say)
 
     def build(found: ProjectSource, before: BuiltProject | None) -> BuiltProject:
         if before is None:

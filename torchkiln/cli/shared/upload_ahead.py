@@ -48,7 +48,7 @@ def uploads_ahead(
     if target is None:
         yield LayerUploads(store)
         return
-    from torchkiln.publish.connect import open_registry
+    from torchkiln.registry.connect import open_registry
     from torchkiln.registry.history import History
     from torchkiln.registry.push import BlobUploads, PushOptions
     from torchkiln.registry.reference import parse_repository

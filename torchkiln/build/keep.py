@@ -1,0 +1,247 @@
+"""Keeps the files of a lock in a vault: its wheels and archives, and the packages of its base and tools.
+
+The lock is an artifact: its config is lock.json, its layers are the files, each with the digest that the lock
+has. It gets its tag last, so an interrupted run leaves no incomplete artifact, and the next run continues.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchkiln.base import archive
+from torchkiln.base.deb_archive import Debs, deb_sources
+from torchkiln.base.effects import to_bytes
+from torchkiln.base.remake import read_effects
+from torchkiln.build.environment import Environment
+from torchkiln.build.fetched import fetched
+from torchkiln.errors import BuildFailed, VerificationFailed
+from torchkiln.lock.file import lock_digest, to_json
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
+from torchkiln.oci.documents import descriptors
+from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
+from torchkiln.util.strict_json import json_of
+from torchkiln.vault.places import Vault
+
+LOCK_TYPE = "application/vnd.torchkiln.lock.v1+json"
+_FILE_TYPE = "application/octet-stream"
+_TITLE = "org.opencontainers.image.title"  # the name under which `oras pull` writes a file
+_STREAMS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptFile:
+    """A file of a lock; `opened` gives its path, after a download if necessary."""
+
+    title: str
+    digest: Digest
+    size: int
+    opened: Callable[[], AbstractContextManager[Path]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """A lock in a vault."""
+
+    tag: str
+    files: int
+    bytes: int
+    added: int  # bytes that were not there before
+
+
+def vault_tag(locked: LockedCell) -> str:
+    """The tag of *locked* in a vault: two locks of one image differ in it."""
+    return f"{tag_of(locked.resolution)}-{lock_digest(locked).removeprefix('sha256:')[:12]}"
+
+
+def keep(locked: LockedCell, vault: Vault, environment: Environment, images: Path) -> Kept:
+    """Copy all files of *locked* to *vault*, unless they are there.
+
+    :param images: the folder of locks, with the packages and effects of the base.
+    :raises BuildFailed: a file cannot be had, or the vault cannot be written.
+    :raises RegistryError: the vault cannot be reached.
+    """
+    files = tuple(_files(locked, environment, images))
+    with ThreadPoolExecutor(_STREAMS) as pool:
+        added = sum(pool.map(lambda file: _added(file, vault), sorted(files, key=lambda file: -file.size)))
+    config = to_json(locked)
+    manifest = canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "artifactType": LOCK_TYPE,
+            "config": descriptor(LOCK_TYPE, digest_of(config), len(config)),
+            "layers": [
+                {**descriptor(_FILE_TYPE, file.digest, file.size), "annotations": {_TITLE: file.title}}
+                for file in files
+            ],
+        }
+    )
+    vault.tag(tag := vault_tag(locked), manifest, config)
+    return Kept(tag=tag, files=len(files), bytes=sum(file.size for file in files), added=added)
+
+
+def check(vault: Vault, folder: Path, say: Callable[[str], None]) -> tuple[int, tuple[str, ...]]:
+    """Read every file of *vault* once; returns their number, and a line for each missing or damaged file.
+
+    :param folder: of temporary files.
+    :raises RegistryError: the vault cannot be reached.
+    """
+    named: dict[tuple[Digest, int], str] = {}
+    faults = []
+    for tag, manifest in vault.tags().items():
+        try:
+            for entry in _entries(manifest, tag):
+                name = entry.get("annotations", {}).get(_TITLE, "lock.json")
+                named.setdefault((Digest(entry["digest"]), entry["size"]), f"{tag}: {name}")
+        except VerificationFailed as error:
+            faults.append(error.message)
+    temporary = folder / "file"
+    for number, ((digest, size), name) in enumerate(sorted(named.items(), key=lambda one: one[1]), 1):
+        try:
+            if not vault.read(digest, size, temporary, lambda _: None):
+                faults.append(f"{name} ({digest}) is missing")
+        except VerificationFailed:
+            faults.append(f"{name} ({digest}) is damaged")
+        if number % 100 == 0:
+            say(f"{number} of {len(named)} files read")
+    return len(named), tuple(faults)
+
+
+def drop(vault: Vault, keeping: frozenset[str]) -> tuple[str, ...]:
+    """Remove the locks whose tags are not in *keeping*, and the files that only they need; returns the tags.
+
+    :raises RegistryError: the registry does not support it.
+    """
+    gone = []
+    for tag, manifest in sorted(vault.tags().items()):
+        if tag not in keeping and _is_lock(manifest, tag):
+            vault.untag(tag)
+            gone.append(tag)
+    return tuple(gone)
+
+
+def _added(file: KeptFile, vault: Vault) -> int:
+    if vault.has(file.digest, file.size):
+        return 0
+    with file.opened() as path:
+        vault.put(file.digest, file.size, path)
+    return file.size
+
+
+def _files(locked: LockedCell, environment: Environment, images: Path) -> Iterator[KeptFile]:
+    for wheel in locked.wheels:
+        yield _wheel(wheel, environment)
+    for found in locked.archives:
+        yield _archive(found, environment)
+    yield from _of_artefact(locked.base, locked.base, environment, images)
+    if locked.tools:
+        yield from _of_artefact(locked.tools, locked.base, environment, images)
+
+
+def _wheel(wheel: LockedWheel, environment: Environment) -> KeptFile:
+    if not wheel.size:  # a hash from public record
+        wheel = replace(wheel, size=environment.fetcher.size(wheel))
+    return KeptFile(
+        title=wheel.filename,
+        digest=Digest(f"sha256:{wheel.sha256}"),
+        size=wheel.size,
+        opened=lambda: nullcontext(fetched(wheel, environment)),
+    )
+
+
+def _archive(found: LockedArchive, environment: Environment) -> KeptFile:
+    @contextmanager
+    def opened() -> Iterator[Path]:
+        part = environment.store.temporary("archive")
+        try:
+            path = environment.archives.archive(
+                found, part, on_progress=lambda _: None, cancelled=lambda: False
+            )
+            assert path is not None
+            yield path
+        finally:
+            part.unlink(missing_ok=True)
+
+    return KeptFile(
+        title=found.filename, digest=Digest(f"sha256:{found.sha256}"), size=found.size, opened=opened
+    )
+
+
+def _of_artefact(
+    artefact: LockedBase | LockedTools, base: LockedBase, environment: Environment, images: Path
+) -> Iterator[KeptFile]:
+    """The packages and effects of *artefact*; if they are not recorded, its blob."""
+    store, name = environment.store, f"{artefact.os}-{getattr(artefact, 'name', 'base')}"
+    files, effects = archive.read_files(images, artefact, store), read_effects(images, artefact, store)
+    of_base = read_effects(images, base, store)
+    if files is None or effects is None or of_base is None:
+        if not store.has_blob(artefact.digest, artefact.size):
+            raise BuildFailed(
+                f"{name} {artefact.digest[:19]}: its packages are not recorded, and it is not in the cache",
+                hint="lock the present packages: torchkiln lock TAG --upgrade-base",
+            )
+        blob = store.blob(artefact.digest)
+        yield KeptFile(
+            title=f"{name}.tar.gz",
+            digest=artefact.digest,
+            size=artefact.size,
+            opened=lambda: nullcontext(blob),
+        )
+        return
+    yield _document(f"{name}-debs.json", archive.to_json(files), environment)
+    yield _document(f"{name}-effects.json.gz", to_bytes(effects), environment)
+    debs = Debs(
+        deb_sources(artefact.os, of_base, files.dates, environment.environ), store, environment.environ
+    )
+    for deb in files.debs:
+        yield KeptFile(
+            title=deb.filename,
+            digest=Digest(f"sha256:{deb.sha256}"),
+            size=deb.size,
+            opened=lambda deb=deb: nullcontext(debs.path(deb)),  # type: ignore[misc]
+        )
+
+
+def _document(title: str, data: bytes, environment: Environment) -> KeptFile:
+    @contextmanager
+    def opened() -> Iterator[Path]:
+        path = environment.store.temporary("document")
+        try:
+            path.write_bytes(data)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    digest = Digest(f"sha256:{hashlib.sha256(data).hexdigest()}")
+    return KeptFile(title=title, digest=digest, size=len(data), opened=opened)
+
+
+def _entries(manifest: bytes, tag: str) -> Iterator[Mapping[str, Any]]:
+    """The descriptors in the manifest of a lock.
+
+    :raises VerificationFailed: it is not a valid manifest.
+    """
+    try:
+        document = json_of(manifest)
+    except ValueError as error:
+        raise VerificationFailed(f"{tag}: {error}") from error
+    if not isinstance(document, dict):
+        raise VerificationFailed(f"{tag}: not a JSON object")
+    yield from descriptors(Path(tag), "config", {"config": [document.get("config")]})
+    yield from descriptors(Path(tag), "layers", document)
+
+
+def _is_lock(manifest: bytes, tag: str) -> bool:
+    """Whether *manifest* is that of a lock; other images and artifacts are never removed."""
+    try:
+        return bool(next(_entries(manifest, tag))["mediaType"] == LOCK_TYPE)
+    except VerificationFailed:
+        return False

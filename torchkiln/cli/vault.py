@@ -1,0 +1,95 @@
+"""`torchkiln vault`: keeps all files that locks name, for builds without package index and archive."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from torchkiln.build.environment import open_environment
+from torchkiln.build.keep import check as check_files
+from torchkiln.build.keep import drop as drop_locks
+from torchkiln.build.keep import keep as keep_files
+from torchkiln.build.keep import vault_tag
+from torchkiln.cli.shared.console import open_cache, progress, say, size
+from torchkiln.cli.shared.groups import Group
+from torchkiln.cli.shared.options import images_folder, json_option, mirror_option, vault_option
+from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.lock.lock import load_locked
+from torchkiln.util.files import remove_tree
+from torchkiln.vault.places import vault_at
+
+_where = click.argument("where", metavar="FOLDER|oci://REPOSITORY")
+
+
+@click.group("vault", cls=Group)
+def vault() -> None:
+    """Keep all files that locks name, in a folder or a registry, and check or drop them.
+
+    `build --vault WHERE` then needs no package index and no archive: see docs/vault.md.
+    """
+
+
+@vault.command("keep")
+@_where
+@click.argument("tags", nargs=-1, metavar="[TAG]...")
+@click.option("--all", "every", is_flag=True, help="the locks of all images")
+@images_folder
+@mirror_option
+@vault_option
+@json_option
+def keep(where: str, tags: tuple[str, ...], every: bool, images: Path, as_json: bool) -> None:
+    """Copy the files of the locks TAG to the vault WHERE; print the name of each lock there.
+
+    Files that are there are not copied again, so an interrupted run can be repeated.
+    """
+    chosen = _locked(images) if every else tags
+    if not chosen:
+        raise ConfigError("vault keep: no lock given", hint="name a TAG, or use --all")
+    place, store = vault_at(where, os.environ), open_cache()
+    for tag in chosen:
+        with progress(quiet=False) as observer:
+            environment = open_environment(store, observer=observer, say=say)
+            kept = keep_files(load_locked(images, tag), place, environment, images)
+        say(f"{tag}: {kept.files} files, {size(kept.bytes)}, of which {size(kept.added)} are new")
+        numbers = {"files": kept.files, "bytes": kept.bytes, "added_bytes": kept.added}
+        click.echo(json.dumps({"tag": kept.tag, **numbers}) if as_json else kept.tag)
+
+
+@vault.command("check")
+@_where
+def check(where: str) -> None:
+    """Read each file in the vault WHERE once, and name the missing and the damaged ones (exit 12)."""
+    folder = open_cache().temporary("vault")
+    try:
+        folder.mkdir(mode=0o700)
+        count, faults = check_files(vault_at(where, os.environ), folder, say)
+    finally:
+        remove_tree(folder)
+    if faults:
+        raise VerificationFailed(
+            "\n".join(faults), hint="delete the damaged files, and run: torchkiln vault keep WHERE TAG"
+        )
+    click.echo(f"{count} files, no fault")
+
+
+@vault.command("drop")
+@_where
+@images_folder
+@click.option("--all", "every", is_flag=True, help="also the locks that are still in --images")
+def drop(where: str, images: Path, every: bool) -> None:
+    """Remove locks that are no longer in --images from the vault WHERE, and the files that only they need."""
+    names = () if every else _locked(images)
+    keeping = frozenset(vault_tag(load_locked(images, tag)) for tag in names)
+    for tag in drop_locks(vault_at(where, os.environ), keeping):
+        click.echo(tag)
+
+
+def _locked(images: Path) -> tuple[str, ...]:
+    """The tags of all locks in *images*."""
+    found = tuple(sorted(path.parent.name for path in images.glob("*/lock.json")))
+    if not found:
+        raise ConfigError(f"{images}: no locks", hint="run: torchkiln lock")
+    return found

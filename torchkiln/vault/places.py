@@ -1,0 +1,241 @@
+"""The two kinds of vaults: an OCI layout in a folder, and a repository of a registry.
+
+A file is a blob with the digest that the lock has. Each lock is an artifact under a tag, whose manifest names
+its files, so that no registry collects them; `oras` and `skopeo` can read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from filelock import FileLock
+
+from torchkiln.errors import BuildFailed, ConfigError, RegistryError, VerificationFailed
+from torchkiln.model.digest import Digest
+from torchkiln.oci import layout
+from torchkiln.oci.documents import LIMIT
+from torchkiln.oci.image import canonical_json, digest_of
+from torchkiln.registry.body import FileBlob, MemoryBlob
+from torchkiln.registry.connect import open_registry
+from torchkiln.registry.delivery import Delivery
+from torchkiln.registry.naming import delete_tag, put
+from torchkiln.registry.reading import RepositoryReader
+from torchkiln.registry.reference import Repository, parse_repository
+from torchkiln.registry.session import Registry
+from torchkiln.util.files import write_atomic
+from torchkiln.util.strict_json import open_plain, read_file
+from torchkiln.vault import VARIABLE
+
+SCHEME = "oci://"
+_PIECE = 1 << 20
+
+
+class Vault(Protocol):
+    """A place with files by digest; thread-safe."""
+
+    @property
+    def name(self) -> str:
+        """The name of the place, as the user wrote it."""
+
+    def has(self, digest: Digest, size: int) -> bool:
+        """Whether it has the file; the bytes are not read.
+
+        :raises RegistryError: it cannot be reached.
+        """
+
+    def read(self, digest: Digest, size: int, path: Path, on_progress: Callable[[int], None]) -> bool:
+        """Copy the file to *path*; False: it does not have it. The digest is checked.
+
+        :raises VerificationFailed: it has other bytes; nothing stays at *path*.
+        :raises RegistryError: it cannot be reached.
+        """
+
+    def put(self, digest: Digest, size: int, path: Path) -> None:
+        """Add the file at *path*, unless it is there.
+
+        :raises VerificationFailed: the file has another digest.
+        :raises BuildFailed: the disk is full.
+        """
+
+    def tag(self, tag: str, manifest: bytes, config: bytes) -> None:
+        """Add *manifest* with its *config* under *tag*, after its files."""
+
+    def tags(self) -> dict[str, bytes]:
+        """The manifests by tag."""
+
+    def untag(self, tag: str) -> None:
+        """Remove *tag*, and with it the files that no other tag needs.
+
+        :raises RegistryError: the registry does not support it.
+        """
+
+
+class FolderVault:
+    """An OCI layout."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name = folder, str(folder)
+
+    def _blob(self, digest: Digest) -> Path:
+        return self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def has(self, digest: Digest, size: int) -> bool:
+        try:
+            return self._blob(digest).stat().st_size == size
+        except OSError:
+            return False
+
+    def read(self, digest: Digest, size: int, path: Path, on_progress: Callable[[int], None]) -> bool:
+        try:
+            source = open_plain(self._blob(digest), follow=False)
+        except OSError:
+            return False
+        with source:
+            _copy(source.read, digest, size, path, on_progress, f"{self.name}: {digest[:19]}")
+        return True
+
+    def put(self, digest: Digest, size: int, path: Path) -> None:
+        if self.has(digest, size):
+            return
+        target = self._blob(digest)
+        part = target.with_name(f".{target.name}.{os.getpid():08x}"[:80])
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("rb") as source:
+                _copy(source.read, digest, size, part, lambda _: None, str(path))
+            os.replace(part, target)
+        except OSError as error:
+            raise BuildFailed(
+                f"the vault {self.name} cannot be written: {error.strerror or error}",
+                hint="free disk space, or choose another folder; what is there stays valid",
+            ) from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    def tag(self, tag: str, manifest: bytes, config: bytes) -> None:
+        layout.write_documents(self.folder, tag, manifest, config)
+
+    def tags(self) -> dict[str, bytes]:
+        found = layout.open_layout(self.folder)
+        documents = {}
+        for tag, digest in found.refs().items():
+            try:
+                documents[tag] = read_file(found.blob(digest), LIMIT, follow=False)
+            except OSError as error:
+                raise VerificationFailed(f"{self.name}: {tag}: {error.strerror}") from error
+            if digest_of(documents[tag]) != digest:
+                raise VerificationFailed(f"{self.name}: {tag}: checksum mismatch: the manifest is damaged")
+        return documents
+
+    def untag(self, tag: str) -> None:
+        with FileLock(self.folder / ".lock"):
+            entries = layout.open_layout(self.folder).entries()
+            left = [entry for entry in entries if entry.get("annotations", {}).get(layout.REF_NAME) != tag]
+            write_atomic(self.folder / "index.json", canonical_json(layout.index_document(left)))
+        layout.prune(self.folder)
+
+
+class RegistryVault:
+    """A repository of a registry."""
+
+    def __init__(self, repository: Repository, environ: Mapping[str, str]) -> None:
+        self._repository, self._environ = repository, environ
+        self.name, self._opening = f"{SCHEME}{repository}", threading.Lock()
+
+    @cached_property
+    def _registry(self) -> Registry:
+        return open_registry(self._repository, self._environ)
+
+    def _open(self) -> Registry:
+        with self._opening:
+            return self._registry
+
+    def has(self, digest: Digest, size: int) -> bool:
+        blob = FileBlob(digest=digest, path=Path(), size=size)
+        return Delivery(self._open(), self._repository).is_there(blob)
+
+    def read(self, digest: Digest, size: int, path: Path, on_progress: Callable[[int], None]) -> bool:
+        if not self.has(digest, size):
+            return False
+        RepositoryReader(self._open(), self._repository).fetch(digest, size, path, on_progress)
+        return True
+
+    def put(self, digest: Digest, size: int, path: Path) -> None:
+        blob = FileBlob(digest=digest, path=path, size=size)
+        Delivery(self._open(), self._repository).deliver(blob, (), lambda _: None)
+
+    def tag(self, tag: str, manifest: bytes, config: bytes) -> None:
+        registry = self._open()
+        blob = MemoryBlob(digest=digest_of(config), data=config)
+        Delivery(registry, self._repository).deliver(blob, (), lambda _: None)
+        put(registry, self._repository, manifest, tag)
+
+    def tags(self) -> dict[str, bytes]:
+        reader = RepositoryReader(self._open(), self._repository)
+        return {tag: found.data for tag in reader.tags() if (found := reader.manifest(tag))}
+
+    def untag(self, tag: str) -> None:
+        registry = self._open()
+        digest = RepositoryReader(registry, self._repository).digest(tag)
+        if digest is not None and not delete_tag(registry, self._repository, digest):
+            raise RegistryError(
+                f"{self.name}: the registry does not delete manifests", hint="enable deletion in the registry"
+            )
+
+
+def vault_at(where: str, environ: Mapping[str, str]) -> Vault:
+    """The vault at *where*, a folder or oci://REGISTRY/REPOSITORY.
+
+    :raises ConfigError: *where* is neither.
+    """
+    if where.startswith(SCHEME):
+        return RegistryVault(parse_repository(where.removeprefix(SCHEME)), environ)
+    if "://" in where or not where:
+        raise ConfigError(
+            f"vault {where!r}: neither a folder nor an address",
+            hint="write a folder, or oci://HOST/REPOSITORY",
+        )
+    return FolderVault(Path(where))
+
+
+def vaults_of(environ: Mapping[str, str]) -> tuple[Vault, ...]:
+    """The vaults that TORCHKILN_VAULT names, separated by spaces, in the order in which they are asked.
+
+    :raises ConfigError: a name is invalid.
+    """
+    return tuple(vault_at(where, environ) for where in environ.get(VARIABLE, "").split())
+
+
+def _copy(
+    read: Callable[[int], bytes],
+    digest: Digest,
+    size: int,
+    path: Path,
+    on_progress: Callable[[int], None],
+    what: str,
+) -> None:
+    """Copy the bytes of *read* to *path*; other bytes than *digest* leave no file."""
+    hashed, done = hashlib.sha256(), 0
+    try:
+        with path.open("wb") as out:
+            while piece := read(_PIECE):
+                done += len(piece)
+                if done > size:
+                    break
+                hashed.update(piece)
+                out.write(piece)
+                on_progress(len(piece))
+        if done != size or f"sha256:{hashed.hexdigest()}" != digest:
+            raise VerificationFailed(
+                f"{what}: checksum mismatch: expected {digest}, {size} bytes",
+                hint="the file is damaged: run `torchkiln vault check`, and keep the lock again",
+            )
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,93 @@
+"""Gets locked files from vaults, before an index or a server is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+from torchkiln.errors import RegistryError, VerificationFailed
+from torchkiln.index.verified import LockedFile
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedArchive, LockedWheel
+from torchkiln.model.progress import ArchiveSource, Fetcher
+from torchkiln.vault.places import Vault
+
+
+def digest_of_file(file: LockedFile) -> Digest:
+    """The digest under which a vault has *file*."""
+    return Digest(f"sha256:{file.sha256}")
+
+
+def read_from(
+    vaults: Collection[Vault], file: LockedFile, path: Path, on_progress: Callable[[int], None]
+) -> bool:
+    """Copy *file* to *path* from the first vault that has it, undamaged; a lost registry is skipped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for vault in vaults:
+        with suppress(VerificationFailed, RegistryError):
+            if vault.read(digest_of_file(file), file.size, path, on_progress):
+                return True
+    return False
+
+
+def in_vaults(vaults: Collection[Vault], file: LockedFile) -> bool:
+    """Whether a vault has *file*."""
+    for vault in vaults:
+        with suppress(RegistryError):
+            if vault.has(digest_of_file(file), file.size):
+                return True
+    return False
+
+
+class VaultFetcher:
+    """Gets wheels from *vaults*, and those that they lack from *index*."""
+
+    def __init__(self, vaults: Collection[Vault], index: Fetcher) -> None:
+        self._vaults, self._index = vaults, index
+
+    def size(self, wheel: LockedWheel) -> int:
+        return self._index.size(wheel)
+
+    def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
+        """As `Fetcher.tail`: a vault gives no ranges."""
+        return None if in_vaults(self._vaults, wheel) else self._index.tail(wheel, count)
+
+    def fetch(
+        self,
+        wheel: LockedWheel,
+        path: Path,
+        *,
+        on_progress: Callable[[int], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        if not read_from(self._vaults, wheel, path, on_progress):
+            self._index.fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+
+
+class VaultArchives:
+    """Gets NVIDIA's archives from *vaults*, and those that they lack from *server*."""
+
+    def __init__(self, vaults: Collection[Vault], server: ArchiveSource) -> None:
+        self._vaults, self._server = vaults, server
+
+    def _lacking(self, archives: Collection[LockedArchive]) -> list[LockedArchive]:
+        return [archive for archive in archives if not in_vaults(self._vaults, archive)]
+
+    def require(self, archives: Collection[LockedArchive]) -> None:
+        self._server.require(self._lacking(archives))
+
+    def demand_reachable(self, archives: Collection[LockedArchive]) -> None:
+        self._server.demand_reachable(self._lacking(archives))
+
+    def archive(
+        self,
+        archive: LockedArchive,
+        part: Path,
+        *,
+        on_progress: Callable[[int], None],
+        cancelled: Callable[[], bool],
+    ) -> Path | None:
+        if read_from(self._vaults, archive, part, on_progress):
+            return part
+        return self._server.archive(archive, part, on_progress=on_progress, cancelled=cancelled)
