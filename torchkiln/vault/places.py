@@ -10,6 +10,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -138,7 +139,8 @@ class FolderVault:
             entries = layout.open_layout(self.folder).entries()
             left = [entry for entry in entries if entry.get("annotations", {}).get(layout.REF_NAME) != tag]
             write_atomic(self.folder / "index.json", canonical_json(layout.index_document(left)))
-        layout.prune(self.folder)
+        with suppress(VerificationFailed):  # an unreadable manifest may need any file: then all are kept
+            layout.prune(self.folder)
 
 
 class RegistryVault:
@@ -182,10 +184,12 @@ class RegistryVault:
 
     def untag(self, tag: str) -> None:
         registry = self._open()
-        digest = RepositoryReader(registry, self._repository).digest(tag)
+        if delete_tag(registry, self._repository, tag):
+            return
+        digest = RepositoryReader(registry, self._repository).digest(tag)  # some only delete by digest
         if digest is not None and not delete_tag(registry, self._repository, digest):
             raise RegistryError(
-                f"{self.name}: the registry does not delete manifests", hint="enable deletion in the registry"
+                f"{self.name}: the registry does not delete tags", hint="enable deletion in the registry"
             )
 
 
