@@ -15,6 +15,7 @@ SECTIONS = {
         "init": ("torchkiln.cli.init", "init"),
         "build": ("torchkiln.cli.build", "build"),
         "lock": ("torchkiln.cli.lock", "lock"),
+        "refresh": ("torchkiln.cli.refresh", "refresh"),
         "render": ("torchkiln.cli.render", "render"),
         "base": ("torchkiln.cli.base", "base"),
         "vault": ("torchkiln.cli.vault", "vault"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from torchkiln.cli.shared.selection import CellOptions, cell_selection
 from torchkiln.docker import bake
 from torchkiln.docker.dockerfile import load_templates, render_folder
 from torchkiln.errors import ConfigError, NothingSelected, Stale
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import all_cells
 from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Cell
 from torchkiln.plan.load import plan_cell
 from torchkiln.plan.plan import GENERATED
 from torchkiln.util.files import write_atomic
@@ -45,14 +49,7 @@ def render(chosen: CellOptions, images: Path, check: bool, rootfs: Path | None) 
     cells = chosen.cells()[0] if chosen.any else all_cells(grid)
     sweeping = chosen.every or not chosen.any
     if sweeping:
-        resolutions = (resolve(cell, grid, known) for cell in cells)
-        cells = tuple(
-            found.cell
-            for found in resolutions
-            if found.build
-            and not (found.cell.gpus or found.standalone)
-            and (images / tag_of(found) / "lock.json").is_file()
-        )
+        cells = _with_dockerfile(cells, grid, known, images)
     if not cells:
         raise NothingSelected(f"no cell has a lock in {images}", hint="run: torchkiln lock --all")
     templates = load_templates(TEMPLATES, grid.folder)
@@ -78,6 +75,28 @@ def render(chosen: CellOptions, images: Path, check: bool, rootfs: Path | None) 
                 write_atomic(rootfs / file.path, file.data, mode=file.mode)
     if stale:
         raise Stale("\n".join(stale), hint="run: torchkiln render")
+
+
+def write_rendered(cells: Iterable[Cell], grid: Matrix, known: Facts, images: Path) -> None:
+    """Write the files of *cells*, and the bake file, which lists all cells that have a lock."""
+    templates = load_templates(TEMPLATES, grid.folder)
+    for cell in _with_dockerfile(cells, grid, known, images):
+        plan = plan_cell(cell, grid, known, images=images)
+        _write(images / plan.tag, render_folder(plan, templates, recipe(cell.os).packages))
+    every = _with_dockerfile(all_cells(grid), grid, known, images)
+    plans = [plan_cell(cell, grid, known, images=images) for cell in every]
+    _write(images, {bake.NAME: bake.bake(plans, grid.repository)})
+
+
+def _with_dockerfile(cells: Iterable[Cell], grid: Matrix, known: Facts, images: Path) -> tuple[Cell, ...]:
+    """Those of *cells* that have a lock in *images* and a Dockerfile."""
+    return tuple(
+        found.cell
+        for found in (resolve(cell, grid, known) for cell in cells)
+        if found.build
+        and not (found.cell.gpus or found.standalone)
+        and (images / tag_of(found) / "lock.json").is_file()
+    )
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:

@@ -119,7 +119,7 @@ class Systems:
         """The locked tools *name* on *base*; built if they are missing or made for another base."""
         if (base.os, name) not in self._tools:
             found = tools.read_lock(self._images, base.os, name)
-            if found is None or found.base != base.digest:
+            if found is None or found.base != base.digest or self._upgrade:
                 learn(self._images, base, self._store)
                 with self._report() as report:
                     artefact.ensure(base, self._store, os_name=base.os, locked_only=True, report=report)
