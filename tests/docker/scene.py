@@ -157,6 +157,12 @@ class Fresh:
         )
 
 
+def present_base(os_name: str = "debian12") -> LockedBase:
+    """The committed base, or if it cannot be had, that of today's archive; it is in the user's cache."""
+    locked = artefact.read_lock(ROOT / "images", os_name)
+    return artefact.ensure(locked, Store(cache_root()), os_name=os_name, environ=os.environ)[0]
+
+
 def cached_base(base: LockedBase, folder: Path) -> Store:
     """A store in *folder* that has *base*."""
     user_cache, store = Store(cache_root()), Store(folder)
@@ -173,7 +179,7 @@ def cached_base(base: LockedBase, folder: Path) -> Store:
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
     """Tools whose build had variables with unusual values, so that tests can detect a leak."""
-    base = artefact.read_lock(ROOT / "images", "debian12")
+    base = present_base()
     assert base is not None
     store = cached_base(base, tmp_path_factory.mktemp("cache"))
     environ = {**os.environ, "LANG": f"xy_{TELL_TALE}.UTF-8", "no_proxy": TELL_TALE, "SOMETHING": TELL_TALE}

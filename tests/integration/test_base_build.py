@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,7 @@ def remade(base: LockedBase, store: Store, folder: Path) -> None:
 
     mmdebstrap is the oracle: the blob must have the digest of its tar.
     """
+    folder.chmod(0o755)
     artefact.write_lock(folder / "images", base)
     archive.commit_files(folder / "images", base, store)
     commit_effects(folder / "images", base, store)
@@ -178,9 +180,6 @@ def remade(base: LockedBase, store: Store, folder: Path) -> None:
         if path.name == "site-packages":
             shutil.copytree(path, packages, dirs_exist_ok=True, symlinks=True)
     shutil.copytree(ROOT / "torchkiln", packages / "torchkiln", dirs_exist_ok=True)
-    for place in (folder, *folder.parents):
-        if place.is_relative_to(tempfile.gettempdir()) and place.owner() == "root":
-            place.chmod(place.stat().st_mode | 0o011)
     for place in (packages, debs, folder / "images"):
         subprocess.run(["chmod", "-R", "a+rX", place], check=True)
     subprocess.run(["chown", "-R", "65534:65534", cache], check=True)
@@ -205,7 +204,7 @@ def remade(base: LockedBase, store: Store, folder: Path) -> None:
 @pytest.mark.network
 @needs_mmdebstrap
 def test_packages_and_effects_give_the_tar_of_mmdebstrap(
-    fresh: tuple[LockedBase, Store], tmp_path: Path
+    fresh: tuple[LockedBase, Store], open_folder: Path
 ) -> None:
     base, store = fresh
     effects = read_effects(None, base, store)
@@ -214,16 +213,23 @@ def test_packages_and_effects_give_the_tar_of_mmdebstrap(
     codes = [effect for effect in effects.changed if effect.kind == "byte-code"]
     assert len(codes) > 600  # not in the file: they are compiled again
 
-    remade(base, store, tmp_path)
+    remade(base, store, open_folder)
 
 
 @pytest.mark.network
 @needs_mmdebstrap
-def test_the_base_of_debian_13_is_made_from_its_packages(tmp_path: Path) -> None:
+def test_the_base_of_debian_13_is_made_from_its_packages(tmp_path: Path, open_folder: Path) -> None:
     store = Store(tmp_path / "locking")
     base = build(recipe("debian13"), store, environ=os.environ)
 
-    remade(base, store, tmp_path / "again")
+    remade(base, store, open_folder)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can read; each start of pytest closes its own to them."""
+    with tempfile.TemporaryDirectory(prefix="torchkiln-test-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["in a sandbox", "without one"])

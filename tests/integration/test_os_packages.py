@@ -363,8 +363,5 @@ def test_locked_packages_are_kept_and_locked_again(scene: Scene, small: Bench, l
     assert more is not None
     assert [deb.name for deb in more.debs] == ["extra", "libxfake1", "tool"]
     small.store.blob(locked.base).unlink()
-    with pytest.raises(
-        BuildFailed, match="OS packages can be locked only on the base in the image's lock"
-    ) as caught:
+    with pytest.raises(BuildFailed, match="the archive of debian12 cannot be reached"):
         packages(("tool",), None, nowhere)
-    assert "torchkiln base import FILE" in caught.value.hint

@@ -290,7 +290,7 @@ from torchkiln.build.environment import Environment
 from torchkiln.build.keep import keep
 from torchkiln.lock.lock import load_locked
 from torchkiln.model.progress import Silent
-from torchkiln.store.store import Store
+from torchkiln.registry.session import Registry
 from torchkiln.vault.places import FolderVault
 images, cache, vault = map(Path, sys.argv[1:4])
 locked = load_locked(images, sys.argv[4])
@@ -300,6 +300,7 @@ keep(locked, FolderVault(vault), Environment(store=Store(cache), fetcher=None, o
 """
 
 
+@pytest.mark.proof  # a minute, because Python starts 20 times
 def test_a_killed_run_loses_nothing(publisher: Publisher, tmp_path: Path) -> None:
     """SIGKILL at 20 instants; the instants are logged, and the last run completes the vault."""
     vault = FolderVault(tmp_path / "vault")
@@ -330,8 +331,11 @@ def test_a_killed_run_loses_nothing(publisher: Publisher, tmp_path: Path) -> Non
 # --- a registry -------------------------------------------------------------------------------------
 
 
-def test_a_lost_registry_is_skipped(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_lost_registry_is_skipped(
+    publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next vault has the file."""
+    monkeypatch.setattr(Registry, "sleep", lambda *_: None)
     locked = load_locked(publisher.folder / "images", TAG)
     with RegistryServer() as server:
         lost = RegistryVault(vault_repository(server), {})

@@ -257,7 +257,7 @@ def scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[Scratch]
             "SOURCE_DATE_EPOCH": str(recipe.epoch),
             "DEBIAN_FRONTEND": "noninteractive",
         }
-        lists, debs = Path(folder, "lists"), Path(folder, "debs")
+        lists, debs = Path(folder, "lists"), Path(folder, "archives")
         lists.mkdir()
         debs.mkdir()
         # apt checks signatures as its own user, who may have no access to a home folder.

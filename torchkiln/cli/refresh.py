@@ -32,8 +32,8 @@ from torchkiln.matrix.tags import tag_of
 def refresh(os_names: tuple[str, ...], matrix_file: Path, images: Path, as_json: bool) -> None:
     """Move all locks to the present packages of their OS, and render their files again.
 
-    One new base is made for each OS. Wheels, archives and their layers stay the same: only the base, the tools
-    and the uppermost layer of an image change. Prints the tags whose locks changed.
+    One new base is made for each OS. Wheels, archives and their layers stay: only the base, the tools and the
+    uppermost layer of an image change. Prints the tags whose locks changed.
     """
     known = facts.load()
     grid, store = matrix.read(matrix_file, known), open_cache()
