@@ -30,6 +30,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.progress import Silent
 from torchkiln.oci.image import canonical_json, digest_of
+from torchkiln.registry.session import Registry
 from torchkiln.util.places import ROOT
 from torchkiln.vault import places
 from torchkiln.vault.places import FolderVault, RegistryVault, Vault, vault_at, vaults_of
@@ -290,7 +291,7 @@ from torchkiln.build.environment import Environment
 from torchkiln.build.keep import keep
 from torchkiln.lock.lock import load_locked
 from torchkiln.model.progress import Silent
-from torchkiln.registry.session import Registry
+from torchkiln.store.store import Store
 from torchkiln.vault.places import FolderVault
 images, cache, vault = map(Path, sys.argv[1:4])
 locked = load_locked(images, sys.argv[4])
