@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from torchkiln.base.confined import ConfinedPython
 from torchkiln.base.interpreter import LOADER, Interpreter
 from torchkiln.build.bytecode import Bytecode
-from torchkiln.build.confined import ConfinedPython
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel

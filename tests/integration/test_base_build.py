@@ -22,13 +22,13 @@ import pytest
 from tests.engine.registry import free_port
 from tests.needs import needs_mmdebstrap
 from torchkiln.base import archive, artefact, mmdebstrap
+from torchkiln.base.confined import ConfinedPython
 from torchkiln.base.effects import to_bytes
 from torchkiln.base.interpreter import interpreter
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import EPOCH, recipe
 from torchkiln.base.remake import commit_effects, read_effects
 from torchkiln.base.sources import variables
-from torchkiln.build.confined import ConfinedPython
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase
 from torchkiln.model.progress import Reporting

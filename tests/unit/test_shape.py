@@ -25,7 +25,7 @@ TOGETHER = (frozenset({"__init__", "errors"}), frozenset({"cli", "__main__"}))
 
 # Exceptions from the order of layers: (importing file, imported file) -> the reason.
 UPWARD: Mapping[tuple[str, str], str] = {
-    ("build/confined.py", "runtimes/sandbox.py"): "a base's Python compiles in the sandbox of the runtimes",
+    ("base/confined.py", "runtimes/sandbox.py"): "a base's Python compiles in the sandbox of the runtimes",
     ("build/sdist.py", "runtimes/workshop.py"): "sdists are built in a sandbox of the runtimes",
     ("__init__.py", "api.py"): "the public functions are those of the package",
     ("__init__.py", "build/__init__.py"): "imported before the function of the same name",

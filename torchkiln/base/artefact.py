@@ -9,13 +9,13 @@ from pathlib import Path
 
 from torchkiln.base import keeping
 from torchkiln.base.contents import inspect, locked_base
-from torchkiln.base.keeping import package_changes, to_json
+from torchkiln.base.keeping import to_json
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.remake import remade
 from torchkiln.base.sources import values
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import LockedBase
+from torchkiln.model.lock import LockedBase, package_changes
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic

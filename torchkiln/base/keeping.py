@@ -16,7 +16,13 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import LockedBase, LockedTools, OsPackage, artefact_fields, artefact_json
+from torchkiln.model.lock import (
+    LockedBase,
+    LockedTools,
+    artefact_fields,
+    artefact_json,
+    package_changes,
+)
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.compression import GZIP, IDENTITY
 from torchkiln.oci.encode import encode
@@ -164,17 +170,6 @@ def _bounded(spec: ArtefactSpec[Artefact], tar: BinaryIO, file: Path, locked: Ar
         return BuildFailed(f"{file} is not a {spec.short_name}: it unpacks to more than {limit >> 30} GiB")
 
     return bounded(tar, limit, over)
-
-
-def package_changes(before: tuple[OsPackage, ...], after: tuple[OsPackage, ...]) -> tuple[str, ...]:
-    """The differences of two package lists, sorted by name: "openssl 3.0.18 → 3.0.19". Pure."""
-    old = {package.name: package.version for package in before}
-    new = {package.name: package.version for package in after}
-    return tuple(
-        f"{name} {old.get(name, '(new)')} → {new.get(name, '(gone)')}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    )
 
 
 def to_json(found: LockedBase | LockedTools) -> bytes:

@@ -17,7 +17,6 @@ from typing import Any
 from torchkiln.base.apt_get import fetch, resolve
 from torchkiln.base.contents import inspect
 from torchkiln.base.debs import RECORDS, missing, write_repository
-from torchkiln.base.keeping import package_changes
 from torchkiln.base.on_top import Addition, BaseWork, base_work, layer_tar
 from torchkiln.base.protected import contents_of, demand_apart, demand_harmless
 from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe, recipe
@@ -25,7 +24,7 @@ from torchkiln.base.sources import snapshot_of, sources_of
 from torchkiln.errors import BuildFailed
 from torchkiln.model.apt import LockedApt, OsLayers, packages_of
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import DebFile
+from torchkiln.model.lock import DebFile, package_changes
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import ENCODER, encode

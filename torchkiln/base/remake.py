@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from torchkiln.base.archive import read_files, record_files
+from torchkiln.base.confined import confined
 from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import (
     LIMIT,
@@ -46,19 +47,6 @@ _COMPILERS = 2
 _RECORDS = "base-effects"
 _OF_PYTHON = ("usr/bin/python3", "usr/lib/python3", LIBRARIES)
 
-#: The command that starts a Python; the caller appends Python's arguments.
-Start = Callable[[Interpreter], Sequence[str]]
-
-
-def started_plainly(python: Interpreter) -> list[str]:
-    """The command that starts *python* without a sandbox."""
-    return [
-        "/usr/bin/env",
-        "-i",
-        *(f"{name}={value}" for name, value in python.env().items()),
-        *python.argv(),
-    ]
-
 
 def remake(
     locked: LockedBase | LockedTools,
@@ -68,19 +56,17 @@ def remake(
     store: Store,
     *,
     path_of: DebPath,
-    start: Start = started_plainly,
 ) -> None:
     """Put the blob of *locked* into *store*, made of the packages *files* and their *effects*.
 
     :param base: *locked* itself, or the base of the tools, whose blob is in *store*.
     :param path_of: the path of a package's file, which may be downloaded first.
-    :param start: starts the base's Python, which compiles byte-code.
     :raises BuildFailed: a file cannot be had, or the result is not *locked*.
     """
     with _scratch(store) as (folder, spool):
         try:
             plain = plain_tree(files.debs, path_of, effects.rules, spool)
-            compiled = _compiling(base, plain if base is locked else None, store, folder, start)
+            compiled = _compiling(base, plain if base is locked else None, store, folder)
             tree = with_effects(plain, effects, compiled)
         except DAMAGED as error:
             if isinstance(error, OSError) and error.errno:
@@ -142,8 +128,6 @@ def describe(
     base: LockedBase,
     debs: Sequence[DebFile],
     store: Store,
-    *,
-    start: Start = started_plainly,
 ) -> Effects | None:
     """The effects of *made*, whose blob and packages are in *store*; None if these do not describe it."""
     wanted = recipe(made.os)
@@ -159,7 +143,7 @@ def describe(
         }
         rules = UnpackRules(epoch=wanted.epoch, dpkg_options=wanted.dpkg_options, merged=merged)
         plain = plain_tree(debs, lambda deb: store.root / deb_path(deb), rules, spool)
-        compiled = _compiling(base, None, store, folder, start)
+        compiled = _compiling(base, None, store, folder)
         form: Form = "mmdebstrap" if made is base else "layer"
         effects = effects_of(plain, finished, rules, form=form, blob=made.digest, compiled=compiled)
         again = encode(IteratorFile(_tar(with_effects(plain, effects, compiled), effects)), folder / "blob")
@@ -256,7 +240,7 @@ def _tar(tree: Tree, effects: Effects) -> Iterator[bytes]:
     return mmdebstrap_tar(tree, effects.epoch) if effects.form == "mmdebstrap" else layer_tar(tree)
 
 
-def _compiling(base: LockedBase, tree: Tree | None, store: Store, folder: Path, start: Start) -> Compile:
+def _compiling(base: LockedBase, tree: Tree | None, store: Store, folder: Path) -> Compile:
     """A function that compiles with the Python of *base*: of its blob in *store*, or of its *tree*."""
 
     def compiled(sources: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -271,9 +255,10 @@ def _compiling(base: LockedBase, tree: Tree | None, store: Store, folder: Path, 
             extract_python_of(stream, base.python, python.root)
         items = sorted(sources.items())
         shares = [dict(items[number::_COMPILERS]) for number in range(_COMPILERS)]
+        argv = confined(python).argv()
         with ThreadPoolExecutor(_COMPILERS) as pool:
             jobs = [
-                pool.submit(_compiled, share, start(python), folder / f"code{number}")
+                pool.submit(_compiled, share, argv, folder / f"code{number}")
                 for number, share in enumerate(shares)
             ]
             return {path: code for job in jobs for path, code in job.result().items()}

@@ -23,7 +23,7 @@ from torchkiln.base.sources import sources_of, values
 from torchkiln.errors import BuildFailed
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.model.layer import Blob
-from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools
+from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, package_changes
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.encode import ENCODER, encode
 from torchkiln.store.store import Store
@@ -152,7 +152,7 @@ def _read(blob: Path, encoded: Blob, name: str, base: LockedBase, *, called: str
     installed = {package.name: package for package in inspect(blob, name=called).packages}
     below = {package.name: package for package in base.packages}
     kept = tuple(installed[package] for package in below if package in installed)
-    if changes := keeping.package_changes(base.packages, kept):
+    if changes := package_changes(base.packages, kept):
         raise BuildFailed(
             f"{called} has other versions of base packages than the base {base.digest[:19]}:\n"
             + "\n".join(f"  {change}" for change in changes),

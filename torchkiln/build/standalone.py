@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from torchkiln.base import artefact
+from torchkiln.base.confined import ConfinedPython, require_sandbox
 from torchkiln.base.interpreter import HOME, Interpreter, extract_python, extract_standalone
 from torchkiln.base.python_archive import PythonFiles, read_python
 from torchkiln.base.python_layer import content_of, layer_tar, sources
-from torchkiln.build.confined import ConfinedPython, require_sandbox
 from torchkiln.errors import BadPythonArchive, BuildFailed, ConfigError
 from torchkiln.model.cell import PythonArchive
 from torchkiln.model.lock import LockedBase, LockedStandalone

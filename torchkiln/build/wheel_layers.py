@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 
+from torchkiln.base.confined import interpreter, require_sandbox, sandbox_fault
 from torchkiln.build.cache_keys import key_of
-from torchkiln.build.confined import interpreter, require_sandbox, sandbox_fault
 from torchkiln.build.environment import Environment
 from torchkiln.build.known import known_blob
 from torchkiln.build.records import store_layer

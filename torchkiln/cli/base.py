@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from torchkiln.base import archive, artefact, keeping, mmdebstrap, tools
-from torchkiln.base.keeping import package_changes
 from torchkiln.base.recipe import recipe
 from torchkiln.base.remake import commit_effects, learn
 from torchkiln.cli.shared import terminal
@@ -19,7 +18,7 @@ from torchkiln.cli.shared.options import images_folder, mirror_option
 from torchkiln.cli.shared.tables import beside
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.matrix.os_tools import is_tools
-from torchkiln.model.lock import LockedBase, LockedTools
+from torchkiln.model.lock import LockedBase, LockedTools, package_changes
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.model.progress import Reporting
 from torchkiln.store.store import Store

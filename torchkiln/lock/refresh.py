@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from torchkiln.base.keeping import package_changes
 from torchkiln.lock.lock import on_base
 from torchkiln.lock.request import System
 from torchkiln.matrix.facts import Facts
 from torchkiln.model.cell import Resolution
-from torchkiln.model.lock import LockedCell
+from torchkiln.model.lock import LockedCell, package_changes
 
 
 class PresentSystems(Protocol):

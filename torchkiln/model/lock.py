@@ -56,6 +56,17 @@ class OsPackage:
     version: str
 
 
+def package_changes(before: tuple[OsPackage, ...], after: tuple[OsPackage, ...]) -> tuple[str, ...]:
+    """The differences of two package lists, sorted by name: "openssl 3.0.18 → 3.0.19". Pure."""
+    old = {package.name: package.version for package in before}
+    new = {package.name: package.version for package in after}
+    return tuple(
+        f"{name} {old.get(name, '(new)')} → {new.get(name, '(gone)')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    )
+
+
 #: The schema of an artefact's packages in a document: name -> version.
 PACKAGES = {
     "type": "object",

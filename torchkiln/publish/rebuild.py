@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from torchkiln.base.confined import require_sandbox
 from torchkiln.build import build
-from torchkiln.build.confined import require_sandbox
 from torchkiln.build.cuda_layers import kept_path
 from torchkiln.build.environment import Environment
 from torchkiln.build.prerequisites import BaseSources

@@ -37,7 +37,11 @@ def interpreter(base: LockedBase, store: Store, standalone: LockedStandalone | N
 
     :raises BuildFailed: a blob is not in the store, is damaged, or has no such Python.
     """
-    python = base_python.interpreter(base, store, standalone)
+    return confined(base_python.interpreter(base, store, standalone))
+
+
+def confined(python: Interpreter) -> ConfinedPython:
+    """*python* in a sandbox, if this host has one."""
     return ConfinedPython(python=python, sandboxed=not sandbox.fault())
 
 
