@@ -153,20 +153,6 @@ def piped(path: Path) -> None:
     os.mkfifo(path)
 
 
-def base(data: bytes, *, with_lock: bool = False) -> Callable[[], object]:
-    """Write base.tar; with *with_lock*, also the lock of a base that has one megabyte when unpacked."""
-
-    def arrange() -> None:
-        Path("base.tar").write_bytes(data)
-        Path("images").mkdir()
-        if with_lock:
-            document = json.loads((ROOT / BASE).read_bytes())
-            BASE.parent.mkdir()
-            BASE.write_text(json.dumps({**document, "unpacked": 1 << 20}))
-
-    return arrange
-
-
 def report(change: Callable[[Any], object]) -> Callable[[], object]:
     """Write one of the reports in docs/proofs/, changed by *change*."""
     document = json.loads((ROOT / "docs/proofs/2.7.1-cuda12.1-debian12-tier0.json").read_bytes())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
 import os
@@ -20,7 +19,6 @@ from unittest.mock import patch
 from tests.arranged_documents import (
     BASE,
     LOCK,
-    base,
     config,
     first_blob,
     held,
@@ -39,7 +37,6 @@ from tests.arranged_documents import (
     scan,
     tolerated,
 )
-from tests.oci_samples import Member, tar_of
 from tests.scans import by_trivy
 from torchkiln.cli import main
 from torchkiln.util.places import ROOT
@@ -49,7 +46,6 @@ _PLAN = ("plan", "--torch", "2.7.1", "--cuda", "12.1", "--images", "images")
 _CHECK = ("lock", "--check", "--torch", "2.7.1", "--cuda", "12.1", "--images", "images")
 _VERIFY = ("verify", "layout")
 _RUN = ("run", "--output", "layout", "a", "--", "true")
-_IMPORT = ("base", "import", "base.tar", "--images", "images")
 _SHOW = ("smoke", "show", "report.json")
 _SCAN = ("scan", "layout:a", "--report", "scan.json")
 ESCAPE = "\x1b]0;owned\x07"
@@ -237,12 +233,6 @@ CASES = (
     case("layout: a media type that is a list", manifest(lambda d: d["layers"][0].update(mediaType=["x"])), _RUN, 12, "layers[0].mediaType: must be text"),
     case("layout: a user beyond 32 bits", config(lambda d: d["config"].update(User="4294967296")), _RUN, 2, "the largest id is 4294967294"),
     case("layout: volumes that are a list", config(lambda d: d["config"].update(Volumes=["/v"])), _RUN, 12, "config.Volumes: must be a mapping or nothing"),
-    case("base: not a tar", base(b"not a tar at all" * 100), _IMPORT, 6, "base.tar: not the tar of a base"),
-    case("base: a tar without a system", base(tar_of([Member(name="etc/motd", data=b"x")])), _IMPORT, 6, "/var/lib/dpkg/status is missing"),
-    case("base: a path outside", base(tar_of([Member(name="../etc/passwd", data=b"x")])), _IMPORT, 6, "'../etc/passwd': the name contains '..'"),
-    case("base: a bomb instead of the locked base", base(gzip.compress(bytes(64 << 20), 1), with_lock=True), _IMPORT, 6, "is not the locked base: it unpacks to more than"),
-    case("base: truncated", base(gzip.compress(bytes(1 << 20))[:-9]), _IMPORT, 6, "base.tar cannot be read as a base"),
-    case("base: a pipe", lambda: piped(Path("base.tar")), _IMPORT, 6, "base.tar: not a regular file"),
     case("report: an invalid verdict", report(lambda d: {**d, "verdict": "splendid"}), _SHOW, 2, "verdict: 'splendid' is not valid"),
     case("report: not JSON", report(lambda d: "PASS"), _SHOW, 2, "report.json: line 1: not JSON"),
     case("report: Infinity", report(lambda d: json.dumps({**d, "schema": float("inf")})), _SHOW, 2, "Infinity is not valid JSON"),

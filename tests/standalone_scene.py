@@ -16,8 +16,9 @@ from tests.python_builds import another_python, matrix_with, minor_of, real_arch
 from tests.roots import entry, tar_of
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.base import confined, wheel_layers
+from torchkiln.base import confined
 from torchkiln.base.interpreter import LIBRARIES, LOADER
+from torchkiln.build import wheel_layers
 from torchkiln.build.build import BuildOptions
 from torchkiln.build.build import build as build_locked
 from torchkiln.build.environment import Environment

@@ -109,6 +109,9 @@ class Scene:
         cell = Cell(torch="2.7.1", cuda="12.1", flavor="runtime", os="debian12", python="3.11")
         resolution = resolve(cell, matrix, facts)
         encoded = encode(self.base, self.folder / "base.tar.gz")
+        kept = self.folder / "vault/blobs/sha256" / encoded.digest.removeprefix("sha256:")
+        kept.parent.mkdir(parents=True)
+        (self.folder / "base.tar.gz").rename(kept)
         locked = LockedCell(
             resolution=resolution,
             wheels=tuple(sorted((locked_wheel(path) for path in self.wheels), key=lambda wheel: wheel.name)),
@@ -172,7 +175,7 @@ class Trial:
             "--cuda": "12.1",
             "--matrix": where / "matrix.yaml",
             "--images": where / "images",
-            "--base": where / "base.tar",
+            "--vault": where / "vault",
             "--output": self.output,
         }
         flat = [str(word) for pair in options.items() for word in pair]

@@ -155,7 +155,7 @@ def test_an_unreachable_engine_is_reported_with_a_hint(scene: Scene, host: str, 
     [
         (("--engine", "docker", "--output", "x"), "--output is for --engine embedded"),
         (("--builder", "b"), "--builder is for --engine docker"),
-        (("--base", "nowhere.tar"), "nowhere.tar: no such file"),
+        (("--base", "debian:12"), "--base is for --engine docker"),
     ],
 )
 def test_options_of_the_other_engine_are_refused(

@@ -20,8 +20,8 @@ from tests.reports import TAG
 from tests.servers.workspace import Workspace, a_workspace
 from tests.unpublished import FakeIndex
 from torchkiln import CellName, Project, explain, publish, verify
+from torchkiln.build import environment
 from torchkiln.errors import ConfigError, GateRefused
-from torchkiln.index import lazy
 from torchkiln.lock.folder import LockFolder
 from torchkiln.util.places import ROOT
 
@@ -81,7 +81,7 @@ def test_build(scene: Publisher) -> None:
     with (
         small_scale(wheels),
         patch.object(LockFolder, "fresh", lambda *_: locked),
-        patch.object(lazy, "LazyIndex", lambda _store: FakeIndex(wheels)),
+        patch.object(environment, "LazyIndex", lambda _store: FakeIndex(wheels)),
     ):
         run(BUILD, names)
     [entry] = json.loads((scene.layout / "index.json").read_text())["manifests"]

@@ -21,11 +21,9 @@ from tests.planned import FACTS, MATRIX
 from tests.pool_worker import in_this_process
 from tests.projects import SITE, TAG, Bench, bench
 from torchkiln import Project, build_project
-from torchkiln.build import wheel_layers
+from torchkiln.build import environment, wheel_layers
 from torchkiln.cli import torchkiln
-from torchkiln.cli.shared import project_build
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.index import lazy
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.lock import inputs_digest as cell_inputs
 from torchkiln.lock.lock import save
@@ -61,7 +59,7 @@ class Commands:
         environ = {"TORCHKILN_CACHE": str(self.small.store.root), "TORCHKILN_LAYOUT": None}
         with (
             patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()),
-            patch.object(project_build, "LazyIndex", lambda _store: self.small.index),
+            patch.object(environment, "LazyIndex", lambda _store: self.small.index),
             in_this_process(),
         ):
             result = CliRunner(env=environ).invoke(torchkiln, list(arguments))
@@ -130,7 +128,7 @@ def test_the_library_builds_what_the_command_builds(commands: Commands, tmp_path
     )
     with (
         patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()),
-        patch.object(lazy, "LazyIndex", lambda _store: small.index),
+        patch.object(environment, "LazyIndex", lambda _store: small.index),
     ):
         [block] = re.findall(r"```python\n(mine = .*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
         names = {

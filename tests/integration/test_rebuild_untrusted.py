@@ -30,7 +30,7 @@ from torchkiln.model.progress import Silent
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layout import LayerOnDisk
-from torchkiln.publish.rebuild import _layer_blob
+from torchkiln.publish.rebuild import _take_blob
 from torchkiln.runtimes import sandbox
 from torchkiln.store.store import Store
 
@@ -245,5 +245,5 @@ def test_a_base_that_is_too_large(tmp_path: Path, size: int, unpacked: int, expe
     lock = replace(cells.planned_cell([]).locked.base, digest=digest_of(b"other"), unpacked=unpacked)
     own = Store(tmp_path / "own")
     with pytest.raises(ValueError, match=expected):
-        _layer_blob(bomb, layer, ("base", lock), own, tmp_path, Silent())  # type: ignore[arg-type]
+        _take_blob(bomb, layer, ("base", lock), own, tmp_path, Silent())  # type: ignore[arg-type]
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 4 << 20

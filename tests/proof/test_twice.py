@@ -17,8 +17,11 @@ pytestmark = pytest.mark.proof
 
 def test_a_cold_cache_gives_the_same_image(image: dict[str, Any], room: None, tmp_path: Path) -> None:
     """Only the base is reused: every wheel is downloaded, converted and compiled again."""
-    base = Store(cache_root()).blob(image["layers"][0]["digest"])
-    again = build(tmp_path / "elsewhere", *_base_of(image, base), cache=tmp_path / "cold")
+    if not image["base_newer_than_lock"]:  # a newer one is built again
+        digest, cold = image["layers"][0]["digest"], Store(tmp_path / "cold")
+        cold.blob(digest).parent.mkdir(parents=True)
+        shutil.copyfile(Store(cache_root()).blob(digest), cold.blob(digest))
+    again = build(tmp_path / "elsewhere", cache=tmp_path / "cold")
     try:
         assert again["reused"] == [layer["what"] for layer in again["layers"] if "base" in layer["what"]] + [
             again["layers"][-1]["what"]
@@ -28,8 +31,3 @@ def test_a_cold_cache_gives_the_same_image(image: dict[str, Any], room: None, tm
     finally:
         shutil.rmtree(tmp_path / "cold")
         shutil.rmtree(tmp_path / "elsewhere")
-
-
-def _base_of(image: dict[str, Any], base: Path) -> tuple[str, ...]:
-    """The option `--base` with the locked base; no option for a newer base, because `--base` refuses it."""
-    return () if image["base_newer_than_lock"] else ("--base", str(base))

@@ -67,10 +67,6 @@ def _kiln(words: list[str]) -> int:
             bundle(Path(value(words, "--bundle")))
         case ["smoke", "run", *_]:
             smoke(words)
-        case ["base", "export", file, *_]:
-            Path(file).write_text("a base")
-        case ["base", "import", file, *_]:
-            return int(Path(file).read_text() != "a base")
         case ["lock", *_] if "--upgrade" in words and (state() / "newer").exists():
             from tests.workflow_scene import upgrade
 
@@ -85,16 +81,8 @@ def _kiln(words: list[str]) -> int:
 
 
 def _gh(words: list[str]) -> int:
-    release, proposal = state() / "release", state() / "proposal"
+    proposal = state() / "proposal"
     match words:
-        case ["release", "download", "bases", *_]:
-            Path(value(words, "--output")).write_text("a base")
-        case ["release", "view", "bases"]:
-            return 0 if release.exists() else 1
-        case ["release", "create", "bases", *_]:
-            release.touch()
-        case ["release", "upload", "bases", file, *_]:
-            return 0 if release.exists() and Path(file).is_file() else 1
         case ["pr", "list", *_] if proposal.exists():
             sys.stdout.write("7\n")
         case ["pr", "create" | "edit", *_]:

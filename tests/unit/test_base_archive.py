@@ -8,28 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 
 from tests import sboms
 from tests.document_strategies import FEW, answer, json_bytes, mutated
 from torchkiln.base.archive import (
-    files_path,
     from_json,
-    merged,
-    packages_without_file,
     read_files,
     read_lists,
     record_files,
     to_json,
     write_files,
 )
-from torchkiln.base.artefact import read_lock, write_lock
+from torchkiln.base.artefact import read_lock
 from torchkiln.base.mmdebstrap import Scratch, command
 from torchkiln.base.recipe import recipe
-from torchkiln.cli.base import base
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.model.lock import BaseFiles, OsPackage
+from torchkiln.model.lock import OsPackage
 from torchkiln.store.store import Store
 from torchkiln.util.deb822 import paragraphs
 from torchkiln.util.places import ROOT
@@ -72,8 +67,6 @@ def test_an_index_has_the_file_of_the_exact_version(tmp_path: Path) -> None:
 
     assert (found.name, found.version, found.architecture) == ("tini", "0.19.0-1+b3", "amd64")
     assert (found.source, found.size, found.sha256) == ("tini (0.19.0-1)", 248, f"{10:064x}")
-    base_files = BaseFiles(base=BASE.digest, debs=(found,))
-    assert packages_without_file(replace(BASE, packages=packages), base_files) == ("gone 1",)
 
 
 def test_an_invalid_index_is_reported(tmp_path: Path) -> None:
@@ -113,13 +106,6 @@ def test_a_broken_note_is_named(tmp_path: Path) -> None:
         read_files(tmp_path, BASE, Store(tmp_path / "cache"))
 
 
-def test_a_note_keeps_files_that_the_archive_deleted() -> None:
-    now = replace(FILES, debs=FILES.debs[:1])
-
-    assert merged(FILES, now) == FILES
-    assert merged(None, now) == now
-
-
 def test_the_base_is_unchanged_and_lists_and_packages_are_copied_out() -> None:
     """mmdebstrap gets two more hooks, which run last and copy to folders outside the base."""
     plain = command(recipe("debian12"), {}, unprivileged=False)
@@ -137,29 +123,6 @@ def test_the_base_is_unchanged_and_lists_and_packages_are_copied_out() -> None:
     assert [argument for argument in noted if "-hook=" in argument][-2:] == more
 
 
-def test_reading_the_archive_installs_nothing() -> None:
-    place = Scratch(env={}, lists=Path("/tmp/x"), debs=Path("/tmp/d"), keyring=Path("/tmp/keys"))
-    bare = command(recipe("debian12"), {}, unprivileged=False, place=place, bare=True)
-
-    assert "--variant=custom" in bare
-    assert not [argument for argument in bare if argument.startswith("--include")]
-    assert len([argument for argument in bare if "-hook=" in argument]) == 1
-
-
-def test_the_command_writes_the_files_of_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It also prints the packages that the archive no longer has."""
-    base_files = sboms.files(sboms.locked(), without=["tini"])
-    monkeypatch.setattr("torchkiln.base.mmdebstrap.ask_archive", lambda *_, **__: base_files)
-    monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
-    write_lock(tmp_path, BASE)
-    done = CliRunner().invoke(base, ["files", "--images", str(tmp_path)], catch_exceptions=False)
-
-    assert done.stdout == f"{files_path(tmp_path, BASE)}\n"
-    assert "no hash for tini 0.19.0-1+b3: the archive no longer has it" in done.stderr
-    assert "3 of 4 packages" in done.stderr
-    assert from_json(files_path(tmp_path, BASE).read_bytes()) == base_files
-
-
 def test_the_committed_note_is_of_the_committed_base(tmp_path: Path) -> None:
     """The committed list has one .deb file for every package of the committed base."""
     locked = read_lock(ROOT / "images", "debian12")
@@ -167,7 +130,8 @@ def test_the_committed_note_is_of_the_committed_base(tmp_path: Path) -> None:
     found = read_files(ROOT / "images", locked, Store(tmp_path))
 
     assert found is not None
-    assert packages_without_file(locked, found) == ()
+    known = {(deb.name, deb.version) for deb in found.debs}
+    assert known == {(package.name, package.version) for package in locked.packages}
     assert len({deb.sha256 for deb in found.debs}) == len(found.debs) == len(locked.packages)
 
 

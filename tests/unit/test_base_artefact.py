@@ -1,9 +1,8 @@
-"""Where a base comes from: the cache, a file, a rebuilt base or the archive; and the messages."""
+"""Where a base comes from: the cache, a vault, a rebuilt base or the archive; and the messages."""
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -160,39 +159,19 @@ def test_a_replacement_is_used_only_with_its_blob_lock_and_mirror(store: Store, 
     assert archive.builds == 4
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["bare tar", "other compressor"])
-def test_a_file_is_recognised_by_its_content(
-    tmp_path: Path, store: Store, archive: Archive, pack: Callable[[bytes], bytes]
-) -> None:
-    (tmp_path / "f").write_bytes(pack(a_tar("3.0.18")))
-    locked = a_base(None)
+def test_a_vault_comes_before_the_archive(tmp_path: Path, store: Store, archive: Archive) -> None:
+    """A blob of the vault with other bytes is not used."""
+    locked, environ = a_base(Store(tmp_path)), {"TORCHKILN_VAULT": str(tmp_path)}
+    archive.version = "3.0.19"
 
-    assert artefact.ensure(locked, store, os_name="debian12", base_file=tmp_path / "f") == (locked, ())
-    assert store.has_blob(locked.digest, locked.size)
-    assert archive.builds == 0
+    assert artefact.ensure(locked, store, os_name="debian12", environ=environ) == (locked, ())
+    assert (store.has_blob(locked.digest, locked.size), archive.builds) == (True, 0)
 
-
-def test_another_file_is_refused_and_not_stored(tmp_path: Path, store: Store, archive: Archive) -> None:
-    (tmp_path / "f").write_bytes(a_tar("3.0.19"))
-
-    with pytest.raises(BuildFailed, match="is not the locked base"):
-        artefact.ensure(a_base(None), store, os_name="debian12", base_file=tmp_path / "f")
-
-    assert not (store.root / "blobs").exists()
-    assert list((store.root / "tmp").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"hello", b"\x1f\x8b\x08hello", gzip.compress(b"x" * 4000, mtime=0)[:-9]],
-    ids=["empty", "text", "no gzip", "cut short"],
-)
-def test_a_file_that_is_not_a_base_is_refused(tmp_path: Path, store: Store, content: bytes) -> None:
-    (tmp_path / "f").write_bytes(content)
-
-    with pytest.raises(BuildFailed):
-        artefact.adopt(tmp_path / "f", store, os_name="debian12")
-    assert not (store.root / "blobs").exists()
+    store.blob(locked.digest).unlink()
+    blob = Store(tmp_path).blob(locked.digest)
+    blob.write_bytes(bytes(locked.size))
+    base, _ = artefact.ensure(locked, store, os_name="debian12", environ=environ)
+    assert (base, archive.builds) == (a_base(None, "3.0.19"), 1)
 
 
 def test_added_removed_and_changed_packages() -> None:

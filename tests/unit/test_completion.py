@@ -74,10 +74,10 @@ def test_bash(shell: Path) -> None:
     ("words", "expected"),
     [
         (("",), list(COMMANDS)),
-        (("base", "ex"), ["export"]),
+        (("base", "bu"), ["build"]),
         (("smoke", "r"), ["read", "run"]),
         (("--ver",), ["--version"]),
-        (("--to",), ["--torch", "--tools", "--to"]),
+        (("--to",), ["--torch", "--to"]),
         (("--torch", "2.7", "--dry"), ["--dry-run"]),
         (("lock", "--torch", "2.1"), ["2.1.2", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]),
         (("build", "--cuda", "12"), ["12.1", "12.8"]),

@@ -13,6 +13,7 @@ from tests.deb_files import FOLDER, Entry, Package
 from tests.servers.deb_server import DebServer
 from torchkiln.base import artefact
 from torchkiln.base.archive import record_files
+from torchkiln.base.deb_archive import Debs, DebSource
 from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import Effect, Effects, document, effects_of, to_bytes
 from torchkiln.base.plain_tree import Node, Spool, plain_tree
@@ -26,6 +27,7 @@ from torchkiln.model.progress import Reporting
 from torchkiln.oci.encode import ENCODER, encode_bytes
 from torchkiln.oci.tar_reader import TarEntry
 from torchkiln.store.store import Store
+from torchkiln.util.http.retry import GivenUp
 
 RECIPE = recipe("debian12")
 SOURCES = "deb {0}debian bookworm main\ndeb {0}debian-security bookworm-security main\n"
@@ -52,14 +54,14 @@ class Scene:
     def environ(self, **more: str) -> dict[str, str]:
         return {"TORCHKILN_SNAPSHOT": self.server.url("archive"), "PIP_CONFIG_FILE": "/dev/null", **more}
 
-    def ensure(self, **more: str) -> tuple[LockedBase, tuple[str, ...]]:
+    def ensure(self, *, locked_only: bool = True, **more: str) -> tuple[LockedBase, tuple[str, ...]]:
         learn(self.images, self.base, self.store)
         report = Reporting(say=self.said.append)
         return artefact.ensure(
             self.base,
             self.store,
             os_name="debian12",
-            locked_only=True,
+            locked_only=locked_only,
             environ=self.environ(**more),
             report=report,
         )
@@ -193,22 +195,70 @@ def test_only_what_the_archive_lacks_comes_from_a_snapshot(scene: Scene, name: s
 def test_the_snapshot_can_be_disabled(scene: Scene) -> None:
     scene.gone("one")
 
-    with pytest.raises(BuildFailed, match="no present packages"):
+    with pytest.raises(BuildFailed, match="1 of 3 packages of the locked base were not found"):
         scene.ensure(TORCHKILN_SNAPSHOT="off")
     assert not [path for path in scene.server.requested if path.startswith("/archive/")]
 
 
-def test_a_missing_package_is_named_with_each_source(scene: Scene) -> None:
+def test_all_missing_packages_are_named_with_each_source(scene: Scene, tmp_path: Path) -> None:
     scene.gone("one")
+    scene.gone(FIXED)
 
-    with pytest.raises(BuildFailed, match="no present packages"):
-        scene.ensure()
-    said = "\n".join(scene.said)
-    assert "one_1.0_amd64.deb (sha256 " in said
-    assert "archive: " in said
-    assert "snapshot: " in said
-    assert "404" in said
+    with pytest.raises(BuildFailed) as caught:
+        scene.ensure(TORCHKILN_VAULT=str(tmp_path / "vault"))
+    lines = caught.value.message.splitlines()
+    assert lines[0] == "2 of 3 packages of the locked base were not found"
+    assert sum("_1.0_amd64.deb (sha256 " in line and line.endswith(" was not found:") for line in lines) == 2
+    for source in ("vault: not there", "archive: http", "snapshot: http"):
+        assert sum(source in line for line in lines) >= 2
+    assert "HTTP 404" in caught.value.message
+    assert "--vault" in caught.value.hint
+    assert "TORCHKILN_SNAPSHOT" in caught.value.hint
+    assert "--upgrade-base" in caught.value.hint
+    assert caught.value.exit_code == 6
     assert list((scene.store.root / "tmp").iterdir()) == []
+
+
+def test_a_source_that_is_unreachable_is_not_asked_for_each_package(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def fetched(_: Debs, deb: DebFile, source: DebSource, __: Path) -> Path:
+        asked.append(source.name)
+        raise BuildFailed("host name does not resolve") from GivenUp("host name does not resolve", 6)
+
+    monkeypatch.setattr(Debs, "_fetched", fetched)
+    monkeypatch.setattr("torchkiln.base.plain_tree.STREAMS", 1)
+    with pytest.raises(BuildFailed, match="3 of 3 packages of the locked base were not found"):
+        scene.ensure()
+    assert asked == ["archive", "snapshot", "snapshot"]
+
+
+def test_without_locked_only_the_present_packages_are_used_from_then_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sources of the locked packages are asked once, until the settings change or they are required."""
+    newer = replace(scene.base, digest=Digest("sha256:" + "7" * 64))
+
+    def build(*_: object, **__: object) -> LockedBase:
+        blob = scene.store.blob(newer.digest)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(bytes(newer.size))
+        return newer
+
+    monkeypatch.setattr(artefact, "build", build)
+    data = scene.gone("one")
+    assert scene.ensure(locked_only=False)[0] == newer
+    assert "1 of 3 packages of the locked base were not found" in "\n".join(scene.said)
+    asked = len(scene.server.requested)
+
+    assert scene.ensure(locked_only=False)[0] == newer
+    assert len(scene.server.requested) == asked
+    (deb,) = (deb for deb in scene.files.debs if deb.name == "one")
+    scene.server.pools[pool(deb)] = data
+    assert scene.ensure() == (scene.base, ())
+    assert scene.ensure(locked_only=False) == (scene.base, ())
 
 
 def test_wrong_bytes_are_never_used(scene: Scene) -> None:
@@ -239,9 +289,8 @@ def test_a_strangers_effects_give_no_base(scene: Scene) -> None:
     other = replace(effects, changed=(*effects.changed, Effect(path="etc/evil", text="x")))
     effects_path(scene.images, scene.base).write_bytes(to_bytes(other))
 
-    with pytest.raises(BuildFailed, match="no present packages"):
+    with pytest.raises(BuildFailed, match="do not give the locked blob"):
         scene.ensure()
-    assert "do not give the locked blob" in "\n".join(scene.said)
     assert not scene.store.blob(scene.base.digest).exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -144,7 +143,7 @@ def test_with_locked_only_newer_tools_are_an_error(store: Store, archive: Archiv
     ) as caught:
         found(a_cell(), store, locked_only=True)
     assert caught.value.exit_code == 6
-    assert "--tools FILE" in caught.value.hint
+    assert "--vault" in caught.value.hint
     assert "lock TAG --upgrade-base" in caught.value.hint
 
 
@@ -164,48 +163,6 @@ def test_on_another_base_tools_are_built_again_even_if_the_locked_are_cached(
     assert (archive.bases, archive.tools) == (1, 1)
     assert found(locked, store) == (now, moved)
     assert (archive.bases, archive.tools) == (1, 1)
-
-
-@pytest.mark.parametrize("bare", [True, False])
-def test_a_file_of_the_user_is_used(tmp_path: Path, store: Store, archive: Archive, bare: bool) -> None:
-    tar = tools_tar(a_base(store), "3.25")
-    (tmp_path / "f").write_bytes(tar if bare else encode_bytes(tar)[0])
-
-    assert found(a_cell(), store, tools_file=tmp_path / "f") == (a_cell(), ())
-    assert archive.tools == 0
-
-
-Make = Callable[[LockedBase], bytes]
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda base: tools_tar(base, "3.31"), "is not the locked layer of tools devel"),
-        (lambda _: b"no tar", "f: not the tar of|cannot be read|is not the locked"),
-    ],
-)
-def test_another_file_is_refused_and_not_stored(
-    tmp_path: Path, store: Store, archive: Archive, make: Make, words: str
-) -> None:
-    (tmp_path / "f").write_bytes(make(a_base(store)))
-
-    with pytest.raises(BuildFailed, match=words):
-        found(a_cell(), store, tools_file=tmp_path / "f")
-    assert len(list((store.root / "blobs/sha256").iterdir())) == 1
-
-
-def test_tools_of_another_base_are_refused(tmp_path: Path, store: Store) -> None:
-    """No lock states the packages here, so the file's own list of packages is compared with the base."""
-    base = a_base(store)
-    (tmp_path / "f").write_bytes(tools_tar(a_base(None, "3.0.17"), "3.25"))
-
-    with pytest.raises(BuildFailed, match=r"openssl 3\.0\.18 → 3\.0\.17") as caught:
-        tools.adopt(tmp_path / "f", "devel", base, store)
-    assert "built on another base" in caught.value.hint
-
-    (tmp_path / "g").write_bytes(tools_tar(base, "3.25"))
-    assert tools.adopt(tmp_path / "g", "devel", base, store) == some_tools(base, None)
 
 
 def test_the_lock_reads_back_and_an_invalid_one_is_named(tmp_path: Path) -> None:

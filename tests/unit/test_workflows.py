@@ -166,12 +166,6 @@ def test_ci_is_the_readmes_command(played: Played) -> None:
     assert ["check", "test"] in played.scene.calls("make")
 
 
-def test_the_base_is_downloaded_by_its_digest(played: Played) -> None:
-    file = f"base-debian12-{'a' * 64}.tar.gz"
-    assert ["--pattern", file, "--output", file] in played.scene.calls("gh", "release", "download", "bases")
-    assert [file, "--os", "debian12"] in played.scene.calls("torchkiln", "base", "import")
-
-
 def test_the_locked_image_is_built_once(played: Played) -> None:
     """build.yml builds it; proof and publication do not. The nightly run builds it, too."""
     words = [TAG, "--locked"]
@@ -276,9 +270,6 @@ def test_newer_packages_are_proposed_with_the_diff(played: Played) -> None:
     assert f"| {TAG} |" in body
     lock = [f"images/{TAG}/lock.json", f"images/{TAG}/requirements.txt"]
     assert changed == [*lock, "images/base-debian12/base.json"]
-    assert [f"base-debian12-{'c' * 64}.tar.gz", "--clobber"] in place.calls(
-        "gh", "release", "upload", "bases"
-    )
     assert place.calls("gh", "pr", "create") != []
 
 

@@ -86,23 +86,6 @@ def read_dates(lists: Path) -> dict[str, str]:
     return found
 
 
-def packages_without_file(locked: LockedBase | LockedTools, files: BaseFiles) -> tuple[str, ...]:
-    """The packages of *locked* that have no entry in *files*, as "name version"."""
-    known = {(deb.name, deb.version) for deb in files.debs}
-    return tuple(
-        f"{package.name} {package.version}"
-        for package in locked.packages
-        if (package.name, package.version) not in known
-    )
-
-
-def merged(recorded: BaseFiles | None, now: BaseFiles) -> BaseFiles:
-    """The entries of two records of the same base. An archive removes entries, but never changes them."""
-    debs = {(deb.name, deb.version): deb for files in (now, recorded) if files for deb in files.debs}
-    dates = recorded.dates if recorded else now.dates
-    return BaseFiles(base=now.base, debs=tuple(debs[key] for key in sorted(debs)), dates=dates)
-
-
 def files_path(images: Path, found: LockedBase | LockedTools) -> Path:
     """The path, below *images*, of the list of the .deb files of *found*."""
     name = f"{found.name}-debs" if isinstance(found, LockedTools) else "debs"
@@ -135,7 +118,7 @@ def from_json(data: bytes, *, where: str = "debs.json") -> BaseFiles:
 
     :raises ConfigError: *data* is malformed; the message names *where*.
     """
-    hint = "write it again: torchkiln base files"
+    hint = "write it again: torchkiln base build --lock"
     try:
         value = json_of(data)
     except ValueError as error:

@@ -8,20 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchkiln.base import keeping
-from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.keeping import to_json
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.remake import remade
-from torchkiln.base.sources import values
-from torchkiln.model.layer import Blob
+from torchkiln.base.sources import key_of
 from torchkiln.model.lock import LockedBase, package_changes
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
 
 __all__ = [
-    "adopt",
     "ensure",
     "from_json",
     "lock_path",
@@ -66,14 +63,13 @@ def ensure(
     store: Store,
     *,
     os_name: str,
-    base_file: Path | None = None,
     locked_only: bool = False,
     environ: Mapping[str, str] | None = None,
     report: Reporting = UNREPORTED,
 ) -> tuple[LockedBase, tuple[str, ...]]:
     """The base to build on, and its differences from *locked*: see `keeping.ensure`."""
     spec = _spec(recipe(os_name), store, os.environ if environ is None else environ, report)
-    return keeping.ensure(spec, locked, store, file=base_file, locked_only=locked_only, report=report)
+    return keeping.ensure(spec, locked, store, locked_only=locked_only, report=report)
 
 
 def present(locked: LockedBase, store: Store, *, environ: Mapping[str, str]) -> LockedBase:
@@ -95,34 +91,19 @@ def rebuild(
     return keeping.rebuild(_spec(wanted, store, environ, report), store, locked=locked)
 
 
-def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None = None) -> LockedBase:
-    """Import a base from *file*, a layer blob or an uncompressed tar, into the store.
-
-    :raises BuildFailed: *file* is not the *locked* base, or not a base; nothing is stored.
-    """
-    return keeping.adopt(_spec(recipe(os_name), store, {}, UNREPORTED), file, store, locked=locked)
-
-
 def _spec(
     wanted: BaseRecipe, store: Store, environ: Mapping[str, str], report: Reporting
 ) -> keeping.ArtefactSpec[LockedBase]:
-    def read(blob: Path, encoded: Blob, name: str) -> LockedBase:
-        return locked_base(wanted.os, encoded, inspect(blob, name=name))
-
     def key(locked: LockedBase) -> str:
-        """It depends on the mirrors, because another mirror may still have the locked packages."""
-        parts = (wanted.key(), locked.digest, *values(wanted, environ))
+        """It depends on the sources, because another one may still have the locked packages."""
+        parts = (wanted.key(), locked.digest, *key_of(wanted, environ))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     return keeping.ArtefactSpec(
         description=f"base of {wanted.os}",
-        short_name="base",
         lock=f"base-{wanted.os}",
-        option="--base FILE",
-        export="torchkiln base export",
         kind=LockedBase,
         make=lambda: build(wanted, store, environ=environ, report=report),
         remake=lambda locked: remade(locked, locked, store, environ=environ, report=report),
-        read=read,
         key=key,
     )

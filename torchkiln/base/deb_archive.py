@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -15,8 +16,9 @@ from pathlib import Path
 
 from torchkiln.base.debs import deb_path
 from torchkiln.base.effects import Effects
+from torchkiln.base.plain_tree import STREAMS
 from torchkiln.base.recipe import recipe
-from torchkiln.base.sources import sources_of
+from torchkiln.base.sources import SNAPSHOT, sources_of
 from torchkiln.errors import BadWheel, BuildFailed, RegistryError, VerificationFailed
 from torchkiln.index.download import Downloader
 from torchkiln.index.session import IndexSession
@@ -26,11 +28,12 @@ from torchkiln.model.index import FileAt
 from torchkiln.model.lock import DebFile, LockedBase, LockedTools
 from torchkiln.model.operating_system import operating_system
 from torchkiln.store.store import Store
+from torchkiln.util.http.retry import GivenUp
 from torchkiln.vault.places import vaults_of
 from torchkiln.vault.sources import read_from
 
-VARIABLE = "TORCHKILN_SNAPSHOT"
 OFF = "off"
+_NAMED = 10  # packages in a message
 _SOURCES = "etc/apt/sources.list"
 _LINE = re.compile(r"^deb (?:\[[^\]]*\] )?(?P<address>\S+) (?P<suite>\S+) ", re.MULTILINE)
 _TIME = "%Y%m%dT%H%M%SZ"
@@ -68,7 +71,7 @@ def deb_sources(
         main=_url(mirrors.mirror or named.get(False, "")),
         security=_url(mirrors.security_mirror or named.get(True, "")),
     )
-    return (archive, *_snapshots(os_name, dates, environ.get(VARIABLE, "")))
+    return (archive, *_snapshots(os_name, dates, environ.get(SNAPSHOT, "")))
 
 
 def _snapshots(os_name: str, dates: Mapping[str, str], setting: str) -> Iterator[DebSource]:
@@ -103,13 +106,13 @@ def from_vault(locked: LockedBase | LockedTools, store: Store, environ: Mapping[
 
 
 class Debs:
-    """The packages of one base; thread-safe. After a failure, nothing more is downloaded."""
+    """The packages of one base; thread-safe. A source that cannot be reached is not asked again."""
 
     def __init__(self, sources: Sequence[DebSource], store: Store, environ: Mapping[str, str]) -> None:
         self._sources, self._store, self._environ = sources, store, environ
         self._opened: dict[DebSource, _Downloads] = {}
         self._vaults = vaults_of(environ)
-        self._opening, self._failed = threading.Lock(), threading.Event()
+        self._opening, self._lost = threading.Lock(), dict[DebSource, str]()
 
     def path(self, deb: DebFile) -> Path:
         """The path of *deb* in the cache, downloaded and verified if it is not there.
@@ -127,15 +130,34 @@ class Debs:
         part = self._store.temporary("deb")
         if read_from(self._vaults, deb, part, lambda _: None):
             return self._store.adopt(part, path)
-        tried = []
+        tried = [f"{vault.name}: not there" for vault in self._vaults]
         for source in self._sources:
-            if source.url(deb) and not self._failed.is_set():
+            reason = self._lost.get(source, "")
+            if source.url(deb) and not reason:
                 try:
                     return self._fetched(deb, source, path)
                 except (BadWheel, BuildFailed) as error:
-                    tried.append(f"  {source.name}: {error.message}")
-        self._failed.set()
-        raise BuildFailed("\n".join((f"{deb.filename} (sha256 {deb.sha256}) was not found:", *tried)))
+                    reason = error.message
+                    if isinstance(error.__cause__, GivenUp):
+                        self._lost[source] = reason
+            tried.append(f"{source.name}: {reason or 'address unknown'}")
+        lines = (f"{deb.filename} (sha256 {deb.sha256}) was not found:", *(f"  {line}" for line in tried))
+        raise BuildFailed("\n".join(lines))
+
+    def lacking(self, debs: Sequence[DebFile]) -> str:
+        """The packages that cannot be had, each with the reasons; "" if there are none."""
+
+        def reason(deb: DebFile) -> str:
+            try:
+                self.path(deb)
+            except BuildFailed as error:
+                return error.message
+            return ""
+
+        with ThreadPoolExecutor(STREAMS) as pool:
+            reasons = [text for text in pool.map(reason, debs) if text]
+        count = f"{len(reasons)} of {len(debs)} packages of the locked base were not found"
+        return "\n".join((count, *reasons[:_NAMED], *(("…",) if reasons[_NAMED:] else ()))) if reasons else ""
 
     def _fetched(self, deb: DebFile, source: DebSource, path: Path) -> Path:
         with self._opening:

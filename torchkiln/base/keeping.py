@@ -7,15 +7,14 @@ layer is kept as a blob and locked by digest.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from torchkiln.base.sources import SNAPSHOT
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.model.layer import Blob
 from torchkiln.model.lock import (
     LockedBase,
     LockedTools,
@@ -24,9 +23,6 @@ from torchkiln.model.lock import (
     package_changes,
 )
 from torchkiln.model.progress import UNREPORTED, Reporting
-from torchkiln.oci.compression import GZIP, IDENTITY
-from torchkiln.oci.encode import encode
-from torchkiln.oci.opening import bounded
 from torchkiln.store.store import Store
 from torchkiln.util import codec
 from torchkiln.util.files import pretty_json
@@ -37,6 +33,7 @@ SCHEMA = 1
 _REBUILT = "bases"
 _LIMIT = 4 << 20  # maximum bytes of a lock file, which has about 10,000
 _UNPACKED = 8 << 30  # maximum bytes of a tar; the largest has half a gigabyte
+_VAULT = "take the locked one from a vault (--vault, docs/vault.md)"
 _NEWER = "lock the current packages with: torchkiln lock TAG --upgrade-base"
 _SAME = ("same packages, different bytes",)
 
@@ -48,15 +45,12 @@ class ArtefactSpec(Generic[Artefact]):
     """The names of one artefact, and the functions that build it and read it from a blob."""
 
     description: str  # "base of debian12"
-    short_name: str  # "base", in messages about a file
     lock: str  # the store's lock that a build holds, "base-debian12"
-    option: str  # the option that imports a file, "--base FILE"
-    export: str  # the command that writes such a file, "torchkiln base export"
     kind: type[Artefact]
     make: Callable[[], Artefact]
-    read: Callable[[Path, Blob, str], Artefact]  # its arguments: the file, its `Blob`, its name in messages
-    # puts the blob of a locked artefact into the cache, from its packages; returns whether that was possible
-    remake: Callable[[Artefact], bool]
+    # Puts the blob of a locked artefact into the cache, from a vault or from its packages; if that is not
+    # possible, returns the reason, which is empty for an artefact whose packages are not recorded.
+    remake: Callable[[Artefact], str | None]
     key: Callable[[Artefact], str]  # the key under which the cache records the rebuild of a locked artefact
 
 
@@ -65,37 +59,38 @@ def ensure(
     locked: Artefact | None,
     store: Store,
     *,
-    file: Path | None = None,
     locked_only: bool = False,
     fits: bool = True,
     report: Reporting = UNREPORTED,
 ) -> tuple[Artefact, tuple[str, ...]]:
     """The artefact, with its blob in *store*, and its package differences from *locked*.
 
-    The sources are tried in this order: the cache, *file*, the locked packages with their effects, an earlier
-    rebuild for this lock, the archive's present packages. A rebuild may differ from the lock. It is recorded
-    for the lock, so that the next build is fast and uses the same artefact, until the lock changes or
-    `rebuild` is called. Without *locked*, the sources are *file* and the archive.
+    The sources are tried in this order: the cache, an earlier rebuild for this lock (unless *locked_only*), a
+    vault, the locked packages with their effects, the archive's present packages. A rebuild may differ from
+    the lock. It is recorded for the lock, so that the next build is fast and uses the same one, until the
+    lock or the settings change, or `rebuild` is called. Without *locked*, the present packages are used.
 
     :param fits: whether *locked* may be used; False for tools that were built on another base.
-    :raises BuildFailed: *file* is not the locked one; or the archive gives another one and *locked_only* is
-        set.
+    :raises BuildFailed: the locked one cannot be had, and *locked_only* is set.
     :raises ToolMissing: it must be built, and mmdebstrap or the keys are missing.
     """
     if locked is None:
-        return (adopt(spec, file, store) if file else rebuild(spec, store)), ()
+        return rebuild(spec, store), ()
     if fits and store.has_blob(locked.digest, locked.size):
         return locked, ()
-    if fits and file is not None:
-        return adopt(spec, file, store, locked=locked), ()
     with store.lock(spec.lock, f"builds the {spec.description}"):
         if fits and store.has_blob(locked.digest, locked.size):  # built by another process
             return locked, ()
-        if fits and spec.remake(locked):
-            return locked, ()
         found = rebuilt(spec, locked, store)
+        if fits and (found is None or locked_only):
+            if (lacking := spec.remake(locked)) is None:
+                return locked, ()
+            if lacking and locked_only:
+                raise BuildFailed(lacking, hint=f"{_VAULT}; or set another mirror or {SNAPSHOT}; or {_NEWER}")
+            if lacking:
+                report.say(lacking)
         if found is None:
-            report.say(f"the locked {spec.description} is not in the cache; building it from the archive")
+            report.say(f"building the {spec.description} from the present packages of the archive")
             found = spec.make()
             if found.digest == locked.digest:
                 return locked, ()
@@ -105,7 +100,7 @@ def ensure(
         raise BuildFailed(
             f"the {spec.description} does not match the lock {locked.digest}; in the archive now:\n"
             + "\n".join(f"  {change}" for change in changes),
-            hint=f"{_NEWER}; or provide the locked one with {spec.option}",
+            hint=f"{_VAULT}; or {_NEWER}",
         )
     return found, changes
 
@@ -117,59 +112,6 @@ def rebuild(spec: ArtefactSpec[Artefact], store: Store, *, locked: Artefact | No
         if locked is not None and locked.digest != found.digest:
             store.put_record(_REBUILT, spec.key(locked), json.loads(to_json(found)))
     return found
-
-
-def adopt(
-    spec: ArtefactSpec[Artefact], file: Path, store: Store, *, locked: Artefact | None = None
-) -> Artefact:
-    """Import an artefact from *file*, a layer blob or an uncompressed tar, into the store.
-
-    :raises BuildFailed: *file* is not the *locked* artefact, or not valid; nothing is stored.
-    """
-    temporary = store.temporary(spec.lock)
-    try:
-        if not file.is_file():  # a pipe would hang, and a device may have no end
-            raise BuildFailed(f"{file}: not a regular file", hint=f"name a file that `{spec.export}` wrote")
-        with file.open("rb") as stream:
-            compression = GZIP if stream.read(len(GZIP.magic)) == GZIP.magic else IDENTITY
-        # The tar is always compressed again, so that a file of another tool gives the locked blob, too.
-        with compression.open(file) as tar:
-            encoded = encode(_bounded(spec, tar, file, locked), temporary)
-        if locked is not None and encoded.digest != locked.digest:
-            raise BuildFailed(
-                f"{file} is not the locked {spec.short_name}: expected {locked.digest}, got {encoded.digest}",
-                hint=f"export the locked one on a machine that has it: {spec.export} FILE",
-            )
-        found = spec.read(temporary, encoded, str(file))
-        store.adopt(temporary, store.blob(encoded.digest))
-    except (OSError, EOFError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno and error.filename != str(file):
-            raise BuildFailed(
-                f"the {spec.short_name} cannot be written to {store.root}: {os.strerror(error.errno)}",
-                hint="free disk space, or set TORCHKILN_CACHE to a writable folder",
-            ) from error
-        raise BuildFailed(
-            f"{file} cannot be read as a {spec.short_name}: {error}",
-            hint=f"export it again: {spec.export} FILE",
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return locked or found
-
-
-def _bounded(spec: ArtefactSpec[Artefact], tar: BinaryIO, file: Path, locked: Artefact | None) -> BinaryIO:
-    """*tar*; reading more bytes than the locked artefact has, or than 8 GiB without *locked*, is an error."""
-    limit = locked.unpacked if locked else _UNPACKED
-
-    def over() -> BuildFailed:
-        if locked:
-            return BuildFailed(
-                f"{file} is not the locked {spec.short_name}: it unpacks to more than {limit} bytes",
-                hint=f"export the locked one on a machine that has it: {spec.export} FILE",
-            )
-        return BuildFailed(f"{file} is not a {spec.short_name}: it unpacks to more than {limit >> 30} GiB")
-
-    return bounded(tar, limit, over)
 
 
 def to_json(found: LockedBase | LockedTools) -> bytes:

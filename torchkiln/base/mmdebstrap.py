@@ -27,7 +27,7 @@ from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe
 from torchkiln.base.remake import record_effects
 from torchkiln.base.sources import ArchiveSources, copying, edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ToolMissing
-from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools
+from torchkiln.model.lock import BaseFiles, LockedBase
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.model.progress import UNREPORTED, Reporting
 from torchkiln.oci.encode import encode
@@ -133,38 +133,17 @@ def build(
     return base
 
 
-def ask_archive(
-    recipe: BaseRecipe,
-    locked: LockedBase | LockedTools,
-    *,
-    environ: Mapping[str, str],
-    report: Reporting = UNREPORTED,
-) -> BaseFiles:
-    """The .deb files of *locked*'s packages, from the archive's current signed index; builds no base.
-
-    :raises KilnError: as for `build`.
-    """
-    with scratch(recipe, environ) as place:
-        argv = command(recipe, environ, unprivileged=os.geteuid() != 0, place=place, bare=True)
-        with running(argv, place.env, recipe, report) as tar:
-            while tar.read(1 << 20):
-                pass
-        return BaseFiles(base=locked.digest, debs=read_lists(place.lists, locked.packages))
-
-
 def command(
     recipe: BaseRecipe,
     environ: Mapping[str, str],
     *,
     unprivileged: bool,
     place: Scratch | None = None,
-    bare: bool = False,
     onto: ExistingBase | None = None,
 ) -> list[str]:
     """The command line of mmdebstrap, which writes the tar to stdout. Pure.
 
     :param place: apt's lists are copied there after the installation.
-    :param bare: install nothing.
     :param onto: install packages into this base, or query apt in it, instead of building a base.
     :raises ConfigError: a mirror is not a URL.
     """
@@ -172,13 +151,11 @@ def command(
     if onto and onto.queries:
         sources = copying(sources)
     setup, restore = _mirror_hooks(sources)
-    downloads = not bare and not (onto and (onto.debs or onto.queries))
+    downloads = not (onto and (onto.debs or onto.queries))
     copies = [("/var/lib/apt/lists", place.lists)] if place else []
     copies += [(DEBS, place.debs)] if place and downloads else []
     copy_out = tuple(f"sync-out {inside} {shlex.quote(str(outside))}" for inside, outside in copies)
     variant, packages, hooks = "minbase", recipe.packages, recipe.hooks
-    if bare:
-        variant, packages, hooks = "custom", (), ()
     if onto:
         variant, packages = "custom", onto.packages
         if onto.debs:
@@ -270,13 +247,13 @@ def _require(recipe: BaseRecipe, keyring: Path) -> None:
     if not shutil.which("mmdebstrap"):
         raise ToolMissing(
             "mmdebstrap: command not found; it is needed to build the base",
-            hint="install it: apt-get install mmdebstrap; or import a base: --base FILE",
+            hint="install it: apt-get install mmdebstrap; or take the locked base from a vault: --vault",
         )
     if not keyring.is_file():
         raise ToolMissing(
             f"keyring of the archive of {recipe.os} not found: {keyring}",
             hint=f"install {recipe.distribution.capitalize()}'s package {recipe.keyring_package}, or set"
-            f" {variables(recipe)[2]} to a keyring; or import a base: --base FILE",
+            f" {variables(recipe)[2]} to a keyring; or take the locked base from a vault: --vault",
         )
 
 
@@ -331,7 +308,7 @@ def running(
     if code := process.returncode:
         where = str(Path(env["TMPDIR"]).parent)  # the scratch folder itself is removed
         mirror, _, keyring = variables(recipe)
-        elsewhere = f"set another archive with {mirror}, or import a base: --base FILE"
+        elsewhere = f"set another archive with {mirror}, or take the locked base from a vault: --vault"
         raise complaint(
             code,
             last,

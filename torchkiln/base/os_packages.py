@@ -168,8 +168,7 @@ def _make(requested: tuple[str, ...], debs: tuple[DebFile, ...], layers: OsLayer
         packages=requested,
         lower=layers.artefacts,
         misfit="the locked OS packages do not fit",
-        hint="the project was locked on another base: provide that base with --base FILE, or lock the project"
-        " again",
+        hint="it was locked on another base: take that from a vault (--vault), or lock the project again",
         debs=folder,
         hard_links=True,
     )

@@ -21,7 +21,7 @@ from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 from torchkiln.util.deb822 import paragraphs
 
 _INFO = "var/lib/dpkg/info"
-_STREAMS = 8  # packages that are downloaded at the same time
+STREAMS = 8  # packages that are downloaded at the same time
 _WORKERS = 2  # packages that are extracted at the same time; each needs a core, and about 100 MB of memory
 _PIECE = 1 << 20
 
@@ -114,7 +114,7 @@ def plain_tree(debs: Sequence[DebFile], path_of: DebPath, rules: UnpackRules, sp
             return dict(_nodes(deb, path, rules, filters, spool))
 
     largest_first = sorted(debs, key=lambda deb: -deb.size)
-    with ThreadPoolExecutor(_STREAMS) as pool:
+    with ThreadPoolExecutor(STREAMS) as pool:
         trees = dict(zip(largest_first, pool.map(extracted, largest_first), strict=True))
     whole: Tree = {}
     for deb in debs:

@@ -89,31 +89,30 @@ def remade(
     *,
     environ: Mapping[str, str],
     report: Reporting,
-) -> bool:
-    """Make the blob of *locked* by `remake`, if *store* knows its packages and effects and they can be had.
+) -> str | None:
+    """Take the blob of *locked* from a vault, or make it by `remake`, if *store* knows its effects.
 
-    :returns: whether *store* has the blob now; if not, the reason was reported.
+    :returns: None if *store* has the blob now, else the reason, which is empty for unknown effects.
     """
     from torchkiln.base.deb_archive import Debs, deb_sources, from_vault  # imported here: it loads slowly
 
     if from_vault(locked, store, environ):
-        return True
+        return None
     files, effects = read_files(None, locked, store), read_effects(None, locked, store)
     of_base = effects if base is locked else read_effects(None, base, store)
     if files is None or effects is None or of_base is None:
-        return False
+        return ""
     report.say(f"making {locked.digest[:19]} of {locked.os} from its {len(files.debs)} packages")
     debs = Debs(deb_sources(locked.os, of_base, files.dates, environ), store, environ)
     try:
         remake(locked, base, files, effects, store, path_of=debs.path)
     except BuildFailed as error:
-        report.say(error.message)
-        return False
-    return True
+        return debs.lacking(files.debs) or error.message
+    return None
 
 
-def learn(images: Path, locked: LockedBase | LockedTools, store: Store) -> None:
-    """Record in *store* the packages and effects of *locked* that *images* has.
+def learn(images: Path | None, locked: LockedBase | LockedTools, store: Store) -> None:
+    """Record in *store* the packages and effects of *locked* that *images*, a folder of locks, has.
 
     :raises ConfigError: a file is malformed.
     """

@@ -12,7 +12,9 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix.mirrors import preset_of
 from torchkiln.model.operating_system import operating_system
 from torchkiln.model.untrusted import declared
+from torchkiln.vault import VARIABLE
 
+SNAPSHOT = "TORCHKILN_SNAPSHOT"  # the variable with the address of the snapshot service
 _ADDRESS = re.compile(r"(https?|file|copy)://[^\s'\"|&\\]+")
 _SNAPSHOT = re.compile(r"/(\d{8}T\d{6}Z)/?$")
 
@@ -40,6 +42,11 @@ def values(recipe: BaseRecipe, environ: Mapping[str, str]) -> tuple[str, str, st
     preset = preset_of(environ)
     mirror, security, keyring = (environ.get(name) or preset.get(name, "") for name in variables(recipe))
     return mirror, security, keyring
+
+
+def key_of(recipe: BaseRecipe, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The settings that decide whether locked packages can be had."""
+    return (*values(recipe, environ), environ.get(VARIABLE, ""), environ.get(SNAPSHOT, ""))
 
 
 def sources_of(recipe: BaseRecipe, environ: Mapping[str, str]) -> ArchiveSources:

@@ -19,7 +19,7 @@ from torchkiln.base.debs import keep
 from torchkiln.base.on_top import Addition, base_work, layer_tar
 from torchkiln.base.recipe import recipe
 from torchkiln.base.remake import record_effects, remade
-from torchkiln.base.sources import sources_of, values
+from torchkiln.base.sources import key_of, sources_of
 from torchkiln.errors import BuildFailed
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.model.layer import Blob
@@ -57,7 +57,6 @@ def ensure(
     base: LockedBase,
     store: Store,
     *,
-    file: Path | None = None,
     locked_only: bool = False,
     environ: Mapping[str, str] | None = None,
     report: Reporting = UNREPORTED,
@@ -70,7 +69,7 @@ def ensure(
         locked.name, packages_of(locked.name), base, store, os.environ if environ is None else environ, report
     )
     fits = locked.base == base.digest
-    return keeping.ensure(spec, locked, store, file=file, locked_only=locked_only, fits=fits, report=report)
+    return keeping.ensure(spec, locked, store, locked_only=locked_only, fits=fits, report=report)
 
 
 def rebuild(
@@ -85,17 +84,6 @@ def rebuild(
     """Build the tools from the archive now; the result replaces *locked* on this machine."""
     spec = _spec(name, packages_of(name), base, store, environ, report)
     return keeping.rebuild(spec, store, locked=locked)
-
-
-def adopt(
-    file: Path, name: str, base: LockedBase, store: Store, *, locked: LockedTools | None = None
-) -> LockedTools:
-    """Import the tools *name* on *base* from *file*, a layer blob or an uncompressed tar, into the store.
-
-    :raises BuildFailed: *file* is not the layer of the *locked* tools, or not a layer of tools on *base*;
-        nothing is stored.
-    """
-    return keeping.adopt(_spec(name, (), base, store, {}, UNREPORTED), file, store, locked=locked)
 
 
 def build(
@@ -181,18 +169,14 @@ def _spec(
 
     def key(locked: LockedTools) -> str:
         """It depends on the base and the mirrors, which determine the packages."""
-        parts = (wanted.key(), *requested, base.digest, locked.digest, *values(wanted, environ))
+        parts = (wanted.key(), *requested, base.digest, locked.digest, *key_of(wanted, environ))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     return keeping.ArtefactSpec(
         description=f"layer of tools {name} of {wanted.os}",
-        short_name=f"layer of tools {name}",
         lock=f"tools-{wanted.os}-{name}",
-        option="--tools FILE",
-        export=f"torchkiln base export --tools {name}",
         kind=LockedTools,
         make=lambda: build(name, requested, base, store, environ=environ, report=report),
         remake=lambda locked: remade(locked, base, store, environ=environ, report=report),
-        read=lambda blob, encoded, called: _read(blob, encoded, name, base, called=called),
         key=key,
     )

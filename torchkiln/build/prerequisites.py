@@ -16,19 +16,16 @@ from torchkiln.build.prefetch import demand_reachable, fetching, measured, missi
 from torchkiln.build.standalone import StandalonePythons
 from torchkiln.lock.lock import on_base
 from torchkiln.model.cell import PythonArchive
-from torchkiln.model.lock import LockedCell
+from torchkiln.model.lock import LockedBase, LockedCell, LockedTools
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.progress import Reporting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseSources:
-    """Files with base and tools, in addition to the cache and the archive."""
+    """Where base, tools and standalone Python come from, in addition to the cache, vaults and the archive."""
 
     images: Path | None = None  # the folder of locks, which has the packages and effects of the base
-    base_file: Path | None = None
-    tools_file: Path | None = None
-    python_file: Path | None = None  # the layer of a standalone Python
     locked_only: bool = False  # refuse rebuilds that differ from the lock
     locate: Callable[[PythonArchive], str] = lambda _: ""  # the path or URL of a standalone Python's archive
 
@@ -74,16 +71,12 @@ def provide(
     """
     locked, store = plan.locked, environment.store
     report = Reporting(say=environment.say, observer=environment.observer)
-    if sources.images:
-        learn(sources.images, locked.base, store)
-        if locked.tools:
-            learn(sources.images, locked.tools, store)
-    has_base = sources.base_file or store.has_blob(locked.base.digest, locked.base.size)
-    complete = has_base and (
-        locked.tools is None or sources.tools_file or store.has_blob(locked.tools.digest, locked.tools.size)
-    )
+    system: list[LockedBase | LockedTools] = [locked.base, *([locked.tools] if locked.tools else [])]
+    complete = all(store.has_blob(each.digest, each.size) for each in system)
     wheels = () if complete else missing_wheels(plan, store)
     if not complete:
+        for each in system:
+            learn(sources.images, each, store)
         demand_reachable(plan, store, environment.fetcher)
         environment.archives.demand_reachable(missing_archives(plan, store))
     with fetching(wheels, store, environment.fetcher):
@@ -91,21 +84,19 @@ def provide(
             locked.base,
             store,
             os_name=locked.resolution.cell.os,
-            base_file=sources.base_file,
             locked_only=sources.locked_only,
             environ=environment.environ,
             report=report,
         )
         if locked.standalone is not None:
             pythons = StandalonePythons(store=store, environ=environment.environ, locate=sources.locate)
-            pythons.ensure(locked.standalone, base, file=sources.python_file, report=report)
+            pythons.ensure(locked.standalone, base, report=report)
         if locked.tools is None:
             return on_base(locked, base, None), changes
         found_tools, tool_changes = tools.ensure(
             locked.tools,
             base,
             store,
-            file=sources.tools_file,
             locked_only=sources.locked_only,
             environ=environment.environ,
             report=report,

@@ -72,26 +72,18 @@ class StandalonePythons:
         locked: LockedStandalone,
         base: LockedBase,
         *,
-        file: Path | None = None,
         report: Reporting = UNREPORTED,
     ) -> None:
         """Put the blob of *locked* into the store, if it is not there.
 
-        :param file: a file with the blob, which is moved into the store.
-        :raises BuildFailed: as `make`; or *file* or the archive's layer has a different digest.
+        :raises BuildFailed: as `make`; or the archive's layer has a different digest.
         """
         if self.store.has_blob(locked.digest, locked.size):
             return
-        if file is not None:
-            found = f"sha256:{_sha256(file)}"
-            if found == locked.digest:
-                self.store.adopt(file, self.store.blob(locked.digest))
-                return
-        else:
-            archive = PythonArchive(filename=locked.filename, sha256=locked.sha256)
-            found = self.make(archive, minor(locked.version), base, report).digest
-            if found == locked.digest:
-                return
+        archive = PythonArchive(filename=locked.filename, sha256=locked.sha256)
+        found = self.make(archive, minor(locked.version), base, report).digest
+        if found == locked.digest:
+            return
         raise BuildFailed(
             f"the layer of {locked.filename} differs from the lock: expected {locked.digest}, got {found}",
             hint="another version of torchkiln made the lock: lock the cell again",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import click
 
-from torchkiln.base import archive, artefact, keeping, mmdebstrap, tools
+from torchkiln.base import archive, artefact, keeping, tools
 from torchkiln.base.recipe import recipe
 from torchkiln.base.remake import commit_effects, learn
 from torchkiln.cli.shared import terminal
@@ -16,7 +15,7 @@ from torchkiln.cli.shared.console import open_cache, progress
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import images_folder, mirror_option
 from torchkiln.cli.shared.tables import beside
-from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.errors import ConfigError
 from torchkiln.matrix.os_tools import is_tools
 from torchkiln.model.lock import LockedBase, LockedTools, package_changes
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
@@ -79,29 +78,6 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
     click.echo(built.digest)
 
 
-@base.command("files")
-@_os
-@_tools
-@mirror_option
-@images_folder
-def files(os_name: str, name: str | None, images: Path) -> None:
-    """Record the hashes of the .deb files of the locked base, for SBOMs; print the file's path.
-
-    A package gets no hash if the archive no longer has it and no earlier run recorded its hash. `base build`
-    records the hashes, too, so it needs no run of this command.
-    """
-    locked = _locked(images, os_name, name)
-    noted = archive.read_files(images, locked, open_cache())
-    found = archive.merged(
-        noted, mmdebstrap.ask_archive(recipe(os_name), locked, environ=os.environ, report=Reporting(say=_say))
-    )
-    for package in archive.packages_without_file(locked, found):
-        _say(f"no hash for {package}: the archive no longer has it")
-    path = archive.write_files(images, locked, found)
-    _say(f"{len(found.debs)} of {len(locked.packages)} packages")
-    click.echo(path)
-
-
 @base.command("show")
 @_os
 @_tools
@@ -130,47 +106,6 @@ def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
         click.echo(beside(f"{key:<9} ", value, terminal.columns(err=False)))
 
 
-@base.command("export")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@_os
-@_tools
-@images_folder
-def export(file: Path, os_name: str, name: str | None, images: Path) -> None:
-    """Write the locked base to FILE, a gzipped tar for `base import` and `build --base` (or `--tools`)."""
-    locked, store = _locked(images, os_name, name), open_cache()
-    if not store.has_blob(locked.digest, locked.size):
-        raise BuildFailed(
-            f"the locked {f'tools layer {name}' if name else 'base'} of {os_name} is not in the cache",
-            hint="run: torchkiln build TAG --locked; if the locked packages cannot be had:"
-            " torchkiln lock TAG --upgrade-base",
-        )
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        shutil.copyfile(store.blob(locked.digest), temporary)
-        temporary.replace(file)
-    except OSError as error:
-        raise BuildFailed(
-            f"{file} cannot be written: {error.strerror}", hint="name another file, or free space there"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    click.echo(locked.digest)
-
-
-@base.command("import")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@_os
-@_tools
-@images_folder
-def import_(file: Path, os_name: str, name: str | None, images: Path) -> None:
-    """Import the locked base from FILE into the cache; if there is no lock yet, FILE is locked."""
-    store = open_cache()
-    locked, taken = _taken(file, images, os_name, name, store)
-    if locked is None:
-        _say(f"locked in {_write(images, taken)}")
-    click.echo(taken.digest)
-
-
 # --- the base, or the tools -------------------------------------------------------------------------
 
 _Either = LockedBase | LockedTools
@@ -195,18 +130,6 @@ def _rebuilt(
     learn(images, below, store)
     artefact.ensure(below, store, os_name=os_name, locked_only=True, report=report)
     return locked, tools.rebuild(name, below, store, environ=os.environ, locked=locked, report=report)
-
-
-def _taken(
-    file: Path, images: Path, os_name: str, name: str | None, store: Store
-) -> tuple[_Either | None, _Either]:
-    """The locked base or tools layer, if any, and the one that *file* contains."""
-    if name is None:
-        base = artefact.read_lock(images, os_name)
-        return base, artefact.adopt(file, store, os_name=os_name, locked=base)
-    _check(name)
-    locked = tools.read_lock(images, os_name, name)
-    return locked, tools.adopt(file, name, _locked_base(images, os_name), store, locked=locked)
 
 
 def _locked(images: Path, os_name: str, name: str | None) -> _Either:

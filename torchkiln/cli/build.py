@@ -41,7 +41,7 @@ _FORMATS = ("oci", "oci-archive", "docker-archive")
 _NOT_OF_PROJECTS = ("engine", "load", "ahead", "smoke", "tier", "form", "dry_run")
 _ONLY = {
     "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
-    "docker": ("builder", "cache_from", "cache_to"),
+    "docker": ("base", "builder", "cache_from", "cache_to"),
 }
 
 
@@ -91,16 +91,7 @@ _ONLY = {
     show_default=True,
     help="layer compression; zstd layers are smaller and faster to pull, and have other digests",
 )
-@click.option(
-    "--base",
-    metavar="FILE|IMAGE",
-    help="use the base in this file, written by `base export`; with --engine docker also an image",
-)
-@click.option(
-    "--tools",
-    metavar="FILE",
-    help="for devel images: use the tools layer in this file, written by `base export --tools NAME`",
-)
+@click.option("--base", metavar="IMAGE", help="docker: build on this image instead of torchkiln's base")
 @project_options
 @push_to_options
 @click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock")
@@ -127,7 +118,6 @@ def build(
     cache_from: tuple[str, ...],
     cache_to: tuple[str, ...],
     base: str | None,
-    tools: str | None,
     project: ProjectOptions | None,
     watch: bool,
     to: PushTo | None,
@@ -157,8 +147,8 @@ def build(
         from torchkiln.project.ready import ProjectRequest
 
         cell, locks = project_cell(chosen, project.folder, images)
-        context = BuildContext(locks.matrix, locks.facts, images, base, tools, locked, quiet)
-        options = BuildOptions(sources=context.sources(), layer_format=layer_format)
+        context = BuildContext(locks.matrix, locks.facts, images, locked, quiet)
+        options = BuildOptions(sources=context.sources, layer_format=layer_format)
         request = ProjectRequest(folder=project.folder, cell=cell, choice=project.choice)
         if watch:
             from torchkiln.cli.shared.project_watch import WatchRequest, watch_in
@@ -169,14 +159,14 @@ def build(
         click.echo(json.dumps(result) if as_json else printed)
         return
     cells, matrix, facts = chosen.cells(must_name=True)
-    context = BuildContext(matrix, facts, images, base, tools, locked, quiet)
+    context = BuildContext(matrix, facts, images, locked, quiet)
     image_builder: _Builder = _EmbeddedBuilder(
         context, output.absolute(), form, layer_format, load, ahead, plain_http
     )
     if engine == "docker":
         from torchkiln.cli.shared.on_docker import DockerBuilder
 
-        image_builder = DockerBuilder(context, builder, cache_from, cache_to)
+        image_builder = DockerBuilder(context, base, builder, cache_from, cache_to)
     if smoke:
         from torchkiln.cli.shared import built_smoke
 
@@ -261,7 +251,7 @@ class _EmbeddedBuilder:
                 context.facts,
                 self.layout,
                 open_environment(store, observer=observer, say=context.say, on_layer=ahead.take),
-                options=builder.BuildOptions(sources=context.sources(), layer_format=self.layer_format),
+                options=builder.BuildOptions(sources=context.sources, layer_format=self.layer_format),
             )
             built, sent = _timed("upload", built, ahead.settled)
             loaded: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ def refresh(os_names: tuple[str, ...], matrix_file: Path, images: Path, as_json:
     locks = [load_locked(images, path.parent.name) for path in sorted(images.glob("*/lock.json"))]
     chosen = [locked for locked in locks if not os_names or locked.base.os in os_names]
     if not chosen:
-        raise NothingSelected(f"{images}: no locks", hint="run: torchkiln lock")
+        raise NothingSelected(f"{images}: no locks", hint="run: torchkiln lock --all")
     pythons = StandalonePythons(store=store, environ=os.environ, locate=grid.locate)
     systems = Systems(
         images, store, environ=os.environ, report=LockOutput().reporting, pythons=pythons, upgrade=True

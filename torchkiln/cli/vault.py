@@ -91,5 +91,5 @@ def _locked(images: Path) -> tuple[str, ...]:
     """The tags of all locks in *images*."""
     found = tuple(sorted(path.parent.name for path in images.glob("*/lock.json")))
     if not found:
-        raise ConfigError(f"{images}: no locks", hint="run: torchkiln lock")
+        raise ConfigError(f"{images}: no locks", hint="run: torchkiln lock --all")
     return found

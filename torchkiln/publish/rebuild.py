@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Literal
 
 from torchkiln.base.confined import require_sandbox
+from torchkiln.base.contents import inspect
 from torchkiln.build import build
 from torchkiln.build.cuda_layers import kept_path
 from torchkiln.build.environment import Environment
 from torchkiln.build.prerequisites import BaseSources
-from torchkiln.errors import KilnError, ToolMissing
+from torchkiln.errors import BuildFailed, KilnError, ToolMissing
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.lock import LockedBase, LockedCell, LockedStandalone, LockedTools
@@ -79,21 +80,14 @@ def rebuild(
     with _empty_cache(context.store) as (own, folder):
         _link_files(locked, context.store, own)
         try:
-            blobs = {
-                kind: _layer_blob(reading, found[kind], (kind, artefact), own, folder, context.observer)
-                for kind, artefact in _artefacts(locked).items()
-            }
+            for kind, artefact in _artefacts(locked).items():
+                _take_blob(reading, found[kind], (kind, artefact), own, folder, context.observer)
         except (OSError, EOFError, ValueError) as error:
             return _bad(f"cannot read a layer: {error}")
+        except BuildFailed as error:
+            return _bad(error.message)
         options = build.BuildOptions(
-            sources=BaseSources(
-                base_file=blobs["base"],
-                tools_file=blobs.get("tools"),
-                python_file=blobs.get("Python"),
-                locked_only=True,
-            ),
-            layer_format=format_of([base.media_type]),
-            foreign=True,
+            sources=BaseSources(locked_only=True), layer_format=format_of([base.media_type]), foreign=True
         )
         try:
             built = build.build(
@@ -171,33 +165,36 @@ def _link(path: Path, link: Path) -> None:
         shutil.copyfile(path, link)
 
 
-def _layer_blob(
+def _take_blob(
     reading: RepositoryReader,
     layer: LayerOnDisk,
     named: tuple[Kind, Artefact],
     own: Store,
     folder: Path,
     observer: Observer,
-) -> Path | None:
-    """Download the blob of the *named* artefact, from the image's *layer*; None: *own* has the blob.
+) -> None:
+    """Put the blob of the *named* artefact into *own*, made of the image's *layer*.
 
     :raises ValueError, OSError, EOFError: it is too large or damaged.
+    :raises BuildFailed: it is not the locked blob, or has files that no base may have.
     """
     name, artefact = named
     if own.has_blob(artefact.digest, artefact.size):
-        return None
+        return
     if max(layer.size, artefact.unpacked) > _LAYER_LIMIT:
         raise ValueError(f"{layer.digest[:19]} is larger than {_LAYER_LIMIT >> 30} GiB")
-    fetched = folder / f"{name}.fetched"
+    fetched, blob = folder / f"{name}.fetched", folder / f"{name}.tar.gz"
     observer.begin("download", name, layer.size)
     reading.fetch(layer.digest, layer.size, fetched, lambda n: observer.advance("download", name, n))
     observer.end("download", name)
-    if layer.digest == artefact.digest:
-        return fetched
-    blob = folder / f"{name}.tar.gz"
+    # The tar is always compressed again, so that a layer in another format gives the locked blob, too.
     with open_layer(fetched) as stream:
-        encode(bounded(stream, artefact.unpacked, _too_much), blob)
-    return blob
+        encoded = encode(bounded(stream, artefact.unpacked, _too_much), blob)
+    if encoded.digest != artefact.digest:
+        raise ValueError(f"the {name} has the digest {encoded.digest}, not {artefact.digest} as in the lock")
+    if name != "Python":
+        inspect(blob, name=f"the {name}")
+    own.adopt(blob, own.blob(artefact.digest))
 
 
 def _too_much() -> ValueError:

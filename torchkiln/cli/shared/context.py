@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torchkiln.build.prerequisites import BaseSources
 from torchkiln.cli.shared import console
-from torchkiln.errors import ConfigError
 from torchkiln.lock.folder import LockFolder
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
@@ -21,13 +20,11 @@ from torchkiln.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """The options that apply to every cell. `base`: a file, or for Docker a reference; `tools`: a file."""
+    """The options that apply to every cell."""
 
     matrix: Matrix
     facts: Facts
     images: Path
-    base: str | None
-    tools: str | None
     locked_only: bool
     quiet: bool
 
@@ -47,18 +44,10 @@ class BuildContext:
         self.say(f"warning: the lock {USES}: the image cannot be published")
         return {"untrusted": True}
 
-    def sources(self, *, base_is_image: bool = False) -> BaseSources:
-        """The files in --base and --tools. *base_is_image*: --base has the name of an image, not of a file.
-
-        :raises ConfigError: a file does not exist.
-        """
-        base = None if base_is_image else _file(self.base, "--base")
-        return BaseSources(
-            images=self.images,
-            base_file=base,
-            tools_file=_file(self.tools, "--tools"),
-            locked_only=self.locked_only,
-        )
+    @property
+    def sources(self) -> BaseSources:
+        """Where base and tools come from."""
+        return BaseSources(images=self.images, locked_only=self.locked_only)
 
     def locked(self, cell: Cell) -> LockedCell:
         """The lock of *cell*, if it still matches matrix and facts."""
@@ -74,10 +63,3 @@ class BuildContext:
     @property
     def _folder(self) -> LockFolder:
         return LockFolder(self.images, self.matrix, self.facts)
-
-
-def _file(name: str | None, option: str) -> Path | None:
-    if name is not None and not Path(name).is_file():
-        command = "base export FILE" if option == "--base" else "base export --tools NAME FILE"
-        raise ConfigError(f"{option} {name}: no such file", hint=f"create it with: torchkiln {command}")
-    return Path(name) if name else None

@@ -26,6 +26,7 @@ class DockerBuilder:
     """Builds in the engine that DOCKER_HOST or the current Docker context names."""
 
     context: BuildContext
+    base: str | None  # an image, instead of torchkiln's base
     builder: str | None
     cache_from: tuple[str, ...]
     cache_to: tuple[str, ...]
@@ -33,7 +34,6 @@ class DockerBuilder:
     def build(self, cell: Cell) -> dict[str, Any]:
         """Build, print the result, and return what --json prints."""
         context, store = self.context, self.context.store()
-        reference = context.base if context.base and not Path(context.base).is_file() else None
         if cell.gpus or base_name(cell.os) != cell.os:
             demand_full(context.locked(cell))  # first, so that the error comes even without an engine
         engine = find_engine()
@@ -45,12 +45,12 @@ class DockerBuilder:
                 context.facts,
                 engine,
                 open_environment(store, observer=observer, say=context.say),
-                sources=context.sources(base_is_image=reference is not None),
+                sources=context.sources,
                 options=docker_build.BuildxOptions(
                     builder=self.builder,
                     cache_from=self.cache_from,
                     cache_to=self.cache_to,
-                    base=reference,
+                    base=self.base,
                 ),
             )
         context.say(f"built in {engine.host} ({engine.kind} {engine.version}): {', '.join(built.names)}")
