@@ -57,6 +57,17 @@ def test_its_report_equals_that_of_a_local_run_and_is_signed(
     assert "signed by" in shown.stdout
 
 
+def test_layers_in_zstd_are_bundled_and_run(scene: Scene, tmp_path: Path) -> None:
+    """The base's blob has another digest than in the lock; its DiffID is the same."""
+    layout, place = tmp_path / "dist", tmp_path / "bundle"
+    built = scene.kiln("--quiet", "--layer-format", "zstd", "--output", str(layout))
+    assert built.returncode == 0, built.stderr
+    made(scene, place, "--output", str(layout))
+
+    ran = started(place, "run", "--", "sh", "-c", "echo $VIRTUAL_ENV")
+    assert (ran.returncode, ran.stdout) == (0, "/opt/venv\n"), ran.stderr
+
+
 def test_options_of_the_bundle_and_of_its_run_are_combined(bundle: Path, tmp_path: Path) -> None:
     ran = started(bundle, "--only", "elf", "--report", str(tmp_path / "r.json"))
     assert ran.returncode == 2  # the suite reports that no such check exists
