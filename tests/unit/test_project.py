@@ -27,6 +27,7 @@ from torchkiln.matrix.matrix import read
 from torchkiln.matrix.select import all_cells
 from torchkiln.model.cell import Status
 from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedBase
 from torchkiln.plan.plan import GENERATED
 from torchkiln.plan.rootfs import load
 from torchkiln.publish import source
@@ -343,8 +344,11 @@ def test_verify_does_not_trust_rootfs_of_the_current_folder(
 # --- the first base -------------------------------------------------------------------------------
 
 
-def test_a_project_starts_with_torchkilns_own_base(workspace: Workspace) -> None:
-    """Tools and package hashes of that base are used, too; nothing is built."""
+def test_a_project_starts_with_torchkilns_own_base(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tools and package hashes of that base are used, too, if it can be had."""
+    monkeypatch.setattr(artefact, "ensure", lambda own, *_, **__: (own, ()))
     base = workspace.folder.path / "base-debian12"
     shutil.rmtree(base)
     found = workspace.session().lock(all_cells(workspace.folder.matrix)[-2]).lock
@@ -354,6 +358,25 @@ def test_a_project_starts_with_torchkilns_own_base(workspace: Workspace) -> None
     assert {path.name: path.read_bytes() for path in base.iterdir()} == {
         path.name: path.read_bytes() for path in own.iterdir()
     }
+
+
+def test_a_project_starts_with_the_present_base_if_the_own_one_is_gone(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is that of a base which can be built; the tools and hashes of the other one are not copied."""
+    monkeypatch.setattr(artefact, "ensure", lambda own, *_, **__: (newer(own), ("openssl 1 → 2",)))
+    base = workspace.folder.path / "base-debian12"
+    shutil.rmtree(base)
+    found = workspace.session().lock(all_cells(workspace.folder.matrix)[-2]).lock
+
+    own = artefact.read_lock(IMAGES, "debian12")
+    assert own is not None
+    assert found.base == artefact.read_lock(workspace.folder.path, "debian12") == newer(own)
+    assert [path.name for path in base.iterdir()] == ["base.json"]
+
+
+def newer(base: LockedBase) -> LockedBase:
+    return replace(base, digest=IMAGE)
 
 
 def test_a_base_of_the_project_stays(workspace: Workspace) -> None:

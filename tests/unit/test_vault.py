@@ -387,4 +387,4 @@ def test_the_commands_keep_check_and_drop(publisher: Publisher, tmp_path: Path) 
 
     nothing = publisher.run("vault", "keep", vault, "--images", images)
     assert isinstance(nothing.exception, KilnError)
-    assert "no lock given" in nothing.exception.message
+    assert "nothing selected" in nothing.exception.message

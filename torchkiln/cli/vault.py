@@ -16,6 +16,7 @@ from torchkiln.build.keep import vault_tag
 from torchkiln.cli.shared.console import open_cache, progress, say, size
 from torchkiln.cli.shared.groups import Group
 from torchkiln.cli.shared.options import images_folder, json_option, mirror_option, vault_option
+from torchkiln.cli.shared.selection import CellOptions, cell_selection_anywhere
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.lock.lock import load_locked
 from torchkiln.util.files import remove_tree
@@ -34,22 +35,18 @@ def vault() -> None:
 
 @vault.command("keep")
 @_where
-@click.argument("tags", nargs=-1, metavar="[TAG]...")
-@click.option("--all", "every", is_flag=True, help="the locks of all images")
+@cell_selection_anywhere
 @images_folder
 @mirror_option
 @vault_option
 @json_option
-def keep(where: str, tags: tuple[str, ...], every: bool, images: Path, as_json: bool) -> None:
-    """Copy the files of the locks TAG to the vault WHERE; print the name of each lock there.
+def keep(where: str, chosen: CellOptions, images: Path, as_json: bool) -> None:
+    """Copy the files of the selected locks to the vault; print the name of each lock there.
 
     Files that are there are not copied again, so an interrupted run can be repeated.
     """
-    chosen = _locked(images) if every else tags
-    if not chosen:
-        raise ConfigError("vault keep: no lock given", hint="name a TAG, or use --all")
     place, store = vault_at(where, os.environ), open_cache()
-    for tag in chosen:
+    for tag in _locked(images) if chosen.every else chosen.tags():
         with progress(quiet=False) as observer:
             environment = open_environment(store, observer=observer, say=say)
             kept = keep_files(load_locked(images, tag), place, environment, images)
